@@ -1,0 +1,194 @@
+//! `GpuNode`, cluster-scoped, named as the node; that it exists means "agent-managed".
+//!
+//! `spec` is the admin's, `status` the agent's: written on change and every five minutes
+//! with jitter, coalesced, capped in size. Fast values go by telemetry, never here.
+
+use crate::units::{Fence, Mib, Mode};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the admin wants of a node's cards.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "aliquot.dev",
+    version = "v1alpha1",
+    kind = "GpuNode",
+    plural = "gpunodes",
+    shortname = "gn",
+    status = "GpuNodeStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    printcolumn = r#"{"name":"GPUs", "type":"integer", "jsonPath":".status.gpuCount"}"#,
+    printcolumn = r#"{"name":"Product", "type":"string", "jsonPath":".status.product"}"#,
+    printcolumn = r#"{"name":"Granted MiB", "type":"integer", "jsonPath":".status.grantedMib"}"#,
+    printcolumn = r#"{"name":"Grantable MiB", "type":"integer", "jsonPath":".status.grantableMib"}"#,
+    printcolumn = r#"{"name":"Shares", "type":"integer", "jsonPath":".status.shareCount"}"#,
+    printcolumn = r#"{"name":"Offering", "type":"string", "jsonPath":".status.conditions[?(@.type==\"Offering\")].status"}"#,
+    printcolumn = r#"{"name":"Age", "type":"date", "jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodeSpec {
+    /// Mode of a share whose pod names none; `mps` when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_mode: Option<Mode>,
+    /// Per card, by UUID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub gpus: Vec<GpuPolicy>,
+    /// MiB of each card that are never granted, beside what the driver reserves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve_mib: Option<Mib>,
+    /// MiB that a fraction gets beside its part, for the CUDA context; 512 when unset, 0 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_allowance_mib: Option<Mib>,
+    /// Shares under a weaker fence are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_fence: Option<Fence>,
+}
+
+/// What the admin wants of one card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuPolicy {
+    /// Which card.
+    #[schemars(length(min = 1, max = 64))]
+    pub uuid: String,
+    /// The only mode this card is used in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// Nothing new is placed on this card.
+    #[serde(default)]
+    pub cordoned: bool,
+    /// Hidden from the other device plugin on this node, by the admin's own doing.
+    #[serde(default)]
+    pub hidden_from_other_plugins: bool,
+}
+
+/// What the agent sees and holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodeStatus {
+    /// Of the spec that this status knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// NVIDIA driver.
+    #[serde(default)]
+    pub driver_version: String,
+    /// Cards on the node.
+    #[serde(default)]
+    pub gpu_count: u32,
+    /// Of the first card.
+    #[serde(default)]
+    pub product: String,
+    /// Sum of all limits.
+    #[serde(default)]
+    pub granted_mib: Mib,
+    /// Sum over the cards.
+    #[serde(default)]
+    pub grantable_mib: Mib,
+    /// Containers that hold a share.
+    #[serde(default)]
+    pub share_count: u32,
+    /// Each card.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub gpus: Vec<GpuStatus>,
+    /// `Offering`: whether the node offers shares, and why not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition>,
+}
+
+/// One card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuStatus {
+    /// The name that everything else uses.
+    pub uuid: String,
+    /// NVML's order.
+    pub index: u32,
+    /// As NVML names it.
+    pub product: String,
+    /// As NVML reports it.
+    pub total_mib: Mib,
+    /// The driver's and the admin's reserve.
+    pub reserved_mib: Mib,
+    /// Quantised; fast values go by telemetry.
+    pub used_mib: Mib,
+    /// Sum of the limits on it.
+    pub granted_mib: Mib,
+    /// The most that limits may sum to.
+    pub grantable_mib: Mib,
+    /// While in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// What it can switch to while idle.
+    #[serde(default)]
+    pub switchable_modes: Vec<Mode>,
+    /// Whether a grant on it would start now.
+    pub ready: bool,
+    /// State of its MPS server.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub mps: String,
+    /// `Healthy` or `Unhealthy`.
+    pub health: String,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub health_reason: String,
+    /// CUDA compute capability.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub compute_capability: String,
+    /// PCI bus id.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pci: String,
+    /// NUMA node where the driver says one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<u32>,
+    /// UUIDs, or `nvswitch`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nvlink_peers: Vec<String>,
+    /// Nothing new is placed on it.
+    #[serde(default)]
+    pub cordoned: bool,
+    /// Who holds what.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub grants: Vec<GrantStatus>,
+    /// Processes without a grant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub strangers: Vec<StrangerStatus>,
+}
+
+/// One container's hold on a card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantStatus {
+    /// `namespace/name`.
+    pub pod: String,
+    /// `metadata.uid`.
+    pub pod_uid: String,
+    /// Its name.
+    pub container: String,
+    /// Its limit on this card.
+    pub memory_mib: Mib,
+    /// Its compute ceiling in per cent.
+    pub compute_percent: u8,
+    /// Reserved, Prepared, Running or Terminating.
+    pub phase: String,
+    /// What is really active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
+}
+
+/// A GPU process without a grant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StrangerStatus {
+    /// On the host.
+    pub pid: u32,
+    /// Its name.
+    pub command: String,
+    /// What it holds.
+    pub memory_mib: Mib,
+}

@@ -1,0 +1,22 @@
+//! What users, the scheduler and the agents write into Kubernetes objects.
+//!
+//! - [`request`]: a pod's annotations and limits → what it asks for, or one clear sentence.
+//! - [`grant`]: what the scheduler decided for a pod, signed, as one annotation.
+//! - [`gpu_node`]: our `GpuNode`: spec by the admin, status by the agent.
+//! - [`kai`]: KAI's `Queue`, `PodGroup` and `Topology`, as their CRDs define them.
+//! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
+//!
+//! Never talks to anything: parsing, printing, signing, checking.
+#![forbid(unsafe_code)]
+
+pub mod gpu_node;
+pub mod grant;
+pub mod kai;
+pub mod request;
+pub mod units;
+
+pub use gpu_node::{GpuNode, GpuNodeSpec, GpuNodeStatus};
+pub use grant::{Grant, GrantError, Signer, Verifier};
+pub use kai::{PodGroup, Queue, Topology};
+pub use request::{PodRequest, RequestError};
+pub use units::{Mib, Mode, NanoGpu};

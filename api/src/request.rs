@@ -1,0 +1,573 @@
+//! A pod's annotations and limits → what it asks for, or one clear sentence.
+//!
+//! In: a pod as Kubernetes has it. Out: [`PodRequest`]. The refusals are KAI's own
+//! sentences where KAI has one (`gpu_request_validator.go`), so that a user who moves
+//! over reads what he knows.
+
+use crate::units::{Mib, Mode};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use proto::names::{request as key, resource};
+use std::collections::BTreeMap;
+
+/// What one pod asks of GPUs. Empty when it asks for none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodRequest {
+    /// In the pod's order, init containers first; only those that ask for something.
+    pub containers: Vec<ContainerRequest>,
+}
+
+/// What one container asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerRequest {
+    /// Its name.
+    pub name: String,
+    /// True for an init container, restartable or not.
+    pub init: bool,
+    /// What it asks for.
+    pub gpus: GpuRequest,
+}
+
+/// Whole cards, or a part of some.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuRequest {
+    /// `nvidia.com/gpu: N`, N > 0.
+    Whole(u32),
+    /// `gpu-memory` or `gpu-fraction`.
+    Share(ShareRequest),
+}
+
+/// A part of one or several cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareRequest {
+    /// Of each card.
+    pub amount: Amount,
+    /// How many cards, at least 1, all on one node.
+    pub devices: u32,
+    /// Compute ceiling, 1 to 100, where the user set one.
+    pub compute_percent: Option<u8>,
+    /// Where the user named a mode.
+    pub mode: Option<Mode>,
+}
+
+/// How much of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// Exactly so many MiB.
+    Memory(Mib),
+    /// Billionths of a card, 1 to 999 999 999.
+    Fraction(u64),
+}
+
+/// Why a pod's wish is refused. The text is what the user reads.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// KAI's sentence.
+    #[error("gpu-memory annotation value must be a positive integer greater than 0")]
+    Memory,
+    /// KAI's sentence.
+    #[error("gpu-fraction annotation value must be a positive number smaller than 1.0")]
+    Fraction,
+    /// KAI's sentence.
+    #[error("cannot request both GPU and GPU memory")]
+    Both,
+    /// KAI's sentence.
+    #[error("cannot have both GPU fraction request and whole GPU resource request/limit")]
+    ShareAndWhole,
+    /// KAI's sentence.
+    #[error(
+        "cannot request multiple fractional devices without specifying fraction portion or gpu-memory"
+    )]
+    DevicesAlone,
+    /// KAI's sentence.
+    #[error("fraction count annotation value must be a positive integer greater than 0")]
+    Devices,
+    /// KAI's sentence.
+    #[error("MPS is only supported with GPU fraction request")]
+    MpsAlone,
+    /// KAI's sentence.
+    #[error(
+        "failed to get fraction container ref: container with name {0} not found for fraction request"
+    )]
+    Container(String),
+    /// KAI's sentence (per-container form).
+    #[error(
+        "container {0} not found in pod spec, but a fractional annotation referencing it was found"
+    )]
+    PerContainer(String),
+    /// KAI's sentence (per-container form).
+    #[error("cannot request both gpu-fraction and GPU memory request")]
+    BothForms,
+    /// Ours.
+    #[error("{0} annotation value must be a Kubernetes quantity of memory greater than 0")]
+    Quantity(String),
+    /// Ours: a limit above the request is burst, which nothing here could enforce.
+    #[error(
+        "{0} is above the container's request: bursting above the request is not offered, set both alike"
+    )]
+    LimitAboveRequest(String),
+    /// Ours.
+    #[error("{0} annotation value must be time-slicing or sm-sharing")]
+    ComputeMode(String),
+    /// Ours.
+    #[error("aliquot.dev/gpu-compute annotation value must be an integer from 1 to 100")]
+    Compute,
+    /// Ours.
+    #[error("aliquot.dev/gpu-compute needs gpu-memory or gpu-fraction")]
+    ComputeAlone,
+    /// Ours: `nvidia.com/gpu` that is no whole number.
+    #[error("nvidia.com/gpu of container {0} must be a whole number")]
+    Whole(String),
+    /// A share for a container that Kubernetes gives no devices.
+    #[error("the pod has no container")]
+    NoContainer,
+}
+
+/// Reads what a pod asks for.
+///
+/// # Errors
+/// The first contradiction, as one sentence.
+pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
+    let none = BTreeMap::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+    let spec = pod.spec.as_ref().ok_or(RequestError::NoContainer)?;
+    let inits = spec.init_containers.as_deref().unwrap_or_default();
+    let all = || {
+        inits
+            .iter()
+            .map(|container| (container, true))
+            .chain(spec.containers.iter().map(|container| (container, false)))
+    };
+
+    let mut whole = Vec::new();
+    for (container, init) in all() {
+        let count = whole_gpus(container)?;
+        if count > 0 {
+            whole.push(ContainerRequest {
+                name: container.name.clone(),
+                init,
+                gpus: GpuRequest::Whole(count),
+            });
+        }
+    }
+
+    let mut shares = BTreeMap::new();
+    if let Some((container, share)) = pod_form(annotations, inits, &spec.containers)? {
+        shares.insert(container, share);
+    }
+    for (container, share) in per_container_form(annotations)? {
+        if !all().any(|(existing, _)| existing.name == container) {
+            return Err(RequestError::PerContainer(container));
+        }
+        if shares.contains_key(&container) {
+            return Err(RequestError::BothForms);
+        }
+        shares.insert(container, share);
+    }
+    if shares.is_empty() {
+        return Ok(PodRequest { containers: whole });
+    }
+    if !whole.is_empty() {
+        return Err(RequestError::ShareAndWhole);
+    }
+    let containers = all()
+        .filter_map(|(container, init)| {
+            shares
+                .remove(&container.name)
+                .map(|share| ContainerRequest {
+                    name: container.name.clone(),
+                    init,
+                    gpus: GpuRequest::Share(share),
+                })
+        })
+        .collect();
+    Ok(PodRequest { containers })
+}
+
+/// `limits` win; a request alone counts too, as Kubernetes' defaulting copies one to the other.
+fn whole_gpus(container: &Container) -> Result<u32, RequestError> {
+    let Some(resources) = &container.resources else {
+        return Ok(0);
+    };
+    let quantity = resources
+        .limits
+        .as_ref()
+        .and_then(|limits| limits.get(resource::GPU))
+        .or_else(|| {
+            resources
+                .requests
+                .as_ref()
+                .and_then(|requests| requests.get(resource::GPU))
+        });
+    match quantity {
+        None => Ok(0),
+        Some(quantity) => quantity
+            .0
+            .parse()
+            .map_err(|_| RequestError::Whole(container.name.clone())),
+    }
+}
+
+type Annotations = BTreeMap<String, String>;
+
+/// KAI's older form: the pod's annotations, for one container.
+fn pod_form(
+    annotations: &Annotations,
+    inits: &[Container],
+    containers: &[Container],
+) -> Result<Option<(String, ShareRequest)>, RequestError> {
+    let memory = annotations.get(key::MEMORY);
+    let fraction = annotations.get(key::FRACTION);
+    if annotations
+        .get(key::MPS)
+        .is_some_and(|value| value == "true")
+        && fraction.is_none()
+    {
+        return Err(RequestError::MpsAlone);
+    }
+    let amount = match (memory, fraction) {
+        (Some(_), Some(_)) => return Err(RequestError::Both),
+        (Some(text), None) => Amount::Memory(parse_mib(text).ok_or(RequestError::Memory)?),
+        (None, Some(text)) => Amount::Fraction(parse_fraction(text).ok_or(RequestError::Fraction)?),
+        (None, None) => {
+            if annotations.contains_key(key::NUM_DEVICES) {
+                return Err(RequestError::DevicesAlone);
+            }
+            let per_container = annotations.keys().any(|name| {
+                name.starts_with(key::CONTAINER_PREFIX)
+                    && name.ends_with(key::CONTAINER_MEMORY_REQUEST)
+            });
+            if annotations.contains_key(key::COMPUTE) && !per_container {
+                return Err(RequestError::ComputeAlone);
+            }
+            return Ok(None);
+        }
+    };
+    let devices = match annotations.get(key::NUM_DEVICES) {
+        None => 1,
+        Some(text) => parse_positive(text).ok_or(RequestError::Devices)?,
+    };
+    let container = match annotations.get(key::CONTAINER) {
+        None => containers
+            .first()
+            .ok_or(RequestError::NoContainer)?
+            .name
+            .clone(),
+        Some(name) => {
+            if !inits
+                .iter()
+                .chain(containers)
+                .any(|container| container.name == *name)
+            {
+                return Err(RequestError::Container(name.clone()));
+            }
+            name.clone()
+        }
+    };
+    let mode = match annotations.get(&compute_mode_key(&container)) {
+        Some(_) => compute_mode(annotations, &container)?,
+        None if annotations
+            .get(key::MPS)
+            .is_some_and(|value| value == "true") =>
+        {
+            Some(Mode::Mps)
+        }
+        None => None,
+    };
+    let share = ShareRequest {
+        amount,
+        devices,
+        compute_percent: compute(annotations)?,
+        mode,
+    };
+    Ok(Some((container, share)))
+}
+
+/// KAI's newer form: `nvidia.com/container.<name>.gpu-memory.request` and its kin.
+fn per_container_form(
+    annotations: &Annotations,
+) -> Result<Vec<(String, ShareRequest)>, RequestError> {
+    let mut asked: BTreeMap<&str, (Option<&str>, Option<&str>)> = BTreeMap::new();
+    for (name, value) in annotations {
+        let Some(rest) = name.strip_prefix(key::CONTAINER_PREFIX) else {
+            continue;
+        };
+        if let Some(container) = rest.strip_suffix(key::CONTAINER_MEMORY_REQUEST) {
+            asked.entry(container).or_default().0 = Some(value);
+        } else if let Some(container) = rest.strip_suffix(key::CONTAINER_MEMORY_LIMIT) {
+            asked.entry(container).or_default().1 = Some(value);
+        }
+    }
+    let mut out = Vec::new();
+    for (container, (request, limit)) in asked {
+        let request_key = format!(
+            "{}{container}{}",
+            key::CONTAINER_PREFIX,
+            key::CONTAINER_MEMORY_REQUEST
+        );
+        let limit_key = format!(
+            "{}{container}{}",
+            key::CONTAINER_PREFIX,
+            key::CONTAINER_MEMORY_LIMIT
+        );
+        let parse = |text: &str, key: &str| {
+            quantity_mib(text).ok_or_else(|| RequestError::Quantity(key.to_owned()))
+        };
+        let request = request.map(|text| parse(text, &request_key)).transpose()?;
+        let limit = limit.map(|text| parse(text, &limit_key)).transpose()?;
+        let Some(memory) = request.or(limit) else {
+            continue;
+        };
+        if limit.is_some_and(|limit| limit != memory) {
+            return Err(RequestError::LimitAboveRequest(limit_key));
+        }
+        if annotations.contains_key(key::FRACTION) || annotations.contains_key(key::MEMORY) {
+            return Err(RequestError::BothForms);
+        }
+        let share = ShareRequest {
+            amount: Amount::Memory(memory),
+            devices: 1,
+            compute_percent: compute(annotations)?,
+            mode: compute_mode(annotations, container)?,
+        };
+        out.push((container.to_owned(), share));
+    }
+    Ok(out)
+}
+
+fn compute_mode_key(container: &str) -> String {
+    format!(
+        "{}{container}{}",
+        key::CONTAINER_PREFIX,
+        key::CONTAINER_COMPUTE_MODE
+    )
+}
+
+fn compute_mode(annotations: &Annotations, container: &str) -> Result<Option<Mode>, RequestError> {
+    let key = compute_mode_key(container);
+    match annotations.get(&key).map(String::as_str) {
+        None => Ok(None),
+        Some("time-slicing") => Ok(Some(Mode::TimeSlicing)),
+        Some("sm-sharing") => Ok(Some(Mode::Mps)),
+        Some(_) => Err(RequestError::ComputeMode(key)),
+    }
+}
+
+fn compute(annotations: &Annotations) -> Result<Option<u8>, RequestError> {
+    let Some(text) = annotations.get(key::COMPUTE) else {
+        return Ok(None);
+    };
+    match parse_positive(text).and_then(|value| u8::try_from(value).ok()) {
+        Some(percent @ 1..=100) => Ok(Some(percent)),
+        _ => Err(RequestError::Compute),
+    }
+}
+
+/// Go's `ParseUint(text, 10, 64)`: digits alone; and not 0.
+fn digits(text: &str) -> Option<u64> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok().filter(|value| *value > 0)
+}
+
+fn parse_mib(text: &str) -> Option<Mib> {
+    digits(text).map(Mib)
+}
+
+fn parse_positive(text: &str) -> Option<u32> {
+    digits(text).and_then(|value| u32::try_from(value).ok())
+}
+
+/// A number in (0, 1) in billionths, rounded to the nearest, never to 0 or 1.
+fn parse_fraction(text: &str) -> Option<u64> {
+    let value: f64 = text.parse().ok()?;
+    if !(value > 0.0 && value < 1.0) {
+        return None;
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // In (0, 1e9) by the check above.
+    let nano = (value * 1e9).round() as u64;
+    Some(nano.clamp(1, 999_999_999))
+}
+
+/// A Kubernetes quantity in MiB, rounded up: a request is never made smaller.
+fn quantity_mib(text: &str) -> Option<Mib> {
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, suffix) = text.split_at(split);
+    let number = u128::from(digits(number)?);
+    let scale: u128 = match suffix {
+        "" => 1,
+        "k" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return None,
+    };
+    u64::try_from((number * scale).div_ceil(1 << 20))
+        .ok()
+        .map(Mib)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(annotations: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "annotations": annotations},
+            "spec": {"initContainers": [{"name": "prepare"}], "containers": [{"name": "main"}, {"name": "side"}]},
+        }))
+        .unwrap()
+    }
+
+    fn only(pod: &Pod) -> ContainerRequest {
+        let mut request = of(pod).unwrap();
+        assert_eq!(request.containers.len(), 1);
+        request.containers.remove(0)
+    }
+
+    #[test]
+    fn refusals_are_kais_sentences() {
+        use RequestError as E;
+        for (annotations, error) in [
+            (json!({"gpu-memory": "0"}), E::Memory),
+            (json!({"gpu-memory": "-5"}), E::Memory),
+            (json!({"gpu-memory": "+5"}), E::Memory),
+            (json!({"gpu-memory": "abc"}), E::Memory),
+            (json!({"gpu-memory": ""}), E::Memory),
+            (json!({"gpu-memory": "2Gi"}), E::Memory),
+            (json!({"gpu-memory": "99999999999999999999999"}), E::Memory),
+            (json!({"gpu-fraction": "1.5"}), E::Fraction),
+            (json!({"gpu-fraction": "1"}), E::Fraction),
+            (json!({"gpu-fraction": "0"}), E::Fraction),
+            (json!({"gpu-fraction": "-0.5"}), E::Fraction),
+            (json!({"gpu-fraction": "NaN"}), E::Fraction),
+            (json!({"gpu-fraction": "inf"}), E::Fraction),
+            (json!({"gpu-fraction": "x"}), E::Fraction),
+            (json!({"gpu-fraction": "0.5", "gpu-memory": "5"}), E::Both),
+            (json!({"gpu-fraction-num-devices": "2"}), E::DevicesAlone),
+            (
+                json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}),
+                E::Devices,
+            ),
+            (json!({"mps": "true"}), E::MpsAlone),
+            (json!({"mps": "true", "gpu-memory": "5"}), E::MpsAlone),
+            (
+                json!({"gpu-memory": "5", "gpu-fraction-container-name": "x"}),
+                E::Container("x".into()),
+            ),
+            (json!({"aliquot.dev/gpu-compute": "25"}), E::ComputeAlone),
+            (
+                json!({"gpu-memory": "5", "aliquot.dev/gpu-compute": "0"}),
+                E::Compute,
+            ),
+            (
+                json!({"gpu-memory": "5", "aliquot.dev/gpu-compute": "101"}),
+                E::Compute,
+            ),
+            (
+                json!({"nvidia.com/container.x.gpu-memory.request": "1Gi"}),
+                E::PerContainer("x".into()),
+            ),
+            (
+                json!({"nvidia.com/container.main.gpu-memory.request": "1Gi", "gpu-fraction": "0.5"}),
+                E::BothForms,
+            ),
+            (
+                json!({"nvidia.com/container.main.gpu-memory.request": "1Gi", "nvidia.com/container.main.gpu-memory.limit": "2Gi"}),
+                E::LimitAboveRequest("nvidia.com/container.main.gpu-memory.limit".into()),
+            ),
+        ] {
+            assert_eq!(of(&pod(annotations.clone())), Err(error), "{annotations}");
+        }
+    }
+
+    #[test]
+    fn a_large_value_is_a_request_and_waits() {
+        let request = only(&pod(json!({"gpu-memory": "99999999"})));
+        assert!(matches!(
+            request.gpus,
+            GpuRequest::Share(ShareRequest {
+                amount: Amount::Memory(Mib(99_999_999)),
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn the_first_container_takes_the_share_unless_one_is_named() {
+        assert_eq!(only(&pod(json!({"gpu-memory": "2000"}))).name, "main");
+        let init = only(&pod(
+            json!({"gpu-memory": "2000", "gpu-fraction-container-name": "prepare"}),
+        ));
+        assert_eq!((init.name.as_str(), init.init), ("prepare", true));
+    }
+
+    #[test]
+    fn fractions_are_exact_billionths() {
+        for (text, nano) in [
+            ("0.5", 500_000_000),
+            ("0.7", 700_000_000),
+            (".25", 250_000_000),
+            ("1e-12", 1),
+            ("0.9999999999", 999_999_999),
+        ] {
+            let GpuRequest::Share(share) = only(&pod(json!({"gpu-fraction": text}))).gpus else {
+                panic!()
+            };
+            assert_eq!(share.amount, Amount::Fraction(nano), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_per_container_form_serves_several_containers_and_rounds_up() {
+        let request = of(&pod(json!({
+            "nvidia.com/container.main.gpu-memory.request": "1Gi",
+            "nvidia.com/container.side.gpu-memory.limit": "1M",
+            "nvidia.com/container.side.gpu-compute.mode": "sm-sharing",
+        })))
+        .unwrap();
+        let sizes: Vec<_> = request
+            .containers
+            .iter()
+            .map(|container| match &container.gpus {
+                GpuRequest::Share(share) => (container.name.as_str(), share.amount, share.mode),
+                GpuRequest::Whole(_) => panic!(),
+            })
+            .collect();
+        assert_eq!(
+            sizes,
+            [
+                ("main", Amount::Memory(Mib(1024)), None),
+                ("side", Amount::Memory(Mib(1)), Some(Mode::Mps))
+            ]
+        );
+    }
+
+    #[test]
+    fn whole_gpus_are_read_from_limits_and_zero_asks_for_none() {
+        let mut whole = pod(json!({}));
+        let limit = |count: &str| {
+            serde_json::from_value(json!({"limits": {"nvidia.com/gpu": count}})).unwrap()
+        };
+        whole.spec.as_mut().unwrap().containers[0].resources = Some(limit("2"));
+        assert_eq!(only(&whole).gpus, GpuRequest::Whole(2));
+        whole.spec.as_mut().unwrap().containers[0].resources = Some(limit("0"));
+        assert_eq!(of(&whole), Ok(PodRequest::default()));
+    }
+
+    #[test]
+    fn a_share_and_a_whole_gpu_in_one_pod_are_refused() {
+        let mut both = pod(json!({"gpu-memory": "5"}));
+        both.spec.as_mut().unwrap().containers[1].resources =
+            Some(serde_json::from_value(json!({"limits": {"nvidia.com/gpu": "1"}})).unwrap());
+        assert_eq!(of(&both), Err(RequestError::ShareAndWhole));
+    }
+}

@@ -1,0 +1,21 @@
+//! protox → tonic-prost-build: no protoc on anyone's machine.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=vendor");
+    println!("cargo:rerun-if-changed=aliquot");
+    for (file, include) in [
+        (
+            "vendor/deviceplugin/v1beta1/api.proto",
+            "vendor/deviceplugin/v1beta1",
+        ),
+        ("vendor/podresources/v1/api.proto", "vendor/podresources/v1"),
+        ("aliquot/telemetry.proto", "aliquot"),
+        ("aliquot/mps.proto", "aliquot"),
+    ] {
+        let descriptors = protox::compile([file], [include])?;
+        tonic_prost_build::configure()
+            .build_transport(true)
+            .compile_fds(descriptors)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Every contract that crosses a process boundary.
+//!
+//! - [`deviceplugin`], [`podresources`]: the kubelet's own services, from its protos.
+//! - [`telemetry`]: agent to scheduler.
+//! - [`mps`]: agent to the MPS supervisor on the same node.
+//! - [`names`]: every string that two processes must agree on.
+//!
+//! No logic.
+#![forbid(unsafe_code)]
+
+/// The kubelet's device-plugin API, v1beta1.
+pub mod deviceplugin {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("v1beta1");
+}
+
+/// The kubelet's `PodResources` API, v1.
+pub mod podresources {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("v1");
+}
+
+/// What an agent tells the schedulers.
+pub mod telemetry {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("aliquot.telemetry.v1");
+}
+
+/// The MPS supervisor of a node.
+pub mod mps {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("aliquot.mps.v1");
+}
+
+pub mod names;

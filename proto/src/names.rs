@@ -1,0 +1,169 @@
+//! Every string that two processes must agree on, once.
+//!
+//! KAI's names are KAI's (`pkg/common/constants/constants.go`); a user's manifests
+//! for it mean the same here.
+
+/// Our domain: prefix of our resources, annotations and CDI kind.
+pub const DOMAIN: &str = "aliquot.dev";
+/// Namespace of everything that Aliquot owns in a cluster.
+pub const NAMESPACE: &str = "aliquot-system";
+
+/// Extended resources.
+pub mod resource {
+    /// One token per container that holds a share; a device-plugin resource.
+    pub const SHARE: &str = "aliquot.dev/gpu-share";
+    /// Opaque amount: MiB of GPU memory that a container's `gpu-memory` asks for, times its devices.
+    pub const MEMORY_MIB: &str = "aliquot.dev/gpu-memory-mib";
+    /// Opaque amount: thousandths of a card that a container's `gpu-fraction` asks for, times its devices.
+    pub const MILLI: &str = "aliquot.dev/gpu-milli";
+    /// Whole GPUs; the agent serves it where NVIDIA's plugin does not.
+    pub const GPU: &str = "nvidia.com/gpu";
+}
+
+/// What a user writes on a pod. KAI's keys, unchanged, but for [`request::COMPUTE`].
+pub mod request {
+    /// Annotation: MiB of one GPU, a positive decimal integer.
+    pub const MEMORY: &str = "gpu-memory";
+    /// Annotation: part of one GPU, a number in (0, 1).
+    pub const FRACTION: &str = "gpu-fraction";
+    /// Annotation: how many devices, that much of each.
+    pub const NUM_DEVICES: &str = "gpu-fraction-num-devices";
+    /// Annotation: which container; init containers too; default the first.
+    pub const CONTAINER: &str = "gpu-fraction-container-name";
+    /// Annotation: compute ceiling in per cent, 1 to 100, independent of memory.
+    pub const COMPUTE: &str = "aliquot.dev/gpu-compute";
+    /// Annotation of KAI: only `"true"` with `gpu-fraction` is valid; means mode `mps`.
+    pub const MPS: &str = "mps";
+    /// Prefix of KAI's per-container annotations: `nvidia.com/container.<name>.<what>`.
+    pub const CONTAINER_PREFIX: &str = "nvidia.com/container.";
+    /// Suffix: memory request, a Kubernetes quantity.
+    pub const CONTAINER_MEMORY_REQUEST: &str = ".gpu-memory.request";
+    /// Suffix: memory limit, a Kubernetes quantity.
+    pub const CONTAINER_MEMORY_LIMIT: &str = ".gpu-memory.limit";
+    /// Suffix: `time-slicing` or `sm-sharing`.
+    pub const CONTAINER_COMPUTE_MODE: &str = ".gpu-compute.mode";
+}
+
+/// What the scheduler writes on a pod.
+pub mod grant {
+    /// Annotation: the signed grant.
+    pub const GRANT: &str = "aliquot.dev/grant";
+    /// Label of KAI: which GPU group; derived from the card's UUID.
+    pub const GPU_GROUP: &str = "runai-gpu-group";
+    /// Annotation of KAI: `Regular` or `Fraction`.
+    pub const RECEIVED_TYPE: &str = "received-resource-type";
+    /// Keys that the scheduler alone may write.
+    pub const PROTECTED: [&str; 3] = [GRANT, GPU_GROUP, RECEIVED_TYPE];
+}
+
+/// Queues and names of KAI.
+pub mod kai {
+    /// The scheduler name in a pod's spec.
+    pub const SCHEDULER_NAME: &str = "kai-scheduler";
+    /// Label on a pod or an owner: the leaf queue.
+    pub const QUEUE_LABEL: &str = "kai.scheduler/queue";
+    /// The same before KAI 0.6.
+    pub const QUEUE_LABEL_OLD: &str = "runai/queue";
+    /// Label of nodes and pods: the shard.
+    pub const NODE_POOL_LABEL: &str = "kai.scheduler/node-pool";
+    /// Queue of a pod that names none.
+    pub const DEFAULT_QUEUE: &str = "default-queue";
+    /// Label: name of a `PriorityClass`, wins over the pod's spec.
+    pub const PRIORITY_CLASS_LABEL: &str = "priorityClassName";
+}
+
+/// Container device interface.
+pub mod cdi {
+    /// Vendor and class of our devices; a device is named by its `alloc_id`.
+    pub const KIND: &str = "aliquot.dev/grant";
+    /// File name prefix in the CDI directory; `_<alloc_id>.json` follows.
+    pub const FILE_PREFIX: &str = "aliquot.dev-grant_";
+}
+
+/// Environment in a container.
+pub mod env {
+    /// CUDA's own list of visible devices, UUIDs.
+    pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+    /// MPS: where the control daemon listens.
+    pub const MPS_PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+    /// MPS: `<device>=<n>M`.
+    pub const MPS_PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+    /// MPS: per cent of the SMs.
+    pub const MPS_ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+    /// NVIDIA's container runtime; `void` keeps it out.
+    pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+    /// For humans: the share's limit in MiB.
+    pub const MEMORY_MIB: &str = "ALIQUOT_GPU_MEMORY_MIB";
+}
+
+/// Places inside a container.
+pub mod container {
+    /// MPS pipe directory; never `/tmp/nvidia-mps`.
+    pub const MPS_PIPE: &str = "/run/aliquot/mps/pipe";
+    /// What the container holds, for humans, read-only.
+    pub const SHARE_FILE: &str = "/run/aliquot/share.json";
+}
+
+/// Objects in [`NAMESPACE`].
+pub mod object {
+    /// Secret: the scheduler's Ed25519 key, `key.pk8` (PKCS#8 v2, DER).
+    pub const GRANT_KEY_SECRET: &str = "aliquot-grant-key";
+    /// Entry of [`GRANT_KEY_SECRET`].
+    pub const GRANT_KEY_ENTRY: &str = "key.pk8";
+    /// Secret: certificate and key of webhook and telemetry, with their CA.
+    pub const TLS_SECRET: &str = "aliquot-tls";
+    /// `ConfigMap`: what agents trust.
+    pub const TRUST_CONFIG_MAP: &str = "aliquot-trust";
+    /// Entry of [`TRUST_CONFIG_MAP`]: PEM.
+    pub const TRUST_CA: &str = "ca.crt";
+    /// Entry of [`TRUST_CONFIG_MAP`]: JSON object, key id to base64 public key.
+    pub const TRUST_KEYS: &str = "grant-keys.json";
+    /// Entry of [`TRUST_CONFIG_MAP`]: the UID of the kube-system namespace.
+    pub const TRUST_CLUSTER_ID: &str = "cluster-id";
+    /// `ServiceAccount` of the agents.
+    pub const AGENT_ACCOUNT: &str = "aliquot-agent";
+    /// `ServiceAccount` of the scheduler.
+    pub const SCHEDULER_ACCOUNT: &str = "aliquot-scheduler";
+    /// Headless Service that names every scheduler replica.
+    pub const TELEMETRY_SERVICE: &str = "aliquot-telemetry";
+    /// Service of the webhook.
+    pub const WEBHOOK_SERVICE: &str = "aliquot-webhook";
+    /// Both webhook configurations.
+    pub const WEBHOOK_CONFIGURATION: &str = "aliquot";
+    /// Lease of the deciding replica.
+    pub const LEASE: &str = "aliquot-scheduler";
+}
+
+/// Telemetry over gRPC.
+pub mod telemetry {
+    /// Audience that a projected token must carry.
+    pub const AUDIENCE: &str = "aliquot.dev/telemetry";
+    /// Port of the schedulers.
+    pub const PORT: u16 = 9443;
+    /// Key in a token's `extra` that names the node it is bound to.
+    pub const NODE_NAME_EXTRA: &str = "authentication.kubernetes.io/node-name";
+}
+
+/// The kubelet's fixed names.
+pub mod kubelet {
+    /// Version string of the device-plugin API.
+    pub const VERSION: &str = "v1beta1";
+    /// The kubelet's own socket in the device-plugin directory.
+    pub const SOCKET: &str = "kubelet.sock";
+    /// What it remembers of its allocations.
+    pub const CHECKPOINT: &str = "kubelet_internal_checkpoint";
+    /// Our socket for [`super::resource::SHARE`].
+    pub const SHARE_SOCKET: &str = "aliquot-share.sock";
+    /// Our socket for [`super::resource::GPU`].
+    pub const GPU_SOCKET: &str = "aliquot-gpu.sock";
+    /// `Device.health`.
+    pub const HEALTHY: &str = "Healthy";
+    /// `Device.health`.
+    pub const UNHEALTHY: &str = "Unhealthy";
+}
+
+/// Pod conditions that the scheduler writes.
+pub mod condition {
+    /// The fence that is really active on a share, with the observed number.
+    pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
+}
