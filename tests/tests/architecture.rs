@@ -1,0 +1,151 @@
+//! The invariants of ARCHITECTURE.md that are about the shape of the source.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// Normal and build dependencies of each workspace member, by package name.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| {
+            let needs = package["dependencies"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|dependency| dependency["kind"] != "dev")
+                .map(|dependency| dependency["name"].as_str().unwrap().to_owned())
+                .collect();
+            (package["name"].as_str().unwrap().to_owned(), needs)
+        })
+        .collect()
+}
+
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    fn walk(path: &Path, out: &mut Vec<(PathBuf, String)>) {
+        for entry in std::fs::read_dir(path).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                if path.file_name().is_some_and(|name| name != "target") {
+                    walk(&path, out);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                out.push((path, text));
+            }
+        }
+    }
+    let mut out = Vec::new();
+    walk(&root().join(folder), &mut out);
+    assert!(!out.is_empty(), "no sources in {folder}");
+    out
+}
+
+/// The part of a file before its unit tests.
+fn shipped(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap_or(text)
+}
+
+#[test]
+fn in_tree_edges_point_one_way() {
+    let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("proto", &[][..]),
+        ("api", &["proto"][..]),
+        ("cdi", &[]),
+        ("scheduler-core", &[]),
+        ("aliquot-hook", &["cdi"]),
+        ("scheduler", &["api", "proto", "scheduler-core"]),
+        ("agent", &["api", "cdi", "proto"]),
+        ("sim-gpu", &[]),
+        ("sim-nvml", &[]),
+        ("sim-cluster", &["api", "cdi", "proto", "sim-gpu"]),
+        ("aliquot-cli", &["agent", "aliquot-hook", "api", "proto", "scheduler", "scheduler-core", "sim-cluster", "sim-gpu"]),
+        ("aliquot-tests", &["agent", "api", "cdi", "proto", "scheduler", "scheduler-core", "sim-cluster", "sim-gpu"]),
+    ]);
+    let dependencies = dependencies();
+    let members: BTreeSet<&str> = dependencies.keys().map(String::as_str).collect();
+    assert_eq!(members, allowed.keys().copied().collect(), "a crate came or went: name its edges here");
+    for (package, needs) in &dependencies {
+        for edge in needs.iter().filter(|need| members.contains(need.as_str())) {
+            assert!(
+                allowed[package.as_str()].contains(&edge.as_str()),
+                "{package} must not depend on {edge}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_core_depends_on_nothing_that_could_fail_wait_or_know_kubernetes() {
+    let allowed = BTreeSet::from(["indexmap", "rustc-hash", "slotmap"]);
+    for need in &dependencies()["scheduler-core"] {
+        assert!(allowed.contains(need.as_str()), "scheduler-core must not depend on {need}");
+    }
+    for (path, text) in sources("scheduler-core/src") {
+        for forbidden in ["std::time", "std::thread", "std::fs", "std::net", "std::env", "std::process", "rand::"] {
+            assert!(!shipped(&text).contains(forbidden), "{} uses {forbidden}", path.display());
+        }
+    }
+}
+
+#[test]
+fn only_one_module_touches_nvml() {
+    for (path, text) in sources("agent/src") {
+        let inside = path.components().any(|part| part.as_os_str() == "nvml");
+        assert!(inside || !text.contains("nvml_wrapper"), "{} touches NVML", path.display());
+    }
+}
+
+#[test]
+fn names_that_two_processes_share_are_written_once() {
+    for folder in ["agent/src", "scheduler/src", "hook/src", "cdi/src"] {
+        for (path, text) in sources(folder) {
+            for (number, line) in shipped(&text).lines().enumerate() {
+                let code = line.trim_start();
+                if code.starts_with("//") {
+                    continue;
+                }
+                for literal in ["\"aliquot.dev/gpu", "\"aliquot.dev/grant", "\"nvidia.com/gpu\"", "\"kai.scheduler/", "\"gpu-memory\"", "\"gpu-fraction\""] {
+                    assert!(
+                        !code.contains(literal),
+                        "{}:{} writes {literal} again; it is in proto/src/names.rs",
+                        path.display(),
+                        number + 1
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stands_in_named_files_only() {
+    let allowed = ["agent/src/nvml/raw.rs", "agent/src/mps/daemon.rs", "sim/nvml/src/"];
+    for folder in ["proto", "api", "cdi", "scheduler-core", "scheduler", "agent", "hook", "cli", "sim", "tests"] {
+        for (path, text) in sources(folder) {
+            let relative = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+            let has = text.lines().any(|line| {
+                let code = line.trim_start();
+                !code.starts_with("//") && (code.contains("unsafe {") || code.contains("unsafe extern") || code.contains("unsafe fn"))
+            });
+            assert!(
+                !has || relative == "tests/tests/architecture.rs" || allowed.iter().any(|file| relative.starts_with(file)),
+                "{relative} has unsafe code"
+            );
+        }
+    }
+}
