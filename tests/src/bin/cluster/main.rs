@@ -1,0 +1,99 @@
+//! The program behind `tests/cluster/run`, `up` and `bench`.
+//!
+//! Started outside, it enters the cluster's namespaces and runs itself again there.
+
+mod selftest;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::namespace::{self, Work};
+use aliquot_tests::{claims, suite};
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+/// A real one-node Kubernetes in namespaces of its own.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The work folder; set when the program runs itself inside the namespaces.
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
+    #[command(flatten)]
+    folders: Folders,
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// Where the programs are.
+#[derive(Debug, Args)]
+struct Folders {
+    /// Folder of kube-apiserver, kubelet, containerd and so on.
+    #[arg(long)]
+    daemons: PathBuf,
+    /// Folder of this workspace's programs.
+    #[arg(long)]
+    programs: PathBuf,
+    /// Folder of this workspace's statically linked programs.
+    #[arg(long)]
+    static_programs: PathBuf,
+    /// Root of the source tree.
+    #[arg(long)]
+    tree: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Runs the claims whose name contains the filter.
+    Test {
+        filter: Option<String>,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<ExitCode> {
+    let options = Options::parse();
+    let Some(root) = options.inside else {
+        return namespace::enter().await;
+    };
+    let programs = Programs {
+        daemons: options.folders.daemons,
+        ours: options.folders.programs,
+        ours_static: options.folders.static_programs,
+        tree: options.folders.tree,
+    };
+    let work = Work::at(root);
+    match options.action {
+        Action::Test { filter } => test(programs, work, filter.as_deref()).await,
+    }
+}
+
+async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<ExitCode> {
+    let claims = suite::select(
+        claims![
+            selftest::a_pod_runs_and_its_log_is_read,
+            selftest::an_image_is_pulled_under_its_public_name,
+            selftest::a_killed_kubelet_comes_back_and_leaves_pods_running,
+            selftest::a_command_runs_in_a_container,
+        ],
+        filter,
+    );
+    let mut cluster = Cluster::start(programs, work).await?;
+    println!(
+        "API server ready after {:.1}s, node Ready after {:.1}s",
+        cluster.started.0.as_secs_f32(),
+        cluster.started.1.as_secs_f32()
+    );
+    let held = suite::run(&mut cluster, &claims).await;
+    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,113 @@
+//! Claims about the cluster itself: what the other claims stand on.
+
+use aliquot_tests::cluster::{Cluster, phase_of};
+use aliquot_tests::image::Recipe;
+use anyhow::{Context, Result};
+
+pub(crate) async fn a_pod_runs_and_its_log_is_read(cluster: &mut Cluster) -> Result<()> {
+    cluster.make_namespace("self").await?;
+    cluster
+        .apply(
+            r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: hello, namespace: self }
+spec:
+  nodeName: n1
+  restartPolicy: Never
+  containers:
+    - { name: main, image: busybox, command: [echo, hello] }
+"#,
+        )
+        .await?;
+    cluster.pod_phase("self", "hello", "Succeeded").await?;
+    assert_eq!(cluster.logs("self", "hello", None).await?, "hello\n");
+    Ok(())
+}
+
+pub(crate) async fn an_image_is_pulled_under_its_public_name(cluster: &mut Cluster) -> Result<()> {
+    cluster.make_namespace("self").await?;
+    let recipe = Recipe::busybox().entrypoint(["/bin/sh", "-c", "echo $STAND_IN"]).env("STAND_IN", "stands in");
+    for (pod, image) in [
+        ("vectoradd", "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"),
+        ("vllm", "vllm/vllm-openai:latest"),
+        ("ubuntu", "ubuntu"),
+    ] {
+        cluster.serve_image(&recipe, image).await?;
+        cluster
+            .apply(&format!(
+                r#"
+apiVersion: v1
+kind: Pod
+metadata: {{ name: {pod}, namespace: self }}
+spec:
+  nodeName: n1
+  restartPolicy: Never
+  containers:
+    - {{ name: main, image: "{image}" }}
+"#
+            ))
+            .await?;
+        cluster.pod_phase("self", pod, "Succeeded").await?;
+        assert_eq!(cluster.logs("self", pod, None).await?, "stands in\n");
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_killed_kubelet_comes_back_and_leaves_pods_running(cluster: &mut Cluster) -> Result<()> {
+    sleeper(cluster).await?;
+    let before = cluster.pods("self").get("sleeper").await?;
+    cluster.node.kubelet.kill().await?;
+    cluster.node.kubelet.start_again()?;
+    // Only a kubelet that is back runs another pod.
+    cluster
+        .apply(
+            r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: after, namespace: self }
+spec:
+  nodeName: n1
+  restartPolicy: Never
+  containers:
+    - { name: main, image: busybox, command: ["true"] }
+"#,
+        )
+        .await?;
+    cluster.pod_phase("self", "after", "Succeeded").await?;
+    let after = cluster.pods("self").get("sleeper").await?;
+    assert_eq!(phase_of(&after), "Running");
+    let container = |pod: &k8s_openapi::api::core::v1::Pod| {
+        pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.clone()
+    };
+    let id = container(&before).context("a running pod without a container")?;
+    assert_eq!(Some(id), container(&after));
+    Ok(())
+}
+
+pub(crate) async fn a_command_runs_in_a_container(cluster: &mut Cluster) -> Result<()> {
+    sleeper(cluster).await?;
+    let said = cluster.kubectl.exec("self", "sleeper", "main", &["echo", "from inside"]).await?;
+    assert_eq!(said, "from inside\n");
+    Ok(())
+}
+
+async fn sleeper(cluster: &Cluster) -> Result<()> {
+    cluster.make_namespace("self").await?;
+    cluster
+        .apply(
+            r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: sleeper, namespace: self }
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  containers:
+    - { name: main, image: busybox, command: [sleep, "3600"] }
+"#,
+        )
+        .await?;
+    cluster.pod_phase("self", "sleeper", "Running").await?;
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! A real one-node Kubernetes for tests: kube-apiserver, etcd, kubelet, containerd
+//! and runc, in network, mount and process namespaces of their own, with Aliquot's
+//! programs running beside them as processes.
+//!
+//! In the order in which a run goes through it:
+//!
+//! - [`namespace`]: outside. Makes the work folder, enters the namespaces, cleans up.
+//! - [`machine`]: inside, first. Mounts, network, cgroup root: the node's hardware.
+//! - [`daemon`]: one process with its log; how everything below is started and killed.
+//! - [`control_plane`]: etcd, the API server, the controller manager.
+//! - [`registry`] and [`image`]: where images come from, under their public names.
+//! - [`node`]: containerd and the kubelet.
+//! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
+//! - [`gpu`] and [`scheduler`]: the programs under test, and the simulated driver.
+//! - [`cluster`]: all of it as one value, and what a test does with it.
+//! - [`kubectl`]: what only kubectl says (`describe`, `exec`).
+//! - [`wait`]: polling a condition until a deadline.
+//! - [`suite`]: runs claims one after the other and reports.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod control_plane;
+pub mod daemon;
+pub mod image;
+pub mod kubectl;
+pub mod machine;
+pub mod namespace;
+pub mod node;
+pub mod registry;
+pub mod suite;
+pub mod token;
+pub mod wait;

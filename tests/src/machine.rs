@@ -1,0 +1,122 @@
+//! The inside of the namespaces before any daemon runs: what a machine gives its node.
+//!
+//! Comes in: the work folder. Goes out: a bridge with the node's address, private
+//! folders under every fixed path that a daemon writes to, a cgroup root.
+//! Must never run outside the namespaces: it mounts over `/run`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+
+use crate::namespace::{Work, cgroup_hierarchies};
+
+/// The node's address, reachable from every pod.
+pub const ADDRESS: &str = "10.99.0.1";
+/// The pods' network.
+pub const POD_NETWORK: &str = "10.98.0.0/24";
+
+/// Folders that daemons write to whatever they are told: each gets a file system of
+/// its own, so that the host's are neither seen nor touched.
+const PRIVATE: [&str; 5] = [
+    // The device-plugin folder is a constant below it, whatever the kubelet's root is.
+    "/var/lib/kubelet",
+    "/var/lib/aliquot",
+    "/var/lib/cni",
+    "/var/log/containers",
+    "/var/log/pods",
+];
+
+/// Makes the machine.
+pub fn prepare(work: &Work) -> Result<()> {
+    mount_private(work)?;
+    network()?;
+    cgroup_root(&work.cgroup())
+}
+
+fn mount_private(work: &Work) -> Result<()> {
+    tmpfs(&work.state())?;
+    // Folders that are missing on the host can only be made on a layer above it.
+    for parent in ["/var/lib", "/var/log"] {
+        overlay(Path::new(parent), &work.state().join("layers").join(parent.trim_start_matches('/')))?;
+    }
+    // Sockets of the host's own containerd, NRI and CDI files live here: hidden, not layered.
+    tmpfs(Path::new("/run"))?;
+    if !fs::symlink_metadata("/var/run")?.is_symlink() {
+        tmpfs(Path::new("/var/run"))?;
+    }
+    for folder in PRIVATE {
+        fs::create_dir_all(folder).with_context(|| folder.to_owned())?;
+        tmpfs(Path::new(folder))?;
+    }
+    for folder in ["/run/aliquot", "/run/cdi", "/run/containerd"] {
+        fs::create_dir_all(folder)?;
+    }
+    // The kubelet and the runtime hand mounts to containers and back.
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
+        .context("make / shared")
+}
+
+fn tmpfs(target: &Path) -> Result<()> {
+    mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
+        .with_context(|| format!("tmpfs on {}", target.display()))
+}
+
+fn overlay(target: &Path, layer: &Path) -> Result<()> {
+    let (upper, scratch) = (layer.join("upper"), layer.join("work"));
+    fs::create_dir_all(&upper)?;
+    fs::create_dir_all(&scratch)?;
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        target.display(),
+        upper.display(),
+        scratch.display()
+    );
+    mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+        .with_context(|| format!("overlay on {}", target.display()))
+}
+
+fn network() -> Result<()> {
+    let address = format!("{ADDRESS}/24");
+    for line in [
+        "link set lo up",
+        // The API server and the kubelet look for a default route and for an address
+        // that is not loopback. A bridge serves where the kernel has no `dummy`.
+        "link add n1 type bridge",
+        &format!("addr add {address} dev n1"),
+        "link set n1 up",
+        "route add default dev n1",
+    ] {
+        let status = Command::new("ip").args(line.split(' ')).status().context("ip (iproute2)")?;
+        if !status.success() {
+            bail!("ip {line}: {status}");
+        }
+    }
+    Ok(())
+}
+
+/// Makes the folder that the kubelet gets as its cgroup root, in every hierarchy.
+fn cgroup_root(name: &str) -> Result<()> {
+    for hierarchy in cgroup_hierarchies() {
+        // cgroup v2: a child has the controllers that its parent hands down.
+        let controllers = fs::read_to_string(hierarchy.join("cgroup.controllers")).unwrap_or_default();
+        for controller in controllers.split_whitespace() {
+            // One that cannot be handed down is missed, and named, by the kubelet.
+            let _ = fs::write(hierarchy.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+        let root = hierarchy.join(name);
+        fs::create_dir_all(&root).with_context(|| root.display().to_string())?;
+        // cgroup v1: a cpuset begins empty and takes no process until it is filled.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(value) = fs::read_to_string(hierarchy.join(file))
+                && root.join(file).exists()
+                && !hierarchy.join("cgroup.controllers").exists()
+            {
+                fs::write(root.join(file), value).with_context(|| file.to_owned())?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! Runs claims one after the other on a shared cluster, and reports.
+//!
+//! Comes in: a table of named claims and a filter. Goes out: one line per claim, the
+//! ends of the logs where one failed, and `N passed, N failed` alone on the last line.
+//! Must never let one claim's failure hide another's result: each is caught, timed,
+//! and cleaned up after.
+
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
+
+use crate::cluster::Cluster;
+use crate::daemon;
+
+/// No claim takes longer; one that does has failed.
+const LIMIT: Duration = Duration::from_secs(240);
+/// Lines of each log that are shown when a claim failed.
+const LOG_LINES: usize = 15;
+
+/// A claim: its name is the sentence.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim {
+    pub name: &'static str,
+    pub run: for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<()>>,
+}
+
+/// Makes [`Claim`]s from `async fn(&mut Cluster) -> Result<()>`s.
+#[macro_export]
+macro_rules! claims {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        vec![$($crate::suite::Claim {
+            name: stringify!($name),
+            run: |cluster| ::std::boxed::Box::pin($module::$name(cluster)),
+        }),*]
+    };
+}
+
+/// Those whose name contains the filter.
+pub fn select(claims: Vec<Claim>, filter: Option<&str>) -> Vec<Claim> {
+    claims.into_iter().filter(|claim| filter.is_none_or(|filter| claim.name.contains(filter))).collect()
+}
+
+/// Runs them. Answers whether all held.
+pub async fn run(cluster: &mut Cluster, claims: &[Claim]) -> bool {
+    let (mut passed, mut failed) = (0_usize, 0_usize);
+    for claim in claims {
+        let begin = Instant::now();
+        let mut outcome = attempt(cluster, claim).await;
+        if outcome.is_ok() {
+            outcome = cluster.alive();
+        }
+        if let Err(error) = cluster.clean().await {
+            outcome = outcome.and(Err(error.context("cleaning up")));
+        }
+        let seconds = begin.elapsed().as_secs_f32();
+        match outcome {
+            Ok(()) => {
+                passed += 1;
+                println!("ok {} {seconds:.1}s", claim.name);
+            }
+            Err(error) => {
+                failed += 1;
+                println!("FAIL {}: {error:#} ({seconds:.1}s)", claim.name);
+                show_logs(cluster);
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    failed == 0
+}
+
+async fn attempt(cluster: &mut Cluster, claim: &Claim) -> Result<()> {
+    let run = AssertUnwindSafe((claim.run)(cluster)).catch_unwind();
+    match tokio::time::timeout(LIMIT, run).await {
+        Err(_) => Err(anyhow!("not done within {LIMIT:?}")),
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(panic)) => {
+            let message = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("panicked");
+            Err(anyhow!("{message}"))
+        }
+    }
+}
+
+fn show_logs(cluster: &Cluster) {
+    let mut logs: Vec<_> =
+        std::fs::read_dir(cluster.work.logs()).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    logs.sort();
+    for log in logs {
+        let end = daemon::tail(&log, LOG_LINES);
+        if !end.is_empty() {
+            println!("  {}:\n{end}", log.file_name().unwrap_or_default().to_string_lossy());
+        }
+    }
+}
