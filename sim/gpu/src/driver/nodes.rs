@@ -1,0 +1,195 @@
+//! The driver root: device nodes, the NVML stand-in, the programs.
+//!
+//! Owns what the driver puts into its root. In: the root and the cards. Out:
+//! [`Nodes`], which tells what a presented descriptor is. With root the nodes are
+//! character devices with NVIDIA's numbers, without it plain files told apart by
+//! their inode. Must never: replace a file that is not the simulation's own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
+use crate::paths::Root;
+
+/// Major of cards and `nvidiactl`.
+pub const MAJOR: u64 = 195;
+/// Major of `nvidia-uvm`; a real kernel hands out a free one.
+pub const UVM_MAJOR: u64 = 510;
+const CONTROL_MINOR: u64 = 255;
+
+/// What a device node stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// A card, by minor.
+    Card(u32),
+    /// `nvidiactl`.
+    Control,
+    /// `nvidia-uvm`.
+    Uvm,
+    /// `nvidia-uvm-tools`.
+    UvmTools,
+}
+
+/// What `stat` says about a presented descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Presented {
+    character: bool,
+    rdev: u64,
+    dev: u64,
+    ino: u64,
+}
+
+/// The nodes of one driver root.
+#[derive(Debug)]
+pub struct Nodes {
+    plain: Option<BTreeMap<(u64, u64), Node>>,
+    cards: u32,
+}
+
+impl Presented {
+    /// Looks at a descriptor that this process holds.
+    pub fn of(raw: i32) -> io::Result<Self> {
+        let meta = std::fs::metadata(format!("/proc/self/fd/{raw}"))?;
+        Ok(Self {
+            character: meta.file_type().is_char_device(),
+            rdev: meta.rdev(),
+            dev: meta.dev(),
+            ino: meta.ino(),
+        })
+    }
+}
+
+impl Nodes {
+    /// Makes the nodes: character devices where the kernel lets us, else plain files.
+    pub fn make(root: &Root, cards: u32) -> io::Result<Self> {
+        let dev = root.dev();
+        std::fs::create_dir_all(&dev)?;
+        let mut wanted: Vec<(String, Node)> = (0..cards)
+            .map(|n| (format!("nvidia{n}"), Node::Card(n)))
+            .collect();
+        wanted.push(("nvidiactl".to_owned(), Node::Control));
+        wanted.push(("nvidia-uvm".to_owned(), Node::Uvm));
+        wanted.push(("nvidia-uvm-tools".to_owned(), Node::UvmTools));
+        let mut plain = BTreeMap::new();
+        for (name, node) in &wanted {
+            let path = dev.join(name);
+            let (major, minor) = numbers(*node);
+            if !remove_own(&path, makedev(major, minor))? {
+                continue;
+            }
+            // The umask takes the write bits that everybody needs.
+            let made = mknod(
+                &path,
+                SFlag::S_IFCHR,
+                Mode::from_bits_truncate(0o666),
+                makedev(major, minor),
+            );
+            if made.is_err() {
+                std::fs::write(&path, [])?;
+            }
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+            if made.is_err() {
+                let meta = std::fs::metadata(&path)?;
+                plain.insert((meta.dev(), meta.ino()), *node);
+            }
+        }
+        Ok(Self {
+            plain: (!plain.is_empty()).then_some(plain),
+            cards,
+        })
+    }
+
+    /// What a descriptor is, if it is one of our nodes.
+    pub fn identify(&self, presented: Presented) -> Option<Node> {
+        if let Some(plain) = &self.plain {
+            return plain.get(&(presented.dev, presented.ino)).copied();
+        }
+        if !presented.character {
+            return None;
+        }
+        let mut nodes =
+            (0..self.cards)
+                .map(Node::Card)
+                .chain([Node::Control, Node::Uvm, Node::UvmTools]);
+        nodes.find(|node| {
+            let (major, minor) = numbers(*node);
+            presented.rdev == makedev(major, minor)
+        })
+    }
+
+    /// True where nodes are character devices, and device cgroups apply.
+    pub fn are_devices(&self) -> bool {
+        self.plain.is_none()
+    }
+}
+
+/// Major and minor of a node.
+pub fn numbers(node: Node) -> (u64, u64) {
+    match node {
+        Node::Card(minor) => (MAJOR, u64::from(minor)),
+        Node::Control => (MAJOR, CONTROL_MINOR),
+        Node::Uvm => (UVM_MAJOR, 0),
+        Node::UvmTools => (UVM_MAJOR, 1),
+    }
+}
+
+/// Removes what an earlier simulation left at this path. False: the right
+/// device node is there already and stays.
+fn remove_own(path: &Path, rdev: u64) -> io::Result<bool> {
+    let meta = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        other => other?,
+    };
+    if meta.file_type().is_char_device() && meta.rdev() == rdev {
+        return Ok(false);
+    }
+    if meta.is_file() && meta.len() == 0 {
+        std::fs::remove_file(path)?;
+        return Ok(true);
+    }
+    Err(io::Error::other(format!(
+        "{} is there and not ours",
+        path.display()
+    )))
+}
+
+/// Puts the NVML stand-in and the programs where a driver's installer would.
+/// `binary` is the multi-call program.
+pub fn install(root: &Root, nvml: Option<&Path>, binary: Option<&Path>) -> io::Result<()> {
+    if let Some(nvml) = nvml {
+        let target = root.nvml();
+        make_parent(&target)?;
+        let temporary = target.with_extension("new");
+        std::fs::copy(nvml, &temporary)?;
+        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o755))?;
+        std::fs::rename(&temporary, &target)?;
+    }
+    if let Some(binary) = binary {
+        std::fs::create_dir_all(root.bin())?;
+        for name in [
+            "nvidia-smi",
+            "nvidia-cuda-mps-control",
+            "nvidia-cuda-mps-server",
+        ] {
+            let target = root.bin().join(name);
+            let temporary = root.bin().join(format!(".{name}.new"));
+            let _ = std::fs::remove_file(&temporary);
+            // A hard link works from inside a chroot too; other file systems get a symbolic one.
+            if std::fs::hard_link(binary, &temporary).is_err() {
+                symlink(binary, &temporary)?;
+            }
+            std::fs::rename(&temporary, &target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the folder of a path, traversable by everybody.
+pub fn make_parent(path: &Path) -> io::Result<PathBuf> {
+    let parent = path.parent().map(Path::to_owned).unwrap_or_default();
+    std::fs::create_dir_all(&parent)?;
+    Ok(parent)
+}

@@ -1,0 +1,357 @@
+//! The driver's verbs: one message in, one message out.
+//!
+//! Owns the mapping from lines to the accounting. In: a parsed request with its
+//! caller. Out: an answer; whatever is malformed gets an `err` line.
+//! Must never: panic on input, or decide what [`State`] decides.
+
+use std::collections::BTreeMap;
+
+use super::describe::{describe_card, describe_machine};
+use super::nodes::{Node, Nodes, Presented, numbers};
+use super::peer::Peer;
+use super::state::{CardId, ComputeMode, ConnId, Refusal, ServerStatus, State};
+use crate::cuda::{CudaError, nvml};
+use crate::wire::{Message, WireError};
+
+/// Who asks, and over which machine's nodes.
+#[derive(Debug)]
+pub(super) struct Caller<'a> {
+    /// The connection.
+    pub(super) conn: ConnId,
+    /// Its owner.
+    pub(super) peer: &'a Peer,
+    /// The device nodes.
+    pub(super) nodes: &'a Nodes,
+    /// Nodes presented with this line.
+    pub(super) presented: Vec<Presented>,
+}
+
+enum Failure {
+    Cuda(Refusal),
+    Nvml(u32, &'static str, String),
+    Wire(WireError),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Cuda(refusal)
+    }
+}
+
+impl From<WireError> for Failure {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+/// Answers one request.
+pub(super) fn handle(state: &mut State, caller: &Caller<'_>, request: &Message) -> Message {
+    match dispatch(state, caller, request) {
+        Ok(answer) => answer,
+        Err(Failure::Cuda((error, text))) => Message::err(error.code(), error.name(), &text),
+        Err(Failure::Nvml(code, name, text)) => Message::err(code, name, &text),
+        Err(Failure::Wire(error)) => Message::err(
+            CudaError::InvalidValue.code(),
+            CudaError::InvalidValue.name(),
+            &format!("{}: {error}", request.verb),
+        ),
+    }
+}
+
+fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result<Message, Failure> {
+    let conn = caller.conn;
+    match request.verb.as_str() {
+        // What NVML asks.
+        "machine" => Ok(describe_machine(state)),
+        "card" => Ok(describe_card(state, nvml_card(state, request)?)),
+        "set-mode" => set_mode(state, caller, request),
+        "set-slice" => set_slice(state, caller, request),
+        // What a CUDA process does.
+        "open" => open(state, caller),
+        "context" => {
+            let card = cuda_card(state, request)?;
+            state.make_context(conn, card, request.get("ticket").as_deref())?;
+            memory(state, conn, card)
+        }
+        "destroy" => {
+            let card = cuda_card(state, request)?;
+            state.destroy_context(conn, card)?;
+            Ok(Message::ok())
+        }
+        "alloc" => {
+            let card = cuda_card(state, request)?;
+            let id = state.allocate(conn, card, request.parsed("mib")?)?;
+            Ok(memory(state, conn, card)?.with("id", id))
+        }
+        "free" => {
+            let card = cuda_card(state, request)?;
+            let mib = state.release_memory(conn, card, request.parsed("id")?)?;
+            Ok(memory(state, conn, card)?.with("mib", mib))
+        }
+        "memory" => memory(state, conn, cuda_card(state, request)?),
+        "work" => {
+            let card = cuda_card(state, request)?;
+            let busy = state.work(conn, card, request.parsed("percent")?)?;
+            Ok(Message::ok().with("percent", busy))
+        }
+        "fault" => {
+            state.fault(conn)?;
+            Ok(Message::ok())
+        }
+        // What an MPS server does.
+        "server-context" => {
+            state.make_server_context(conn, cuda_card(state, request)?)?;
+            Ok(Message::ok())
+        }
+        "server-ready" => {
+            state.server_ready(conn)?;
+            Ok(Message::ok())
+        }
+        "server-status" => Ok(Message::ok().with("status", status_name(state.server_status(conn)))),
+        "server-fault" => {
+            state.fault_whole_server(conn)?;
+            Ok(Message::ok())
+        }
+        "attach" => attach(state, conn, request),
+        "clients" => Ok(clients(state, conn)),
+        "terminate" => {
+            state.terminate(conn, &request.need("ticket")?)?;
+            Ok(Message::ok())
+        }
+        "habits" => Ok(Message::ok()
+            .with("needs_shm", state.hardware.needs_shm())
+            .with(
+                "limits_read_back_in_gib",
+                state.hardware.mps.limits_read_back_in_gib,
+            )
+            .with(
+                "stray_entry_lifts_limits",
+                state.hardware.stray_entry_lifts_limits(),
+            )
+            .with("driver", &state.hardware.driver_version)
+            .with("cuda", &state.hardware.cuda_version)),
+        verb if verb.starts_with("ctl-") => {
+            admin(caller)?;
+            super::control::handle(state, request).map_err(Failure::Wire)
+        }
+        verb => Err(Failure::Wire(WireError::NoValue(format!(
+            "unknown request {verb}"
+        )))),
+    }
+}
+
+fn open(state: &mut State, caller: &Caller<'_>) -> Result<Message, Failure> {
+    let refused = |text: String| Failure::Cuda((CudaError::NoDevice, text));
+    let Some(presented) = caller.presented.first() else {
+        return Err(refused("no descriptor came with the request".to_owned()));
+    };
+    let node = caller
+        .nodes
+        .identify(*presented)
+        .ok_or_else(|| refused("the descriptor is none of the driver's device nodes".to_owned()))?;
+    let (major, minor) = numbers(node);
+    if caller.nodes.are_devices() && !caller.peer.may_open(major, minor) {
+        return Err(refused(format!(
+            "the caller's devices cgroup forbids {major}:{minor}"
+        )));
+    }
+    let Some(process) = state.processes.get_mut(&caller.conn) else {
+        return Err(refused("not connected".to_owned()));
+    };
+    let answer = match node {
+        Node::Card(minor) => {
+            let card = minor as CardId;
+            if !process.opened.contains(&card) {
+                process.opened.push(card);
+            }
+            let card = &state.cards[card];
+            if card.lost {
+                return Err(refused("the card has fallen off the bus".to_owned()));
+            }
+            Message::ok()
+                .with("kind", "card")
+                .with("minor", minor)
+                .with("gpu", &card.spec.uuid)
+        }
+        Node::Control => {
+            process.control = true;
+            Message::ok().with("kind", "control")
+        }
+        Node::Uvm => {
+            process.uvm = true;
+            Message::ok().with("kind", "uvm")
+        }
+        Node::UvmTools => Message::ok().with("kind", "uvm-tools"),
+    };
+    Ok(answer)
+}
+
+fn memory(state: &State, conn: ConnId, card: CardId) -> Result<Message, Failure> {
+    let (total, free) = state.memory_info(conn, card)?;
+    let context = state
+        .processes
+        .get(&conn)
+        .and_then(|p| p.contexts.get(&card));
+    let held = context.map_or(0, super::state::Context::held);
+    let overhead = context.map_or(0, |c| c.overhead_mib);
+    let (limit, percent) = match context.map(|c| &c.kind) {
+        Some(super::state::ContextKind::Client {
+            limit_mib, percent, ..
+        }) => (*limit_mib, *percent),
+        _ => (None, 100),
+    };
+    Ok(Message::ok()
+        .with("total_mib", total)
+        .with("free_mib", free)
+        .with("held_mib", held)
+        .with("context_mib", overhead)
+        .with("percent", percent)
+        .with_some("limit_mib", limit))
+}
+
+fn attach(state: &mut State, conn: ConnId, request: &Message) -> Result<Message, Failure> {
+    let mut limits = BTreeMap::new();
+    for row in request.rows("limits") {
+        let (Some(uuid), Some(mib)) = (row.first(), row.get(1).and_then(|m| m.parse().ok())) else {
+            return Err(WireError::Field("limits").into());
+        };
+        if let Some(card) = state.card_by_uuid(uuid) {
+            limits.insert(card, mib);
+        }
+    }
+    let ticket = state.attach(conn, limits, request.parsed::<u32>("percent")?.min(100))?;
+    Ok(Message::ok().with("ticket", ticket))
+}
+
+fn clients(state: &State, conn: ConnId) -> Message {
+    let rows: Vec<Vec<String>> = state
+        .clients(conn)
+        .into_iter()
+        .filter_map(|(ticket, client)| {
+            let process = state.processes.get(&client)?;
+            let cards: Vec<&str> = process
+                .contexts
+                .keys()
+                .map(|c| state.cards[*c].spec.uuid.as_str())
+                .collect();
+            Some(vec![
+                ticket,
+                process.pid.to_string(),
+                cards.join("+"),
+                process.name.clone(),
+            ])
+        })
+        .collect();
+    Message::ok()
+        .with("status", status_name(state.server_status(conn)))
+        .with_rows("clients", &rows)
+}
+
+fn status_name(status: Option<ServerStatus>) -> &'static str {
+    match status {
+        Some(ServerStatus::Initializing) => "INITIALIZING",
+        Some(ServerStatus::Active) => "ACTIVE",
+        Some(ServerStatus::Fault) => "FAULT",
+        None => "NONE",
+    }
+}
+
+fn set_mode(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result<Message, Failure> {
+    admin(caller)?;
+    let card = nvml_card(state, request)?;
+    let mode = match request.need("mode")?.as_str() {
+        "0" => ComputeMode::Default,
+        "2" => ComputeMode::Prohibited,
+        "1" | "3" => ComputeMode::ExclusiveProcess,
+        _ => {
+            return Err(Failure::Nvml(
+                nvml::INVALID_ARGUMENT,
+                "NVML_ERROR_INVALID_ARGUMENT",
+                "no such mode".into(),
+            ));
+        }
+    };
+    if state.cards[card].spec.mig {
+        return Err(Failure::Nvml(
+            nvml::NOT_SUPPORTED,
+            "NVML_ERROR_NOT_SUPPORTED",
+            "MIG mode is on".into(),
+        ));
+    }
+    // The kernel module stores the rule and looks at nobody who is there already.
+    state.cards[card].mode = mode;
+    Ok(Message::ok())
+}
+
+fn set_slice(
+    state: &mut State,
+    caller: &Caller<'_>,
+    request: &Message,
+) -> Result<Message, Failure> {
+    admin(caller)?;
+    let card = nvml_card(state, request)?;
+    let slice: u32 = request.parsed("slice")?;
+    if slice > 3 || state.cards[card].spec.mig {
+        return Err(Failure::Nvml(
+            nvml::NOT_SUPPORTED,
+            "NVML_ERROR_NOT_SUPPORTED",
+            "no such time slice".into(),
+        ));
+    }
+    state.cards[card].timeslice = slice;
+    Ok(Message::ok())
+}
+
+fn admin(caller: &Caller<'_>) -> Result<(), Failure> {
+    match caller.peer.is_admin() {
+        true => Ok(()),
+        false => Err(Failure::Nvml(
+            nvml::NO_PERMISSION,
+            "NVML_ERROR_NO_PERMISSION",
+            "this needs an administrator of the node".to_owned(),
+        )),
+    }
+}
+
+/// The card of a CUDA request: by UUID only.
+fn cuda_card(state: &State, request: &Message) -> Result<CardId, Failure> {
+    let uuid = request.need("gpu")?;
+    state
+        .card_by_uuid(&uuid)
+        .ok_or_else(|| Failure::Cuda((CudaError::InvalidDevice, format!("no card {uuid}"))))
+}
+
+/// The card of an NVML request: by index, UUID or bus id; a lost one answers so.
+fn nvml_card(state: &State, request: &Message) -> Result<CardId, Failure> {
+    let card = find_card(state, request).ok_or_else(|| {
+        Failure::Nvml(
+            nvml::NOT_FOUND,
+            "NVML_ERROR_NOT_FOUND",
+            "no such card".to_owned(),
+        )
+    })?;
+    match state.cards[card].lost {
+        true => Err(Failure::Nvml(
+            nvml::GPU_IS_LOST,
+            "NVML_ERROR_GPU_IS_LOST",
+            "the GPU is lost".to_owned(),
+        )),
+        false => Ok(card),
+    }
+}
+
+/// The card that a request names in `index`, `gpu` or `pci`.
+pub(super) fn find_card(state: &State, request: &Message) -> Option<CardId> {
+    if let Ok(index) = request.parsed::<usize>("index") {
+        return (index < state.cards.len()).then_some(index);
+    }
+    if let Some(uuid) = request.get("gpu") {
+        return state.card_by_uuid(&uuid);
+    }
+    let pci = request.get("pci")?.to_ascii_uppercase();
+    state.cards.iter().position(|c| {
+        // NVML takes the long form and the one with a 16-bit domain.
+        let long = c.spec.pci_bus_id.as_str();
+        long == pci || long.get(4..) == Some(pci.as_str())
+    })
+}

@@ -1,0 +1,775 @@
+//! The driver's accounting: cards, processes, contexts, limits, faults.
+//!
+//! Owns every MiB of every card. In: calls by a connection, which stands for one
+//! process. Out: answers, and [`Event`]s for NVML. Pure: no clock, no chance, no
+//! I/O, so that a test can play a whole machine.
+//! Must never: let the sum on a card exceed what it has, or let a client raise
+//! a limit that its server set.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::cuda::CudaError;
+use crate::hardware::{CardSpec, Hardware};
+
+/// A connection: one process's open handle on the driver, its "RM client".
+pub type ConnId = u64;
+/// A card's index, which is its device minor too.
+pub type CardId = usize;
+
+/// What may hold a context, `nvidia-smi -c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Anybody.
+    Default,
+    /// Nobody.
+    Prohibited,
+    /// One process, which can be an MPS server.
+    ExclusiveProcess,
+}
+
+/// What a compute context is to its card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContextKind {
+    /// A process on its own.
+    Direct,
+    /// An MPS server.
+    Server,
+    /// A client of the server with this connection.
+    Client {
+        /// The server.
+        server: ConnId,
+        /// Most that the client may hold on the card, MiB, its context included.
+        limit_mib: Option<u64>,
+        /// Most of the multiprocessors that it may use, per cent.
+        percent: u32,
+    },
+}
+
+/// A context and what it holds.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Whose.
+    pub kind: ContextKind,
+    /// What it cost to make, MiB.
+    pub overhead_mib: u64,
+    /// Live allocations, MiB each.
+    pub allocations: BTreeMap<u64, u64>,
+    /// How busy it keeps the card, per cent.
+    pub busy: u32,
+}
+
+impl Context {
+    /// Everything it holds, MiB.
+    pub fn held(&self) -> u64 {
+        self.overhead_mib + self.allocations.values().sum::<u64>()
+    }
+}
+
+/// One process, as far as the driver sees it.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Pid in the driver's namespace.
+    pub pid: i32,
+    /// User id.
+    pub uid: u32,
+    /// Name of its executable.
+    pub name: String,
+    /// Content of `/proc/<pid>/cgroup`, lines joined with `;`.
+    pub cgroup: String,
+    /// Cards whose node it presented.
+    pub opened: Vec<CardId>,
+    /// It presented `nvidiactl`.
+    pub control: bool,
+    /// It presented `nvidia-uvm`.
+    pub uvm: bool,
+    /// Contexts by card.
+    pub contexts: BTreeMap<CardId, Context>,
+    /// Every further call answers this.
+    pub sticky: Option<CudaError>,
+    /// The MPS ticket that it came with.
+    pub ticket: Option<String>,
+}
+
+/// State of an MPS server, as `get_server_status` tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerStatus {
+    /// Makes its contexts.
+    Initializing,
+    /// Takes clients.
+    Active,
+    /// A client faulted; takes nobody until those who were there are gone.
+    Fault,
+}
+
+#[derive(Clone, Debug)]
+struct Server {
+    status: ServerStatus,
+}
+
+/// A server's leave for one client to come to the driver.
+#[derive(Clone, Debug)]
+struct Ticket {
+    server: ConnId,
+    limits: BTreeMap<CardId, u64>,
+    percent: u32,
+    claimed: Option<ConnId>,
+}
+
+/// One card and what can change about it.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// What it is.
+    pub spec: CardSpec,
+    /// Fallen off the bus.
+    pub lost: bool,
+    /// Compute mode.
+    pub mode: ComputeMode,
+    /// Time slice, 0 to 3.
+    pub timeslice: u32,
+    /// Who holds the right to make contexts in an exclusive mode.
+    pub reservation: Option<ConnId>,
+    /// Uncorrected and corrected ECC errors.
+    pub ecc: (u64, u64),
+    /// Remapped rows: corrected, uncorrected, pending, failed.
+    pub remapped: (u64, u64, bool, bool),
+    /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
+    pub recovery_action: u32,
+    /// Degrees Celsius.
+    pub temperature: u32,
+}
+
+/// What NVML's event sets hear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Ascending, without gaps.
+    pub seq: u64,
+    /// The card.
+    pub card: CardId,
+    /// `nvmlEventType*`.
+    pub kind: u64,
+    /// For an XID, its number.
+    pub data: u64,
+}
+
+/// `nvmlEventTypeXidCriticalError`.
+pub const EVENT_XID: u64 = 8;
+const EVENTS_KEPT: usize = 1024;
+
+/// A refusal: a code and a sentence.
+pub type Refusal = (CudaError, String);
+
+/// The machine.
+#[derive(Debug)]
+pub struct State {
+    /// What it was made from.
+    pub hardware: Hardware,
+    /// The cards, by index.
+    pub cards: Vec<Card>,
+    /// Who is connected.
+    pub processes: BTreeMap<ConnId, Process>,
+    servers: BTreeMap<ConnId, Server>,
+    tickets: BTreeMap<String, Ticket>,
+    /// The latest events, oldest first.
+    pub events: VecDeque<Event>,
+    /// Sequence number of the last event.
+    pub last_event: u64,
+    next: u64,
+}
+
+impl State {
+    /// A machine with nobody on it.
+    pub fn new(hardware: Hardware, cards: Vec<CardSpec>) -> Self {
+        let cards = cards
+            .into_iter()
+            .map(|spec| Card {
+                spec,
+                lost: false,
+                mode: ComputeMode::Default,
+                timeslice: 0,
+                reservation: None,
+                ecc: (0, 0),
+                remapped: (0, 0, false, false),
+                recovery_action: 0,
+                temperature: 36,
+            })
+            .collect();
+        Self {
+            hardware,
+            cards,
+            processes: BTreeMap::new(),
+            servers: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            events: VecDeque::new(),
+            last_event: 0,
+            next: 1,
+        }
+    }
+
+    /// A process has connected.
+    pub fn connect(&mut self, conn: ConnId, pid: i32, uid: u32, name: String, cgroup: String) {
+        self.processes.insert(
+            conn,
+            Process {
+                pid,
+                uid,
+                name,
+                cgroup,
+                opened: Vec::new(),
+                control: false,
+                uvm: false,
+                contexts: BTreeMap::new(),
+                sticky: None,
+                ticket: None,
+            },
+        );
+    }
+
+    /// A connection is closed: everything that it held is free again. `clean`
+    /// says that the process took its leave.
+    pub fn disconnect(&mut self, conn: ConnId, clean: bool) {
+        let Some(process) = self.processes.remove(&conn) else {
+            return;
+        };
+        for card in &mut self.cards {
+            if card.reservation == Some(conn) {
+                card.reservation = None;
+            }
+        }
+        if let Some(ticket) = process.ticket.as_ref().and_then(|t| self.tickets.remove(t)) {
+            let working = process.sticky.is_none() && !process.contexts.is_empty();
+            if !clean && working && self.hardware.mps.sigkill_faults_server {
+                let cards: Vec<CardId> = process.contexts.keys().copied().collect();
+                self.fault_server(ticket.server, &cards, CudaError::LaunchFailed);
+            }
+            self.settle(ticket.server);
+        }
+        if self.servers.remove(&conn).is_some() {
+            let gone: Vec<String> = self
+                .tickets
+                .iter()
+                .filter(|(_, t)| t.server == conn)
+                .map(|(k, _)| k.clone())
+                .collect();
+            for key in gone {
+                if let Some(client) = self.tickets.remove(&key).and_then(|t| t.claimed)
+                    && let Some(process) = self.processes.get_mut(&client)
+                {
+                    process.sticky.get_or_insert(CudaError::MpsRpcFailure);
+                }
+            }
+        }
+    }
+
+    /// The card of this UUID.
+    pub fn card_by_uuid(&self, uuid: &str) -> Option<CardId> {
+        self.cards.iter().position(|c| c.spec.uuid == uuid)
+    }
+
+    /// MiB in use on a card, the driver's reserve not counted.
+    pub fn used(&self, card: CardId) -> u64 {
+        self.processes
+            .values()
+            .filter_map(|p| p.contexts.get(&card))
+            .map(Context::held)
+            .sum()
+    }
+
+    /// MiB free on a card.
+    pub fn free(&self, card: CardId) -> u64 {
+        let spec = &self.cards[card].spec;
+        (spec.total_mib - spec.reserved_mib).saturating_sub(self.used(card))
+    }
+
+    /// Makes a context. `ticket` makes it a client of the server that gave it.
+    pub fn make_context(
+        &mut self,
+        conn: ConnId,
+        card: CardId,
+        ticket: Option<&str>,
+    ) -> Result<(), Refusal> {
+        let process = self.process(conn)?;
+        if process.contexts.contains_key(&card) {
+            return Ok(());
+        }
+        if process.ticket.is_some() && ticket.is_none() {
+            return Err((
+                CudaError::InvalidContext,
+                "this process is an MPS client".to_owned(),
+            ));
+        }
+        self.reachable(conn, card)?;
+        let kind = match ticket {
+            None => ContextKind::Direct,
+            Some(ticket) => self.claim(conn, card, ticket)?,
+        };
+        if kind == ContextKind::Direct {
+            self.reserve(conn, card)?;
+        }
+        let overhead_mib = self.cards[card].spec.context_mib;
+        if let Err(refusal) = self.fits(conn, card, &kind, overhead_mib) {
+            self.release(conn, card);
+            return Err(refusal);
+        }
+        self.insert_context(conn, card, kind, overhead_mib);
+        Ok(())
+    }
+
+    /// Makes an MPS server's context.
+    pub fn make_server_context(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+        self.process(conn)?;
+        self.reachable(conn, card)?;
+        self.reserve(conn, card)?;
+        let overhead = self.hardware.mps.server_mib;
+        if let Err(refusal) = self.fits(conn, card, &ContextKind::Server, overhead) {
+            self.release(conn, card);
+            return Err(refusal);
+        }
+        self.servers.entry(conn).or_insert(Server {
+            status: ServerStatus::Initializing,
+        });
+        self.insert_context(conn, card, ContextKind::Server, overhead);
+        Ok(())
+    }
+
+    /// The server has all its contexts.
+    pub fn server_ready(&mut self, conn: ConnId) -> Result<(), Refusal> {
+        self.server_mut(conn)?.status = ServerStatus::Active;
+        Ok(())
+    }
+
+    /// A server's status.
+    pub fn server_status(&self, conn: ConnId) -> Option<ServerStatus> {
+        self.servers.get(&conn).map(|s| s.status)
+    }
+
+    /// A server lets one client in, with these limits. Answers the ticket.
+    pub fn attach(
+        &mut self,
+        conn: ConnId,
+        limits: BTreeMap<CardId, u64>,
+        percent: u32,
+    ) -> Result<String, Refusal> {
+        if self.server_mut(conn)?.status != ServerStatus::Active {
+            return Err((
+                CudaError::MpsServerNotReady,
+                "the MPS server is not ready".to_owned(),
+            ));
+        }
+        let ticket = format!("t{}-{}", conn, self.fresh());
+        self.tickets.insert(
+            ticket.clone(),
+            Ticket {
+                server: conn,
+                limits,
+                percent,
+                claimed: None,
+            },
+        );
+        Ok(ticket)
+    }
+
+    /// Tickets of a server that a living process holds.
+    pub fn clients(&self, server: ConnId) -> Vec<(String, ConnId)> {
+        self.tickets
+            .iter()
+            .filter(|(_, t)| t.server == server)
+            .filter_map(|(key, t)| t.claimed.map(|conn| (key.clone(), conn)))
+            .collect()
+    }
+
+    /// Takes an unclaimed ticket back, or breaks the client that holds it.
+    pub fn terminate(&mut self, server: ConnId, ticket: &str) -> Result<(), Refusal> {
+        let found = self.tickets.get(ticket).filter(|t| t.server == server);
+        match found.map(|t| t.claimed) {
+            None => Err((CudaError::InvalidValue, "no such client".to_owned())),
+            Some(None) => {
+                self.tickets.remove(ticket);
+                Ok(())
+            }
+            Some(Some(conn)) => {
+                if let Some(process) = self.processes.get_mut(&conn) {
+                    process.sticky.get_or_insert(CudaError::MpsClientTerminated);
+                    for context in process.contexts.values_mut() {
+                        context.busy = 0;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes memory. Answers the allocation's id.
+    pub fn allocate(&mut self, conn: ConnId, card: CardId, mib: u64) -> Result<u64, Refusal> {
+        let process = self.process(conn)?;
+        let kind = context(process, card)?.kind.clone();
+        self.alive(card)?;
+        self.fits(conn, card, &kind, mib)?;
+        let id = self.fresh();
+        if let Some(context) = self
+            .processes
+            .get_mut(&conn)
+            .and_then(|p| p.contexts.get_mut(&card))
+        {
+            context.allocations.insert(id, mib);
+        }
+        Ok(id)
+    }
+
+    /// Gives memory back. Answers its MiB.
+    pub fn release_memory(&mut self, conn: ConnId, card: CardId, id: u64) -> Result<u64, Refusal> {
+        self.process(conn)?;
+        self.processes
+            .get_mut(&conn)
+            .and_then(|p| p.contexts.get_mut(&card))
+            .and_then(|c| c.allocations.remove(&id))
+            .ok_or_else(|| (CudaError::InvalidValue, "no such allocation".to_owned()))
+    }
+
+    /// Total and free as this context's process is told, MiB. CUDA's total
+    /// leaves the driver's reserve out; a limit bounds free, never total.
+    pub fn memory_info(&self, conn: ConnId, card: CardId) -> Result<(u64, u64), Refusal> {
+        let context = context(self.process(conn)?, card)?;
+        self.alive(card)?;
+        let spec = &self.cards[card].spec;
+        let free = match &context.kind {
+            ContextKind::Client {
+                limit_mib: Some(limit),
+                ..
+            } => self
+                .free(card)
+                .min(limit.saturating_sub(self.held_by_process(conn, card))),
+            _ => self.free(card),
+        };
+        Ok((spec.total_mib - spec.reserved_mib, free))
+    }
+
+    /// Runs work: keeps the card busy, up to the thread percentage.
+    pub fn work(&mut self, conn: ConnId, card: CardId, busy: u32) -> Result<u32, Refusal> {
+        self.process(conn)?;
+        self.alive(card)?;
+        let context = self
+            .processes
+            .get_mut(&conn)
+            .and_then(|p| p.contexts.get_mut(&card))
+            .ok_or_else(|| {
+                (
+                    CudaError::InvalidContext,
+                    "no context on this card".to_owned(),
+                )
+            })?;
+        context.busy = match context.kind {
+            ContextKind::Client { percent, .. } => busy.min(percent),
+            _ => busy.min(100),
+        };
+        Ok(context.busy)
+    }
+
+    /// The process reads what is not its own: XID 31 on its cards, its own end,
+    /// and under MPS the end of everybody who shares a card with it.
+    pub fn fault(&mut self, conn: ConnId) -> Result<(), Refusal> {
+        let process = self.process(conn)?;
+        let cards: Vec<CardId> = process.contexts.keys().copied().collect();
+        let server = process
+            .ticket
+            .as_ref()
+            .and_then(|t| self.tickets.get(t))
+            .map(|t| t.server);
+        for card in &cards {
+            self.emit(*card, 31);
+        }
+        match server {
+            Some(server) => self.fault_server(server, &cards, CudaError::IllegalAddress),
+            None => {
+                if let Some(process) = self.processes.get_mut(&conn) {
+                    process.sticky = Some(CudaError::IllegalAddress);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A server goes into FAULT as if a client of it had faulted.
+    pub fn fault_whole_server(&mut self, server: ConnId) -> Result<(), Refusal> {
+        self.server_mut(server)?;
+        let cards: Vec<CardId> = (0..self.cards.len()).collect();
+        self.fault_server(server, &cards, CudaError::IllegalAddress);
+        Ok(())
+    }
+
+    /// Ends a process's contexts on a card.
+    pub fn destroy_context(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+        let process = self.processes.get_mut(&conn).ok_or_else(no_process)?;
+        if process.contexts.remove(&card).is_none() {
+            return Err((
+                CudaError::InvalidContext,
+                "no context on this card".to_owned(),
+            ));
+        }
+        self.release(conn, card);
+        Ok(())
+    }
+
+    /// A card falls off the bus: XID 79, and everybody on it is lost.
+    pub fn lose(&mut self, card: CardId) {
+        self.cards[card].lost = true;
+        for process in self
+            .processes
+            .values_mut()
+            .filter(|p| p.contexts.contains_key(&card))
+        {
+            process.sticky.get_or_insert(CudaError::Unknown);
+        }
+        self.emit(card, 79);
+    }
+
+    /// An XID without a cause of its own.
+    pub fn emit(&mut self, card: CardId, xid: u64) {
+        self.last_event += 1;
+        self.events.push_back(Event {
+            seq: self.last_event,
+            card,
+            kind: EVENT_XID,
+            data: xid,
+        });
+        if self.events.len() > EVENTS_KEPT {
+            self.events.pop_front();
+        }
+    }
+
+    fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn process(&self, conn: ConnId) -> Result<&Process, Refusal> {
+        let process = self.processes.get(&conn).ok_or_else(no_process)?;
+        match process.sticky {
+            Some(error) => Err((
+                error,
+                "an earlier error broke this process's contexts".to_owned(),
+            )),
+            None => Ok(process),
+        }
+    }
+
+    fn server_mut(&mut self, conn: ConnId) -> Result<&mut Server, Refusal> {
+        self.servers
+            .get_mut(&conn)
+            .ok_or_else(|| (CudaError::InvalidValue, "not an MPS server".to_owned()))
+    }
+
+    fn alive(&self, card: CardId) -> Result<(), Refusal> {
+        match self.cards[card].lost {
+            true => Err((
+                CudaError::Unknown,
+                "the card has fallen off the bus".to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// The nodes that libcuda needs, as it needs them.
+    fn reachable(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+        let process = self.process(conn)?;
+        if !process.control || !process.opened.contains(&card) {
+            return Err((
+                CudaError::NoDevice,
+                "the card's device node was not opened".to_owned(),
+            ));
+        }
+        if !process.uvm {
+            return Err((CudaError::Unknown, "nvidia-uvm was not opened".to_owned()));
+        }
+        if self.cards[card].spec.mig {
+            return Err((
+                CudaError::NoDevice,
+                "MIG mode is on and no instance was given".to_owned(),
+            ));
+        }
+        self.alive(card)
+    }
+
+    /// The right to make contexts. As in the kernel module's
+    /// `AcquireComputeModeReservation`: everybody gets it in DEFAULT mode, the
+    /// last one keeps it, and only a kept one stands in the way of others later.
+    fn reserve(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+        let busy = || {
+            (
+                CudaError::DeviceUnavailable,
+                "all CUDA-capable devices are busy or unavailable".to_owned(),
+            )
+        };
+        let held = self.cards[card].reservation;
+        match self.cards[card].mode {
+            ComputeMode::Prohibited => return Err(busy()),
+            ComputeMode::ExclusiveProcess if held.is_some_and(|holder| holder != conn) => {
+                return Err(busy());
+            }
+            ComputeMode::Default | ComputeMode::ExclusiveProcess => {}
+        }
+        self.cards[card].reservation = Some(conn);
+        Ok(())
+    }
+
+    fn release(&mut self, conn: ConnId, card: CardId) {
+        if self.cards[card].reservation == Some(conn) {
+            self.cards[card].reservation = None;
+        }
+    }
+
+    fn claim(&mut self, conn: ConnId, card: CardId, key: &str) -> Result<ContextKind, Refusal> {
+        let refused = |text: &str| (CudaError::MpsConnectionFailed, text.to_owned());
+        let ticket = self
+            .tickets
+            .get(key)
+            .ok_or_else(|| refused("the MPS server does not know this client"))?;
+        let (server, percent) = (ticket.server, ticket.percent);
+        let limit_mib = ticket.limits.get(&card).copied();
+        if ticket.claimed.is_some_and(|holder| holder != conn) {
+            return Err(refused("another process came with this ticket"));
+        }
+        if self.server_status(server) != Some(ServerStatus::Active) {
+            return Err((
+                CudaError::MpsServerNotReady,
+                "the MPS server is not ready".to_owned(),
+            ));
+        }
+        if !self
+            .processes
+            .get(&server)
+            .is_some_and(|p| p.contexts.contains_key(&card))
+        {
+            return Err((
+                CudaError::InvalidDevice,
+                "the MPS server does not serve this card".to_owned(),
+            ));
+        }
+        let clients = self
+            .processes
+            .values()
+            .filter_map(|p| p.contexts.get(&card))
+            .filter(|c| matches!(c.kind, ContextKind::Client { server: s, .. } if s == server))
+            .count();
+        if clients >= self.hardware.max_clients() {
+            return Err((
+                CudaError::MpsMaxClientsReached,
+                format!("{clients} clients hold this card already"),
+            ));
+        }
+        if let Some(ticket) = self.tickets.get_mut(key) {
+            ticket.claimed = Some(conn);
+        }
+        if let Some(process) = self.processes.get_mut(&conn) {
+            process.ticket = Some(key.to_owned());
+        }
+        Ok(ContextKind::Client {
+            server,
+            limit_mib,
+            percent,
+        })
+    }
+
+    /// Memory that one process holds on a card under the server of this
+    /// connection: limits are per process, however many handles it opens.
+    fn held_by_process(&self, conn: ConnId, card: CardId) -> u64 {
+        let Some(me) = self.processes.get(&conn) else {
+            return 0;
+        };
+        self.processes
+            .values()
+            .filter(|p| p.pid == me.pid)
+            .filter_map(|p| p.contexts.get(&card))
+            .filter(|c| matches!(c.kind, ContextKind::Client { .. }))
+            .map(Context::held)
+            .sum()
+    }
+
+    fn fits(
+        &self,
+        conn: ConnId,
+        card: CardId,
+        kind: &ContextKind,
+        mib: u64,
+    ) -> Result<(), Refusal> {
+        if let ContextKind::Client {
+            limit_mib: Some(limit),
+            ..
+        } = kind
+        {
+            let held = self.held_by_process(conn, card);
+            if held.checked_add(mib).is_none_or(|sum| sum > *limit) {
+                let text = format!(
+                    "{mib} MiB more than the {held} MiB held pass the limit of {limit} MiB"
+                );
+                return Err((CudaError::OutOfMemory, text));
+            }
+        }
+        let free = self.free(card);
+        if mib > free {
+            return Err((
+                CudaError::OutOfMemory,
+                format!("{mib} MiB asked for, {free} MiB free on the card"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn insert_context(&mut self, conn: ConnId, card: CardId, kind: ContextKind, overhead_mib: u64) {
+        if let Some(process) = self.processes.get_mut(&conn) {
+            process.contexts.insert(
+                card,
+                Context {
+                    kind,
+                    overhead_mib,
+                    allocations: BTreeMap::new(),
+                    busy: 0,
+                },
+            );
+        }
+    }
+
+    /// Everybody under the server who shares one of these cards is broken, and
+    /// the server takes nobody until they are gone.
+    fn fault_server(&mut self, server: ConnId, cards: &[CardId], error: CudaError) {
+        for (_, conn) in self.clients(server) {
+            if let Some(process) = self.processes.get_mut(&conn)
+                && process.contexts.keys().any(|c| cards.contains(c))
+            {
+                process.sticky.get_or_insert(error);
+            }
+        }
+        if let Some(server) = self.servers.get_mut(&server) {
+            server.status = ServerStatus::Fault;
+        }
+        self.settle(server);
+    }
+
+    /// A faulted server without broken clients recreates its contexts.
+    fn settle(&mut self, server: ConnId) {
+        let broken = self.clients(server).iter().any(|(_, conn)| {
+            self.processes.get(conn).is_some_and(|p| {
+                p.sticky
+                    .is_some_and(|e| e != CudaError::MpsClientTerminated)
+            })
+        });
+        if let Some(server) = self.servers.get_mut(&server)
+            && server.status == ServerStatus::Fault
+            && !broken
+        {
+            server.status = ServerStatus::Active;
+        }
+    }
+}
+
+fn no_process() -> Refusal {
+    (CudaError::NotInitialized, "not connected".to_owned())
+}
+
+fn context(process: &Process, card: CardId) -> Result<&Context, Refusal> {
+    process.contexts.get(&card).ok_or_else(|| {
+        (
+            CudaError::InvalidContext,
+            "no context on this card".to_owned(),
+        )
+    })
+}

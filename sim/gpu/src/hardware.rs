@@ -1,0 +1,581 @@
+//! What is plugged in: cards, their links, the driver's version and its habits.
+//!
+//! Owns the hardware file (JSON) and the presets. In: a file, or a preset and a
+//! count. Out: [`Hardware`], expanded so that every card has its UUID and its
+//! place on the bus. Must never: depend on time or chance; the same file and
+//! seed give the same UUIDs.
+//!
+//! ```json
+//! { "driver_version": "570.172.08",
+//!   "cards": [ { "preset": "H100-80", "count": 8 }, { "preset": "T4", "total_mib": 15000 } ] }
+//! ```
+
+use std::fmt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// The whole machine, as far as the driver knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hardware {
+    /// Driver version, as NVML tells it.
+    #[serde(default = "default_driver")]
+    pub driver_version: String,
+    /// CUDA version of that driver, `major.minor`.
+    #[serde(default = "default_cuda")]
+    pub cuda_version: String,
+    /// Makes UUIDs differ between simulated machines; the driver root when left out.
+    #[serde(default)]
+    pub seed: String,
+    /// The cards, in bus order.
+    pub cards: Vec<Card>,
+    /// How MPS behaves; what is left out follows the driver version.
+    #[serde(default)]
+    pub mps: MpsHabits,
+}
+
+/// One card, or `count` equal ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Card {
+    /// The product whose figures fill what is left out.
+    pub preset: Preset,
+    /// How many of them.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Product name.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// `GPU-...`; only for single cards.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// Total memory as NVML reports it, MiB.
+    #[serde(default)]
+    pub total_mib: Option<u64>,
+    /// What the driver keeps for itself, MiB.
+    #[serde(default)]
+    pub reserved_mib: Option<u64>,
+    /// What a context costs before its first allocation, MiB.
+    #[serde(default)]
+    pub context_mib: Option<u64>,
+    /// NUMA node; -1 says that the board does not know.
+    #[serde(default)]
+    pub numa_node: Option<i32>,
+    /// How the cards of this entry are linked.
+    #[serde(default)]
+    pub nvlink: Option<NvLink>,
+    /// MIG mode is on; shares are not for such a card.
+    #[serde(default)]
+    pub mig: bool,
+}
+
+/// The products with true figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::upper_case_acronyms)]
+pub enum Preset {
+    /// Tesla T4.
+    T4,
+    /// NVIDIA L4.
+    L4,
+    /// NVIDIA RTX 6000 Ada Generation.
+    #[serde(rename = "RTX-6000-Ada")]
+    Rtx6000Ada,
+    /// A100 SXM4 40 GB.
+    #[serde(rename = "A100-40")]
+    A100x40,
+    /// A100 SXM4 80 GB.
+    #[serde(rename = "A100-80")]
+    A100x80,
+    /// H100 SXM5 80 GB.
+    #[serde(rename = "H100-80")]
+    H100x80,
+}
+
+/// How cards are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NvLink {
+    /// Over PCIe only.
+    None,
+    /// Cards 0 and 1, 2 and 3, ... by bridges.
+    Pairs,
+    /// All to all through switches.
+    NvSwitch,
+}
+
+/// Behaviours of MPS that differ between drivers or are not settled for all of
+/// them. Left out, they follow the driver version.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MpsHabits {
+    /// Clients per card: 48, 60 from r590.
+    #[serde(default)]
+    pub max_clients: Option<u32>,
+    /// Clients must see the server's `/dev/shm`. Drivers from r580 log
+    /// "Created anonymous shared memory region": they hand memory over by descriptor.
+    #[serde(default)]
+    pub needs_shm: Option<bool>,
+    /// A client killed without a word takes the server down with it.
+    #[serde(default)]
+    pub sigkill_faults_server: bool,
+    /// `get_*_device_pinned_mem_limit` answers whole GiB, rounded down, from
+    /// 1 GiB on. NVIDIA's operator documentation shows `3G` for a T4 in four
+    /// parts, which was set as 3840M. The server's log has the exact bytes.
+    #[serde(default = "yes")]
+    pub limits_read_back_in_gib: bool,
+    /// An entry for a card that the client does not see lifts all its limits
+    /// (measured in public on r615).
+    #[serde(default)]
+    pub stray_entry_lifts_limits: Option<bool>,
+    /// What a server takes on each of its cards, MiB.
+    #[serde(default = "server_mib")]
+    pub server_mib: u64,
+}
+
+/// A card with everything filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardSpec {
+    /// NVML index and device minor at once.
+    pub index: u32,
+    /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    pub uuid: String,
+    /// Product name.
+    pub name: String,
+    /// Total memory, MiB.
+    pub total_mib: u64,
+    /// The driver's own part, MiB.
+    pub reserved_mib: u64,
+    /// Context overhead, MiB.
+    pub context_mib: u64,
+    /// Streaming multiprocessors.
+    pub sm_count: u32,
+    /// CUDA cores.
+    pub cores: u32,
+    /// Compute capability.
+    pub compute_capability: (u32, u32),
+    /// `nvmlDeviceArchitecture_t`.
+    pub architecture: u32,
+    /// `nvmlBrandType_t`.
+    pub brand: u32,
+    /// Device and vendor id.
+    pub pci_device_id: u32,
+    /// Subsystem id.
+    pub pci_subsystem_id: u32,
+    /// `00000000:1B:00.0`.
+    pub pci_bus_id: String,
+    /// NUMA node; `None` where the board does not tell.
+    pub numa_node: Option<u32>,
+    /// Links of this card: remote bus id and `nvmlIntNvLinkDeviceType_t` (0 GPU, 2 switch).
+    pub links: Vec<(String, u32)>,
+    /// The product can do MIG at all.
+    pub mig_capable: bool,
+    /// MIG mode is on.
+    pub mig: bool,
+    /// ECC memory that reports errors.
+    pub ecc: bool,
+    /// Power limit, mW.
+    pub power_limit_mw: u32,
+    /// Board serial number.
+    pub serial: String,
+}
+
+/// Why a hardware description is refused.
+#[derive(Debug)]
+pub enum HardwareError {
+    /// The file cannot be read.
+    Read(std::path::PathBuf, std::io::Error),
+    /// The file is no hardware description.
+    Parse(serde_json::Error),
+    /// It contradicts itself.
+    Invalid(String),
+}
+
+impl fmt::Display for HardwareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(path, source) => write!(f, "cannot read {}: {source}", path.display()),
+            Self::Parse(source) => write!(f, "not a hardware description: {source}"),
+            Self::Invalid(reason) => write!(f, "{reason}"),
+        }
+    }
+}
+
+impl std::error::Error for HardwareError {}
+
+fn default_driver() -> String {
+    "570.172.08".to_owned()
+}
+
+fn default_cuda() -> String {
+    "12.8".to_owned()
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn server_mib() -> u64 {
+    30
+}
+
+/// The figures of a product. Totals are NVML's; the reserve is the difference
+/// to what CUDA calls the total, as frameworks print it in their errors; the
+/// context overhead is of the size that `nvidia-smi` shows for an idle process.
+struct Product {
+    name: &'static str,
+    total_mib: u64,
+    reserved_mib: u64,
+    context_mib: u64,
+    sm_count: u32,
+    cores_per_sm: u32,
+    capability: (u32, u32),
+    architecture: u32,
+    brand: u32,
+    device: u32,
+    subsystem: u32,
+    links: u32,
+    mig: bool,
+    watts: u32,
+}
+
+impl Preset {
+    /// All of them, in order of size.
+    pub const ALL: [Self; 6] = [
+        Self::T4,
+        Self::L4,
+        Self::Rtx6000Ada,
+        Self::A100x40,
+        Self::A100x80,
+        Self::H100x80,
+    ];
+
+    /// The preset of this name, as the hardware file spells it.
+    pub fn parse(name: &str) -> Result<Self, HardwareError> {
+        serde_json::from_value(serde_json::Value::String(name.to_owned())).map_err(|_| {
+            HardwareError::Invalid(format!(
+                "unknown preset `{name}`: one of T4, L4, RTX-6000-Ada, A100-40, A100-80, H100-80"
+            ))
+        })
+    }
+
+    #[rustfmt::skip]
+    fn product(self) -> Product {
+        match self {
+            Self::T4 => Product { name: "Tesla T4", total_mib: 15360, reserved_mib: 258, context_mib: 104, sm_count: 40, cores_per_sm: 64, capability: (7, 5), architecture: 6, brand: 14, device: 0x1EB8_10DE, subsystem: 0x12A2_10DE, links: 0, mig: false, watts: 70 },
+            Self::L4 => Product { name: "NVIDIA L4", total_mib: 23034, reserved_mib: 465, context_mib: 250, sm_count: 58, cores_per_sm: 128, capability: (8, 9), architecture: 8, brand: 14, device: 0x27B8_10DE, subsystem: 0x16CA_10DE, links: 0, mig: false, watts: 72 },
+            Self::Rtx6000Ada => Product { name: "NVIDIA RTX 6000 Ada Generation", total_mib: 49140, reserved_mib: 500, context_mib: 304, sm_count: 142, cores_per_sm: 128, capability: (8, 9), architecture: 8, brand: 13, device: 0x26B1_10DE, subsystem: 0x16A1_10DE, links: 0, mig: false, watts: 300 },
+            Self::A100x40 => Product { name: "NVIDIA A100-SXM4-40GB", total_mib: 40960, reserved_mib: 424, context_mib: 410, sm_count: 108, cores_per_sm: 64, capability: (8, 0), architecture: 7, brand: 14, device: 0x20B0_10DE, subsystem: 0x134F_10DE, links: 12, mig: true, watts: 400 },
+            Self::A100x80 => Product { name: "NVIDIA A100-SXM4-80GB", total_mib: 81920, reserved_mib: 869, context_mib: 418, sm_count: 108, cores_per_sm: 64, capability: (8, 0), architecture: 7, brand: 14, device: 0x20B2_10DE, subsystem: 0x1463_10DE, links: 12, mig: true, watts: 400 },
+            Self::H100x80 => Product { name: "NVIDIA H100 80GB HBM3", total_mib: 81559, reserved_mib: 551, context_mib: 498, sm_count: 132, cores_per_sm: 128, capability: (9, 0), architecture: 9, brand: 14, device: 0x2330_10DE, subsystem: 0x16C1_10DE, links: 18, mig: true, watts: 700 },
+        }
+    }
+}
+
+impl Default for Hardware {
+    fn default() -> Self {
+        Self::of(Preset::Rtx6000Ada, 1)
+    }
+}
+
+impl Hardware {
+    /// `count` cards of one product.
+    pub fn of(preset: Preset, count: u32) -> Self {
+        Self {
+            driver_version: default_driver(),
+            cuda_version: default_cuda(),
+            seed: String::new(),
+            cards: vec![Card::of(preset, count)],
+            mps: MpsHabits {
+                limits_read_back_in_gib: true,
+                server_mib: server_mib(),
+                ..MpsHabits::default()
+            },
+        }
+    }
+
+    /// Reads a hardware file.
+    pub fn read(path: &Path) -> Result<Self, HardwareError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|e| HardwareError::Read(path.to_owned(), e))?;
+        Self::parse(&text)
+    }
+
+    /// Parses a hardware file's text and checks it.
+    pub fn parse(text: &str) -> Result<Self, HardwareError> {
+        let hardware: Self = serde_json::from_str(text).map_err(HardwareError::Parse)?;
+        hardware.cards()?;
+        Ok(hardware)
+    }
+
+    /// The release branch, 570 of `570.172.08`.
+    pub fn branch(&self) -> u32 {
+        self.driver_version
+            .split('.')
+            .next()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Clients that one card takes under MPS.
+    pub fn max_clients(&self) -> usize {
+        self.mps
+            .max_clients
+            .unwrap_or(if self.branch() >= 590 { 60 } else { 48 }) as usize
+    }
+
+    /// Whether clients must share the server's `/dev/shm`.
+    pub fn needs_shm(&self) -> bool {
+        self.mps.needs_shm.unwrap_or(self.branch() < 580)
+    }
+
+    /// Whether a limit for an unseen card lifts the other limits.
+    pub fn stray_entry_lifts_limits(&self) -> bool {
+        self.mps
+            .stray_entry_lifts_limits
+            .unwrap_or(self.branch() >= 615)
+    }
+
+    /// Every card, filled in.
+    pub fn cards(&self) -> Result<Vec<CardSpec>, HardwareError> {
+        let mut specs = Vec::new();
+        for card in &self.cards {
+            if card.count == 0 {
+                return Err(HardwareError::Invalid(
+                    "a card entry has count 0".to_owned(),
+                ));
+            }
+            if card.count > 1 && card.uuid.is_some() {
+                return Err(HardwareError::Invalid(
+                    "`uuid` needs an entry of its own with count 1".to_owned(),
+                ));
+            }
+            let first = specs.len();
+            for _ in 0..card.count {
+                let spec = self.spec(card, specs.len())?;
+                specs.push(spec);
+            }
+            link(&mut specs[first..], card);
+        }
+        if specs.len() > 64 {
+            return Err(HardwareError::Invalid("more than 64 cards".to_owned()));
+        }
+        place(&mut specs, &self.cards);
+        let mut uuids: Vec<&str> = specs.iter().map(|s| s.uuid.as_str()).collect();
+        uuids.sort_unstable();
+        if uuids.windows(2).any(|w| w[0] == w[1]) {
+            return Err(HardwareError::Invalid("two cards have one UUID".to_owned()));
+        }
+        Ok(specs)
+    }
+
+    fn spec(&self, card: &Card, position: usize) -> Result<CardSpec, HardwareError> {
+        let product = card.preset.product();
+        let index = u32::try_from(position)
+            .map_err(|_| HardwareError::Invalid("too many cards".to_owned()))?;
+        let total_mib = card.total_mib.unwrap_or(product.total_mib);
+        let reserved_mib = card.reserved_mib.unwrap_or(product.reserved_mib);
+        if reserved_mib >= total_mib {
+            return Err(HardwareError::Invalid(format!(
+                "card {index} reserves {reserved_mib} of {total_mib} MiB"
+            )));
+        }
+        if card.mig && !product.mig {
+            return Err(HardwareError::Invalid(format!(
+                "{} has no MIG",
+                product.name
+            )));
+        }
+        Ok(CardSpec {
+            index,
+            uuid: card.uuid.clone().unwrap_or_else(|| uuid(&self.seed, index)),
+            name: card.name.clone().unwrap_or_else(|| product.name.to_owned()),
+            total_mib,
+            reserved_mib,
+            context_mib: card.context_mib.unwrap_or(product.context_mib),
+            sm_count: product.sm_count,
+            cores: product.sm_count * product.cores_per_sm,
+            compute_capability: product.capability,
+            architecture: product.architecture,
+            brand: product.brand,
+            pci_device_id: product.device,
+            pci_subsystem_id: product.subsystem,
+            pci_bus_id: format!("{:08X}:{:02X}:00.0", index / 14, 0x1B + (index % 14) * 0x10),
+            numa_node: None,
+            links: Vec::new(),
+            mig_capable: product.mig,
+            mig: card.mig,
+            ecc: true,
+            power_limit_mw: product.watts * 1000,
+            serial: format!(
+                "{:013}",
+                1_320_000_000_000_u64 + hash(&self.seed, u64::from(index)) % 1_000_000_000
+            ),
+        })
+    }
+}
+
+impl Card {
+    /// `count` cards of one product, nothing changed.
+    pub fn of(preset: Preset, count: u32) -> Self {
+        Self {
+            preset,
+            count,
+            name: None,
+            uuid: None,
+            total_mib: None,
+            reserved_mib: None,
+            context_mib: None,
+            numa_node: None,
+            nvlink: None,
+            mig: false,
+        }
+    }
+}
+
+/// Joins the cards of one entry. SXM boards have switches from four cards on,
+/// direct links between two.
+fn link(specs: &mut [CardSpec], card: &Card) {
+    let links = card.preset.product().links as usize;
+    let default = match (links, specs.len()) {
+        (0, _) | (_, 0 | 1) => NvLink::None,
+        (_, 2 | 3) => NvLink::Pairs,
+        _ => NvLink::NvSwitch,
+    };
+    let ids: Vec<String> = specs.iter().map(|s| s.pci_bus_id.clone()).collect();
+    let links = links.max(4);
+    for (at, spec) in specs.iter_mut().enumerate() {
+        spec.links = match card.nvlink.unwrap_or(default) {
+            NvLink::None => Vec::new(),
+            NvLink::Pairs => ids
+                .get(at ^ 1)
+                .map(|peer| vec![(peer.clone(), 0); links])
+                .unwrap_or_default(),
+            NvLink::NvSwitch => (0..links)
+                .map(|l| (format!("00000000:{:02X}:00.0", 0x05 + (l % 4)), 2))
+                .collect(),
+        };
+    }
+}
+
+/// Spreads cards over two NUMA nodes from four cards on, unless the file says otherwise.
+fn place(specs: &mut [CardSpec], cards: &[Card]) {
+    let total = specs.len();
+    let stated = cards
+        .iter()
+        .flat_map(|card| std::iter::repeat_n(card.numa_node, card.count as usize));
+    for ((at, spec), stated) in specs.iter_mut().enumerate().zip(stated) {
+        spec.numa_node = match stated {
+            Some(node) => u32::try_from(node).ok(),
+            None => Some(u32::from(total >= 4 && at >= total / 2)),
+        };
+    }
+}
+
+fn uuid(seed: &str, index: u32) -> String {
+    let a = hash(seed, u64::from(index) * 2 + 1);
+    let b = hash(seed, u64::from(index) * 2 + 2);
+    format!(
+        "GPU-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        a >> 32,
+        (a >> 16) & 0xffff,
+        a & 0xffff,
+        b >> 48,
+        b & 0xffff_ffff_ffff
+    )
+}
+
+/// FNV-1a with a final mix: stable over releases, which the standard hasher does not promise.
+fn hash(seed: &str, salt: u64) -> u64 {
+    let mut h = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in seed.bytes().chain(salt.to_le_bytes()) {
+        h = (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    h ^ (h >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_have_nvmls_totals() {
+        let totals: Vec<u64> = Preset::ALL
+            .iter()
+            .map(|p| Hardware::of(*p, 1).cards().unwrap()[0].total_mib)
+            .collect();
+        assert_eq!(totals, [15360, 23034, 49140, 40960, 81920, 81559]);
+    }
+
+    #[test]
+    fn uuids_are_stable_and_differ_between_machines() {
+        let mut a = Hardware::of(Preset::H100x80, 8);
+        a.seed = "a".into();
+        let mut b = a.clone();
+        let uuids = |h: &Hardware| {
+            h.cards()
+                .unwrap()
+                .into_iter()
+                .map(|c| c.uuid)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(uuids(&a), uuids(&b));
+        b.seed = "b".into();
+        assert!(uuids(&a).iter().all(|u| !uuids(&b).contains(u)));
+        assert!(
+            uuids(&a)
+                .iter()
+                .all(|u| u.len() == "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f".len())
+        );
+    }
+
+    #[test]
+    fn a_file_overrides_its_preset_and_unknown_keys_are_refused() {
+        let text = r#"{"driver_version":"590.44.01","cards":[{"preset":"H100-80","count":4},{"preset":"T4","uuid":"GPU-x","numa_node":-1}]}"#;
+        let hardware = Hardware::parse(text).unwrap();
+        let cards = hardware.cards().unwrap();
+        assert_eq!(hardware.max_clients(), 60);
+        assert!(!hardware.needs_shm());
+        assert_eq!(cards.len(), 5);
+        assert_eq!(cards[0].links.len(), 18);
+        assert_eq!(cards[0].links[0].1, 2);
+        assert_eq!(
+            (cards[4].uuid.as_str(), cards[4].numa_node),
+            ("GPU-x", None)
+        );
+        assert!(cards[4].links.is_empty());
+        for bad in [
+            r#"{"cards":[{"preset":"T4","memory":1}]}"#,
+            r#"{"cards":[{"preset":"T5"}]}"#,
+            r#"{"cards":[{"preset":"T4","count":0}]}"#,
+            r#"{"cards":[{"preset":"T4","uuid":"GPU-x","count":2}]}"#,
+            r#"{"cards":[{"preset":"T4","uuid":"GPU-x"},{"preset":"T4","uuid":"GPU-x"}]}"#,
+            r#"{"cards":[{"preset":"T4","mig":true}]}"#,
+            r#"{"cards":[{"preset":"T4","reserved_mib":15360}]}"#,
+        ] {
+            assert!(Hardware::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn two_boards_link_to_each_other_and_one_to_nobody() {
+        let pair = Hardware::of(Preset::A100x40, 2).cards().unwrap();
+        assert!(
+            pair[0]
+                .links
+                .iter()
+                .all(|l| *l == (pair[1].pci_bus_id.clone(), 0))
+        );
+        assert!(
+            Hardware::of(Preset::A100x40, 1).cards().unwrap()[0]
+                .links
+                .is_empty()
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! Waiting: until told to end, for a while, or until the driver is gone.
+//! Owns the signals SIGTERM and SIGINT of the workload.
+
+use std::io::Read;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::client::process::CudaProcess;
+
+/// Why the process should end, once there is a reason: its exit code.
+static END: Mutex<Option<u8>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+static LISTENER: OnceLock<()> = OnceLock::new();
+
+fn termination() -> SigSet {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    set
+}
+
+fn end() -> MutexGuard<'static, Option<u8>> {
+    END.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tell(code: u8) {
+    end().get_or_insert(code);
+    CHANGED.notify_all();
+}
+
+/// Keeps termination pending until [`hold`] asks for it. A blocked signal
+/// reaches even the first process of a pid namespace, which ignores unhandled ones.
+pub(super) fn block_termination() {
+    // Can only fail for an invalid set.
+    let _ = termination().thread_block();
+    LISTENER.get_or_init(|| {
+        std::thread::spawn(|| {
+            if termination().wait().is_ok() {
+                tell(0);
+            }
+        });
+    });
+}
+
+/// Waits for a termination signal (exit 0), the end of the driver (exit 1), or
+/// the time in seconds (the script goes on: `None`).
+pub(super) fn hold(process: Option<&CudaProcess>, seconds: Option<u64>) -> Option<u8> {
+    if seconds.is_none()
+        && let Some(mut watch) = process.and_then(|p| p.watch().ok())
+    {
+        std::thread::spawn(move || {
+            // Nothing more is asked, so the only thing that can come is the end.
+            let _ = watch.read(&mut [0_u8; 1]);
+            tell(1);
+        });
+    }
+    let deadline = seconds.map(|s| Instant::now() + Duration::from_secs(s));
+    let mut ended = end();
+    loop {
+        if ended.is_some() {
+            return *ended;
+        }
+        ended = match deadline.map(|d| d.saturating_duration_since(Instant::now())) {
+            None => CHANGED.wait(ended).unwrap_or_else(PoisonError::into_inner),
+            Some(Duration::ZERO) => return None,
+            Some(left) => {
+                CHANGED
+                    .wait_timeout(ended, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+        };
+    }
+}

@@ -1,0 +1,212 @@
+//! The verbs of a tenant who wants more than its share.
+//!
+//! Each is something that a container can really do to real MPS; whether it
+//! helps is the driver's and the daemon's answer, never decided here.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::Workload;
+use crate::client::process::{DEFAULT_PIPE_DIRECTORY, Route};
+use crate::client::{CallError, Driver};
+use crate::cuda::CudaError;
+use crate::mps;
+use crate::wire::Message;
+
+/// One hostile verb.
+pub(super) fn step(
+    workload: &mut Workload,
+    verb: &str,
+    operands: &[String],
+) -> Result<Value, CallError> {
+    let operand = operands.first().map_or("", String::as_str);
+    match verb {
+        "unset-mps" => {
+            workload.env.retain(|key, _| !key.starts_with("CUDA_MPS_"));
+            Ok(json!({}))
+        }
+        "unset-limits" => {
+            workload.env.remove("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
+            workload.env.remove("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+            Ok(json!({}))
+        }
+        "raise" => {
+            workload.env.insert(
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT".into(),
+                format!("0={operand}M"),
+            );
+            workload
+                .env
+                .insert("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".into(), "100".into());
+            Ok(json!({}))
+        }
+        "stray-limit" => {
+            let old = workload
+                .env
+                .get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+                .cloned()
+                .unwrap_or("0=1M".into());
+            workload.env.insert(
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT".into(),
+                format!("{old},63=1M"),
+            );
+            Ok(json!({}))
+        }
+        "env" => match operand.split_once('=') {
+            Some((key, value)) => {
+                workload.env.insert(key.to_owned(), value.to_owned());
+                Ok(json!({}))
+            }
+            None => Err(CallError::refused(
+                CudaError::InvalidValue,
+                "env needs KEY=VALUE",
+            )),
+        },
+        "direct" => {
+            workload.route = Route::Direct;
+            Ok(json!({}))
+        }
+        "fork" => fork(
+            workload,
+            operand,
+            operands.get(1).map_or("", String::as_str),
+        ),
+        "drive" => drive(workload, operand).map(|lines| json!({"answers": lines})),
+        "drive-raise" => drive_raise(workload, operand),
+        "mknod" => make_node(workload, operand),
+        "set-mode" => set_mode(workload, operand),
+        _ => Err(CallError::refused(
+            CudaError::InvalidValue,
+            format!("unknown verb {verb}"),
+        )),
+    }
+}
+
+/// Children with contexts and limits of their own, each of which takes what it can.
+fn fork(workload: &Workload, count: &str, mib: &str) -> Result<Value, CallError> {
+    let count: u32 = count.parse().unwrap_or(1);
+    let mut children = Vec::new();
+    for _ in 0..count {
+        let child = Command::new("/proc/self/exe")
+            .args([
+                "sim-gpu",
+                "workload",
+                "die-with-parent",
+                "alloc",
+                mib,
+                "hold",
+            ])
+            .env_clear()
+            .envs(&workload.env)
+            .env(crate::paths::ROOT_ENV, workload.root.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        match child {
+            Ok(mut child) => {
+                // The first line says whether the child has got its memory.
+                let line = child
+                    .stdout
+                    .take()
+                    .map(std::io::BufReader::new)
+                    .map(|mut reader| {
+                        let mut line = String::new();
+                        let _ = std::io::BufRead::read_line(&mut reader, &mut line);
+                        (line, reader)
+                    });
+                children.push((child, line));
+            }
+            Err(error) => return Err(CallError::Gone(error)),
+        }
+    }
+    let mut lines = Vec::new();
+    let mut held = 0;
+    for (_, line) in &children {
+        let line: Value = line
+            .as_ref()
+            .and_then(|(text, _)| serde_json::from_str(text).ok())
+            .unwrap_or(Value::Null);
+        held += line["held_mib"].as_u64().unwrap_or(0);
+        lines.push(line);
+    }
+    let pids: Vec<u32> = children.iter().map(|(child, _)| child.id()).collect();
+    // The children hold until this process ends.
+    std::thread::spawn(move || {
+        for (mut child, _) in children {
+            let _ = child.wait();
+        }
+    });
+    Ok(json!({"children": pids, "held_mib": held, "lines": lines}))
+}
+
+/// Sends one command to the control daemon, as `nvidia-cuda-mps-control` would.
+fn drive(workload: &Workload, command: &str) -> Result<Vec<String>, CallError> {
+    let pipe = workload
+        .env
+        .get("CUDA_MPS_PIPE_DIRECTORY")
+        .filter(|p| !p.is_empty());
+    let pipe = PathBuf::from(pipe.map_or(DEFAULT_PIPE_DIRECTORY, String::as_str));
+    let stream = UnixStream::connect(pipe.join("control"))
+        .map_err(|e| CallError::refused(CudaError::MpsConnectionFailed, e.to_string()))?;
+    mps::cli::converse(&stream, command).map_err(|e| {
+        CallError::refused(
+            CudaError::NotPermitted,
+            format!("the control daemon refused: {e}"),
+        )
+    })
+}
+
+/// Raises the limit of every server for the clients to come.
+fn drive_raise(workload: &Workload, mib: &str) -> Result<Value, CallError> {
+    let servers = drive(workload, "get_server_list")?;
+    let mut answers = drive(
+        workload,
+        &format!("set_default_device_pinned_mem_limit 0 {mib}M"),
+    )?;
+    for server in &servers {
+        answers.extend(drive(
+            workload,
+            &format!("set_device_pinned_mem_limit {server} 0 {mib}M"),
+        )?);
+        answers.extend(drive(
+            workload,
+            &format!("set_active_thread_percentage {server} 100"),
+        )?);
+    }
+    Ok(json!({"servers": servers, "answers": answers}))
+}
+
+/// Makes a device node that nobody gave us, as CAP_MKNOD allows.
+fn make_node(workload: &Workload, minor: &str) -> Result<Value, CallError> {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    let minor: u64 = minor.parse().unwrap_or(0);
+    let path = workload.root.dev().join(format!("nvidia{minor}"));
+    mknod(
+        &path,
+        SFlag::S_IFCHR,
+        Mode::from_bits_truncate(0o666),
+        makedev(crate::driver::nodes::MAJOR, minor),
+    )
+    .map_err(|e| CallError::refused(CudaError::NotPermitted, e.to_string()))?;
+    Ok(json!({"node": path.display().to_string()}))
+}
+
+/// Takes the compute mode's fence down.
+fn set_mode(workload: &Workload, mode: &str) -> Result<Value, CallError> {
+    let number = match mode {
+        "DEFAULT" => "0",
+        "PROHIBITED" => "2",
+        "EXCLUSIVE_PROCESS" => "3",
+        other => other,
+    };
+    let mut driver = Driver::connect(&workload.root)?;
+    driver.call(
+        &Message::new("set-mode")
+            .with("index", 0)
+            .with("mode", number),
+    )?;
+    Ok(json!({}))
+}

@@ -1,0 +1,132 @@
+//! Who is on a card. A server of MPS and programs without it are compute
+//! processes; its clients are only in the MPS list.
+
+use std::ffi::c_uint;
+
+use crate::abi::{
+    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, NOT_FOUND, Out, ProcessInfo, Return,
+    UNKNOWN, UtilizationSample, code,
+};
+use crate::enumerate::card;
+use crate::health::now_us;
+
+struct Row {
+    pid: c_uint,
+    kind: String,
+    mib: u64,
+    busy: c_uint,
+}
+
+fn rows(device: Device) -> Result<Vec<Row>, Return> {
+    card(device)?
+        .rows("processes")
+        .into_iter()
+        .map(|row| {
+            let mut parts = row.into_iter();
+            let mut part = || parts.next().ok_or(UNKNOWN);
+            Ok(Row {
+                pid: part()?.parse().map_err(|_| UNKNOWN)?,
+                kind: part()?,
+                mib: part()?.parse().map_err(|_| UNKNOWN)?,
+                busy: part()?.parse().map_err(|_| UNKNOWN)?,
+            })
+        })
+        .collect()
+}
+
+/// NVML's two steps: too small an array is told the size that it needs.
+fn fill<T: Copy>(values: &[T], count: &Out<c_uint>, array: &Out<T>) -> Result<(), Return> {
+    let room = count.get()?;
+    let needed = c_uint::try_from(values.len()).map_err(|_| UNKNOWN)?;
+    count.put(needed)?;
+    if needed == 0 {
+        return Ok(());
+    }
+    if room < needed {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    if array.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    array.put_all(values)
+}
+
+fn list(device: Device, kind: &str, count: &Out<c_uint>, infos: &Out<ProcessInfo>) -> Return {
+    code(rows(device).and_then(|rows| {
+        let found: Vec<ProcessInfo> = rows
+            .iter()
+            .filter(|row| row.kind == kind)
+            .map(|row| ProcessInfo {
+                pid: row.pid,
+                used_gpu_memory: row.mib << 20,
+                gpu_instance: NO_INSTANCE,
+                compute_instance: NO_INSTANCE,
+            })
+            .collect();
+        fill(&found, count, infos)
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: Device,
+    count: Out<c_uint>,
+    infos: Out<ProcessInfo>,
+) -> Return {
+    list(device, "C", &count, &infos)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: Device,
+    count: Out<c_uint>,
+    infos: Out<ProcessInfo>,
+) -> Return {
+    list(device, "M+C", &count, &infos)
+}
+
+/// Nobody draws on these cards.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: Device,
+    count: Out<c_uint>,
+    infos: Out<ProcessInfo>,
+) -> Return {
+    list(device, "G", &count, &infos)
+}
+
+/// Samples are newer than any time that the caller has seen. Without one the
+/// real library answers `NOT_FOUND`.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: Device,
+    samples: Out<UtilizationSample>,
+    count: Out<c_uint>,
+    _last_seen: u64,
+) -> Return {
+    code(rows(device).and_then(|rows| {
+        let timestamp = now_us();
+        let found: Vec<UtilizationSample> = rows
+            .iter()
+            .filter(|row| row.busy > 0)
+            .map(|row| UtilizationSample {
+                pid: row.pid,
+                timestamp,
+                sm: row.busy,
+                memory: row.busy / 2,
+                encoder: 0,
+                decoder: 0,
+            })
+            .collect();
+        if found.is_empty() {
+            count.put(0)?;
+            return Err(NOT_FOUND);
+        }
+        // The sizing call passes no array, whatever its count says.
+        if samples.is_null() {
+            count.put(c_uint::try_from(found.len()).map_err(|_| UNKNOWN)?)?;
+            return Err(INSUFFICIENT_SIZE);
+        }
+        fill(&found, &count, &samples)
+    }))
+}
