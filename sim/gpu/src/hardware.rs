@@ -96,7 +96,7 @@ pub enum Preset {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NvLink {
-    /// Over PCIe only.
+    /// Over `PCIe` only.
     None,
     /// Cards 0 and 1, 2 and 3, ... by bridges.
     Pairs,

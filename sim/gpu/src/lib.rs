@@ -1,10 +1,11 @@
 //! The simulated GPU, in the order of the data's way:
 //!
-//! - [`hardware`]: what is plugged in, from a readable file or a preset;
+//! - [`hardware`] is what is plugged in, from a readable file or a preset;
 //! - [`paths`], [`wire`], [`cuda`]: where things lie, how lines look, what errors are called;
 //! - [`driver`]: the process that owns cards, memory, processes and faults;
 //! - [`client`]: how a process talks to it, and libcuda's behaviour on top;
 //! - [`mps`]: the control daemon and its servers;
+//! - [`smi`] is `nvidia-smi`;
 //! - [`workload`]: the program in the containers;
 //! - [`program`]: the command line of the driver and its control.
 //!
@@ -19,6 +20,7 @@ pub mod hardware;
 pub mod mps;
 pub mod paths;
 pub mod program;
+pub mod smi;
 pub mod wire;
 pub mod workload;
 
@@ -62,6 +64,7 @@ pub fn multicall(args: Vec<String>) -> ExitCode {
         "driver" => program::driver(rest),
         "ctl" => program::ctl(rest),
         "workload" => workload::run(rest),
+        "nvidia-smi" => smi::run(rest),
         "nvidia-cuda-mps-control" => mps::control(rest),
         "nvidia-cuda-mps-server" => mps::server(),
         _ => program::fail(program::USAGE),

@@ -129,7 +129,9 @@ fn options(args: &[String]) -> Result<Options, String> {
 pub fn ctl(args: &[String]) -> ExitCode {
     match control(args) {
         Ok(lines) => {
-            lines.iter().for_each(|line| say(line));
+            for line in &lines {
+                say(line);
+            }
             ExitCode::SUCCESS
         }
         Err(error) => fail(&error),

@@ -216,9 +216,12 @@ fn join_server(
         ));
     }
     let rows: Vec<Vec<String>> = visible.iter().map(|uuid| vec![uuid.clone()]).collect();
-    let secret = welcome
-        .get("shm")
-        .map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    let secret = welcome.get("shm").map(|path| {
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    });
     let attach = Message::new("ATTACH")
         .with_rows("visible", &rows)
         .with_some("pinned", env.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"))
@@ -236,7 +239,7 @@ fn join_server(
 
 /// `CUDA_VISIBLE_DEVICES` over a list of cards: ordinals and UUIDs or their
 /// beginnings; the first entry that is neither ends the list.
-fn visible(cards: &[String], env: &Environment) -> Vec<String> {
+pub(crate) fn visible(cards: &[String], env: &Environment) -> Vec<String> {
     let Some(wanted) = env.get("CUDA_VISIBLE_DEVICES") else {
         return cards.to_vec();
     };

@@ -109,7 +109,7 @@ pub(super) fn mode_number(mode: ComputeMode) -> u32 {
     }
 }
 
-/// `nvmlGpuTopologyLevel_t` to every card: neighbours share a PCIe switch
+/// `nvmlGpuTopologyLevel_t` to every card: neighbours share a `PCIe` switch
 /// (MULTIPLE, 20), cards of one NUMA node its host bridges (NODE, 40).
 fn topology(state: &State, id: CardId) -> Vec<Vec<String>> {
     let mine = &state.cards[id].spec;

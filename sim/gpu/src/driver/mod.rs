@@ -159,13 +159,10 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
         if shared.stopping.load(std::sync::atomic::Ordering::SeqCst) {
             return;
         }
-        let stream = match stream {
-            Ok(stream) => stream,
-            Err(_) => {
-                // Out of descriptors, most likely: those in use will come back.
-                std::thread::sleep(Duration::from_millis(10));
-                continue;
-            }
+        let Ok(stream) = stream else {
+            // Out of descriptors, most likely: those in use will come back.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
         };
         let conn = next;
         next += 1;

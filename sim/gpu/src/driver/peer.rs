@@ -21,12 +21,11 @@ impl Peer {
     pub(super) fn name(&self) -> String {
         let cmdline = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         let first = cmdline.split(|b| *b == 0).next().unwrap_or_default();
-        match first.is_empty() {
-            true => fs::read_to_string(format!("/proc/{}/comm", self.pid))
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
-            false => String::from_utf8_lossy(first).into_owned(),
+        if first.is_empty() {
+            let comm = fs::read_to_string(format!("/proc/{}/comm", self.pid));
+            comm.unwrap_or_default().trim().to_owned()
+        } else {
+            String::from_utf8_lossy(first).into_owned()
         }
     }
 
@@ -36,7 +35,7 @@ impl Peer {
         text.trim().replace('\n', ";")
     }
 
-    /// What the driver calls an administrator: CAP_SYS_ADMIN, which root in an
+    /// What the driver calls an administrator: `CAP_SYS_ADMIN`, which root in an
     /// ordinary container lacks. A driver without root takes its own user instead.
     pub(super) fn is_admin(&self) -> bool {
         if !nix::unistd::geteuid().is_root() {

@@ -303,13 +303,14 @@ fn set_slice(
 }
 
 fn admin(caller: &Caller<'_>) -> Result<(), Failure> {
-    match caller.peer.is_admin() {
-        true => Ok(()),
-        false => Err(Failure::Nvml(
+    if caller.peer.is_admin() {
+        Ok(())
+    } else {
+        Err(Failure::Nvml(
             nvml::NO_PERMISSION,
             "NVML_ERROR_NO_PERMISSION",
             "this needs an administrator of the node".to_owned(),
-        )),
+        ))
     }
 }
 
@@ -330,13 +331,14 @@ fn nvml_card(state: &State, request: &Message) -> Result<CardId, Failure> {
             "no such card".to_owned(),
         )
     })?;
-    match state.cards[card].lost {
-        true => Err(Failure::Nvml(
+    if state.cards[card].lost {
+        Err(Failure::Nvml(
             nvml::GPU_IS_LOST,
             "NVML_ERROR_GPU_IS_LOST",
             "the GPU is lost".to_owned(),
-        )),
-        false => Ok(card),
+        ))
+    } else {
+        Ok(card)
     }
 }
 

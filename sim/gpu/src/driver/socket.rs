@@ -114,7 +114,7 @@ impl LineSocket {
                             }
                         }
                         ControlMessageOwned::ScmCredentials(credentials) => {
-                            self.sender = Some(credentials.pid())
+                            self.sender = Some(credentials.pid());
                         }
                         _ => {}
                     }

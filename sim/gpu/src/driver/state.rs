@@ -559,12 +559,13 @@ impl State {
     }
 
     fn alive(&self, card: CardId) -> Result<(), Refusal> {
-        match self.cards[card].lost {
-            true => Err((
+        if self.cards[card].lost {
+            Err((
                 CudaError::Unknown,
                 "the card has fallen off the bus".to_owned(),
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 

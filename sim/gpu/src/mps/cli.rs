@@ -25,12 +25,9 @@ pub fn pipe_directory() -> PathBuf {
 /// Runs the program.
 pub fn run() -> ExitCode {
     let pipe = pipe_directory();
-    let stream = match UnixStream::connect(pipe.join("control")) {
-        Ok(stream) => stream,
-        Err(_) => {
-            emit("Cannot find MPS control daemon process");
-            return ExitCode::from(1);
-        }
+    let Ok(stream) = UnixStream::connect(pipe.join("control")) else {
+        emit("Cannot find MPS control daemon process");
+        return ExitCode::from(1);
     };
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
@@ -39,7 +36,11 @@ pub fn run() -> ExitCode {
             continue;
         }
         match converse(&stream, command) {
-            Ok(answer) => answer.iter().for_each(|line| emit(line)),
+            Ok(answer) => {
+                for line in &answer {
+                    emit(line);
+                }
+            }
             Err(error) => {
                 emit(&format!(
                     "Failed to communicate with MPS control daemon: {error}"

@@ -179,7 +179,7 @@ fn drive_raise(workload: &Workload, mib: &str) -> Result<Value, CallError> {
     Ok(json!({"servers": servers, "answers": answers}))
 }
 
-/// Makes a device node that nobody gave us, as CAP_MKNOD allows.
+/// Makes a device node that nobody gave us, as `CAP_MKNOD` allows.
 fn make_node(workload: &Workload, minor: &str) -> Result<Value, CallError> {
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
     let minor: u64 = minor.parse().unwrap_or(0);

@@ -1,0 +1,231 @@
+//! MPS's limits as text: what commands and variables say, and what they come to.
+//!
+//! Owns the arithmetic of "a client may only lower". Pure.
+
+/// Memory in MiB, thread percentages in hundredths of the whole.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Limits {
+    /// Active thread percentage, above 0 to 100.
+    pub(super) percent: f64,
+    /// What was set per device, in order: the device as it was named, and MiB.
+    pub(super) memory: Vec<(String, u64)>,
+    /// 0 normal, 1 below normal.
+    pub(super) priority: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            percent: 100.0,
+            memory: Vec::new(),
+            priority: 0,
+        }
+    }
+}
+
+impl Limits {
+    /// The defaults that a daemon takes from its own environment.
+    pub(super) fn of_environment(get: impl Fn(&str) -> Option<String>) -> Self {
+        let mut limits = Self::default();
+        if let Some(percent) =
+            get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").and_then(|t| parse_percent(&t))
+        {
+            limits.percent = percent;
+        }
+        if let Some(text) = get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
+            limits.memory = parse_limits(&text);
+        }
+        if let Some(priority) = get("CUDA_MPS_CLIENT_PRIORITY").and_then(|t| t.trim().parse().ok())
+        {
+            limits.priority = priority;
+        }
+        limits
+    }
+
+    /// Sets a device's limit; the latest wins, under whichever name.
+    pub(super) fn set_memory(&mut self, device: &str, mib: u64) {
+        self.memory.retain(|(name, _)| name != device);
+        self.memory.push((device.to_owned(), mib));
+    }
+
+    /// The limit of one device, in a list of devices by ordinal.
+    pub(super) fn memory_of(&self, devices: &[String], ordinal: usize) -> Option<u64> {
+        self.memory
+            .iter()
+            .rev()
+            .find(|(name, _)| resolve(devices, name) == Some(ordinal))
+            .map(|(_, mib)| *mib)
+    }
+}
+
+/// What a client is let in with: MiB by the server's ordinal, and per cent.
+/// `visible` are the ordinals of the server that the client sees, in its order.
+/// Where `stray_lifts` and the client names a card that it does not see, nothing holds.
+pub(super) fn effective(
+    server: &Limits,
+    devices: &[String],
+    visible: &[usize],
+    client_memory: Option<&str>,
+    client_percent: Option<&str>,
+    stray_lifts: bool,
+) -> (Vec<(usize, u64)>, u32) {
+    let percent = client_percent
+        .and_then(parse_percent)
+        .map_or(server.percent, |own| own.min(server.percent));
+    let own = client_memory.map(parse_limits).unwrap_or_default();
+    let names: Vec<String> = visible
+        .iter()
+        .filter_map(|ordinal| devices.get(*ordinal).cloned())
+        .collect();
+    let stray = own.iter().any(|(name, _)| resolve(&names, name).is_none());
+    let mut limits = Vec::new();
+    if !(stray && stray_lifts) {
+        for (position, ordinal) in visible.iter().enumerate() {
+            let own = own
+                .iter()
+                .rev()
+                .find(|(name, _)| resolve(&names, name) == Some(position))
+                .map(|(_, mib)| *mib);
+            let limit = match (own, server.memory_of(devices, *ordinal)) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            limits.extend(limit.map(|mib| (*ordinal, mib)));
+        }
+    }
+    // At least one multiprocessor, whatever the fraction.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let percent = percent.clamp(1.0, 100.0) as u32;
+    (limits, percent)
+}
+
+/// The ordinal that a device's name means: a number, or a UUID.
+pub(super) fn resolve(devices: &[String], name: &str) -> Option<usize> {
+    match name.parse::<usize>() {
+        Ok(ordinal) => (ordinal < devices.len()).then_some(ordinal),
+        Err(_) => devices.iter().position(|uuid| uuid == name),
+    }
+}
+
+/// `2G`, `2000M`, with or without a `B`.
+pub(super) fn parse_mib(text: &str) -> Option<u64> {
+    let text = text.trim().trim_end_matches(['B', 'b']);
+    let (number, factor) = match text.as_bytes().last()? {
+        b'G' | b'g' => (&text[..text.len() - 1], 1024),
+        b'M' | b'm' => (&text[..text.len() - 1], 1),
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// `0=2000M,GPU-...=1G`; what is malformed is left out, as nobody validates it.
+fn parse_limits(text: &str) -> Vec<(String, u64)> {
+    text.split(',')
+        .filter_map(|entry| entry.split_once('='))
+        .filter_map(|(device, limit)| Some((device.trim().to_owned(), parse_mib(limit)?)))
+        .collect()
+}
+
+/// Above 0, up to 100.
+pub(super) fn parse_percent(text: &str) -> Option<f64> {
+    text.trim()
+        .parse::<f64>()
+        .ok()
+        .filter(|p| *p > 0.0 && *p <= 100.0)
+}
+
+/// How a limit is read back; in whole GiB, rounded down, where the driver does that.
+pub(super) fn show_mib(mib: u64, in_gib: bool) -> String {
+    if in_gib && mib >= 1024 {
+        format!("{}G", mib / 1024)
+    } else {
+        format!("{mib}M")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(memory: &[(&str, u64)], percent: f64) -> Limits {
+        Limits {
+            percent,
+            memory: memory.iter().map(|(d, m)| ((*d).to_owned(), *m)).collect(),
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn a_client_may_only_lower() {
+        type Case<'a> = (
+            &'a [(&'a str, u64)],
+            f64,
+            Option<&'a str>,
+            Option<&'a str>,
+            bool,
+            &'a [(usize, u64)],
+            u32,
+        );
+        let devices = vec!["GPU-a".to_owned(), "GPU-b".to_owned()];
+        #[rustfmt::skip]
+        let cases: &[Case<'_>] = &[
+            (&[], 100.0, None, None, false, &[], 100),
+            (&[("0", 4000)], 50.0, None, None, false, &[(0, 4000)], 50),
+            (&[("0", 4000)], 50.0, Some("0=2000M"), Some("25"), false, &[(0, 2000)], 25),
+            (&[("0", 4000)], 50.0, Some("0=9000M"), Some("100"), false, &[(0, 4000)], 50),
+            (&[("0", 4000)], 50.0, Some("GPU-a=1G"), Some("nonsense"), false, &[(0, 1024)], 50),
+            (&[], 100.0, Some("0=2000M"), Some("10.5"), false, &[(0, 2000)], 10),
+            (&[("0", 4000), ("GPU-a", 3000)], 100.0, None, None, false, &[(0, 3000)], 100),
+            (&[("GPU-b", 500)], 100.0, Some("0=2000M,1=1000M"), None, false, &[(0, 2000), (1, 500)], 100),
+            (&[("0", 4000)], 100.0, Some("0=2G,7=4G"), None, false, &[(0, 2048)], 100),
+            (&[("0", 4000)], 50.0, Some("0=2G,7=4G"), None, true, &[], 50),
+            (&[("0", 4000)], 100.0, Some("0=,=,1,0=5"), None, false, &[(0, 4000)], 100),
+        ];
+        for (memory, percent, own, own_percent, lifts, expected, threads) in cases {
+            let found = effective(
+                &server(memory, *percent),
+                &devices,
+                &[0, 1],
+                *own,
+                *own_percent,
+                *lifts,
+            );
+            assert_eq!(
+                (found.0.as_slice(), found.1),
+                (*expected, *threads),
+                "{memory:?} {own:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_clients_ordinals_count_what_it_sees() {
+        let devices = vec!["GPU-a".to_owned(), "GPU-b".to_owned()];
+        let found = effective(
+            &server(&[], 100.0),
+            &devices,
+            &[1],
+            Some("0=700M"),
+            None,
+            false,
+        );
+        assert_eq!(found.0, [(1, 700)]);
+    }
+
+    #[test]
+    fn limits_read_and_print() {
+        for (text, mib) in [
+            ("2G", Some(2048)),
+            ("2000M", Some(2000)),
+            ("1GB", Some(1024)),
+            ("5", None),
+            ("", None),
+            ("xM", None),
+        ] {
+            assert_eq!(parse_mib(text), mib, "{text}");
+        }
+        assert_eq!(show_mib(3840, true), "3G");
+        assert_eq!(show_mib(3840, false), "3840M");
+        assert_eq!(show_mib(512, true), "512M");
+    }
+}
