@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node as NodeObject, Pod};
 use kube::api::{DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
@@ -52,6 +54,8 @@ pub struct Cluster {
     pub control_plane: ControlPlane,
     pub node: Node,
     pub registry: Registry,
+    /// How many namespaces claims have been given.
+    namespaces: u32,
     /// How long it took until the API server answered, and until the node was Ready.
     pub started: (Duration, Duration),
 }
@@ -73,14 +77,19 @@ impl Cluster {
         })?;
         registry.ready().await?;
         let images = state.join("images");
-        let pause = Recipe::busybox().entrypoint(["/bin/sleep", "2147483647"]).build(&images, "pause")?;
+        let pause = Recipe::busybox()
+            .entrypoint(["/bin/sleep", "2147483647"])
+            .build(&images, "pause")?;
         let busybox = Recipe::busybox().build(&images, "busybox")?;
         registry.push(&pause, node::PAUSE).await?;
         registry.push(&busybox, "busybox").await?;
 
         let client = control_plane.ready(&bin, &logs).await?;
         let api_ready = begin.elapsed();
-        let kubectl = Kubectl { program: bin.join("kubectl"), kubeconfig: control_plane.kubeconfig("admin") };
+        let kubectl = Kubectl {
+            program: bin.join("kubectl"),
+            kubeconfig: control_plane.kubeconfig("admin"),
+        };
         let mut cluster = Self {
             programs,
             work,
@@ -89,6 +98,7 @@ impl Cluster {
             control_plane,
             node,
             registry,
+            namespaces: 0,
             started: (api_ready, api_ready),
         };
         cluster.node_ready().await?;
@@ -101,17 +111,24 @@ impl Cluster {
         let nodes: Api<NodeObject> = Api::all(self.client.clone());
         let waited = until("node Ready", Duration::from_secs(60), || async {
             let node = nodes.get(node::NAME).await?;
-            let tainted = node.spec.and_then(|spec| spec.taints).is_some_and(|taints| !taints.is_empty());
+            let tainted = node
+                .spec
+                .and_then(|spec| spec.taints)
+                .is_some_and(|taints| !taints.is_empty());
             let condition = node
                 .status
                 .and_then(|status| status.conditions)
                 .unwrap_or_default()
                 .into_iter()
                 .find(|condition| condition.type_ == "Ready");
-            let ready = condition.as_ref().is_some_and(|condition| condition.status == "True");
+            let ready = condition
+                .as_ref()
+                .is_some_and(|condition| condition.status == "True");
             Ok(Seen::when(
                 ready && !tainted,
-                condition.and_then(|condition| condition.message).unwrap_or_default(),
+                condition
+                    .and_then(|condition| condition.message)
+                    .unwrap_or_default(),
             ))
         })
         .await;
@@ -128,7 +145,10 @@ impl Cluster {
 
     /// An image of this workspace's making, served under `reference`.
     pub async fn serve_image(&self, recipe: &Recipe, reference: &str) -> Result<()> {
-        let name: String = reference.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+        let name: String = reference
+            .chars()
+            .map(|c| if c.is_alphanumeric() { c } else { '-' })
+            .collect();
         let folder = self.work.state().join("images");
         let layout = folder.join(&name);
         if layout.exists() {
@@ -160,7 +180,11 @@ impl Cluster {
         let name = object.name_any();
         let api = self.api_of(&object).await?;
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let kind = object.types.as_ref().map(|types| types.kind.clone()).unwrap_or_default();
+        let kind = object
+            .types
+            .as_ref()
+            .map(|types| types.kind.clone())
+            .unwrap_or_default();
         // A fresh namespace has no default service account for a moment, and a fresh CRD
         // no endpoint: both are refused in words that say so.
         let begin = Instant::now();
@@ -169,7 +193,9 @@ impl Cluster {
                 Ok(applied) => return Ok(applied),
                 Err(kube::Error::Api(status))
                     if begin.elapsed() < Duration::from_secs(10)
-                        && (status.message.contains("serviceaccount \"default\" not found")
+                        && (status
+                            .message
+                            .contains("serviceaccount \"default\" not found")
                             || status.message.contains("error looking up service account")) =>
                 {
                     tokio::time::sleep(Duration::from_millis(30)).await;
@@ -182,23 +208,53 @@ impl Cluster {
     }
 
     async fn api_of(&self, object: &DynamicObject) -> Result<Api<DynamicObject>> {
-        let types = object.types.as_ref().context("a document without apiVersion and kind")?;
+        let types = object
+            .types
+            .as_ref()
+            .context("a document without apiVersion and kind")?;
         let kind = GroupVersionKind::try_from(types)?;
-        let (resource, capabilities) = until(&format!("the API of {kind:?}"), Duration::from_secs(15), || async {
-            Ok(Seen::Done(discovery::pinned_kind(&self.client, &kind).await?))
-        })
+        let (resource, capabilities) = until(
+            &format!("the API of {kind:?}"),
+            Duration::from_secs(15),
+            || async {
+                Ok(Seen::Done(
+                    discovery::pinned_kind(&self.client, &kind).await?,
+                ))
+            },
+        )
         .await?;
         Ok(match (capabilities.scope, object.namespace()) {
             (discovery::Scope::Cluster, _) => Api::all_with(self.client.clone(), &resource),
             (discovery::Scope::Namespaced, Some(namespace)) => {
                 Api::namespaced_with(self.client.clone(), &namespace, &resource)
             }
-            (discovery::Scope::Namespaced, None) => Api::default_namespaced_with(self.client.clone(), &resource),
+            (discovery::Scope::Namespaced, None) => {
+                Api::default_namespaced_with(self.client.clone(), &resource)
+            }
         })
     }
 
-    /// Makes a namespace.
+    /// Makes a namespace that no claim has used before, and answers its name.
+    pub async fn namespace(&mut self) -> Result<String> {
+        self.namespaces += 1;
+        let name = format!("claim-{}", self.namespaces);
+        self.make_namespace(&name).await?;
+        Ok(name)
+    }
+
+    /// Makes a namespace of this name, after an older one of this name is gone.
     pub async fn make_namespace(&self, name: &str) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        until(
+            &format!("the old namespace {name} gone"),
+            Duration::from_secs(30),
+            || async {
+                let old = namespaces.get_opt(name).await?;
+                let ending = old.is_some_and(|old| old.metadata.deletion_timestamp.is_some());
+                Ok(Seen::when(!ending, "still ending"))
+            },
+        )
+        .await?;
         let document = serde_json::json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
         self.apply_one(&document).await?;
         Ok(())
@@ -217,25 +273,42 @@ impl Cluster {
         condition: impl Fn(&Pod) -> bool,
     ) -> Result<Pod> {
         let pods = self.pods(namespace);
-        until(&format!("pod {namespace}/{name} {what}"), POD_LIMIT, || async {
-            let pod = pods.get(name).await?;
-            if condition(&pod) {
-                return Ok(Seen::Done(pod));
-            }
-            let events = self.events_of(namespace, name).await.unwrap_or_default();
-            Ok(Seen::NotYet(format!("{}; events: {}", describe(&pod), events.join(" | "))))
-        })
+        until(
+            &format!("pod {namespace}/{name} {what}"),
+            POD_LIMIT,
+            || async {
+                let pod = pods.get(name).await?;
+                if condition(&pod) {
+                    return Ok(Seen::Done(pod));
+                }
+                let events = self.events_of(namespace, name).await.unwrap_or_default();
+                Ok(Seen::NotYet(format!(
+                    "{}; events: {}",
+                    describe(&pod),
+                    events.join(" | ")
+                )))
+            },
+        )
         .await
     }
 
     /// Waits until a pod is in a phase.
     pub async fn pod_phase(&self, namespace: &str, name: &str, phase: &str) -> Result<Pod> {
-        self.pod_until(namespace, name, phase, |pod| phase_of(pod) == phase).await
+        self.pod_until(namespace, name, phase, |pod| phase_of(pod) == phase)
+            .await
     }
 
     /// What a container wrote.
-    pub async fn logs(&self, namespace: &str, pod: &str, container: Option<&str>) -> Result<String> {
-        let parameters = LogParams { container: container.map(str::to_owned), ..LogParams::default() };
+    pub async fn logs(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: Option<&str>,
+    ) -> Result<String> {
+        let parameters = LogParams {
+            container: container.map(str::to_owned),
+            ..LogParams::default()
+        };
         Ok(self.pods(namespace).logs(pod, &parameters).await?)
     }
 
@@ -248,51 +321,94 @@ impl Cluster {
             .await?
             .items
             .into_iter()
-            .map(|event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default()))
+            .map(|event| {
+                format!(
+                    "{}: {}",
+                    event.reason.unwrap_or_default(),
+                    event.message.unwrap_or_default()
+                )
+            })
             .collect())
     }
 
     /// Deletes a pod and waits until it is gone.
     pub async fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
         let pods = self.pods(namespace);
-        pods.delete(name, &DeleteParams::default().grace_period(1)).await?;
-        until(&format!("pod {namespace}/{name} gone"), POD_LIMIT, || async {
-            Ok(match pods.get_opt(name).await? {
-                None => Seen::Done(()),
-                Some(pod) => Seen::NotYet(describe(&pod)),
-            })
-        })
+        pods.delete(name, &DeleteParams::default().grace_period(1))
+            .await?;
+        until(
+            &format!("pod {namespace}/{name} gone"),
+            POD_LIMIT,
+            || async {
+                Ok(match pods.get_opt(name).await? {
+                    None => Seen::Done(()),
+                    Some(pod) => Seen::NotYet(describe(&pod)),
+                })
+            },
+        )
         .await
     }
 
-    /// Removes what a test has made: namespaces and pods, but those of the system.
+    /// Removes what a claim has made: pods until they are gone, from the node too, and
+    /// then their namespaces, which go in their own time.
     pub async fn clean(&self) -> Result<()> {
+        let everywhere: Api<Pod> = Api::all(self.client.clone());
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let mut ours = Vec::new();
-        for namespace in namespaces.list(&ListParams::default()).await? {
-            let name = namespace.name_any();
-            if name.starts_with("kube-") || name == proto::names::NAMESPACE {
-                continue;
-            }
-            self.pods(&name)
-                .delete_collection(&DeleteParams::default().grace_period(1), &ListParams::default())
+        let ours: Vec<String> = namespaces
+            .list(&ListParams::default())
+            .await?
+            .into_iter()
+            .map(|namespace| namespace.name_any())
+            .filter(|name| !name.starts_with("kube-") && name != proto::names::NAMESPACE)
+            .collect();
+        for name in &ours {
+            self.delete_controllers(name).await?;
+            self.pods(name)
+                .delete_collection(
+                    &DeleteParams::default().grace_period(1),
+                    &ListParams::default(),
+                )
                 .await?;
-            if name != "default" {
-                namespaces.delete(&name, &DeleteParams::default()).await?;
-                ours.push(name);
-            }
         }
-        until("the test's namespaces gone", Duration::from_secs(60), || async {
-            let left: Vec<String> = namespaces
+        until("the claim's pods gone", Duration::from_secs(60), || async {
+            let left: Vec<String> = everywhere
                 .list(&ListParams::default())
                 .await?
                 .into_iter()
-                .map(|namespace| namespace.name_any())
-                .filter(|name| ours.contains(name))
+                .filter(|pod| {
+                    pod.namespace()
+                        .is_some_and(|namespace| ours.contains(&namespace))
+                })
+                .map(|pod| format!("{}: {}", pod.name_any(), describe(&pod)))
                 .collect();
             Ok(Seen::when(left.is_empty(), left.join(", ")))
         })
-        .await
+        .await?;
+        for name in ours.iter().filter(|name| *name != "default") {
+            match namespaces.delete(name, &DeleteParams::default()).await {
+                // One of an earlier claim, gone since the list was made.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                outcome => {
+                    outcome?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what would make pods anew.
+    async fn delete_controllers(&self, namespace: &str) -> Result<()> {
+        let (all, now) = (ListParams::default(), DeleteParams::background());
+        Api::<Deployment>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<ReplicaSet>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<Job>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Ok(())
     }
 
     /// A client with the credentials of a kubeconfig file.
@@ -304,12 +420,18 @@ impl Cluster {
 /// The documents of a YAML text, empty ones left out.
 pub fn documents(yaml: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)?;
-    Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
+    Ok(documents
+        .into_iter()
+        .filter(|document| !document.is_null())
+        .collect())
 }
 
 /// A pod's phase, or nothing.
 pub fn phase_of(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
 }
 
 /// A pod's state in one line, for messages.
@@ -318,9 +440,15 @@ pub fn describe(pod: &Pod) -> String {
     if let Some(status) = &pod.status {
         parts.extend(status.reason.clone());
         parts.extend(status.message.clone());
-        let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+        let containers = status
+            .init_container_statuses
+            .iter()
+            .chain(&status.container_statuses)
+            .flatten();
         for container in containers {
-            let Some(state) = &container.state else { continue };
+            let Some(state) = &container.state else {
+                continue;
+            };
             if let Some(waiting) = &state.waiting {
                 parts.push(format!(
                     "{} waits: {} {}",

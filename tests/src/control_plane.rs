@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::Client;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::daemon::{Command, Daemon};
@@ -90,19 +93,33 @@ impl ControlPlane {
             .flag("--service-cluster-ip-range", "10.96.0.0/16")
             .flag("--service-account-issuer", "https://kubernetes.default.svc")
             .flag("--service-account-key-file", folder.join("accounts.pub"))
-            .flag("--service-account-signing-key-file", folder.join("accounts.key"))
+            .flag(
+                "--service-account-signing-key-file",
+                folder.join("accounts.key"),
+            )
             .start(logs)?;
-        Ok(Self { etcd, api_server, controller_manager: None, folder })
+        Ok(Self {
+            etcd,
+            api_server,
+            controller_manager: None,
+            folder,
+        })
     }
 
     /// Waits until the API server answers, then starts the controller manager.
     pub async fn ready(&mut self, bin: &Path, logs: &Path) -> Result<Client> {
-        let manager = Command::new("kube-controller-manager", bin.join("kube-controller-manager"))
-            .flag("--kubeconfig", self.kubeconfig("controller-manager"))
-            .flag("--service-account-private-key-file", self.folder.join("accounts.key"))
-            .flag("--root-ca-file", self.authority())
-            .flag("--use-service-account-credentials", "false")
-            .flag("--leader-elect", "false");
+        let manager = Command::new(
+            "kube-controller-manager",
+            bin.join("kube-controller-manager"),
+        )
+        .flag("--kubeconfig", self.kubeconfig("controller-manager"))
+        .flag(
+            "--service-account-private-key-file",
+            self.folder.join("accounts.key"),
+        )
+        .flag("--root-ca-file", self.authority())
+        .flag("--use-service-account-credentials", "false")
+        .flag("--leader-elect", "false");
         let client = token::client(&self.kubeconfig("admin")).await?;
         until("the API server ready", Duration::from_secs(60), || {
             let alive = self.alive();
@@ -112,7 +129,9 @@ impl ControlPlane {
                     return Ok(Seen::Never(dead));
                 }
                 let request = http::Request::get("/readyz").body(Vec::new())?;
-                Ok(Seen::Done(client.request_text(request).await.context("readyz")?))
+                Ok(Seen::Done(
+                    client.request_text(request).await.context("readyz")?,
+                ))
             }
         })
         .await?;
@@ -134,7 +153,9 @@ impl ControlPlane {
     pub fn alive(&mut self) -> Result<()> {
         self.etcd.alive()?;
         self.api_server.alive()?;
-        self.controller_manager.as_mut().map_or(Ok(()), Daemon::alive)
+        self.controller_manager
+            .as_mut()
+            .map_or(Ok(()), Daemon::alive)
     }
 }
 
@@ -152,26 +173,44 @@ fn authority(folder: &Path) -> PathBuf {
 fn write_certificates(folder: &Path) -> Result<()> {
     let mut params = CertificateParams::new(Vec::<String>::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "aliquot-tests");
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "aliquot-tests");
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     let key = KeyPair::generate()?;
     fs::write(authority(folder), params.self_signed(&key)?.pem())?;
     let issuer = Issuer::new(params, key);
 
-    let names = [ADDRESS, "127.0.0.1", "10.96.0.1", "localhost", "kubernetes.default.svc"];
+    let names = [
+        ADDRESS,
+        "127.0.0.1",
+        "10.96.0.1",
+        "localhost",
+        "kubernetes.default.svc",
+    ];
     let mut params = CertificateParams::new(names.map(str::to_owned))?;
-    params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "kube-apiserver");
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let key = KeyPair::generate()?;
-    fs::write(folder.join("server.crt"), params.signed_by(&key, &issuer)?.pem())?;
+    fs::write(
+        folder.join("server.crt"),
+        params.signed_by(&key, &issuer)?.pem(),
+    )?;
     fs::write(folder.join("server.key"), key.serialize_pem())?;
     Ok(())
 }
 
 fn random_token() -> Result<String> {
     let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| anyhow::anyhow!("no randomness"))?;
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| anyhow::anyhow!("no randomness"))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

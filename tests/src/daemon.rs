@@ -16,6 +16,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
+/// Characters of a log line that are shown.
+const LINE: usize = 320;
+
 /// How a daemon is started.
 #[derive(Debug, Clone)]
 pub struct Command {
@@ -28,7 +31,12 @@ pub struct Command {
 impl Command {
     /// `name` names the log file too.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
-        Self { name: name.into(), program: program.into(), args: Vec::new(), env: BTreeMap::new() }
+        Self {
+            name: name.into(),
+            program: program.into(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+        }
     }
 
     #[must_use]
@@ -62,7 +70,11 @@ impl Command {
     pub fn start(self, logs: &Path) -> Result<Daemon> {
         let log = logs.join(format!("{}.log", self.name));
         let child = spawn(&self, &log)?;
-        Ok(Daemon { command: self, log, child })
+        Ok(Daemon {
+            command: self,
+            log,
+            child,
+        })
     }
 }
 
@@ -91,14 +103,21 @@ impl Daemon {
     /// Fails with the end of the log if the process has ended by itself.
     pub fn alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            anyhow::bail!("{} ended: {status}\n{}", self.name(), tail(&self.log, 20));
+            anyhow::bail!(
+                "{} ended: {status}\n{}",
+                self.name(),
+                tail(&self.log, 0, 20)
+            );
         }
         Ok(())
     }
 
     /// SIGKILL, and waits until it is gone.
     pub async fn kill(&mut self) -> Result<()> {
-        self.child.kill().await.with_context(|| format!("kill {}", self.command.name))
+        self.child
+            .kill()
+            .await
+            .with_context(|| format!("kill {}", self.command.name))
     }
 
     /// SIGTERM, then SIGKILL where that was not enough within five seconds.
@@ -106,7 +125,10 @@ impl Daemon {
         let Some(pid) = self.pid() else { return Ok(()) };
         // Gone between the question and the signal is as good as stopped.
         let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM);
-        if tokio::time::timeout(Duration::from_secs(5), self.child.wait()).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(5), self.child.wait())
+            .await
+            .is_err()
+        {
             self.kill().await?;
         }
         Ok(())
@@ -153,11 +175,19 @@ fn spawn(command: &Command, log: &Path) -> Result<Child> {
         .with_context(|| format!("start {} ({})", command.name, command.program.display()))
 }
 
-/// The last lines of a log, indented.
-pub fn tail(log: &Path, lines: usize) -> String {
+/// The last lines of what a log holds after its first `from` bytes, indented, long
+/// ones cut.
+pub fn tail(log: &Path, from: u64, lines: usize) -> String {
     let text = std::fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+    let from = usize::try_from(from).unwrap_or(usize::MAX).min(text.len());
+    let text = String::from_utf8_lossy(&text[from..]);
     let all: Vec<&str> = text.lines().collect();
-    let from = all.len().saturating_sub(lines);
-    all[from..].iter().map(|line| format!("    {line}\n")).collect()
+    let first = all.len().saturating_sub(lines);
+    all[first..]
+        .iter()
+        .map(|line| {
+            let line: String = line.chars().take(LINE).collect();
+            format!("    {line}\n")
+        })
+        .collect()
 }

@@ -28,7 +28,10 @@ pub struct Recipe {
 impl Recipe {
     /// Busybox with all its names; runs `sh` unless told otherwise.
     pub fn busybox() -> Self {
-        Self { command: vec!["sh".to_owned()], ..Self::default() }
+        Self {
+            command: vec!["sh".to_owned()],
+            ..Self::default()
+        }
     }
 
     /// Adds an executable of the host at an absolute path in the image.
@@ -91,9 +94,14 @@ impl Recipe {
             },
             "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
         });
-        let config = put(&blobs, "application/vnd.oci.image.config.v1+json", &serde_json::to_vec(&config)?)?;
+        let config = put(
+            &blobs,
+            "application/vnd.oci.image.config.v1+json",
+            &serde_json::to_vec(&config)?,
+        )?;
         let kind = "application/vnd.oci.image.manifest.v1+json";
-        let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer] });
+        let manifest =
+            json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer] });
         let manifest = put(&blobs, kind, &serde_json::to_vec(&manifest)?)?;
         let index = json!({
             "schemaVersion": 2,
@@ -101,19 +109,36 @@ impl Recipe {
             "manifests": [manifest],
         });
         fs::write(layout.join("index.json"), serde_json::to_vec(&index)?)?;
-        fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        fs::write(
+            layout.join("oci-layout"),
+            r#"{"imageLayoutVersion":"1.0.0"}"#,
+        )?;
         Ok(Image { layout })
     }
 
     fn lay_out(&self, root: &Path) -> Result<()> {
-        for folder in ["bin", "etc", "tmp", "run", "usr/bin", "usr/local/bin", "root"] {
+        for folder in [
+            "bin",
+            "etc",
+            "tmp",
+            "run",
+            "usr/bin",
+            "usr/local/bin",
+            "root",
+        ] {
             fs::create_dir_all(root.join(folder))?;
         }
-        fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n")?;
+        fs::write(
+            root.join("etc/passwd"),
+            "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n",
+        )?;
         fs::copy(BUSYBOX, root.join("bin/busybox"))
             .with_context(|| format!("{BUSYBOX} (busybox-static)"))?;
         let names = Command::new(BUSYBOX).arg("--list").output()?.stdout;
-        for name in String::from_utf8(names)?.lines().filter(|name| *name != "busybox") {
+        for name in String::from_utf8(names)?
+            .lines()
+            .filter(|name| *name != "busybox")
+        {
             symlink("busybox", root.join("bin").join(name))?;
         }
         for (host, path) in &self.files {
@@ -142,7 +167,14 @@ impl Image {
 
 fn pack(root: &Path, tar: &Path) -> Result<()> {
     let status = Command::new("tar")
-        .args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"])
+        .args([
+            "--create",
+            "--sort=name",
+            "--owner=0",
+            "--group=0",
+            "--numeric-owner",
+            "--mtime=@0",
+        ])
         .arg("--file")
         .arg(tar)
         .arg("--directory")
@@ -158,7 +190,11 @@ fn pack(root: &Path, tar: &Path) -> Result<()> {
 
 /// Writes a blob under its digest and describes it.
 fn put(blobs: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
-    let hex: String = digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = digest(&SHA256, bytes)
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     fs::write(blobs.join(&hex), bytes)?;
     Ok(json!({ "mediaType": kind, "digest": format!("sha256:{hex}"), "size": bytes.len() }))
 }

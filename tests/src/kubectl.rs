@@ -19,13 +19,23 @@ impl Kubectl {
     pub async fn run(&self, args: &[&str]) -> Result<String> {
         let output = self.command(args).output().await.context("kubectl")?;
         if !output.status.success() {
-            bail!("kubectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "kubectl {}: {}",
+                args.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Runs a command in a container.
-    pub async fn exec(&self, namespace: &str, pod: &str, container: &str, command: &[&str]) -> Result<String> {
+    pub async fn exec(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        command: &[&str],
+    ) -> Result<String> {
         let mut args = vec!["exec", "-n", namespace, pod, "-c", container, "--"];
         args.extend(command);
         self.run(&args).await
@@ -33,7 +43,10 @@ impl Kubectl {
 
     fn command(&self, args: &[&str]) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(&self.program);
-        command.args(args).env("KUBECONFIG", &self.kubeconfig).kill_on_drop(true);
+        command
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .kill_on_drop(true);
         command
     }
 }

@@ -40,7 +40,13 @@ fn mount_private(work: &Work) -> Result<()> {
     tmpfs(&work.state())?;
     // Folders that are missing on the host can only be made on a layer above it.
     for parent in ["/var/lib", "/var/log"] {
-        overlay(Path::new(parent), &work.state().join("layers").join(parent.trim_start_matches('/')))?;
+        overlay(
+            Path::new(parent),
+            &work
+                .state()
+                .join("layers")
+                .join(parent.trim_start_matches('/')),
+        )?;
     }
     // Sockets of the host's own containerd, NRI and CDI files live here: hidden, not layered.
     tmpfs(Path::new("/run"))?;
@@ -55,13 +61,25 @@ fn mount_private(work: &Work) -> Result<()> {
         fs::create_dir_all(folder)?;
     }
     // The kubelet and the runtime hand mounts to containers and back.
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
-        .context("make / shared")
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SHARED,
+        None::<&str>,
+    )
+    .context("make / shared")
 }
 
 fn tmpfs(target: &Path) -> Result<()> {
-    mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
-        .with_context(|| format!("tmpfs on {}", target.display()))
+    mount(
+        Some("tmpfs"),
+        target,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=755"),
+    )
+    .with_context(|| format!("tmpfs on {}", target.display()))
 }
 
 fn overlay(target: &Path, layer: &Path) -> Result<()> {
@@ -74,8 +92,14 @@ fn overlay(target: &Path, layer: &Path) -> Result<()> {
         upper.display(),
         scratch.display()
     );
-    mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-        .with_context(|| format!("overlay on {}", target.display()))
+    mount(
+        Some("overlay"),
+        target,
+        Some("overlay"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .with_context(|| format!("overlay on {}", target.display()))
 }
 
 fn network() -> Result<()> {
@@ -89,7 +113,10 @@ fn network() -> Result<()> {
         "link set n1 up",
         "route add default dev n1",
     ] {
-        let status = Command::new("ip").args(line.split(' ')).status().context("ip (iproute2)")?;
+        let status = Command::new("ip")
+            .args(line.split(' '))
+            .status()
+            .context("ip (iproute2)")?;
         if !status.success() {
             bail!("ip {line}: {status}");
         }
@@ -101,10 +128,14 @@ fn network() -> Result<()> {
 fn cgroup_root(name: &str) -> Result<()> {
     for hierarchy in cgroup_hierarchies() {
         // cgroup v2: a child has the controllers that its parent hands down.
-        let controllers = fs::read_to_string(hierarchy.join("cgroup.controllers")).unwrap_or_default();
+        let controllers =
+            fs::read_to_string(hierarchy.join("cgroup.controllers")).unwrap_or_default();
         for controller in controllers.split_whitespace() {
             // One that cannot be handed down is missed, and named, by the kubelet.
-            let _ = fs::write(hierarchy.join("cgroup.subtree_control"), format!("+{controller}"));
+            let _ = fs::write(
+                hierarchy.join("cgroup.subtree_control"),
+                format!("+{controller}"),
+            );
         }
         let root = hierarchy.join(name);
         fs::create_dir_all(&root).with_context(|| root.display().to_string())?;

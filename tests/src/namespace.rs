@@ -48,7 +48,10 @@ impl Work {
 
     /// The name of this run's folder in every cgroup hierarchy, and of nothing else.
     pub fn cgroup(&self) -> String {
-        self.root.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        self.root
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
     }
 }
 
@@ -88,7 +91,14 @@ async fn run(work: &Work) -> Result<u8> {
     let mut child = tokio::process::Command::new("setpriv")
         // If this process is killed hard, the namespaces go too.
         .args(["--pdeathsig", "KILL", "unshare"])
-        .args(["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"])
+        .args([
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+        ])
         // The first process of the namespace inherits the runtime's orphaned shims and
         // must reap them: a shell does, and `exit` keeps it from being replaced.
         .args(["bash", "-c", "\"$@\"; exit $?", "init"])
@@ -122,7 +132,9 @@ fn sweep() {
     for hierarchy in cgroup_hierarchies() {
         for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+            let owner = name
+                .strip_prefix(PREFIX)
+                .and_then(|rest| rest.split('-').next());
             if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
                 // What still has processes in it refuses, and stays.
                 let _ = remove_tree(&entry.path());
@@ -133,15 +145,19 @@ fn sweep() {
 
 async fn remove_cgroups(name: &str) -> Result<()> {
     // A process that was killed leaves its cgroup only when the kernel is done with it.
-    until("the cgroup folders removed", Duration::from_secs(10), || async {
-        for hierarchy in cgroup_hierarchies() {
-            let root = hierarchy.join(name);
-            if root.exists() {
-                remove_tree(&root).with_context(|| root.display().to_string())?;
+    until(
+        "the cgroup folders removed",
+        Duration::from_secs(10),
+        || async {
+            for hierarchy in cgroup_hierarchies() {
+                let root = hierarchy.join(name);
+                if root.exists() {
+                    remove_tree(&root).with_context(|| root.display().to_string())?;
+                }
             }
-        }
-        Ok(Seen::Done(()))
-    })
+            Ok(Seen::Done(()))
+        },
+    )
     .await
 }
 

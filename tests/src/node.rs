@@ -41,7 +41,10 @@ pub struct Place<'a> {
 impl Node {
     /// Starts both; the kubelet waits for the runtime by itself.
     pub fn start(place: &Place<'_>) -> Result<Self> {
-        Ok(Self { containerd: start_containerd(place)?, kubelet: start_kubelet(place)? })
+        Ok(Self {
+            containerd: start_containerd(place)?,
+            kubelet: start_kubelet(place)?,
+        })
     }
 
     pub fn alive(&mut self) -> Result<()> {
@@ -78,7 +81,10 @@ fn start_containerd(place: &Place<'_>) -> Result<Daemon> {
             },
         }],
     });
-    fs::write(networks.join("pods.conflist"), serde_json::to_vec(&network)?)?;
+    fs::write(
+        networks.join("pods.conflist"),
+        serde_json::to_vec(&network)?,
+    )?;
 
     let config = folder.join("config.toml");
     fs::write(
@@ -165,5 +171,8 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
 }
 
 fn path_with(bin: &Path) -> String {
-    format!("{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", bin.display())
+    format!(
+        "{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        bin.display()
+    )
 }

@@ -70,7 +70,9 @@ impl Registry {
 /// registry, with Docker's implied `library/`.
 fn path_of(reference: &str) -> String {
     match reference.split_once('/') {
-        Some((registry, rest)) if registry.contains(['.', ':']) || registry == "localhost" => rest.to_owned(),
+        Some((registry, rest)) if registry.contains(['.', ':']) || registry == "localhost" => {
+            rest.to_owned()
+        }
         Some(_) => reference.to_owned(),
         None => format!("library/{reference}"),
     }
@@ -86,7 +88,10 @@ mod tests {
             ("ubuntu", "library/ubuntu"),
             ("ubuntu:24.04", "library/ubuntu:24.04"),
             ("vllm/vllm-openai:latest", "vllm/vllm-openai:latest"),
-            ("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0", "nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"),
+            (
+                "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
+                "nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
+            ),
             ("localhost/x", "x"),
             ("registry:5000/a/b", "a/b"),
         ] {

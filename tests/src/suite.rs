@@ -5,7 +5,9 @@
 //! Must never let one claim's failure hide another's result: each is caught, timed,
 //! and cleaned up after.
 
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -40,7 +42,10 @@ macro_rules! claims {
 
 /// Those whose name contains the filter.
 pub fn select(claims: Vec<Claim>, filter: Option<&str>) -> Vec<Claim> {
-    claims.into_iter().filter(|claim| filter.is_none_or(|filter| claim.name.contains(filter))).collect()
+    claims
+        .into_iter()
+        .filter(|claim| filter.is_none_or(|filter| claim.name.contains(filter)))
+        .collect()
 }
 
 /// Runs them. Answers whether all held.
@@ -48,6 +53,7 @@ pub async fn run(cluster: &mut Cluster, claims: &[Claim]) -> bool {
     let (mut passed, mut failed) = (0_usize, 0_usize);
     for claim in claims {
         let begin = Instant::now();
+        let marks = marks(cluster);
         let mut outcome = attempt(cluster, claim).await;
         if outcome.is_ok() {
             outcome = cluster.alive();
@@ -64,7 +70,7 @@ pub async fn run(cluster: &mut Cluster, claims: &[Claim]) -> bool {
             Err(error) => {
                 failed += 1;
                 println!("FAIL {}: {error:#} ({seconds:.1}s)", claim.name);
-                show_logs(cluster);
+                show_logs(&marks, cluster);
             }
         }
     }
@@ -88,14 +94,29 @@ async fn attempt(cluster: &mut Cluster, claim: &Claim) -> Result<()> {
     }
 }
 
-fn show_logs(cluster: &Cluster) {
-    let mut logs: Vec<_> =
-        std::fs::read_dir(cluster.work.logs()).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    logs.sort();
-    for log in logs {
-        let end = daemon::tail(&log, LOG_LINES);
+/// How long each log is now: what comes after belongs to the next claim.
+fn marks(cluster: &Cluster) -> BTreeMap<PathBuf, u64> {
+    let entries = std::fs::read_dir(cluster.work.logs())
+        .into_iter()
+        .flatten()
+        .flatten();
+    entries
+        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len())))
+        .collect()
+}
+
+fn show_logs(marks: &BTreeMap<PathBuf, u64>, cluster: &Cluster) {
+    for log in self::marks(cluster).into_keys() {
+        let end = daemon::tail(
+            &log,
+            marks.get(&log).copied().unwrap_or_default(),
+            LOG_LINES,
+        );
         if !end.is_empty() {
-            println!("  {}:\n{end}", log.file_name().unwrap_or_default().to_string_lossy());
+            println!(
+                "  {}:\n{end}",
+                log.file_name().unwrap_or_default().to_string_lossy()
+            );
         }
     }
 }

@@ -29,7 +29,12 @@ pub enum Credential {
 }
 
 /// Writes a kubeconfig with one context.
-pub fn write_kubeconfig(path: &Path, server: &str, authority: &Path, credential: &Credential) -> Result<()> {
+pub fn write_kubeconfig(
+    path: &Path,
+    server: &str,
+    authority: &Path,
+    credential: &Credential,
+) -> Result<()> {
     let user = match credential {
         Credential::Token(token) => json!({ "token": token }),
         Credential::File(file) => json!({ "tokenFile": file }),
@@ -95,7 +100,10 @@ impl AccountToken {
             .create_token_request(&self.account, &PostParams::default(), &request)
             .await
             .with_context(|| format!("token of {}/{}", self.namespace, self.account))?;
-        let token = answer.status.and_then(|status| status.token).context("a token request without a token")?;
+        let token = answer
+            .status
+            .and_then(|status| status.token)
+            .context("a token request without a token")?;
         let new = self.file.with_extension("new");
         fs::write(&new, token)?;
         fs::rename(&new, &self.file)?;

@@ -33,7 +33,11 @@ impl<T> Seen<T> {
 impl Seen<()> {
     /// `Done` if the condition holds.
     pub fn when(holds: bool, otherwise: impl Into<String>) -> Self {
-        if holds { Self::Done(()) } else { Self::NotYet(otherwise.into()) }
+        if holds {
+            Self::Done(())
+        } else {
+            Self::NotYet(otherwise.into())
+        }
     }
 }
 
@@ -72,7 +76,9 @@ where
     while start.elapsed() < span {
         match probe().await? {
             Seen::Done(()) => {}
-            Seen::NotYet(seen) => bail!("{what}: held only for {:?}; then: {seen}", start.elapsed()),
+            Seen::NotYet(seen) => {
+                bail!("{what}: held only for {:?}; then: {seen}", start.elapsed())
+            }
             Seen::Never(error) => return Err(error.context(what.to_owned())),
         }
         tokio::time::sleep(INTERVAL).await;

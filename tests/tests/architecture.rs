@@ -6,17 +6,30 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
 }
 
 /// Normal and build dependencies of each workspace member, by package name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
         .current_dir(root())
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     metadata["packages"]
         .as_array()
@@ -73,12 +86,40 @@ fn in_tree_edges_point_one_way() {
         ("sim-gpu", &[]),
         ("sim-nvml", &[]),
         ("sim-cluster", &["api", "cdi", "proto", "sim-gpu"]),
-        ("aliquot-cli", &["agent", "aliquot-hook", "api", "proto", "scheduler", "scheduler-core", "sim-cluster", "sim-gpu"]),
-        ("aliquot-tests", &["agent", "api", "cdi", "proto", "scheduler", "scheduler-core", "sim-cluster", "sim-gpu"]),
+        (
+            "aliquot-cli",
+            &[
+                "agent",
+                "aliquot-hook",
+                "api",
+                "proto",
+                "scheduler",
+                "scheduler-core",
+                "sim-cluster",
+                "sim-gpu",
+            ],
+        ),
+        (
+            "aliquot-tests",
+            &[
+                "agent",
+                "api",
+                "cdi",
+                "proto",
+                "scheduler",
+                "scheduler-core",
+                "sim-cluster",
+                "sim-gpu",
+            ],
+        ),
     ]);
     let dependencies = dependencies();
     let members: BTreeSet<&str> = dependencies.keys().map(String::as_str).collect();
-    assert_eq!(members, allowed.keys().copied().collect(), "a crate came or went: name its edges here");
+    assert_eq!(
+        members,
+        allowed.keys().copied().collect(),
+        "a crate came or went: name its edges here"
+    );
     for (package, needs) in &dependencies {
         for edge in needs.iter().filter(|need| members.contains(need.as_str())) {
             assert!(
@@ -93,11 +134,26 @@ fn in_tree_edges_point_one_way() {
 fn the_core_depends_on_nothing_that_could_fail_wait_or_know_kubernetes() {
     let allowed = BTreeSet::from(["indexmap", "rustc-hash", "slotmap"]);
     for need in &dependencies()["scheduler-core"] {
-        assert!(allowed.contains(need.as_str()), "scheduler-core must not depend on {need}");
+        assert!(
+            allowed.contains(need.as_str()),
+            "scheduler-core must not depend on {need}"
+        );
     }
     for (path, text) in sources("scheduler-core/src") {
-        for forbidden in ["std::time", "std::thread", "std::fs", "std::net", "std::env", "std::process", "rand::"] {
-            assert!(!shipped(&text).contains(forbidden), "{} uses {forbidden}", path.display());
+        for forbidden in [
+            "std::time",
+            "std::thread",
+            "std::fs",
+            "std::net",
+            "std::env",
+            "std::process",
+            "rand::",
+        ] {
+            assert!(
+                !shipped(&text).contains(forbidden),
+                "{} uses {forbidden}",
+                path.display()
+            );
         }
     }
 }
@@ -106,7 +162,11 @@ fn the_core_depends_on_nothing_that_could_fail_wait_or_know_kubernetes() {
 fn only_one_module_touches_nvml() {
     for (path, text) in sources("agent/src") {
         let inside = path.components().any(|part| part.as_os_str() == "nvml");
-        assert!(inside || !text.contains("nvml_wrapper"), "{} touches NVML", path.display());
+        assert!(
+            inside || !text.contains("nvml_wrapper"),
+            "{} touches NVML",
+            path.display()
+        );
     }
 }
 
@@ -119,7 +179,14 @@ fn names_that_two_processes_share_are_written_once() {
                 if code.starts_with("//") {
                     continue;
                 }
-                for literal in ["\"aliquot.dev/gpu", "\"aliquot.dev/grant", "\"nvidia.com/gpu\"", "\"kai.scheduler/", "\"gpu-memory\"", "\"gpu-fraction\""] {
+                for literal in [
+                    "\"aliquot.dev/gpu",
+                    "\"aliquot.dev/grant",
+                    "\"nvidia.com/gpu\"",
+                    "\"kai.scheduler/",
+                    "\"gpu-memory\"",
+                    "\"gpu-fraction\"",
+                ] {
                     assert!(
                         !code.contains(literal),
                         "{}:{} writes {literal} again; it is in proto/src/names.rs",
@@ -134,16 +201,39 @@ fn names_that_two_processes_share_are_written_once() {
 
 #[test]
 fn unsafe_code_stands_in_named_files_only() {
-    let allowed = ["agent/src/nvml/raw.rs", "agent/src/mps/daemon.rs", "sim/nvml/src/"];
-    for folder in ["proto", "api", "cdi", "scheduler-core", "scheduler", "agent", "hook", "cli", "sim", "tests"] {
+    let allowed = [
+        "agent/src/nvml/raw.rs",
+        "agent/src/mps/daemon.rs",
+        "sim/nvml/src/",
+    ];
+    for folder in [
+        "proto",
+        "api",
+        "cdi",
+        "scheduler-core",
+        "scheduler",
+        "agent",
+        "hook",
+        "cli",
+        "sim",
+        "tests",
+    ] {
         for (path, text) in sources(folder) {
-            let relative = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+            let relative = path
+                .strip_prefix(root())
+                .unwrap()
+                .to_string_lossy()
+                .into_owned();
             let has = text.lines().any(|line| {
                 let code = line.trim_start();
-                !code.starts_with("//") && (code.contains("unsafe {") || code.contains("unsafe extern") || code.contains("unsafe fn"))
+                !code.starts_with("//")
+                    && (code.contains("unsafe {")
+                        || code.contains("unsafe extern")
+                        || code.contains("unsafe fn"))
             });
             assert!(
-                !has || relative == "tests/tests/architecture.rs" || allowed.iter().any(|file| relative.starts_with(file)),
+                !has || relative == "tests/tests/architecture.rs"
+                    || allowed.iter().any(|file| relative.starts_with(file)),
                 "{relative} has unsafe code"
             );
         }

@@ -45,9 +45,7 @@ struct Folders {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Runs the claims whose name contains the filter.
-    Test {
-        filter: Option<String>,
-    },
+    Test { filter: Option<String> },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -95,5 +93,9 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
         cluster.started.1.as_secs_f32()
     );
     let held = suite::run(&mut cluster, &claims).await;
-    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if held {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

@@ -5,31 +5,36 @@ use aliquot_tests::image::Recipe;
 use anyhow::{Context, Result};
 
 pub(crate) async fn a_pod_runs_and_its_log_is_read(cluster: &mut Cluster) -> Result<()> {
-    cluster.make_namespace("self").await?;
+    let ns = cluster.namespace().await?;
     cluster
-        .apply(
+        .apply(&format!(
             r#"
 apiVersion: v1
 kind: Pod
-metadata: { name: hello, namespace: self }
+metadata: {{ name: hello, namespace: {ns} }}
 spec:
   nodeName: n1
   restartPolicy: Never
   containers:
-    - { name: main, image: busybox, command: [echo, hello] }
-"#,
-        )
+    - {{ name: main, image: busybox, command: [echo, hello] }}
+"#
+        ))
         .await?;
-    cluster.pod_phase("self", "hello", "Succeeded").await?;
-    assert_eq!(cluster.logs("self", "hello", None).await?, "hello\n");
+    cluster.pod_phase(&ns, "hello", "Succeeded").await?;
+    assert_eq!(cluster.logs(&ns, "hello", None).await?, "hello\n");
     Ok(())
 }
 
 pub(crate) async fn an_image_is_pulled_under_its_public_name(cluster: &mut Cluster) -> Result<()> {
-    cluster.make_namespace("self").await?;
-    let recipe = Recipe::busybox().entrypoint(["/bin/sh", "-c", "echo $STAND_IN"]).env("STAND_IN", "stands in");
+    let ns = cluster.namespace().await?;
+    let recipe = Recipe::busybox()
+        .entrypoint(["/bin/sh", "-c", "echo $STAND_IN"])
+        .env("STAND_IN", "stands in");
     for (pod, image) in [
-        ("vectoradd", "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"),
+        (
+            "vectoradd",
+            "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
+        ),
         ("vllm", "vllm/vllm-openai:latest"),
         ("ubuntu", "ubuntu"),
     ] {
@@ -39,7 +44,7 @@ pub(crate) async fn an_image_is_pulled_under_its_public_name(cluster: &mut Clust
                 r#"
 apiVersion: v1
 kind: Pod
-metadata: {{ name: {pod}, namespace: self }}
+metadata: {{ name: {pod}, namespace: {ns} }}
 spec:
   nodeName: n1
   restartPolicy: Never
@@ -48,37 +53,45 @@ spec:
 "#
             ))
             .await?;
-        cluster.pod_phase("self", pod, "Succeeded").await?;
-        assert_eq!(cluster.logs("self", pod, None).await?, "stands in\n");
+        cluster.pod_phase(&ns, pod, "Succeeded").await?;
+        assert_eq!(cluster.logs(&ns, pod, None).await?, "stands in\n");
     }
     Ok(())
 }
 
-pub(crate) async fn a_killed_kubelet_comes_back_and_leaves_pods_running(cluster: &mut Cluster) -> Result<()> {
-    sleeper(cluster).await?;
-    let before = cluster.pods("self").get("sleeper").await?;
+pub(crate) async fn a_killed_kubelet_comes_back_and_leaves_pods_running(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = sleeper(cluster).await?;
+    let before = cluster.pods(&ns).get("sleeper").await?;
     cluster.node.kubelet.kill().await?;
     cluster.node.kubelet.start_again()?;
     // Only a kubelet that is back runs another pod.
     cluster
-        .apply(
+        .apply(&format!(
             r#"
 apiVersion: v1
 kind: Pod
-metadata: { name: after, namespace: self }
+metadata: {{ name: after, namespace: {ns} }}
 spec:
   nodeName: n1
   restartPolicy: Never
   containers:
-    - { name: main, image: busybox, command: ["true"] }
-"#,
-        )
+    - {{ name: main, image: busybox, command: ["true"] }}
+"#
+        ))
         .await?;
-    cluster.pod_phase("self", "after", "Succeeded").await?;
-    let after = cluster.pods("self").get("sleeper").await?;
+    cluster.pod_phase(&ns, "after", "Succeeded").await?;
+    let after = cluster.pods(&ns).get("sleeper").await?;
     assert_eq!(phase_of(&after), "Running");
     let container = |pod: &k8s_openapi::api::core::v1::Pod| {
-        pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.clone()
+        pod.status
+            .as_ref()?
+            .container_statuses
+            .as_ref()?
+            .first()?
+            .container_id
+            .clone()
     };
     let id = container(&before).context("a running pod without a container")?;
     assert_eq!(Some(id), container(&after));
@@ -86,28 +99,31 @@ spec:
 }
 
 pub(crate) async fn a_command_runs_in_a_container(cluster: &mut Cluster) -> Result<()> {
-    sleeper(cluster).await?;
-    let said = cluster.kubectl.exec("self", "sleeper", "main", &["echo", "from inside"]).await?;
+    let ns = sleeper(cluster).await?;
+    let said = cluster
+        .kubectl
+        .exec(&ns, "sleeper", "main", &["echo", "from inside"])
+        .await?;
     assert_eq!(said, "from inside\n");
     Ok(())
 }
 
-async fn sleeper(cluster: &Cluster) -> Result<()> {
-    cluster.make_namespace("self").await?;
+async fn sleeper(cluster: &mut Cluster) -> Result<String> {
+    let ns = cluster.namespace().await?;
     cluster
-        .apply(
+        .apply(&format!(
             r#"
 apiVersion: v1
 kind: Pod
-metadata: { name: sleeper, namespace: self }
+metadata: {{ name: sleeper, namespace: {ns} }}
 spec:
   nodeName: n1
   terminationGracePeriodSeconds: 1
   containers:
-    - { name: main, image: busybox, command: [sleep, "3600"] }
-"#,
-        )
+    - {{ name: main, image: busybox, command: [sleep, "3600"] }}
+"#
+        ))
         .await?;
-    cluster.pod_phase("self", "sleeper", "Running").await?;
-    Ok(())
+    cluster.pod_phase(&ns, "sleeper", "Running").await?;
+    Ok(ns)
 }
