@@ -1,0 +1,175 @@
+//! Everything the core may ask of the shell, and what it says about pods that wait.
+//!
+//! What an action takes counts as taken from the moment it is returned, until its
+//! outcome says otherwise.
+
+use crate::ids::{DecisionId, GroupName, NodeName, NodeUid, PodUid};
+use crate::model::ContainerGrant;
+use crate::units::Time;
+use std::sync::Arc;
+
+/// What [`crate::Core::decide`] returns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// In the order in which they were decided. Independent of each other: the shell
+    /// may run them side by side, evictions first.
+    pub actions: Vec<Action>,
+    /// Pods whose reason for waiting changed, in order of uid.
+    pub reasons: Vec<PodReason>,
+    /// Search steps that were used.
+    pub steps: u64,
+    /// True when a search stopped at its budget; the next decide goes on.
+    pub cut_short: bool,
+    /// Decide again at this time even if nothing happens; `None`: only after an event.
+    pub wake_at: Option<Time>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Bind a pod, with its grant.
+    Bind(Bind),
+    /// Delete a pod.
+    Evict(Evict),
+}
+
+impl Action {
+    /// Which decision it is.
+    pub fn decision(&self) -> DecisionId {
+        match self {
+            Self::Bind(bind) => bind.decision,
+            Self::Evict(evict) => evict.decision,
+        }
+    }
+}
+
+/// One `Binding`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// For the grant and the outcome.
+    pub decision: DecisionId,
+    /// Which pod.
+    pub pod: PodUid,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where to.
+    pub node: NodeName,
+    /// For the grant.
+    pub node_uid: NodeUid,
+    /// One for each container that asks for cards, in the pod's order. Empty for a pod
+    /// without, and for whole GPUs on a node without an agent (its plugin picks).
+    pub grants: Vec<ContainerGrant>,
+    /// `received-resource-type`.
+    pub received: Received,
+}
+
+/// KAI's `received-resource-type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// No GPU: the annotation is not written.
+    Nothing,
+    /// Whole GPUs.
+    Regular,
+    /// Shares.
+    Fraction,
+}
+
+/// Delete one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evict {
+    /// For the outcome.
+    pub decision: DecisionId,
+    /// Which pod.
+    pub pod: PodUid,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Why.
+    pub cause: EvictCause,
+    /// The event's text, KAI's wording.
+    pub message: Arc<str>,
+    /// For whom, where it makes room.
+    pub in_favour_of: Option<GroupName>,
+}
+
+/// Why a pod is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EvictCause {
+    /// An agent's last word on its grant.
+    GrantRefused,
+    /// Packed elsewhere.
+    Consolidation,
+    /// Another queue's share.
+    Reclaim,
+    /// Higher priority in its queue.
+    Preempt,
+    /// Its gang is below its minimum.
+    StaleGang,
+}
+
+/// Why a pod waits, when that changed. The shell writes `PodScheduled=False` with it, at
+/// most every 30 s per pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodReason {
+    /// Which pod.
+    pub pod: PodUid,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// False where the group asks that no condition be written.
+    pub mark: bool,
+    /// The kind, for labels and conditions.
+    pub kind: ReasonKind,
+    /// One line, at most [`crate::explain::MAX_LINE`] bytes.
+    pub line: Arc<str>,
+}
+
+/// Kinds of reasons, KAI's codes where KAI has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReasonKind {
+    /// Scheduling gates.
+    Gated,
+    /// KAI: `QueueDoesNotExist`.
+    QueueDoesNotExist,
+    /// The pod names a group that is not there, or a sub-group that the group lacks.
+    GroupDoesNotExist,
+    /// A rule that is not supported.
+    Unsupported,
+    /// A request that cannot be meant.
+    BadRequest,
+    /// A refusal's pause.
+    Backoff,
+    /// The gang has too few pods yet. KAI: `NotReady`.
+    NotReady,
+    /// KAI: `OverLimit`.
+    OverLimit,
+    /// KAI: `NonPreemptibleOverQuota`.
+    NonPreemptibleOverQuota,
+    /// Nothing fits. KAI: `PodSchedulingErrors`.
+    Unschedulable,
+    /// It has a place as soon as what is being released is free.
+    Promised,
+}
+
+impl ReasonKind {
+    /// A word for labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Gated => "Gated",
+            Self::QueueDoesNotExist => "QueueDoesNotExist",
+            Self::GroupDoesNotExist => "GroupDoesNotExist",
+            Self::Unsupported => "Unsupported",
+            Self::BadRequest => "BadRequest",
+            Self::Backoff => "Backoff",
+            Self::NotReady => "NotReady",
+            Self::OverLimit => "OverLimit",
+            Self::NonPreemptibleOverQuota => "NonPreemptibleOverQuota",
+            Self::Unschedulable => "Unschedulable",
+            Self::Promised => "Promised",
+        }
+    }
+}

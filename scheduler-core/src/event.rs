@@ -1,0 +1,116 @@
+//! Everything that can happen. The shell turns watches, streams and outcomes into these.
+//!
+//! Rules for the shell:
+//! - An upsert carries the whole object and replaces what was known of it.
+//! - Order between different objects does not matter: a pod may come before its queue,
+//!   its group or its node, cards before their node.
+//! - Every [`crate::Action`] is answered by exactly one [`Event::Outcome`]. A pod upsert
+//!   that shows the bound pod counts as one too; the outcome may still follow.
+//! - Nothing here may fail: what cannot be used comes back as a [`crate::Problem`].
+
+use crate::action::Bind;
+use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, TopologyName};
+use crate::model::{Node, NodeCards, Pod, PodGroup, Queue, Topology};
+use crate::units::Time;
+use std::sync::Arc;
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Time has come this far. Never goes back; an earlier time is ignored.
+    Tick(Time),
+    /// A node is there, or has changed.
+    Node(Node),
+    /// A node is gone. Its pods stay known until they are gone themselves.
+    NodeGone(NodeName),
+    /// An agent's full state.
+    Cards(NodeCards),
+    /// An agent has fallen silent: nothing new there, nobody evicted.
+    AgentLost(NodeName),
+    /// A queue is there, or has changed.
+    Queue(Queue),
+    /// A queue is gone.
+    QueueGone(QueueName),
+    /// A pod group is there, or has changed.
+    Group(PodGroup),
+    /// A pod group is gone. Pods that name it wait until it is back.
+    GroupGone(GroupName),
+    /// A topology is there, or has changed.
+    Topology(Topology),
+    /// A topology is gone.
+    TopologyGone(TopologyName),
+    /// A pod is there, or has changed. Pods of other schedulers too, as long as they
+    /// are bound to a node.
+    Pod(Box<Pod>),
+    /// A pod is gone from the API server.
+    PodGone(PodUid),
+    /// How an action ended.
+    Outcome(Outcome),
+    /// An agent does not honour a grant. Its placement is taken back: the pod counts as
+    /// pending again once it is seen so, and its node is avoided for a while.
+    Refusal(Refusal),
+    /// Only in snapshots: a binding that was decided and has no outcome yet.
+    Assumed(Box<Bind>),
+    /// Only in snapshots: why and until when a pod is not tried again.
+    Backoff(Backoff),
+    /// Only in snapshots: the last sequence number given to a decision.
+    Sequence(u64),
+}
+
+/// How one action ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Which action.
+    pub decision: DecisionId,
+    /// How.
+    pub result: OutcomeResult,
+}
+
+/// How an action ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutcomeResult {
+    /// The API server took it.
+    Confirmed,
+    /// The API server, or something before it, refused it.
+    Refused {
+        /// One readable sentence.
+        reason: Arc<str>,
+        /// Whether trying again may help. False: the pod waits until it changes.
+        retryable: bool,
+    },
+    /// No answer in time. What was taken stays taken until the pod is seen: bound, or
+    /// pending again, or gone.
+    TimedOut,
+}
+
+/// A grant that an agent does not honour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Whose.
+    pub pod: PodUid,
+    /// Where.
+    pub node: NodeName,
+    /// Of which decision, where the grant was readable.
+    pub decision: Option<DecisionId>,
+    /// One readable sentence.
+    pub reason: Arc<str>,
+    /// False: the agent keeps trying, the placement stays. True: only a new decision
+    /// helps, and the core answers with an eviction of the pod.
+    pub last_word: bool,
+}
+
+/// A pod that is not tried for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// Whose.
+    pub pod: PodUid,
+    /// How often it was refused in a row, at least 1.
+    pub refusals: u32,
+    /// Not tried before; `None`: not before the pod changes.
+    pub until: Option<Time>,
+    /// The last refusal, for its reason line.
+    pub reason: Arc<str>,
+    /// Nodes that refused it, least recent first: avoided while the pause lasts and
+    /// once more in the next placement, unless no other node fits.
+    pub avoid: Vec<NodeName>,
+}

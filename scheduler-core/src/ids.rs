@@ -1,0 +1,126 @@
+//! Names of things as the cluster gives them, and ours for decisions.
+//!
+//! A name is a cheap clone (a shared string), ordered by its text: every order in the
+//! core is built from these, never from the sequence in which things arrived.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+macro_rules! name {
+    ($(#[$doc:meta])* $type:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $type(Arc<str>);
+
+        impl $type {
+            /// From its text.
+            pub fn new(text: impl AsRef<str>) -> Self {
+                Self(Arc::from(text.as_ref()))
+            }
+
+            /// Its text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl From<&str> for $type {
+            fn from(text: &str) -> Self {
+                Self::new(text)
+            }
+        }
+
+        impl From<String> for $type {
+            fn from(text: String) -> Self {
+                Self(Arc::from(text))
+            }
+        }
+
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", &*self.0)
+            }
+        }
+    };
+}
+
+name!(
+    /// `metadata.name` of a node.
+    NodeName
+);
+name!(
+    /// `metadata.uid` of a node.
+    NodeUid
+);
+name!(
+    /// `metadata.uid` of a pod.
+    PodUid
+);
+name!(
+    /// Name of a queue; queues are cluster-scoped.
+    QueueName
+);
+name!(
+    /// `namespace/name` of a pod group.
+    GroupName
+);
+name!(
+    /// Name of a sub-group inside its group.
+    SetName
+);
+name!(
+    /// A card's UUID, as NVML prints it.
+    GpuUuid
+);
+name!(
+    /// A container's name inside its pod.
+    ContainerName
+);
+name!(
+    /// Name of an extended resource, such as `aliquot.dev/gpu-share`.
+    ResourceName
+);
+name!(
+    /// Name of a topology.
+    TopologyName
+);
+
+/// A decision, unique for the life of a cluster as long as the shell gives each core its
+/// own [`crate::Config::epoch`]. Printed as `<epoch>-<sequence>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DecisionId {
+    /// From the configuration.
+    pub epoch: u64,
+    /// Rises by one with each action.
+    pub sequence: u64,
+}
+
+impl DecisionId {
+    /// What [`DecisionId`]'s `Display` printed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (epoch, sequence) = text.split_once('-')?;
+        Some(Self {
+            epoch: epoch.parse().ok()?,
+            sequence: sequence.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for DecisionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.epoch, self.sequence)
+    }
+}
