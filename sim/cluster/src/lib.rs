@@ -1,0 +1,9 @@
+//! A whole Kubernetes cluster in one process, without containers and without root.
+//!
+//! - [`api_server`]: objects in memory, over HTTP, for the same client that talks to a
+//!   real one.
+//!
+//! Linked by the demo and by tests alone.
+#![forbid(unsafe_code)]
+
+pub mod api_server;
