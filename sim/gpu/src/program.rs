@@ -16,7 +16,7 @@ use crate::wire::Message;
 /// How to call the program.
 pub const USAGE: &str = "\
 usage: sim-gpu driver --root DIR (--hardware FILE | --preset NAME [--count N]) [--seed TEXT]
-                      [--nvml-library FILE] [--binary FILE]
+                      [--nvml-library FILE] [--binary FILE] [--nodes device|plain]
        sim-gpu ctl --root DIR status
        sim-gpu ctl --root DIR lost|restore GPU
        sim-gpu ctl --root DIR xid NUMBER --gpu GPU
@@ -121,6 +121,7 @@ fn options(args: &[String]) -> Result<Options, String> {
         root: args.root().path().to_owned(),
         hardware,
         nvml_library: args.get("nvml-library").map(PathBuf::from),
+        plain_nodes: args.get("nodes") == Some("plain"),
         binary,
     })
 }

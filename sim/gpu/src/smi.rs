@@ -397,7 +397,9 @@ fn table(machine: &Message, cards: &[(u32, Message)]) -> String {
         "Fan  Temp   Perf          Pwr:Usage/Cap", "Memory-Usage", "GPU-Util  Compute M."
     );
     let _ = writeln!(text, "| {:<40}| {:>22} | {:>20} |", "", "", "MIG M.");
-    text += &columns.replace('-', "=").replacen('+', "|", 1);
+    let heavy = columns.replace('-', "=");
+    let heavy = heavy.trim_matches(['+', '\n']);
+    let _ = writeln!(text, "|{heavy}|");
     for (at, (_, card)) in cards.iter().enumerate() {
         let name: String = value(card, "name").chars().take(26).collect();
         let _ = writeln!(
@@ -450,10 +452,10 @@ fn table(machine: &Message, cards: &[(u32, Message)]) -> String {
         for row in card.rows("processes") {
             any = true;
             if let [pid, kind, mib, _, name] = row.as_slice() {
-                let name: String = name.chars().take(38).collect();
+                let name: String = name.chars().take(36).collect();
                 let _ = writeln!(
                     text,
-                    "| {at:>4}   N/A  N/A {pid:>16} {kind:>6}   {name:<38} {mib:>6}MiB |"
+                    "| {at:>4}   N/A  N/A {pid:>16} {kind:>6}   {name:<36} {mib:>6}MiB |"
                 );
             }
         }

@@ -103,7 +103,7 @@ extern "C" fn nvmlEventSetWait_v2(
 
 fn wait(set: EventSet, data: &Out<EventData>, timeout: Duration) -> Result<(), Return> {
     // One request waits no longer than this, so that a freed set is noticed.
-    const SLICE: Duration = Duration::from_secs(60);
+    const SLICE: Duration = Duration::from_mins(1);
     let deadline = Instant::now() + timeout;
     loop {
         let (cards, after) = {

@@ -8,7 +8,7 @@
 //! - [`processes`]: who is on it;
 //! - [`topology`]: links and neighbours;
 //! - [`health`]: ECC, rows, field values;
-//! - [`events`]: XIDs.
+//! - [`events`]: event sets and XIDs.
 //!
 //! No state but handles, event sets and idle connections; every answer is asked
 //! for anew. A dead driver is an error code. No dependencies, since the library

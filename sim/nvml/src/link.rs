@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -183,9 +184,10 @@ impl Connection {
             return Ok(Ok(answer));
         }
         // Codes of CUDA's are none of NVML's business.
-        let code = match answer.text("name").starts_with("NVML_") {
-            true => answer.number("code").unwrap_or(UNKNOWN),
-            false => UNKNOWN,
+        let code = if answer.text("name").starts_with("NVML_") {
+            answer.number("code").unwrap_or(UNKNOWN)
+        } else {
+            UNKNOWN
         };
         Ok(Err(code))
     }
@@ -265,6 +267,5 @@ fn own_path() -> Option<PathBuf> {
     // SAFETY: on success the name is a zero-terminated string of the loader's,
     // which lives as long as this library is loaded.
     let name = unsafe { CStr::from_ptr(info.file_name) };
-    use std::os::unix::ffi::OsStrExt;
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
 }

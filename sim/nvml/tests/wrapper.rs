@@ -1,5 +1,7 @@
 //! The library as the agent meets it: loaded by path through `nvml-wrapper`,
 //! from the driver root that it was installed into.
+// Clippy takes helpers outside a test for no test.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -64,6 +66,7 @@ fn start(root: &Root, hardware: Hardware) -> Driver {
         root: root.path().to_owned(),
         hardware,
         nvml_library: Some(library()),
+        plain_nodes: false,
         binary: None,
     })
     .unwrap()

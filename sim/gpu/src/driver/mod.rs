@@ -12,6 +12,7 @@ mod describe;
 pub mod nodes;
 mod peer;
 mod requests;
+mod sharing;
 mod socket;
 pub mod state;
 
@@ -40,6 +41,8 @@ pub struct Options {
     pub hardware: Hardware,
     /// The NVML stand-in to copy into the root.
     pub nvml_library: Option<PathBuf>,
+    /// Plain files for device nodes even where character devices could be made.
+    pub plain_nodes: bool,
     /// The multi-call program to link as `nvidia-smi` and the MPS programs.
     pub binary: Option<PathBuf>,
 }
@@ -72,7 +75,7 @@ impl Driver {
         }
         let cards = hardware.cards().map_err(io::Error::other)?;
         let count = u32::try_from(cards.len()).map_err(io::Error::other)?;
-        let nodes = Nodes::make(&root, count)?;
+        let nodes = Nodes::make(&root, count, options.plain_nodes)?;
         nodes::install(
             &root,
             options.nvml_library.as_deref(),

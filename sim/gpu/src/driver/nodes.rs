@@ -63,8 +63,9 @@ impl Presented {
 }
 
 impl Nodes {
-    /// Makes the nodes: character devices where the kernel lets us, else plain files.
-    pub fn make(root: &Root, cards: u32) -> io::Result<Self> {
+    /// Makes the nodes: character devices where the kernel lets us and `plain`
+    /// does not forbid it, else plain files.
+    pub fn make(root: &Root, cards: u32, plain_wanted: bool) -> io::Result<Self> {
         let dev = root.dev();
         std::fs::create_dir_all(&dev)?;
         let mut wanted: Vec<(String, Node)> = (0..cards)
@@ -77,21 +78,24 @@ impl Nodes {
         for (name, node) in &wanted {
             let path = dev.join(name);
             let (major, minor) = numbers(*node);
-            if !remove_own(&path, makedev(major, minor))? {
-                continue;
+            let device = makedev(major, minor);
+            let there = what_is_at(&path, device)?;
+            let mut is_device = there == Some(Kind::Device) && !plain_wanted;
+            if !is_device && !plain_wanted {
+                if there.is_some() {
+                    std::fs::remove_file(&path)?;
+                }
+                let mode = Mode::from_bits_truncate(0o666);
+                is_device = mknod(&path, SFlag::S_IFCHR, mode, device).is_ok();
+            } else if plain_wanted && there == Some(Kind::Device) {
+                std::fs::remove_file(&path)?;
             }
-            // The umask takes the write bits that everybody needs.
-            let made = mknod(
-                &path,
-                SFlag::S_IFCHR,
-                Mode::from_bits_truncate(0o666),
-                makedev(major, minor),
-            );
-            if made.is_err() {
+            if !is_device && !path.exists() {
                 std::fs::write(&path, [])?;
             }
+            // The umask takes the write bits that everybody needs.
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
-            if made.is_err() {
+            if !is_device {
                 let meta = std::fs::metadata(&path)?;
                 plain.insert((meta.dev(), meta.ino()), *node);
             }
@@ -136,19 +140,24 @@ pub fn numbers(node: Node) -> (u64, u64) {
     }
 }
 
-/// Removes what an earlier simulation left at this path. False: the right
-/// device node is there already and stays.
-fn remove_own(path: &Path, rdev: u64) -> io::Result<bool> {
+/// What an earlier simulation left at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device,
+    Plain,
+}
+
+/// Looks at a path; whatever is not the simulation's own is an error.
+fn what_is_at(path: &Path, rdev: u64) -> io::Result<Option<Kind>> {
     let meta = match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
     if meta.file_type().is_char_device() && meta.rdev() == rdev {
-        return Ok(false);
+        return Ok(Some(Kind::Device));
     }
     if meta.is_file() && meta.len() == 0 {
-        std::fs::remove_file(path)?;
-        return Ok(true);
+        return Ok(Some(Kind::Plain));
     }
     Err(io::Error::other(format!(
         "{} is there and not ours",

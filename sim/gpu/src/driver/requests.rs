@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use super::describe::{describe_card, describe_machine};
 use super::nodes::{Node, Nodes, Presented, numbers};
 use super::peer::Peer;
-use super::state::{CardId, ComputeMode, ConnId, Refusal, ServerStatus, State};
+use super::sharing::ServerStatus;
+use super::state::{CardId, ComputeMode, ConnId, Refusal, State};
 use crate::cuda::{CudaError, nvml};
 use crate::wire::{Message, WireError};
 

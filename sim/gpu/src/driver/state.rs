@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::sharing::{Server, Ticket};
 use crate::cuda::CudaError;
 use crate::hardware::{CardSpec, Hardware};
 
@@ -90,31 +91,6 @@ pub struct Process {
     pub ticket: Option<String>,
 }
 
-/// State of an MPS server, as `get_server_status` tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerStatus {
-    /// Makes its contexts.
-    Initializing,
-    /// Takes clients.
-    Active,
-    /// A client faulted; takes nobody until those who were there are gone.
-    Fault,
-}
-
-#[derive(Clone, Debug)]
-struct Server {
-    status: ServerStatus,
-}
-
-/// A server's leave for one client to come to the driver.
-#[derive(Clone, Debug)]
-struct Ticket {
-    server: ConnId,
-    limits: BTreeMap<CardId, u64>,
-    percent: u32,
-    claimed: Option<ConnId>,
-}
-
 /// One card and what can change about it.
 #[derive(Clone, Debug)]
 pub struct Card {
@@ -167,8 +143,8 @@ pub struct State {
     pub cards: Vec<Card>,
     /// Who is connected.
     pub processes: BTreeMap<ConnId, Process>,
-    servers: BTreeMap<ConnId, Server>,
-    tickets: BTreeMap<String, Ticket>,
+    pub(super) servers: BTreeMap<ConnId, Server>,
+    pub(super) tickets: BTreeMap<String, Ticket>,
     /// The latest events, oldest first.
     pub events: VecDeque<Event>,
     /// Sequence number of the last event.
@@ -314,90 +290,6 @@ impl State {
         Ok(())
     }
 
-    /// Makes an MPS server's context.
-    pub fn make_server_context(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
-        self.process(conn)?;
-        self.reachable(conn, card)?;
-        self.reserve(conn, card)?;
-        let overhead = self.hardware.mps.server_mib;
-        if let Err(refusal) = self.fits(conn, card, &ContextKind::Server, overhead) {
-            self.release(conn, card);
-            return Err(refusal);
-        }
-        self.servers.entry(conn).or_insert(Server {
-            status: ServerStatus::Initializing,
-        });
-        self.insert_context(conn, card, ContextKind::Server, overhead);
-        Ok(())
-    }
-
-    /// The server has all its contexts.
-    pub fn server_ready(&mut self, conn: ConnId) -> Result<(), Refusal> {
-        self.server_mut(conn)?.status = ServerStatus::Active;
-        Ok(())
-    }
-
-    /// A server's status.
-    pub fn server_status(&self, conn: ConnId) -> Option<ServerStatus> {
-        self.servers.get(&conn).map(|s| s.status)
-    }
-
-    /// A server lets one client in, with these limits. Answers the ticket.
-    pub fn attach(
-        &mut self,
-        conn: ConnId,
-        limits: BTreeMap<CardId, u64>,
-        percent: u32,
-    ) -> Result<String, Refusal> {
-        if self.server_mut(conn)?.status != ServerStatus::Active {
-            return Err((
-                CudaError::MpsServerNotReady,
-                "the MPS server is not ready".to_owned(),
-            ));
-        }
-        let ticket = format!("t{}-{}", conn, self.fresh());
-        self.tickets.insert(
-            ticket.clone(),
-            Ticket {
-                server: conn,
-                limits,
-                percent,
-                claimed: None,
-            },
-        );
-        Ok(ticket)
-    }
-
-    /// Tickets of a server that a living process holds.
-    pub fn clients(&self, server: ConnId) -> Vec<(String, ConnId)> {
-        self.tickets
-            .iter()
-            .filter(|(_, t)| t.server == server)
-            .filter_map(|(key, t)| t.claimed.map(|conn| (key.clone(), conn)))
-            .collect()
-    }
-
-    /// Takes an unclaimed ticket back, or breaks the client that holds it.
-    pub fn terminate(&mut self, server: ConnId, ticket: &str) -> Result<(), Refusal> {
-        let found = self.tickets.get(ticket).filter(|t| t.server == server);
-        match found.map(|t| t.claimed) {
-            None => Err((CudaError::InvalidValue, "no such client".to_owned())),
-            Some(None) => {
-                self.tickets.remove(ticket);
-                Ok(())
-            }
-            Some(Some(conn)) => {
-                if let Some(process) = self.processes.get_mut(&conn) {
-                    process.sticky.get_or_insert(CudaError::MpsClientTerminated);
-                    for context in process.contexts.values_mut() {
-                        context.busy = 0;
-                    }
-                }
-                Ok(())
-            }
-        }
-    }
-
     /// Takes memory. Answers the allocation's id.
     pub fn allocate(&mut self, conn: ConnId, card: CardId, mib: u64) -> Result<u64, Refusal> {
         let process = self.process(conn)?;
@@ -464,38 +356,6 @@ impl State {
         Ok(context.busy)
     }
 
-    /// The process reads what is not its own: XID 31 on its cards, its own end,
-    /// and under MPS the end of everybody who shares a card with it.
-    pub fn fault(&mut self, conn: ConnId) -> Result<(), Refusal> {
-        let process = self.process(conn)?;
-        let cards: Vec<CardId> = process.contexts.keys().copied().collect();
-        let server = process
-            .ticket
-            .as_ref()
-            .and_then(|t| self.tickets.get(t))
-            .map(|t| t.server);
-        for card in &cards {
-            self.emit(*card, 31);
-        }
-        match server {
-            Some(server) => self.fault_server(server, &cards, CudaError::IllegalAddress),
-            None => {
-                if let Some(process) = self.processes.get_mut(&conn) {
-                    process.sticky = Some(CudaError::IllegalAddress);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A server goes into FAULT as if a client of it had faulted.
-    pub fn fault_whole_server(&mut self, server: ConnId) -> Result<(), Refusal> {
-        self.server_mut(server)?;
-        let cards: Vec<CardId> = (0..self.cards.len()).collect();
-        self.fault_server(server, &cards, CudaError::IllegalAddress);
-        Ok(())
-    }
-
     /// Ends a process's contexts on a card.
     pub fn destroy_context(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let process = self.processes.get_mut(&conn).ok_or_else(no_process)?;
@@ -536,12 +396,12 @@ impl State {
         }
     }
 
-    fn fresh(&mut self) -> u64 {
+    pub(super) fn fresh(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    fn process(&self, conn: ConnId) -> Result<&Process, Refusal> {
+    pub(super) fn process(&self, conn: ConnId) -> Result<&Process, Refusal> {
         let process = self.processes.get(&conn).ok_or_else(no_process)?;
         match process.sticky {
             Some(error) => Err((
@@ -552,13 +412,7 @@ impl State {
         }
     }
 
-    fn server_mut(&mut self, conn: ConnId) -> Result<&mut Server, Refusal> {
-        self.servers
-            .get_mut(&conn)
-            .ok_or_else(|| (CudaError::InvalidValue, "not an MPS server".to_owned()))
-    }
-
-    fn alive(&self, card: CardId) -> Result<(), Refusal> {
+    pub(super) fn alive(&self, card: CardId) -> Result<(), Refusal> {
         if self.cards[card].lost {
             Err((
                 CudaError::Unknown,
@@ -570,7 +424,7 @@ impl State {
     }
 
     /// The nodes that libcuda needs, as it needs them.
-    fn reachable(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+    pub(super) fn reachable(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let process = self.process(conn)?;
         if !process.control || !process.opened.contains(&card) {
             return Err((
@@ -593,7 +447,7 @@ impl State {
     /// The right to make contexts. As in the kernel module's
     /// `AcquireComputeModeReservation`: everybody gets it in DEFAULT mode, the
     /// last one keeps it, and only a kept one stands in the way of others later.
-    fn reserve(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+    pub(super) fn reserve(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let busy = || {
             (
                 CudaError::DeviceUnavailable,
@@ -612,62 +466,10 @@ impl State {
         Ok(())
     }
 
-    fn release(&mut self, conn: ConnId, card: CardId) {
+    pub(super) fn release(&mut self, conn: ConnId, card: CardId) {
         if self.cards[card].reservation == Some(conn) {
             self.cards[card].reservation = None;
         }
-    }
-
-    fn claim(&mut self, conn: ConnId, card: CardId, key: &str) -> Result<ContextKind, Refusal> {
-        let refused = |text: &str| (CudaError::MpsConnectionFailed, text.to_owned());
-        let ticket = self
-            .tickets
-            .get(key)
-            .ok_or_else(|| refused("the MPS server does not know this client"))?;
-        let (server, percent) = (ticket.server, ticket.percent);
-        let limit_mib = ticket.limits.get(&card).copied();
-        if ticket.claimed.is_some_and(|holder| holder != conn) {
-            return Err(refused("another process came with this ticket"));
-        }
-        if self.server_status(server) != Some(ServerStatus::Active) {
-            return Err((
-                CudaError::MpsServerNotReady,
-                "the MPS server is not ready".to_owned(),
-            ));
-        }
-        if !self
-            .processes
-            .get(&server)
-            .is_some_and(|p| p.contexts.contains_key(&card))
-        {
-            return Err((
-                CudaError::InvalidDevice,
-                "the MPS server does not serve this card".to_owned(),
-            ));
-        }
-        let clients = self
-            .processes
-            .values()
-            .filter_map(|p| p.contexts.get(&card))
-            .filter(|c| matches!(c.kind, ContextKind::Client { server: s, .. } if s == server))
-            .count();
-        if clients >= self.hardware.max_clients() {
-            return Err((
-                CudaError::MpsMaxClientsReached,
-                format!("{clients} clients hold this card already"),
-            ));
-        }
-        if let Some(ticket) = self.tickets.get_mut(key) {
-            ticket.claimed = Some(conn);
-        }
-        if let Some(process) = self.processes.get_mut(&conn) {
-            process.ticket = Some(key.to_owned());
-        }
-        Ok(ContextKind::Client {
-            server,
-            limit_mib,
-            percent,
-        })
     }
 
     /// Memory that one process holds on a card under the server of this
@@ -685,7 +487,7 @@ impl State {
             .sum()
     }
 
-    fn fits(
+    pub(super) fn fits(
         &self,
         conn: ConnId,
         card: CardId,
@@ -715,7 +517,13 @@ impl State {
         Ok(())
     }
 
-    fn insert_context(&mut self, conn: ConnId, card: CardId, kind: ContextKind, overhead_mib: u64) {
+    pub(super) fn insert_context(
+        &mut self,
+        conn: ConnId,
+        card: CardId,
+        kind: ContextKind,
+        overhead_mib: u64,
+    ) {
         if let Some(process) = self.processes.get_mut(&conn) {
             process.contexts.insert(
                 card,
@@ -726,38 +534,6 @@ impl State {
                     busy: 0,
                 },
             );
-        }
-    }
-
-    /// Everybody under the server who shares one of these cards is broken, and
-    /// the server takes nobody until they are gone.
-    fn fault_server(&mut self, server: ConnId, cards: &[CardId], error: CudaError) {
-        for (_, conn) in self.clients(server) {
-            if let Some(process) = self.processes.get_mut(&conn)
-                && process.contexts.keys().any(|c| cards.contains(c))
-            {
-                process.sticky.get_or_insert(error);
-            }
-        }
-        if let Some(server) = self.servers.get_mut(&server) {
-            server.status = ServerStatus::Fault;
-        }
-        self.settle(server);
-    }
-
-    /// A faulted server without broken clients recreates its contexts.
-    fn settle(&mut self, server: ConnId) {
-        let broken = self.clients(server).iter().any(|(_, conn)| {
-            self.processes.get(conn).is_some_and(|p| {
-                p.sticky
-                    .is_some_and(|e| e != CudaError::MpsClientTerminated)
-            })
-        });
-        if let Some(server) = self.servers.get_mut(&server)
-            && server.status == ServerStatus::Fault
-            && !broken
-        {
-            server.status = ServerStatus::Active;
         }
     }
 }

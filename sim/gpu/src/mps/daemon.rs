@@ -528,12 +528,14 @@ impl Daemon {
         };
         let log = |text: &str| self.log.server(&super::log::line("Server", pid, text));
         if self.habits.needs_shm {
-            let path = PathBuf::from(format!("/dev/shm/cuda.shm.{:x}.{pid:x}.1", server.uid));
+            let path = super::shared_memory(server.uid, pid);
             let nonce = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
             // Where it cannot be written, clients will not find it and be refused.
             let _ = std::fs::write(&path, &nonce).and_then(|()| {
                 std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))
             });
+            // Its server's, who takes it along even when this daemon is gone.
+            let _ = std::os::unix::fs::chown(&path, Some(server.uid), None);
             log(&format!(
                 "Created shared memory region cuda.shm.{:x}.{pid:x}.1",
                 server.uid

@@ -28,7 +28,10 @@ pub fn run() -> ExitCode {
         Ok((driver, devices)) => {
             let rows: Vec<Vec<String>> = devices.into_iter().map(|uuid| vec![uuid]).collect();
             emit(&Message::new("ready").with_rows("devices", &rows));
-            serve(driver)
+            let code = serve(driver);
+            let own = nix::unistd::geteuid().as_raw();
+            let _ = std::fs::remove_file(super::shared_memory(own, std::process::id()));
+            code
         }
         Err(reason) => {
             say("Server", &format!("Failed to start : {reason}"));

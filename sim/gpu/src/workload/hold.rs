@@ -2,6 +2,7 @@
 //! Owns the signals SIGTERM and SIGINT of the workload.
 
 use std::io::Read;
+use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,4 +74,19 @@ pub(super) fn hold(process: Option<&CudaProcess>, seconds: Option<u64>) -> Optio
             }
         };
     }
+}
+
+/// Waits for a file, so that a test decides when the script goes on. A
+/// termination signal ends the wait, and the process.
+pub(super) fn until_exists(file: &Path) -> Option<u8> {
+    while !file.exists() {
+        let ended = CHANGED
+            .wait_timeout(end(), Duration::from_millis(5))
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+        if ended.is_some() {
+            return *ended;
+        }
+    }
+    None
 }

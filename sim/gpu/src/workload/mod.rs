@@ -7,7 +7,7 @@
 //! verb that was refused and should not have been.
 //!
 //! ```text
-//! report | context | alloc N | grow STEP | free | memory | work PERCENT | hold | sleep SECONDS
+//! report | context | alloc N | grow STEP | free | memory | work PERCENT | hold | sleep SECONDS | await FILE
 //! vectoradd | fault | exit CODE | keep-going
 //! hostile: unset-mps | unset-limits | raise MIB | stray-limit | env K=V | direct
 //!          fork N MIB | drive COMMAND | drive-raise MIB | mknod MINOR | set-mode MODE
@@ -40,6 +40,7 @@ const VERBS: &[(&str, usize)] = &[
     ("work", 1),
     ("hold", 0),
     ("sleep", 1),
+    ("await", 1),
     ("vectoradd", 0),
     ("fault", 0),
     ("exit", 1),
@@ -165,6 +166,7 @@ impl Workload {
             }
             "exit" => return Some(operand.parse().unwrap_or(2)),
             "sleep" => return hold::hold(self.process.as_ref(), operand.parse().ok()),
+            "await" => return hold::until_exists(std::path::Path::new(operand)),
             "hold" => {
                 print(&json!({"do": "hold", "ok": true}));
                 return Some(hold::hold(self.process.as_ref(), None).unwrap_or(0));
