@@ -2,8 +2,10 @@
 //!
 //! - [`api_server`]: objects in memory, over HTTP, for the same client that talks to a
 //!   real one.
+//! - [`runtime`]: CDI, hooks and processes, without containers.
 //!
 //! Linked by the demo and by tests alone.
 #![forbid(unsafe_code)]
 
 pub mod api_server;
+pub mod runtime;
