@@ -8,28 +8,25 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Namespace, Node as NodeObject, Pod};
-use kube::api::{DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams};
-use kube::core::GroupVersionKind;
-use kube::{Api, Client, ResourceExt, discovery};
-use serde_json::Value;
+use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod};
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
+use crate::gpu::{self, Gpus, Hardware};
 use crate::image::Recipe;
 use crate::kubectl::Kubectl;
 use crate::namespace::Work;
 use crate::node::{self, Node, Place};
+use crate::pod::describe;
 use crate::registry::Registry;
+use crate::scheduler::{self, Scheduler};
 use crate::wait::{Seen, until};
 use crate::{machine, token};
-
-/// Who applies manifests, for server-side apply.
-const FIELD_MANAGER: &str = "aliquot-tests";
-/// How long a pod may take to run; one takes about a second.
-pub const POD_LIMIT: Duration = Duration::from_secs(30);
+use proto::names::resource;
 
 /// Where the programs are.
 #[derive(Debug, Clone)]
@@ -54,6 +51,9 @@ pub struct Cluster {
     pub control_plane: ControlPlane,
     pub node: Node,
     pub registry: Registry,
+    /// The programs under test, once a claim has asked for them.
+    pub scheduler: Option<Scheduler>,
+    pub gpus: Option<Gpus>,
     /// How many namespaces claims have been given.
     namespaces: u32,
     /// How long it took until the API server answered, and until the node was Ready.
@@ -98,6 +98,8 @@ impl Cluster {
             control_plane,
             node,
             registry,
+            scheduler: None,
+            gpus: None,
             namespaces: 0,
             started: (api_ready, api_ready),
         };
@@ -140,7 +142,80 @@ impl Cluster {
     pub fn alive(&mut self) -> Result<()> {
         self.control_plane.alive()?;
         self.registry.alive()?;
-        self.node.alive()
+        self.node.alive()?;
+        self.scheduler
+            .as_mut()
+            .map_or(Ok(()), |scheduler| scheduler.daemon.alive())?;
+        self.gpus.as_mut().map_or(Ok(()), Gpus::alive)
+    }
+
+    /// Brings Aliquot up on this hardware: the manifests, the scheduler, the driver, the
+    /// agent. What runs already on equal hardware is left as it is.
+    pub async fn aliquot(&mut self, hardware: &Hardware) -> Result<()> {
+        let (state, logs, authority) = (
+            self.work.state(),
+            self.work.logs(),
+            self.control_plane.authority(),
+        );
+        if self.scheduler.is_none() {
+            self.make_namespace(proto::names::NAMESPACE).await?;
+            for document in scheduler::manifests(&self.programs.tree)? {
+                self.apply_one(&document).await?;
+            }
+            let scheduler =
+                Scheduler::start(&self.client, &self.programs, &state, &logs, &authority).await?;
+            self.scheduler = Some(scheduler);
+        }
+        let same = self
+            .gpus
+            .as_mut()
+            .is_some_and(|gpus| gpus.hardware == *hardware && gpus.alive().is_ok());
+        if !same {
+            if let Some(mut old) = self.gpus.take() {
+                old.stop().await?;
+            }
+            let place = gpu::Place {
+                programs: &self.programs,
+                state: &state,
+                logs: &logs,
+                authority,
+            };
+            self.gpus = Some(Gpus::start(&self.client, &place, hardware.clone()).await?);
+        }
+        let waited = self.shares_offered(hardware).await;
+        self.alive()?;
+        waited
+    }
+
+    /// Waits until the node offers the shares of this hardware, and no other's.
+    async fn shares_offered(&self, hardware: &Hardware) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(self.client.clone());
+        let cards = hardware.cards();
+        until(
+            "shares in the node's allocatable",
+            Duration::from_secs(30),
+            || async {
+                let node = nodes.get(node::NAME).await?;
+                let allocatable = node
+                    .status
+                    .and_then(|status| status.allocatable)
+                    .unwrap_or_default();
+                let amount = |name: &str| {
+                    allocatable
+                        .get(name)
+                        .and_then(|amount| quantity(&amount.0))
+                        .unwrap_or(0)
+                };
+                Ok(Seen::when(
+                    amount(resource::SHARE) > 0
+                        && amount(resource::MEMORY_MIB) > 0
+                        && amount(resource::MILLI) == u64::from(cards) * 1000
+                        && amount(resource::GPU) == u64::from(cards),
+                    format!("{allocatable:?}"),
+                ))
+            },
+        )
+        .await
     }
 
     /// An image of this workspace's making, served under `reference`.
@@ -156,82 +231,6 @@ impl Cluster {
         }
         let image = recipe.build(&folder, &name)?;
         self.registry.push(&image, reference).await
-    }
-
-    /// Applies every document of a YAML text, in order, on the server's side.
-    pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
-        let mut applied = Vec::new();
-        for document in documents(yaml)? {
-            applied.push(self.apply_one(&document).await?);
-        }
-        Ok(applied)
-    }
-
-    /// Applies a file of the source tree.
-    pub async fn apply_file(&self, path: &str) -> Result<Vec<DynamicObject>> {
-        let path = self.programs.tree.join(path);
-        let yaml = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        self.apply(&yaml).await
-    }
-
-    /// Applies one object.
-    pub async fn apply_one(&self, document: &Value) -> Result<DynamicObject> {
-        let object: DynamicObject = serde_json::from_value(document.clone())?;
-        let name = object.name_any();
-        let api = self.api_of(&object).await?;
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let kind = object
-            .types
-            .as_ref()
-            .map(|types| types.kind.clone())
-            .unwrap_or_default();
-        // A fresh namespace has no default service account for a moment, and a fresh CRD
-        // no endpoint: both are refused in words that say so.
-        let begin = Instant::now();
-        loop {
-            match api.patch(&name, &parameters, &Patch::Apply(&object)).await {
-                Ok(applied) => return Ok(applied),
-                Err(kube::Error::Api(status))
-                    if begin.elapsed() < Duration::from_secs(10)
-                        && (status
-                            .message
-                            .contains("serviceaccount \"default\" not found")
-                            || status.message.contains("error looking up service account")) =>
-                {
-                    tokio::time::sleep(Duration::from_millis(30)).await;
-                }
-                // What the API server says is what a user reads: passed on as it is.
-                Err(kube::Error::Api(status)) => bail!("{kind}/{name}: {}", status.message),
-                Err(error) => return Err(error).with_context(|| format!("{kind}/{name}")),
-            }
-        }
-    }
-
-    async fn api_of(&self, object: &DynamicObject) -> Result<Api<DynamicObject>> {
-        let types = object
-            .types
-            .as_ref()
-            .context("a document without apiVersion and kind")?;
-        let kind = GroupVersionKind::try_from(types)?;
-        let (resource, capabilities) = until(
-            &format!("the API of {kind:?}"),
-            Duration::from_secs(15),
-            || async {
-                Ok(Seen::Done(
-                    discovery::pinned_kind(&self.client, &kind).await?,
-                ))
-            },
-        )
-        .await?;
-        Ok(match (capabilities.scope, object.namespace()) {
-            (discovery::Scope::Cluster, _) => Api::all_with(self.client.clone(), &resource),
-            (discovery::Scope::Namespaced, Some(namespace)) => {
-                Api::namespaced_with(self.client.clone(), &namespace, &resource)
-            }
-            (discovery::Scope::Namespaced, None) => {
-                Api::default_namespaced_with(self.client.clone(), &resource)
-            }
-        })
     }
 
     /// Makes a namespace that no claim has used before, and answers its name.
@@ -258,95 +257,6 @@ impl Cluster {
         let document = serde_json::json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
         self.apply_one(&document).await?;
         Ok(())
-    }
-
-    pub fn pods(&self, namespace: &str) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), namespace)
-    }
-
-    /// Waits until a pod is as `condition` wants it.
-    pub async fn pod_until(
-        &self,
-        namespace: &str,
-        name: &str,
-        what: &str,
-        condition: impl Fn(&Pod) -> bool,
-    ) -> Result<Pod> {
-        let pods = self.pods(namespace);
-        until(
-            &format!("pod {namespace}/{name} {what}"),
-            POD_LIMIT,
-            || async {
-                let pod = pods.get(name).await?;
-                if condition(&pod) {
-                    return Ok(Seen::Done(pod));
-                }
-                let events = self.events_of(namespace, name).await.unwrap_or_default();
-                Ok(Seen::NotYet(format!(
-                    "{}; events: {}",
-                    describe(&pod),
-                    events.join(" | ")
-                )))
-            },
-        )
-        .await
-    }
-
-    /// Waits until a pod is in a phase.
-    pub async fn pod_phase(&self, namespace: &str, name: &str, phase: &str) -> Result<Pod> {
-        self.pod_until(namespace, name, phase, |pod| phase_of(pod) == phase)
-            .await
-    }
-
-    /// What a container wrote.
-    pub async fn logs(
-        &self,
-        namespace: &str,
-        pod: &str,
-        container: Option<&str>,
-    ) -> Result<String> {
-        let parameters = LogParams {
-            container: container.map(str::to_owned),
-            ..LogParams::default()
-        };
-        Ok(self.pods(namespace).logs(pod, &parameters).await?)
-    }
-
-    /// The messages of the events about a pod, oldest first.
-    pub async fn events_of(&self, namespace: &str, pod: &str) -> Result<Vec<String>> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        let parameters = ListParams::default().fields(&format!("involvedObject.name={pod}"));
-        Ok(events
-            .list(&parameters)
-            .await?
-            .items
-            .into_iter()
-            .map(|event| {
-                format!(
-                    "{}: {}",
-                    event.reason.unwrap_or_default(),
-                    event.message.unwrap_or_default()
-                )
-            })
-            .collect())
-    }
-
-    /// Deletes a pod and waits until it is gone.
-    pub async fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
-        let pods = self.pods(namespace);
-        pods.delete(name, &DeleteParams::default().grace_period(1))
-            .await?;
-        until(
-            &format!("pod {namespace}/{name} gone"),
-            POD_LIMIT,
-            || async {
-                Ok(match pods.get_opt(name).await? {
-                    None => Seen::Done(()),
-                    Some(pod) => Seen::NotYet(describe(&pod)),
-                })
-            },
-        )
-        .await
     }
 
     /// Removes what a claim has made: pods until they are gone, from the node too, and
@@ -417,56 +327,11 @@ impl Cluster {
     }
 }
 
-/// The documents of a YAML text, empty ones left out.
-pub fn documents(yaml: &str) -> Result<Vec<Value>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)?;
-    Ok(documents
-        .into_iter()
-        .filter(|document| !document.is_null())
-        .collect())
-}
-
-/// A pod's phase, or nothing.
-pub fn phase_of(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or_default()
-}
-
-/// A pod's state in one line, for messages.
-pub fn describe(pod: &Pod) -> String {
-    let mut parts = vec![phase_of(pod).to_owned()];
-    if let Some(status) = &pod.status {
-        parts.extend(status.reason.clone());
-        parts.extend(status.message.clone());
-        let containers = status
-            .init_container_statuses
-            .iter()
-            .chain(&status.container_statuses)
-            .flatten();
-        for container in containers {
-            let Some(state) = &container.state else {
-                continue;
-            };
-            if let Some(waiting) = &state.waiting {
-                parts.push(format!(
-                    "{} waits: {} {}",
-                    container.name,
-                    waiting.reason.as_deref().unwrap_or_default(),
-                    waiting.message.as_deref().unwrap_or_default()
-                ));
-            }
-            if let Some(ended) = &state.terminated {
-                parts.push(format!(
-                    "{} ended with {}: {} {}",
-                    container.name,
-                    ended.exit_code,
-                    ended.reason.as_deref().unwrap_or_default(),
-                    ended.message.as_deref().unwrap_or_default()
-                ));
-            }
-        }
-    }
-    parts.join("; ")
+/// A whole number as Kubernetes prints it: `2000` and `2k`.
+pub fn quantity(text: &str) -> Option<u64> {
+    let (digits, factor) = match text.strip_suffix('k') {
+        Some(digits) => (digits, 1000),
+        None => (text, 1),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(factor)
 }

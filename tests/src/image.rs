@@ -12,8 +12,13 @@ use anyhow::{Context, Result, bail};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
+use crate::cluster::Programs;
+
 /// Debian's `busybox-static`.
 const BUSYBOX: &str = "/bin/busybox";
+
+/// The workload in an image; the multi-call program knows itself by this name.
+pub const WORKLOAD: &str = "/usr/local/bin/workload";
 
 /// What an image holds and runs.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +37,16 @@ impl Recipe {
             command: vec!["sh".to_owned()],
             ..Self::default()
         }
+    }
+
+    /// Stands in for a GPU image: the simulation's workload as entrypoint. Whatever the
+    /// image would have been told as arguments, it runs `script`; a pod's `SIM_WORKLOAD`
+    /// says otherwise.
+    pub fn workload(programs: &Programs, script: &str) -> Self {
+        Self::busybox()
+            .file(programs.ours_static.join("sim-gpu"), WORKLOAD)
+            .entrypoint([WORKLOAD])
+            .env("SIM_WORKLOAD", script)
     }
 
     /// Adds an executable of the host at an absolute path in the image.

@@ -12,8 +12,8 @@
 //! - [`node`]: containerd and the kubelet.
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
 //! - [`gpu`] and [`scheduler`]: the programs under test, and the simulated driver.
-//! - [`cluster`]: all of it as one value, and what a test does with it.
-//! - [`kubectl`]: what only kubectl says (`describe`, `exec`).
+//! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
+//! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`wait`]: polling a condition until a deadline.
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
@@ -21,12 +21,17 @@
 pub mod cluster;
 pub mod control_plane;
 pub mod daemon;
+pub mod gpu;
+pub mod http;
 pub mod image;
 pub mod kubectl;
 pub mod machine;
+pub mod manifest;
 pub mod namespace;
 pub mod node;
+pub mod pod;
 pub mod registry;
+pub mod scheduler;
 pub mod suite;
 pub mod token;
 pub mod wait;

@@ -77,7 +77,10 @@ pub async fn enter() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Ok(code) => {
-            eprintln!("logs are kept in {}", work.logs().display());
+            // The inside has said so where it ended in order.
+            if code > 1 {
+                eprintln!("logs are kept in {}", work.logs().display());
+            }
             let _ = dir.keep();
             Ok(ExitCode::from(code))
         }

@@ -17,7 +17,8 @@ use crate::{machine, registry};
 pub const NAME: &str = "n1";
 /// The sandbox image; the registry serves it like any other.
 pub const PAUSE: &str = "registry.local/pause:3";
-const SOCKET: &str = "/run/containerd/containerd.sock";
+/// Where containerd listens.
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// The running node.
 #[derive(Debug)]

@@ -74,6 +74,9 @@ pub async fn run(cluster: &mut Cluster, claims: &[Claim]) -> bool {
             }
         }
     }
+    if failed > 0 {
+        println!("logs are kept in {}", cluster.work.logs().display());
+    }
     println!("{passed} passed, {failed} failed");
     failed == 0
 }

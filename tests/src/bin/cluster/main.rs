@@ -3,11 +3,13 @@
 //! Started outside, it enters the cluster's namespaces and runs itself again there.
 
 mod selftest;
+mod up;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::gpu::Hardware;
 use aliquot_tests::namespace::{self, Work};
 use aliquot_tests::{claims, suite};
 use anyhow::Result;
@@ -46,6 +48,18 @@ struct Folders {
 enum Action {
     /// Runs the claims whose name contains the filter.
     Test { filter: Option<String> },
+    /// Leaves a person in a shell on a cluster with Aliquot on it.
+    Up {
+        /// Runs this instead of a shell, and leaves.
+        #[arg(long)]
+        command: Option<String>,
+        /// Which cards the node has: T4, L4, RTX-6000-Ada, A100-40, A100-80, H100-80.
+        #[arg(long, default_value = "RTX-6000-Ada")]
+        gpu: String,
+        /// How many.
+        #[arg(long, default_value_t = 1)]
+        gpus: u32,
+    },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -54,6 +68,9 @@ async fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("{error:#}");
+            if let Some(root) = Options::parse().inside {
+                eprintln!("logs are kept in {}", Work::at(root).logs().display());
+            }
             ExitCode::FAILURE
         }
     }
@@ -73,6 +90,9 @@ async fn run() -> Result<ExitCode> {
     let work = Work::at(root);
     match options.action {
         Action::Test { filter } => test(programs, work, filter.as_deref()).await,
+        Action::Up { command, gpu, gpus } => {
+            up::up(programs, work, &Hardware::preset(&gpu, gpus), command).await
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Claims about the cluster itself: what the other claims stand on.
 
-use aliquot_tests::cluster::{Cluster, phase_of};
+use aliquot_tests::cluster::Cluster;
 use aliquot_tests::image::Recipe;
+use aliquot_tests::pod::phase_of;
 use anyhow::{Context, Result};
 
 pub(crate) async fn a_pod_runs_and_its_log_is_read(cluster: &mut Cluster) -> Result<()> {

@@ -1,0 +1,91 @@
+//! `tests/cluster/up`: a cluster with Aliquot on it, for a person.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::gpu::{DRIVER_ROOT, Hardware};
+use aliquot_tests::image::Recipe;
+use aliquot_tests::namespace::Work;
+use anyhow::{Context, Result};
+
+const HELLO: &str = "\
+A Kubernetes node with simulated GPUs, in namespaces of its own; it ends with this shell.
+Try:
+  kubectl get nodes,gpunodes
+  kubectl apply -f tests/seeds/004/queues.yaml
+  kubectl create namespace gpu-workload
+  kubectl apply -f tests/seeds/004/pod.yaml
+  kubectl -n gpu-workload get pods -w
+  kubectl -n gpu-workload logs gpu-pod
+  kubectl get gpunodes -o yaml
+  kubectl describe node n1
+  nvidia-smi
+Images: busybox, ubuntu, vllm/vllm-openai:latest and that of the pod above.
+";
+
+pub(crate) async fn up(
+    programs: Programs,
+    work: Work,
+    hardware: &Hardware,
+    command: Option<String>,
+) -> Result<ExitCode> {
+    let mut cluster = Cluster::start(programs, work).await?;
+    stand_ins(&cluster).await?;
+    cluster.aliquot(hardware).await?;
+
+    let shell = match command {
+        Some(command) => vec!["-c".to_owned(), command],
+        // Nobody there to type: what comes on standard input is a script.
+        None if !std::io::stdin().is_terminal() => Vec::new(),
+        None => {
+            println!("{HELLO}Logs: {}\n", cluster.work.logs().display());
+            let greeting = cluster.work.state().join("bashrc");
+            std::fs::write(&greeting, "PS1='aliquot \\w \\$ '\n")?;
+            vec![
+                "--rcfile".to_owned(),
+                greeting.display().to_string(),
+                "-i".to_owned(),
+            ]
+        }
+    };
+    let path = format!(
+        "{}:{}:{DRIVER_ROOT}/usr/bin:{}",
+        cluster.programs.daemons.display(),
+        cluster.programs.ours.display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let status = tokio::process::Command::new("bash")
+        .args(shell)
+        .env("KUBECONFIG", &cluster.kubectl.kubeconfig)
+        .env("CONTAINERD_ADDRESS", aliquot_tests::node::SOCKET)
+        .env("PATH", path)
+        // nvidia-smi finds its driver by it.
+        .env("SIM_ROOT", DRIVER_ROOT)
+        .status()
+        .await
+        .context("bash")?;
+    let code = status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1);
+    cluster.clean().await?;
+    Ok(ExitCode::from(code))
+}
+
+/// Images that manifests of the wild name.
+async fn stand_ins(cluster: &Cluster) -> Result<()> {
+    for (reference, script) in [
+        (
+            "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
+            "vectoradd",
+        ),
+        ("ubuntu", "report hold"),
+        ("vllm/vllm-openai:latest", "report alloc 1000 hold"),
+    ] {
+        cluster
+            .serve_image(&Recipe::workload(&cluster.programs, script), reference)
+            .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! The GPU side of the node: the simulated driver, the MPS daemon, the agent.
+//!
+//! Comes in: what hardware is plugged in. Goes out: the three processes, as the
+//! DaemonSets would run them, with a token bound to the node as a pod's would be.
+//! Must never lend the agent more rights than `deploy/` gives its service account.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use kube::Client;
+use proto::names::{NAMESPACE, object, telemetry};
+use serde_json::Value;
+
+use crate::cluster::Programs;
+use crate::control_plane;
+use crate::daemon::{Command, Daemon};
+use crate::token::{self, AccountToken, Credential, Refresher};
+use crate::{node, scheduler};
+
+/// Where the driver's files are, as the GPU operator's driver container has them.
+pub const DRIVER_ROOT: &str = "/run/nvidia/driver";
+/// Where the agent shows its metrics and its health.
+pub const METRICS: &str = "127.0.0.1:9400";
+
+/// Hardware as the simulated driver reads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware(Value);
+
+impl Hardware {
+    /// `count` cards of one product: `T4`, `L4`, `RTX-6000-Ada`, `A100-40`, `A100-80`, `H100-80`.
+    pub fn preset(name: &str, count: u32) -> Self {
+        Self(serde_json::json!({ "cards": [{ "preset": name, "count": count }] }))
+    }
+
+    /// How many cards it has.
+    pub fn cards(&self) -> u32 {
+        let cards = self.0["cards"].as_array().into_iter().flatten();
+        cards
+            .map(|card| {
+                card["count"]
+                    .as_u64()
+                    .map_or(1, |count| u32::try_from(count).unwrap_or(u32::MAX))
+            })
+            .sum()
+    }
+
+    /// A whole hardware file.
+    pub fn described(file: Value) -> Self {
+        Self(file)
+    }
+}
+
+/// What the GPU side needs to know.
+#[derive(Debug)]
+pub struct Place<'a> {
+    pub programs: &'a Programs,
+    pub state: &'a Path,
+    pub logs: &'a Path,
+    /// Certificate authority of the API server.
+    pub authority: PathBuf,
+}
+
+/// The running GPU side.
+#[derive(Debug)]
+pub struct Gpus {
+    pub hardware: Hardware,
+    pub driver: Daemon,
+    pub mps: Daemon,
+    pub agent: Daemon,
+    control: PathBuf,
+    _tokens: Refresher,
+}
+
+impl Gpus {
+    /// Starts driver, MPS daemon and agent, in the order in which a node has them.
+    pub async fn start(client: &Client, place: &Place<'_>, hardware: Hardware) -> Result<Self> {
+        let folder = place.state.join("gpu");
+        fs::create_dir_all(&folder)?;
+        let (driver, control) = start_driver(place, &folder, &hardware).await?;
+
+        let mps = Command::new("mps", place.programs.ours.join("aliquot-agent"))
+            .arg("mps")
+            .flag("--driver-root", DRIVER_ROOT)
+            .flag("--run-dir", "/run/aliquot")
+            // The stand-ins of NVIDIA's programs find their driver by it.
+            .env("SIM_ROOT", DRIVER_ROOT)
+            .env("RUST_LOG", "info")
+            .start(place.logs)?;
+
+        let (api, stream) = (folder.join("agent.token"), folder.join("telemetry.token"));
+        let account = AccountToken {
+            namespace: NAMESPACE.to_owned(),
+            account: object::AGENT_ACCOUNT.to_owned(),
+            node: Some(node::NAME.to_owned()),
+            audience: None,
+            file: api.clone(),
+        };
+        let audience = AccountToken {
+            audience: Some(telemetry::AUDIENCE.to_owned()),
+            file: stream.clone(),
+            ..account.clone()
+        };
+        let tokens = Refresher::start(client.clone(), vec![account, audience]).await?;
+        let kubeconfig = folder.join("agent.kubeconfig");
+        token::write_kubeconfig(
+            &kubeconfig,
+            &control_plane::url(),
+            &place.authority,
+            &Credential::File(api),
+        )?;
+        let agent = Command::new("agent", place.programs.ours.join("aliquot-agent"))
+            .arg("run")
+            .flag("--node-name", node::NAME)
+            .flag("--kubelet-dir", "/var/lib/kubelet")
+            .flag("--cdi-dir", "/var/run/cdi")
+            .flag("--run-dir", "/run/aliquot")
+            .flag("--driver-root", DRIVER_ROOT)
+            .flag(
+                "--nvml",
+                Path::new(DRIVER_ROOT).join("usr/lib64/libnvidia-ml.so.1"),
+            )
+            .flag(
+                "--hook-binary",
+                place.programs.ours_static.join("aliquot-hook"),
+            )
+            .flag("--hook-dir", "/var/lib/aliquot/bin")
+            .flag("--telemetry", scheduler::telemetry_url())
+            .flag("--telemetry-token", stream)
+            .flag("--metrics", METRICS)
+            .env("KUBECONFIG", kubeconfig)
+            .env("RUST_LOG", "info")
+            .start(place.logs)?;
+        Ok(Self {
+            hardware,
+            driver,
+            mps,
+            agent,
+            control,
+            _tokens: tokens,
+        })
+    }
+
+    /// Ends all three, the agent first.
+    pub async fn stop(&mut self) -> Result<()> {
+        self.agent.stop().await?;
+        self.mps.stop().await?;
+        self.driver.stop().await
+    }
+
+    /// Fails if one of them has ended.
+    pub fn alive(&mut self) -> Result<()> {
+        self.driver.alive()?;
+        self.mps.alive()?;
+        self.agent.alive()
+    }
+
+    /// Changes the hardware while it runs: `sim-gpu ctl`, as a person would call it.
+    pub async fn control(&self, words: &[&str]) -> Result<String> {
+        run(
+            &self.control,
+            [&["ctl", "--root", DRIVER_ROOT], words].concat(),
+        )
+        .await
+    }
+
+    /// `nvidia-smi` on the host.
+    pub async fn smi(&self, words: &[&str]) -> Result<String> {
+        run(
+            &Path::new(DRIVER_ROOT).join("usr/bin/nvidia-smi"),
+            words.to_vec(),
+        )
+        .await
+    }
+
+    /// What the agent's metrics page says.
+    pub async fn metrics(&self) -> Result<String> {
+        crate::http::get(METRICS, "/metrics").await
+    }
+}
+
+async fn start_driver(
+    place: &Place<'_>,
+    folder: &Path,
+    hardware: &Hardware,
+) -> Result<(Daemon, PathBuf)> {
+    // A new machine: what the last one left under its root is not this one's.
+    let root = Path::new(DRIVER_ROOT);
+    if root.exists() {
+        fs::remove_dir_all(root)?;
+    }
+    fs::create_dir_all(root)?;
+    let file = folder.join("hardware.json");
+    fs::write(&file, serde_json::to_vec_pretty(&hardware.0)?)?;
+    let program = place.programs.ours_static.join("sim-gpu");
+    let mut driver = Command::new("driver", &program)
+        .arg("driver")
+        .flag("--root", DRIVER_ROOT)
+        .flag("--hardware", file)
+        .flag(
+            "--nvml-library",
+            place.programs.ours.join("libnvidia_ml.so"),
+        )
+        .flag("--binary", &program)
+        .start(place.logs)?;
+    let mark = driver.mark()?;
+    crate::wait::until(
+        "the simulated driver",
+        std::time::Duration::from_secs(10),
+        || {
+            let alive = driver.alive();
+            let said = driver.said_since(mark);
+            async move {
+                Ok(match alive {
+                    Err(dead) => crate::wait::Seen::Never(dead),
+                    Ok(()) => crate::wait::Seen::when(
+                        said?.lines().any(|line| line == "ready"),
+                        "not ready",
+                    ),
+                })
+            }
+        },
+    )
+    .await?;
+    Ok((driver, program))
+}
+
+async fn run(program: &Path, words: Vec<&str>) -> Result<String> {
+    let output = tokio::process::Command::new(program)
+        .args(&words)
+        .env("SIM_ROOT", DRIVER_ROOT)
+        .output()
+        .await
+        .with_context(|| program.display().to_string())?;
+    if !output.status.success() {
+        bail!(
+            "{} {}: {}",
+            program.display(),
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

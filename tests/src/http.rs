@@ -1,0 +1,26 @@
+//! One GET over plain HTTP, for metrics and health pages on loopback.
+//!
+//! Comes in: an address and a path. Goes out: the body, or an error for any status but 200.
+//! Must never be used for anything that needs TLS.
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Gets a page.
+pub async fn get(address: &str, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address)
+        .await
+        .with_context(|| address.to_owned())?;
+    // 1.0: the answer ends with the connection, and is not chunked.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let status = head.lines().next().unwrap_or_default();
+    if !status.contains(" 200 ") {
+        bail!("{address}{path}: {status}");
+    }
+    Ok(body.to_owned())
+}
