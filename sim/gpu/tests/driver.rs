@@ -1,4 +1,6 @@
 //! The driver as a process, met by processes.
+// Clippy takes helpers outside a test for no test.
+#![allow(clippy::unwrap_used)]
 
 mod bench;
 

@@ -1,5 +1,7 @@
 //! Which fence catches which tenant. Every row is something that a container
 //! can do to real MPS; where a row says that it helps, only the watchdog is left.
+// Clippy takes helpers outside a test for no test.
+#![allow(clippy::unwrap_used)]
 
 mod bench;
 
@@ -8,7 +10,7 @@ use bench::Machine;
 /// How the card is guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guard {
-    /// `mps`: EXCLUSIVE_PROCESS and one warm server without a default limit;
+    /// `mps`: `EXCLUSIVE_PROCESS` and one warm server without a default limit;
     /// limits come from the container's environment.
     Exclusive,
     /// The same, but no server was started before the tenant came.

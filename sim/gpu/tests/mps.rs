@@ -457,3 +457,28 @@ fn a_server_that_cannot_come_to_its_pipe_does_not_start() {
 fn uid_of(pid: &str) -> u32 {
     std::fs::metadata(format!("/proc/{pid}")).unwrap().uid()
 }
+
+#[test]
+fn a_container_that_is_only_a_folder_names_its_paths_as_if_it_were_not() {
+    let machine = Machine::start(&ADA);
+    let daemon = machine.daemon(&[]);
+    let container = sim_gpu::paths::Root::new(machine.path("container"));
+    let inside = |path: &str| container.path().join(path);
+    for folder in ["dev", "run/nvidia-persistenced", "run/aliquot/mps"] {
+        std::fs::create_dir_all(inside(folder)).unwrap();
+    }
+    let link =
+        |from: &std::path::Path, to: &str| std::os::unix::fs::symlink(from, inside(to)).unwrap();
+    for node in ["nvidia0", "nvidiactl", "nvidia-uvm"] {
+        link(&machine.root.dev().join(node), &format!("dev/{node}"));
+    }
+    link(&machine.root.socket(), "run/nvidia-persistenced/socket");
+    link(&daemon.pipe, "run/aliquot/mps/pipe");
+    let line = machine
+        .tenant("grow 1")
+        .env("SIM_ROOT", container.path().to_str().unwrap())
+        .env("CUDA_MPS_PIPE_DIRECTORY", "/run/aliquot/mps/pipe")
+        .limit(700)
+        .last();
+    assert_eq!(line["held_mib"], 700, "{line}");
+}

@@ -1,14 +1,14 @@
 //! `libnvidia-ml.so.1` for the simulated driver, in the order of a call's way:
 //!
-//! - [`abi`]: NVML's numbers, structs and out-parameters;
-//! - [`link`]: the connection to the driver, found from the library's own path;
-//! - [`system`]: init, versions, error texts;
-//! - [`enumerate`]: counts and handles;
-//! - [`device`]: identity, memory, modes, readings of one card;
-//! - [`processes`]: who is on it;
-//! - [`topology`]: links and neighbours;
-//! - [`health`]: ECC, rows, field values;
-//! - [`events`]: event sets and XIDs.
+//! - `abi`: NVML's numbers, structs and out-parameters;
+//! - `link`: the connection to the driver, found from the library's own path;
+//! - `system`: init, versions, error texts;
+//! - `enumerate`: counts and handles;
+//! - `device`: identity, memory, modes, readings of one card;
+//! - `processes`: who is on it;
+//! - `topology`: links and neighbours;
+//! - `health`: ECC, rows, field values;
+//! - `events`: event sets and XIDs.
 //!
 //! No state but handles, event sets and idle connections; every answer is asked
 //! for anew. A dead driver is an error code. No dependencies, since the library

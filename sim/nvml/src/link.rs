@@ -7,7 +7,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -154,7 +156,7 @@ fn keep(connection: Connection) {
 impl Connection {
     fn open(root: &Path) -> std::io::Result<Self> {
         Ok(Self {
-            reader: BufReader::new(UnixStream::connect(root.join(SOCKET))?),
+            reader: BufReader::new(connect(&root.join(SOCKET))?),
             pid: std::process::id(),
         })
     }
@@ -190,6 +192,23 @@ impl Connection {
             UNKNOWN
         };
         Ok(Err(code))
+    }
+}
+
+/// Connects, however long the path is: a socket's address holds 107 bytes, so a
+/// longer one goes by way of its folder's descriptor.
+fn connect(socket: &Path) -> std::io::Result<UnixStream> {
+    const O_PATH: i32 = 0o10_000_000;
+    match (socket.parent(), socket.file_name()) {
+        (Some(folder), Some(name)) if socket.as_os_str().len() > 107 => {
+            let folder = std::fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(O_PATH)
+                .open(folder)?;
+            let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+            UnixStream::connect(short)
+        }
+        _ => UnixStream::connect(socket),
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use crate::cuda::CudaError;
-use crate::paths::Root;
+use crate::paths::{self, Root};
 use crate::wire::{MAX_LINE, Message};
 
 /// A connection to the driver.
@@ -87,7 +87,7 @@ impl Driver {
     /// Connects to the driver of this root.
     pub fn connect(root: &Root) -> Result<Self, CallError> {
         Ok(Self {
-            reader: BufReader::new(UnixStream::connect(root.socket())?),
+            reader: BufReader::new(paths::connect(&root.socket())?),
         })
     }
 

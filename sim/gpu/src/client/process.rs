@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::{CallError, Driver, read_message};
 use crate::cuda::CudaError;
-use crate::paths::Root;
+use crate::paths::{self, Root};
 use crate::wire::Message;
 
 /// Where the real library looks when nothing is said.
@@ -84,16 +84,15 @@ impl CudaProcess {
                 openable.extend(answer.get("gpu"));
             }
         }
-        let pipe = env.get("CUDA_MPS_PIPE_DIRECTORY").filter(|p| !p.is_empty());
-        let pipe = PathBuf::from(pipe.map_or(DEFAULT_PIPE_DIRECTORY, String::as_str));
+        let pipe = pipe_directory(root, env);
         let control = match route {
             Route::Direct => None,
-            Route::Usual => UnixStream::connect(pipe.join("control")).ok(),
+            Route::Usual => paths::connect(&pipe.join("control")).ok(),
         };
         let (visible, mps) = match control {
             None => (visible(&openable, env), None),
             Some(control) => {
-                let (visible, session) = join_server(control, &pipe, &openable, env)?;
+                let (visible, session) = join_server(control, &pipe, root, &openable, env)?;
                 (visible, Some(session))
             }
         };
@@ -168,11 +167,20 @@ impl CudaProcess {
     }
 }
 
+/// The pipe directory of an environment, as this root's processes reach it.
+pub fn pipe_directory(root: &Root, env: &Environment) -> PathBuf {
+    let named = env.get("CUDA_MPS_PIPE_DIRECTORY").filter(|p| !p.is_empty());
+    root.resolve(Path::new(
+        named.map_or(DEFAULT_PIPE_DIRECTORY, String::as_str),
+    ))
+}
+
 /// Registers with the control daemon and waits to be let in; a client of
 /// another user waits here until the present server's clients are gone.
 fn join_server(
     control: UnixStream,
     pipe: &Path,
+    root: &Root,
     openable: &[String],
     env: &Environment,
 ) -> Result<(Vec<String>, MpsSession), CallError> {
@@ -217,7 +225,7 @@ fn join_server(
     }
     let rows: Vec<Vec<String>> = visible.iter().map(|uuid| vec![uuid.clone()]).collect();
     let secret = welcome.get("shm").map(|path| {
-        std::fs::read_to_string(path)
+        std::fs::read_to_string(root.resolve(Path::new(&path)))
             .unwrap_or_default()
             .trim()
             .to_owned()

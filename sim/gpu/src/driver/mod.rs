@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::cuda::CudaError;
 use crate::hardware::{CardSpec, Hardware};
-use crate::paths::Root;
+use crate::paths::{self, Root};
 use crate::wire::Message;
 use nodes::Nodes;
 use requests::Caller;
@@ -83,14 +83,14 @@ impl Driver {
         )?;
         let socket = root.socket();
         nodes::make_parent(&socket)?;
-        if UnixStream::connect(&socket).is_ok() {
+        if paths::connect(&socket).is_ok() {
             return Err(io::Error::other(format!(
                 "a driver listens on {} already",
                 socket.display()
             )));
         }
         let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket)?;
+        let listener = paths::bind(&socket)?;
         // Connections inherit it on newer kernels, so that even their first line tells its sender.
         nix::sys::socket::setsockopt(&listener, nix::sys::socket::sockopt::PassCred, &true)?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666))?;
@@ -134,7 +134,7 @@ impl Drop for Driver {
             .stopping
             .store(true, std::sync::atomic::Ordering::SeqCst);
         // Wakes the accept loop.
-        let _ = UnixStream::connect(&self.socket);
+        let _ = paths::connect(&self.socket);
         if let Some(accept) = self.accept.take() {
             let _ = accept.join();
         }

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use crate::client::process::DEFAULT_PIPE_DIRECTORY;
 use crate::client::read_message;
+use crate::paths;
 use crate::wire::Message;
 
 /// The pipe directory of this environment.
@@ -25,7 +26,7 @@ pub fn pipe_directory() -> PathBuf {
 /// Runs the program.
 pub fn run() -> ExitCode {
     let pipe = pipe_directory();
-    let Ok(stream) = UnixStream::connect(pipe.join("control")) else {
+    let Ok(stream) = paths::connect(&pipe.join("control")) else {
         emit("Cannot find MPS control daemon process");
         return ExitCode::from(1);
     };

@@ -22,7 +22,7 @@ use super::log::Log;
 use super::pipe::ServerPipe;
 use crate::client::{Driver, read_message};
 use crate::cuda::CudaError;
-use crate::paths::Root;
+use crate::paths::{self, Root};
 use crate::wire::Message;
 
 /// Starts of a server that a client waits for before it gives up.
@@ -118,7 +118,7 @@ fn start(
         }
     }
     let control = pipe.join("control");
-    if UnixStream::connect(&control).is_ok() {
+    if paths::connect(&control).is_ok() {
         return Err("An instance of this daemon is already running".to_owned());
     }
     let log = Log::open(log_folder, foreground);
@@ -155,8 +155,8 @@ fn start(
     ] {
         let path = pipe.join(name);
         let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path)
-            .map_err(|e| format!("Failed to bind {}: {e}", path.display()))?;
+        let listener =
+            paths::bind(&path).map_err(|e| format!("Failed to bind {}: {e}", path.display()))?;
         let _ = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
         let daemon = Arc::clone(&daemon);
         std::thread::spawn(move || accept_all(&listener, &daemon));

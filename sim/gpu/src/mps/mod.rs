@@ -1,11 +1,11 @@
 //! The MPS stand-ins: `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`.
 //!
 //! - [`cli`]: the control program without options: commands in, answers out;
-//! - [`daemon`]: the control program with `-d` or `-f`;
-//! - [`commands`]: what the daemon understands;
-//! - [`limits`]: who gets how much;
-//! - [`pipe`], [`server`]: the daemon's and the server's end of a server;
-//! - [`log`]: the two log files.
+//! - `daemon`: the control program with `-d` or `-f`;
+//! - `commands`: what the daemon understands;
+//! - `limits`: who gets how much;
+//! - `pipe`, `server`: the daemon's and the server's end of a server;
+//! - `log`: the two log files.
 //!
 //! Environment: `CUDA_MPS_PIPE_DIRECTORY`, `CUDA_MPS_LOG_DIRECTORY`,
 //! `CUDA_VISIBLE_DEVICES` (renumbers), the limits' variables as defaults, and

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::log;
 use crate::client::process::{Environment, visible};
 use crate::client::{CallError, Driver};
-use crate::paths::Root;
+use crate::paths::{self, Root};
 use crate::wire::Message;
 
 /// How often a server that is to end looks for its last client.
@@ -50,8 +50,7 @@ fn start(pipe: &Path) -> Result<(Driver, Vec<String>), String> {
         ),
     );
     // The server runs as its clients' user, who must be able to come this far.
-    let mut control =
-        std::os::unix::net::UnixStream::connect(&socket).map_err(|e| e.to_string())?;
+    let mut control = paths::connect(&socket).map_err(|e| e.to_string())?;
     control.write_all(b"SERVER\n").map_err(|e| e.to_string())?;
     say("Other", "Initializing server process");
     let root = Root::from_env();

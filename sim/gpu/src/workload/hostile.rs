@@ -3,17 +3,16 @@
 //! Each is something that a container can really do to real MPS; whether it
 //! helps is the driver's and the daemon's answer, never decided here.
 
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
 use super::Workload;
-use crate::client::process::{DEFAULT_PIPE_DIRECTORY, Route};
+use crate::client::process::{Route, pipe_directory};
 use crate::client::{CallError, Driver};
 use crate::cuda::CudaError;
 use crate::mps;
+use crate::paths;
 use crate::wire::Message;
 
 /// One hostile verb.
@@ -144,12 +143,8 @@ fn fork(workload: &Workload, count: &str, mib: &str) -> Result<Value, CallError>
 
 /// Sends one command to the control daemon, as `nvidia-cuda-mps-control` would.
 fn drive(workload: &Workload, command: &str) -> Result<Vec<String>, CallError> {
-    let pipe = workload
-        .env
-        .get("CUDA_MPS_PIPE_DIRECTORY")
-        .filter(|p| !p.is_empty());
-    let pipe = PathBuf::from(pipe.map_or(DEFAULT_PIPE_DIRECTORY, String::as_str));
-    let stream = UnixStream::connect(pipe.join("control"))
+    let pipe = pipe_directory(&workload.root, &workload.env);
+    let stream = paths::connect(&pipe.join("control"))
         .map_err(|e| CallError::refused(CudaError::MpsConnectionFailed, e.to_string()))?;
     mps::cli::converse(&stream, command).map_err(|e| {
         CallError::refused(
