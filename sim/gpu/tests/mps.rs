@@ -470,10 +470,10 @@ fn a_container_that_is_only_a_folder_names_its_paths_as_if_it_were_not() {
     let link =
         |from: &std::path::Path, to: &str| std::os::unix::fs::symlink(from, inside(to)).unwrap();
     for node in ["nvidia0", "nvidiactl", "nvidia-uvm"] {
-        link(&machine.root.dev().join(node), &format!("dev/{node}"));
+        put(&machine.root.dev().join(node), &format!("dev/{node}"));
     }
-    link(&machine.root.socket(), "run/nvidia-persistenced/socket");
-    link(&daemon.pipe, "run/aliquot/mps/pipe");
+    put(&machine.root.socket(), "run/nvidia-persistenced/socket");
+    put(&daemon.pipe, "run/aliquot/mps/pipe");
     let line = machine
         .tenant("grow 1")
         .env("SIM_ROOT", container.path().to_str().unwrap())
