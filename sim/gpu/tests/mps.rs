@@ -467,7 +467,7 @@ fn a_container_that_is_only_a_folder_names_its_paths_as_if_it_were_not() {
     for folder in ["dev", "run/nvidia-persistenced", "run/aliquot/mps"] {
         std::fs::create_dir_all(inside(folder)).unwrap();
     }
-    let link =
+    let put =
         |from: &std::path::Path, to: &str| std::os::unix::fs::symlink(from, inside(to)).unwrap();
     for node in ["nvidia0", "nvidiactl", "nvidia-uvm"] {
         put(&machine.root.dev().join(node), &format!("dev/{node}"));
