@@ -24,6 +24,7 @@ use crate::node::{self, Node, Place};
 use crate::pod::describe;
 use crate::registry::Registry;
 use crate::scheduler::{self, Scheduler};
+use crate::share;
 use crate::wait::{Seen, until};
 use crate::{machine, token};
 use proto::names::resource;
@@ -165,6 +166,10 @@ impl Cluster {
             let scheduler =
                 Scheduler::start(&self.client, &self.programs, &state, &logs, &authority).await?;
             self.scheduler = Some(scheduler);
+            for (reference, script) in share::STAND_INS {
+                self.serve_image(&Recipe::workload(&self.programs, script), reference)
+                    .await?;
+            }
         }
         let same = self
             .gpus

@@ -65,10 +65,9 @@ pub struct Place<'a> {
 #[derive(Debug)]
 pub struct Gpus {
     pub hardware: Hardware,
-    pub driver: Daemon,
+    pub driver: Driver,
     pub mps: Daemon,
     pub agent: Daemon,
-    control: PathBuf,
     _tokens: Refresher,
 }
 
@@ -77,7 +76,7 @@ impl Gpus {
     pub async fn start(client: &Client, place: &Place<'_>, hardware: Hardware) -> Result<Self> {
         let folder = place.state.join("gpu");
         fs::create_dir_all(&folder)?;
-        let (driver, control) = start_driver(place, &folder, &hardware).await?;
+        let driver = Driver::start(place, &hardware).await?;
 
         let mps = Command::new("mps", place.programs.ours.join("aliquot-agent"))
             .arg("mps")
@@ -136,7 +135,6 @@ impl Gpus {
             driver,
             mps,
             agent,
-            control,
             _tokens: tokens,
         })
     }
@@ -145,20 +143,79 @@ impl Gpus {
     pub async fn stop(&mut self) -> Result<()> {
         self.agent.stop().await?;
         self.mps.stop().await?;
-        self.driver.stop().await
+        self.driver.daemon.stop().await
     }
 
     /// Fails if one of them has ended.
     pub fn alive(&mut self) -> Result<()> {
-        self.driver.alive()?;
+        self.driver.daemon.alive()?;
         self.mps.alive()?;
         self.agent.alive()
+    }
+
+    /// What the agent's metrics page says.
+    pub async fn metrics(&self) -> Result<String> {
+        crate::http::get(METRICS, "/metrics").await
+    }
+}
+
+/// The simulated driver.
+#[derive(Debug)]
+pub struct Driver {
+    pub daemon: Daemon,
+    program: PathBuf,
+}
+
+impl Driver {
+    /// Starts it on this hardware and waits until it answers.
+    pub async fn start(place: &Place<'_>, hardware: &Hardware) -> Result<Self> {
+        // A new machine: what the last one left under its root is not this one's.
+        let root = Path::new(DRIVER_ROOT);
+        if root.exists() {
+            fs::remove_dir_all(root)?;
+        }
+        fs::create_dir_all(root)?;
+        let folder = place.state.join("gpu");
+        fs::create_dir_all(&folder)?;
+        let file = folder.join("hardware.json");
+        fs::write(&file, serde_json::to_vec_pretty(&hardware.0)?)?;
+        let program = place.programs.ours_static.join("sim-gpu");
+        let mut daemon = Command::new("driver", &program)
+            .arg("driver")
+            .flag("--root", DRIVER_ROOT)
+            .flag("--hardware", file)
+            .flag(
+                "--nvml-library",
+                place.programs.ours.join("libnvidia_ml.so"),
+            )
+            .flag("--binary", &program)
+            .start(place.logs)?;
+        let mark = daemon.mark()?;
+        crate::wait::until(
+            "the simulated driver",
+            std::time::Duration::from_secs(10),
+            || {
+                let alive = daemon.alive();
+                let said = daemon.said_since(mark);
+                async move {
+                    Ok(match alive {
+                        Err(dead) => crate::wait::Seen::Never(dead),
+                        Ok(()) => crate::wait::Seen::when(
+                            said?.lines().any(|line| line == "ready"),
+                            "not ready",
+                        ),
+                    })
+                }
+            },
+        )
+        .await?;
+        Ok(Self { daemon, program })
     }
 
     /// Changes the hardware while it runs: `sim-gpu ctl`, as a person would call it.
     pub async fn control(&self, words: &[&str]) -> Result<String> {
         run(
-            &self.control,
+            &self.program,
             [&["ctl", "--root", DRIVER_ROOT], words].concat(),
         )
         .await
@@ -172,57 +229,6 @@ impl Gpus {
         )
         .await
     }
-
-    /// What the agent's metrics page says.
-    pub async fn metrics(&self) -> Result<String> {
-        crate::http::get(METRICS, "/metrics").await
-    }
-}
-
-async fn start_driver(
-    place: &Place<'_>,
-    folder: &Path,
-    hardware: &Hardware,
-) -> Result<(Daemon, PathBuf)> {
-    // A new machine: what the last one left under its root is not this one's.
-    let root = Path::new(DRIVER_ROOT);
-    if root.exists() {
-        fs::remove_dir_all(root)?;
-    }
-    fs::create_dir_all(root)?;
-    let file = folder.join("hardware.json");
-    fs::write(&file, serde_json::to_vec_pretty(&hardware.0)?)?;
-    let program = place.programs.ours_static.join("sim-gpu");
-    let mut driver = Command::new("driver", &program)
-        .arg("driver")
-        .flag("--root", DRIVER_ROOT)
-        .flag("--hardware", file)
-        .flag(
-            "--nvml-library",
-            place.programs.ours.join("libnvidia_ml.so"),
-        )
-        .flag("--binary", &program)
-        .start(place.logs)?;
-    let mark = driver.mark()?;
-    crate::wait::until(
-        "the simulated driver",
-        std::time::Duration::from_secs(10),
-        || {
-            let alive = driver.alive();
-            let said = driver.said_since(mark);
-            async move {
-                Ok(match alive {
-                    Err(dead) => crate::wait::Seen::Never(dead),
-                    Ok(()) => crate::wait::Seen::when(
-                        said?.lines().any(|line| line == "ready"),
-                        "not ready",
-                    ),
-                })
-            }
-        },
-    )
-    .await?;
-    Ok((driver, program))
 }
 
 async fn run(program: &Path, words: Vec<&str>) -> Result<String> {

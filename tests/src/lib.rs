@@ -13,6 +13,7 @@
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
 //! - [`gpu`] and [`scheduler`]: the programs under test, and the simulated driver.
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
+//! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`wait`]: polling a condition until a deadline.
 //! - [`suite`]: runs claims one after the other and reports.
@@ -32,6 +33,7 @@ pub mod node;
 pub mod pod;
 pub mod registry;
 pub mod scheduler;
+pub mod share;
 pub mod suite;
 pub mod token;
 pub mod wait;

@@ -103,6 +103,7 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             selftest::an_image_is_pulled_under_its_public_name,
             selftest::a_killed_kubelet_comes_back_and_leaves_pods_running,
             selftest::a_command_runs_in_a_container,
+            selftest::the_simulated_driver_is_seen_by_nvidia_smi_and_ends,
         ],
         filter,
     );

@@ -1,6 +1,7 @@
 //! Claims about the cluster itself: what the other claims stand on.
 
 use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::{self, Driver, Hardware};
 use aliquot_tests::image::Recipe;
 use aliquot_tests::pod::phase_of;
 use anyhow::{Context, Result};
@@ -36,8 +37,8 @@ pub(crate) async fn an_image_is_pulled_under_its_public_name(cluster: &mut Clust
             "vectoradd",
             "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
         ),
-        ("vllm", "vllm/vllm-openai:latest"),
-        ("ubuntu", "ubuntu"),
+        ("opt", "team/opt:latest"),
+        ("debian", "debian"),
     ] {
         cluster.serve_image(&recipe, image).await?;
         cluster
@@ -127,4 +128,31 @@ spec:
         .await?;
     cluster.pod_phase(&ns, "sleeper", "Running").await?;
     Ok(ns)
+}
+
+pub(crate) async fn the_simulated_driver_is_seen_by_nvidia_smi_and_ends(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let (state, logs) = (cluster.work.state(), cluster.work.logs());
+    let place = gpu::Place {
+        programs: &cluster.programs,
+        state: &state,
+        logs: &logs,
+        authority: cluster.control_plane.authority(),
+    };
+    // It takes over the driver root: whoever comes next starts its own.
+    if let Some(mut gpus) = cluster.gpus.take() {
+        gpus.stop().await?;
+    }
+    let mut driver = Driver::start(&place, &Hardware::preset("T4", 2)).await?;
+    let listed = driver
+        .smi(&["--query-gpu=name,memory.total", "--format=csv,noheader"])
+        .await?;
+    assert_eq!(listed, "Tesla T4, 15360 MiB\nTesla T4, 15360 MiB\n");
+    driver.daemon.stop().await?;
+    assert!(
+        driver.smi(&["-L"]).await.is_err(),
+        "nvidia-smi answers without a driver"
+    );
+    Ok(())
 }

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use aliquot_tests::cluster::{Cluster, Programs};
 use aliquot_tests::gpu::{DRIVER_ROOT, Hardware};
-use aliquot_tests::image::Recipe;
 use aliquot_tests::namespace::Work;
 use anyhow::{Context, Result};
 
@@ -31,7 +30,6 @@ pub(crate) async fn up(
     command: Option<String>,
 ) -> Result<ExitCode> {
     let mut cluster = Cluster::start(programs, work).await?;
-    stand_ins(&cluster).await?;
     cluster.aliquot(hardware).await?;
 
     let shell = match command {
@@ -71,21 +69,4 @@ pub(crate) async fn up(
         .unwrap_or(1);
     cluster.clean().await?;
     Ok(ExitCode::from(code))
-}
-
-/// Images that manifests of the wild name.
-async fn stand_ins(cluster: &Cluster) -> Result<()> {
-    for (reference, script) in [
-        (
-            "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
-            "vectoradd",
-        ),
-        ("ubuntu", "report hold"),
-        ("vllm/vllm-openai:latest", "report alloc 1000 hold"),
-    ] {
-        cluster
-            .serve_image(&Recipe::workload(&cluster.programs, script), reference)
-            .await?;
-    }
-    Ok(())
 }
