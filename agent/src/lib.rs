@@ -1,1 +1,28 @@
-//! TBD
+//! The node agent: NVML → inventory → { kubelet, CDI, MPS } → telemetry.
+//!
+//! In the order of the data's way:
+//! - [`config`]: every path and flag.
+//! - [`nvml`]: one thread owns NVML; observations and XIDs come out.
+//! - [`attribute`]: pid → cgroup → container.
+//! - [`inventory`]: pure: observations and the admin's policy → cards, health, what can be granted.
+//! - [`pods`]: watches this node's pods, its Node and `GpuNode`, and what the cluster trusts.
+//! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
+//! - [`ledger`]: pure: who holds which part of which card.
+//! - [`reconcile`]: pure: what lives and what died, and the rebuild at start.
+//! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
+//! - [`kubelet`]: the device-plugin servers and their registration.
+//! - [`edit`]: pure: a share → the CDI file's content.
+//! - [`mps`]: the plan for the MPS supervisor, and the supervisor (`aliquot-agent mps`).
+//! - [`telemetry`]: streams to schedulers, `GpuNode` status, metrics, health.
+//! - [`run`]: starts it all; [`exit`] says how a process ends.
+#![deny(unsafe_code)]
+
+pub mod attribute;
+pub mod config;
+pub mod inventory;
+pub mod ledger;
+pub mod mps;
+pub mod node;
+pub mod telemetry;
+
+pub use config::Config;

@@ -1,0 +1,228 @@
+//! Every path and flag of the agent and of its MPS supervisor.
+//!
+//! Flags are for wiring; policy is the admin's, in `GpuNode.spec`. Every path can be moved,
+//! so that several agents fit into one process and none of them needs root.
+
+use api::Mib;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Wiring of one agent. Both subcommands read the same flags.
+#[derive(Clone, Debug, PartialEq, clap::Args)]
+pub struct Config {
+    /// Name of this node's Node object.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// Namespace of the trust `ConfigMap`.
+    #[arg(long, default_value = proto::names::NAMESPACE)]
+    pub namespace: String,
+
+    /// The kubelet's root; holds `device-plugins/` and `pod-resources/`.
+    #[arg(long, default_value = "/var/lib/kubelet")]
+    pub kubelet_dir: PathBuf,
+    /// Where our CDI files go; the runtime must read this folder.
+    #[arg(long, default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+    /// Where NVIDIA's own CDI spec is looked for, lowest priority first.
+    #[arg(long, value_delimiter = ',', default_value = "/etc/cdi,/var/run/cdi")]
+    pub nvidia_cdi_dirs: Vec<PathBuf>,
+    /// Ours: MPS directories, share files, proofs, the MPS service's socket.
+    #[arg(long, default_value = "/run/aliquot")]
+    pub run_dir: PathBuf,
+    /// `/proc` of the host's pid namespace.
+    #[arg(long, default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// The driver's files, as the runtime sees them: device nodes, libraries, binaries.
+    #[arg(long, default_value = "/")]
+    pub driver_root: PathBuf,
+    /// The same folder as this process sees it, where that differs.
+    #[arg(long)]
+    pub driver_root_here: Option<PathBuf>,
+    /// The NVML library.
+    #[arg(long, default_value = "libnvidia-ml.so.1")]
+    pub nvml: PathBuf,
+    /// Time between two looks at all cards, milliseconds.
+    #[arg(long, default_value_t = 1000)]
+    pub nvml_interval_ms: u64,
+
+    /// The hook's binary in the agent's image, copied to `--hook-path` at start. Not copied when unset.
+    #[arg(long)]
+    pub hook_binary: Option<PathBuf>,
+    /// Where the runtime finds the hook on the host.
+    #[arg(long, default_value = "/var/lib/aliquot/bin/aliquot-hook")]
+    pub hook_path: PathBuf,
+
+    /// Socket of the MPS supervisor; `<run-dir>/mps.sock` when unset.
+    #[arg(long)]
+    pub mps_socket: Option<PathBuf>,
+    /// `nvidia-cuda-mps-control`; that of the driver root when unset.
+    #[arg(long)]
+    pub mps_control: Option<PathBuf>,
+    /// MiB of every card kept for the MPS server's own context.
+    #[arg(long, default_value_t = 64)]
+    pub mps_reserve_mib: u64,
+    /// Containers that may hold a share of one card: the clients that one MPS server takes.
+    #[arg(long, default_value_t = 48)]
+    pub client_slots: u32,
+    /// MiB a fraction is allowed beside its part where `GpuNode.spec` says nothing.
+    #[arg(long, default_value_t = 512)]
+    pub context_allowance_mib: u64,
+
+    /// Serve whole GPUs too; off where another plugin serves them.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub serve_whole: bool,
+    /// A pod that asks for whole GPUs and was placed by another scheduler gets what is free.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub allow_ungranted_whole: bool,
+    /// How long `PreStartContainer` waits for what is only late, milliseconds. The kubelet allows 30 s.
+    #[arg(long, default_value_t = 20_000)]
+    pub prestart_wait_ms: u64,
+    /// Time left to the runtime after our own inotify echo of a new CDI file, milliseconds.
+    #[arg(long, default_value_t = 50)]
+    pub cdi_settle_ms: u64,
+    /// Time between two comparisons with checkpoint and `PodResources`, milliseconds.
+    #[arg(long, default_value_t = 5000)]
+    pub reconcile_interval_ms: u64,
+
+    /// Schedulers: every address of this host gets a stream. Unset: no telemetry.
+    #[arg(long)]
+    pub telemetry_endpoint: Option<String>,
+    /// Name that the schedulers' certificate must carry, where it is not the endpoint's host.
+    #[arg(long)]
+    pub telemetry_server_name: Option<String>,
+    /// Projected token of our own audience, read again before every connect.
+    #[arg(long, default_value = "/var/run/secrets/aliquot/token")]
+    pub telemetry_token_file: PathBuf,
+    /// CA of the schedulers, PEM; that of the trust `ConfigMap` when unset.
+    #[arg(long)]
+    pub telemetry_ca_file: Option<PathBuf>,
+    /// Where metrics and health are served; nowhere when unset.
+    #[arg(long)]
+    pub listen: Option<SocketAddr>,
+
+    /// Drop all capabilities but the needed ones at start.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub drop_capabilities: bool,
+}
+
+impl Config {
+    /// Everything at its default, for an embedded agent; the caller sets its paths.
+    pub fn for_node(name: &str) -> Self {
+        #[derive(clap::Parser)]
+        struct Defaults {
+            #[command(flatten)]
+            config: Config,
+        }
+        let arguments = ["agent", "--node-name", name];
+        <Defaults as clap::Parser>::try_parse_from(arguments)
+            .expect("every other flag has a default")
+            .config
+    }
+
+    /// Where the kubelet's and our plugin sockets are.
+    pub fn plugin_dir(&self) -> PathBuf {
+        self.kubelet_dir.join("device-plugins")
+    }
+
+    /// What the kubelet remembers of its allocations.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.plugin_dir().join(proto::names::kubelet::CHECKPOINT)
+    }
+
+    /// Socket of `PodResources`.
+    pub fn pod_resources(&self) -> PathBuf {
+        self.kubelet_dir
+            .join("pod-resources")
+            .join(proto::names::kubelet::SOCKET)
+    }
+
+    /// What the hook leaves, a file per `alloc_id`.
+    pub fn proof_dir(&self) -> PathBuf {
+        self.run_dir.join("proof")
+    }
+
+    /// `share/<alloc_id>/share.json`.
+    pub fn share_dir(&self) -> PathBuf {
+        self.run_dir.join("share")
+    }
+
+    /// `mps/<GPU-UUID>/{pipe,shm,log}`.
+    pub fn mps_dir(&self) -> PathBuf {
+        self.run_dir.join("mps")
+    }
+
+    /// Socket of the MPS supervisor.
+    pub fn mps_socket(&self) -> PathBuf {
+        self.mps_socket
+            .clone()
+            .unwrap_or_else(|| self.run_dir.join("mps.sock"))
+    }
+
+    /// The driver root as this process sees it.
+    pub fn driver_root_here(&self) -> &Path {
+        self.driver_root_here
+            .as_deref()
+            .unwrap_or(&self.driver_root)
+    }
+
+    /// The MPS control program as this process sees it.
+    pub fn mps_control(&self) -> PathBuf {
+        self.mps_control.clone().unwrap_or_else(|| {
+            self.driver_root_here()
+                .join("usr/bin/nvidia-cuda-mps-control")
+        })
+    }
+
+    /// Time between two looks at all cards.
+    pub fn nvml_interval(&self) -> Duration {
+        Duration::from_millis(self.nvml_interval_ms.max(10))
+    }
+
+    /// How long `PreStartContainer` waits for what is only late.
+    pub fn prestart_wait(&self) -> Duration {
+        Duration::from_millis(self.prestart_wait_ms)
+    }
+
+    /// Time left to the runtime after our own inotify echo.
+    pub fn cdi_settle(&self) -> Duration {
+        Duration::from_millis(self.cdi_settle_ms)
+    }
+
+    /// Time between two comparisons with the kubelet.
+    pub fn reconcile_interval(&self) -> Duration {
+        Duration::from_millis(self.reconcile_interval_ms.max(10))
+    }
+
+    /// Kept of every card for the MPS server's own context.
+    pub fn mps_reserve(&self) -> Mib {
+        Mib(self.mps_reserve_mib)
+    }
+
+    /// Allowance of a fraction where `GpuNode.spec` says nothing.
+    pub fn context_allowance(&self) -> Mib {
+        Mib(self.context_allowance_mib)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_those_of_a_node() {
+        let config = Config::for_node("n1");
+        assert_eq!(
+            config.checkpoint(),
+            Path::new("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
+        );
+        assert_eq!(config.mps_socket(), Path::new("/run/aliquot/mps.sock"));
+        assert_eq!(
+            config.mps_control(),
+            Path::new("/usr/bin/nvidia-cuda-mps-control")
+        );
+        assert_eq!(config.client_slots, 48);
+        assert!(config.serve_whole && !config.allow_ungranted_whole);
+    }
+}

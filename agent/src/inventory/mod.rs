@@ -1,0 +1,170 @@
+//! What the node has: cards, what of them can be granted, their health.
+//!
+//! Pure. In: what NVML said, the admin's policy, time as a value. Out: [`Inventory`].
+//! Must never: read NVML, a clock or a file.
+
+use api::{Mib, Mode};
+use std::fmt;
+use std::sync::Arc;
+
+/// A card's name everywhere: NVML's UUID, `GPU-...`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuUuid(Arc<str>);
+
+impl GpuUuid {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for GpuUuid {
+    fn from(text: &str) -> Self {
+        Self(Arc::from(text))
+    }
+}
+
+impl fmt::Display for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// All cards of the node and why it offers nothing, where it does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// NVIDIA driver; empty while NVML is not up.
+    pub driver_version: String,
+    /// In NVML's order. A card that was seen once stays, lost, until the agent restarts.
+    pub cards: Vec<Card>,
+}
+
+impl Inventory {
+    /// The card of that UUID.
+    pub fn card(&self, uuid: &GpuUuid) -> Option<&Card> {
+        self.cards.iter().find(|card| card.uuid == *uuid)
+    }
+}
+
+/// One card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its name.
+    pub uuid: GpuUuid,
+    /// NVML's order.
+    pub index: u32,
+    /// The N of `/dev/nvidiaN`; not always the index.
+    pub minor: u32,
+    /// As NVML names it.
+    pub product: String,
+    /// T: the card's total.
+    pub total: Mib,
+    /// The driver's reserve, the MPS server's, the admin's. G = total - reserved.
+    pub reserved: Mib,
+    /// As the driver says, strangers and contexts included.
+    pub used: Mib,
+    /// Processes that no grant explains.
+    pub strangers: Vec<Stranger>,
+    /// The most that limits may sum to: G less what strangers hold.
+    pub grantable: Mib,
+    /// Whether anything may be placed on it.
+    pub health: Health,
+    /// As the driver has it now.
+    pub compute_mode: ComputeMode,
+    /// Shares are not offered on MIG cards.
+    pub mig: bool,
+    /// By the admin: nothing new.
+    pub cordoned: bool,
+    /// By the admin: another plugin on this node does not know it.
+    pub hidden_from_other_plugins: bool,
+    /// By the admin: the only mode it is used in.
+    pub only_mode: Option<Mode>,
+    /// What it can be used in while idle.
+    pub switchable: Vec<Mode>,
+    /// CUDA compute capability, `major.minor`.
+    pub compute_capability: String,
+    /// PCI bus id, `00000000:01:00.0`.
+    pub pci: String,
+    /// NUMA node where the driver says one.
+    pub numa: Option<u32>,
+    /// UUIDs of cards that a link joins to it, or `nvswitch`.
+    pub nvlink_peers: Vec<String>,
+    /// Containers that may hold a share of it.
+    pub client_slots: u32,
+    /// What a fraction is allowed beside its part, for the CUDA context.
+    pub context_allowance: Mib,
+}
+
+impl Card {
+    /// G: what could be granted if no stranger held anything.
+    pub fn capacity(&self) -> Mib {
+        self.total.saturating_sub(self.reserved)
+    }
+}
+
+/// Whether a card works.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// As far as the driver knows.
+    #[default]
+    Healthy,
+    /// Nothing new is placed on it.
+    Unhealthy {
+        /// One line.
+        reason: String,
+    },
+}
+
+impl Health {
+    /// True when it works.
+    pub fn is_healthy(&self) -> bool {
+        matches!(self, Self::Healthy)
+    }
+
+    /// `Healthy` or `Unhealthy`, the kubelet's words.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Healthy => proto::names::kubelet::HEALTHY,
+            Self::Unhealthy { .. } => proto::names::kubelet::UNHEALTHY,
+        }
+    }
+
+    /// Why not; empty when it works.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Healthy => "",
+            Self::Unhealthy { reason } => reason,
+        }
+    }
+}
+
+/// Who may make a context on a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Anyone.
+    #[default]
+    Default,
+    /// One process.
+    ExclusiveProcess,
+    /// No one.
+    Prohibited,
+}
+
+/// A GPU process that no grant explains.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stranger {
+    /// On the host.
+    pub pid: u32,
+    /// Its name.
+    pub command: String,
+    /// Its container, where it has one.
+    pub container_id: Option<String>,
+    /// What it holds.
+    pub memory: Mib,
+}

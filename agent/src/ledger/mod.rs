@@ -1,0 +1,71 @@
+//! Who holds which part of which card.
+//!
+//! Pure. In: grants, bindings, what died. Out: the ledger, or a refusal in one line.
+//! Must never: read anything, know the time, or let the limits on a card sum to more than
+//! the card can grant.
+
+mod share;
+
+pub use share::{AllocId, HolderKey, Share, SharePhase};
+
+use crate::inventory::GpuUuid;
+use api::{Mib, Mode};
+use std::collections::BTreeMap;
+
+/// Every share on the node, one per container that holds cards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    shares: BTreeMap<HolderKey, Share>,
+}
+
+impl Ledger {
+    /// All shares, by pod UID and container.
+    pub fn shares(&self) -> impl Iterator<Item = &Share> {
+        self.shares.values()
+    }
+
+    /// The share of one container.
+    pub fn get(&self, key: &HolderKey) -> Option<&Share> {
+        self.shares.get(key)
+    }
+
+    /// The share that one allocation is bound to.
+    pub fn by_alloc(&self, alloc: AllocId) -> Option<&Share> {
+        self.shares().find(|share| share.alloc_id == Some(alloc))
+    }
+
+    /// Shares on one card.
+    pub fn on<'a>(&'a self, card: &'a GpuUuid) -> impl Iterator<Item = &'a Share> {
+        self.shares().filter(move |share| share.gpus.contains(card))
+    }
+
+    /// Sum of the limits on a card. Two containers of one pod that hold the card whole
+    /// hold it one after the other (an init container is lent the app's card): they count once.
+    pub fn granted(&self, card: &GpuUuid) -> Mib {
+        let mut whole = Mib(0);
+        let mut parts = Mib(0);
+        for share in self.on(card) {
+            if share.mode == Mode::Exclusive {
+                whole = whole.max(share.memory);
+            } else {
+                parts = Mib(parts.0.saturating_add(share.memory.0));
+            }
+        }
+        Mib(whole.0.saturating_add(parts.0))
+    }
+
+    /// The mode that a card is in while something holds it.
+    pub fn mode_of(&self, card: &GpuUuid) -> Option<Mode> {
+        self.on(card).map(|share| share.mode).next()
+    }
+
+    /// Client slots taken on a card.
+    pub fn slots_used(&self, card: &GpuUuid) -> u32 {
+        u32::try_from(
+            self.on(card)
+                .filter(|share| share.mode != Mode::Exclusive)
+                .count(),
+        )
+        .unwrap_or(u32::MAX)
+    }
+}

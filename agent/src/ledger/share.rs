@@ -1,0 +1,118 @@
+//! One container's hold on one or several cards.
+
+use crate::inventory::GpuUuid;
+use api::grant::PodIdentity;
+use api::units::Fence;
+use api::{Mib, Mode};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Name of one answer to the kubelet's `Allocate`: 128 random bits, 32 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AllocId(u128);
+
+impl AllocId {
+    /// From random bits.
+    pub fn new(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// From 32 lower-case hex digits; `None` for anything else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        if text.len() != 32 || !digits {
+            return None;
+        }
+        u128::from_str_radix(text, 16).ok().map(Self)
+    }
+}
+
+impl fmt::Display for AllocId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for AllocId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A container of a pod: what holds a share.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderKey {
+    /// `metadata.uid`.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+}
+
+/// One container's hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Whose pod.
+    pub pod: PodIdentity,
+    /// Which container.
+    pub container: String,
+    /// Which cards. What is really held: for whole cards the kubelet's pick may have
+    /// been adopted in place of the grant's.
+    pub gpus: Vec<GpuUuid>,
+    /// Limit on each of them.
+    pub memory: Mib,
+    /// Compute ceiling, 1 to 100 per cent.
+    pub compute_percent: u8,
+    /// How the cards are shared.
+    pub mode: Mode,
+    /// The decision that it came from; empty for a pod that another scheduler placed.
+    pub decision: String,
+    /// How far it has come.
+    pub phase: SharePhase,
+    /// The allocation it is bound to, from `Prepared` on.
+    pub alloc_id: Option<AllocId>,
+    /// The fence that is really active, once the hook has checked it.
+    pub fence: Option<Fence>,
+    /// The limit as read back, once it was.
+    pub observed_limit: Option<Mib>,
+    /// The container as the runtime names it, without `containerd://`, once the hook ran.
+    pub container_id: Option<String>,
+    /// What its processes hold now, summed over its cards.
+    pub used: Mib,
+}
+
+impl Share {
+    /// What identifies it.
+    pub fn key(&self) -> HolderKey {
+        HolderKey {
+            pod_uid: self.pod.uid.clone(),
+            container: self.container.clone(),
+        }
+    }
+}
+
+/// How far a share has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SharePhase {
+    /// The pod's grant was seen; nothing started.
+    Reserved,
+    /// `PreStartContainer` checked it and its CDI file is, or is being, written.
+    Prepared,
+    /// The hook let its container start.
+    Running,
+    /// The pod is being deleted, its container or its memory not yet gone.
+    Terminating,
+}
+
+impl SharePhase {
+    /// The name in objects and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reserved => "Reserved",
+            Self::Prepared => "Prepared",
+            Self::Running => "Running",
+            Self::Terminating => "Terminating",
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! MPS: plan, client, supervisor.

@@ -1,0 +1,170 @@
+//! [`State`]: the one value that kubelet, MPS and telemetry read, through
+//! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
+
+use crate::inventory::{GpuUuid, Inventory};
+use crate::ledger::Ledger;
+use api::gpu_node::GpuNodeSpec;
+use api::grant::{NodeIdentity, PodIdentity};
+use proto::mps::{Observation, Plan};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Everything the agent knows of its node, finished and consistent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    /// Name by configuration; UID empty until the API server told it.
+    pub node: Node,
+    /// Cards, health, what can be granted.
+    pub inventory: Inventory,
+    /// Who holds what.
+    pub ledger: Ledger,
+    /// The last plan that the MPS supervisor carried out, and what it then saw.
+    pub mps: MpsView,
+    /// By card: seen in the kubelet's `GetAllocatableResources`.
+    pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
+    /// `None` when the node offers shares; else one sentence that says why not.
+    pub not_offering: Option<String>,
+    /// The admin's policy, with its generation; `None` until the `GpuNode` was seen.
+    pub policy: Option<Policy>,
+    /// PEM of the CA that the cluster's trust `ConfigMap` names; empty until seen.
+    pub trusted_ca: String,
+    /// What health endpoints answer.
+    pub ready: Readiness,
+}
+
+/// This node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`.
+    pub uid: String,
+}
+
+impl Node {
+    /// As grants name it.
+    pub fn identity(&self) -> NodeIdentity {
+        NodeIdentity {
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+        }
+    }
+}
+
+/// `GpuNode.spec` and where it came from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Policy {
+    /// As written.
+    pub spec: GpuNodeSpec,
+    /// `metadata.generation`.
+    pub generation: i64,
+}
+
+/// What the MPS supervisor has done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MpsView {
+    /// The plan that it last accepted.
+    pub applied: Plan,
+    /// What it saw after that.
+    pub seen: Observation,
+    /// Why it cannot be asked; empty while it answers.
+    pub unreachable: String,
+}
+
+/// Which resource a card is allocatable under, by the kubelet's own account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pool {
+    /// As `nvidia.com/gpu` alone.
+    Whole,
+    /// By tokens alone.
+    Shared,
+    /// By both: the card is idle.
+    Open,
+    /// By neither.
+    #[default]
+    None,
+}
+
+impl Pool {
+    /// The name in telemetry.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Shared => "shared",
+            Self::Open => "open",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Which legs the agent stands on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// NVML answers.
+    pub nvml: bool,
+    /// The kubelet holds a stream for shares.
+    pub registered: bool,
+    /// Pods, Node and trust were read once.
+    pub cluster: bool,
+}
+
+/// What happened once, for counters, histograms and the schedulers. Never awaited by
+/// the sender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// A grant that is not honoured; goes to every scheduler.
+    Refused(Refusal),
+    /// An `Allocate` was answered.
+    Allocated {
+        /// Handler's time.
+        took: Duration,
+    },
+    /// A `PreStartContainer` was answered.
+    PreStarted {
+        /// Handler's time, waits included.
+        took: Duration,
+        /// False: refused.
+        granted: bool,
+    },
+    /// The kubelet accepted a registration of this resource.
+    Registered {
+        /// Its name.
+        resource: &'static str,
+        /// Since the agent's start, for the first one.
+        since_start: Duration,
+    },
+    /// The driver reported a fault.
+    Xid {
+        /// On which card.
+        gpu: GpuUuid,
+        /// NVIDIA's number.
+        xid: u64,
+    },
+    /// A share was freed because its holder is gone.
+    Freed {
+        /// `namespace/name` of the pod.
+        pod: String,
+    },
+    /// A container runs with our token and without the hook's proof.
+    Unproven {
+        /// Its pod.
+        pod: PodIdentity,
+        /// Its name.
+        container: String,
+    },
+}
+
+/// A grant that this node does not honour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The pod.
+    pub pod: PodIdentity,
+    /// Its container.
+    pub container: String,
+    /// From the grant, where it is readable.
+    pub decision: String,
+    /// One sentence, the same that the kubelet shows.
+    pub reason: String,
+    /// Only a new decision helps; the agent will say the same again.
+    pub is_final: bool,
+}

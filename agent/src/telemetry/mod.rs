@@ -1,0 +1,1 @@
+//! Telemetry: streams, `GpuNode` status, metrics, health.
