@@ -112,7 +112,7 @@ impl Cluster {
     /// Waits until the node is Ready and takes pods.
     pub async fn node_ready(&mut self) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(self.client.clone());
-        let waited = until("node Ready", Duration::from_secs(60), || async {
+        let waited = until("node Ready", Duration::from_mins(1), || async {
             let node = nodes.get(node::NAME).await?;
             let tainted = node
                 .spec
@@ -148,6 +148,28 @@ impl Cluster {
             .as_mut()
             .map_or(Ok(()), |scheduler| scheduler.daemon.alive())?;
         self.gpus.as_mut().map_or(Ok(()), Gpus::alive)
+    }
+
+    /// After a failed claim: ends Aliquot's programs, in whatever state they are, so that
+    /// the next claim begins with new ones, and starts again what of the node has ended.
+    ///
+    /// Answers the names of what had ended.
+    pub async fn repair(&mut self) -> Result<Vec<String>> {
+        let mut ended = Vec::new();
+        if let Some(mut gpus) = self.gpus.take() {
+            gpus.stop().await?;
+        }
+        if let Some(mut scheduler) = self.scheduler.take() {
+            scheduler.daemon.stop().await?;
+        }
+        for daemon in [&mut self.node.containerd, &mut self.node.kubelet] {
+            if daemon.alive().is_err() {
+                ended.push(daemon.name().to_owned());
+                daemon.start_again()?;
+            }
+        }
+        self.node_ready().await?;
+        Ok(ended)
     }
 
     /// Brings Aliquot up on this hardware: the manifests, the scheduler, the driver, the
@@ -285,7 +307,7 @@ impl Cluster {
                 )
                 .await?;
         }
-        until("the claim's pods gone", Duration::from_secs(60), || async {
+        until("the claim's pods gone", Duration::from_mins(1), || async {
             let left: Vec<String> = everywhere
                 .list(&ListParams::default())
                 .await?

@@ -4,6 +4,7 @@
 //! server that answers, and the kubeconfigs of its three first users.
 //! Must never sync to disk: the store ends with the cluster.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,7 +67,7 @@ impl ControlPlane {
         let mut table = String::new();
         for (name, user, group) in users {
             let token = random_token()?;
-            table.push_str(&format!("{token},{user},{user},{group}\n"));
+            writeln!(table, "{token},{user},{user},{group}")?;
             token::write_kubeconfig(
                 &folder.join(format!("{name}.kubeconfig")),
                 &url(),
@@ -121,7 +122,7 @@ impl ControlPlane {
         .flag("--use-service-account-credentials", "false")
         .flag("--leader-elect", "false");
         let client = token::client(&self.kubeconfig("admin")).await?;
-        until("the API server ready", Duration::from_secs(60), || {
+        until("the API server ready", Duration::from_mins(1), || {
             let alive = self.alive();
             let client = &client;
             async move {
@@ -212,5 +213,5 @@ fn random_token() -> Result<String> {
     SystemRandom::new()
         .fill(&mut bytes)
         .map_err(|_| anyhow::anyhow!("no randomness"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(crate::image::hex(&bytes))
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -183,11 +184,9 @@ pub fn tail(log: &Path, from: u64, lines: usize) -> String {
     let text = String::from_utf8_lossy(&text[from..]);
     let all: Vec<&str> = text.lines().collect();
     let first = all.len().saturating_sub(lines);
-    all[first..]
-        .iter()
-        .map(|line| {
-            let line: String = line.chars().take(LINE).collect();
-            format!("    {line}\n")
-        })
-        .collect()
+    all[first..].iter().fold(String::new(), |mut shown, line| {
+        let line: String = line.chars().take(LINE).collect();
+        let _ = writeln!(shown, "    {line}");
+        shown
+    })
 }

@@ -1,7 +1,7 @@
 //! The GPU side of the node: the simulated driver, the MPS daemon, the agent.
 //!
 //! Comes in: what hardware is plugged in. Goes out: the three processes, as the
-//! DaemonSets would run them, with a token bound to the node as a pod's would be.
+//! `DaemonSet`s would run them, with a token bound to the node as a pod's would be.
 //! Must never lend the agent more rights than `deploy/` gives its service account.
 
 use std::fs;
@@ -78,14 +78,7 @@ impl Gpus {
         fs::create_dir_all(&folder)?;
         let driver = Driver::start(place, &hardware).await?;
 
-        let mps = Command::new("mps", place.programs.ours.join("aliquot-agent"))
-            .arg("mps")
-            .flag("--driver-root", DRIVER_ROOT)
-            .flag("--run-dir", "/run/aliquot")
-            // The stand-ins of NVIDIA's programs find their driver by it.
-            .env("SIM_ROOT", DRIVER_ROOT)
-            .env("RUST_LOG", "info")
-            .start(place.logs)?;
+        let mps = agent_command("mps", "mps", place).start(place.logs)?;
 
         let (api, stream) = (folder.join("agent.token"), folder.join("telemetry.token"));
         let account = AccountToken {
@@ -108,27 +101,11 @@ impl Gpus {
             &place.authority,
             &Credential::File(api),
         )?;
-        let agent = Command::new("agent", place.programs.ours.join("aliquot-agent"))
-            .arg("run")
-            .flag("--node-name", node::NAME)
-            .flag("--kubelet-dir", "/var/lib/kubelet")
-            .flag("--cdi-dir", "/var/run/cdi")
-            .flag("--run-dir", "/run/aliquot")
-            .flag("--driver-root", DRIVER_ROOT)
-            .flag(
-                "--nvml",
-                Path::new(DRIVER_ROOT).join("usr/lib64/libnvidia-ml.so.1"),
-            )
-            .flag(
-                "--hook-binary",
-                place.programs.ours_static.join("aliquot-hook"),
-            )
-            .flag("--hook-dir", "/var/lib/aliquot/bin")
-            .flag("--telemetry", scheduler::telemetry_url())
-            .flag("--telemetry-token", stream)
-            .flag("--metrics", METRICS)
+        let agent = agent_command("agent", "run", place)
+            .flag("--telemetry-endpoint", scheduler::telemetry_endpoint())
+            .flag("--telemetry-token-file", stream)
+            .flag("--listen", METRICS)
             .env("KUBECONFIG", kubeconfig)
-            .env("RUST_LOG", "info")
             .start(place.logs)?;
         Ok(Self {
             hardware,
@@ -157,6 +134,26 @@ impl Gpus {
     pub async fn metrics(&self) -> Result<String> {
         crate::http::get(METRICS, "/metrics").await
     }
+}
+
+/// Both subcommands read the same flags, as both `DaemonSet`s have them.
+fn agent_command(name: &str, action: &str, place: &Place<'_>) -> Command {
+    Command::new(name, place.programs.ours.join("aliquot-agent"))
+        .arg(action)
+        .flag("--node-name", node::NAME)
+        .flag("--driver-root", DRIVER_ROOT)
+        .flag(
+            "--nvml",
+            Path::new(DRIVER_ROOT).join("usr/lib64/libnvidia-ml.so.1"),
+        )
+        .flag("--nvidia-cdi-dirs", "/var/run/cdi")
+        .flag(
+            "--hook-binary",
+            place.programs.ours_static.join("aliquot-hook"),
+        )
+        // The stand-ins of NVIDIA's programs find their driver by it.
+        .env("SIM_ROOT", DRIVER_ROOT)
+        .env("RUST_LOG", "info")
 }
 
 /// The simulated driver.

@@ -3,6 +3,7 @@
 //! Comes in: files of the host and what the image runs. Goes out: an OCI layout of one
 //! uncompressed layer. Must never need the network.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -203,13 +204,17 @@ fn pack(root: &Path, tar: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Bytes in hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// Writes a blob under its digest and describes it.
 fn put(blobs: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
-    let hex: String = digest(&SHA256, bytes)
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let hex = hex(digest(&SHA256, bytes).as_ref());
     fs::write(blobs.join(&hex), bytes)?;
     Ok(json!({ "mediaType": kind, "digest": format!("sha256:{hex}"), "size": bytes.len() }))
 }

@@ -28,8 +28,8 @@ pub const METRICS: &str = "127.0.0.1:9401";
 const WORKLOADS: [&str; 3] = ["Deployment", "DaemonSet", "Pod"];
 
 /// Where agents reach the scheduler.
-pub fn telemetry_url() -> String {
-    format!("https://{ADDRESS}:{}", proto::names::telemetry::PORT)
+pub fn telemetry_endpoint() -> String {
+    format!("{ADDRESS}:{}", proto::names::telemetry::PORT)
 }
 
 /// What the manifests of `deploy/` say that must stand before any program runs.

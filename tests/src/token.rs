@@ -17,7 +17,7 @@ use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 
 /// How long a token is good for. Half of it is the time between refreshes.
-const LIFETIME: Duration = Duration::from_secs(3600);
+const LIFETIME: Duration = Duration::from_hours(1);
 
 /// What a kubeconfig authenticates with.
 #[derive(Debug, Clone)]

@@ -2,6 +2,13 @@
 //!
 //! Started outside, it enters the cluster's namespaces and runs itself again there.
 
+mod admission;
+mod bench;
+mod fence;
+mod identity;
+mod placement;
+mod recovery;
+mod seed;
 mod selftest;
 mod up;
 
@@ -48,6 +55,12 @@ struct Folders {
 enum Action {
     /// Runs the claims whose name contains the filter.
     Test { filter: Option<String> },
+    /// Measures the agent.
+    Bench {
+        /// Pairs of a share pod and the same pod without a GPU.
+        #[arg(long, default_value_t = 30)]
+        pairs: usize,
+    },
     /// Leaves a person in a shell on a cluster with Aliquot on it.
     Up {
         /// Runs this instead of a shell, and leaves.
@@ -60,6 +73,18 @@ enum Action {
         #[arg(long, default_value_t = 1)]
         gpus: u32,
     },
+}
+
+#[expect(
+    clippy::print_stdout,
+    reason = "how long the start took is worth a line"
+)]
+fn say_started(cluster: &Cluster) {
+    println!(
+        "API server ready after {:.1}s, node Ready after {:.1}s",
+        cluster.started.0.as_secs_f32(),
+        cluster.started.1.as_secs_f32()
+    );
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -90,6 +115,7 @@ async fn run() -> Result<ExitCode> {
     let work = Work::at(root);
     match options.action {
         Action::Test { filter } => test(programs, work, filter.as_deref()).await,
+        Action::Bench { pairs } => bench::bench(programs, work, pairs).await,
         Action::Up { command, gpu, gpus } => {
             up::up(programs, work, &Hardware::preset(&gpu, gpus), command).await
         }
@@ -104,15 +130,32 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             selftest::a_killed_kubelet_comes_back_and_leaves_pods_running,
             selftest::a_command_runs_in_a_container,
             selftest::the_simulated_driver_is_seen_by_nvidia_smi_and_ends,
+            seed::seed_004_pod_gets_exactly_2000_mib,
+            fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
+            placement::two_halves_fit_one_card,
+            placement::seven_tenths_and_two_tenths_fit_one_card,
+            identity::an_init_container_and_its_app_container_get_their_own_grants,
+            recovery::a_restarted_agent_has_the_ledger_it_had,
+            recovery::killed_during_prestart_and_with_the_kubelet_restarted_nothing_is_lost,
+            recovery::killed_during_allocate_an_owned_pod_comes_back_and_others_do_not_notice,
+            placement::a_second_share_lands_on_the_same_card,
+            placement::a_share_that_no_card_holds_waits_with_a_line_per_card_and_starts_when_one_does,
+            identity::two_pods_of_one_shape_bound_in_reverse_order_get_their_own_card,
+            placement::limits_never_sum_to_more_than_a_card_can_grant,
+            admission::wrong_values_are_refused_at_admission_with_one_sentence,
+            admission::a_value_that_is_merely_too_large_waits_with_a_reason,
+            identity::a_pod_bound_without_a_grant_gets_no_gpu,
+            identity::a_grant_copied_from_another_pod_gives_no_gpu,
+            identity::an_altered_grant_gives_no_gpu,
+            identity::a_grant_replayed_after_its_pod_was_made_anew_gives_no_gpu,
+            identity::nobody_but_the_scheduler_writes_a_grant,
+            identity::a_pod_with_our_cdi_name_in_its_annotations_gets_no_gpu,
+            identity::a_token_asked_for_by_hand_gives_no_gpu,
         ],
         filter,
     );
     let mut cluster = Cluster::start(programs, work).await?;
-    println!(
-        "API server ready after {:.1}s, node Ready after {:.1}s",
-        cluster.started.0.as_secs_f32(),
-        cluster.started.1.as_secs_f32()
-    );
+    say_started(&cluster);
     let held = suite::run(&mut cluster, &claims).await;
     Ok(if held {
         ExitCode::SUCCESS

@@ -1,4 +1,5 @@
 //! `tests/cluster/up`: a cluster with Aliquot on it, for a person.
+#![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -1,0 +1,56 @@
+//! What is refused before a pod exists, in one clear sentence each.
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::Hardware;
+use aliquot_tests::share::pod;
+use anyhow::{Result, ensure};
+
+const MEMORY: &str = "gpu-memory annotation value must be a positive integer greater than 0";
+const FRACTION: &str = "gpu-fraction annotation value must be a positive number smaller than 1.0";
+const BOTH: &str = "cannot request both";
+
+pub(crate) async fn wrong_values_are_refused_at_admission_with_one_sentence(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let table: [(&[(&str, &str)], &str); 6] = [
+        (&[("gpu-memory", "0")], MEMORY),
+        (&[("gpu-memory", "-5")], MEMORY),
+        (&[("gpu-memory", "abc")], MEMORY),
+        (&[("gpu-memory", "2000"), ("gpu-fraction", "0.5")], BOTH),
+        (&[("gpu-fraction", "1.5")], FRACTION),
+        (&[("gpu-fraction", "NaN")], FRACTION),
+    ];
+    for (annotations, sentence) in table {
+        let refusal = match cluster
+            .apply_one(&pod(&ns, "wrong", annotations, "report"))
+            .await
+        {
+            Ok(_) => anyhow::bail!("{annotations:?} was admitted"),
+            Err(refusal) => format!("{refusal:#}"),
+        };
+        ensure!(refusal.contains(sentence), "{annotations:?}: {refusal}");
+        ensure!(
+            refusal.lines().count() == 1,
+            "{annotations:?}: more than one line: {refusal}"
+        );
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_value_that_is_merely_too_large_waits_with_a_reason(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .apply_one(&pod(&ns, "huge", &[("gpu-memory", "99999999")], "report"))
+        .await?;
+    let reason = cluster.reason(&ns, "huge").await?;
+    ensure!(
+        reason.contains("99999999"),
+        "the reason does not say what was asked for: {reason}"
+    );
+    Ok(())
+}
