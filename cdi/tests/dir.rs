@@ -1,4 +1,5 @@
 //! Files of ours in a directory that others use too.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use cdi::{ContainerEdits, Device, DirError, OwnDir, Spec, Written};
 use std::fs;

@@ -1,5 +1,6 @@
 //! One GPU's edits out of NVIDIA's generated specs.
 #![cfg(feature = "foreign")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use cdi::foreign::find_gpu;
 use std::fs;
