@@ -23,6 +23,7 @@ pub mod inventory;
 pub mod ledger;
 pub mod mps;
 pub mod node;
+pub mod nvml;
 pub mod telemetry;
 
 pub use config::Config;

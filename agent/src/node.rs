@@ -71,17 +71,17 @@ pub struct MpsView {
     pub unreachable: String,
 }
 
-/// Which resource a card is allocatable under, by the kubelet's own account.
+/// Where the kubelet shows a card, by its own account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pool {
-    /// As `nvidia.com/gpu` alone.
-    Whole,
-    /// By tokens alone.
-    Shared,
-    /// By both: the card is idle.
-    Open,
-    /// By neither.
+    /// Not asked yet.
     #[default]
+    Unknown,
+    /// As `nvidia.com/gpu`; an idle card's tokens are offered as well.
+    Whole,
+    /// By its tokens alone.
+    Shared,
+    /// Not at all.
     None,
 }
 
@@ -89,9 +89,9 @@ impl Pool {
     /// The name in telemetry.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Unknown => "",
             Self::Whole => "whole",
             Self::Shared => "shared",
-            Self::Open => "open",
             Self::None => "none",
         }
     }

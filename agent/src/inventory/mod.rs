@@ -3,6 +3,11 @@
 //! Pure. In: what NVML said, the admin's policy, time as a value. Out: [`Inventory`].
 //! Must never: read NVML, a clock or a file.
 
+mod build;
+pub mod health;
+
+pub use build::{Book, Settings};
+
 use api::{Mib, Mode};
 use std::fmt;
 use std::sync::Arc;

@@ -1,0 +1,333 @@
+//! Looks and policy → [`Inventory`].
+
+use super::health::HealthBook;
+use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
+use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
+use api::gpu_node::{GpuNodeSpec, GpuPolicy};
+use api::{Mib, Mode};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// The name of MPS's programs as the kernel cuts it.
+const MPS_PROGRAM: &str = "nvidia-cuda-mps";
+
+/// What does not change while the agent runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Kept of every card for the MPS server's own context.
+    pub mps_reserve: Mib,
+    /// Containers that may hold a share of one card.
+    pub client_slots: u32,
+    /// Of a fraction, where the policy says nothing.
+    pub context_allowance: Mib,
+}
+
+/// Everything that was seen of the cards.
+#[derive(Clone, Debug)]
+pub struct Book {
+    settings: Settings,
+    driver: Driver,
+    /// By UUID; the reading is the last good one.
+    seen: BTreeMap<GpuUuid, (Device, Reading)>,
+    health: HealthBook,
+}
+
+impl Book {
+    /// Nothing seen yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            driver: Driver::default(),
+            seen: BTreeMap::new(),
+            health: HealthBook::default(),
+        }
+    }
+
+    /// Takes in one look.
+    pub fn observe(&mut self, observation: &Observation, now: Instant) {
+        self.health.observe(observation, now);
+        self.driver.clone_from(&observation.driver);
+        for device in &observation.devices {
+            let uuid = &device.identity.uuid;
+            let reading = match (&device.reading, self.seen.get(uuid)) {
+                (Ok(reading), _) => reading.clone(),
+                (Err(_), Some((_, last))) => last.clone(),
+                // Never read: nothing can be said or granted.
+                (Err(_), None) => Reading::default(),
+            };
+            self.seen.insert(uuid.clone(), (device.clone(), reading));
+        }
+    }
+
+    /// Takes in a fault.
+    pub fn fault(&mut self, xid: &Xid, now: Instant) {
+        self.health.fault(xid, now);
+    }
+
+    /// Whether NVML answers.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Processes on a card at the last good look.
+    pub fn processes(&self, uuid: &GpuUuid) -> &[Process] {
+        self.seen
+            .get(uuid)
+            .map_or(&[], |(_, reading)| &reading.processes)
+    }
+
+    /// The cards under this policy. `explained` says whether a grant accounts for a pod's
+    /// process on a card.
+    pub fn inventory(
+        &self,
+        policy: &GpuNodeSpec,
+        explained: impl Fn(&GpuUuid, &Process) -> bool,
+        now: Instant,
+    ) -> Inventory {
+        let mut cards: Vec<Card> = self
+            .seen
+            .values()
+            .map(|(device, reading)| self.card(device, reading, policy, &explained, now))
+            .collect();
+        cards.sort_by_key(|card| card.index);
+        let driver_version = match &self.driver {
+            Driver::Up { version } => version.clone(),
+            Driver::Gone { .. } => String::new(),
+        };
+        Inventory {
+            driver_version,
+            cards,
+        }
+    }
+
+    fn card(
+        &self,
+        device: &Device,
+        reading: &Reading,
+        policy: &GpuNodeSpec,
+        explained: impl Fn(&GpuUuid, &Process) -> bool,
+        now: Instant,
+    ) -> Card {
+        let identity = &device.identity;
+        let own = policy
+            .gpus
+            .iter()
+            .find(|gpu| gpu.uuid == identity.uuid.as_str());
+        let default = GpuPolicy::default();
+        let own = own.unwrap_or(&default);
+        let reserved = [
+            reading.reserved,
+            self.settings.mps_reserve,
+            policy.reserve_mib.unwrap_or_default(),
+        ]
+        .into_iter()
+        .fold(Mib(0), |sum, part| Mib(sum.0.saturating_add(part.0)));
+        let reserved = reserved.min(reading.total);
+        let strangers: Vec<Stranger> = reading
+            .processes
+            .iter()
+            .filter(|process| !is_mps(process) && !explained(&identity.uuid, process))
+            .map(|process| Stranger {
+                pid: process.pid,
+                command: process.origin.command.clone(),
+                container_id: process.origin.container_id.clone(),
+                memory: process.memory.unwrap_or_default(),
+            })
+            .collect();
+        let taken = strangers
+            .iter()
+            .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.memory.0)));
+        let health = match self.health.health(&identity.uuid, now) {
+            Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
+                Health::Unhealthy {
+                    reason: "the card's compute mode is PROHIBITED".to_owned(),
+                }
+            }
+            health => health,
+        };
+        Card {
+            uuid: identity.uuid.clone(),
+            index: identity.index,
+            minor: identity.minor,
+            product: identity.product.clone(),
+            total: reading.total,
+            reserved,
+            used: reading.used,
+            grantable: reading.total.saturating_sub(reserved).saturating_sub(taken),
+            strangers,
+            health,
+            compute_mode: reading.compute_mode,
+            mig: reading.mig,
+            cordoned: own.cordoned,
+            hidden_from_other_plugins: own.hidden_from_other_plugins,
+            only_mode: own.mode,
+            switchable: switchable(reading.mig, own.mode),
+            compute_capability: identity.compute_capability.clone(),
+            pci: identity.pci.clone(),
+            numa: identity.numa,
+            nvlink_peers: identity.nvlink_peers.clone(),
+            client_slots: self.settings.client_slots,
+            context_allowance: policy
+                .context_allowance_mib
+                .unwrap_or(self.settings.context_allowance),
+        }
+    }
+}
+
+/// Modes that this agent can put an idle card into.
+fn switchable(mig: bool, only: Option<Mode>) -> Vec<Mode> {
+    let able = [Mode::Exclusive, Mode::Mps];
+    match only {
+        _ if mig => Vec::new(),
+        Some(only) => able.into_iter().filter(|mode| *mode == only).collect(),
+        None => able.to_vec(),
+    }
+}
+
+/// MPS's own processes hold what the reserve is for.
+fn is_mps(process: &Process) -> bool {
+    process.origin.command.starts_with(MPS_PROGRAM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribute::Origin;
+    use crate::nvml::Identity;
+
+    const SETTINGS: Settings = Settings {
+        mps_reserve: Mib(64),
+        client_slots: 48,
+        context_allowance: Mib(512),
+    };
+
+    fn process(pid: u32, mib: u64, command: &str) -> Process {
+        Process {
+            pid,
+            memory: Some(Mib(mib)),
+            mps_client: false,
+            origin: Origin {
+                command: command.to_owned(),
+                ..Origin::default()
+            },
+        }
+    }
+
+    fn seen(processes: Vec<Process>, mig: bool) -> Observation {
+        let device = |index: u32| Device {
+            identity: Identity {
+                uuid: GpuUuid::from(format!("GPU-{index}").as_str()),
+                index,
+                minor: 7 - index,
+                product: "T4".into(),
+                pci: String::new(),
+                compute_capability: "7.5".into(),
+                numa: None,
+                nvlink_peers: Vec::new(),
+            },
+            reading: Ok(Reading {
+                total: Mib(15360),
+                reserved: Mib(258),
+                processes: if index == 0 {
+                    processes.clone()
+                } else {
+                    Vec::new()
+                },
+                mig,
+                ..Reading::default()
+            }),
+        };
+        Observation {
+            driver: Driver::Up {
+                version: "570".into(),
+            },
+            devices: vec![device(1), device(0)],
+        }
+    }
+
+    fn inventory(observation: &Observation, policy: &GpuNodeSpec) -> Inventory {
+        let now = Instant::now();
+        let mut book = Book::new(SETTINGS);
+        book.observe(observation, now);
+        book.inventory(policy, |_, process| process.pid == 1, now)
+    }
+
+    #[test]
+    fn what_is_grantable_leaves_out_reserves_and_strangers() {
+        let processes = vec![
+            process(1, 2000, "python"),
+            process(2, 300, "blender"),
+            process(3, 30, "nvidia-cuda-mps"),
+        ];
+        let policy = GpuNodeSpec {
+            reserve_mib: Some(Mib(38)),
+            ..GpuNodeSpec::default()
+        };
+        let inventory = inventory(&seen(processes, false), &policy);
+        let card = &inventory.cards[0];
+        assert_eq!(card.reserved, Mib(258 + 64 + 38));
+        assert_eq!(card.capacity(), Mib(15000));
+        assert_eq!(card.grantable, Mib(14700));
+        assert_eq!(card.strangers.len(), 1);
+        assert_eq!(card.strangers[0].command, "blender");
+        assert_eq!(inventory.cards[1].grantable, Mib(15000));
+    }
+
+    #[test]
+    fn cards_stand_in_nvmls_order_and_keep_their_minor() {
+        let inventory = inventory(&seen(Vec::new(), false), &GpuNodeSpec::default());
+        let order: Vec<_> = inventory.cards.iter().map(|c| (c.index, c.minor)).collect();
+        assert_eq!(order, [(0, 7), (1, 6)]);
+    }
+
+    #[test]
+    fn policy_is_per_card() {
+        let policy = GpuNodeSpec {
+            gpus: vec![GpuPolicy {
+                uuid: "GPU-1".into(),
+                mode: Some(Mode::Mps),
+                cordoned: true,
+                hidden_from_other_plugins: true,
+            }],
+            context_allowance_mib: Some(Mib(0)),
+            ..GpuNodeSpec::default()
+        };
+        let inventory = inventory(&seen(Vec::new(), false), &policy);
+        assert_eq!(inventory.cards[0].switchable, [Mode::Exclusive, Mode::Mps]);
+        assert!(!inventory.cards[0].cordoned);
+        assert_eq!(inventory.cards[1].switchable, [Mode::Mps]);
+        assert!(inventory.cards[1].cordoned);
+        assert_eq!(inventory.cards[1].context_allowance, Mib(0));
+    }
+
+    #[test]
+    fn mig_cards_are_not_for_us() {
+        let inventory = inventory(&seen(Vec::new(), true), &GpuNodeSpec::default());
+        assert!(
+            inventory
+                .cards
+                .iter()
+                .all(|card| card.switchable.is_empty())
+        );
+    }
+
+    #[test]
+    fn a_silent_card_keeps_its_last_figures_and_is_unhealthy() {
+        let now = Instant::now();
+        let mut book = Book::new(SETTINGS);
+        let mut observation = seen(vec![process(2, 300, "blender")], false);
+        book.observe(&observation, now);
+        observation.devices[1].reading = Err("GPU is lost".into());
+        book.observe(&observation, now);
+        let card = book
+            .inventory(&GpuNodeSpec::default(), |_, _| false, now)
+            .cards[0]
+            .clone();
+        assert_eq!(card.total, Mib(15360));
+        assert_eq!(card.strangers.len(), 1);
+        assert_eq!(
+            card.health.reason(),
+            "the card does not answer: GPU is lost"
+        );
+    }
+}

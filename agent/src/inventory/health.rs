@@ -1,0 +1,299 @@
+//! Whether a card works: XIDs, the driver's own verdict, silence; with hysteresis.
+//!
+//! Pure; time is a value. The classes are those of NVIDIA's XID catalogue. Where the card
+//! has field 230 (recovery action), that is the driver's own verdict and clears what an
+//! XID latched; else only a reloaded driver does.
+
+use super::Health;
+use crate::inventory::GpuUuid;
+use crate::nvml::{Driver, Observation, Reading, Xid};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A card is healthy again when its last cause is gone for so long.
+pub const RECOVER_AFTER: Duration = Duration::from_secs(10);
+
+/// What an XID says of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidClass {
+    /// A fault of the program: no change.
+    Application,
+    /// Worth a line, no change.
+    Informational,
+    /// A link; matters for several cards together only.
+    Link,
+    /// Nothing runs right until the card was reset.
+    NeedsReset,
+    /// The card is off the bus.
+    Gone,
+    /// The driver's verdict changed: field 230 says it.
+    Verdict,
+}
+
+/// NVIDIA's catalogue, as far as it changes what we do. An unknown number is informational:
+/// new drivers add numbers, and most are.
+pub fn classify(xid: u64) -> XidClass {
+    match xid {
+        8 | 13 | 31 | 32 | 43 | 45 | 68 | 69 | 94 => XidClass::Application,
+        46 | 48 | 62 | 64 | 95 | 109 | 119 | 120 | 140 | 143 => XidClass::NeedsReset,
+        79 => XidClass::Gone,
+        154 => XidClass::Verdict,
+        74 | 137 | 145..=150 => XidClass::Link,
+        _ => XidClass::Informational,
+    }
+}
+
+/// What is known of every card's health.
+#[derive(Clone, Debug, Default)]
+pub struct HealthBook {
+    cards: BTreeMap<GpuUuid, Entry>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    /// Set by an XID, cleared by the driver's verdict.
+    latched: Option<Latched>,
+    /// What the last look said.
+    cause: Option<String>,
+    /// The last cause there was, shown while it is not yet gone for long enough.
+    last: Option<(String, Instant)>,
+}
+
+#[derive(Clone, Debug)]
+struct Latched {
+    reason: String,
+    since: Instant,
+}
+
+impl HealthBook {
+    /// Takes in one look. Cards that were seen before and are not in it are lost.
+    pub fn observe(&mut self, observation: &Observation, now: Instant) {
+        if let Driver::Gone { reason } = &observation.driver {
+            for entry in self.cards.values_mut() {
+                // A driver that is loaded again has reset its cards.
+                entry.latched = None;
+                entry.set(Some(format!("the driver does not answer: {reason}")), now);
+            }
+            return;
+        }
+        for device in &observation.devices {
+            let entry = self.cards.entry(device.identity.uuid.clone()).or_default();
+            match &device.reading {
+                Err(reason) => entry.set(Some(format!("the card does not answer: {reason}")), now),
+                Ok(reading) => {
+                    entry.unlatch(reading, now);
+                    entry.set(verdict(reading), now);
+                }
+            }
+        }
+        let seen = |uuid: &GpuUuid| observation.devices.iter().any(|d| d.identity.uuid == *uuid);
+        for (uuid, entry) in &mut self.cards {
+            if !seen(uuid) {
+                entry.set(Some("the driver no longer lists the card".to_owned()), now);
+            }
+        }
+    }
+
+    /// Takes in a fault.
+    pub fn fault(&mut self, xid: &Xid, now: Instant) {
+        let what = match classify(xid.number) {
+            XidClass::NeedsReset => "the card needs a reset",
+            XidClass::Gone => "the card fell off the bus",
+            _ => return,
+        };
+        let entry = self.cards.entry(xid.gpu.clone()).or_default();
+        entry.latched = Some(Latched {
+            reason: format!("XID {}: {what}", xid.number),
+            since: now,
+        });
+    }
+
+    /// The health to show at `now`.
+    pub fn health(&self, uuid: &GpuUuid, now: Instant) -> Health {
+        let Some(entry) = self.cards.get(uuid) else {
+            return Health::Healthy;
+        };
+        let reason = match (&entry.latched, &entry.cause, &entry.last) {
+            (Some(latched), _, _) => Some(latched.reason.clone()),
+            (None, Some(cause), _) => Some(cause.clone()),
+            (None, None, Some((last, until)))
+                if now.saturating_duration_since(*until) < RECOVER_AFTER =>
+            {
+                Some(format!("{last} (recovering)"))
+            }
+            _ => None,
+        };
+        reason.map_or(Health::Healthy, |reason| Health::Unhealthy { reason })
+    }
+}
+
+impl Entry {
+    fn set(&mut self, cause: Option<String>, now: Instant) {
+        let shown = cause.as_ref().or(self.latched.as_ref().map(|l| &l.reason));
+        if let Some(shown) = shown {
+            self.last = Some((shown.clone(), now));
+        }
+        self.cause = cause;
+    }
+
+    /// The driver says that nothing is needed, and has had time to say otherwise.
+    fn unlatch(&mut self, reading: &Reading, now: Instant) {
+        let settled = self
+            .latched
+            .as_ref()
+            .is_some_and(|l| now.saturating_duration_since(l.since) >= RECOVER_AFTER);
+        if settled && reading.counters.recovery_action == Some(0) {
+            if let Some(latched) = self.latched.take() {
+                self.last = Some((latched.reason, now));
+            }
+        }
+    }
+}
+
+/// What one look at a card that answers says against it.
+fn verdict(reading: &Reading) -> Option<String> {
+    let action = match reading.counters.recovery_action {
+        Some(1) => "a reset of the card",
+        Some(2) => "a reboot of the node",
+        Some(3) => "draining the card's peers",
+        Some(4) => "draining and a reset of the card",
+        Some(other) if other > 0 => "a recovery action",
+        _ if reading.counters.remap_failed == Some(true) => {
+            return Some("a memory row could not be remapped".to_owned());
+        }
+        _ => return None,
+    };
+    Some(format!("the driver asks for {action}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvml::{Counters, Device, Identity};
+
+    fn uuid() -> GpuUuid {
+        GpuUuid::from("GPU-1")
+    }
+
+    fn look(reading: Result<Reading, String>) -> Observation {
+        Observation {
+            driver: Driver::Up {
+                version: "570".into(),
+            },
+            devices: vec![Device {
+                identity: Identity {
+                    uuid: uuid(),
+                    index: 0,
+                    minor: 0,
+                    product: String::new(),
+                    pci: String::new(),
+                    compute_capability: String::new(),
+                    numa: None,
+                    nvlink_peers: Vec::new(),
+                },
+                reading,
+            }],
+        }
+    }
+
+    fn fine(action: Option<u32>) -> Observation {
+        look(Ok(Reading {
+            counters: Counters {
+                recovery_action: action,
+                ..Counters::default()
+            },
+            ..Reading::default()
+        }))
+    }
+
+    fn xid(number: u64) -> Xid {
+        Xid {
+            gpu: uuid(),
+            number,
+        }
+    }
+
+    #[test]
+    fn faults_of_programs_change_nothing() {
+        let (mut book, now) = (HealthBook::default(), Instant::now());
+        for number in [13, 31, 43, 45, 94, 63, 74, 154, 4711] {
+            book.fault(&xid(number), now);
+            book.observe(&fine(Some(0)), now);
+            assert!(book.health(&uuid(), now).is_healthy(), "XID {number}");
+        }
+    }
+
+    #[test]
+    fn a_card_that_needs_a_reset_stays_unhealthy_until_the_driver_says_otherwise() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        book.observe(&fine(Some(0)), start);
+        book.fault(&xid(48), start);
+        assert_eq!(
+            book.health(&uuid(), start).reason(),
+            "XID 48: the card needs a reset"
+        );
+        // Too early: the driver may not have made up its mind.
+        book.observe(&fine(Some(0)), start + Duration::from_secs(1));
+        assert!(
+            !book
+                .health(&uuid(), start + Duration::from_secs(1))
+                .is_healthy()
+        );
+        book.observe(&fine(Some(1)), start + Duration::from_mins(1));
+        let later = start + Duration::from_mins(2);
+        book.observe(&fine(Some(0)), later);
+        assert!(!book.health(&uuid(), later).is_healthy(), "recovering");
+        assert!(book.health(&uuid(), later + RECOVER_AFTER).is_healthy());
+    }
+
+    #[test]
+    fn without_the_drivers_verdict_only_a_reload_clears() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        book.observe(&fine(None), start);
+        book.fault(&xid(79), start);
+        let later = start + Duration::from_hours(1);
+        book.observe(&fine(None), later);
+        assert!(!book.health(&uuid(), later).is_healthy());
+        book.observe(&Observation::default(), later);
+        book.observe(&fine(None), later + Duration::from_secs(1));
+        let end = later + Duration::from_secs(1) + RECOVER_AFTER;
+        assert!(book.health(&uuid(), end).is_healthy());
+    }
+
+    #[test]
+    fn a_card_that_blinks_does_not_flap() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let mut now = start;
+        for _ in 0..5 {
+            book.observe(&look(Err("GPU is lost".into())), now);
+            assert!(!book.health(&uuid(), now).is_healthy());
+            now += Duration::from_secs(3);
+            book.observe(&fine(Some(0)), now);
+            assert!(!book.health(&uuid(), now).is_healthy());
+            now += Duration::from_secs(3);
+        }
+        book.observe(&fine(Some(0)), now + RECOVER_AFTER);
+        assert!(book.health(&uuid(), now + RECOVER_AFTER).is_healthy());
+    }
+
+    #[test]
+    fn a_card_that_vanished_is_unhealthy_and_a_driver_that_vanished_takes_all() {
+        let (mut book, now) = (HealthBook::default(), Instant::now());
+        book.observe(&fine(Some(0)), now);
+        let empty = Observation {
+            devices: Vec::new(),
+            ..fine(None)
+        };
+        book.observe(&empty, now);
+        assert_eq!(
+            book.health(&uuid(), now).reason(),
+            "the driver no longer lists the card"
+        );
+        book.observe(&Observation::default(), now);
+        assert!(
+            book.health(&uuid(), now)
+                .reason()
+                .starts_with("the driver does not answer")
+        );
+    }
+}

@@ -1,0 +1,256 @@
+//! One thread owns NVML.
+//!
+//! In: the library's path. Out: an [`Observation`] on a watch after every look, an [`Xid`]
+//! on a channel when the driver reports one. Nothing downstream holds a handle of NVML's.
+//! Must never: decide anything, or give up: a driver that is gone is loaded again.
+
+mod error;
+pub mod observation;
+mod read;
+
+pub use observation::{Counters, Device, Driver, Identity, Observation, Process, Reading, Xid};
+
+use error::{Trouble, trouble};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+/// A wait for events is cut into pieces of this length, so that a stop is noticed.
+const SLICE: Duration = Duration::from_millis(100);
+/// First and longest pause before the library is loaded again.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// After so many looks at which no card answered, the library is loaded again.
+const SILENT_LOOKS: u32 = 3;
+/// While a card is lost, the library is loaded again this often: a card that came back
+/// after a reset answers to new handles only.
+const LOST_RELOAD: Duration = Duration::from_secs(30);
+
+/// What the owner needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The library.
+    pub library: PathBuf,
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Where processes are looked up.
+    pub proc_root: PathBuf,
+}
+
+/// What the owner gives out.
+#[derive(Debug)]
+pub struct Outputs {
+    /// The last look; `Driver::Gone` before the first.
+    pub observations: watch::Receiver<Arc<Observation>>,
+    /// Faults, in the driver's order.
+    pub xids: mpsc::UnboundedReceiver<Xid>,
+    /// Resolves when the thread has ended, for whatever reason.
+    pub ended: oneshot::Receiver<()>,
+}
+
+/// Starts the thread. It ends soon after `stop`.
+///
+/// # Errors
+/// When the machine has no thread left.
+pub fn start(settings: Settings, stop: CancellationToken) -> std::io::Result<Outputs> {
+    let (out, observations) = watch::channel(Arc::new(Observation::default()));
+    let (xid_out, xids) = mpsc::unbounded_channel();
+    let (end, ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("nvml".to_owned())
+        .spawn(move || {
+            Owner {
+                settings,
+                out,
+                xids: xid_out,
+                stop,
+            }
+            .run();
+            drop(end);
+        })?;
+    Ok(Outputs {
+        observations,
+        xids,
+        ended,
+    })
+}
+
+struct Owner {
+    settings: Settings,
+    out: watch::Sender<Arc<Observation>>,
+    xids: mpsc::UnboundedSender<Xid>,
+    stop: CancellationToken,
+}
+
+/// Why one loaded library was left.
+enum End {
+    Stopped,
+    Lost(String),
+    Reload,
+}
+
+impl Owner {
+    fn run(&self) {
+        let mut pause = RETRY.0;
+        while !self.stop.is_cancelled() {
+            let started = Instant::now();
+            let reason = match self.session() {
+                Ok(End::Stopped) => return,
+                Ok(End::Reload) => continue,
+                Ok(End::Lost(reason)) => reason,
+                Err(error) => error.to_string(),
+            };
+            let gone = Driver::Gone { reason };
+            if self.out.borrow().driver != gone {
+                tracing::warn!(?gone, "NVML does not answer; loading it again");
+            }
+            self.out.send_replace(Arc::new(Observation {
+                driver: gone,
+                devices: Vec::new(),
+            }));
+            if started.elapsed() > RETRY.1 {
+                pause = RETRY.0;
+            }
+            self.sleep(pause);
+            pause = (pause * 2).min(RETRY.1);
+        }
+    }
+
+    fn sleep(&self, total: Duration) {
+        let until = Instant::now() + total;
+        while !self.stop.is_cancelled() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(SLICE));
+        }
+    }
+
+    /// From load to loss.
+    fn session(&self) -> Result<End, NvmlError> {
+        let nvml = Nvml::builder()
+            .lib_path(self.settings.library.as_os_str())
+            .init()?;
+        let version = nvml.sys_driver_version()?;
+        let mut cards = read::identities(&nvml)?;
+        // The first look goes out before anything slow is asked for.
+        self.look(&nvml, &version, &cards)?;
+        for (card, peers) in cards.clone().iter().zip(read::links(&nvml, &cards)) {
+            if let Some(found) = cards.iter_mut().find(|other| other.uuid == card.uuid) {
+                found.nvlink_peers = peers;
+            }
+        }
+        let events = listen(&nvml, &cards);
+        tracing::info!(driver = version, cards = cards.len(), "NVML is up");
+        let mut silent = 0;
+        let mut lost_since: Option<Instant> = None;
+        loop {
+            if nvml.device_count()? as usize != cards.len() && lost_since.is_none() {
+                return Ok(End::Reload);
+            }
+            let answered = self.look(&nvml, &version, &cards)?;
+            silent = if answered == 0 && !cards.is_empty() {
+                silent + 1
+            } else {
+                0
+            };
+            if silent >= SILENT_LOOKS {
+                return Ok(End::Lost("no card answers".to_owned()));
+            }
+            if answered == cards.len() {
+                lost_since = None;
+            } else if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_RELOAD {
+                return Ok(End::Reload);
+            }
+            let until = Instant::now() + self.settings.interval;
+            loop {
+                if self.stop.is_cancelled() {
+                    return Ok(End::Stopped);
+                }
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() || self.wait(events.as_ref(), left.min(SLICE)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Publishes one look; answers how many cards answered.
+    fn look(&self, nvml: &Nvml, version: &str, cards: &[Identity]) -> Result<usize, NvmlError> {
+        let devices = cards
+            .iter()
+            .map(|card| read::device(nvml, card, &self.settings.proc_root))
+            .collect::<Result<Vec<_>, _>>()?;
+        let answered = devices.iter().filter(|d| d.reading.is_ok()).count();
+        self.out.send_replace(Arc::new(Observation {
+            driver: Driver::Up {
+                version: version.to_owned(),
+            },
+            devices,
+        }));
+        Ok(answered)
+    }
+
+    /// Waits for a fault; true when one came and the cards are worth a look now.
+    fn wait(&self, events: Option<&nvml_wrapper::EventSet<'_>>, slice: Duration) -> bool {
+        let Some(events) = events else {
+            std::thread::sleep(slice);
+            return false;
+        };
+        let millis = u32::try_from(slice.as_millis()).unwrap_or(u32::MAX);
+        match events.wait(millis) {
+            Ok(event) => {
+                let Some(xid) = event.event_data else {
+                    return true;
+                };
+                let number = match xid {
+                    XidError::Value(number) => number,
+                    XidError::Unknown => 999,
+                };
+                // A card that fell off the bus no longer tells its UUID; the look says so.
+                if let Ok(uuid) = event.device.uuid() {
+                    let gpu = uuid.as_str().into();
+                    // The receiver lives as long as the agent.
+                    let _ = self.xids.send(Xid { gpu, number });
+                }
+                true
+            }
+            Err(NvmlError::Timeout) => false,
+            Err(error) => {
+                // The next look says what it is; until then this must not spin.
+                tracing::debug!(%error, "waiting for events failed");
+                std::thread::sleep(slice);
+                false
+            }
+        }
+    }
+}
+
+/// An event set over all cards; `None` where the driver has none.
+fn listen<'nvml>(nvml: &'nvml Nvml, cards: &[Identity]) -> Option<nvml_wrapper::EventSet<'nvml>> {
+    let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
+    let mut set = nvml.create_event_set().ok()?;
+    for card in cards {
+        let device = nvml.device_by_uuid(card.uuid.as_str()).ok()?;
+        let supported = device.supported_event_types().ok()?;
+        // A failed registration consumes the set: do without events then, the counters
+        // that every look reads say the same a little later.
+        match device.register_events(supported & wanted, set) {
+            Ok(back) => set = back,
+            Err(error) => {
+                let what = trouble(&error.error);
+                if what != Trouble::Unsupported {
+                    tracing::warn!(gpu = %card.uuid, error = %error.error, "no XID events");
+                }
+                return None;
+            }
+        }
+    }
+    Some(set)
+}

@@ -1,0 +1,119 @@
+//! What one look at all cards says: plain values, nothing of NVML's.
+
+use crate::attribute::Origin;
+use crate::inventory::{ComputeMode, GpuUuid};
+use api::Mib;
+
+/// One look at the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Whether NVML answers.
+    pub driver: Driver,
+    /// In NVML's order. Empty while the driver is gone.
+    pub devices: Vec<Device>,
+}
+
+/// Whether NVML answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// It does.
+    Up {
+        /// `570.172.08`.
+        version: String,
+    },
+    /// It does not; the owner tries again.
+    Gone {
+        /// One line.
+        reason: String,
+    },
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        Self::Gone {
+            reason: "NVML is not up yet".to_owned(),
+        }
+    }
+}
+
+/// One card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// What does not change while the driver is up.
+    pub identity: Identity,
+    /// What does; `Err` with one line when the card does not answer.
+    pub reading: Result<Reading, String>,
+}
+
+/// What does not change while the driver is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// `GPU-...`.
+    pub uuid: GpuUuid,
+    /// NVML's order.
+    pub index: u32,
+    /// The N of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// As NVML names it.
+    pub product: String,
+    /// Bus id.
+    pub pci: String,
+    /// `major.minor`.
+    pub compute_capability: String,
+    /// Where the driver says one.
+    pub numa: Option<u32>,
+    /// UUIDs or bus ids of linked cards, or `nvswitch`; sorted.
+    pub nvlink_peers: Vec<String>,
+}
+
+/// What changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// T.
+    pub total: Mib,
+    /// The driver's own, rounded up.
+    pub reserved: Mib,
+    /// By everyone.
+    pub used: Mib,
+    /// Who may make a context.
+    pub compute_mode: ComputeMode,
+    /// MIG mode is on.
+    pub mig: bool,
+    /// Every process with a context, once, by pid.
+    pub processes: Vec<Process>,
+    /// Health counters, as far as the card has them.
+    pub counters: Counters,
+}
+
+/// One process on one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// As NVML says it.
+    pub pid: u32,
+    /// `None` where the driver does not say.
+    pub memory: Option<Mib>,
+    /// It is a client of an MPS server.
+    pub mps_client: bool,
+    /// Where it belongs.
+    pub origin: Origin,
+}
+
+/// Health counters; `None` where the card has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows wait for a reset to be remapped.
+    pub remap_pending: Option<bool>,
+    /// Remapping failed.
+    pub remap_failed: Option<bool>,
+    /// Field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
+    pub recovery_action: Option<u32>,
+}
+
+/// A fault that the driver reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Xid {
+    /// On which card.
+    pub gpu: GpuUuid,
+    /// NVIDIA's number; 999 where the driver does not know.
+    pub number: u64,
+}

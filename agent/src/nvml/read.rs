@@ -1,0 +1,205 @@
+//! One pass over the cards: NVML's calls → plain values.
+
+use super::error::{Trouble, trouble};
+use super::observation::{Counters, Device, Identity, Process, Reading};
+use crate::attribute;
+use crate::inventory::{ComputeMode, GpuUuid};
+use api::Mib;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device as wire;
+use nvml_wrapper::enum_wrappers::nv_link::IntDeviceType;
+use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// `NVML_NVLINK_MAX_LINKS`.
+const MAX_LINKS: u32 = 18;
+/// `NVML_FI_DEV_REMAPPED_PENDING`.
+const REMAPPED_PENDING: u32 = 144;
+/// `NVML_FI_DEV_REMAPPED_FAILURE`.
+const REMAPPED_FAILURE: u32 = 145;
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
+const RECOVERY_ACTION: u32 = 230;
+
+/// Unsupported is an answer; the rest is the caller's to handle.
+fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(trouble(&error), Trouble::Unsupported | Trouble::Bug) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Every card that answers, without its links: these take a call per link.
+pub(super) fn identities(nvml: &Nvml) -> Result<Vec<Identity>, NvmlError> {
+    let mut found = Vec::new();
+    for index in 0..nvml.device_count()? {
+        match identity(nvml, index) {
+            Ok(identity) => found.push(identity),
+            Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
+            Err(error) => tracing::warn!(index, %error, "a card does not tell what it is"),
+        }
+    }
+    Ok(found)
+}
+
+fn identity(nvml: &Nvml, index: u32) -> Result<Identity, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let capability = optional(device.cuda_compute_capability())?;
+    Ok(Identity {
+        uuid: GpuUuid::from(device.uuid()?.as_str()),
+        index,
+        minor: device.minor_number()?,
+        product: device.name()?,
+        pci: device.pci_info()?.bus_id,
+        compute_capability: capability
+            .map(|c| format!("{}.{}", c.major, c.minor))
+            .unwrap_or_default(),
+        // Not supported on many boards, and all ones on some drivers.
+        numa: optional(device.numa_node_id())?.filter(|node| *node < u32::MAX),
+        nvlink_peers: Vec::new(),
+    })
+}
+
+/// Which cards each card is linked with, in the order of `cards`.
+pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
+    let by_bus: BTreeMap<&str, &GpuUuid> =
+        cards.iter().map(|c| (c.pci.as_str(), &c.uuid)).collect();
+    let one = |card: &Identity| -> Result<Vec<String>, NvmlError> {
+        let device = nvml.device_by_uuid(card.uuid.as_str())?;
+        let mut peers = BTreeSet::new();
+        for number in 0..MAX_LINKS {
+            let link = device.link_wrapper_for(number);
+            match link.is_active() {
+                Ok(true) => {}
+                Ok(false) => continue,
+                // Past the last link, or no links at all.
+                Err(_) => break,
+            }
+            if let Ok(IntDeviceType::Switch) = link.remote_device_type(number) {
+                peers.insert("nvswitch".to_owned());
+                continue;
+            }
+            let bus = link.remote_pci_info()?.bus_id;
+            let peer = by_bus
+                .get(bus.as_str())
+                .map_or(bus.as_str(), |uuid| uuid.as_str());
+            peers.insert(peer.to_owned());
+        }
+        Ok(peers.into_iter().collect())
+    };
+    cards
+        .iter()
+        .map(|card| {
+            one(card).unwrap_or_else(|error| {
+                tracing::debug!(gpu = %card.uuid, %error, "links are not told");
+                Vec::new()
+            })
+        })
+        .collect()
+}
+
+/// One look at one card.
+///
+/// # Errors
+/// Those of the whole driver; a card's own trouble is in its reading.
+pub(super) fn device(
+    nvml: &Nvml,
+    identity: &Identity,
+    proc_root: &Path,
+) -> Result<Device, NvmlError> {
+    let reading = match reading(nvml, identity, proc_root) {
+        Ok(reading) => Ok(reading),
+        Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
+        Err(error) => Err(error.to_string()),
+    };
+    Ok(Device {
+        identity: identity.clone(),
+        reading,
+    })
+}
+
+fn reading(nvml: &Nvml, identity: &Identity, proc_root: &Path) -> Result<Reading, NvmlError> {
+    let device = nvml.device_by_uuid(identity.uuid.as_str())?;
+    let memory = device.memory_info()?;
+    let compute_mode = match optional(device.compute_mode())? {
+        Some(wire::ComputeMode::ExclusiveProcess) => ComputeMode::ExclusiveProcess,
+        Some(wire::ComputeMode::Prohibited) => ComputeMode::Prohibited,
+        _ => ComputeMode::Default,
+    };
+    Ok(Reading {
+        total: Mib::floor_of_bytes(memory.total),
+        reserved: Mib(memory.reserved.div_ceil(1 << 20)),
+        used: Mib(memory.used.div_ceil(1 << 20)),
+        compute_mode,
+        mig: optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1),
+        processes: processes(&device, proc_root)?,
+        counters: counters(&device)?,
+    })
+}
+
+fn processes(
+    device: &nvml_wrapper::Device<'_>,
+    proc_root: &Path,
+) -> Result<Vec<Process>, NvmlError> {
+    let mut found: BTreeMap<u32, Process> = BTreeMap::new();
+    let lists = [
+        (false, retried(|| device.running_compute_processes())),
+        (false, retried(|| device.running_graphics_processes())),
+        (true, retried(|| device.mps_running_compute_processes())),
+    ];
+    for (mps_client, list) in lists {
+        for process in optional(list)?.unwrap_or_default() {
+            let memory = match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(Mib(bytes.div_ceil(1 << 20))),
+                UsedGpuMemory::Unavailable => None,
+            };
+            let entry = found.entry(process.pid).or_default();
+            entry.pid = process.pid;
+            entry.memory = entry.memory.max(memory);
+            entry.mps_client |= mps_client;
+        }
+    }
+    Ok(found
+        .into_values()
+        .map(|process| Process {
+            origin: attribute::origin(proc_root, process.pid),
+            ..process
+        })
+        .collect())
+}
+
+/// The list is sized by a count taken before it: a burst of starts in between makes it fail.
+fn retried<T>(mut call: impl FnMut() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
+    for _ in 0..3 {
+        match call() {
+            Err(NvmlError::InsufficientSize(_)) => {}
+            other => return other,
+        }
+    }
+    call()
+}
+
+fn counters(device: &nvml_wrapper::Device<'_>) -> Result<Counters, NvmlError> {
+    let ids = [REMAPPED_PENDING, REMAPPED_FAILURE, RECOVERY_ACTION].map(FieldId);
+    let Some(samples) = optional(device.field_values_for(&ids))? else {
+        return Ok(Counters::default());
+    };
+    let mut values = samples.into_iter().map(|sample| {
+        let value = sample.and_then(|sample| sample.value).ok()?;
+        match value {
+            SampleValue::U32(value) => Some(value),
+            SampleValue::U64(value) => u32::try_from(value).ok(),
+            SampleValue::I64(value) => u32::try_from(value).ok(),
+            SampleValue::F64(_) => None,
+        }
+    });
+    let mut next = || values.next().flatten();
+    Ok(Counters {
+        remap_pending: next().map(|value| value != 0),
+        remap_failed: next().map(|value| value != 0),
+        recovery_action: next(),
+    })
+}
