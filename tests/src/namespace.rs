@@ -21,6 +21,10 @@ use crate::wait::{Seen, until};
 /// process id of the run that owns it.
 const PREFIX: &str = "aliquot-test-";
 
+/// Exit codes of a program that ended by SIGINT or SIGTERM, as a shell tells them.
+const INTERRUPTED: u8 = 130;
+const TERMINATED: u8 = 143;
+
 /// The work folder, as both sides know it.
 #[derive(Debug, Clone)]
 pub struct Work {
@@ -72,9 +76,10 @@ pub async fn enter() -> Result<ExitCode> {
     let outcome = run(&work).await;
     remove_cgroups(&work.cgroup()).await?;
     match outcome {
-        Ok(0) => {
+        // Told to end, by a signal: nobody asks why.
+        Ok(code @ (0 | INTERRUPTED | TERMINATED)) => {
             dir.close().context("remove the work folder")?;
-            Ok(ExitCode::SUCCESS)
+            Ok(ExitCode::from(code))
         }
         Ok(code) => {
             // The inside has said so where it ended in order.
@@ -124,7 +129,7 @@ async fn run(work: &Work) -> Result<u8> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {
                 child.kill().await?;
-                return Ok(143);
+                return Ok(TERMINATED);
             }
         }
     }

@@ -1,4 +1,5 @@
 //! The invariants of ARCHITECTURE.md that are about the shape of the source.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

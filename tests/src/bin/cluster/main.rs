@@ -66,6 +66,9 @@ enum Action {
         /// Runs this instead of a shell, and leaves.
         #[arg(long)]
         command: Option<String>,
+        /// Kubernetes alone, without scheduler, agent and GPUs.
+        #[arg(long)]
+        bare: bool,
         /// Which cards the node has: T4, L4, RTX-6000-Ada, A100-40, A100-80, H100-80.
         #[arg(long, default_value = "RTX-6000-Ada")]
         gpu: String,
@@ -116,8 +119,14 @@ async fn run() -> Result<ExitCode> {
     match options.action {
         Action::Test { filter } => test(programs, work, filter.as_deref()).await,
         Action::Bench { pairs } => bench::bench(programs, work, pairs).await,
-        Action::Up { command, gpu, gpus } => {
-            up::up(programs, work, &Hardware::preset(&gpu, gpus), command).await
+        Action::Up {
+            command,
+            bare,
+            gpu,
+            gpus,
+        } => {
+            let hardware = (!bare).then(|| Hardware::preset(&gpu, gpus));
+            up::up(programs, work, hardware.as_ref(), command).await
         }
     }
 }
@@ -130,6 +139,7 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             selftest::a_killed_kubelet_comes_back_and_leaves_pods_running,
             selftest::a_command_runs_in_a_container,
             selftest::the_simulated_driver_is_seen_by_nvidia_smi_and_ends,
+            selftest::a_token_bound_to_the_node_names_it_to_its_audience_alone,
             seed::seed_004_pod_gets_exactly_2000_mib,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             placement::two_halves_fit_one_card,

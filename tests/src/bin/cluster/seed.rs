@@ -80,7 +80,7 @@ pub(crate) async fn seed_004_pod_gets_exactly_2000_mib(cluster: &mut Cluster) ->
 
     // What the driver says: this pod's process, on this card, with this memory.
     let gpus = cluster.gpus.as_ref().context("no GPUs")?;
-    let uid = pod.uid().context("a pod without a UID")?;
+    let owner = pod.uid().context("a pod without a UID")?;
     until(
         "the pod's process in nvidia-smi",
         Duration::from_secs(5),
@@ -100,7 +100,7 @@ pub(crate) async fn seed_004_pod_gets_exactly_2000_mib(cluster: &mut Cluster) ->
                 let cgroup =
                     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
                 *card == uuid
-                    && cgroup.contains(&uid)
+                    && cgroup.contains(&owner)
                     && used.parse::<u64>().is_ok_and(|used| used > 1000)
             });
             Ok(Seen::when(found, apps))

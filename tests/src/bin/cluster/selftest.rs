@@ -3,14 +3,20 @@
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{self, Driver, Hardware};
 use aliquot_tests::image::Recipe;
+use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
+use aliquot_tests::token::AccountToken;
 use anyhow::{Context, Result};
+use k8s_openapi::api::authentication::v1::TokenReview;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
 
 pub(crate) async fn a_pod_runs_and_its_log_is_read(cluster: &mut Cluster) -> Result<()> {
     let ns = cluster.namespace().await?;
     cluster
         .apply(&format!(
-            r#"
+            r"
 apiVersion: v1
 kind: Pod
 metadata: {{ name: hello, namespace: {ns} }}
@@ -19,7 +25,7 @@ spec:
   restartPolicy: Never
   containers:
     - {{ name: main, image: busybox, command: [echo, hello] }}
-"#
+"
         ))
         .await?;
     cluster.pod_phase(&ns, "hello", "Succeeded").await?;
@@ -154,5 +160,53 @@ pub(crate) async fn the_simulated_driver_is_seen_by_nvidia_smi_and_ends(
         driver.smi(&["-L"]).await.is_err(),
         "nvidia-smi answers without a driver"
     );
+    Ok(())
+}
+
+pub(crate) async fn a_token_bound_to_the_node_names_it_to_its_audience_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = cluster.namespace().await?;
+    cluster
+        .apply(&format!(
+            r"
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{ name: stream, namespace: {ns} }}
+"
+        ))
+        .await?;
+    let audience = proto::names::telemetry::AUDIENCE;
+    let token = AccountToken {
+        namespace: ns.clone(),
+        account: "stream".to_owned(),
+        node: Some(node::NAME.to_owned()),
+        audience: Some(audience.to_owned()),
+        file: cluster.work.state().join("stream.token"),
+    };
+    token.write(&cluster.client).await?;
+    let token = std::fs::read_to_string(&token.file)?;
+    let reviews: Api<TokenReview> = Api::all(cluster.client.clone());
+    for (asked, valid) in [(audience, true), ("somebody.else", false)] {
+        let review: TokenReview = serde_json::from_value(json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "metadata": {},
+            "spec": { "token": token, "audiences": [asked] },
+        }))?;
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        let status = serde_json::to_value(answer.status)?;
+        assert_eq!(
+            status["authenticated"].as_bool().unwrap_or(false),
+            valid,
+            "{asked}: {status}"
+        );
+        if valid {
+            assert_eq!(
+                status["user"]["extra"][proto::names::telemetry::NODE_NAME_EXTRA][0],
+                node::NAME
+            );
+        }
+    }
     Ok(())
 }

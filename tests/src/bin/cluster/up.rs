@@ -27,11 +27,13 @@ Images: busybox, ubuntu, vllm/vllm-openai:latest and that of the pod above.
 pub(crate) async fn up(
     programs: Programs,
     work: Work,
-    hardware: &Hardware,
+    hardware: Option<&Hardware>,
     command: Option<String>,
 ) -> Result<ExitCode> {
     let mut cluster = Cluster::start(programs, work).await?;
-    cluster.aliquot(hardware).await?;
+    if let Some(hardware) = hardware {
+        cluster.aliquot(hardware).await?;
+    }
 
     let shell = match command {
         Some(command) => vec!["-c".to_owned(), command],
