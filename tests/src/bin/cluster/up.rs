@@ -35,12 +35,16 @@ pub(crate) async fn up(
         cluster.aliquot(hardware).await?;
     }
 
+    let interactive = command.is_none() && std::io::stdin().is_terminal();
     let shell = match command {
         Some(command) => vec!["-c".to_owned(), command],
         // Nobody there to type: what comes on standard input is a script.
-        None if !std::io::stdin().is_terminal() => Vec::new(),
+        None if !interactive => Vec::new(),
         None => {
-            println!("{HELLO}Logs: {}\n", cluster.work.logs().display());
+            if hardware.is_some() {
+                println!("{HELLO}");
+            }
+            println!("Logs: {}\n", cluster.work.logs().display());
             let greeting = cluster.work.state().join("bashrc");
             std::fs::write(&greeting, "PS1='aliquot \\w \\$ '\n")?;
             vec![
@@ -71,5 +75,10 @@ pub(crate) async fn up(
         .and_then(|code| u8::try_from(code).ok())
         .unwrap_or(1);
     cluster.clean().await?;
-    Ok(ExitCode::from(code))
+    // A person's last command may well have failed; that is no failure of the cluster.
+    Ok(if interactive {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(code)
+    })
 }
