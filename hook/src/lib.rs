@@ -1,1 +1,59 @@
-//! TBD
+//! `aliquot-hook`: the guard that an OCI runtime runs when it creates a container that
+//! holds a share.
+//!
+//! It is named in the share's own CDI file, so no container gets the share's devices
+//! without it. What it was told on its command line must be what it sees:
+//!
+//! - [`expect`]: the command line → [`Expected`].
+//! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.
+//! - [`judge`]: pure: expected and seen → let through, or one line that says why not.
+//! - [`proof`]: the file that tells the agent that it ran.
+//!
+//! Linked statically, runs on a host it knows nothing of, works while the agent is down,
+//! and opens no socket. Limits that a driver keeps per cgroup (r615 and later) belong
+//! between [`judge`] and [`proof`]: the container's process is in its leaf cgroup by then.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::missing_panics_doc,
+    reason = "every expect says why it cannot happen"
+)]
+
+pub mod expect;
+pub mod judge;
+pub mod proof;
+pub mod state;
+
+pub use expect::Expected;
+pub use judge::{Refusal, judge};
+pub use state::{Bundle, State};
+
+use std::io::Read;
+use std::time::SystemTime;
+
+/// Everything from the command line to the proof.
+///
+/// # Errors
+/// The sentence for the runtime's log, which the kubelet shows in the pod's events. The
+/// container must not start.
+pub fn create_runtime(
+    arguments: &[String],
+    standard_input: impl Read,
+    now: SystemTime,
+) -> Result<(), Refusal> {
+    let expected = Expected::parse(arguments)?;
+    let state = State::read(standard_input)?;
+    let injected = match &expected.spec {
+        None => None,
+        Some(path) => {
+            let spec = cdi::dir::read_spec(path)
+                .map_err(|error| Refusal::Unreadable(error.to_string()))?;
+            Some((spec, Bundle::read(&state.bundle)?))
+        }
+    };
+    judge(
+        &expected,
+        &state,
+        injected.as_ref().map(|(spec, bundle)| (spec, bundle)),
+    )?;
+    proof::leave(&expected, &state, now)
+}
