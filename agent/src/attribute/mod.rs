@@ -1,6 +1,18 @@
-//! pid → cgroup → container.
+//! pid → cgroup → pod and container.
+//!
+//! - [`cgroup`]: pure: the text of `/proc/<pid>/cgroup` → [`cgroup::Place`].
+//! - [`origin`]: the two small reads around it.
+//!
+//! Must never guess: a process whose cgroup names no pod belongs to none.
 
+pub mod cgroup;
+
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
+
+/// A `/proc` file of ours is never longer; what is, was not written by a kernel.
+const MAX_BYTES: u64 = 64 << 10;
 
 /// Where a process belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,15 +21,75 @@ pub struct Origin {
     pub pod_uid: Option<String>,
     /// Its container, without the runtime's prefix.
     pub container_id: Option<String>,
-    /// Its name; empty when it is gone.
+    /// Its name, at most 15 bytes by the kernel's rule; empty when it is gone.
     pub command: String,
 }
 
-/// Reads where `pid` belongs. Blocking, two small files.
+/// Reads where `pid` belongs. Blocking, two small files. All empty for a process that is
+/// gone: the caller's next observation no longer has it.
 pub fn origin(proc_root: &Path, pid: u32) -> Origin {
-    let command = std::fs::read_to_string(proc_root.join(pid.to_string()).join("comm"));
+    let process = proc_root.join(pid.to_string());
+    let place = cgroup::parse(&read(&process.join("cgroup")));
+    let (pod_uid, container_id) = match place {
+        Some(place) => (Some(place.pod_uid), place.container_id),
+        None => (None, None),
+    };
+    // The name is the tenant's own text and ends up in status and logs.
+    let command = read(&process.join("comm"))
+        .trim_end()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     Origin {
-        command: command.unwrap_or_default().trim_end().to_owned(),
-        ..Origin::default()
+        pod_uid,
+        container_id,
+        command,
+    }
+}
+
+fn read(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_process_is_placed_by_its_own_files() {
+        let tmp = tempfile::tempdir().unwrap();
+        let process = tmp.path().join("42");
+        fs::create_dir(&process).unwrap();
+        let uid = "0f6b1c1e-4d5c-4f5e-9a64-3a1f0e5d7c21";
+        let id = "a".repeat(64);
+        let line = format!("0::/kubepods/burstable/pod{uid}/{id}\n");
+        fs::write(process.join("cgroup"), line).unwrap();
+        fs::write(process.join("comm"), "py\u{7}thon\n").unwrap();
+        let expected = Origin {
+            pod_uid: Some(uid.into()),
+            container_id: Some(id),
+            command: "py thon".into(),
+        };
+        assert_eq!(origin(tmp.path(), 42), expected);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_belongs_to_no_one() {
+        let tmp = tempfile::tempdir().unwrap();
+        assert_eq!(origin(tmp.path(), 42), Origin::default());
+    }
+
+    #[test]
+    fn this_very_process_is_read_from_the_real_proc() {
+        assert!(
+            !origin(Path::new("/proc"), std::process::id())
+                .command
+                .is_empty()
+        );
     }
 }
