@@ -4,8 +4,10 @@
 //! Must never: read anything, know the time, or let the limits on a card sum to more than
 //! the card can grant.
 
+mod admit;
 mod share;
 
+pub use admit::{Claim, Refused};
 pub use share::{AllocId, HolderKey, Share, SharePhase};
 
 use crate::inventory::GpuUuid;

@@ -1,0 +1,340 @@
+//! What may enter the ledger. The one place that compares limits with cards.
+
+use super::{AllocId, HolderKey, Ledger, Share, SharePhase};
+use crate::inventory::{Card, GpuUuid, Inventory};
+use api::grant::PodIdentity;
+use api::{Mib, Mode};
+use std::collections::BTreeSet;
+
+/// What a verified grant asks for one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Whose pod.
+    pub pod: PodIdentity,
+    /// Which container.
+    pub container: String,
+    /// Which cards.
+    pub gpus: Vec<GpuUuid>,
+    /// Limit on each of them.
+    pub memory: Mib,
+    /// Compute ceiling, 1 to 100 per cent.
+    pub compute_percent: u8,
+    /// How the cards are shared.
+    pub mode: Mode,
+    /// The decision that it came from.
+    pub decision: String,
+}
+
+impl Claim {
+    /// What identifies its holder.
+    pub fn key(&self) -> HolderKey {
+        HolderKey {
+            pod_uid: self.pod.uid.clone(),
+            container: self.container.clone(),
+        }
+    }
+}
+
+/// Why a claim is not in the ledger.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Types are there, the way is not.
+    #[error("mode {0} is not offered by this agent")]
+    ModeNotOffered(Mode),
+    /// A container has one MPS pipe directory.
+    #[error("mode mps gives a container one card, the grant names {0}")]
+    SeveralCards(usize),
+    /// A grant without a card or a limit.
+    #[error("the grant names {0}")]
+    Empty(&'static str),
+    /// Not on this node, or not seen yet.
+    #[error("card {0} is not on this node")]
+    UnknownCard(GpuUuid),
+    /// By the card's health.
+    #[error("card {card} is unhealthy: {reason}")]
+    Unhealthy {
+        /// Which card.
+        card: GpuUuid,
+        /// One line.
+        reason: String,
+    },
+    /// By MIG or by the admin.
+    #[error("card {card} is not offered in mode {mode}")]
+    NotSwitchable {
+        /// Which card.
+        card: GpuUuid,
+        /// What was asked.
+        mode: Mode,
+    },
+    /// A card is in one mode at a time.
+    #[error("card {card} is in mode {is}, held by {holder}")]
+    Taken {
+        /// Which card.
+        card: GpuUuid,
+        /// What it is in.
+        is: Mode,
+        /// One of those that hold it.
+        holder: String,
+    },
+    /// The limits would sum to more than the card can grant.
+    #[error(
+        "card {card} has {free} left of {grantable} grantable, {wanted} are granted to this container"
+    )]
+    Memory {
+        /// Which card.
+        card: GpuUuid,
+        /// What no limit covers.
+        free: Mib,
+        /// G less what strangers hold.
+        grantable: Mib,
+        /// What was asked.
+        wanted: Mib,
+    },
+    /// The MPS server takes no more clients.
+    #[error("card {card} has all its {slots} client slots in use")]
+    Slots {
+        /// Which card.
+        card: GpuUuid,
+        /// All of them.
+        slots: u32,
+    },
+}
+
+impl Refused {
+    /// Whether waiting can help: a predecessor leaves, a card recovers, NVML comes up.
+    pub fn may_pass(&self) -> bool {
+        !matches!(
+            self,
+            Self::ModeNotOffered(_) | Self::SeveralCards(_) | Self::Empty(_)
+        )
+    }
+}
+
+impl Ledger {
+    /// Enters a claim as `Reserved`. One that is there already stays as it is, unless it
+    /// was only reserved and the claim is another.
+    ///
+    /// # Errors
+    /// When the cards cannot honour it; the ledger is as before then.
+    pub fn reserve(&mut self, claim: &Claim, inventory: &Inventory) -> Result<(), Refused> {
+        let key = claim.key();
+        if let Some(share) = self.shares.get(&key) {
+            if share.alloc_id.is_some() || share.is_of(claim) {
+                return Ok(());
+            }
+        }
+        self.fits(claim, &claim.gpus, inventory)?;
+        self.shares
+            .insert(key, Share::reserved(claim, claim.gpus.clone()));
+        Ok(())
+    }
+
+    /// Binds a claim to an allocation. `picked` are the whole cards that the kubelet chose,
+    /// `None` for a share. Where it chose others than the grant names, and no one holds
+    /// them, they are adopted; a reservation on them is dropped, and its pod will adopt
+    /// what the kubelet picks for it in turn.
+    ///
+    /// # Errors
+    /// When the cards cannot honour it; the ledger is as before then.
+    pub fn bind(
+        &mut self,
+        claim: &Claim,
+        alloc: AllocId,
+        picked: Option<&BTreeSet<GpuUuid>>,
+        inventory: &Inventory,
+    ) -> Result<Share, Refused> {
+        let key = claim.key();
+        let gpus = match picked {
+            Some(picked) if claim.mode == Mode::Exclusive => inventory
+                .cards
+                .iter()
+                .map(|card| &card.uuid)
+                .filter(|uuid| picked.contains(*uuid))
+                .cloned()
+                .collect(),
+            _ => claim.gpus.clone(),
+        };
+        if let Some(missing) = picked.and_then(|p| p.iter().find(|uuid| !gpus.contains(*uuid))) {
+            return Err(Refused::UnknownCard(missing.clone()));
+        }
+        // A whole card is granted with all that can be granted of it; an adopted one may
+        // be smaller.
+        let claim = &Claim {
+            memory: gpus
+                .iter()
+                .filter(|uuid| !claim.gpus.contains(*uuid))
+                .filter_map(|uuid| inventory.card(uuid))
+                .fold(claim.memory, |least, card| least.min(card.capacity())),
+            ..claim.clone()
+        };
+        let before = self.shares.get(&key);
+        // A container that starts again holds what it holds: what a stranger took since
+        // is a condition, not its fault. A card that broke is refused all the same.
+        let again = before.is_some_and(|share| share.alloc_id == Some(alloc) && share.gpus == gpus);
+        let mut dropped = Vec::new();
+        if again {
+            healthy(&gpus, inventory)?;
+        } else {
+            for uuid in gpus.iter().filter(|uuid| !claim.gpus.contains(*uuid)) {
+                dropped.extend(
+                    self.on(uuid)
+                        .filter(|other| other.alloc_id.is_none())
+                        .filter(|other| other.mode == Mode::Exclusive && other.key() != key)
+                        .map(Share::key),
+                );
+            }
+            let mut without = self.clone();
+            for reservation in &dropped {
+                without.shares.remove(reservation);
+            }
+            without.fits(claim, &gpus, inventory)?;
+        }
+        for reservation in &dropped {
+            self.shares.remove(reservation);
+        }
+        let mut share = match self.shares.remove(&key) {
+            Some(share) if again => share,
+            _ => Share::reserved(claim, gpus),
+        };
+        share.alloc_id = Some(alloc);
+        if share.phase == SharePhase::Reserved {
+            share.phase = SharePhase::Prepared;
+        }
+        self.shares.insert(key, share.clone());
+        Ok(share)
+    }
+
+    /// Enters a share that was bound before this agent started. It is not compared with
+    /// the cards: its container may be running.
+    pub fn restore(&mut self, share: Share) {
+        self.shares.insert(share.key(), share);
+    }
+
+    /// Frees what a container held.
+    pub fn release(&mut self, key: &HolderKey) -> Option<Share> {
+        self.shares.remove(key)
+    }
+
+    /// For what is learnt of a share later: its phase, its container, what it uses.
+    pub fn update(&mut self, key: &HolderKey, change: impl FnOnce(&mut Share)) {
+        if let Some(share) = self.shares.get_mut(key) {
+            change(share);
+        }
+    }
+
+    /// Whether `claim` may hold `gpus` beside all others.
+    fn fits(&self, claim: &Claim, gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {
+        match claim.mode {
+            Mode::Exclusive => {}
+            Mode::Mps if gpus.len() > 1 => return Err(Refused::SeveralCards(gpus.len())),
+            Mode::Mps => {}
+            mode @ (Mode::MpsIsolated | Mode::TimeSlicing) => {
+                return Err(Refused::ModeNotOffered(mode));
+            }
+        }
+        if gpus.is_empty() {
+            return Err(Refused::Empty("no card"));
+        }
+        if claim.memory == Mib(0) {
+            return Err(Refused::Empty("no memory"));
+        }
+        for uuid in gpus {
+            let card = inventory
+                .card(uuid)
+                .ok_or_else(|| Refused::UnknownCard(uuid.clone()))?;
+            self.fits_card(claim, card)?;
+        }
+        healthy(gpus, inventory)
+    }
+
+    fn fits_card(&self, claim: &Claim, card: &Card) -> Result<(), Refused> {
+        if !card.switchable.contains(&claim.mode) {
+            return Err(Refused::NotSwitchable {
+                card: card.uuid.clone(),
+                mode: claim.mode,
+            });
+        }
+        let key = claim.key();
+        let mut limits = Mib(0);
+        let mut slots = 0_u32;
+        for other in self.on(&card.uuid).filter(|share| share.key() != key) {
+            // An init container and its pod's app container hold a whole card in turn.
+            let in_turn = other.mode == Mode::Exclusive && other.pod.uid == claim.pod.uid;
+            if other.mode != claim.mode || (claim.mode == Mode::Exclusive && !in_turn) {
+                return Err(Refused::Taken {
+                    card: card.uuid.clone(),
+                    is: other.mode,
+                    holder: other.pod.to_string(),
+                });
+            }
+            if !in_turn {
+                limits = Mib(limits.0.saturating_add(other.memory.0));
+                slots = slots.saturating_add(1);
+            }
+        }
+        let wanted = claim.memory;
+        let free = card.grantable.saturating_sub(limits);
+        if wanted > free {
+            return Err(Refused::Memory {
+                card: card.uuid.clone(),
+                free,
+                grantable: card.grantable,
+                wanted,
+            });
+        }
+        if claim.mode == Mode::Mps && slots >= card.client_slots {
+            return Err(Refused::Slots {
+                card: card.uuid.clone(),
+                slots: card.client_slots,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn healthy(gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {
+    for uuid in gpus {
+        let card = inventory
+            .card(uuid)
+            .ok_or_else(|| Refused::UnknownCard(uuid.clone()))?;
+        if !card.health.is_healthy() {
+            return Err(Refused::Unhealthy {
+                card: uuid.clone(),
+                reason: card.health.reason().to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Share {
+    /// As a claim has it, nothing started.
+    fn reserved(claim: &Claim, gpus: Vec<GpuUuid>) -> Self {
+        Self {
+            pod: claim.pod.clone(),
+            container: claim.container.clone(),
+            gpus,
+            memory: claim.memory,
+            compute_percent: claim.compute_percent,
+            mode: claim.mode,
+            decision: claim.decision.clone(),
+            phase: SharePhase::Reserved,
+            alloc_id: None,
+            fence: None,
+            observed_limit: None,
+            container_id: None,
+            used: Mib(0),
+        }
+    }
+
+    fn is_of(&self, claim: &Claim) -> bool {
+        self.gpus == claim.gpus
+            && self.memory == claim.memory
+            && self.compute_percent == claim.compute_percent
+            && self.mode == claim.mode
+            && self.decision == claim.decision
+    }
+}
+
+#[cfg(test)]
+mod tests;

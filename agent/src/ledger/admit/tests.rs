@@ -1,0 +1,332 @@
+use super::*;
+use crate::inventory::{ComputeMode, Health, Stranger};
+use proptest::prelude::*;
+
+fn card(index: u32, total: u64) -> Card {
+    Card {
+        uuid: GpuUuid::from(format!("GPU-{index}").as_str()),
+        index,
+        minor: index,
+        product: "T4".into(),
+        total: Mib(total),
+        reserved: Mib(0),
+        used: Mib(0),
+        strangers: Vec::new(),
+        grantable: Mib(total),
+        health: Health::Healthy,
+        compute_mode: ComputeMode::Default,
+        mig: false,
+        cordoned: false,
+        hidden_from_other_plugins: false,
+        only_mode: None,
+        switchable: vec![Mode::Exclusive, Mode::Mps],
+        compute_capability: String::new(),
+        pci: String::new(),
+        numa: None,
+        nvlink_peers: Vec::new(),
+        client_slots: 3,
+        context_allowance: Mib(0),
+    }
+}
+
+fn node(cards: u32) -> Inventory {
+    Inventory {
+        driver_version: "570".into(),
+        cards: (0..cards).map(|index| card(index, 1000)).collect(),
+    }
+}
+
+fn claim(pod: u32, mode: Mode, gpus: &[u32], memory: u64) -> Claim {
+    Claim {
+        pod: PodIdentity {
+            uid: format!("u{pod}"),
+            namespace: "ns".into(),
+            name: format!("p{pod}"),
+        },
+        container: "main".into(),
+        gpus: uuids(gpus),
+        memory: Mib(memory),
+        compute_percent: 100,
+        mode,
+        decision: format!("d{pod}"),
+    }
+}
+
+fn uuids(gpus: &[u32]) -> Vec<GpuUuid> {
+    gpus.iter()
+        .map(|index| GpuUuid::from(format!("GPU-{index}").as_str()))
+        .collect()
+}
+
+fn set(gpus: &[u32]) -> BTreeSet<GpuUuid> {
+    uuids(gpus).into_iter().collect()
+}
+
+#[test]
+fn shares_fill_a_card_to_the_last_mib_and_no_further() {
+    let (mut ledger, node) = (Ledger::default(), node(1));
+    ledger
+        .reserve(&claim(1, Mode::Mps, &[0], 600), &node)
+        .unwrap();
+    ledger
+        .reserve(&claim(2, Mode::Mps, &[0], 400), &node)
+        .unwrap();
+    let refused = ledger
+        .reserve(&claim(3, Mode::Mps, &[0], 1), &node)
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "card GPU-0 has 0 MiB left of 1000 MiB grantable, 1 MiB are granted to this container"
+    );
+    assert!(refused.may_pass());
+    assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
+}
+
+#[test]
+fn a_card_is_in_one_mode_at_a_time() {
+    let (mut ledger, node) = (Ledger::default(), node(2));
+    ledger
+        .reserve(&claim(1, Mode::Mps, &[0], 10), &node)
+        .unwrap();
+    let refused = ledger.reserve(&claim(2, Mode::Exclusive, &[0, 1], 1000), &node);
+    assert!(matches!(refused, Err(Refused::Taken { is: Mode::Mps, .. })));
+    ledger
+        .reserve(&claim(3, Mode::Exclusive, &[1], 1000), &node)
+        .unwrap();
+    for mode in [Mode::Mps, Mode::Exclusive] {
+        let refused = ledger.reserve(&claim(4, mode, &[1], 10), &node);
+        assert!(matches!(
+            refused,
+            Err(Refused::Taken {
+                is: Mode::Exclusive,
+                ..
+            })
+        ));
+    }
+}
+
+#[test]
+fn containers_of_one_pod_hold_a_whole_card_in_turn() {
+    let (mut ledger, node) = (Ledger::default(), node(1));
+    let app = claim(1, Mode::Exclusive, &[0], 1000);
+    let init = Claim {
+        container: "init".into(),
+        ..app.clone()
+    };
+    ledger.reserve(&init, &node).unwrap();
+    ledger.reserve(&app, &node).unwrap();
+    assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
+}
+
+#[test]
+fn what_this_agent_cannot_do_is_refused_for_good_with_a_reason() {
+    let (mut ledger, node) = (Ledger::default(), node(2));
+    for (claim, text) in [
+        (
+            claim(1, Mode::TimeSlicing, &[0], 1),
+            "mode time-slicing is not offered by this agent",
+        ),
+        (
+            claim(1, Mode::MpsIsolated, &[0], 1),
+            "mode mps-isolated is not offered by this agent",
+        ),
+        (
+            claim(1, Mode::Mps, &[0, 1], 1),
+            "mode mps gives a container one card, the grant names 2",
+        ),
+        (claim(1, Mode::Mps, &[], 1), "the grant names no card"),
+        (claim(1, Mode::Mps, &[0], 0), "the grant names no memory"),
+    ] {
+        let refused = ledger.reserve(&claim, &node).unwrap_err();
+        assert_eq!(refused.to_string(), text);
+        assert!(!refused.may_pass());
+    }
+    assert_eq!(ledger, Ledger::default());
+}
+
+#[test]
+fn strangers_sick_cards_slots_and_policy_are_reasons() {
+    let mut node = node(2);
+    let mut ledger = Ledger::default();
+    node.cards[0].strangers = vec![Stranger {
+        pid: 1,
+        command: "x".into(),
+        container_id: None,
+        memory: Mib(300),
+    }];
+    node.cards[0].grantable = Mib(700);
+    assert!(matches!(
+        ledger.reserve(&claim(1, Mode::Mps, &[0], 701), &node),
+        Err(Refused::Memory { free: Mib(700), .. })
+    ));
+    // A card with a stranger is not whole.
+    assert!(
+        ledger
+            .reserve(&claim(1, Mode::Exclusive, &[0], 1000), &node)
+            .is_err()
+    );
+    node.cards[1].health = Health::Unhealthy {
+        reason: "XID 79".into(),
+    };
+    assert_eq!(
+        ledger
+            .reserve(&claim(1, Mode::Mps, &[1], 1), &node)
+            .unwrap_err()
+            .to_string(),
+        "card GPU-1 is unhealthy: XID 79"
+    );
+    for pod in 0..3 {
+        ledger
+            .reserve(&claim(pod, Mode::Mps, &[0], 1), &node)
+            .unwrap();
+    }
+    assert!(matches!(
+        ledger.reserve(&claim(9, Mode::Mps, &[0], 1), &node),
+        Err(Refused::Slots { slots: 3, .. })
+    ));
+    node.cards[0].switchable = vec![Mode::Exclusive];
+    assert!(matches!(
+        ledger.reserve(&claim(9, Mode::Mps, &[0], 1), &node),
+        Err(Refused::NotSwitchable { .. })
+    ));
+    assert!(matches!(
+        ledger.reserve(&claim(9, Mode::Mps, &[7], 1), &node),
+        Err(Refused::UnknownCard(_))
+    ));
+}
+
+#[test]
+fn a_free_card_that_the_kubelet_picked_is_adopted() {
+    let (mut ledger, node) = (Ledger::default(), node(3));
+    let granted = claim(1, Mode::Exclusive, &[0, 1], 1000);
+    ledger.reserve(&granted, &node).unwrap();
+    let share = ledger
+        .bind(&granted, AllocId::new(1), Some(&set(&[2, 1])), &node)
+        .unwrap();
+    assert_eq!(share.gpus, uuids(&[1, 2]));
+    assert_eq!(ledger.on(&uuids(&[0])[0]).count(), 0);
+}
+
+#[test]
+fn two_whole_pods_whose_cards_the_kubelet_swapped_both_start() {
+    let (mut ledger, node) = (Ledger::default(), node(2));
+    let (a, b) = (
+        claim(1, Mode::Exclusive, &[0], 1000),
+        claim(2, Mode::Exclusive, &[1], 1000),
+    );
+    ledger.reserve(&a, &node).unwrap();
+    ledger.reserve(&b, &node).unwrap();
+    let first = ledger
+        .bind(&a, AllocId::new(1), Some(&set(&[1])), &node)
+        .unwrap();
+    let second = ledger
+        .bind(&b, AllocId::new(2), Some(&set(&[0])), &node)
+        .unwrap();
+    assert_eq!((first.gpus, second.gpus), (uuids(&[1]), uuids(&[0])));
+}
+
+#[test]
+fn a_card_that_someone_started_on_is_not_adopted() {
+    let (mut ledger, node) = (Ledger::default(), node(2));
+    let (a, b) = (
+        claim(1, Mode::Exclusive, &[0], 1000),
+        claim(2, Mode::Exclusive, &[1], 1000),
+    );
+    ledger
+        .bind(&b, AllocId::new(2), Some(&set(&[1])), &node)
+        .unwrap();
+    let before = ledger.clone();
+    let refused = ledger.bind(&a, AllocId::new(1), Some(&set(&[1])), &node);
+    assert!(matches!(refused, Err(Refused::Taken { .. })));
+    assert_eq!(ledger, before);
+}
+
+#[test]
+fn a_container_that_starts_again_keeps_what_it_holds_beside_a_stranger() {
+    let (mut ledger, mut node) = (Ledger::default(), node(1));
+    let mine = claim(1, Mode::Mps, &[0], 900);
+    ledger.bind(&mine, AllocId::new(1), None, &node).unwrap();
+    node.cards[0].grantable = Mib(500);
+    let share = ledger.bind(&mine, AllocId::new(1), None, &node).unwrap();
+    assert_eq!(share.phase, SharePhase::Prepared);
+    // A new allocation is a new question.
+    assert!(ledger.bind(&mine, AllocId::new(2), None, &node).is_err());
+    node.cards[0].health = Health::Unhealthy {
+        reason: "XID 48".into(),
+    };
+    assert!(ledger.bind(&mine, AllocId::new(1), None, &node).is_err());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve(u32, bool, u32, u64),
+    Bind(u32, bool, u32, u64, u32),
+    Release(u32),
+    Stranger(u32, u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pod = 0..6_u32;
+    let gpu = 0..3_u32;
+    let one = prop_oneof![
+        (pod.clone(), any::<bool>(), gpu.clone(), 1..1200_u64)
+            .prop_map(|(p, w, g, m)| Step::Reserve(p, w, g, m)),
+        (
+            pod.clone(),
+            any::<bool>(),
+            gpu.clone(),
+            1..1200_u64,
+            gpu.clone()
+        )
+            .prop_map(|(p, w, g, m, k)| Step::Bind(p, w, g, m, k)),
+        pod.prop_map(Step::Release),
+        (gpu, 0..400_u64).prop_map(|(g, m)| Step::Stranger(g, m)),
+    ];
+    prop::collection::vec(one, 0..60)
+}
+
+proptest! {
+    #[test]
+    fn limits_never_sum_to_more_than_was_grantable_when_granted(steps in steps()) {
+        let (mut ledger, mut node) = (Ledger::default(), node(3));
+        for step in steps {
+            let before = ledger.clone();
+            let outcome = match &step {
+                Step::Reserve(pod, whole, gpu, mib) => {
+                    let mode = if *whole { Mode::Exclusive } else { Mode::Mps };
+                    ledger.reserve(&claim(*pod, mode, &[*gpu], *mib), &node)
+                }
+                Step::Bind(pod, whole, gpu, mib, pick) => {
+                    let mode = if *whole { Mode::Exclusive } else { Mode::Mps };
+                    let picked = whole.then(|| set(&[*pick]));
+                    ledger
+                        .bind(&claim(*pod, mode, &[*gpu], *mib), AllocId::new(u128::from(*mib)), picked.as_ref(), &node)
+                        .map(|_| ())
+                }
+                Step::Release(pod) => {
+                    ledger.release(&claim(*pod, Mode::Mps, &[0], 1).key());
+                    Ok(())
+                }
+                Step::Stranger(gpu, mib) => {
+                    node.cards[*gpu as usize].grantable = Mib(1000 - mib);
+                    Ok(())
+                }
+            };
+            if outcome.is_err() {
+                prop_assert_eq!(&ledger, &before);
+            }
+            for card in &node.cards {
+                let (was, is) = (before.granted(&card.uuid), ledger.granted(&card.uuid));
+                // What a stranger takes later is a condition; a grant never is.
+                if is > was && !matches!(step, Step::Stranger(..)) {
+                    prop_assert!(is <= card.capacity());
+                    let whole = ledger.mode_of(&card.uuid) == Some(Mode::Exclusive);
+                    prop_assert!(whole || is <= card.grantable, "{is} on {card:?}");
+                }
+                let modes: BTreeSet<_> = ledger.on(&card.uuid).map(|share| share.mode).collect();
+                prop_assert!(modes.len() <= 1);
+                prop_assert!(ledger.slots_used(&card.uuid) <= card.client_slots);
+            }
+        }
+    }
+}
