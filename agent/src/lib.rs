@@ -19,11 +19,13 @@
 
 pub mod attribute;
 pub mod config;
+pub mod identity;
 pub mod inventory;
 pub mod ledger;
 pub mod mps;
 pub mod node;
 pub mod nvml;
+pub mod pods;
 pub mod telemetry;
 
 pub use config::Config;

@@ -1,0 +1,274 @@
+//! Which pod an allocation is for. Never a guess.
+//!
+//! Pure. The kubelet does not tell a plugin which pod it allocates for; it writes it down:
+//! its checkpoint holds our answer, our answer holds the `alloc_id`. `PodResources` is the
+//! second witness. In: checkpoint, `PodResources`, the pod and its signed grant. Out: a
+//! [`Claim`] that the ledger may enter, or one line.
+
+pub mod checkpoint;
+mod witness;
+
+pub use checkpoint::{Checkpoint, CheckpointError, Entry};
+pub use witness::{by_list, contradicts};
+
+use crate::inventory::GpuUuid;
+use crate::ledger::{AllocId, Claim};
+use crate::node::Node;
+use crate::pods::{ContainerView, PodView};
+use api::grant::{ContainerGrant, GrantError, Verifier};
+use api::{Mib, Mode};
+use proto::names;
+use std::collections::BTreeSet;
+
+/// Which of our resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resource {
+    /// Tokens, `<GPU-UUID>::<n>`.
+    Share,
+    /// Whole cards, by UUID.
+    Whole,
+}
+
+impl Resource {
+    /// Its name in Kubernetes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Share => names::resource::SHARE,
+            Self::Whole => names::resource::GPU,
+        }
+    }
+}
+
+/// Who an allocation was made for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    /// `metadata.uid`.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The allocation.
+    pub alloc: AllocId,
+}
+
+/// Why nobody's identity is established, or nothing is due to them.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// Written before `PreStartContainer` is called, by everything that was seen.
+    #[error("the kubelet has no record of this allocation yet")]
+    NotRecorded,
+    /// The kubelet saw the pod before our watch did.
+    #[error("pod {0} is not yet in this agent's watch")]
+    PodUnknown(String),
+    /// The API server was not reached since the agent's start.
+    #[error("this node's identity and the cluster's grant keys are not known yet")]
+    TrustUnknown,
+    /// The second witness says otherwise.
+    #[error(
+        "the kubelet's PodResources do not list these devices for container {container} of {pod}"
+    )]
+    Contradicted {
+        /// `namespace/name`.
+        pod: String,
+        /// Its name.
+        container: String,
+    },
+    /// Without the checkpoint, init containers and ambiguous IDs cannot be told apart.
+    #[error(
+        "the kubelet's checkpoint is unreadable and PodResources alone does not identify the container"
+    )]
+    Ambiguous,
+    /// Placed by someone else.
+    #[error("pod {0} was not placed by Aliquot's scheduler: it has no grant")]
+    NoGrant(String),
+    /// Altered, copied, replayed, or of another cluster.
+    #[error("pod {pod}: {error}")]
+    Grant {
+        /// `namespace/name`.
+        pod: String,
+        /// Why.
+        #[source]
+        error: GrantError,
+    },
+    /// The grant does not speak of this container.
+    #[error("the grant of pod {pod} has nothing for container {container}")]
+    NotGranted {
+        /// `namespace/name`.
+        pod: String,
+        /// Its name.
+        container: String,
+    },
+    /// The grant and the container's resources do not go together.
+    #[error("the grant of pod {pod} gives container {container} {granted}, but it holds {held}")]
+    Mismatch {
+        /// `namespace/name`.
+        pod: String,
+        /// Its name.
+        container: String,
+        /// By the grant.
+        granted: String,
+        /// By the kubelet.
+        held: String,
+    },
+}
+
+impl IdentityError {
+    /// Whether waiting can help: what is only late.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::NotRecorded
+            | Self::PodUnknown(_)
+            | Self::TrustUnknown
+            | Self::Contradicted { .. } => true,
+            // A new key is in the ConfigMap before it signs, but our watch may be late.
+            Self::Grant { error, .. } => matches!(error, GrantError::UnknownKey(_)),
+            _ => false,
+        }
+    }
+
+    /// Whether only a new decision helps, now that waiting did not.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::NoGrant(_) | Self::Grant { .. } | Self::NotGranted { .. } | Self::Mismatch { .. }
+        )
+    }
+}
+
+/// Every allocation of exactly these IDs, by the checkpoint. Usually one; an init container
+/// and the app container that got its IDs are two, and the kubelet may hand one ID to two pods.
+pub fn holders(checkpoint: &Checkpoint, resource: Resource, ids: &BTreeSet<String>) -> Vec<Holder> {
+    let mut found: Vec<Holder> = checkpoint
+        .entries
+        .iter()
+        .filter(|entry| entry.resource == resource.name() && entry.ids == *ids)
+        .filter_map(|entry| {
+            Some(Holder {
+                pod_uid: entry.pod_uid.clone(),
+                container: entry.container.clone(),
+                alloc: entry.alloc?,
+            })
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// What is due to a container that holds `ids`: its part of its pod's grant, checked.
+///
+/// # Errors
+/// Everything that speaks against it.
+pub fn claim(
+    pod: &PodView,
+    container: &str,
+    resource: Resource,
+    ids: &BTreeSet<String>,
+    verifier: Option<&Verifier>,
+    node: &Node,
+) -> Result<Claim, IdentityError> {
+    let verifier = verifier.filter(|_| !node.uid.is_empty());
+    let name = pod.identity.to_string();
+    let text = pod
+        .grant
+        .as_deref()
+        .ok_or_else(|| IdentityError::NoGrant(name.clone()))?;
+    let verifier = verifier.ok_or(IdentityError::TrustUnknown)?;
+    let grant = verifier
+        .verify(text, &pod.identity, &node.identity())
+        .map_err(|error| IdentityError::Grant {
+            pod: name.clone(),
+            error,
+        })?;
+    let granted = grant
+        .containers
+        .iter()
+        .find(|granted| granted.name == container)
+        .ok_or_else(|| IdentityError::NotGranted {
+            pod: name.clone(),
+            container: container.to_owned(),
+        })?;
+    let expected = match granted.mode {
+        Mode::Exclusive => (Resource::Whole, granted.gpus.len()),
+        // One token per container, however many cards its share is spread over.
+        _ => (Resource::Share, 1),
+    };
+    if (resource, ids.len()) != expected {
+        return Err(IdentityError::Mismatch {
+            pod: name,
+            container: container.to_owned(),
+            granted: format!("{} of {}", expected.1, expected.0.name()),
+            held: format!("{} of {}", ids.len(), resource.name()),
+        });
+    }
+    Ok(to_claim(pod, granted, grant.decision.clone()))
+}
+
+/// Every container that a pod's grant speaks of, checked; for reserving what has not
+/// started yet. Containers that the pod does not have are left out.
+///
+/// # Errors
+/// Everything that speaks against the grant as a whole.
+pub fn claims(
+    pod: &PodView,
+    verifier: Option<&Verifier>,
+    node: &Node,
+) -> Result<Vec<Claim>, IdentityError> {
+    let Some(text) = pod.grant.as_deref() else {
+        return Ok(Vec::new());
+    };
+    let verifier = verifier
+        .filter(|_| !node.uid.is_empty())
+        .ok_or(IdentityError::TrustUnknown)?;
+    let grant = verifier
+        .verify(text, &pod.identity, &node.identity())
+        .map_err(|error| IdentityError::Grant {
+            pod: pod.identity.to_string(),
+            error,
+        })?;
+    Ok(grant
+        .containers
+        .iter()
+        .filter(|granted| pod.container(&granted.name).is_some())
+        .map(|granted| to_claim(pod, granted, grant.decision.clone()))
+        .collect())
+}
+
+/// Whole cards for a pod that another scheduler placed: what the kubelet picked, `memory`
+/// of each.
+pub fn ungranted(
+    pod: &PodView,
+    container: &ContainerView,
+    ids: &BTreeSet<String>,
+    memory: Mib,
+) -> Claim {
+    Claim {
+        pod: pod.identity.clone(),
+        container: container.name.clone(),
+        gpus: ids.iter().map(|id| GpuUuid::from(id.as_str())).collect(),
+        memory,
+        compute_percent: 100,
+        mode: Mode::Exclusive,
+        decision: String::new(),
+    }
+}
+
+fn to_claim(pod: &PodView, granted: &ContainerGrant, decision: String) -> Claim {
+    let mut gpus: Vec<GpuUuid> = Vec::new();
+    for uuid in &granted.gpus {
+        let uuid = GpuUuid::from(uuid.as_str());
+        if !gpus.contains(&uuid) {
+            gpus.push(uuid);
+        }
+    }
+    Claim {
+        pod: pod.identity.clone(),
+        container: granted.name.clone(),
+        gpus,
+        memory: granted.memory_mib,
+        compute_percent: granted.compute_percent.clamp(1, 100),
+        mode: granted.mode,
+        decision,
+    }
+}
+
+#[cfg(test)]
+mod tests;

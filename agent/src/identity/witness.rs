@@ -1,0 +1,89 @@
+//! `PodResources`: what it confirms, and what it can tell alone.
+
+use super::{Holder, IdentityError, Resource};
+use crate::ledger::AllocId;
+use crate::pods::{ContainerKind, PodView};
+use proto::podresources::PodResources;
+use std::collections::BTreeSet;
+
+/// Whether `PodResources` speaks against a holder. It lists no ordinary init containers,
+/// so of these it knows nothing.
+///
+/// # Errors
+/// [`IdentityError::Contradicted`].
+pub fn contradicts(
+    pod: &PodView,
+    container: &str,
+    resource: Resource,
+    ids: &BTreeSet<String>,
+    listed: Option<&PodResources>,
+) -> Result<(), IdentityError> {
+    let init = pod
+        .container(container)
+        .is_some_and(|c| c.kind == ContainerKind::Init);
+    let agrees = listed.is_some_and(|listed| {
+        listed
+            .containers
+            .iter()
+            .any(|c| c.name == container && device_ids(c, resource) == *ids)
+    });
+    if init || agrees {
+        return Ok(());
+    }
+    Err(IdentityError::Contradicted {
+        pod: pod.identity.to_string(),
+        container: container.to_owned(),
+    })
+}
+
+/// Without a checkpoint: the one container that `PodResources` lists with these IDs.
+/// `minted` are the allocations of these IDs that this agent remembers making.
+///
+/// # Errors
+/// [`IdentityError::Ambiguous`] wherever two readings are possible, an init container's included.
+pub fn by_list(
+    pods: &[&PodView],
+    listed: &[PodResources],
+    resource: Resource,
+    ids: &BTreeSet<String>,
+    minted: &[AllocId],
+) -> Result<Holder, IdentityError> {
+    let mut found = listed.iter().flat_map(|pod| {
+        pod.containers
+            .iter()
+            .filter(|c| device_ids(c, resource) == *ids)
+            .map(move |c| (pod, c))
+    });
+    let (listed, container) = found.next().ok_or(IdentityError::NotRecorded)?;
+    if found.next().is_some() {
+        return Err(IdentityError::Ambiguous);
+    }
+    let pod = pods
+        .iter()
+        .find(|pod| pod.identity.namespace == listed.namespace && pod.identity.name == listed.name)
+        .ok_or_else(|| {
+            IdentityError::PodUnknown(format!("{}/{}", listed.namespace, listed.name))
+        })?;
+    let init = pod.containers.iter().any(|c| c.kind == ContainerKind::Init);
+    match minted {
+        [alloc] if !init => Ok(Holder {
+            pod_uid: pod.identity.uid.clone(),
+            container: container.name.clone(),
+            alloc: *alloc,
+        }),
+        _ => Err(IdentityError::Ambiguous),
+    }
+}
+
+/// The kubelet gives one entry per ID.
+fn device_ids(
+    container: &proto::podresources::ContainerResources,
+    resource: Resource,
+) -> BTreeSet<String> {
+    container
+        .devices
+        .iter()
+        .filter(|devices| devices.resource_name == resource.name())
+        .flat_map(|devices| devices.device_ids.iter().cloned())
+        .collect()
+}
