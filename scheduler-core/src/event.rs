@@ -9,7 +9,7 @@
 //! - Nothing here may fail: what cannot be used comes back as a [`crate::Problem`].
 
 use crate::action::Bind;
-use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, TopologyName};
+use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName};
 use crate::model::{Node, NodeCards, Pod, PodGroup, Queue, Topology};
 use crate::units::Time;
 use std::sync::Arc;
@@ -49,12 +49,31 @@ pub enum Event {
     /// An agent does not honour a grant. Its placement is taken back: the pod counts as
     /// pending again once it is seen so, and its node is avoided for a while.
     Refusal(Refusal),
+    /// Only in snapshots: an agent's last word that was taken in already.
+    Refused(Refusal),
     /// Only in snapshots: a binding that was decided and has no outcome yet.
     Assumed(Box<Bind>),
     /// Only in snapshots: why and until when a pod is not tried again.
     Backoff(Backoff),
+    /// Only in snapshots: until when nothing new is put on a card.
+    CardPause(CardPause),
     /// Only in snapshots: the last sequence number given to a decision.
     Sequence(u64),
+}
+
+/// A card on which a grant was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardPause {
+    /// Of which node.
+    pub node: NodeName,
+    /// Which card.
+    pub card: GpuUuid,
+    /// How often in a row, at least 1; a pod that runs on it ends the row.
+    pub refusals: u32,
+    /// Nothing new before.
+    pub until: Time,
+    /// The last refusal.
+    pub reason: Arc<str>,
 }
 
 /// How one action ended.

@@ -2,7 +2,12 @@
 //! decides.
 
 use crate::action::ReasonKind;
-use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::core::Config;
+use crate::decide;
+use crate::fit;
+use crate::ids::{NodeName, PodUid};
+use crate::state::State;
+use crate::state::cell::Status;
 use std::sync::Arc;
 
 /// The longest reason line, in bytes: conditions and events keep it whole.
@@ -13,11 +18,12 @@ pub const MAX_LINE: usize = 1000;
 pub struct Explanation {
     /// Which pod.
     pub pod: PodUid,
-    /// The kind of the leading reason; `None` when the pod does not wait.
+    /// The kind of the leading reason; `None` when nothing hinders the pod, or when it
+    /// does not wait.
     pub kind: Option<ReasonKind>,
-    /// One line; empty when the pod does not wait.
+    /// One line; empty where there is no reason.
     pub line: Arc<str>,
-    /// Each node, in order of name.
+    /// Each node, in order of name. Empty for a pod that does not wait.
     pub nodes: Vec<NodeVerdict>,
 }
 
@@ -30,17 +36,59 @@ pub struct NodeVerdict {
     pub fits: bool,
     /// Reasons of the node, KAI's wording; empty when it fits.
     pub reasons: Vec<Arc<str>>,
-    /// Each card, in the node's order, where the pod asks for cards.
-    pub cards: Vec<CardVerdict>,
+    /// A line per card that will not do, such as
+    /// `GPU-1 (RTX 6000 Ada): 1000 of 46000 MiB free, 2000 needed`.
+    pub cards: Vec<Arc<str>>,
 }
 
-/// What one card says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CardVerdict {
-    /// Which card.
-    pub card: GpuUuid,
-    /// True when it would do.
-    pub fits: bool,
-    /// For people, such as `GPU-1 (RTX 6000 Ada): 1000 of 46000 MiB free, 2000 needed`.
-    pub line: Arc<str>,
+pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Explanation> {
+    let key = *state.task_names.get(pod)?;
+    let row = state.tasks.get(key)?;
+    let spec = &state.specs.get(row.spec)?.spec;
+    let mut explanation = Explanation {
+        pod: pod.clone(),
+        kind: None,
+        line: Arc::from(""),
+        nodes: Vec::new(),
+    };
+    if state.cell(key).status != Status::Pending {
+        return Some(explanation);
+    }
+    explanation.nodes = state
+        .node_names
+        .iter()
+        .filter(|(_, key)| state.nodes.get(**key).is_some_and(|row| row.node.is_some()))
+        .map(
+            |(name, key)| match fit::node(state, spec, *key, &config.bases) {
+                Ok(_) => NodeVerdict {
+                    node: name.clone(),
+                    fits: true,
+                    reasons: Vec::new(),
+                    cards: Vec::new(),
+                },
+                Err(no) => NodeVerdict {
+                    node: name.clone(),
+                    fits: false,
+                    reasons: no
+                        .why
+                        .iter()
+                        .map(|why| Arc::from(why.to_string()))
+                        .collect(),
+                    cards: no
+                        .cards
+                        .iter()
+                        .map(|line| Arc::from(line.as_str()))
+                        .collect(),
+                },
+            },
+        )
+        .collect();
+    if let Some((kind, line)) = decide::hindrance(state, row) {
+        explanation.kind = Some(kind);
+        explanation.line = line;
+    } else if !explanation.nodes.iter().any(|node| node.fits) {
+        explanation.kind = Some(ReasonKind::Unschedulable);
+        explanation.line = decide::no_fit_line(state, config, spec);
+    }
+    Some(explanation)
 }

@@ -23,6 +23,12 @@ macro_rules! name {
             pub fn as_str(&self) -> &str {
                 &self.0
             }
+
+            /// Its text, shared.
+            #[allow(dead_code, reason = "not every name is asked for it")]
+            pub(crate) fn shared(&self) -> Arc<str> {
+                Arc::clone(&self.0)
+            }
         }
 
         impl From<&str> for $type {

@@ -9,6 +9,13 @@
 //! In the order of the data's way:
 //! - [`event`]: everything that can happen; [`model`]: the plain data inside;
 //!   [`ids`], [`units`]: names and quantities; [`problem`]: what was wrong with one.
+//! - `apply`: an event into `state` (rows of facts, journalled cells, one `transition`).
+//! - `ledger`: what a share gets of a card; `fit`: can it go there, and every "no";
+//!   `whole`: which n cards; `score`: where best.
+//! - `decide`: the cycle; `reason`, [`explain`]: why something waits.
+//! - [`text`]: events and decisions as text that people read and write.
+//! - `snapshot`: the state as the event list that rebuilds it; `invariant`: what holds
+//!   after every event.
 //! - [`action`]: everything that may be asked of the shell.
 //!
 //! The core knows no Kubernetes, no clock, no chance, no threads and no I/O, and nothing
@@ -18,13 +25,24 @@
 #![warn(missing_docs)]
 
 pub mod action;
+mod apply;
 mod core;
+mod decide;
 pub mod event;
 pub mod explain;
+mod fit;
 pub mod ids;
+mod invariant;
+mod ledger;
 pub mod model;
 pub mod problem;
+mod reason;
+mod score;
+mod snapshot;
+mod state;
+pub mod text;
 pub mod units;
+mod whole;
 
 pub use action::{Action, Bind, Decision, Evict, EvictCause, PodReason, ReasonKind, Received};
 pub use core::{Config, Core};

@@ -1,0 +1,83 @@
+//! Pod groups come, change and go.
+
+use crate::ids::GroupName;
+use crate::model::{PodGroup, SubGroup};
+use crate::problem::Problem;
+use crate::state::State;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{JobKey, TaskKey};
+use std::collections::BTreeSet;
+
+pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Problem>) {
+    let mut names = BTreeSet::new();
+    let mut twice = false;
+    collect(&group.root, &mut names, &mut twice, 0);
+    if twice || names.is_empty() {
+        problems.push(Problem::GroupTree(group.name.clone()));
+    }
+    let key = state.job(&group.name.clone(), false);
+    if state
+        .jobs
+        .get(key)
+        .is_some_and(|row| row.group.as_ref() == Some(&group))
+    {
+        return;
+    }
+    change(state, key, Some(group));
+}
+
+pub(super) fn gone(state: &mut State, name: &GroupName, problems: &mut Vec<Problem>) {
+    let Some(key) = state.job_names.get(name).copied() else {
+        problems.push(Problem::Unknown {
+            what: "group",
+            name: name.shared(),
+        });
+        return;
+    };
+    change(state, key, None);
+    state.release_job(key);
+}
+
+fn collect(
+    group: &SubGroup,
+    names: &mut BTreeSet<crate::ids::SetName>,
+    twice: &mut bool,
+    depth: u32,
+) {
+    // Deeper than anyone nests by hand; a tree that came in as data has no cycles.
+    if depth > 64 {
+        *twice = true;
+        return;
+    }
+    for set in &group.sets {
+        *twice |= !names.insert(set.name.clone());
+    }
+    for inner in &group.groups {
+        collect(inner, names, twice, depth + 1);
+    }
+}
+
+/// A group's facts decide its tasks' order and queue: they are lifted out and put back.
+fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
+    let tasks: Vec<TaskKey> = state
+        .jobs
+        .get(key)
+        .map(|row| row.tasks.clone())
+        .unwrap_or_default();
+    let cells: Vec<(TaskKey, TaskCell)> = tasks
+        .into_iter()
+        .filter_map(|task| Some((task, state.task_cells.get(task)?.clone())))
+        .collect();
+    for (task, _) in &cells {
+        state.transition(*task, TaskCell::of(Status::Detached));
+    }
+    let queue = group.as_ref().map(|group| group.queue.clone());
+    if let Some(row) = state.jobs.get_mut(key) {
+        row.group = group;
+    }
+    state.set_job_queue(key, queue.as_ref());
+    for (task, cell) in cells {
+        state.transition(task, cell);
+    }
+    state.loosen();
+}

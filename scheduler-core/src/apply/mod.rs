@@ -1,0 +1,59 @@
+//! Events into the state: one function per kind of event, none of which can fail.
+//!
+//! In: an [`Event`]. Out: changed rows and cells, and the [`Problem`]s. Never decides.
+
+mod group;
+mod node;
+mod outcome;
+mod pod;
+mod queue;
+
+use crate::core::Config;
+use crate::event::Event;
+use crate::problem::Problem;
+use crate::state::State;
+
+/// Takes one event in.
+pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    match event {
+        Event::Tick(now) => {
+            if now < state.now {
+                problems.push(Problem::TimeWentBack);
+            } else {
+                state.now = now;
+            }
+        }
+        Event::Node(node) => node::upsert(state, node, &mut problems),
+        Event::NodeGone(name) => node::gone(state, config, &name, &mut problems),
+        Event::Cards(cards) => node::cards(state, config, cards, &mut problems),
+        Event::AgentLost(name) => node::agent_lost(state, &name, &mut problems),
+        Event::Queue(queue) => queue::upsert(state, queue, &mut problems),
+        Event::QueueGone(name) => queue::gone(state, &name, &mut problems),
+        Event::Group(group) => group::upsert(state, group, &mut problems),
+        Event::GroupGone(name) => group::gone(state, &name, &mut problems),
+        Event::Topology(topology) => {
+            state.topologies.insert(topology.name.clone(), topology);
+            state.loosen();
+        }
+        Event::TopologyGone(name) => {
+            if state.topologies.remove(&name).is_none() {
+                problems.push(Problem::Unknown {
+                    what: "topology",
+                    name: name.shared(),
+                });
+            }
+            state.loosen();
+        }
+        Event::Pod(pod) => pod::upsert(state, config, *pod, &mut problems),
+        Event::PodGone(uid) => pod::gone(state, &uid, &mut problems),
+        Event::Outcome(outcome) => outcome::outcome(state, config, outcome, &mut problems),
+        Event::Refusal(refusal) => outcome::refusal(state, config, refusal, &mut problems),
+        Event::Refused(refusal) => outcome::refused(state, refusal, &mut problems),
+        Event::Assumed(bind) => outcome::assumed(state, config, &bind, &mut problems),
+        Event::Backoff(backoff) => outcome::backoff(state, backoff, &mut problems),
+        Event::CardPause(pause) => outcome::card_pause(state, pause, &mut problems),
+        Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
+    }
+    problems
+}

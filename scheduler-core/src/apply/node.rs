@@ -1,0 +1,246 @@
+//! Nodes, and what agents say of their cards.
+
+use crate::core::Config;
+use crate::fit;
+use crate::ids::NodeName;
+use crate::model::{Amount, Ask, Mode, Node, NodeCards};
+use crate::problem::Problem;
+use crate::state::State;
+use crate::state::cell::TaskCell;
+use crate::state::rows::{AgentWord, CardRow, Hold, NodeKey, Spec, TaskKey};
+use crate::units::NanoGpu;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>) {
+    let key = state.node(&node.name.clone());
+    let Some(row) = state.nodes.get_mut(key) else {
+        return;
+    };
+    if row.node.as_ref() == Some(&node) {
+        return;
+    }
+    row.node = Some(node);
+    state.touch_node(key);
+    state.loosen();
+}
+
+pub(super) fn gone(
+    state: &mut State,
+    config: &Config,
+    name: &NodeName,
+    problems: &mut Vec<Problem>,
+) {
+    let Some(key) = state.node_names.get(name).copied() else {
+        problems.push(unknown(name));
+        return;
+    };
+    let Some(row) = state.nodes.get_mut(key) else {
+        return;
+    };
+    row.node = None;
+    row.agent = None;
+    forget_cards(state, key, &BTreeSet::new());
+    revalue(state, config, key);
+    state.touch_node(key);
+    state.stir();
+    state.release_node(key);
+}
+
+pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<Problem>) {
+    let Some(key) = state.node_names.get(name).copied() else {
+        problems.push(unknown(name));
+        return;
+    };
+    if let Some(row) = state.nodes.get_mut(key) {
+        row.agent = None;
+    }
+    // The cards' facts stay: who holds what of them is still true.
+    state.touch_node(key);
+    state.stir();
+}
+
+fn unknown(name: &NodeName) -> Problem {
+    Problem::Unknown {
+        what: "node",
+        name: name.shared(),
+    }
+}
+
+pub(super) fn cards(
+    state: &mut State,
+    config: &Config,
+    said: NodeCards,
+    problems: &mut Vec<Problem>,
+) {
+    let key = state.node(&said.node);
+    if let Some(row) = state.nodes.get_mut(key) {
+        row.agent = Some(AgentWord {
+            default_mode: said.default_mode,
+            not_offering: said.not_offering,
+        });
+    }
+    let mut cards = said.cards;
+    cards.sort_by(|one, other| (&one.uuid, one.index).cmp(&(&other.uuid, other.index)));
+    let mut seen = BTreeSet::new();
+    for mut card in cards {
+        let uuid = card.uuid.clone();
+        let most = card.total.less(card.reserved);
+        if card.reserved > card.total || card.grantable > most {
+            problems.push(Problem::CardMemory {
+                node: said.node.clone(),
+                card: uuid.clone(),
+            });
+            card.reserved = card.reserved.min(card.total);
+            card.grantable = card.grantable.min(card.total.less(card.reserved));
+        }
+        let elsewhere = state
+            .card_names
+            .get(&uuid)
+            .and_then(|key| state.cards.get(*key))
+            .is_some_and(|row| row.node != key);
+        if elsewhere || !seen.insert(uuid.clone()) {
+            problems.push(Problem::DuplicateCard {
+                node: said.node.clone(),
+                card: uuid,
+            });
+            continue;
+        }
+        let card_key = state.card(&uuid, key);
+        if let Some(row) = state.cards.get_mut(card_key) {
+            row.card = Some(card);
+        }
+    }
+    forget_cards(state, key, &seen);
+    state.sort_cards(key);
+    revalue(state, config, key);
+    for card in state
+        .nodes
+        .get(key)
+        .map(|row| row.cards.clone())
+        .unwrap_or_default()
+    {
+        let Some(row) = state.cards.get(card) else {
+            continue;
+        };
+        let used = state.card_use.get(card).copied().unwrap_or_default();
+        if row.card.is_none() {
+            report_unknown(state, row, key, problems);
+        } else if used.modes[0] == 0 && used.limits > u128::from(fit::memory(row).cap.0) {
+            problems.push(Problem::OverCommitted {
+                node: said.node.clone(),
+                card: row.uuid.clone(),
+            });
+        }
+    }
+    state.touch_node(key);
+    state.loosen();
+}
+
+fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Vec<Problem>) {
+    let mut holders: Vec<_> = state
+        .on_node
+        .get(node)
+        .into_iter()
+        .flatten()
+        .filter(|task| {
+            state.task_cells.get(**task).is_some_and(|cell| {
+                cell.holds().iter().any(|hold| {
+                    state
+                        .cards
+                        .get(hold.card)
+                        .is_some_and(|card| card.uuid == row.uuid)
+                })
+            })
+        })
+        .filter_map(|task| state.tasks.get(*task))
+        .map(|task| task.uid.clone())
+        .collect();
+    holders.sort();
+    problems.extend(holders.into_iter().map(|pod| Problem::UnknownCard {
+        pod,
+        card: row.uuid.clone(),
+    }));
+}
+
+/// Cards of the node that are not named lose their facts, and their rows where nobody
+/// holds them.
+fn forget_cards(state: &mut State, node: NodeKey, named: &BTreeSet<crate::ids::GpuUuid>) {
+    let cards = state
+        .nodes
+        .get(node)
+        .map(|row| row.cards.clone())
+        .unwrap_or_default();
+    for card in cards {
+        if let Some(row) = state.cards.get_mut(card)
+            && !named.contains(&row.uuid)
+        {
+            row.card = None;
+            row.pause = None;
+            state.release_card(card);
+        }
+    }
+}
+
+/// What holds are worth depends on what their cards have: counted again when that came
+/// or changed, so that the order of events makes no difference.
+fn revalue(state: &mut State, config: &Config, node: NodeKey) {
+    let tasks: Vec<TaskKey> = state
+        .on_node
+        .get(node)
+        .into_iter()
+        .flatten()
+        .copied()
+        .collect();
+    for task in tasks {
+        let Some(cell) = state.task_cells.get(task).cloned() else {
+            continue;
+        };
+        let Some(spec) = state
+            .tasks
+            .get(task)
+            .and_then(|row| state.specs.get(row.spec))
+            .map(|row| Arc::clone(&row.spec))
+        else {
+            continue;
+        };
+        let holds: Vec<Hold> = cell
+            .holds()
+            .iter()
+            .map(|hold| worth(state, config, &spec, hold.clone()))
+            .collect();
+        if holds != cell.holds() {
+            state.transition(
+                task,
+                TaskCell {
+                    holds: Some(Arc::from(holds)),
+                    ..cell
+                },
+            );
+        }
+    }
+}
+
+/// Fills in what a hold is nominally worth and counts for in queues.
+pub(super) fn worth(state: &State, config: &Config, spec: &Spec, mut hold: Hold) -> Hold {
+    let Some(row) = state.cards.get(hold.card) else {
+        return hold;
+    };
+    let memory = fit::memory(row);
+    let asked = spec.gpus.iter().find(|ask| ask.container == hold.container);
+    if hold.mode == Mode::Exclusive {
+        hold.nominal = memory.total;
+        hold.nano = NanoGpu::ONE.0;
+        return hold;
+    }
+    let amount = match asked.map(|ask| &ask.ask) {
+        Some(Ask::Share(share)) => share.amount,
+        _ => Amount::Memory(hold.limit),
+    };
+    hold.nominal = match amount {
+        Amount::Fraction(_) if row.card.is_none() => hold.limit,
+        _ => memory.nominal(amount),
+    };
+    hold.nano = fit::nano(row, amount, &config.bases);
+    hold
+}

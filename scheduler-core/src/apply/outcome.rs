@@ -1,0 +1,373 @@
+//! How actions ended, and what agents refuse.
+
+use super::pod::holds;
+use crate::action::Bind;
+use crate::core::Config;
+use crate::event::{Backoff, CardPause, Outcome, OutcomeResult, Refusal};
+use crate::problem::Problem;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{CardKey, NodeKey, Pause, Refused, TaskKey};
+use crate::state::{OpenDecision, State};
+use crate::units::{Duration, Time};
+use std::sync::Arc;
+
+pub(super) fn outcome(
+    state: &mut State,
+    config: &Config,
+    outcome: Outcome,
+    problems: &mut Vec<Problem>,
+) {
+    let Some(open) = state.open.get_mut(&outcome.decision) else {
+        problems.push(Problem::UnknownDecision(outcome.decision));
+        return;
+    };
+    let task = open.task;
+    let evicts = open.evicts.is_some();
+    // The pod was seen bound, or gone its way, before the answer came.
+    let already_seen = open.settled;
+    match outcome.result {
+        OutcomeResult::Confirmed => {
+            if already_seen || evicts {
+                state.open.remove(&outcome.decision);
+            } else {
+                open.settled = true;
+            }
+        }
+        OutcomeResult::TimedOut if evicts => {
+            state.open.remove(&outcome.decision);
+            evict_again(state, task);
+        }
+        OutcomeResult::TimedOut => {
+            if already_seen {
+                state.open.remove(&outcome.decision);
+            } else {
+                open.settled = true;
+                open.timed_out = true;
+            }
+        }
+        OutcomeResult::Refused { .. } if evicts => {
+            state.open.remove(&outcome.decision);
+            evict_again(state, task);
+        }
+        OutcomeResult::Refused { reason, retryable } => {
+            state.open.remove(&outcome.decision);
+            let cell = state.task_cells.get(task).cloned().unwrap_or_default();
+            if cell.status == Status::Assumed && cell.decision == Some(outcome.decision) {
+                take_back(state, config, task, &cell, reason, retryable);
+            }
+        }
+    }
+    state.stir();
+}
+
+/// A refused binding: what it took is free again, its node is avoided for a while.
+fn take_back(
+    state: &mut State,
+    config: &Config,
+    task: TaskKey,
+    cell: &TaskCell,
+    reason: Arc<str>,
+    retryable: bool,
+) {
+    state.transition(task, TaskCell::of(Status::Pending));
+    let node = cell
+        .node
+        .and_then(|node| state.nodes.get(node))
+        .map(|row| row.name.clone());
+    let now = state.now;
+    if let Some(row) = state.tasks.get_mut(task) {
+        let refusals = row
+            .pause
+            .as_ref()
+            .map_or(1, |pause| pause.refusals.saturating_add(1));
+        if let Some(node) = node {
+            row.avoid.retain(|known| *known != node);
+            row.avoid.push(node);
+        }
+        let until = retryable.then(|| now.after(pause_length(config, refusals)));
+        set_pause(
+            state,
+            task,
+            Pause {
+                refusals,
+                until,
+                reason,
+            },
+        );
+    }
+    for hold in cell.holds() {
+        state.release_card(hold.card);
+    }
+    if let Some(node) = cell.node {
+        state.release_node(node);
+    }
+    state.loosen();
+}
+
+fn pause_length(config: &Config, refusals: u32) -> Duration {
+    let doublings = refusals.saturating_sub(1).min(32);
+    let length = config.backoff_first.0.saturating_mul(1 << doublings);
+    Duration(length.min(config.backoff_longest.0))
+}
+
+fn set_pause(state: &mut State, task: TaskKey, pause: Pause) {
+    state.end_pause(task);
+    if let Some(until) = pause.until {
+        state.task_pauses.insert((until, task));
+    }
+    if let Some(row) = state.tasks.get_mut(task) {
+        row.pause = Some(pause);
+    }
+}
+
+fn set_card_pause(state: &mut State, card: CardKey, pause: Pause) {
+    let Some(row) = state.cards.get_mut(card) else {
+        return;
+    };
+    if let Some(until) = row.pause.as_ref().and_then(|pause| pause.until) {
+        state.card_pauses.remove(&(until, card));
+    }
+    if let Some(until) = pause.until {
+        state.card_pauses.insert((until, card));
+    }
+    row.pause = Some(pause);
+    let node = row.node;
+    state.touch_node(node);
+}
+
+fn evict_again(state: &mut State, task: TaskKey) {
+    if let Some(row) = state.tasks.get(task)
+        && row.refused.is_some()
+    {
+        state.to_evict.insert((row.uid.clone(), task));
+    }
+}
+
+pub(super) fn refusal(
+    state: &mut State,
+    config: &Config,
+    refusal: Refusal,
+    problems: &mut Vec<Problem>,
+) {
+    let Some(task) = state.task_names.get(&refusal.pod).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: refusal.pod.shared(),
+        });
+        return;
+    };
+    let cell = state.task_cells.get(task).cloned().unwrap_or_default();
+    let here = cell
+        .node
+        .and_then(|node| state.nodes.get(node))
+        .is_some_and(|row| row.name == refusal.node);
+    // The agent keeps trying; or the refusal is of a placement that is no more.
+    if !refusal.last_word
+        || !here
+        || state
+            .tasks
+            .get(task)
+            .is_none_or(|row| row.refused.is_some())
+    {
+        return;
+    }
+    let Some(node) = cell.node else {
+        return;
+    };
+    for hold in cell.holds() {
+        let refusals = state
+            .cards
+            .get(hold.card)
+            .and_then(|row| row.pause.as_ref())
+            .map_or(1, |pause| pause.refusals.saturating_add(1));
+        let until = Some(state.now.after(pause_length(config, refusals)));
+        set_card_pause(
+            state,
+            hold.card,
+            Pause {
+                refusals,
+                until,
+                reason: Arc::clone(&refusal.reason),
+            },
+        );
+    }
+    stop_holding(state, task, node, &cell, refusal);
+}
+
+/// From a snapshot: a last word that was taken in.
+pub(super) fn refused(state: &mut State, refusal: Refusal, problems: &mut Vec<Problem>) {
+    let Some(task) = state.task_names.get(&refusal.pod).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: refusal.pod.shared(),
+        });
+        return;
+    };
+    let cell = state.cell(task);
+    let node = state.node(&refusal.node);
+    stop_holding(state, task, node, &cell, refusal);
+}
+
+/// The pod holds no cards any more, and is to be evicted.
+fn stop_holding(
+    state: &mut State,
+    task: TaskKey,
+    node: NodeKey,
+    cell: &TaskCell,
+    refusal: Refusal,
+) {
+    let uid = refusal.pod.clone();
+    let grants = crate::decide::grants(state, cell.holds());
+    if let Some(row) = state.tasks.get_mut(task) {
+        row.refused = Some(Refused {
+            refusal,
+            grants,
+            node,
+        });
+    }
+    state.transition(
+        task,
+        TaskCell {
+            status: Status::Releasing,
+            node: Some(node),
+            holds: None,
+            decision: None,
+        },
+    );
+    state.to_evict.insert((uid, task));
+    for hold in cell.holds() {
+        state.release_card(hold.card);
+    }
+    state.loosen();
+}
+
+/// From a snapshot: a binding under way.
+pub(super) fn assumed(
+    state: &mut State,
+    config: &Config,
+    bind: &Bind,
+    problems: &mut Vec<Problem>,
+) {
+    let Some(task) = state.task_names.get(&bind.pod).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: bind.pod.shared(),
+        });
+        return;
+    };
+    let Some(spec) = state
+        .tasks
+        .get(task)
+        .and_then(|row| state.specs.get(row.spec))
+        .map(|row| Arc::clone(&row.spec))
+    else {
+        return;
+    };
+    let node = state.node(&bind.node);
+    let holds = holds(
+        state,
+        config,
+        &spec,
+        &bind.pod,
+        node,
+        &bind.grants,
+        problems,
+    );
+    state.transition(
+        task,
+        TaskCell {
+            status: Status::Assumed,
+            node: Some(node),
+            holds: (!holds.is_empty()).then(|| Arc::from(holds)),
+            decision: Some(bind.decision),
+        },
+    );
+    state.open.insert(
+        bind.decision,
+        OpenDecision {
+            task,
+            evicts: None,
+            settled: false,
+            timed_out: false,
+        },
+    );
+    state.sequence = state.sequence.max(bind.decision.sequence);
+}
+
+/// From a snapshot: a pause.
+pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Problem>) {
+    let Some(task) = state.task_names.get(&backoff.pod).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: backoff.pod.shared(),
+        });
+        return;
+    };
+    if let Some(row) = state.tasks.get_mut(task) {
+        row.avoid = backoff.avoid;
+    }
+    if backoff.refusals > 0 {
+        set_pause(
+            state,
+            task,
+            Pause {
+                refusals: backoff.refusals,
+                until: backoff.until,
+                reason: backoff.reason,
+            },
+        );
+    }
+    state.stir();
+}
+
+/// From a snapshot: a card's pause.
+pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec<Problem>) {
+    let Some(card) = state.card_names.get(&pause.card).copied() else {
+        problems.push(Problem::Unknown {
+            what: "card",
+            name: pause.card.shared(),
+        });
+        return;
+    };
+    set_card_pause(
+        state,
+        card,
+        Pause {
+            refusals: pause.refusals,
+            until: Some(pause.until),
+            reason: pause.reason,
+        },
+    );
+    state.stir();
+}
+
+impl State {
+    /// Ends a task's pause, where it has one.
+    pub(crate) fn end_pause(&mut self, task: TaskKey) {
+        if let Some(pause) = self.tasks.get_mut(task).and_then(|row| row.pause.take())
+            && let Some(until) = pause.until
+        {
+            self.task_pauses.remove(&(until, task));
+        }
+    }
+
+    /// Pauses that end at or before now are over. True where one was a card's.
+    pub(crate) fn end_due_pauses(&mut self) {
+        let now: Time = self.now;
+        while let Some((until, task)) = self.task_pauses.first().copied()
+            && until <= now
+        {
+            self.task_pauses.remove(&(until, task));
+            self.stir();
+        }
+        while let Some((until, card)) = self.card_pauses.first().copied()
+            && until <= now
+        {
+            self.card_pauses.remove(&(until, card));
+            if let Some(node) = self.cards.get(card).map(|row| row.node) {
+                self.touch_node(node);
+            }
+            self.loosen();
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! Pods come, change and go.
+
+use super::node::worth;
+use crate::core::Config;
+use crate::ids::{GroupName, PodUid};
+use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod};
+use crate::problem::Problem;
+use crate::state::State;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{Hold, NodeKey, Seen, Spec, TaskKey, TaskRow};
+use crate::units::{Mib, NanoGpu};
+use std::sync::Arc;
+
+/// More containers with cards than any node has cards.
+const MOST_DEVICES: u32 = 1024;
+
+pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mut Vec<Problem>) {
+    let spec = spec_of(&pod, problems);
+    let key = match state.task_names.get(&pod.uid) {
+        Some(key) => *key,
+        None => insert(state, &pod),
+    };
+    let before = state.task_cells.get(key).cloned().unwrap_or_default();
+    let changed = take_row(state, key, &pod, spec, &before);
+    let to = target(state, config, key, &pod.phase, &before, problems);
+    settle(state, key, to.status);
+    state.transition(key, to.clone());
+    if changed || to != before {
+        // Anything that stood somewhere and changed may have made room.
+        if before.node.is_some()
+            && (changed || before.holds != to.holds || before.status != to.status)
+        {
+            state.loosen();
+        } else {
+            state.stir();
+        }
+    }
+    for card in before.holds().iter().map(|hold| hold.card) {
+        state.release_card(card);
+    }
+    if let Some(node) = before.node {
+        state.release_node(node);
+    }
+}
+
+pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>) {
+    let Some(key) = state.task_names.get(uid).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: uid.shared(),
+        });
+        return;
+    };
+    let before = state.task_cells.get(key).cloned().unwrap_or_default();
+    state.transition(key, TaskCell::of(Status::Detached));
+    state.open.retain(|_, open| open.task != key);
+    state.to_evict.remove(&(uid.clone(), key));
+    state.end_pause(key);
+    state.leave_job(key);
+    if let Some(row) = state.tasks.remove(key) {
+        state.release_spec(row.spec);
+    }
+    state.task_names.remove(uid);
+    state.task_cells.remove(key);
+    for hold in before.holds() {
+        state.release_card(hold.card);
+    }
+    if let Some(node) = before.node {
+        state.release_node(node);
+        state.loosen();
+    }
+    state.stir();
+}
+
+fn insert(state: &mut State, pod: &Pod) -> TaskKey {
+    let nothing = state.spec(Spec {
+        cpu: crate::units::CpuMilli(0),
+        memory: crate::units::Bytes(0),
+        extended: std::collections::BTreeMap::new(),
+        gpus: Vec::new(),
+        rules: crate::model::NodeRules::default(),
+        tolerations: Vec::new(),
+        unsupported: Vec::new(),
+        bad: None,
+    });
+    let key = state.tasks.insert(TaskRow {
+        uid: pod.uid.clone(),
+        namespace: Arc::clone(&pod.namespace),
+        name: Arc::clone(&pod.name),
+        spec: nothing,
+        labels: Arc::default(),
+        job: None,
+        ours: pod.ours,
+        set: None,
+        queue: pod.queue.clone(),
+        group: None,
+        priority: pod.priority,
+        preemptible: pod.preemptible,
+        created: pod.created,
+        task_order: pod.task_order,
+        gated: pod.gated,
+        seen: Seen::Pending,
+        granted_by: None,
+        pause: None,
+        avoid: Vec::new(),
+        refused: None,
+        said: None,
+    });
+    state.task_cells.insert(key, TaskCell::default());
+    state.task_names.insert(pod.uid.clone(), key);
+    key
+}
+
+/// Brings the row up to date; the task is detached if anything changed that its sums or
+/// its order depend on. True when something changed beside the phase.
+fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &TaskCell) -> bool {
+    let Some(row) = state.tasks.get_mut(key) else {
+        return false;
+    };
+    row.seen = match pod.phase {
+        Phase::Pending => Seen::Pending,
+        Phase::Bound(_) => Seen::Bound,
+        Phase::Running(_) => Seen::Running,
+        Phase::Releasing(_) => Seen::Releasing,
+        Phase::Succeeded => Seen::Succeeded,
+        Phase::Failed => Seen::Failed,
+    };
+    if let Phase::Bound(placement) | Phase::Running(placement) | Phase::Releasing(Some(placement)) =
+        &pod.phase
+    {
+        row.granted_by = placement.decision;
+    }
+    let same_spec = state
+        .specs
+        .get(row.spec)
+        .is_some_and(|known| *known.spec == spec);
+    let same = before.status != Status::Detached
+        && same_spec
+        && row.group == pod.group
+        && row.set == pod.sub_group
+        && row.queue == pod.queue
+        && row.ours == pod.ours
+        && row.priority == pod.priority
+        && row.preemptible == pod.preemptible
+        && row.created == pod.created
+        && row.task_order == pod.task_order
+        && row.gated == pod.gated
+        && *row.labels == pod.labels
+        && row.name == pod.name
+        && row.namespace == pod.namespace;
+    if same {
+        return false;
+    }
+    state.transition(key, TaskCell::of(Status::Detached));
+    state.leave_job(key);
+    let spec_key = state.spec(spec);
+    let mut old_spec = None;
+    if let Some(row) = state.tasks.get_mut(key) {
+        old_spec = Some(std::mem::replace(&mut row.spec, spec_key));
+        row.namespace = Arc::clone(&pod.namespace);
+        row.name = Arc::clone(&pod.name);
+        if *row.labels != pod.labels {
+            row.labels = Arc::new(pod.labels.clone());
+        }
+        row.ours = pod.ours;
+        row.group.clone_from(&pod.group);
+        row.set.clone_from(&pod.sub_group);
+        row.queue = pod.queue.clone();
+        row.priority = pod.priority;
+        row.preemptible = pod.preemptible;
+        row.created = pod.created;
+        row.task_order = pod.task_order;
+        row.gated = pod.gated;
+    }
+    if let Some(old) = old_spec {
+        state.release_spec(old);
+    }
+    // A refusal that no retry helps is over once the pod changed.
+    if state
+        .tasks
+        .get(key)
+        .and_then(|row| row.pause.as_ref())
+        .is_some_and(|pause| pause.until.is_none())
+    {
+        state.end_pause(key);
+    }
+    if pod.ours {
+        let name = match &pod.group {
+            Some(name) => name.clone(),
+            None => GroupName::new(format!("pod:{}", pod.uid)),
+        };
+        let job = state.job(&name, pod.group.is_none());
+        if let Some(row) = state.jobs.get_mut(job) {
+            row.tasks.push(key);
+        }
+        if let Some(row) = state.tasks.get_mut(key) {
+            row.job = Some(job);
+        }
+        if pod.group.is_none() {
+            state.set_job_queue(job, Some(&pod.queue));
+        }
+    }
+    true
+}
+
+/// Where the task stands after what the API server showed.
+fn target(
+    state: &mut State,
+    config: &Config,
+    key: TaskKey,
+    phase: &Phase,
+    before: &TaskCell,
+    problems: &mut Vec<Problem>,
+) -> TaskCell {
+    match phase {
+        Phase::Pending => {
+            let open = before
+                .decision
+                .and_then(|decision| state.open.get(&decision));
+            if before.status == Status::Assumed && open.is_some_and(|open| !open.timed_out) {
+                return revalued(state, config, key, before);
+            }
+            if let Some(decision) = before.decision {
+                state.open.remove(&decision);
+            }
+            // Not bound after all: a refusal of its grant is of the past.
+            if let Some(row) = state.tasks.get_mut(key)
+                && row.refused.take().is_some()
+            {
+                let uid = row.uid.clone();
+                state.to_evict.remove(&(uid, key));
+            }
+            TaskCell::of(Status::Pending)
+        }
+        Phase::Bound(placement) => placed(state, config, key, placement, Status::Bound, problems),
+        Phase::Running(placement) => {
+            let cell = placed(state, config, key, placement, Status::Running, problems);
+            state.end_pause(key);
+            for hold in cell.holds() {
+                if let Some(row) = state.cards.get_mut(hold.card)
+                    && let Some(until) = row.pause.take().and_then(|pause| pause.until)
+                {
+                    state.card_pauses.remove(&(until, hold.card));
+                }
+            }
+            cell
+        }
+        Phase::Releasing(Some(placement)) => {
+            placed(state, config, key, placement, Status::Releasing, problems)
+        }
+        // Deleted while its binding was under way: it may have been bound.
+        Phase::Releasing(None)
+            if before.status == Status::Assumed || before.status == Status::Releasing =>
+        {
+            TaskCell {
+                status: Status::Releasing,
+                decision: None,
+                ..revalued(state, config, key, before)
+            }
+        }
+        Phase::Releasing(None) | Phase::Succeeded | Phase::Failed => TaskCell::of(Status::Done),
+    }
+}
+
+/// The same place, worth what the pod's request says now.
+fn revalued(state: &State, config: &Config, key: TaskKey, cell: &TaskCell) -> TaskCell {
+    let spec = state
+        .tasks
+        .get(key)
+        .and_then(|row| state.specs.get(row.spec));
+    let (Some(spec), Some(holds)) = (spec, &cell.holds) else {
+        return cell.clone();
+    };
+    let holds: Vec<Hold> = holds
+        .iter()
+        .map(|hold| worth(state, config, &spec.spec, hold.clone()))
+        .collect();
+    TaskCell {
+        holds: Some(Arc::from(holds)),
+        ..cell.clone()
+    }
+}
+
+/// Decisions that the API server has now answered by showing the pod.
+fn settle(state: &mut State, key: TaskKey, status: Status) {
+    if matches!(status, Status::Pending | Status::Assumed) {
+        return;
+    }
+    for open in state
+        .open
+        .values_mut()
+        .filter(|open| open.task == key && open.evicts.is_none())
+    {
+        open.settled = true;
+    }
+}
+
+fn placed(
+    state: &mut State,
+    config: &Config,
+    key: TaskKey,
+    placement: &Placement,
+    status: Status,
+    problems: &mut Vec<Problem>,
+) -> TaskCell {
+    let node = state.node(&placement.node);
+    let Some((spec, uid, refused)) = state.tasks.get(key).and_then(|row| {
+        let spec = state.specs.get(row.spec)?;
+        Some((
+            Arc::clone(&spec.spec),
+            row.uid.clone(),
+            row.refused.is_some(),
+        ))
+    }) else {
+        return TaskCell::of(status);
+    };
+    if refused {
+        return TaskCell {
+            status: Status::Releasing,
+            node: Some(node),
+            holds: None,
+            decision: None,
+        };
+    }
+    let managed = state
+        .nodes
+        .get(node)
+        .and_then(|row| row.node.as_ref())
+        .is_some_and(|node| node.managed);
+    if placement.grants.is_empty() && !spec.gpus.is_empty() && managed {
+        problems.push(Problem::NoGrant {
+            pod: uid.clone(),
+            node: placement.node.clone(),
+        });
+    }
+    let holds = holds(
+        state,
+        config,
+        &spec,
+        &uid,
+        node,
+        &placement.grants,
+        problems,
+    );
+    TaskCell {
+        status,
+        node: Some(node),
+        holds: (!holds.is_empty()).then(|| Arc::from(holds)),
+        decision: None,
+    }
+}
+
+/// A grant's content as holds on cards.
+pub(super) fn holds(
+    state: &mut State,
+    config: &Config,
+    spec: &Spec,
+    uid: &PodUid,
+    node: NodeKey,
+    grants: &[ContainerGrant],
+    problems: &mut Vec<Problem>,
+) -> Vec<Hold> {
+    let mut holds: Vec<Hold> = Vec::new();
+    for grant in grants {
+        let init = spec
+            .gpus
+            .iter()
+            .any(|ask| ask.init && ask.container == grant.container);
+        for uuid in &grant.cards {
+            let card = state.card(uuid, node);
+            let Some(row) = state.cards.get(card) else {
+                continue;
+            };
+            if row.node != node {
+                problems.push(Problem::UnknownCard {
+                    pod: uid.clone(),
+                    card: uuid.clone(),
+                });
+                continue;
+            }
+            if row.card.is_none() && state.nodes.get(node).is_some_and(|row| row.agent.is_some()) {
+                problems.push(Problem::UnknownCard {
+                    pod: uid.clone(),
+                    card: uuid.clone(),
+                });
+            }
+            let whole = grant.mode == crate::model::Mode::Exclusive;
+            let hold = Hold {
+                container: grant.container.clone(),
+                card,
+                limit: grant.memory,
+                nominal: grant.memory,
+                nano: 0,
+                compute: grant.compute,
+                mode: grant.mode,
+                note: grant.note.clone(),
+                lent: whole && init,
+            };
+            holds.push(worth(state, config, spec, hold));
+        }
+    }
+    // Whole cards of init containers are lent only where an app container has them.
+    let own: Vec<_> = holds
+        .iter()
+        .filter(|hold| !hold.lent)
+        .map(|hold| hold.card)
+        .collect();
+    let mut counted = own;
+    for hold in holds.iter_mut().filter(|hold| hold.lent) {
+        if !counted.contains(&hold.card) {
+            counted.push(hold.card);
+            hold.lent = false;
+        }
+    }
+    holds
+}
+
+/// The request signature, with what cannot be meant about it.
+fn spec_of(pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
+    let mut bad = None;
+    for ask in &pod.gpus {
+        let what = match &ask.ask {
+            Ask::Whole(count) if *count > MOST_DEVICES => Some("more GPUs than any node has"),
+            Ask::Share(share) if share.devices == 0 => {
+                Some("fraction count annotation value must be a positive integer greater than 0")
+            }
+            Ask::Share(share) if share.devices > MOST_DEVICES => {
+                Some("more devices than any node has")
+            }
+            Ask::Share(share) => match share.amount {
+                Amount::Memory(Mib(0)) => {
+                    Some("gpu-memory annotation value must be a positive integer greater than 0")
+                }
+                Amount::Fraction(part) if part.0 == 0 || part > NanoGpu::ONE => {
+                    Some("gpu-fraction annotation value must be a positive number smaller than 1.0")
+                }
+                _ => match share.mode {
+                    Some(crate::model::Mode::Exclusive) => {
+                        Some("a share cannot be in mode exclusive")
+                    }
+                    _ => None,
+                },
+            },
+            Ask::Whole(_) => None,
+        };
+        if let Some(what) = what {
+            problems.push(Problem::BadRequest {
+                pod: pod.uid.clone(),
+                container: ask.container.clone(),
+                what: Arc::from(what),
+            });
+            bad.get_or_insert(Arc::from(what));
+        }
+    }
+    Spec {
+        cpu: pod.cpu,
+        memory: pod.memory,
+        extended: pod.extended.clone(),
+        gpus: pod.gpus.clone(),
+        rules: pod.nodes.clone(),
+        tolerations: pod.tolerations.clone(),
+        unsupported: pod.unsupported.clone(),
+        bad,
+    }
+}

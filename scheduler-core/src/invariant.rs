@@ -1,0 +1,159 @@
+//! What must hold after every event and every decision: sums are what the tasks add up
+//! to, indexes say what the cells say, and no card is granted beyond what it has by
+//! decisions of ours.
+
+use crate::action::{Action, Decision};
+use crate::fit;
+use crate::state::State;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::TaskKey;
+use std::collections::BTreeMap;
+
+/// Every contradiction, one sentence each.
+pub(crate) fn check(state: &State) -> Vec<String> {
+    let mut wrong = Vec::new();
+    indexes(state, &mut wrong);
+    sums(state, &mut wrong);
+    wrong
+}
+
+fn indexes(state: &State, wrong: &mut Vec<String>) {
+    if state.tasks.len() != state.task_cells.len() || state.tasks.len() != state.task_names.len() {
+        wrong.push("tasks, cells and names are not the same number".to_owned());
+    }
+    let waiting = state
+        .task_cells
+        .values()
+        .filter(|cell| cell.status == Status::Pending)
+        .count();
+    if waiting != state.pending.len() {
+        wrong.push(format!(
+            "{waiting} tasks wait, the index has {}",
+            state.pending.len()
+        ));
+    }
+    for (order, task) in &state.pending {
+        if state
+            .tasks
+            .get(*task)
+            .is_none_or(|row| state.order(row) != *order)
+        {
+            wrong.push("a waiting task is indexed under another order".to_owned());
+        }
+    }
+    for (key, cell) in &state.task_cells {
+        if cell.status == Status::Detached {
+            wrong.push("a task is left detached".to_owned());
+        }
+        if let Some(node) = cell.node
+            && !state
+                .on_node
+                .get(node)
+                .is_some_and(|tasks| tasks.contains(&key))
+        {
+            wrong.push("a task is missing on its node".to_owned());
+        }
+        if (cell.status == Status::Assumed) != cell.decision.is_some() {
+            wrong.push("an assumed task has no decision, or another has one".to_owned());
+        }
+    }
+    let standing: usize = state
+        .on_node
+        .values()
+        .map(std::collections::BTreeSet::len)
+        .sum();
+    let placed = state
+        .task_cells
+        .values()
+        .filter(|cell| cell.node.is_some())
+        .count();
+    if standing != placed {
+        wrong.push(format!("{placed} tasks are placed, nodes list {standing}"));
+    }
+    if state
+        .specs
+        .values()
+        .map(|row| row.users as usize)
+        .sum::<usize>()
+        != state.tasks.len()
+    {
+        wrong.push("request signatures have other users than tasks".to_owned());
+    }
+    if state.in_trial() {
+        wrong.push("a trial was left open".to_owned());
+    }
+}
+
+/// Adds everything up again in a second state's cells, through the same function.
+fn sums(state: &State, wrong: &mut Vec<String>) {
+    let mut cpu: BTreeMap<_, u128> = BTreeMap::new();
+    let mut pods: BTreeMap<_, u128> = BTreeMap::new();
+    let mut limits: BTreeMap<_, (u128, u128, u32)> = BTreeMap::new();
+    for (key, cell) in &state.task_cells {
+        let (Some(node), true) = (cell.node, counts(cell)) else {
+            continue;
+        };
+        let Some(spec) = spec(state, key) else {
+            continue;
+        };
+        *cpu.entry(node).or_default() += u128::from(spec.cpu.0);
+        *pods.entry(node).or_default() += 1;
+        for hold in cell.holds().iter().filter(|hold| !hold.lent) {
+            let sum = limits.entry(hold.card).or_default();
+            sum.0 += u128::from(hold.limit.0);
+            sum.1 += u128::from(hold.nominal.0);
+            sum.2 += 1;
+        }
+    }
+    for (key, used) in &state.node_use {
+        if used.used.cpu != cpu.get(&key).copied().unwrap_or_default()
+            || used.used.pods != pods.get(&key).copied().unwrap_or_default()
+        {
+            wrong.push("a node's sums are not those of its tasks".to_owned());
+        }
+    }
+    for (key, used) in &state.card_use {
+        let (limit, nominal, count) = limits.get(&key).copied().unwrap_or_default();
+        if used.limits != limit || used.nominal != nominal || used.holders() != count {
+            wrong.push("a card's sums are not those of its tasks".to_owned());
+        }
+    }
+}
+
+fn counts(cell: &TaskCell) -> bool {
+    matches!(
+        cell.status,
+        Status::Assumed | Status::Bound | Status::Running | Status::Releasing
+    )
+}
+
+fn spec(state: &State, key: TaskKey) -> Option<&crate::state::rows::Spec> {
+    Some(&*state.specs.get(state.tasks.get(key)?.spec)?.spec)
+}
+
+/// Cards that this decision put something on are within what they have.
+pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for action in &decision.actions {
+        let Action::Bind(bind) = action else {
+            continue;
+        };
+        for uuid in bind.grants.iter().flat_map(|grant| &grant.cards) {
+            let Some((row, used)) = state
+                .card_names
+                .get(uuid)
+                .and_then(|key| Some((state.cards.get(*key)?, *state.card_use.get(*key)?)))
+            else {
+                wrong.push(format!("card {uuid} is granted and not known"));
+                continue;
+            };
+            if !fit::within(row, used) {
+                wrong.push(format!("card {uuid} is granted beyond what it has"));
+            }
+            if used.modes.iter().filter(|count| **count > 0).count() != 1 {
+                wrong.push(format!("card {uuid} is in two modes"));
+            }
+        }
+    }
+    wrong
+}

@@ -1,0 +1,161 @@
+//! The state as the event list that rebuilds it.
+
+use crate::decide;
+use crate::event::{Backoff, CardPause, Event};
+use crate::model::{NodeCards, Phase, Placement, Pod};
+use crate::state::State;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{Seen, TaskKey, TaskRow};
+use std::sync::Arc;
+
+/// All of it, in a defined order.
+pub(crate) fn events(state: &State) -> Vec<Event> {
+    let mut events = vec![Event::Tick(state.now), Event::Sequence(state.sequence)];
+    events.extend(state.topologies.values().cloned().map(Event::Topology));
+    let mut lost = Vec::new();
+    let mut pauses = Vec::new();
+    for (name, key) in &state.node_names {
+        let Some(row) = state.nodes.get(*key) else {
+            continue;
+        };
+        events.extend(row.node.clone().map(Event::Node));
+        let cards: Vec<_> = row
+            .cards
+            .iter()
+            .filter_map(|card| state.cards.get(*card)?.card.clone())
+            .collect();
+        if row.agent.is_some() || !cards.is_empty() {
+            events.push(Event::Cards(NodeCards {
+                node: name.clone(),
+                default_mode: row
+                    .agent
+                    .as_ref()
+                    .map_or(crate::model::Mode::Mps, |agent| agent.default_mode),
+                not_offering: row
+                    .agent
+                    .as_ref()
+                    .and_then(|agent| agent.not_offering.clone()),
+                cards,
+            }));
+            if row.agent.is_none() {
+                lost.push(Event::AgentLost(name.clone()));
+            }
+        }
+        for card in &row.cards {
+            if let Some(row) = state.cards.get(*card)
+                && let Some(pause) = &row.pause
+                && let Some(until) = pause.until
+            {
+                pauses.push(Event::CardPause(CardPause {
+                    node: name.clone(),
+                    card: row.uuid.clone(),
+                    refusals: pause.refusals,
+                    until,
+                    reason: Arc::clone(&pause.reason),
+                }));
+            }
+        }
+    }
+    events.extend(
+        state
+            .queue_names
+            .values()
+            .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
+    );
+    events.extend(
+        state
+            .job_names
+            .values()
+            .filter_map(|key| state.jobs.get(*key)?.group.clone().map(Event::Group)),
+    );
+    let mut after = Vec::new();
+    for key in state.task_names.values() {
+        let Some(row) = state.tasks.get(*key) else {
+            continue;
+        };
+        let cell = state.cell(*key);
+        if let Some(pod) = pod(state, row, &cell) {
+            events.push(Event::Pod(Box::new(pod)));
+        }
+        if let Some(refused) = &row.refused {
+            after.push(Event::Refused(refused.refusal.clone()));
+        }
+        after.extend(assumed(state, *key, row, &cell));
+        after.extend(pause(row));
+    }
+    events.extend(after);
+    // What refusals paused is overwritten with how it stands.
+    events.extend(pauses);
+    events.extend(lost);
+    events
+}
+
+fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Option<Event> {
+    if cell.status != Status::Assumed {
+        return None;
+    }
+    let spec = &state.specs.get(row.spec)?.spec;
+    let bind = decide::bind(state, key, cell.node?, cell.holds(), spec, cell.decision?);
+    Some(Event::Assumed(Box::new(bind)))
+}
+
+fn pause(row: &TaskRow) -> Option<Event> {
+    if row.pause.is_none() && row.avoid.is_empty() {
+        return None;
+    }
+    let pause = row.pause.as_ref();
+    Some(Event::Backoff(Backoff {
+        pod: row.uid.clone(),
+        refusals: pause.map_or(0, |pause| pause.refusals),
+        until: pause.and_then(|pause| pause.until),
+        reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
+        avoid: row.avoid.clone(),
+    }))
+}
+
+/// A pod as its last event said it.
+fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
+    let spec = &state.specs.get(row.spec)?.spec;
+    let placement = || {
+        let (node, grants) = match &row.refused {
+            Some(refused) => (refused.node, refused.grants.clone()),
+            None => (cell.node?, decide::grants(state, cell.holds())),
+        };
+        Some(Placement {
+            node: state.nodes.get(node)?.name.clone(),
+            grants,
+            decision: row.granted_by,
+        })
+    };
+    let phase = match row.seen {
+        Seen::Pending => Phase::Pending,
+        Seen::Bound => Phase::Bound(placement()?),
+        Seen::Running => Phase::Running(placement()?),
+        Seen::Releasing => Phase::Releasing(placement()),
+        Seen::Succeeded => Phase::Succeeded,
+        Seen::Failed => Phase::Failed,
+    };
+    Some(Pod {
+        uid: row.uid.clone(),
+        namespace: Arc::clone(&row.namespace),
+        name: Arc::clone(&row.name),
+        ours: row.ours,
+        queue: row.queue.clone(),
+        group: row.group.clone(),
+        sub_group: row.set.clone(),
+        priority: row.priority,
+        preemptible: row.preemptible,
+        created: row.created,
+        task_order: row.task_order,
+        labels: (*row.labels).clone(),
+        cpu: spec.cpu,
+        memory: spec.memory,
+        extended: spec.extended.clone(),
+        gpus: spec.gpus.clone(),
+        nodes: spec.rules.clone(),
+        tolerations: spec.tolerations.clone(),
+        gated: row.gated,
+        unsupported: spec.unsupported.clone(),
+        phase,
+    })
+}

@@ -1,0 +1,335 @@
+//! Every field that a decision may move, as a cell, and the one setter that writes it.
+//!
+//! Undo is physical: [`State::set`] keeps the old value, [`State::rollback`] puts old
+//! values back in reverse order. There are no inverse operations, so nothing has to be
+//! the exact opposite of anything. Indexes (who stands where, who waits) follow the
+//! cells inside [`State::swap`], forwards and backwards alike. Generations are no cells:
+//! they only rise, also on the way back.
+
+use super::State;
+use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
+use crate::ids::{DecisionId, ResourceName};
+use std::sync::Arc;
+
+/// Where a task is, for the ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Status {
+    /// Not counted anywhere: its row is being changed.
+    #[default]
+    Detached,
+    /// Waits for a place.
+    Pending,
+    /// Decided here, no outcome yet seen in the API server: counts as taken.
+    Assumed,
+    /// Bound.
+    Bound,
+    /// Runs.
+    Running,
+    /// On its way out, still holding.
+    Releasing,
+    /// Holds nothing any more, or never will.
+    Done,
+}
+
+/// One task's place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TaskCell {
+    pub status: Status,
+    pub node: Option<NodeKey>,
+    /// `None`: nothing.
+    pub holds: Option<Arc<[Hold]>>,
+    /// The open decision, while assumed.
+    pub decision: Option<DecisionId>,
+}
+
+impl TaskCell {
+    pub(crate) fn of(status: Status) -> Self {
+        Self {
+            status,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn holds(&self) -> &[Hold] {
+        self.holds.as_deref().unwrap_or_default()
+    }
+}
+
+/// Sums over the tasks of a node. `u128`: adding up any number of pods of any size
+/// cannot overflow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amounts {
+    pub cpu: u128,
+    pub memory: u128,
+    pub pods: u128,
+    /// Whole GPUs of tasks without cards of their own.
+    pub gpus: u128,
+}
+
+/// What is taken of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeUse {
+    /// By all that stand there, those on their way out too.
+    pub used: Amounts,
+    /// By those on their way out.
+    pub releasing: Amounts,
+}
+
+/// What is taken of one other resource of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ExtraUse {
+    pub used: u128,
+    pub releasing: u128,
+}
+
+/// What is taken of a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CardUse {
+    /// Sum of limits.
+    pub limits: u128,
+    /// Sum of nominal worth.
+    pub nominal: u128,
+    /// Holds per mode, in the order of [`crate::model::Mode::ALL`].
+    pub modes: [u32; 4],
+    /// Of all holds, those on their way out.
+    pub releasing: u32,
+}
+
+impl CardUse {
+    /// How many holds are on it.
+    pub(crate) fn holders(&self) -> u32 {
+        self.modes.iter().sum()
+    }
+}
+
+/// What a queue's own jobs hold: nano-GPU, millicores, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QueueUse {
+    pub allocated: [u128; 3],
+    pub non_preemptible: [u128; 3],
+}
+
+/// One cell with a value: what to write, or what was there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    Task(TaskKey, TaskCell),
+    Node(NodeKey, NodeUse),
+    Extra(NodeKey, ResourceName, ExtraUse),
+    Card(CardKey, CardUse),
+    Queue(QueueKey, QueueUse),
+}
+
+/// A point to come back to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark(usize);
+
+/// Old values, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    old: Vec<Cell>,
+    open: usize,
+}
+
+impl State {
+    /// The one setter of every scheduling field.
+    pub(crate) fn set(&mut self, cell: Cell) {
+        let old = self.swap(cell);
+        if self.journal.open > 0 {
+            self.journal.old.push(old);
+        }
+    }
+
+    /// From here on, [`State::rollback`] can come back here.
+    pub(crate) fn mark(&mut self) -> Mark {
+        self.journal.open += 1;
+        Mark(self.journal.old.len())
+    }
+
+    /// Puts every cell back to what it was at `mark`, and closes it.
+    pub(crate) fn rollback(&mut self, mark: Mark) {
+        while self.journal.old.len() > mark.0 {
+            if let Some(cell) = self.journal.old.pop() {
+                self.swap(cell);
+            }
+        }
+        self.close();
+    }
+
+    /// Keeps what was done since `mark`, and closes it.
+    pub(crate) fn keep(&mut self, _mark: Mark) {
+        self.close();
+    }
+
+    fn close(&mut self) {
+        self.journal.open = self.journal.open.saturating_sub(1);
+        if self.journal.open == 0 {
+            self.journal.old.clear();
+        }
+    }
+
+    /// True inside a transaction that may be undone.
+    pub(crate) fn in_trial(&self) -> bool {
+        self.journal.open > 0
+    }
+
+    fn swap(&mut self, cell: Cell) -> Cell {
+        match cell {
+            Cell::Task(key, mut value) => {
+                if let Some(slot) = self.task_cells.get_mut(key) {
+                    std::mem::swap(slot, &mut value);
+                }
+                self.reindex(key, &value);
+                Cell::Task(key, value)
+            }
+            Cell::Node(key, mut value) => {
+                if let Some(slot) = self.node_use.get_mut(key) {
+                    std::mem::swap(slot, &mut value);
+                }
+                self.touch_node(key);
+                Cell::Node(key, value)
+            }
+            Cell::Extra(key, name, value) => {
+                let old = if value == ExtraUse::default() {
+                    self.extra_use.remove(&(key, name.clone()))
+                } else {
+                    self.extra_use.insert((key, name.clone()), value)
+                };
+                self.touch_node(key);
+                Cell::Extra(key, name, old.unwrap_or_default())
+            }
+            Cell::Card(key, mut value) => {
+                if let Some(slot) = self.card_use.get_mut(key) {
+                    std::mem::swap(slot, &mut value);
+                }
+                if let Some(node) = self.cards.get(key).map(|row| row.node) {
+                    self.touch_node(node);
+                }
+                Cell::Card(key, value)
+            }
+            Cell::Queue(key, mut value) => {
+                if let Some(slot) = self.queue_use.get_mut(key) {
+                    std::mem::swap(slot, &mut value);
+                }
+                Cell::Queue(key, value)
+            }
+        }
+    }
+
+    /// Brings the indexes in line with a task's new cell; `old` is what it was.
+    fn reindex(&mut self, key: TaskKey, old: &TaskCell) {
+        let Some(new) = self.task_cells.get(key) else {
+            return;
+        };
+        if old.node != new.node {
+            if let Some(set) = old.node.and_then(|node| self.on_node.get_mut(node)) {
+                set.remove(&key);
+            }
+            if let Some(set) = new.node.and_then(|node| self.on_node.get_mut(node)) {
+                set.insert(key);
+            }
+        }
+        if (old.status == Status::Pending) != (new.status == Status::Pending)
+            && let Some(row) = self.tasks.get(key)
+        {
+            let entry = (self.order(row), key);
+            if new.status == Status::Pending {
+                self.pending.insert(entry);
+            } else {
+                self.pending.remove(&entry);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Config, Core};
+    use crate::text;
+
+    const CLUSTER: &str = "
+node n1 cpu=8000 memory=8589934592 pods=10 managed extended.x=4
+cards n1 default=mps
+  card GPU-1 total=1000
+queue q
+pod a queue=q cpu=100 extended.x=1 gpu-memory.main=100
+pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
+  grant main cards=GPU-1 memory=100 mode=mps
+";
+
+    /// Every scheduling field, and the indexes that follow them.
+    fn fields(state: &State) -> String {
+        let mut extra: Vec<_> = state
+            .extra_use
+            .iter()
+            .map(|entry| format!("{entry:?}"))
+            .collect();
+        extra.sort();
+        format!(
+            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?}",
+            state.task_cells,
+            state.node_use,
+            state.card_use,
+            state.queue_use,
+            state.pending,
+            state.on_node
+        )
+    }
+
+    #[test]
+    fn undo_restores_every_field_in_nested_trials() {
+        let mut core = Core::new(Config::default());
+        for event in text::read(CLUSTER).unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+        let state = core.state_for_tests();
+        let (a, b) = (state.task_names["a"], state.task_names["b"]);
+        let before = fields(state);
+        let outer = state.mark();
+        let b_cell = state.cell(b);
+        state.transition(
+            b,
+            TaskCell {
+                status: Status::Releasing,
+                ..b_cell.clone()
+            },
+        );
+        let between = fields(state);
+        let inner = state.mark();
+        state.transition(
+            a,
+            TaskCell {
+                status: Status::Bound,
+                ..b_cell
+            },
+        );
+        state.transition(b, TaskCell::of(Status::Done));
+        assert_ne!(fields(state), between);
+        state.rollback(inner);
+        assert_eq!(fields(state), between);
+        let kept = state.mark();
+        state.transition(b, TaskCell::of(Status::Pending));
+        state.keep(kept);
+        assert_ne!(fields(state), between);
+        state.rollback(outer);
+        assert_eq!(fields(state), before);
+        assert!(!state.in_trial());
+        assert_eq!(core.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn generations_rise_on_the_way_back_too() {
+        let mut core = Core::new(Config::default());
+        for event in text::read(CLUSTER).unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+        let state = core.state_for_tests();
+        let node = state.node_names["n1"];
+        let b = state.task_names["b"];
+        let mark = state.mark();
+        state.transition(b, TaskCell::of(Status::Pending));
+        let during = state.nodes[node].generation;
+        state.rollback(mark);
+        assert!(state.nodes[node].generation > during);
+    }
+}

@@ -1,0 +1,367 @@
+//! The state of one core: rows of facts, cells of sums, indexes over both.
+//!
+//! - [`rows`]: what is known of each object; changed by events alone.
+//! - [`cell`]: what a decision may move, and the one setter with its journal.
+//! - [`transition`]: the one function that moves sums.
+//!
+//! Keys are slots: their order is chance and decides nothing. Whatever is walked in
+//! order is walked through the ordered maps of names, or sorted by names.
+
+pub(crate) mod cell;
+pub(crate) mod rows;
+pub(crate) mod transition;
+
+use crate::ids::{
+    DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName,
+};
+use crate::model::Topology;
+use crate::units::Time;
+use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
+use rows::{
+    CardKey, CardRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Spec, SpecKey, SpecRow,
+    TaskKey, TaskRow,
+};
+use rustc_hash::FxHashMap;
+use slotmap::{SecondaryMap, SlotMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Who goes first: the job of higher priority, then the older job, then the smaller uid;
+/// inside a job the task order, then the older pod, then the smaller uid.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Order {
+    job: (Reverse<i32>, Time, Arc<str>),
+    task: (i32, Time, PodUid),
+}
+
+/// Everything that one core knows.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub now: Time,
+
+    pub nodes: SlotMap<NodeKey, NodeRow>,
+    pub cards: SlotMap<CardKey, CardRow>,
+    pub tasks: SlotMap<TaskKey, TaskRow>,
+    pub jobs: SlotMap<JobKey, JobRow>,
+    pub queues: SlotMap<QueueKey, QueueRow>,
+    pub specs: SlotMap<SpecKey, SpecRow>,
+
+    pub node_names: BTreeMap<NodeName, NodeKey>,
+    pub card_names: BTreeMap<GpuUuid, CardKey>,
+    pub task_names: BTreeMap<PodUid, TaskKey>,
+    pub job_names: BTreeMap<GroupName, JobKey>,
+    pub queue_names: BTreeMap<QueueName, QueueKey>,
+    pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
+    pub topologies: BTreeMap<TopologyName, Topology>,
+
+    pub task_cells: SecondaryMap<TaskKey, TaskCell>,
+    pub node_use: SecondaryMap<NodeKey, NodeUse>,
+    pub card_use: SecondaryMap<CardKey, CardUse>,
+    pub queue_use: SecondaryMap<QueueKey, QueueUse>,
+    /// Looked up, never walked.
+    pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
+    pub journal: Journal,
+
+    /// Who stands on a node.
+    pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
+    /// Who waits, in order.
+    pub pending: BTreeSet<(Order, TaskKey)>,
+    /// Decisions without an outcome, and whose they are.
+    pub open: BTreeMap<DecisionId, OpenDecision>,
+    /// Tasks to be evicted for an agent's last word, until that is decided.
+    pub to_evict: BTreeSet<(PodUid, TaskKey)>,
+    /// The last sequence number given.
+    pub sequence: u64,
+    /// Task pauses that end, and when.
+    pub task_pauses: BTreeSet<(Time, TaskKey)>,
+    /// Card pauses that end, and when.
+    pub card_pauses: BTreeSet<(Time, CardKey)>,
+    /// Rises whenever something may fit that did not.
+    pub loosened: u64,
+    /// Rises whenever there may be something to decide.
+    pub stirred: u64,
+    /// Rises with every change of a node.
+    pub touched: u64,
+}
+
+/// A decision whose outcome is still open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OpenDecision {
+    pub task: TaskKey,
+    /// An eviction, not a binding.
+    pub evicts: Option<crate::action::EvictCause>,
+    /// Confirmed or timed out: stays taken until the pod is seen.
+    pub settled: bool,
+    /// Timed out: a pod seen pending after that was not bound.
+    pub timed_out: bool,
+}
+
+impl State {
+    /// Something about the node changed: what was computed from it is void.
+    pub(crate) fn touch_node(&mut self, key: NodeKey) {
+        self.touched += 1;
+        if let Some(row) = self.nodes.get_mut(key) {
+            row.generation = self.touched;
+        }
+    }
+
+    /// Something may fit now that did not.
+    pub(crate) fn loosen(&mut self) {
+        self.loosened += 1;
+        self.stirred += 1;
+    }
+
+    /// There may be something to decide.
+    pub(crate) fn stir(&mut self) {
+        self.stirred += 1;
+    }
+
+    /// The group of a task, where it has one that is there.
+    pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&crate::model::PodGroup> {
+        self.jobs.get(row.job?)?.group.as_ref()
+    }
+
+    pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
+        self.group_of(row)
+            .map_or(row.preemptible, |group| group.preemptible)
+    }
+
+    /// Where a task stands in the order. Changes only while the task is detached.
+    pub(crate) fn order(&self, row: &TaskRow) -> Order {
+        let job = match self.group_of(row) {
+            Some(group) => (
+                Reverse(group.priority),
+                group.created,
+                Arc::clone(&group.uid),
+            ),
+            None => (Reverse(row.priority), row.created, row.uid.shared()),
+        };
+        Order {
+            job,
+            task: (row.task_order, row.created, row.uid.clone()),
+        }
+    }
+
+    /// The row of a node, made if it is not there.
+    pub(crate) fn node(&mut self, name: &NodeName) -> NodeKey {
+        if let Some(key) = self.node_names.get(name) {
+            return *key;
+        }
+        let key = self.nodes.insert(NodeRow {
+            name: name.clone(),
+            node: None,
+            agent: None,
+            cards: Vec::new(),
+            generation: 0,
+        });
+        self.node_use.insert(key, NodeUse::default());
+        self.on_node.insert(key, BTreeSet::new());
+        self.node_names.insert(name.clone(), key);
+        key
+    }
+
+    /// Drops a node's row when nothing names it any more.
+    pub(crate) fn release_node(&mut self, key: NodeKey) {
+        let empty = self.on_node.get(key).is_none_or(BTreeSet::is_empty)
+            && self.nodes.get(key).is_some_and(|row| {
+                row.node.is_none() && row.agent.is_none() && row.cards.is_empty()
+            });
+        if empty && let Some(row) = self.nodes.remove(key) {
+            self.node_names.remove(&row.name);
+            self.node_use.remove(key);
+            self.on_node.remove(key);
+        }
+    }
+
+    /// The row of a card, made on `node` if it is not there. A card that is known on
+    /// another node stays there.
+    pub(crate) fn card(&mut self, uuid: &GpuUuid, node: NodeKey) -> CardKey {
+        if let Some(key) = self.card_names.get(uuid) {
+            return *key;
+        }
+        let key = self.cards.insert(CardRow {
+            uuid: uuid.clone(),
+            node,
+            card: None,
+            pause: None,
+        });
+        self.card_use.insert(key, CardUse::default());
+        self.card_names.insert(uuid.clone(), key);
+        if let Some(row) = self.nodes.get_mut(node) {
+            row.cards.push(key);
+        }
+        self.sort_cards(node);
+        key
+    }
+
+    /// Drops a card's row when neither an agent nor a pod names it any more.
+    pub(crate) fn release_card(&mut self, key: CardKey) {
+        let unused = self
+            .card_use
+            .get(key)
+            .is_none_or(|used| used.holders() == 0)
+            && self.cards.get(key).is_some_and(|row| row.card.is_none());
+        if unused && let Some(row) = self.cards.remove(key) {
+            self.card_names.remove(&row.uuid);
+            self.card_use.remove(key);
+            if let Some(node) = self.nodes.get_mut(row.node) {
+                node.cards.retain(|card| *card != key);
+            }
+            self.release_node(row.node);
+        }
+    }
+
+    /// Puts a node's cards into their order: index, then UUID; unknown ones last.
+    pub(crate) fn sort_cards(&mut self, node: NodeKey) {
+        let cards = &self.cards;
+        if let Some(row) = self.nodes.get_mut(node) {
+            row.cards.sort_by_key(|key| {
+                cards.get(*key).map(|row| {
+                    let index = row.card.as_ref().map_or(u32::MAX, |card| card.index);
+                    (index, row.uuid.clone())
+                })
+            });
+        }
+    }
+
+    /// The row of a queue, made if it is not there; one more names it.
+    pub(crate) fn queue(&mut self, name: &QueueName) -> QueueKey {
+        if let Some(key) = self.queue_names.get(name) {
+            return *key;
+        }
+        let key = self.queues.insert(QueueRow {
+            name: name.clone(),
+            queue: None,
+            users: 0,
+        });
+        self.queue_use.insert(key, QueueUse::default());
+        self.queue_names.insert(name.clone(), key);
+        key
+    }
+
+    /// Drops a queue's row when nothing names it any more.
+    pub(crate) fn release_queue(&mut self, key: QueueKey) {
+        let unused = self
+            .queues
+            .get(key)
+            .is_some_and(|row| row.users == 0 && row.queue.is_none());
+        if unused && let Some(row) = self.queues.remove(key) {
+            self.queue_names.remove(&row.name);
+            self.queue_use.remove(key);
+        }
+    }
+
+    /// The key of a spec; one more task has it.
+    pub(crate) fn spec(&mut self, spec: Spec) -> SpecKey {
+        if let Some(key) = self.spec_keys.get(&spec) {
+            if let Some(row) = self.specs.get_mut(*key) {
+                row.users += 1;
+            }
+            return *key;
+        }
+        let spec = Arc::new(spec);
+        let key = self.specs.insert(SpecRow::new(Arc::clone(&spec)));
+        self.spec_keys.insert(spec, key);
+        key
+    }
+
+    /// One task less has this spec.
+    pub(crate) fn release_spec(&mut self, key: SpecKey) {
+        if let Some(row) = self.specs.get_mut(key) {
+            row.users = row.users.saturating_sub(1);
+            if row.users == 0
+                && let Some(row) = self.specs.remove(key)
+            {
+                self.spec_keys.remove(&row.spec);
+            }
+        }
+    }
+
+    /// The row of a job, made if it is not there.
+    pub(crate) fn job(&mut self, name: &GroupName, single: bool) -> JobKey {
+        if let Some(key) = self.job_names.get(name) {
+            return *key;
+        }
+        let key = self.jobs.insert(JobRow {
+            name: name.clone(),
+            group: None,
+            single,
+            tasks: Vec::new(),
+            queue: None,
+        });
+        self.job_names.insert(name.clone(), key);
+        key
+    }
+
+    /// Puts a job into a queue. Its tasks must be detached: their sums are the queue's.
+    pub(crate) fn set_job_queue(&mut self, job: JobKey, queue: Option<&QueueName>) {
+        let new = queue.map(|name| self.queue(name));
+        let old = match self.jobs.get_mut(job) {
+            Some(row) => std::mem::replace(&mut row.queue, new),
+            None => None,
+        };
+        if old == new {
+            return;
+        }
+        if let Some(row) = new.and_then(|key| self.queues.get_mut(key)) {
+            row.users += 1;
+        }
+        if let Some(key) = old {
+            if let Some(row) = self.queues.get_mut(key) {
+                row.users = row.users.saturating_sub(1);
+            }
+            self.release_queue(key);
+        }
+    }
+
+    /// Takes a detached task out of its job.
+    pub(crate) fn leave_job(&mut self, task: TaskKey) {
+        let Some(job) = self.tasks.get_mut(task).and_then(|row| row.job.take()) else {
+            return;
+        };
+        if let Some(row) = self.jobs.get_mut(job) {
+            row.tasks.retain(|other| *other != task);
+        }
+        self.release_job(job);
+    }
+
+    /// Drops a job's row when neither a group nor a pod names it any more.
+    pub(crate) fn release_job(&mut self, key: JobKey) {
+        let unused = self
+            .jobs
+            .get(key)
+            .is_some_and(|row| row.group.is_none() && row.tasks.is_empty());
+        if unused {
+            self.set_job_queue(key, None);
+            if let Some(row) = self.jobs.remove(key) {
+                self.job_names.remove(&row.name);
+            }
+        }
+    }
+
+    /// The cells of a task, or those of none.
+    pub(crate) fn cell(&self, task: TaskKey) -> TaskCell {
+        self.task_cells.get(task).cloned().unwrap_or_default()
+    }
+
+    /// True when the queue and all its ancestors are there.
+    pub(crate) fn queue_exists(&self, name: &QueueName) -> bool {
+        let mut at = Some(name.clone());
+        // A chain longer than all queues goes round.
+        for _ in 0..=self.queues.len() {
+            let Some(name) = at else {
+                return true;
+            };
+            let Some(queue) = self
+                .queue_names
+                .get(&name)
+                .and_then(|key| self.queues.get(*key)?.queue.as_ref())
+            else {
+                return false;
+            };
+            at = queue.parent.clone();
+        }
+        false
+    }
+}

@@ -1,0 +1,200 @@
+//! What is known of each object: facts from events, never moved by a decision.
+//!
+//! A row may stand before its object was announced (a pod names a queue that is not
+//! there yet): then its fact is `None`, and it goes away with the last that names it.
+
+use crate::ids::{
+    ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
+};
+use crate::model::{
+    Card, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, Toleration,
+};
+use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+slotmap::new_key_type! {
+    /// A node.
+    pub(crate) struct NodeKey;
+    /// A card.
+    pub(crate) struct CardKey;
+    /// A pod.
+    pub(crate) struct TaskKey;
+    /// A pod group, or a pod that is a group of its own.
+    pub(crate) struct JobKey;
+    /// A queue.
+    pub(crate) struct QueueKey;
+    /// A request signature.
+    pub(crate) struct SpecKey;
+}
+
+/// A node and its cards.
+#[derive(Debug)]
+pub(crate) struct NodeRow {
+    pub name: NodeName,
+    /// `None` until announced, and after it is gone while pods stand on it.
+    pub node: Option<Node>,
+    /// The agent's word; `None` while it is not heard.
+    pub agent: Option<AgentWord>,
+    /// All cards that are known of it, by index, then UUID.
+    pub cards: Vec<CardKey>,
+    /// Changes with every fact or sum that a placement here may depend on.
+    pub generation: u64,
+}
+
+/// What an agent says of its node as a whole.
+#[derive(Clone, Debug)]
+pub(crate) struct AgentWord {
+    pub default_mode: Mode,
+    pub not_offering: Option<Arc<str>>,
+}
+
+/// A card.
+#[derive(Debug)]
+pub(crate) struct CardRow {
+    pub uuid: GpuUuid,
+    pub node: NodeKey,
+    /// `None`: a pod holds it, no agent has spoken of it.
+    pub card: Option<Card>,
+    /// After a refused grant: not before then, how often in a row, and why.
+    pub pause: Option<Pause>,
+}
+
+/// Something that is not tried for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pause {
+    pub refusals: u32,
+    /// `None`: not before something changes.
+    pub until: Option<Time>,
+    pub reason: Arc<str>,
+}
+
+/// A pod: what is its own. What many pods have alike is its [`Spec`].
+#[derive(Debug)]
+pub(crate) struct TaskRow {
+    pub uid: PodUid,
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+    pub spec: SpecKey,
+    pub labels: Arc<Labels>,
+    /// `None` for pods of other schedulers, and while the row is being made.
+    pub job: Option<JobKey>,
+    /// False for pods of other schedulers.
+    pub ours: bool,
+    pub set: Option<SetName>,
+    pub queue: QueueName,
+    pub group: Option<GroupName>,
+    pub priority: i32,
+    pub preemptible: bool,
+    pub created: Time,
+    pub task_order: i32,
+    pub gated: bool,
+    /// What the API server showed last.
+    pub seen: Seen,
+    /// The decision in its grant, as seen.
+    pub granted_by: Option<crate::ids::DecisionId>,
+    /// After a refusal.
+    pub pause: Option<Pause>,
+    /// Nodes that refused it, least recent first.
+    pub avoid: Vec<NodeName>,
+    /// An agent's last word on its grant: it holds no cards any more.
+    pub refused: Option<Refused>,
+    /// What was said last about why it waits.
+    pub said: Option<(crate::action::ReasonKind, Arc<str>)>,
+}
+
+/// A grant that its agent does not honour.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub refusal: crate::event::Refusal,
+    /// What the grant says, for the snapshot.
+    pub grants: Vec<crate::model::ContainerGrant>,
+    /// What the API server shows, which is not "on its way out" yet.
+    pub node: NodeKey,
+}
+
+/// What the API server showed of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Pending,
+    Bound,
+    Running,
+    Releasing,
+    Succeeded,
+    Failed,
+}
+
+/// Everything on which a placement depends and that many pods have alike: the request
+/// signature under which answers are cached.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Spec {
+    pub cpu: CpuMilli,
+    pub memory: Bytes,
+    pub extended: BTreeMap<ResourceName, u64>,
+    pub gpus: Vec<ContainerAsk>,
+    pub rules: NodeRules,
+    pub tolerations: Vec<Toleration>,
+    pub unsupported: Vec<Arc<str>>,
+    /// What cannot be meant about it, one sentence.
+    pub bad: Option<Arc<str>>,
+}
+
+/// A spec and what was found out about it.
+#[derive(Debug)]
+pub(crate) struct SpecRow {
+    pub spec: Arc<Spec>,
+    /// How many pods have it.
+    pub users: u32,
+    /// Whole cards that it needs at once.
+    pub whole: u32,
+    /// True when it asks for any card.
+    pub wants_cards: bool,
+    /// Nothing fitted at this generation of what is free, and why not.
+    pub no_fit: Option<NoFit>,
+}
+
+/// That a spec fits nowhere, and since when.
+#[derive(Clone, Debug)]
+pub(crate) struct NoFit {
+    /// [`super::State::loosened`] at that time: holds until it moves.
+    pub at: u64,
+    pub line: Arc<str>,
+}
+
+/// A job: pods that are placed together.
+#[derive(Debug)]
+pub(crate) struct JobRow {
+    pub name: GroupName,
+    /// `None` for a pod of its own, or while the group is not there.
+    pub group: Option<PodGroup>,
+    /// True for a pod of its own.
+    pub single: bool,
+    pub tasks: Vec<TaskKey>,
+    pub queue: Option<QueueKey>,
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(crate) struct QueueRow {
+    pub name: QueueName,
+    /// `None` until announced, and after it is gone while jobs name it.
+    pub queue: Option<Queue>,
+    /// Jobs and child queues that name it.
+    pub users: u32,
+}
+
+/// What a task holds of one card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub container: ContainerName,
+    pub card: CardKey,
+    pub limit: Mib,
+    /// What it is nominally worth; the whole card for whole use.
+    pub nominal: Mib,
+    pub nano: u64,
+    pub compute: Percent,
+    pub mode: Mode,
+    pub note: Option<Arc<str>>,
+    /// Lent to an init container from those of the app containers: not counted again.
+    pub lent: bool,
+}

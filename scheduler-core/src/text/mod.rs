@@ -1,0 +1,24 @@
+//! Events and decisions as text: what snapshots, golden scenarios and bug reports are
+//! written in.
+//!
+//! One event per line, what belongs to it indented below. A line is a word for the kind,
+//! its name, then `key=value` pairs and flags in any order; values with blanks stand in
+//! double quotes, in which `\"` and `\\` are escaped. What has its default is left out.
+//! `#` starts a comment at the beginning of a line. Units: millicores, bytes, MiB,
+//! milliseconds, nano-GPU.
+//!
+//! ```text
+//! node n1 cpu=64000 memory=274877906944 pods=110 managed
+//! cards n1 default=mps
+//!   card GPU-1 product="RTX 6000 Ada" total=46068 reserved=568 grantable=45500
+//! queue default-queue
+//! pod p1 gpu-memory.main=2000
+//! ```
+
+mod line;
+mod read;
+mod write;
+
+pub use line::TextError;
+pub use read::{event, read};
+pub use write::{decision, write};

@@ -1,0 +1,551 @@
+//! Text → events.
+
+use super::line::{Line, TextError, parse};
+use crate::action::{Bind, Received};
+use crate::event::{Backoff, CardPause, Event, Outcome, OutcomeResult, Refusal};
+use crate::ids::{
+    ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
+    ResourceName, SetName, TopologyName,
+};
+use crate::model::{
+    Amount, Ask, Card, ContainerAsk, ContainerGrant, Effect, Labels, Mode, Node, NodeCards,
+    NodeTerm, Operator, Phase, Placement, Pod, PodGroup, PodSet, Pool, Queue, QueueResource,
+    Requirement, Share, SubGroup, Taint, Toleration, Topology, TopologyRule, Weight,
+};
+use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+type Read<T> = Result<T, TextError>;
+
+/// All events of a text.
+pub fn read(text: &str) -> Read<Vec<Event>> {
+    parse(text)?.iter().map(of_line).collect()
+}
+
+/// One event.
+pub fn event(text: &str) -> Read<Event> {
+    match parse(text)?.as_slice() {
+        [line] => of_line(line),
+        _ => Err(TextError {
+            line: 1,
+            what: "exactly one event is wanted".to_owned(),
+        }),
+    }
+}
+
+fn of_line(line: &Line) -> Read<Event> {
+    let event = match line.kind() {
+        "tick" => Event::Tick(Time(parsed(line, line.name(1)?)?)),
+        "sequence" => Event::Sequence(parsed(line, line.name(1)?)?),
+        "node" => Event::Node(node(line)?),
+        "node-gone" => Event::NodeGone(NodeName::new(line.name(1)?)),
+        "cards" => Event::Cards(cards(line)?),
+        "agent-lost" => Event::AgentLost(NodeName::new(line.name(1)?)),
+        "queue" => Event::Queue(queue(line)?),
+        "queue-gone" => Event::QueueGone(QueueName::new(line.name(1)?)),
+        "group" => Event::Group(group(line)?),
+        "group-gone" => Event::GroupGone(GroupName::new(line.name(1)?)),
+        "topology" => Event::Topology(Topology {
+            name: TopologyName::new(line.name(1)?),
+            levels: list(line.get("levels")),
+        }),
+        "topology-gone" => Event::TopologyGone(TopologyName::new(line.name(1)?)),
+        "pod" => Event::Pod(Box::new(pod(line)?)),
+        "pod-gone" => Event::PodGone(PodUid::new(line.name(1)?)),
+        "outcome" => Event::Outcome(outcome(line)?),
+        "refusal" => Event::Refusal(refusal(line)?),
+        "refused" => Event::Refused(refusal(line)?),
+        "assumed" => Event::Assumed(Box::new(assumed(line)?)),
+        "backoff" => Event::Backoff(Backoff {
+            pod: PodUid::new(line.name(1)?),
+            refusals: line.number("refusals")?.unwrap_or(0),
+            until: line.number("until")?.map(Time),
+            reason: Arc::from(line.get("reason").unwrap_or_default()),
+            avoid: line.all("avoid").map(NodeName::new).collect(),
+        }),
+        "card-pause" => Event::CardPause(CardPause {
+            card: GpuUuid::new(line.name(1)?),
+            node: NodeName::new(needed(line, "node")?),
+            refusals: line.number("refusals")?.unwrap_or(1),
+            until: Time(line.number("until")?.unwrap_or(0)),
+            reason: Arc::from(line.get("reason").unwrap_or_default()),
+        }),
+        other => return Err(line.error(format!("{other} is no event"))),
+    };
+    line.finish()?;
+    Ok(event)
+}
+
+fn parsed<T: std::str::FromStr>(line: &Line, text: &str) -> Read<T> {
+    text.parse()
+        .map_err(|_| line.error(format!("{text} is no number")))
+}
+
+fn needed<'a>(line: &'a Line, key: &str) -> Read<&'a str> {
+    line.get(key)
+        .ok_or_else(|| line.error(format!("{key} is missing")))
+}
+
+fn list(text: Option<&str>) -> Vec<Arc<str>> {
+    text.into_iter()
+        .flat_map(|text| text.split(','))
+        .filter(|part| !part.is_empty())
+        .map(Arc::from)
+        .collect()
+}
+
+fn labels(line: &Line, prefix: &str) -> Labels {
+    line.prefixed(prefix)
+        .map(|(key, value)| (Arc::from(key), Arc::from(value)))
+        .collect()
+}
+
+fn extended(line: &Line) -> Read<BTreeMap<ResourceName, u64>> {
+    line.prefixed("extended")
+        .map(|(name, count)| Ok((ResourceName::new(name), parsed(line, count)?)))
+        .collect()
+}
+
+fn mode(line: &Line, text: &str) -> Read<Mode> {
+    Mode::parse(text).ok_or_else(|| line.error(format!("{text} is no mode")))
+}
+
+fn effect(line: &Line, text: &str) -> Read<Effect> {
+    match text {
+        "NoSchedule" => Ok(Effect::NoSchedule),
+        "NoExecute" => Ok(Effect::NoExecute),
+        _ => Err(line.error(format!("{text} is no effect"))),
+    }
+}
+
+fn decision_of(line: &Line, key: &str) -> Read<Option<DecisionId>> {
+    line.get(key)
+        .map(|text| {
+            DecisionId::parse(text).ok_or_else(|| line.error(format!("{text} is no decision")))
+        })
+        .transpose()
+}
+
+fn node(line: &Line) -> Read<Node> {
+    let name = line.name(1)?;
+    let taints = line
+        .prefixed("taint")
+        .map(|(key, rest)| {
+            let (value, kind) = rest.rsplit_once(':').unwrap_or(("", rest));
+            Ok(Taint {
+                key: Arc::from(key),
+                value: Arc::from(value),
+                effect: effect(line, kind)?,
+            })
+        })
+        .collect::<Read<_>>()?;
+    Ok(Node {
+        uid: NodeUid::new(line.get("uid").unwrap_or(name)),
+        labels: labels(line, "label"),
+        taints,
+        unschedulable: line.flag("unschedulable"),
+        not_ready: line.all("not-ready").map(Arc::from).collect(),
+        cpu: CpuMilli(line.number("cpu")?.unwrap_or(0)),
+        memory: Bytes(line.number("memory")?.unwrap_or(0)),
+        pods: line.number("pods")?.unwrap_or(0),
+        extended: extended(line)?,
+        gpus: line.number("gpus")?.unwrap_or(0),
+        managed: line.flag("managed"),
+        ..Node::named(name)
+    })
+}
+
+fn cards(line: &Line) -> Read<NodeCards> {
+    Ok(NodeCards {
+        node: NodeName::new(line.name(1)?),
+        default_mode: line
+            .get("default")
+            .map_or(Ok(Mode::Mps), |text| mode(line, text))?,
+        not_offering: line.get("not-offering").map(Arc::from),
+        cards: line.below.iter().map(card).collect::<Read<_>>()?,
+    })
+}
+
+fn card(line: &Line) -> Read<Card> {
+    if line.kind() != "card" {
+        return Err(line.error("a card is wanted"));
+    }
+    let total = line.number("total")?.unwrap_or(0);
+    let reserved: u64 = line.number("reserved")?.unwrap_or(0);
+    let mut card = Card::named(
+        line.name(1)?,
+        line.number("index")?.unwrap_or(0),
+        line.get("product").unwrap_or_default(),
+        total,
+    );
+    card.reserved = Mib(reserved);
+    card.grantable = Mib(line
+        .number("grantable")?
+        .unwrap_or(total.saturating_sub(reserved)));
+    card.strangers = Mib(line.number("strangers")?.unwrap_or(0));
+    card.mode = line.get("mode").map(|text| mode(line, text)).transpose()?;
+    if let Some(text) = line.get("switchable") {
+        card.switchable = list(Some(text))
+            .iter()
+            .map(|text| mode(line, text))
+            .collect::<Read<_>>()?;
+    }
+    card.ready = !line.flag("not-ready");
+    card.unhealthy = line.get("unhealthy").map(Arc::from);
+    card.cordoned = line.flag("cordoned");
+    card.mig = line.flag("mig");
+    card.client_slots = line.number("slots")?.unwrap_or(card.client_slots);
+    card.numa = line.number("numa")?;
+    card.nvlink_peers = list(line.get("peers")).iter().map(GpuUuid::new).collect();
+    card.nvswitch = line.flag("nvswitch");
+    card.allowance = Mib(line.number("allowance")?.unwrap_or(0));
+    card.pool = match line.get("pool") {
+        None | Some("unknown") => Pool::Unknown,
+        Some("whole") => Pool::Whole,
+        Some("shared") => Pool::Shared,
+        Some("none") => Pool::None,
+        Some(other) => return Err(line.error(format!("{other} is no pool"))),
+    };
+    line.finish()?;
+    Ok(card)
+}
+
+fn bound(line: &Line, text: &str) -> Read<Bound> {
+    if text == "-1" {
+        return Ok(Bound::Unlimited);
+    }
+    Ok(Bound::Exactly(parsed(line, text)?))
+}
+
+/// `quota/limit/weight[/usage]`; -1 is unlimited, weight in millionths.
+fn resource(line: &Line, key: &str) -> Read<Option<QueueResource>> {
+    let Some(text) = line.get(key) else {
+        return Ok(None);
+    };
+    let parts: Vec<&str> = text.split('/').collect();
+    let (quota, limit, weight, usage) = match parts.as_slice() {
+        [quota, limit, weight] => (quota, limit, weight, &"0"),
+        [quota, limit, weight, usage] => (quota, limit, weight, usage),
+        _ => return Err(line.error(format!("{key} wants quota/limit/weight"))),
+    };
+    Ok(Some(QueueResource {
+        quota: bound(line, quota)?,
+        limit: bound(line, limit)?,
+        weight: Weight(parsed(line, weight)?),
+        usage: parsed(line, usage)?,
+    }))
+}
+
+fn queue(line: &Line) -> Read<Queue> {
+    let mut queue = Queue::unlimited(line.name(1)?);
+    queue.parent = line.get("parent").map(QueueName::new);
+    queue.display_name = line.get("display").map(Arc::from);
+    queue.priority = line.number("priority")?.unwrap_or(100);
+    queue.created = Time(line.number("created")?.unwrap_or(0));
+    queue.gpu = resource(line, "gpu")?.unwrap_or(queue.gpu);
+    queue.cpu = resource(line, "cpu")?.unwrap_or(queue.cpu);
+    queue.memory = resource(line, "memory")?.unwrap_or(queue.memory);
+    queue.preempt_min_runtime = line.number("preempt-min-runtime")?.map(Duration);
+    queue.reclaim_min_runtime = line.number("reclaim-min-runtime")?.map(Duration);
+    Ok(queue)
+}
+
+fn rule(line: &Line) -> Option<TopologyRule> {
+    Some(TopologyRule {
+        topology: TopologyName::new(line.get("topology")?),
+        required: line.get("required").map(Arc::from),
+        preferred: line.get("preferred").map(Arc::from),
+    })
+}
+
+fn group(line: &Line) -> Read<PodGroup> {
+    let name = line.name(1)?;
+    let mut root = sub_group(line, None)?;
+    if root.sets.is_empty() && root.groups.is_empty() {
+        root.sets.push(PodSet {
+            name: SetName::new("default"),
+            min: line.number("min")?.unwrap_or(1),
+            topology: None,
+        });
+    }
+    Ok(PodGroup {
+        name: GroupName::new(name),
+        uid: Arc::from(line.get("uid").unwrap_or(name)),
+        queue: QueueName::new(line.get("queue").unwrap_or("default-queue")),
+        priority: line.number("priority")?.unwrap_or(50),
+        preemptible: !line.flag("non-preemptible"),
+        created: Time(line.number("created")?.unwrap_or(0)),
+        root,
+        mark_unschedulable: !line.flag("no-mark"),
+        park_after_failure: line.flag("park"),
+        last_start: line.number("last-start")?.map(Time),
+        stale_since: line.number("stale-since")?.map(Time),
+        staleness_grace: line.number("grace")?.map(Duration),
+        preemption_delay: Duration(line.number("delay")?.unwrap_or(0)),
+    })
+}
+
+fn sub_group(line: &Line, name: Option<SetName>) -> Read<SubGroup> {
+    let mut group = SubGroup {
+        name,
+        min_children: line.number("min-children")?,
+        topology: rule(line),
+        groups: Vec::new(),
+        sets: Vec::new(),
+    };
+    for below in &line.below {
+        match below.kind() {
+            "set" => {
+                group.sets.push(PodSet {
+                    name: SetName::new(below.name(1)?),
+                    min: below.number("min")?.unwrap_or(1),
+                    topology: rule(below),
+                });
+            }
+            "sub-group" => {
+                let name = SetName::new(below.name(1)?);
+                group.groups.push(sub_group(below, Some(name))?);
+            }
+            other => return Err(below.error(format!("{other} is no part of a group"))),
+        }
+        below.finish()?;
+    }
+    Ok(group)
+}
+
+fn pod(line: &Line) -> Read<Pod> {
+    let uid = line.name(1)?;
+    let mut pod = Pod::named(uid);
+    pod.namespace = Arc::from(line.get("ns").unwrap_or("default"));
+    pod.name = Arc::from(line.get("name").unwrap_or(uid));
+    pod.ours = !line.flag("foreign");
+    if let Some(queue) = line.get("queue") {
+        pod.queue = QueueName::new(queue);
+    }
+    pod.group = line.get("group").map(GroupName::new);
+    pod.sub_group = line.get("set").map(SetName::new);
+    pod.priority = line.number("priority")?.unwrap_or(50);
+    pod.preemptible = !line.flag("non-preemptible");
+    pod.created = Time(line.number("created")?.unwrap_or(0));
+    pod.task_order = line.number("order")?.unwrap_or(0);
+    pod.labels = labels(line, "label");
+    pod.cpu = CpuMilli(line.number("cpu")?.unwrap_or(0));
+    pod.memory = Bytes(line.number("memory")?.unwrap_or(0));
+    pod.extended = extended(line)?;
+    pod.gpus = asks(line)?;
+    pod.nodes.selector = labels(line, "selector");
+    pod.nodes.nominated = line.get("nominated").map(NodeName::new);
+    let mut terms: Vec<NodeTerm> = line
+        .all("term")
+        .map(|text| term(line, text))
+        .collect::<Read<_>>()?;
+    let none = line.flag("no-term");
+    pod.nodes.terms = (none || !terms.is_empty()).then(|| std::mem::take(&mut terms));
+    pod.tolerations = line
+        .all("tolerates")
+        .map(|text| toleration(line, text))
+        .collect::<Read<_>>()?;
+    pod.gated = line.flag("gated");
+    pod.unsupported = line.all("unsupported").map(Arc::from).collect();
+    pod.phase = phase(line)?;
+    Ok(pod)
+}
+
+/// `gpus.<c>=2`, `gpu-memory.<c>=2000`, `gpu-fraction.<c>=500000000`, each with
+/// `devices.<c>=`, `compute.<c>=`, `mode.<c>=`, `init.<c>=true`; in order of appearance.
+fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
+    let of = |prefix: &str| -> BTreeMap<String, String> {
+        line.prefixed(prefix)
+            .map(|(container, value)| (container.to_owned(), value.to_owned()))
+            .collect()
+    };
+    let (devices, compute, modes, inits) = (of("devices"), of("compute"), of("mode"), of("init"));
+    let mut asks = Vec::new();
+    for word in &line.words {
+        let Some((kind, container)) = word.key.split_once('.') else {
+            continue;
+        };
+        let Some(value) = word.value.as_deref() else {
+            continue;
+        };
+        let share = |amount| -> Read<Ask> {
+            Ok(Ask::Share(Share {
+                amount,
+                devices: devices
+                    .get(container)
+                    .map_or(Ok(1), |text| parsed(line, text))?,
+                compute: compute
+                    .get(container)
+                    .map(|text| {
+                        Percent::new(parsed(line, text)?)
+                            .ok_or_else(|| line.error(format!("{text} is no percentage")))
+                    })
+                    .transpose()?,
+                mode: modes
+                    .get(container)
+                    .map(|text| mode(line, text))
+                    .transpose()?,
+            }))
+        };
+        let ask = match kind {
+            "gpus" => Ask::Whole(parsed(line, value)?),
+            "gpu-memory" => share(Amount::Memory(Mib(parsed(line, value)?)))?,
+            "gpu-fraction" => share(Amount::Fraction(NanoGpu(parsed(line, value)?)))?,
+            _ => continue,
+        };
+        line.prefixed(kind).for_each(drop);
+        asks.push(ContainerAsk {
+            container: ContainerName::new(container),
+            init: inits.contains_key(container),
+            ask,
+        });
+    }
+    Ok(asks)
+}
+
+/// `key in a,b; key notin c; key exists; key absent; key > 3; key < 3; @name in n1`.
+fn term(line: &Line, text: &str) -> Read<NodeTerm> {
+    let mut term = NodeTerm::default();
+    for part in text
+        .split(';')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        let mut words = part.splitn(3, ' ');
+        let key = words.next().unwrap_or_default();
+        let operator = words.next().unwrap_or_default();
+        let rest = words.next().unwrap_or_default();
+        let operator = match operator {
+            "in" => Operator::In(list(Some(rest))),
+            "notin" => Operator::NotIn(list(Some(rest))),
+            "exists" => Operator::Exists,
+            "absent" => Operator::DoesNotExist,
+            ">" => Operator::Above(parsed(line, rest)?),
+            "<" => Operator::Below(parsed(line, rest)?),
+            other => return Err(line.error(format!("{other} is no operator"))),
+        };
+        let (key, into) = match key {
+            "@name" => ("metadata.name", &mut term.name),
+            key => (key, &mut term.labels),
+        };
+        into.push(Requirement {
+            key: Arc::from(key),
+            operator,
+        });
+    }
+    Ok(term)
+}
+
+/// `*`, `key`, `key=value`, each with `:Effect` at the end where it is for one only.
+fn toleration(line: &Line, text: &str) -> Read<Toleration> {
+    let (rest, effect) = match text.rsplit_once(':') {
+        Some((rest, kind)) => (rest, Some(effect(line, kind)?)),
+        None => (text, None),
+    };
+    let (key, value) = match rest.split_once('=') {
+        Some((key, value)) => (key, Some(Arc::from(value))),
+        None => (rest, None),
+    };
+    Ok(Toleration {
+        key: (key != "*").then(|| Arc::from(key)),
+        value,
+        effect,
+    })
+}
+
+fn phase(line: &Line) -> Read<Phase> {
+    let placement = line
+        .get("on")
+        .map(|node| {
+            Ok(Placement {
+                node: NodeName::new(node),
+                grants: grants(line)?,
+                decision: decision_of(line, "decision")?,
+            })
+        })
+        .transpose()?;
+    let needs =
+        |placement: Option<Placement>| placement.ok_or_else(|| line.error("on=<node> is missing"));
+    Ok(match line.get("phase") {
+        None => match placement {
+            None => Phase::Pending,
+            Some(placement) => Phase::Running(placement),
+        },
+        Some("pending") => Phase::Pending,
+        Some("bound") => Phase::Bound(needs(placement)?),
+        Some("running") => Phase::Running(needs(placement)?),
+        Some("releasing") => Phase::Releasing(placement),
+        Some("succeeded") => Phase::Succeeded,
+        Some("failed") => Phase::Failed,
+        Some(other) => return Err(line.error(format!("{other} is no phase"))),
+    })
+}
+
+fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
+    line.below.iter().map(grant).collect()
+}
+
+fn grant(line: &Line) -> Read<ContainerGrant> {
+    if line.kind() != "grant" {
+        return Err(line.error("a grant is wanted"));
+    }
+    let grant = ContainerGrant {
+        container: ContainerName::new(line.name(1)?),
+        cards: list(line.get("cards")).iter().map(GpuUuid::new).collect(),
+        memory: Mib(line.number("memory")?.unwrap_or(0)),
+        compute: line
+            .number("compute")?
+            .map_or(Some(Percent::FULL), Percent::new)
+            .ok_or_else(|| line.error("compute is no percentage"))?,
+        mode: mode(line, needed(line, "mode")?)?,
+        note: line.get("note").map(Arc::from),
+    };
+    line.finish()?;
+    Ok(grant)
+}
+
+fn outcome(line: &Line) -> Read<Outcome> {
+    let decision = DecisionId::parse(line.name(1)?).ok_or_else(|| line.error("no decision"))?;
+    let result = match line.name(2)? {
+        "confirmed" => OutcomeResult::Confirmed,
+        "timed-out" => OutcomeResult::TimedOut,
+        "refused" => OutcomeResult::Refused {
+            reason: Arc::from(line.get("reason").unwrap_or_default()),
+            retryable: line.flag("retryable"),
+        },
+        other => return Err(line.error(format!("{other} is no outcome"))),
+    };
+    Ok(Outcome { decision, result })
+}
+
+fn refusal(line: &Line) -> Read<Refusal> {
+    Ok(Refusal {
+        pod: PodUid::new(line.name(1)?),
+        node: NodeName::new(needed(line, "node")?),
+        decision: decision_of(line, "decision")?,
+        reason: Arc::from(line.get("reason").unwrap_or_default()),
+        last_word: line.flag("last-word"),
+    })
+}
+
+fn assumed(line: &Line) -> Read<Bind> {
+    let pod = needed(line, "pod")?;
+    let node = needed(line, "node")?;
+    let grants = grants(line)?;
+    let received = match line.get("received") {
+        Some("fraction") => Received::Fraction,
+        Some("regular") => Received::Regular,
+        _ => Received::Nothing,
+    };
+    Ok(Bind {
+        decision: DecisionId::parse(line.name(1)?).ok_or_else(|| line.error("no decision"))?,
+        pod: PodUid::new(pod),
+        namespace: Arc::from(line.get("ns").unwrap_or("default")),
+        name: Arc::from(line.get("name").unwrap_or(pod)),
+        node: NodeName::new(node),
+        node_uid: NodeUid::new(line.get("node-uid").unwrap_or(node)),
+        grants,
+        received,
+    })
+}

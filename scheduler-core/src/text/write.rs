@@ -1,0 +1,485 @@
+//! Events and decisions → text.
+
+use super::line::quoted;
+use crate::action::{Action, Bind, Decision, Received};
+use crate::event::{Event, OutcomeResult, Refusal};
+use crate::model::{
+    Amount, Ask, Card, ContainerGrant, Effect, Labels, Mode, Node, NodeCards, NodeTerm, Operator,
+    Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, SubGroup, Toleration,
+    TopologyRule,
+};
+use crate::units::{Bound, Percent};
+use std::fmt::{Display, Write as _};
+
+/// Events as text, one after another.
+pub fn write(events: &[Event]) -> String {
+    let mut out = Text::default();
+    for event in events {
+        out.event(event);
+    }
+    out.0
+}
+
+/// A decision as people read it: what is done, and what is said to those who wait.
+pub fn decision(decision: &Decision) -> String {
+    let mut out = Text::default();
+    for action in &decision.actions {
+        match action {
+            Action::Bind(bind) => out.bind("bind", bind),
+            Action::Evict(evict) => {
+                out.start("evict", evict.decision);
+                out.pair("pod", &evict.pod);
+                out.pair("cause", format!("{:?}", evict.cause));
+                if let Some(group) = &evict.in_favour_of {
+                    out.pair("for", group);
+                }
+                out.pair("message", &evict.message);
+                out.end();
+            }
+        }
+    }
+    for reason in &decision.reasons {
+        out.start("waits", &reason.pod);
+        out.word(reason.kind.as_str());
+        let _ = write!(out.0, ": {}", reason.line);
+        out.end();
+    }
+    if decision.cut_short {
+        out.0.push_str("cut short\n");
+    }
+    if let Some(at) = decision.wake_at {
+        let _ = writeln!(out.0, "wake {}", at.0);
+    }
+    out.0
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn start(&mut self, kind: &str, name: impl Display) {
+        self.0.push_str(kind);
+        self.0.push(' ');
+        self.0.push_str(&quoted(&name.to_string()));
+    }
+
+    fn pair(&mut self, key: &str, value: impl Display) {
+        let _ = write!(self.0, " {key}={}", quoted(&value.to_string()));
+    }
+
+    fn unless<T: PartialEq + Display>(&mut self, key: &str, value: T, default: T) {
+        if value != default {
+            self.pair(key, value);
+        }
+    }
+
+    fn some(&mut self, key: &str, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.pair(key, value);
+        }
+    }
+
+    fn word(&mut self, word: &str) {
+        self.0.push(' ');
+        self.0.push_str(word);
+    }
+
+    fn flag(&mut self, word: &str, set: bool) {
+        if set {
+            self.word(word);
+        }
+    }
+
+    fn labels(&mut self, prefix: &str, labels: &Labels) {
+        for (key, value) in labels {
+            self.pair(&format!("{prefix}.{key}"), value);
+        }
+    }
+
+    fn end(&mut self) {
+        self.0.push('\n');
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Tick(now) => self.plain("tick", now.0),
+            Event::Sequence(sequence) => self.plain("sequence", sequence),
+            Event::Node(node) => self.node(node),
+            Event::NodeGone(name) => self.plain("node-gone", name),
+            Event::Cards(cards) => self.cards(cards),
+            Event::AgentLost(name) => self.plain("agent-lost", name),
+            Event::Queue(queue) => self.queue(queue),
+            Event::QueueGone(name) => self.plain("queue-gone", name),
+            Event::Group(group) => self.group(group),
+            Event::GroupGone(name) => self.plain("group-gone", name),
+            Event::Topology(topology) => {
+                self.start("topology", &topology.name);
+                self.pair("levels", topology.levels.join(","));
+                self.end();
+            }
+            Event::TopologyGone(name) => self.plain("topology-gone", name),
+            Event::Pod(pod) => self.pod(pod),
+            Event::PodGone(uid) => self.plain("pod-gone", uid),
+            Event::Outcome(outcome) => {
+                self.start("outcome", outcome.decision);
+                match &outcome.result {
+                    OutcomeResult::Confirmed => self.word("confirmed"),
+                    OutcomeResult::TimedOut => self.word("timed-out"),
+                    OutcomeResult::Refused { reason, retryable } => {
+                        self.word("refused");
+                        self.pair("reason", reason);
+                        self.flag("retryable", *retryable);
+                    }
+                }
+                self.end();
+            }
+            Event::Refusal(refusal) => self.refusal("refusal", refusal),
+            Event::Refused(refusal) => self.refusal("refused", refusal),
+            Event::Assumed(bind) => self.bind("assumed", bind),
+            Event::Backoff(backoff) => {
+                self.start("backoff", &backoff.pod);
+                self.pair("refusals", backoff.refusals);
+                self.some("until", backoff.until.map(|until| until.0));
+                self.pair("reason", &backoff.reason);
+                for node in &backoff.avoid {
+                    self.pair("avoid", node);
+                }
+                self.end();
+            }
+            Event::CardPause(pause) => {
+                self.start("card-pause", &pause.card);
+                self.pair("node", &pause.node);
+                self.pair("refusals", pause.refusals);
+                self.pair("until", pause.until.0);
+                self.pair("reason", &pause.reason);
+                self.end();
+            }
+        }
+    }
+
+    fn refusal(&mut self, kind: &str, refusal: &Refusal) {
+        self.start(kind, &refusal.pod);
+        self.pair("node", &refusal.node);
+        self.some("decision", refusal.decision);
+        self.pair("reason", &refusal.reason);
+        self.flag("last-word", refusal.last_word);
+        self.end();
+    }
+
+    fn plain(&mut self, kind: &str, name: impl Display) {
+        self.start(kind, name);
+        self.end();
+    }
+
+    fn node(&mut self, node: &Node) {
+        self.start("node", &node.name);
+        self.unless("uid", node.uid.as_str(), node.name.as_str());
+        self.unless("cpu", node.cpu.0, 0);
+        self.unless("memory", node.memory.0, 0);
+        self.unless("pods", node.pods, 0);
+        self.unless("gpus", node.gpus, 0);
+        self.flag("managed", node.managed);
+        self.flag("unschedulable", node.unschedulable);
+        for why in &node.not_ready {
+            self.pair("not-ready", why);
+        }
+        self.labels("label", &node.labels);
+        for taint in &node.taints {
+            self.pair(
+                &format!("taint.{}", taint.key),
+                format!("{}:{}", taint.value, effect(taint.effect)),
+            );
+        }
+        for (name, count) in &node.extended {
+            self.pair(&format!("extended.{name}"), count);
+        }
+        self.end();
+    }
+
+    fn cards(&mut self, cards: &NodeCards) {
+        self.start("cards", &cards.node);
+        self.pair("default", cards.default_mode);
+        self.some("not-offering", cards.not_offering.as_ref());
+        self.end();
+        for card in &cards.cards {
+            self.card(card);
+        }
+    }
+
+    fn card(&mut self, card: &Card) {
+        self.start("  card", &card.uuid);
+        self.unless("index", card.index, 0);
+        self.unless("product", &*card.product, "");
+        self.pair("total", card.total.0);
+        self.unless("reserved", card.reserved.0, 0);
+        self.unless(
+            "grantable",
+            card.grantable.0,
+            card.total.less(card.reserved).0,
+        );
+        self.unless("strangers", card.strangers.0, 0);
+        self.some("mode", card.mode);
+        if card.switchable != Mode::ALL {
+            let modes: Vec<&str> = card.switchable.iter().map(|mode| mode.as_str()).collect();
+            self.pair("switchable", modes.join(","));
+        }
+        self.flag("not-ready", !card.ready);
+        self.some("unhealthy", card.unhealthy.as_ref());
+        self.flag("cordoned", card.cordoned);
+        self.flag("mig", card.mig);
+        self.unless("slots", card.client_slots, 48);
+        self.some("numa", card.numa);
+        if !card.nvlink_peers.is_empty() {
+            let peers: Vec<&str> = card.nvlink_peers.iter().map(|peer| peer.as_str()).collect();
+            self.pair("peers", peers.join(","));
+        }
+        self.flag("nvswitch", card.nvswitch);
+        self.unless("allowance", card.allowance.0, 0);
+        match card.pool {
+            Pool::Unknown => {}
+            Pool::Whole => self.pair("pool", "whole"),
+            Pool::Shared => self.pair("pool", "shared"),
+            Pool::None => self.pair("pool", "none"),
+        }
+        self.end();
+    }
+
+    fn queue(&mut self, queue: &Queue) {
+        self.start("queue", &queue.name);
+        self.some("parent", queue.parent.as_ref());
+        self.some("display", queue.display_name.as_ref());
+        self.unless("priority", queue.priority, 100);
+        self.unless("created", queue.created.0, 0);
+        let free = Queue::unlimited("");
+        for (key, resource, default) in [
+            ("gpu", queue.gpu, free.gpu),
+            ("cpu", queue.cpu, free.cpu),
+            ("memory", queue.memory, free.memory),
+        ] {
+            if resource != default {
+                self.resource(key, resource);
+            }
+        }
+        self.some(
+            "preempt-min-runtime",
+            queue.preempt_min_runtime.map(|time| time.0),
+        );
+        self.some(
+            "reclaim-min-runtime",
+            queue.reclaim_min_runtime.map(|time| time.0),
+        );
+        self.end();
+    }
+
+    fn resource(&mut self, key: &str, resource: QueueResource) {
+        let bound = |bound| match bound {
+            Bound::Unlimited => "-1".to_owned(),
+            Bound::Exactly(amount) => amount.to_string(),
+        };
+        let mut text = format!(
+            "{}/{}/{}",
+            bound(resource.quota),
+            bound(resource.limit),
+            resource.weight.0
+        );
+        if resource.usage != 0 {
+            let _ = write!(text, "/{}", resource.usage);
+        }
+        self.pair(key, text);
+    }
+
+    fn group(&mut self, group: &PodGroup) {
+        self.start("group", &group.name);
+        self.unless("uid", &*group.uid, group.name.as_str());
+        self.unless("queue", group.queue.as_str(), "default-queue");
+        self.unless("priority", group.priority, 50);
+        self.flag("non-preemptible", !group.preemptible);
+        self.unless("created", group.created.0, 0);
+        self.flag("no-mark", !group.mark_unschedulable);
+        self.flag("park", group.park_after_failure);
+        self.some("last-start", group.last_start.map(|time| time.0));
+        self.some("stale-since", group.stale_since.map(|time| time.0));
+        self.some("grace", group.staleness_grace.map(|time| time.0));
+        self.unless("delay", group.preemption_delay.0, 0);
+        self.sub_group(&group.root, 1);
+    }
+
+    /// Ends the line of the group, then writes what is below.
+    fn sub_group(&mut self, group: &SubGroup, depth: usize) {
+        self.some("min-children", group.min_children);
+        self.rule(group.topology.as_ref());
+        self.end();
+        let indent = "  ".repeat(depth);
+        for set in &group.sets {
+            self.start(&format!("{indent}set"), &set.name);
+            self.pair("min", set.min);
+            self.rule(set.topology.as_ref());
+            self.end();
+        }
+        for inner in &group.groups {
+            let name = inner.name.as_ref().map_or("", |name| name.as_str());
+            self.start(&format!("{indent}sub-group"), name);
+            self.sub_group(inner, depth + 1);
+        }
+    }
+
+    fn rule(&mut self, rule: Option<&TopologyRule>) {
+        if let Some(rule) = rule {
+            self.pair("topology", &rule.topology);
+            self.some("required", rule.required.as_ref());
+            self.some("preferred", rule.preferred.as_ref());
+        }
+    }
+
+    fn pod(&mut self, pod: &Pod) {
+        let plain = Pod::named(pod.uid.as_str());
+        self.start("pod", &pod.uid);
+        self.unless("ns", &*pod.namespace, &*plain.namespace);
+        self.unless("name", &*pod.name, pod.uid.as_str());
+        self.flag("foreign", !pod.ours);
+        self.unless("queue", pod.queue.as_str(), plain.queue.as_str());
+        self.some("group", pod.group.as_ref());
+        self.some("set", pod.sub_group.as_ref());
+        self.unless("priority", pod.priority, plain.priority);
+        self.flag("non-preemptible", !pod.preemptible);
+        self.unless("created", pod.created.0, 0);
+        self.unless("order", pod.task_order, 0);
+        self.labels("label", &pod.labels);
+        self.unless("cpu", pod.cpu.0, 0);
+        self.unless("memory", pod.memory.0, 0);
+        for (name, count) in &pod.extended {
+            self.pair(&format!("extended.{name}"), count);
+        }
+        for ask in &pod.gpus {
+            self.ask(ask);
+        }
+        self.labels("selector", &pod.nodes.selector);
+        self.some("nominated", pod.nodes.nominated.as_ref());
+        if let Some(terms) = &pod.nodes.terms {
+            self.flag("no-term", terms.is_empty());
+            for term in terms {
+                self.pair("term", term_text(term));
+            }
+        }
+        for toleration in &pod.tolerations {
+            self.pair("tolerates", toleration_text(toleration));
+        }
+        self.flag("gated", pod.gated);
+        for rule in &pod.unsupported {
+            self.pair("unsupported", rule);
+        }
+        let (phase, placement) = match &pod.phase {
+            Phase::Pending => (None, None),
+            Phase::Bound(placement) => (Some("bound"), Some(placement)),
+            Phase::Running(placement) => (None, Some(placement)),
+            Phase::Releasing(placement) => (Some("releasing"), placement.as_ref()),
+            Phase::Succeeded => (Some("succeeded"), None),
+            Phase::Failed => (Some("failed"), None),
+        };
+        self.some("phase", phase);
+        self.placement(placement);
+    }
+
+    fn ask(&mut self, ask: &crate::model::ContainerAsk) {
+        let container = &ask.container;
+        match &ask.ask {
+            Ask::Whole(count) => self.pair(&format!("gpus.{container}"), count),
+            Ask::Share(share) => {
+                match share.amount {
+                    Amount::Memory(mib) => self.pair(&format!("gpu-memory.{container}"), mib.0),
+                    Amount::Fraction(part) => {
+                        self.pair(&format!("gpu-fraction.{container}"), part.0)
+                    }
+                }
+                if share.devices != 1 {
+                    self.pair(&format!("devices.{container}"), share.devices);
+                }
+                self.some(
+                    &format!("compute.{container}"),
+                    share.compute.map(Percent::get),
+                );
+                self.some(&format!("mode.{container}"), share.mode);
+            }
+        }
+        if ask.init {
+            self.pair(&format!("init.{container}"), true);
+        }
+    }
+
+    fn placement(&mut self, placement: Option<&Placement>) {
+        let Some(placement) = placement else {
+            self.end();
+            return;
+        };
+        self.pair("on", &placement.node);
+        self.some("decision", placement.decision);
+        self.end();
+        self.grants(&placement.grants);
+    }
+
+    fn grants(&mut self, grants: &[ContainerGrant]) {
+        for grant in grants {
+            self.start("  grant", &grant.container);
+            let cards: Vec<&str> = grant.cards.iter().map(|card| card.as_str()).collect();
+            self.pair("cards", cards.join(","));
+            self.pair("memory", grant.memory.0);
+            self.unless("compute", grant.compute.get(), 100);
+            self.pair("mode", grant.mode);
+            self.some("note", grant.note.as_ref());
+            self.end();
+        }
+    }
+
+    fn bind(&mut self, kind: &str, bind: &Bind) {
+        self.start(kind, bind.decision);
+        self.pair("pod", &bind.pod);
+        self.unless("ns", &*bind.namespace, "default");
+        self.unless("name", &*bind.name, bind.pod.as_str());
+        self.pair("node", &bind.node);
+        self.unless("node-uid", bind.node_uid.as_str(), bind.node.as_str());
+        match bind.received {
+            Received::Nothing => {}
+            Received::Regular => self.pair("received", "regular"),
+            Received::Fraction => self.pair("received", "fraction"),
+        }
+        self.end();
+        self.grants(&bind.grants);
+    }
+}
+
+fn effect(effect: Effect) -> &'static str {
+    match effect {
+        Effect::NoSchedule => "NoSchedule",
+        Effect::NoExecute => "NoExecute",
+    }
+}
+
+fn term_text(term: &NodeTerm) -> String {
+    let labels = term.labels.iter().map(|one| (&*one.key, &one.operator));
+    let names = term.name.iter().map(|one| ("@name", &one.operator));
+    let parts: Vec<String> = labels
+        .chain(names)
+        .map(|(key, operator)| match operator {
+            Operator::In(values) => format!("{key} in {}", values.join(",")),
+            Operator::NotIn(values) => format!("{key} notin {}", values.join(",")),
+            Operator::Exists => format!("{key} exists"),
+            Operator::DoesNotExist => format!("{key} absent"),
+            Operator::Above(bound) => format!("{key} > {bound}"),
+            Operator::Below(bound) => format!("{key} < {bound}"),
+        })
+        .collect();
+    parts.join("; ")
+}
+
+fn toleration_text(toleration: &Toleration) -> String {
+    let mut text = toleration.key.as_deref().unwrap_or("*").to_owned();
+    if let Some(value) = &toleration.value {
+        text.push('=');
+        text.push_str(value);
+    }
+    if let Some(kind) = toleration.effect {
+        text.push(':');
+        text.push_str(effect(kind));
+    }
+    text
+}

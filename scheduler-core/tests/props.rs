@@ -1,0 +1,429 @@
+//! What must hold for every sequence of events.
+
+use proptest::prelude::*;
+use scheduler_core::ids::{ContainerName, GpuUuid, PodUid};
+use scheduler_core::model::{
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Placement, Pod, Queue, Share,
+};
+use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
+use scheduler_core::{
+    Action, Bind, Config, Core, Decision, Event, Outcome, OutcomeResult, Refusal, text,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
+    let name = format!("n{index}");
+    let mut node = Node::named(&name);
+    node.cpu = CpuMilli(8000);
+    node.memory = Bytes(8 << 30);
+    node.pods = 6;
+    node.managed = cards > 0;
+    node.gpus = u32::from(gpus);
+    let mut events = vec![Event::Node(node)];
+    if cards > 0 {
+        events.push(Event::Cards(NodeCards {
+            node: name.as_str().into(),
+            default_mode: Mode::Mps,
+            not_offering: None,
+            cards: (0..cards).map(|card| self::card(index, card)).collect(),
+        }));
+    }
+    events
+}
+
+fn card(node: u8, index: u8) -> Card {
+    let total = [15_360, 46_068, 100][usize::from(index) % 3];
+    let mut card = Card::named(&format!("GPU-{node}-{index}"), u32::from(index), "T", total);
+    card.reserved = Mib(total / 100);
+    card.grantable = Mib(total - total / 100);
+    card.allowance = Mib(512);
+    card.numa = Some(u32::from(index / 2));
+    card.nvlink_peers = vec![GpuUuid::new(format!("GPU-{node}-{}", index ^ 1))];
+    card.client_slots = 3;
+    card
+}
+
+fn pod(index: u8, kind: u8, size: u16) -> Pod {
+    let mut pod = Pod::named(&format!("p{index:02}"));
+    pod.created = Time(u64::from(index) % 4);
+    pod.priority = i32::from(index % 3);
+    pod.cpu = CpuMilli(u64::from(size % 1500));
+    pod.memory = Bytes(1 << 20);
+    let share = |amount, devices, mode| {
+        Ask::Share(Share {
+            amount,
+            devices,
+            compute: None,
+            mode,
+        })
+    };
+    let size = u64::from(size);
+    let ask = match kind % 7 {
+        0 => None,
+        1 => Some(Ask::Whole(1 + u32::from(kind) % 3)),
+        2 => Some(share(Amount::Memory(Mib(1 + size)), 1, None)),
+        3 => Some(share(
+            Amount::Fraction(NanoGpu(50_000_000 + size * 10_000)),
+            1,
+            None,
+        )),
+        4 => Some(share(
+            Amount::Fraction(NanoGpu(500_000_000)),
+            1,
+            Some(Mode::TimeSlicing),
+        )),
+        5 => Some(share(Amount::Memory(Mib(50)), 2, None)),
+        _ => Some(share(Amount::Fraction(NanoGpu(250_000_000)), 1, None)),
+    };
+    if let Some(ask) = ask {
+        pod.gpus.push(ContainerAsk {
+            container: ContainerName::new("main"),
+            init: false,
+            ask: ask.clone(),
+        });
+        if kind > 200 {
+            pod.gpus.push(ContainerAsk {
+                container: ContainerName::new("second"),
+                init: kind > 230,
+                ask,
+            });
+        }
+    }
+    pod
+}
+
+/// One thing that happens; numbers choose among what is there.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    what: u8,
+    which: u8,
+    size: u16,
+}
+
+fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(
+        (any::<u8>(), any::<u8>(), any::<u16>()).prop_map(|(what, which, size)| Step {
+            what,
+            which,
+            size,
+        }),
+        1..most,
+    )
+}
+
+/// The world beside the core: what was asked of it, and what it shows.
+struct World {
+    core: Core,
+    now: u64,
+    pods: BTreeMap<PodUid, Pod>,
+    open: Vec<Action>,
+    /// Everything that went in and came out, as text.
+    log: String,
+}
+
+impl World {
+    fn new(nodes: &[(u8, u8)]) -> Self {
+        let mut world = Self {
+            core: Core::new(Config::default()),
+            now: 0,
+            pods: BTreeMap::new(),
+            open: Vec::new(),
+            log: String::new(),
+        };
+        for (index, (cards, gpus)) in nodes.iter().enumerate() {
+            for event in node(u8::try_from(index).unwrap(), cards % 5, gpus % 4) {
+                world.tell(event);
+            }
+        }
+        world.tell(Event::Queue(Queue::unlimited("default-queue")));
+        world
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.log
+            .push_str(&text::write(std::slice::from_ref(&event)));
+        let _ = self.core.apply(event);
+        assert_eq!(self.core.violations(), Vec::<String>::new());
+    }
+
+    fn show(&mut self, pod: Pod) {
+        self.pods.insert(pod.uid.clone(), pod.clone());
+        self.tell(Event::Pod(Box::new(pod)));
+    }
+
+    fn decide(&mut self) -> Decision {
+        let decision = self.core.decide(Time(self.now));
+        assert_eq!(self.core.violations(), Vec::<String>::new());
+        self.log.push_str(&text::decision(&decision));
+        self.open.extend(decision.actions.iter().cloned());
+        decision
+    }
+
+    fn bound(&mut self, bind: &Bind, running: bool) {
+        let Some(mut pod) = self.pods.get(&bind.pod).cloned() else {
+            return;
+        };
+        if pod.phase != Phase::Pending {
+            return;
+        }
+        let placement = Placement {
+            node: bind.node.clone(),
+            grants: bind.grants.clone(),
+            decision: Some(bind.decision),
+        };
+        pod.phase = if running {
+            Phase::Running(placement)
+        } else {
+            Phase::Bound(placement)
+        };
+        self.show(pod);
+    }
+
+    fn step(&mut self, step: Step) {
+        let which = usize::from(step.which);
+        let some_pod = self
+            .pods
+            .keys()
+            .nth(which % self.pods.len().max(1))
+            .cloned();
+        match step.what % 16 {
+            0..=4 => self.show(pod(step.which % 24, (step.size >> 8) as u8, step.size)),
+            5 | 6 => {
+                self.now += u64::from(step.which) * 10;
+                self.decide();
+            }
+            7..=9 if !self.open.is_empty() => {
+                let action = self.open.remove(which % self.open.len());
+                let result = match step.size % 5 {
+                    0 => OutcomeResult::Refused {
+                        reason: Arc::from("no"),
+                        retryable: step.size % 2 == 0,
+                    },
+                    1 => OutcomeResult::TimedOut,
+                    _ => OutcomeResult::Confirmed,
+                };
+                let confirmed = result == OutcomeResult::Confirmed;
+                let seen_first = step.size % 3 == 0;
+                if let (true, true, Action::Bind(bind)) = (confirmed, seen_first, &action) {
+                    self.bound(bind, false);
+                }
+                self.tell(Event::Outcome(Outcome {
+                    decision: action.decision(),
+                    result,
+                }));
+                if let (true, Action::Bind(bind)) = (confirmed, &action) {
+                    self.bound(bind, step.size % 2 == 0);
+                }
+            }
+            10 => {
+                if let Some(uid) = some_pod {
+                    self.pods.remove(&uid);
+                    self.tell(Event::PodGone(uid));
+                }
+            }
+            11 => {
+                if let Some(mut pod) = some_pod.and_then(|uid| self.pods.get(&uid).cloned()) {
+                    pod.phase = match pod.phase {
+                        Phase::Bound(placement) | Phase::Running(placement) => {
+                            Phase::Releasing(Some(placement))
+                        }
+                        other => other,
+                    };
+                    self.show(pod);
+                }
+            }
+            12 => {
+                if let Some(pod) = some_pod.and_then(|uid| self.pods.get(&uid))
+                    && let Phase::Bound(placement) = &pod.phase
+                {
+                    let refusal = Refusal {
+                        pod: pod.uid.clone(),
+                        node: placement.node.clone(),
+                        decision: placement.decision,
+                        reason: Arc::from("the card has less"),
+                        last_word: step.size % 3 > 0,
+                    };
+                    self.tell(Event::Refusal(refusal));
+                }
+            }
+            13 => {
+                let name = format!("n{}", step.which % 3);
+                self.tell(match step.size % 3 {
+                    0 => Event::AgentLost(name.as_str().into()),
+                    1 => Event::NodeGone(name.as_str().into()),
+                    _ => Event::Tick(Time(self.now)),
+                });
+            }
+            14 => {
+                let index = step.which % 3;
+                for event in node(index, 1 + (step.size % 4) as u8, 0) {
+                    self.tell(event);
+                }
+            }
+            _ => {
+                let index = step.which % 3;
+                let mut cards: Vec<Card> = (0..4).map(|card| self::card(index, card)).collect();
+                let changed = &mut cards[usize::from(step.size % 4)];
+                match step.size % 3 {
+                    0 => changed.unhealthy = Some(Arc::from("XID 79")),
+                    1 => changed.cordoned = true,
+                    _ => changed.ready = false,
+                }
+                self.tell(Event::Cards(NodeCards {
+                    node: format!("n{index}").as_str().into(),
+                    default_mode: Mode::Mps,
+                    not_offering: None,
+                    cards,
+                }));
+            }
+        }
+    }
+}
+
+fn run(nodes: &[(u8, u8)], steps: &[Step]) -> World {
+    let mut world = World::new(nodes);
+    for step in steps {
+        world.step(*step);
+    }
+    world.now += 1;
+    world.decide();
+    world
+}
+
+fn nodes() -> impl Strategy<Value = Vec<(u8, u8)>> {
+    prop::collection::vec((any::<u8>(), any::<u8>()), 1..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Debug builds check every invariant after every event as well.
+    #[test]
+    fn the_same_events_give_the_same_actions(nodes in nodes(), steps in steps(60)) {
+        prop_assert_eq!(run(&nodes, &steps).log, run(&nodes, &steps).log);
+    }
+
+    #[test]
+    fn a_core_rebuilt_from_its_snapshot_decides_as_the_one_that_lived(nodes in nodes(), steps in steps(60), more in steps(6)) {
+        let mut lived = run(&nodes, &steps);
+        let snapshot = lived.core.snapshot();
+        let mut rebuilt = Core::new(Config::default());
+        for event in snapshot.clone() {
+            let _ = rebuilt.apply(event);
+        }
+        prop_assert_eq!(text::write(&rebuilt.snapshot()), text::write(&snapshot));
+        for step in more {
+            // Pods that nobody has seen yet, and time.
+            let event = Event::Pod(Box::new(pod(100 + step.which % 24, step.what, step.size)));
+            let _ = rebuilt.apply(event.clone());
+            let _ = lived.core.apply(event);
+        }
+        let now = Time(lived.now + 100_000);
+        let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
+        // Evictions of refused grants that are under way are decided again.
+        let binds = |decision: &Decision| -> Vec<(PodUid, String, String)> {
+            decision.actions.iter().filter_map(|action| match action {
+                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?}", bind.grants))),
+                Action::Evict(_) => None,
+            }).collect()
+        };
+        prop_assert_eq!(binds(&one), binds(&two));
+        for uid in lived.pods.keys() {
+            prop_assert_eq!(rebuilt.explain(uid), lived.core.explain(uid));
+        }
+    }
+
+    #[test]
+    fn snapshots_survive_their_text(nodes in nodes(), steps in steps(40)) {
+        let snapshot = run(&nodes, &steps).core.snapshot();
+        let written = text::write(&snapshot);
+        let read = text::read(&written);
+        prop_assert_eq!(read, Ok(snapshot), "{}", written);
+    }
+
+    #[test]
+    fn the_order_of_independent_events_makes_no_difference(
+        nodes in nodes(),
+        pods in prop::collection::vec((any::<u8>(), any::<u16>()), 1..12),
+        order in prop::collection::vec(any::<u32>(), 32),
+    ) {
+        // Some pods stand already; which and where comes from a first core.
+        let mut first = World::new(&nodes);
+        for (index, (kind, size)) in pods.iter().enumerate() {
+            first.show(pod(u8::try_from(index).unwrap(), *kind, *size));
+            if index == pods.len() / 2 {
+                first.decide();
+                for action in std::mem::take(&mut first.open) {
+                    if let Action::Bind(bind) = action {
+                        first.bound(&bind, true);
+                    }
+                }
+            }
+        }
+        let mut events: Vec<Event> = first.core.snapshot().into_iter().filter(|event| {
+            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Pod(_))
+        }).collect();
+        let decide = |events: &[Event]| {
+            let mut core = Core::new(Config::default());
+            for event in events {
+                let _ = core.apply(event.clone());
+            }
+            text::decision(&core.decide(Time(1)))
+        };
+        let straight = decide(&events);
+        for (index, swap) in order.iter().enumerate() {
+            let length = events.len();
+            events.swap(index % length, *swap as usize % length);
+        }
+        prop_assert_eq!(decide(&events), straight);
+    }
+
+    /// Sums of limits over cards, from what was decided alone.
+    #[test]
+    fn no_card_is_granted_more_than_it_has(nodes in nodes(), pods in prop::collection::vec((any::<u8>(), any::<u16>()), 1..24)) {
+        let mut world = World::new(&nodes);
+        for (index, (kind, size)) in pods.iter().enumerate() {
+            world.show(pod(u8::try_from(index).unwrap(), *kind, *size));
+        }
+        let mut sums: BTreeMap<GpuUuid, u64> = BTreeMap::new();
+        let mut whole: BTreeMap<GpuUuid, u32> = BTreeMap::new();
+        for action in world.decide().actions {
+            let Action::Bind(bind) = action else { continue };
+            let mut of_pod = Vec::new();
+            for grant in &bind.grants {
+                let mut cards = grant.cards.clone();
+                cards.sort();
+                cards.dedup();
+                prop_assert_eq!(cards.len(), grant.cards.len(), "distinct cards");
+                for card in &grant.cards {
+                    if grant.mode == Mode::Exclusive {
+                        if !of_pod.contains(card) {
+                            *whole.entry(card.clone()).or_default() += 1;
+                            of_pod.push(card.clone());
+                        }
+                    } else {
+                        *sums.entry(card.clone()).or_default() += grant.memory.0;
+                    }
+                }
+            }
+        }
+        for (uuid, sum) in &sums {
+            let parts: Vec<u8> = uuid.as_str().split('-').skip(1).map(|part| part.parse().unwrap()).collect();
+            prop_assert!(*sum <= card(parts[0], parts[1]).grantable.0);
+            prop_assert!(!whole.contains_key(uuid), "whole and shared at once");
+        }
+        prop_assert!(whole.values().all(|pods| *pods == 1));
+    }
+
+    /// A pod that fits alone on an idle cluster is placed there.
+    #[test]
+    fn what_fits_alone_is_placed(nodes in nodes(), kind in any::<u8>(), size in any::<u16>()) {
+        let mut world = World::new(&nodes);
+        let pod = pod(1, kind, size);
+        let uid = pod.uid.clone();
+        world.show(pod);
+        let fits = world.core.explain(&uid).unwrap().nodes.iter().any(|node| node.fits);
+        prop_assert_eq!(world.decide().actions.len() == 1, fits);
+    }
+}
