@@ -19,6 +19,7 @@
 
 pub mod attribute;
 pub mod config;
+pub mod edit;
 pub mod identity;
 pub mod inventory;
 pub mod ledger;

@@ -5,9 +5,11 @@
 //! the card can grant.
 
 mod admit;
+mod record;
 mod share;
 
 pub use admit::{Claim, Refused};
+pub use record::key as record_key;
 pub use share::{AllocId, HolderKey, Share, SharePhase};
 
 use crate::inventory::GpuUuid;

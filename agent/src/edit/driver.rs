@@ -1,0 +1,202 @@
+//! What of the driver a container needs: found under the driver root, or taken from
+//! NVIDIA's own CDI spec where there is one.
+//!
+//! In: the driver root, as the runtime and as this process see it. Out: [`DriverFiles`].
+//! Reads folders only. Must never: hand out a device node that was not asked for, or the
+//! MPS programs, with which a tenant could drive its control pipe.
+
+use cdi::{ContainerEdits, DeviceNode, Mount};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Folders of libraries, relative to the root.
+const LIBRARIES: [&str; 2] = ["usr/lib64", "usr/lib/x86_64-linux-gnu"];
+/// How NVIDIA's libraries begin.
+const PREFIXES: [&str; 5] = [
+    "libcuda.so",
+    "libcudadebugger.so",
+    "libnvidia-",
+    "libnvcuvid.so",
+    "libnvoptix.so",
+];
+/// Programs, relative to the root. The MPS ones are left out on purpose.
+const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-smi", "usr/bin/nvidia-debugdump"];
+/// Sockets, relative to the root.
+const SOCKETS: [&str; 1] = ["run/nvidia-persistenced/socket"];
+/// Device nodes that every card needs, relative to the root.
+const COMMON_NODES: [&str; 3] = ["dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools"];
+/// As NVIDIA mounts its files.
+const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+
+/// What is there, by name; independent of any card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverFiles {
+    /// As the runtime sees the root.
+    root: PathBuf,
+    /// Relative to the root, sorted.
+    mounts: Vec<PathBuf>,
+    /// Relative to the root.
+    nodes: Vec<PathBuf>,
+}
+
+impl DriverFiles {
+    /// Looks under `here`, which the runtime sees as `root`. Missing folders are empty ones.
+    ///
+    /// # Errors
+    /// A folder that exists and cannot be listed.
+    pub fn find(root: &Path, here: &Path) -> io::Result<Self> {
+        let mut mounts: Vec<PathBuf> = Vec::new();
+        for folder in LIBRARIES {
+            let entries = match std::fs::read_dir(here.join(folder)) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            for entry in entries {
+                let name = entry?.file_name();
+                let text = name.to_string_lossy();
+                // `.so` alone is for compilers; `.so.1` is what a loader asks for.
+                if PREFIXES.iter().any(|p| text.starts_with(p)) && text.contains(".so.") {
+                    mounts.push(Path::new(folder).join(&name));
+                }
+            }
+        }
+        let fixed = PROGRAMS.iter().chain(&SOCKETS).map(PathBuf::from);
+        mounts.extend(fixed.filter(|path| here.join(path).exists()));
+        mounts.sort();
+        let nodes = COMMON_NODES.iter().map(PathBuf::from);
+        Ok(Self {
+            root: root.to_owned(),
+            mounts,
+            nodes: nodes.filter(|path| here.join(path).exists()).collect(),
+        })
+    }
+
+    /// The edits for cards with these minors.
+    pub fn edits(&self, minors: &[u32]) -> ContainerEdits {
+        let cards = minors
+            .iter()
+            .map(|n| PathBuf::from(format!("dev/nvidia{n}")));
+        ContainerEdits {
+            device_nodes: cards
+                .chain(self.nodes.iter().cloned())
+                .map(|path| DeviceNode {
+                    path: text(&Path::new("/").join(&path)),
+                    host_path: text(&self.root.join(&path)),
+                    permissions: "rw".to_owned(),
+                    ..DeviceNode::default()
+                })
+                .collect(),
+            mounts: self
+                .mounts
+                .iter()
+                .map(|path| {
+                    let mut options = READ_ONLY.map(str::to_owned).to_vec();
+                    if SOCKETS.iter().any(|socket| path == Path::new(socket)) {
+                        options.push("noexec".to_owned());
+                    }
+                    Mount {
+                        host_path: text(&self.root.join(path)),
+                        container_path: text(&Path::new("/").join(path)),
+                        options,
+                        ..Mount::default()
+                    }
+                })
+                .collect(),
+            ..ContainerEdits::default()
+        }
+    }
+}
+
+/// NVIDIA's own edits, less what a tenant must not have: the MPS programs, and another
+/// daemon's pipe directory that the toolkit mounts wherever it finds it.
+pub fn trimmed(mut edits: ContainerEdits) -> ContainerEdits {
+    edits.mounts.retain(|mount| {
+        !mount.container_path.ends_with("/nvidia-cuda-mps-control")
+            && !mount.container_path.ends_with("/nvidia-cuda-mps-server")
+            && !mount.container_path.starts_with("/tmp/nvidia-mps")
+    });
+    edits
+}
+
+pub(super) fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_mounted_without_the_roots_prefix() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = folder.path();
+        for file in [
+            "usr/lib64/libcuda.so.570.1",
+            "usr/lib64/libcuda.so.1",
+            "usr/lib64/libcuda.so",
+            "usr/lib64/libc.so.6",
+            "usr/lib64/libnvidia-ml.so.1",
+            "usr/bin/nvidia-smi",
+            "usr/bin/nvidia-cuda-mps-control",
+            "run/nvidia-persistenced/socket",
+            "dev/nvidia0",
+            "dev/nvidia1",
+            "dev/nvidiactl",
+            "dev/nvidia-uvm",
+        ] {
+            let path = here.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let files = DriverFiles::find(Path::new("/run/driver"), here).unwrap();
+        let edits = files.edits(&[1]);
+        let nodes: Vec<_> = edits
+            .device_nodes
+            .iter()
+            .map(|node| (node.path.as_str(), node.host_path.as_str()))
+            .collect();
+        assert_eq!(
+            nodes,
+            [
+                ("/dev/nvidia1", "/run/driver/dev/nvidia1"),
+                ("/dev/nvidiactl", "/run/driver/dev/nvidiactl"),
+                ("/dev/nvidia-uvm", "/run/driver/dev/nvidia-uvm"),
+            ]
+        );
+        let mounts: Vec<_> = edits
+            .mounts
+            .iter()
+            .map(|m| m.container_path.as_str())
+            .collect();
+        assert_eq!(
+            mounts,
+            [
+                "/run/nvidia-persistenced/socket",
+                "/usr/bin/nvidia-smi",
+                "/usr/lib64/libcuda.so.1",
+                "/usr/lib64/libcuda.so.570.1",
+                "/usr/lib64/libnvidia-ml.so.1",
+            ]
+        );
+        assert_eq!(edits.mounts[1].host_path, "/run/driver/usr/bin/nvidia-smi");
+    }
+
+    #[test]
+    fn tenants_do_not_get_the_means_to_drive_mps() {
+        let mount = |path: &str| Mount {
+            container_path: path.to_owned(),
+            ..Mount::default()
+        };
+        let edits = trimmed(ContainerEdits {
+            mounts: vec![
+                mount("/usr/bin/nvidia-cuda-mps-control"),
+                mount("/usr/bin/nvidia-cuda-mps-server"),
+                mount("/tmp/nvidia-mps"),
+                mount("/usr/bin/nvidia-smi"),
+            ],
+            ..ContainerEdits::default()
+        });
+        assert_eq!(edits.mounts, [mount("/usr/bin/nvidia-smi")]);
+    }
+}

@@ -1,0 +1,105 @@
+//! What a CDI file remembers of the share it was made for.
+//!
+//! An annotation of the file, so that file and record are one and nothing else has to be
+//! kept: after a restart the ledger is rebuilt from these.
+
+use super::{AllocId, Share, SharePhase};
+use crate::inventory::GpuUuid;
+use api::grant::PodIdentity;
+use api::{Mib, Mode};
+use serde::{Deserialize, Serialize};
+
+/// Key of the annotation.
+pub fn key() -> String {
+    format!("{}/share", proto::names::DOMAIN)
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Record {
+    version: u32,
+    pod: PodIdentity,
+    container: String,
+    gpus: Vec<String>,
+    memory_mib: Mib,
+    compute_percent: u8,
+    mode: Mode,
+    decision: String,
+}
+
+const VERSION: u32 = 1;
+
+impl Share {
+    /// The annotation's value.
+    pub fn to_record(&self) -> String {
+        let record = Record {
+            version: VERSION,
+            pod: self.pod.clone(),
+            container: self.container.clone(),
+            gpus: self.gpus.iter().map(GpuUuid::to_string).collect(),
+            memory_mib: self.memory,
+            compute_percent: self.compute_percent,
+            mode: self.mode,
+            decision: self.decision.clone(),
+        };
+        serde_json::to_string(&record).expect("strings and integers always print")
+    }
+
+    /// The share that a file of this allocation was made for; `None` for anything that
+    /// this version did not write.
+    pub fn from_record(alloc: AllocId, text: &str) -> Option<Self> {
+        let record: Record = serde_json::from_str(text).ok()?;
+        (record.version == VERSION).then(|| Self {
+            pod: record.pod,
+            container: record.container,
+            gpus: record
+                .gpus
+                .iter()
+                .map(|uuid| GpuUuid::from(uuid.as_str()))
+                .collect(),
+            memory: record.memory_mib,
+            compute_percent: record.compute_percent,
+            mode: record.mode,
+            decision: record.decision,
+            phase: SharePhase::Prepared,
+            alloc_id: Some(alloc),
+            fence: None,
+            observed_limit: None,
+            container_id: None,
+            used: Mib(0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_comes_back_from_its_record() {
+        let alloc = AllocId::new(7);
+        let share = Share {
+            pod: PodIdentity {
+                uid: "u".into(),
+                namespace: "n".into(),
+                name: "p".into(),
+            },
+            container: "c".into(),
+            gpus: vec![GpuUuid::from("GPU-0"), GpuUuid::from("GPU-1")],
+            memory: Mib(2000),
+            compute_percent: 25,
+            mode: Mode::Mps,
+            decision: "d".into(),
+            phase: SharePhase::Prepared,
+            alloc_id: Some(alloc),
+            fence: None,
+            observed_limit: None,
+            container_id: None,
+            used: Mib(0),
+        };
+        assert_eq!(Share::from_record(alloc, &share.to_record()), Some(share));
+        for noise in ["", "{}", "[]", r#"{"version":2}"#] {
+            assert_eq!(Share::from_record(alloc, noise), None);
+        }
+    }
+}

@@ -1,0 +1,614 @@
+//! One control daemon's life, as a pure function of what happened.
+//!
+//! In: [`Event`]s, time as a value. Out: the one next [`Action`], and the [`View`] that
+//! others see. Must never: do anything, or end a server that still has clients.
+//!
+//! ```text
+//! Absent → SetMode → Spawn → Reach → Configure → Warm → Ready ⇄ Fault
+//!    ↑        ↑                                           │ not wanted, no clients
+//!    │       Dead ←── the daemon ended at any time        ↓
+//!    └────────┴────────── CleanUp ←───────────────────── Ending
+//! ```
+//! An adopted daemon comes in at Reach, what a dead one left behind at Dead.
+
+use api::Mib;
+use std::time::Duration;
+
+/// Since the supervisor's start.
+pub type Time = Duration;
+
+/// Between two looks at a server.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between two looks while something is about to change.
+const LOOK_SOON: Duration = Duration::from_millis(20);
+/// Between two checks that a daemon's process lives.
+const TICK: Duration = Duration::from_millis(200);
+/// For a daemon to answer after its start.
+const REACH: Duration = Duration::from_secs(10);
+/// For a server to be ACTIVE after it was asked for; then it is asked for again.
+const WARM: Duration = Duration::from_secs(10);
+/// For a daemon to end after `quit` was answered.
+const END: Duration = Duration::from_secs(5);
+/// Longest pause between two starts.
+const MAX_BACKOFF: Duration = Duration::from_mins(1);
+/// A daemon that was Ready for this long has left its failures behind.
+const STEADY: Duration = Duration::from_mins(1);
+/// Unanswered looks in a row after which the daemon counts as hung.
+const DEAF: u32 = 3;
+
+/// What every client of a server gets at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Per card; 0: none.
+    pub memory: Mib,
+    /// 1 to 100.
+    pub thread_percent: u8,
+}
+
+/// What the plan says of this daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Desired {
+    /// No plan came yet: an adopted daemon is left as it is.
+    Unknown,
+    /// In the plan.
+    Wanted(Limits),
+    /// Not in the plan.
+    Unwanted,
+    /// The supervisor ends: a daemon without clients goes, one with clients stays.
+    Leave,
+}
+
+/// A server's own word for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerStatus {
+    /// Not taking clients yet.
+    Initializing,
+    /// Taking clients.
+    Active,
+    /// A client's fault hit all; no new ones until they are gone.
+    Fault,
+}
+
+/// One process that uses a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Client {
+    /// Its own pid.
+    pub pid: u32,
+    /// Of the server.
+    pub server: u32,
+}
+
+/// What a look at a daemon found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sight {
+    /// Its servers by pid; at most one under protocol 2 that takes clients.
+    pub servers: Vec<(u32, ServerStatus)>,
+    /// Of all its servers.
+    pub clients: Vec<Client>,
+}
+
+/// The limits as the daemon answered them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadBack {
+    /// MiB, 0 for none; whole GiB where the daemon says no more.
+    pub memory: Mib,
+    /// Per cent.
+    pub thread_percent: u8,
+}
+
+/// What to do next; exactly one at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing, for at most so long.
+    Wait(Duration),
+    /// Nothing any more: this daemon's task ends.
+    Finish,
+    /// Directories, shared memory; nothing stale left in them.
+    Prepare,
+    /// The cards' compute mode, read back.
+    SetMode,
+    /// The process.
+    Spawn,
+    /// Ask anything.
+    Reach,
+    /// Defaults and, where servers run, their own; read back and compared.
+    Configure(Limits, Vec<u32>),
+    /// So that no tenant pays for it, and no card is open for lack of it.
+    StartServer,
+    /// Servers, their states, their clients.
+    Look,
+    /// `quit`, with a time limit.
+    Quit,
+    /// The daemon's process group, at once.
+    Kill,
+    /// Which processes of a daemon that ended are still there.
+    FindLeftovers(Vec<Client>),
+    /// Servers that outlived their daemon.
+    KillServers(Vec<u32>),
+    /// Compute mode back, directories away.
+    CleanUp,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The plan.
+    Desired(Desired),
+    /// The last action is done; those that answer more have their own event.
+    Done,
+    /// By `Configure`.
+    Configured(Limits, ReadBack),
+    /// By `Look`.
+    Seen(Sight),
+    /// By `FindLeftovers`: clients and servers that still live.
+    Leftovers(Vec<Client>, Vec<u32>),
+    /// The last action failed.
+    Failed(String),
+    /// The daemon's process is gone.
+    Exited(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Absent,
+    SetMode,
+    Spawn,
+    Reach { until: Time },
+    Configure { not_before: Time },
+    Warm { until: Time, asked: bool },
+    Ready { since: Time },
+    Fault,
+    Ending { until: Time },
+    Killing,
+    Dead { not_before: Time },
+    CleanUp { not_before: Time },
+    Finished,
+}
+
+/// What others see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Absent, Starting, Ready, `ServerFault`, Draining or Dead.
+    pub state: &'static str,
+    /// Why it is so, where that is not plain.
+    pub reason: String,
+    /// As the daemon answered.
+    pub observed: ReadBack,
+    /// Using it now.
+    pub clients: Vec<Client>,
+    /// Starts after the first.
+    pub restarts: u32,
+}
+
+/// One daemon's life.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    desired: Desired,
+    phase: Phase,
+    reason: String,
+    /// Read back equal to what was wanted then.
+    applied: Option<Limits>,
+    observed: ReadBack,
+    mode_set: bool,
+    /// Its clients are known: we started it, or it told us once.
+    known: bool,
+    sight: Sight,
+    looked: Option<Time>,
+    deaf: u32,
+    failures: u32,
+    starts: u32,
+}
+
+impl Machine {
+    /// A daemon that does not run.
+    pub fn absent() -> Self {
+        Self::at(Phase::Absent)
+    }
+
+    /// A daemon that was found running; its limits are not known.
+    pub fn adopted(now: Time) -> Self {
+        let mut machine = Self::at(Phase::Reach { until: now + REACH });
+        machine.starts = 1;
+        machine.known = false;
+        machine
+    }
+
+    /// What a daemon left behind that ended while nobody watched.
+    pub fn leftover() -> Self {
+        let mut machine = Self::at(Phase::Dead {
+            not_before: Time::ZERO,
+        });
+        "the control daemon ended".clone_into(&mut machine.reason);
+        machine
+    }
+
+    fn at(phase: Phase) -> Self {
+        Self {
+            desired: Desired::Unknown,
+            phase,
+            reason: String::new(),
+            applied: None,
+            observed: ReadBack::default(),
+            mode_set: false,
+            known: true,
+            sight: Sight::default(),
+            looked: None,
+            deaf: 0,
+            failures: 0,
+            starts: 0,
+        }
+    }
+
+    /// What others see.
+    pub fn view(&self) -> View {
+        let draining = matches!(self.desired, Desired::Unwanted | Desired::Leave);
+        let state = match self.phase {
+            Phase::Absent | Phase::Finished => "Absent",
+            Phase::Dead { .. } => "Dead",
+            Phase::Fault => "ServerFault",
+            Phase::CleanUp { .. } => "Draining",
+            Phase::Ending { .. } | Phase::Killing if draining => "Draining",
+            Phase::Ready { .. } if self.deaf >= DEAF => "ServerFault",
+            Phase::Ready { .. } if draining => "Draining",
+            Phase::Ready { .. } if self.up_to_date() => "Ready",
+            _ => "Starting",
+        };
+        let clients = self.sight.clients.len();
+        let reason = match state {
+            "Dead" if clients > 0 => format!("{}; waits for {clients} clients of it", self.reason),
+            "Draining" if clients > 0 => format!("waits for {clients} clients to end"),
+            _ => self.reason.clone(),
+        };
+        View {
+            state,
+            reason,
+            observed: self.observed,
+            clients: self.sight.clients.clone(),
+            restarts: self.starts.saturating_sub(1),
+        }
+    }
+
+    /// Whether the limits are those of the plan, or no plan came yet.
+    fn up_to_date(&self) -> bool {
+        match self.desired {
+            Desired::Wanted(limits) => self.applied == Some(limits) && self.mode_set,
+            _ => true,
+        }
+    }
+
+    /// The one next thing to do.
+    pub fn next(&self, now: Time) -> Action {
+        let wanted = match self.desired {
+            Desired::Wanted(limits) => Some(limits),
+            _ => None,
+        };
+        match self.phase {
+            Phase::Finished => Action::Finish,
+            Phase::Absent => match self.desired {
+                Desired::Wanted(_) => Action::Prepare,
+                Desired::Unknown => Action::Wait(TICK),
+                Desired::Unwanted | Desired::Leave => Action::Finish,
+            },
+            Phase::SetMode => Action::SetMode,
+            Phase::Spawn => Action::Spawn,
+            Phase::Reach { .. } => self.soon(now, Action::Reach),
+            Phase::Configure { not_before } => match wanted {
+                Some(_) if now < not_before => Action::Wait(TICK.min(not_before - now)),
+                Some(_) if !self.mode_set => Action::SetMode,
+                Some(limits) => Action::Configure(limits, self.servers()),
+                None => Action::Look,
+            },
+            Phase::Warm { asked: false, .. } if wanted.is_some() => Action::StartServer,
+            Phase::Warm { .. } => self.soon(now, Action::Look),
+            Phase::Ready { .. } | Phase::Fault => self.next_while_up(now),
+            Phase::Ending { until } if now >= until => Action::Kill,
+            Phase::Ending { .. } => Action::Wait(LOOK_SOON),
+            Phase::Killing => Action::Kill,
+            Phase::Dead { not_before } => self.next_while_dead(now, not_before),
+            Phase::CleanUp { not_before } if now < not_before => {
+                Action::Wait(TICK.min(not_before - now))
+            }
+            Phase::CleanUp { .. } => Action::CleanUp,
+        }
+    }
+
+    fn next_while_up(&self, now: Time) -> Action {
+        let idle = self.sight.clients.is_empty();
+        let fresh = self.looked.is_some_and(|at| now < at + LOOK);
+        match self.desired {
+            Desired::Leave if !idle => Action::Finish,
+            // Only on a fresh look: a client may have come since.
+            Desired::Unwanted | Desired::Leave if idle && fresh => Action::Quit,
+            Desired::Wanted(limits) if !self.up_to_date() => {
+                if self.mode_set {
+                    Action::Configure(limits, self.servers())
+                } else {
+                    Action::SetMode
+                }
+            }
+            _ if fresh => Action::Wait(TICK),
+            _ => Action::Look,
+        }
+    }
+
+    fn next_while_dead(&self, now: Time, not_before: Time) -> Action {
+        let Sight { servers, clients } = &self.sight;
+        if self.desired == Desired::Leave && !clients.is_empty() {
+            return Action::Finish;
+        }
+        match self.looked {
+            None => return Action::FindLeftovers(clients.clone()),
+            Some(at) if now < at + TICK && !clients.is_empty() => return Action::Wait(TICK),
+            Some(_) if !clients.is_empty() => return Action::FindLeftovers(clients.clone()),
+            Some(_) if !servers.is_empty() => return Action::KillServers(self.servers()),
+            Some(_) => {}
+        }
+        match self.desired {
+            _ if now < not_before => Action::Wait(TICK.min(not_before - now)),
+            Desired::Wanted(_) => Action::Prepare,
+            Desired::Unwanted | Desired::Leave => Action::CleanUp,
+            Desired::Unknown => Action::Wait(TICK),
+        }
+    }
+
+    /// An action that is repeated until something changes.
+    fn soon(&self, now: Time, action: Action) -> Action {
+        match self.looked {
+            Some(at) if now < at + LOOK_SOON => Action::Wait(LOOK_SOON),
+            _ => action,
+        }
+    }
+
+    fn servers(&self) -> Vec<u32> {
+        self.sight.servers.iter().map(|(pid, _)| *pid).collect()
+    }
+
+    /// Takes in what happened.
+    pub fn on(&mut self, now: Time, event: Event) {
+        match event {
+            Event::Desired(desired) => self.desire(desired),
+            Event::Exited(reason) => self.died(now, reason),
+            Event::Done => self.done(now),
+            Event::Failed(reason) => self.failed(now, reason),
+            Event::Configured(limits, read_back) => {
+                self.applied = Some(limits);
+                self.observed = read_back;
+                self.reason.clear();
+                if matches!(self.phase, Phase::Configure { .. }) {
+                    self.phase = Phase::Warm {
+                        until: now + WARM,
+                        // An adopted daemon has its server: look before asking for one.
+                        asked: !self.sight.servers.is_empty(),
+                    };
+                }
+                self.looked = None;
+            }
+            Event::Seen(sight) => self.seen(now, sight),
+            Event::Leftovers(clients, servers) => {
+                self.sight.clients = clients;
+                self.sight.servers = servers
+                    .into_iter()
+                    .map(|pid| (pid, ServerStatus::Fault))
+                    .collect();
+                self.looked = Some(now);
+            }
+        }
+    }
+
+    fn desire(&mut self, desired: Desired) {
+        self.desired = desired;
+        if matches!(self.phase, Phase::SetMode | Phase::Spawn)
+            && !matches!(desired, Desired::Wanted(_))
+        {
+            // Nothing runs yet; what was made is taken away.
+            self.phase = Phase::CleanUp {
+                not_before: Time::ZERO,
+            };
+        }
+    }
+
+    fn died(&mut self, now: Time, reason: String) {
+        let ending = matches!(self.phase, Phase::Ending { .. } | Phase::Killing);
+        let asked_to_end =
+            ending && matches!(self.desired, Desired::Unwanted | Desired::Leave);
+        // Why we ended it says more than that it ended.
+        let reason = if ending && !self.reason.is_empty() {
+            self.reason.clone()
+        } else {
+            reason
+        };
+        if let Phase::Ready { since } = self.phase
+            && now >= since + STEADY
+        {
+            self.failures = 0;
+        }
+        self.applied = None;
+        self.observed = ReadBack::default();
+        self.mode_set = false;
+        self.known = true;
+        self.looked = None;
+        self.deaf = 0;
+        if asked_to_end {
+            self.sight = Sight::default();
+            self.reason.clear();
+            self.phase = Phase::CleanUp {
+                not_before: Time::ZERO,
+            };
+        } else {
+            self.dead(now, reason);
+        }
+    }
+
+    fn dead(&mut self, now: Time, reason: String) {
+        self.reason = reason;
+        self.phase = Phase::Dead {
+            not_before: now + self.backoff(),
+        };
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// 250 ms doubled with each failure in a row, at most a minute.
+    fn backoff(&self) -> Duration {
+        let factor = 1_u32.checked_shl(self.failures.min(16)).unwrap_or(u32::MAX);
+        (Duration::from_millis(250) * factor).min(MAX_BACKOFF)
+    }
+
+    fn done(&mut self, now: Time) {
+        self.deaf = 0;
+        match self.phase {
+            Phase::Absent => self.phase = Phase::SetMode,
+            // Servers were killed: find out whether they are gone.
+            Phase::Dead { .. } if !self.sight.servers.is_empty() => {
+                self.sight.servers.clear();
+                self.looked = None;
+            }
+            Phase::Dead { .. } => {
+                self.phase = match self.desired {
+                    Desired::Wanted(_) => Phase::SetMode,
+                    _ => Phase::Finished,
+                };
+            }
+            Phase::SetMode => {
+                self.mode_set = true;
+                self.phase = Phase::Spawn;
+            }
+            Phase::Spawn => {
+                self.starts = self.starts.saturating_add(1);
+                self.looked = None;
+                self.phase = Phase::Reach { until: now + REACH };
+            }
+            Phase::Reach { .. } => {
+                self.looked = None;
+                self.reason.clear();
+                self.phase = Phase::Configure {
+                    not_before: Time::ZERO,
+                };
+            }
+            Phase::Configure { .. } => self.mode_set = true,
+            Phase::Warm { until, asked: false } => {
+                self.looked = None;
+                self.phase = Phase::Warm { until, asked: true };
+            }
+            Phase::Ready { .. } | Phase::Fault => {
+                if matches!(self.desired, Desired::Wanted(_)) {
+                    self.mode_set = true;
+                } else {
+                    self.phase = Phase::Ending { until: now + END };
+                }
+            }
+            // Killed: its end is an event of its own.
+            Phase::Ending { .. } | Phase::Killing => {
+                self.phase = Phase::Ending { until: now + END };
+            }
+            Phase::CleanUp { .. } => {
+                self.reason.clear();
+                self.phase = match self.desired {
+                    Desired::Unwanted | Desired::Leave => Phase::Finished,
+                    _ => Phase::Absent,
+                };
+            }
+            Phase::Warm { asked: true, .. } | Phase::Finished => {}
+        }
+    }
+
+    fn failed(&mut self, now: Time, reason: String) {
+        self.reason.clone_from(&reason);
+        let pause = now + self.backoff();
+        match self.phase {
+            Phase::Absent
+            | Phase::SetMode
+            | Phase::Spawn
+            | Phase::Dead { .. } => {
+                self.looked = None;
+                self.dead(now, reason);
+            }
+            Phase::Reach { until } => {
+                self.looked = Some(now);
+                if now >= until && self.known {
+                    self.phase = Phase::Killing;
+                }
+            }
+            Phase::Configure { .. } => {
+                self.failures = self.failures.saturating_add(1);
+                self.looked = None;
+                self.phase = Phase::Configure { not_before: pause };
+            }
+            Phase::Warm { until, .. } => {
+                self.looked = Some(now);
+                if now >= until {
+                    self.phase = Phase::Warm {
+                        until: now + WARM,
+                        asked: false,
+                    };
+                }
+            }
+            Phase::Ready { .. } | Phase::Fault => {
+                self.looked = Some(now);
+                self.deaf = self.deaf.saturating_add(1);
+                if !self.up_to_date() {
+                    self.failures = self.failures.saturating_add(1);
+                    self.phase = Phase::Configure { not_before: pause };
+                } else if self.deaf >= DEAF && self.sight.clients.is_empty() {
+                    // Nobody loses anything, and nobody new could start.
+                    self.phase = Phase::Killing;
+                }
+            }
+            Phase::CleanUp { .. } => {
+                self.failures = self.failures.saturating_add(1);
+                self.phase = Phase::CleanUp { not_before: pause };
+            }
+            Phase::Ending { .. } | Phase::Killing => {
+                self.phase = Phase::Ending { until: now + END };
+            }
+            Phase::Finished => {}
+        }
+    }
+
+    fn seen(&mut self, now: Time, sight: Sight) {
+        self.looked = Some(now);
+        self.deaf = 0;
+        let fault = sight
+            .servers
+            .iter()
+            .any(|(_, status)| *status == ServerStatus::Fault);
+        let active = sight
+            .servers
+            .iter()
+            .any(|(_, status)| *status == ServerStatus::Active);
+        self.sight = sight;
+        self.known = true;
+        match self.phase {
+            Phase::Configure { .. } | Phase::Warm { .. } | Phase::Ready { .. } | Phase::Fault => {}
+            _ => return,
+        }
+        if fault {
+            self.reason = match self.sight.clients.len() {
+                0 => "the server faulted and is starting again".to_owned(),
+                clients => format!("the server faulted; waits for {clients} clients to end"),
+            };
+            self.phase = Phase::Fault;
+        } else if active {
+            self.reason.clear();
+            if !matches!(self.phase, Phase::Ready { .. }) {
+                self.phase = Phase::Ready { since: now };
+            }
+        } else if !matches!(self.desired, Desired::Wanted(_)) {
+            self.phase = Phase::Ready { since: now };
+        } else if let Phase::Warm { until, .. } = self.phase {
+            if now >= until {
+                "the MPS server does not start".clone_into(&mut self.reason);
+                self.phase = Phase::Warm {
+                    until: now + WARM,
+                    asked: false,
+                };
+            }
+        } else {
+            // Its server ended: until there is one, the card is open to anyone.
+            "the MPS server ended".clone_into(&mut self.reason);
+            self.phase = Phase::Warm {
+                until: now + WARM,
+                asked: false,
+            };
+        }
+    }
+}
