@@ -2,7 +2,7 @@
 //!
 //! - [`api_server`]: objects in memory, over HTTP, for the same client that talks to a
 //!   real one.
-//! - [`kubelet`]: device plugins, PodResources, pods and their node, over the real sockets.
+//! - [`kubelet`]: device plugins, `PodResources`, pods and their node, over the real sockets.
 //! - [`runtime`]: CDI, hooks and processes, without containers.
 //!
 //! Linked by the demo and by tests alone.

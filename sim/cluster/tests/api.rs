@@ -1,4 +1,5 @@
 //! The API server as a real client sees it.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenReview};
@@ -378,7 +379,7 @@ async fn kubes_own_watcher_survives_an_expired_watch_in_both_list_strategies() {
                         }
                     }
                     Ok(watcher::Event::InitApply(found) | watcher::Event::Apply(found)) => {
-                        assert_eq!(found.name_any(), "a")
+                        assert_eq!(found.name_any(), "a");
                     }
                     Ok(_) => {}
                     Err(watcher::Error::WatchError(status)) => assert_eq!(status.code, 410),

@@ -1,4 +1,5 @@
 //! The kubelet as a device plugin and a pod see it.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -51,7 +52,7 @@ struct Script {
     /// Answers of `PreStartContainer` that fail, first to last.
     pre_start_errors: Vec<&'static str>,
     allocate_error: Option<&'static str>,
-    /// Whether the checkpoint named the allocation each time PreStart was called.
+    /// Whether the checkpoint named the allocation each time `PreStart` was called.
     checkpointed: Vec<bool>,
 }
 
@@ -297,7 +298,7 @@ impl Cluster {
                 .add_service(DevicePluginServer::new(plugin))
                 .serve_with_incoming(UnixListenerStream::new(listener));
             tokio::select! {
-                served = server => served.unwrap(),
+                outcome = server => outcome.unwrap(),
                 () = stop.cancelled() => {}
             }
         });

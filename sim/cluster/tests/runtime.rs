@@ -1,4 +1,5 @@
 //! The runtime: CDI resolved, hooks run, processes made and ended.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use serde_json::{Value, json};
 use sim_cluster::runtime::{Config, ContainerConfig, Exit, Runtime, RuntimeError};

@@ -6,12 +6,12 @@ use super::error::ApiError;
 use super::event;
 use super::fault::Fault;
 use super::object::{at, name, text};
-use super::resource::{self, Collection, Resource, built_in};
+use super::resource::{Collection, Resource, built_in};
 use super::selector::Selector;
 use super::store::Key;
 use super::verb::{self, Deleted, Edit};
 use super::watch::{self, Watch};
-use super::{pod, webhook};
+use super::{discovery, pod, table, webhook};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
@@ -194,25 +194,40 @@ async fn respond(
         }
         ["apis"] => {
             let custom = shared.state().store.custom_resources();
-            return Ok(axum::Json(resource::groups(&custom)).into_response());
+            return Ok(axum::Json(discovery::groups(&custom)).into_response());
         }
-        ["api", version] => ("", version, &words[2..]),
+        ["openapi", "v3"] => {
+            let custom = shared.state().store.custom_resources();
+            return Ok(axum::Json(discovery::openapi_index(&custom)).into_response());
+        }
+        ["openapi", "v3", ..] => {
+            let custom = shared.state().store.custom_resources();
+            let document = discovery::openapi(&custom, &plain[2..].join("/"));
+            return Ok(axum::Json(document).into_response());
+        }
         ["api", version, ..] => ("", version, &words[2..]),
         ["apis", group, version, ..] => (group, version, &words[3..]),
         _ => return Err(ApiError::unknown_resource()),
     };
     if rest.is_empty() {
         let custom = shared.state().store.custom_resources();
-        return resource::resources(&custom, group, version)
+        return discovery::resources(&custom, group, version)
             .map(|list| axum::Json(list).into_response())
             .ok_or_else(ApiError::unknown_resource);
     }
     let target = target(shared, group, version, rest).ok_or_else(ApiError::unknown_resource)?;
-    let partial = header_text(headers, &header::ACCEPT).contains("as=PartialObjectMetadata");
+    let accept = header_text(headers, &header::ACCEPT);
+    let form = if accept.contains("as=PartialObjectMetadata") {
+        Form::Metadata
+    } else if accept.contains("as=Table") {
+        Form::Table(table::columns(&shared.state().store, &target.resource))
+    } else {
+        Form::Whole
+    };
     match (method, target.name.is_some()) {
-        (&Method::GET, _) if query.is_set("watch") => watch(shared, target, &query, partial),
-        (&Method::GET, false) => list(shared, &target, &query, partial),
-        (&Method::GET, true) => get(shared, &target, partial),
+        (&Method::GET, _) if query.is_set("watch") => watch(shared, target, &query, form),
+        (&Method::GET, false) => list(shared, &target, &query, &form),
+        (&Method::GET, true) => get(shared, &target, &form),
         (&Method::POST, _) => post(shared, &target, &query, headers, body).await,
         (&Method::PUT | &Method::PATCH, true) => {
             change(shared, method, &target, &query, headers, body).await
@@ -223,24 +238,39 @@ async fn respond(
     }
 }
 
+/// How a client wants to see objects.
+#[derive(Clone, Debug)]
+pub(super) enum Form {
+    Whole,
+    /// `PartialObjectMetadata`.
+    Metadata,
+    /// `Table`, for people.
+    Table(Vec<table::Column>),
+}
+
 /// An object as this resource shows it.
-pub(super) fn shown(resource: &Resource, object: &Value, partial: bool) -> Value {
-    if partial {
-        return json!({
+pub(super) fn shown(resource: &Resource, object: &Value, form: &Form) -> Value {
+    match form {
+        Form::Metadata => json!({
             "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": at(object, "metadata"),
-        });
+        }),
+        Form::Table(columns) => {
+            table::of(columns, [object], at(object, "metadata.resourceVersion"))
+        }
+        Form::Whole => {
+            let mut object = object.clone();
+            if resource.group == "events.k8s.io" {
+                object = event::to_new(object);
+            }
+            object["apiVersion"] = json!(resource.api_version());
+            object["kind"] = json!(resource.kind);
+            object
+        }
     }
-    let mut object = object.clone();
-    if resource.group == "events.k8s.io" {
-        object = event::to_new(object);
-    }
-    object["apiVersion"] = json!(resource.api_version());
-    object["kind"] = json!(resource.kind);
-    object
 }
 
 fn reply(code: StatusCode, resource: &Resource, object: &Value) -> Response {
-    (code, axum::Json(shown(resource, object, false))).into_response()
+    (code, axum::Json(shown(resource, object, &Form::Whole))).into_response()
 }
 
 fn success(code: StatusCode) -> Response {
@@ -248,7 +278,7 @@ fn success(code: StatusCode) -> Response {
     (code, axum::Json(status)).into_response()
 }
 
-fn get(shared: &Shared, target: &Target, partial: bool) -> Result<Response, ApiError> {
+fn get(shared: &Shared, target: &Target, form: &Form) -> Result<Response, ApiError> {
     if !matches!(target.sub.as_deref(), None | Some("status")) {
         return Err(ApiError::unknown_resource());
     }
@@ -259,7 +289,7 @@ fn get(shared: &Shared, target: &Target, partial: bool) -> Result<Response, ApiE
         .get(&target.resource.collection(), &key)
         .cloned()
         .ok_or_else(|| ApiError::not_found(&target.resource.qualified(), &key.name))?;
-    Ok(axum::Json(shown(&target.resource, &found, partial)).into_response())
+    Ok(axum::Json(shown(&target.resource, &found, form)).into_response())
 }
 
 fn selector(target: &Target, query: &Query) -> Result<Selector, ApiError> {
@@ -274,16 +304,27 @@ fn list(
     shared: &Shared,
     target: &Target,
     query: &Query,
-    partial: bool,
+    form: &Form,
 ) -> Result<Response, ApiError> {
     let selector = selector(target, query)?;
     let guard = shared.state();
-    let items: Vec<Value> = guard
+    let objects: Vec<Arc<Value>> = guard
         .store
         .list(&target.resource.collection(), target.namespace.as_deref())
         .filter(|object| selector.matches(object))
+        .cloned()
+        .collect();
+    let revision = json!(guard.store.revision().to_string());
+    drop(guard);
+    if let Form::Table(columns) = form {
+        let table = table::of(columns, objects.iter().map(AsRef::as_ref), &revision);
+        return Ok(axum::Json(table).into_response());
+    }
+    let partial = matches!(form, Form::Metadata);
+    let items: Vec<Value> = objects
+        .iter()
         .map(|object| {
-            let mut item = shown(&target.resource, object, partial);
+            let mut item = shown(&target.resource, object, form);
             if !target.resource.custom
                 && !partial
                 && let Some(fields) = item.as_object_mut()
@@ -295,8 +336,6 @@ fn list(
             item
         })
         .collect();
-    let revision = guard.store.revision();
-    drop(guard);
     let (version, kind) = if partial {
         (
             "meta.k8s.io/v1".to_owned(),
@@ -309,7 +348,7 @@ fn list(
         )
     };
     let list = json!({
-        "apiVersion": version, "kind": kind, "metadata": {"resourceVersion": revision.to_string()}, "items": items,
+        "apiVersion": version, "kind": kind, "metadata": {"resourceVersion": revision}, "items": items,
     });
     Ok(axum::Json(list).into_response())
 }
@@ -318,7 +357,7 @@ fn watch(
     shared: &Arc<Shared>,
     mut target: Target,
     query: &Query,
-    partial: bool,
+    form: Form,
 ) -> Result<Response, ApiError> {
     let mut selector = selector(&target, query)?;
     if let Some(name) = target.name.take() {
@@ -347,7 +386,7 @@ fn watch(
             streaming_list,
             bookmarks: query.is_set("allowWatchBookmarks"),
             timeout: Duration::from_secs(timeout),
-            partial,
+            form,
         },
     );
     let json = [(header::CONTENT_TYPE, "application/json")];
@@ -367,7 +406,9 @@ fn parse(headers: &HeaderMap, body: &Bytes) -> Result<Value, ApiError> {
         return Ok(json!({}));
     }
     if kind.contains("protobuf") {
-        return Err(ApiError::unsupported_media(kind));
+        return Err(ApiError::unsupported_media(&format!(
+            "{kind}; this server reads JSON, as `kubectl create -f` and `kubectl apply -f` send it"
+        )));
     }
     serde_json::from_slice(body).map_err(|error| {
         ApiError::bad_request(format!("the body cannot be read as JSON ({kind}): {error}"))
@@ -397,7 +438,7 @@ async fn post(
             Ok((StatusCode::CREATED, axum::Json(review)).into_response())
         }
         ("authorization.k8s.io", _, None) => {
-            let mut review = shown(&target.resource, &object, false);
+            let mut review = shown(&target.resource, &object, &Form::Whole);
             review["status"] = json!({"allowed": true, "reason": "nothing is authorised here"});
             Ok((StatusCode::CREATED, axum::Json(review)).into_response())
         }

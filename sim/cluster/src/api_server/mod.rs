@@ -1,7 +1,7 @@
 //! A Kubernetes API server in memory, over plain HTTP on a loopback port.
 //!
-//! - [`resource`]: what is served: core kinds by a table, others by their definitions.
-//! - `http`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
+//! - `resource`, `discovery`: what is served: core kinds by a table, others by their definitions.
+//! - `http`, `table`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
 //!   eviction, grace; `patch`, `selector`, `event`: their forms.
 //! - `store`: objects, revisions and the log that `watch` reads.
 //! - `webhook`: admission, really called; `token`: minting and review.
@@ -12,6 +12,7 @@
 //! `ValidatingAdmissionPolicy` (stored, never evaluated), `PodDisruptionBudget`s,
 //! `managedFields`, API priority and fairness.
 
+mod discovery;
 mod error;
 mod event;
 mod fault;
@@ -22,6 +23,7 @@ mod pod;
 mod resource;
 mod selector;
 mod store;
+mod table;
 mod token;
 mod verb;
 mod watch;
@@ -54,7 +56,7 @@ impl Default for Config {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             seed: 1,
-            bookmark_every: Duration::from_secs(60),
+            bookmark_every: Duration::from_mins(1),
         }
     }
 }
@@ -104,6 +106,9 @@ impl ApiServer {
     ///
     /// # Errors
     /// The address is taken.
+    ///
+    /// # Panics
+    /// Never: an empty store takes its first namespaces.
     pub async fn bind(config: Config) -> std::io::Result<Self> {
         let listener = TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
@@ -172,6 +177,9 @@ impl Handle {
     }
 
     /// For `kube::Client`.
+    ///
+    /// # Panics
+    /// Never: an address makes a URL.
     pub fn config(&self) -> kube::Config {
         let url = self.url().parse().expect("an address makes a URL");
         kube::Config::new(url)

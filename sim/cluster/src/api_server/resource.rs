@@ -1,10 +1,9 @@
 //! Which resources there are: the built-in ones in a table, the others by the
 //! `CustomResourceDefinition`s that were created.
-//! Out: [`Resource`], and the discovery documents that `kubectl` asks for.
+//! Out: [`Resource`].
 
 use super::object::{at, text};
-use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use serde_json::Value;
 
 /// One resource as it is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,8 +79,18 @@ const S: bool = true;
 const X: bool = false;
 
 /// Group, version, plural, kind, namespaced, has status, short names.
+type Row = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    bool,
+    bool,
+    &'static [&'static str],
+);
+
 #[rustfmt::skip]
-const BUILT_IN: &[(&str, &str, &str, &str, bool, bool, &[&str])] = &[
+const BUILT_IN: &[Row] = &[
     ("", "v1", "pods", "Pod", N, S, &["po"]),
     ("", "v1", "nodes", "Node", C, S, &["no"]),
     ("", "v1", "namespaces", "Namespace", C, S, &["ns"]),
@@ -129,7 +138,7 @@ pub(crate) fn built_in(group: &str, version: &str, plural: &str) -> Option<Resou
     all_built_in().find(|resource| resource.is(group, plural) && resource.version == version)
 }
 
-fn all_built_in() -> impl Iterator<Item = Resource> {
+pub(super) fn all_built_in() -> impl Iterator<Item = Resource> {
     BUILT_IN.iter().map(
         |&(group, version, plural, kind, namespaced, status, short_names)| Resource {
             group: group.to_owned(),
@@ -168,76 +177,4 @@ pub(crate) fn of_definition(definition: &Value) -> Vec<Resource> {
                 .collect(),
         })
         .collect()
-}
-
-/// What `/apis` answers.
-pub(crate) fn groups(custom: &[Resource]) -> Value {
-    let mut groups: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for resource in all_built_in().chain(custom.iter().cloned()) {
-        if !resource.group.is_empty() {
-            groups
-                .entry(resource.group)
-                .or_default()
-                .insert(resource.version);
-        }
-    }
-    let groups: Vec<Value> = groups
-        .into_iter()
-        .map(|(group, versions)| {
-            let versions: Vec<Value> = versions
-                .into_iter()
-                .rev()
-                .map(|version| json!({"groupVersion": format!("{group}/{version}"), "version": version}))
-                .collect();
-            json!({"name": group, "preferredVersion": versions[0], "versions": versions})
-        })
-        .collect();
-    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
-}
-
-/// What `/api/v1` and `/apis/<group>/<version>` answer; `None` where nothing is served.
-pub(crate) fn resources(custom: &[Resource], group: &str, version: &str) -> Option<Value> {
-    let mut list = Vec::new();
-    for resource in all_built_in().chain(custom.iter().cloned()) {
-        if resource.group != group || resource.version != version {
-            continue;
-        }
-        let verbs = if resource.plural.ends_with("reviews") {
-            json!(["create"])
-        } else {
-            json!([
-                "create",
-                "delete",
-                "deletecollection",
-                "get",
-                "list",
-                "patch",
-                "update",
-                "watch"
-            ])
-        };
-        list.push(json!({
-            "name": resource.plural, "singularName": resource.kind.to_lowercase(),
-            "namespaced": resource.namespaced, "kind": resource.kind, "verbs": verbs,
-            "shortNames": resource.short_names,
-        }));
-        if resource.status {
-            list.push(json!({
-                "name": format!("{}/status", resource.plural), "singularName": "",
-                "namespaced": resource.namespaced, "kind": resource.kind,
-                "verbs": ["get", "patch", "update"],
-            }));
-        }
-    }
-    if list.is_empty() {
-        return None;
-    }
-    let group_version = if group.is_empty() {
-        version.to_owned()
-    } else {
-        format!("{group}/{version}")
-    };
-    Some(
-        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list}),
-    )
 }

@@ -6,6 +6,7 @@
 
 use super::Shared;
 use super::error::ApiError;
+use super::http::Form;
 use super::resource::Resource;
 use super::selector::Selector;
 use super::store::Change;
@@ -30,8 +31,8 @@ pub(crate) struct Watch {
     pub(crate) streaming_list: bool,
     pub(crate) bookmarks: bool,
     pub(crate) timeout: Duration,
-    /// Only metadata is told.
-    pub(crate) partial: bool,
+    /// How objects are told.
+    pub(super) form: Form,
 }
 
 struct State {
@@ -110,14 +111,14 @@ impl State {
                 changes
             };
             match changes {
-                Ok(changes) => changes.iter().for_each(|change| self.change(change)),
+                Ok(changes) => changes.iter().for_each(|change| self.take(change)),
                 Err(error) => self.fail(&error),
             }
             if !self.lines.is_empty() {
                 continue;
             }
             tokio::select! {
-                changed = self.signal.changed() => self.over |= changed.is_err(),
+                alive = self.signal.changed() => self.over |= alive.is_err(),
                 () = tokio::time::sleep_until(self.bookmark_at) => {
                     self.bookmark_at = Instant::now() + self.shared.bookmark_every;
                     if self.watch.bookmarks {
@@ -130,7 +131,7 @@ impl State {
         }
     }
 
-    fn change(&mut self, change: &Change) {
+    fn take(&mut self, change: &Change) {
         let meant = |object: &Value| {
             self.watch
                 .namespace
@@ -149,7 +150,7 @@ impl State {
     }
 
     fn tell(&mut self, kind: &str, object: &Value) {
-        let shown = super::http::shown(&self.watch.resource, object, self.watch.partial);
+        let shown = super::http::shown(&self.watch.resource, object, &self.watch.form);
         self.lines
             .push_back(format!("{}\n", json!({"type": kind, "object": shown})));
     }

@@ -66,9 +66,9 @@ impl Config {
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into(),
             status_every: Duration::from_secs(10),
-            heartbeat_every: Duration::from_secs(300),
+            heartbeat_every: Duration::from_mins(5),
             retry: Duration::from_secs(10),
-            endpoint_grace: Duration::from_secs(300),
+            endpoint_grace: Duration::from_mins(5),
         }
     }
 }
@@ -177,7 +177,10 @@ async fn sync_loop(node: Arc<Node>, mut allocatable: watch::Receiver<Allocatable
         ready = allocatable.wait_for(|known| !known.is_empty()) => ready.is_ok(),
         () = node.stop.cancelled() => false,
     };
-    while ready {
+    if !ready {
+        return;
+    }
+    loop {
         let event = tokio::select! {
             event = events.next() => event,
             Some(_) = tasks.join_next() => continue,

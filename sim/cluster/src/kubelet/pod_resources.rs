@@ -1,4 +1,4 @@
-//! The PodResources service, v1: which active pod's container holds which IDs.
+//! The `PodResources` service, v1: which active pod's container holds which IDs.
 //!
 //! As the real one: no pod UIDs, init containers only where they are restartable, one
 //! entry per ID, `List` cleans up after inactive pods and `Get` does not, 100 calls a

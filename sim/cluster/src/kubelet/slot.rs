@@ -181,7 +181,7 @@ impl Slots {
         slot.doing = Doing::Terminated(ended.clone());
         let slot = &self.list[index];
         if self.restarts(slot, ended.exit) && ended.exit.0 != 0 {
-            let again = now + wait.min(Duration::from_secs(300));
+            let again = now + wait.min(Duration::from_mins(5));
             let message = format!(
                 "back-off {}s restarting failed container={}",
                 wait.as_secs(),

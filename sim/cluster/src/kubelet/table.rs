@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Written by the sync loop and the pod workers, read by admission and PodResources.
+/// Written by the sync loop and the pod workers, read by admission and `PodResources`.
 #[derive(Debug, Default)]
 pub(super) struct PodTable {
     pods: Mutex<BTreeMap<String, Entry>>,

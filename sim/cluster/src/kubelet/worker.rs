@@ -1,7 +1,7 @@
 //! One pod's worker: starts its containers, watches them, ends them, reports.
 //!
 //! In: the pod as it changes, the ends of its containers. Out: the pod's status, events.
-//! Serial within the pod, as the real one: a slow PreStart holds back its own pod alone.
+//! Serial within the pod, as the real one: a slow `PreStart` holds back its own pod alone.
 
 use super::Node;
 use super::admit::device_limits;

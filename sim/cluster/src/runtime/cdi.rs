@@ -50,7 +50,8 @@ pub(crate) struct Mount {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Hook {
-    pub(crate) hook_name: String,
+    #[serde(rename = "hookName")]
+    pub(crate) name: String,
     pub(crate) path: PathBuf,
     /// The first is the program's own name.
     #[serde(default)]

@@ -19,7 +19,7 @@ pub(crate) async fn run(
     state: &Value,
     bundle: &Path,
 ) -> Result<(), String> {
-    let told = |why: String| format!("error running {} hook #{position}: {why}", hook.hook_name);
+    let told = |why: String| format!("error running {} hook #{position}: {why}", hook.name);
     let mut command = Command::new(&hook.path);
     if let Some((name, rest)) = hook.args.split_first() {
         command.arg0(name).args(rest);

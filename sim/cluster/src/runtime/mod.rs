@@ -225,6 +225,9 @@ impl Runtime {
     ///
     /// # Errors
     /// [`RuntimeError::Create`] when a hook refuses; the process is gone then.
+    ///
+    /// # Panics
+    /// Never: standard input is piped.
     pub async fn start(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let unknown = || RuntimeError::Unknown(id.0.clone());
         let (mut command, hooks, bundle, config, ended) = {
@@ -254,7 +257,7 @@ impl Runtime {
         });
         let creating = hooks
             .iter()
-            .filter(|hook| hook.hook_name == "createRuntime")
+            .filter(|hook| hook.name == "createRuntime")
             .enumerate();
         for (position, hook) in creating {
             if let Err(why) = hook::run(position, hook, &state, &bundle).await {

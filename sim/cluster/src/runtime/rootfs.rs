@@ -89,6 +89,7 @@ fn missing(host: &Path) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt as _;
 
     #[test]
     fn no_path_leads_out_and_a_later_mount_wins() {
@@ -102,7 +103,6 @@ mod tests {
         root.mount(&b, Path::new("/etc/x")).unwrap();
         assert_eq!(std::fs::read(root.path().join("etc/x")).unwrap(), b"b");
         root.device(&a, Path::new("/dev/n")).unwrap();
-        use std::os::unix::fs::MetadataExt as _;
         let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
         assert_eq!(inode(&root.path().join("dev/n")), inode(&a));
         assert!(
