@@ -22,11 +22,13 @@ pub mod config;
 pub mod edit;
 pub mod identity;
 pub mod inventory;
+pub mod kubelet;
 pub mod ledger;
 pub mod mps;
 pub mod node;
 pub mod nvml;
 pub mod pods;
+pub mod reconcile;
 pub mod telemetry;
 
 pub use config::Config;

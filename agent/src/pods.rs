@@ -111,6 +111,11 @@ fn init_kind(container: &Container) -> ContainerKind {
 }
 
 impl ContainerView {
+    /// The container that runs, as the runtime names it.
+    pub fn runs(&self) -> Option<&str> {
+        self.running.as_deref()
+    }
+
     fn of(
         container: &Container,
         kind: ContainerKind,

@@ -35,6 +35,17 @@ impl Claim {
     }
 }
 
+impl Claim {
+    /// The share of a container that was bound before this agent started.
+    pub fn bound(&self, alloc: AllocId) -> Share {
+        Share {
+            alloc_id: Some(alloc),
+            phase: SharePhase::Prepared,
+            ..Share::reserved(self, self.gpus.clone())
+        }
+    }
+}
+
 /// Why a claim is not in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {

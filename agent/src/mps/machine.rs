@@ -121,8 +121,9 @@ pub enum Action {
     Quit,
     /// The daemon's process group, at once.
     Kill,
-    /// Which processes of a daemon that ended are still there.
-    FindLeftovers(Vec<Client>),
+    /// Which processes of a daemon that ended are still there; `None`: its clients were
+    /// never known.
+    FindLeftovers(Option<Vec<Client>>),
     /// Servers that outlived their daemon.
     KillServers(Vec<u32>),
     /// Compute mode back, directories away.
@@ -219,6 +220,7 @@ impl Machine {
             not_before: Time::ZERO,
         });
         "the control daemon ended".clone_into(&mut machine.reason);
+        machine.known = false;
         machine
     }
 
@@ -337,11 +339,10 @@ impl Machine {
             return Action::Finish;
         }
         match self.looked {
-            None => return Action::FindLeftovers(clients.clone()),
-            Some(at) if now < at + TICK && !clients.is_empty() => return Action::Wait(TICK),
-            Some(_) if !clients.is_empty() => return Action::FindLeftovers(clients.clone()),
-            Some(_) if !servers.is_empty() => return Action::KillServers(self.servers()),
-            Some(_) => {}
+            Some(_) if clients.is_empty() && servers.is_empty() => {}
+            Some(_) if clients.is_empty() => return Action::KillServers(self.servers()),
+            Some(at) if now < at + TICK => return Action::Wait(TICK),
+            _ => return Action::FindLeftovers(self.known.then(|| clients.clone())),
         }
         match self.desired {
             _ if now < not_before => Action::Wait(TICK.min(not_before - now)),
@@ -409,8 +410,7 @@ impl Machine {
 
     fn died(&mut self, now: Time, reason: String) {
         let ending = matches!(self.phase, Phase::Ending { .. } | Phase::Killing);
-        let asked_to_end =
-            ending && matches!(self.desired, Desired::Unwanted | Desired::Leave);
+        let asked_to_end = ending && matches!(self.desired, Desired::Unwanted | Desired::Leave);
         // Why we ended it says more than that it ended.
         let reason = if ending && !self.reason.is_empty() {
             self.reason.clone()
@@ -425,7 +425,6 @@ impl Machine {
         self.applied = None;
         self.observed = ReadBack::default();
         self.mode_set = false;
-        self.known = true;
         self.looked = None;
         self.deaf = 0;
         if asked_to_end {
@@ -474,6 +473,7 @@ impl Machine {
             }
             Phase::Spawn => {
                 self.starts = self.starts.saturating_add(1);
+                self.known = true;
                 self.looked = None;
                 self.phase = Phase::Reach { until: now + REACH };
             }
@@ -485,7 +485,10 @@ impl Machine {
                 };
             }
             Phase::Configure { .. } => self.mode_set = true,
-            Phase::Warm { until, asked: false } => {
+            Phase::Warm {
+                until,
+                asked: false,
+            } => {
                 self.looked = None;
                 self.phase = Phase::Warm { until, asked: true };
             }
@@ -515,10 +518,7 @@ impl Machine {
         self.reason.clone_from(&reason);
         let pause = now + self.backoff();
         match self.phase {
-            Phase::Absent
-            | Phase::SetMode
-            | Phase::Spawn
-            | Phase::Dead { .. } => {
+            Phase::Absent | Phase::SetMode | Phase::Spawn | Phase::Dead { .. } => {
                 self.looked = None;
                 self.dead(now, reason);
             }
@@ -612,3 +612,6 @@ impl Machine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

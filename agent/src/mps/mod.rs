@@ -1,1 +1,5 @@
-//! MPS: plan, client, supervisor.
+//! MPS.
+pub mod control;
+pub mod machine;
+pub mod place;
+pub mod process;

@@ -1,0 +1,188 @@
+//! What the kubelet is offered, and which IDs suit best.
+//!
+//! Pure. In: inventory, ledger, who holds which ID. Out: [`Offer`], from which
+//! `ListAndWatch` and `GetPreferredAllocation` answer. A held ID reports the health of the
+//! card that its holder was granted; only IDs that nobody holds are withdrawn: one that is
+//! Unhealthy while held makes its pod fail for good when the kubelet restarts.
+
+use crate::identity::Resource;
+use crate::inventory::{Card, GpuUuid, Inventory};
+use crate::ledger::{HolderKey, Ledger};
+use crate::reconcile::Held;
+use api::Mode;
+use proto::deviceplugin::{Device, NumaNode, TopologyInfo};
+use proto::names::kubelet::{HEALTHY, UNHEALTHY};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the kubelet is offered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Offer {
+    /// Tokens, in the cards' order.
+    pub share: Vec<Device>,
+    /// Whole cards, in their order.
+    pub whole: Vec<Device>,
+    /// Cards of claims that the kubelet has not allocated for yet, oldest first.
+    pub awaited: Vec<Awaited>,
+}
+
+/// A claim that the kubelet will allocate for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Under which resource.
+    pub resource: Resource,
+    /// Its cards.
+    pub gpus: Vec<GpuUuid>,
+}
+
+/// One token of a card. Two cards never share one, and one survives restarts.
+pub fn token(card: &GpuUuid, n: u32) -> String {
+    format!("{card}::{n}")
+}
+
+/// The card of a token.
+fn card_of(token: &str) -> &str {
+    token.split_once("::").map_or(token, |(card, _)| card)
+}
+
+/// What decides an offer, beside the cards.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// Who holds what part.
+    pub ledger: &'a Ledger,
+    /// Who holds which ID.
+    pub held: &'a Held,
+    /// Cards whose tokens may be offered at all.
+    pub shared: &'a BTreeSet<GpuUuid>,
+    /// Cards that may be offered whole at all.
+    pub whole: &'a BTreeSet<GpuUuid>,
+}
+
+/// All IDs with their health.
+pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Device>) {
+    let mut share = Vec::new();
+    let mut whole = Vec::new();
+    for card in &inventory.cards {
+        let healthy = card.health.is_healthy();
+        let mode = terms.ledger.mode_of(&card.uuid);
+        let shareable = card.switchable.iter().any(|mode| *mode != Mode::Exclusive);
+        let shares = healthy
+            && shareable
+            && terms.shared.contains(&card.uuid)
+            && mode != Some(Mode::Exclusive);
+        for n in 0..card.client_slots {
+            let id = token(&card.uuid, n);
+            let holder = terms.held.get(&(Resource::Share, id.clone()));
+            // A card that cannot be shared has no tokens, but for those that are held.
+            if shareable || holder.is_some() {
+                let fit = holder.map_or(shares, |holder| {
+                    granted_health(holder.as_ref(), inventory, terms.ledger)
+                });
+                share.push(device(id, fit, None));
+            }
+        }
+        let wholly = card.switchable.contains(&Mode::Exclusive);
+        let id = card.uuid.to_string();
+        let holder = terms.held.get(&(Resource::Whole, id.clone()));
+        if wholly || holder.is_some() {
+            let free = wholly
+                && terms.whole.contains(&card.uuid)
+                && mode.is_none_or(|mode| mode == Mode::Exclusive);
+            whole.push(device(id, healthy && (free || holder.is_some()), card.numa));
+        }
+    }
+    (share, whole)
+}
+
+/// The health of what a token's holder was granted. Unknown is not bad: a holder whose
+/// grant is not read yet keeps its token.
+fn granted_health(holder: Option<&HolderKey>, inventory: &Inventory, ledger: &Ledger) -> bool {
+    let Some(share) = holder.and_then(|key| ledger.get(key)) else {
+        return true;
+    };
+    share
+        .gpus
+        .iter()
+        .filter_map(|uuid| inventory.card(uuid))
+        .all(|card| card.health.is_healthy())
+}
+
+fn device(id: String, healthy: bool, numa: Option<u32>) -> Device {
+    Device {
+        id,
+        health: if healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
+        topology: numa.map(|node| TopologyInfo {
+            nodes: vec![NumaNode {
+                id: i64::from(node),
+            }],
+        }),
+    }
+}
+
+impl Offer {
+    /// The list of one resource.
+    pub fn list(&self, resource: Resource) -> &[Device] {
+        match resource {
+            Resource::Share => &self.share,
+            Resource::Whole => &self.whole,
+        }
+    }
+
+    /// Which of `available` suit best: `must` first, then the cards that the oldest awaited
+    /// claim names, then what nobody awaits. Never more than `size`, never a refusal: the
+    /// kubelet fills up what is missing.
+    pub fn prefer(
+        &self,
+        resource: Resource,
+        available: &[String],
+        must: &[String],
+        size: usize,
+    ) -> Vec<String> {
+        let free: BTreeSet<&str> = available.iter().map(String::as_str).collect();
+        let mut chosen: Vec<String> = must.iter().take(size).cloned().collect();
+        let awaited = || self.awaited.iter().filter(|a| a.resource == resource);
+        let rank = |id: &str| {
+            let card = card_of(id);
+            awaited().position(|a| a.gpus.iter().any(|gpu| gpu.as_str() == card))
+        };
+        let order: BTreeMap<&str, usize> = self
+            .list(resource)
+            .iter()
+            .enumerate()
+            .map(|(place, device)| (device.id.as_str(), place))
+            .collect();
+        let place = |id: &str| order.get(id).copied().unwrap_or(usize::MAX);
+        let mut candidates: Vec<&str> = match resource {
+            // A token of the oldest awaited card; else of any.
+            Resource::Share => {
+                let mut all: Vec<&str> = free.iter().copied().collect();
+                all.sort_by_key(|id| (rank(id).unwrap_or(usize::MAX), place(id)));
+                all
+            }
+            // Exactly what a claim of this size names; else cards that no claim awaits.
+            Resource::Whole => {
+                let exact = awaited().find(|a| {
+                    a.gpus.len() == size
+                        && a.gpus.iter().all(|gpu| free.contains(gpu.as_str()))
+                        && must
+                            .iter()
+                            .all(|id| a.gpus.iter().any(|gpu| gpu.as_str() == id))
+                });
+                match exact {
+                    Some(exact) => exact.gpus.iter().map(GpuUuid::as_str).collect(),
+                    None => {
+                        let mut all: Vec<&str> = free.iter().copied().collect();
+                        all.sort_by_key(|id| (rank(id).is_some(), place(id)));
+                        all
+                    }
+                }
+            }
+        };
+        candidates.retain(|id| !chosen.iter().any(|taken| taken == id));
+        let missing = size.saturating_sub(chosen.len());
+        chosen.extend(candidates.into_iter().take(missing).map(str::to_owned));
+        chosen
+    }
+}
+
+#[cfg(test)]
+mod tests;

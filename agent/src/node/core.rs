@@ -1,0 +1,564 @@
+//! What the agent knows and decides. Pure: events in, effects out, time as a value.
+//!
+//! Order of one step: take in the event; then settle: cards, who died, who is reserved,
+//! how far each share has come. Everything outside reads the result.
+
+use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
+use crate::identity::{self, Resource};
+use crate::inventory::{Book, GpuUuid, Inventory, Settings};
+use crate::kubelet::offer::{self, Awaited, Offer};
+use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
+use crate::nvml::{Driver, Observation, Process, Xid};
+use crate::pods::{PodView, Pods, Standing};
+use crate::reconcile::{self, Held, Local, Minted, MintedIds};
+use api::grant::Verifier;
+use api::units::Fence;
+use api::{Mib, Mode};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What does not change while the agent runs.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Name of this node.
+    pub node: String,
+    /// Of every card.
+    pub cards: Settings,
+    /// Whole cards are offered.
+    pub serve_whole: bool,
+    /// Pods of other schedulers get whole cards.
+    pub allow_ungranted_whole: bool,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// NVML was asked.
+    Observed(Arc<Observation>),
+    /// The driver reported a fault.
+    Fault(Xid),
+    /// The whole list of this node's pods.
+    PodsListed(Vec<PodView>),
+    /// A pod came or changed.
+    Pod(Box<PodView>),
+    /// A pod left.
+    PodGone(String),
+    /// The Node object was read.
+    NodeUid(String),
+    /// The trust `ConfigMap` was read: keys and CA.
+    Trust(Verifier, String),
+    /// `GpuNode.spec` was read; `None`: there is no `GpuNode`.
+    Policy(Option<Policy>),
+    /// The MPS supervisor answered, or did not.
+    Mps(MpsView),
+    /// The kubelet told which IDs it can allocate.
+    Pools(BTreeMap<GpuUuid, Pool>),
+    /// The disk was read.
+    Local(Local),
+    /// The kubelet was answered.
+    Minted {
+        /// Our answer's name.
+        alloc: AllocId,
+        /// Of which resource.
+        resource: Resource,
+        /// The IDs.
+        ids: BTreeSet<String>,
+    },
+    /// The kubelet holds a stream for shares, or lost it.
+    Registered(bool),
+    /// A reason to offer nothing that is not about cards; `None`: it went away.
+    Obstacle(Obstacle, Option<String>),
+    /// Time passed.
+    Tick,
+}
+
+/// What keeps a whole node from being offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// Another plugin serves whole cards.
+    OtherPlugin,
+    /// The hook is not in its place.
+    Hook,
+}
+
+/// What the owner does for the core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Remove CDI file, share folder and proof.
+    Forget(AllocId),
+    /// Tell telemetry.
+    Tell(Note),
+}
+
+/// Everything that is known.
+#[derive(Debug)]
+pub struct Core {
+    terms: Terms,
+    book: Book,
+    pub(super) inventory: Inventory,
+    pub(super) ledger: Ledger,
+    pub(super) pods: Pods,
+    pub(super) node: Node,
+    pub(super) verifier: Option<Verifier>,
+    ca: String,
+    policy: Option<Policy>,
+    /// Of pods with a true grant, with the order in which they were seen.
+    claims: BTreeMap<HolderKey, (u64, Claim)>,
+    next_claim: u64,
+    local: Local,
+    restored: bool,
+    minted: Minted,
+    held: Held,
+    mps: MpsView,
+    pools: BTreeMap<GpuUuid, Pool>,
+    registered: bool,
+    obstacles: BTreeMap<Obstacle, String>,
+    missing: BTreeMap<AllocId, Instant>,
+    suspected: BTreeMap<HolderKey, Instant>,
+    unproven: BTreeSet<HolderKey>,
+}
+
+impl Core {
+    /// Knows nothing yet.
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            book: Book::new(terms.cards),
+            node: Node {
+                name: terms.node.clone(),
+                uid: String::new(),
+            },
+            terms,
+            inventory: Inventory::default(),
+            ledger: Ledger::default(),
+            pods: Pods::default(),
+            verifier: None,
+            ca: String::new(),
+            policy: None,
+            claims: BTreeMap::new(),
+            next_claim: 0,
+            local: Local::default(),
+            restored: false,
+            minted: Minted::new(),
+            held: Held::new(),
+            mps: MpsView::default(),
+            pools: BTreeMap::new(),
+            registered: false,
+            obstacles: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            suspected: BTreeMap::new(),
+            unproven: BTreeSet::new(),
+        }
+    }
+
+    /// Takes in an event.
+    pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Observed(observation) => self.book.observe(&observation, now),
+            Event::Fault(xid) => {
+                self.book.fault(&xid, now);
+                effects.push(Effect::Tell(Note::Xid {
+                    gpu: xid.gpu,
+                    xid: xid.number,
+                }));
+            }
+            Event::PodsListed(pods) => {
+                self.pods.replace(pods);
+                self.read_claims();
+            }
+            Event::Pod(pod) => {
+                let uid = pod.identity.uid.clone();
+                self.pods.upsert(*pod);
+                self.read_claims_of(&uid);
+            }
+            Event::PodGone(uid) => {
+                self.pods.remove(&uid);
+                self.read_claims_of(&uid);
+            }
+            Event::NodeUid(uid) => {
+                if self.node.uid != uid {
+                    self.node.uid = uid;
+                    self.read_claims();
+                }
+            }
+            Event::Trust(verifier, ca) => {
+                self.ca = ca;
+                if self.verifier.as_ref() != Some(&verifier) {
+                    self.verifier = Some(verifier);
+                    self.read_claims();
+                }
+            }
+            Event::Policy(policy) => self.policy = policy,
+            Event::Mps(view) => self.mps = view,
+            Event::Pools(pools) => self.pools = pools,
+            Event::Local(local) => self.take_local(local),
+            Event::Minted {
+                alloc,
+                resource,
+                ids,
+            } => {
+                let at = now;
+                self.minted.insert(alloc, MintedIds { resource, ids, at });
+            }
+            Event::Registered(registered) => self.registered = registered,
+            Event::Obstacle(what, why) => {
+                match why {
+                    Some(why) => self.obstacles.insert(what, why),
+                    None => self.obstacles.remove(&what),
+                };
+            }
+            Event::Tick => {}
+        }
+        self.settle(now, &mut effects);
+        effects
+    }
+
+    fn take_local(&mut self, local: Local) {
+        if !self.restored {
+            let claims = self
+                .claims
+                .iter()
+                .map(|(key, (_, claim))| (key.clone(), claim.clone()))
+                .collect();
+            for share in reconcile::restore(&local, &claims) {
+                self.ledger.restore(share);
+            }
+            self.restored = true;
+        }
+        if let Some(checkpoint) = &local.checkpoint {
+            self.minted.retain(|alloc, _| !checkpoint.holds(*alloc));
+        }
+        self.local = local;
+    }
+
+    /// A checkpoint that was read for one request is newer than the last look at the disk.
+    pub(super) fn take_checkpoint(&mut self, checkpoint: identity::Checkpoint) {
+        self.minted.retain(|alloc, _| !checkpoint.holds(*alloc));
+        self.local.checkpoint = Some(checkpoint);
+    }
+
+    /// Allocations of exactly these IDs that the checkpoint may not have.
+    pub(super) fn minted_for(&self, resource: Resource, ids: &BTreeSet<String>) -> Vec<AllocId> {
+        self.minted
+            .iter()
+            .filter(|(_, fresh)| fresh.resource == resource && fresh.ids == *ids)
+            .map(|(alloc, _)| *alloc)
+            .collect()
+    }
+
+    fn read_claims(&mut self) {
+        let known: Vec<String> = self.claims.keys().map(|key| key.pod_uid.clone()).collect();
+        let present: Vec<String> = self.pods.iter().map(|p| p.identity.uid.clone()).collect();
+        for uid in known.into_iter().chain(present) {
+            self.read_claims_of(&uid);
+        }
+    }
+
+    fn read_claims_of(&mut self, uid: &str) {
+        let claims = match self.pods.standing(uid) {
+            Standing::Present(pod) if !pod.finished => {
+                // What is wrong with a grant is said when its pod asks for its cards.
+                identity::claims(pod, self.verifier.as_ref(), &self.node).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
+        let keys: BTreeSet<HolderKey> = claims.iter().map(Claim::key).collect();
+        self.claims
+            .retain(|key, _| key.pod_uid != uid || keys.contains(key));
+        for claim in claims {
+            let key = claim.key();
+            let order = self
+                .claims
+                .get(&key)
+                .map_or(self.next_claim, |(order, _)| *order);
+            self.next_claim = self.next_claim.max(order + 1);
+            self.claims.insert(key, (order, claim));
+        }
+    }
+
+    /// Everything that follows from what is known.
+    pub(super) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        self.minted
+            .retain(|_, fresh| now.saturating_duration_since(fresh.at) < reconcile::MINTED_GRACE);
+        self.held = reconcile::held(&self.local, &self.minted, &self.pods);
+        self.take_stock(now);
+        let busy = self.busy();
+        let dead = reconcile::deaths(
+            &self.ledger,
+            &self.local,
+            &self.pods,
+            &busy,
+            &mut self.missing,
+            now,
+        );
+        for key in &dead {
+            if let Some(share) = self.ledger.release(key) {
+                effects.push(Effect::Tell(Note::Freed {
+                    pod: share.pod.to_string(),
+                }));
+            }
+        }
+        if self.restored {
+            for alloc in reconcile::orphans(&self.ledger, &self.local, &self.pods) {
+                self.local.files.remove(&alloc);
+                self.local.proofs.remove(&alloc);
+                self.local.folders.remove(&alloc);
+                effects.push(Effect::Forget(alloc));
+            }
+        }
+        self.reserve(&busy);
+        self.follow();
+        self.suspect(now, effects);
+        if !dead.is_empty() {
+            // What the dead held is a stranger's now, if it is still there.
+            self.take_stock(now);
+        }
+    }
+
+    fn take_stock(&mut self, now: Instant) {
+        let default = Policy::default();
+        let policy = self.policy.as_ref().unwrap_or(&default);
+        let ledger = &self.ledger;
+        let explained = |card: &GpuUuid, process: &Process| {
+            let owner = process.origin.pod_uid.as_deref();
+            owner.is_some_and(|uid| ledger.on(card).any(|share| share.pod.uid == uid))
+        };
+        self.inventory = self.book.inventory(&policy.spec, explained, now);
+    }
+
+    /// Pods with a process on some card.
+    fn busy(&self) -> BTreeSet<String> {
+        self.inventory
+            .cards
+            .iter()
+            .flat_map(|card| self.book.processes(&card.uuid))
+            .filter_map(|process| process.origin.pod_uid.clone())
+            .collect()
+    }
+
+    /// Enters what was granted and fits, oldest first. What does not fit is tried again at
+    /// every step, and refused when its pod asks for it.
+    fn reserve(&mut self, busy: &BTreeSet<String>) {
+        // Before the disk was read, a card may be held by what is not known yet.
+        if !self.restored {
+            return;
+        }
+        let reserved: Vec<HolderKey> = self
+            .ledger
+            .shares()
+            .filter(|share| share.alloc_id.is_none())
+            .map(Share::key)
+            .filter(|key| !self.claims.contains_key(key) && !busy.contains(&key.pod_uid))
+            .collect();
+        for key in reserved {
+            self.ledger.release(&key);
+        }
+        let mut claims: Vec<&(u64, Claim)> = self.claims.values().collect();
+        claims.sort_by_key(|(order, _)| *order);
+        for (_, claim) in claims {
+            let _ = self.ledger.reserve(claim, &self.inventory);
+        }
+    }
+
+    /// How far each share has come, and what it uses.
+    fn follow(&mut self) {
+        let keys: Vec<HolderKey> = self.ledger.shares().map(Share::key).collect();
+        for key in keys {
+            let Some(share) = self.ledger.get(&key) else {
+                continue;
+            };
+            let (phase, container_id) = reconcile::progress(share, &self.local, &self.pods);
+            let used = self.used(share, container_id.as_deref());
+            // The hook has seen the limit in the container's own configuration.
+            let fenced = share.mode == Mode::Mps
+                && container_id.is_some()
+                && matches!(phase, SharePhase::Running | SharePhase::Terminating);
+            let fence = fenced.then_some(Fence::ClientLimit);
+            let observed = fenced.then_some(share.memory);
+            self.ledger.update(&key, |share| {
+                share.phase = phase;
+                share.container_id = container_id;
+                share.used = used;
+                share.fence = fence;
+                share.observed_limit = observed;
+            });
+        }
+    }
+
+    fn used(&self, share: &Share, container_id: Option<&str>) -> Mib {
+        let of_this = |process: &&Process| {
+            let origin = &process.origin;
+            origin.pod_uid.as_deref() == Some(share.pod.uid.as_str())
+                && container_id.is_none_or(|id| {
+                    origin
+                        .container_id
+                        .as_deref()
+                        .is_none_or(|other| other == id)
+                })
+        };
+        share
+            .gpus
+            .iter()
+            .flat_map(|card| self.book.processes(card))
+            .filter(of_this)
+            .filter_map(|process| process.memory)
+            .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)))
+    }
+
+    fn suspect(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let found = reconcile::unproven(&self.local, &self.pods, &mut self.suspected, now);
+        for key in found.difference(&self.unproven) {
+            if let Standing::Present(pod) = self.pods.standing(&key.pod_uid) {
+                effects.push(Effect::Tell(Note::Unproven {
+                    pod: pod.identity.clone(),
+                    container: key.container.clone(),
+                }));
+            }
+        }
+        self.unproven = found;
+    }
+
+    /// Why the node offers nothing, in one sentence.
+    fn not_offering(&self) -> Option<String> {
+        if let Driver::Gone { reason } = self.book.driver() {
+            return Some(format!("the driver does not answer: {reason}"));
+        }
+        if let Some(key) = self.unproven.first() {
+            let pod = match self.pods.standing(&key.pod_uid) {
+                Standing::Present(pod) => pod.identity.to_string(),
+                _ => key.pod_uid.clone(),
+            };
+            return Some(format!(
+                "the container runtime ignores CDI: container {} of {pod} runs with our token and never met the hook",
+                key.container
+            ));
+        }
+        if let Some(why) = self.obstacles.get(&Obstacle::Hook) {
+            return Some(why.clone());
+        }
+        let hidden = self
+            .inventory
+            .cards
+            .iter()
+            .any(|c| c.hidden_from_other_plugins);
+        let other = self.obstacles.get(&Obstacle::OtherPlugin);
+        if let Some(why) = other.filter(|_| !hidden) {
+            return Some(why.clone());
+        }
+        if self.inventory.cards.is_empty() {
+            return Some("the node has no NVIDIA card".to_owned());
+        }
+        if self.inventory.cards.iter().all(|card| card.mig) {
+            return Some("all cards are in MIG mode".to_owned());
+        }
+        None
+    }
+
+    /// What the kubelet is offered.
+    pub fn offer(&self) -> Offer {
+        let open = self.not_offering().is_none();
+        let alone = !self.obstacles.contains_key(&Obstacle::OtherPlugin);
+        let cards = |test: &dyn Fn(&crate::inventory::Card) -> bool| -> BTreeSet<GpuUuid> {
+            let cards = self
+                .inventory
+                .cards
+                .iter()
+                .filter(|card| open && test(card));
+            cards.map(|card| card.uuid.clone()).collect()
+        };
+        let shared = cards(&|card| alone || card.hidden_from_other_plugins);
+        let whole = cards(&|_| alone && self.terms.serve_whole);
+        let terms = offer::Terms {
+            ledger: &self.ledger,
+            held: &self.held,
+            shared: &shared,
+            whole: &whole,
+        };
+        let (share, whole) = offer::devices(&self.inventory, terms);
+        Offer {
+            share,
+            whole,
+            awaited: self.awaited(),
+        }
+    }
+
+    /// Claims that the kubelet has not allocated for, oldest first.
+    fn awaited(&self) -> Vec<Awaited> {
+        let recorded: BTreeSet<(&str, &str)> = self
+            .local
+            .checkpoint
+            .iter()
+            .flat_map(|checkpoint| &checkpoint.entries)
+            .filter(|entry| entry.alloc.is_some())
+            .map(|entry| (entry.pod_uid.as_str(), entry.container.as_str()))
+            .collect();
+        let mut open: Vec<(u64, Awaited)> = self
+            .claims
+            .iter()
+            .filter(|(key, _)| {
+                !recorded.contains(&(key.pod_uid.as_str(), key.container.as_str()))
+                    && self
+                        .ledger
+                        .get(key)
+                        .is_none_or(|share| share.alloc_id.is_none())
+            })
+            .map(|(_, (order, claim))| {
+                let resource = match claim.mode {
+                    Mode::Exclusive => Resource::Whole,
+                    _ => Resource::Share,
+                };
+                let gpus = claim.gpus.clone();
+                (*order, Awaited { resource, gpus })
+            })
+            .collect();
+        open.sort_by_key(|(order, _)| *order);
+        let mut open: Vec<Awaited> = open.into_iter().map(|(_, awaited)| awaited).collect();
+        // Each answer that is not recorded yet was for one of them.
+        for fresh in self.minted.values() {
+            let cards: BTreeSet<&str> = fresh
+                .ids
+                .iter()
+                .map(|id| id.split_once("::").map_or(id.as_str(), |(card, _)| card))
+                .collect();
+            let one = open.iter().position(|awaited| {
+                awaited.resource == fresh.resource
+                    && awaited.gpus.iter().any(|gpu| cards.contains(gpu.as_str()))
+            });
+            if let Some(one) = one {
+                open.remove(one);
+            }
+        }
+        open
+    }
+
+    /// What everyone else reads.
+    pub fn state(&self) -> State {
+        State {
+            node: self.node.clone(),
+            inventory: self.inventory.clone(),
+            ledger: self.ledger.clone(),
+            mps: self.mps.clone(),
+            kubelet_pools: self.pools.clone(),
+            not_offering: self.not_offering(),
+            policy: self.policy.clone(),
+            trusted_ca: self.ca.clone(),
+            ready: Readiness {
+                nvml: matches!(self.book.driver(), Driver::Up { .. }),
+                registered: self.registered,
+                cluster: self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty(),
+            },
+        }
+    }
+
+    /// The admin's weakest fence, where one is set.
+    pub(super) fn minimum_fence(&self) -> Option<Fence> {
+        self.policy
+            .as_ref()
+            .and_then(|policy| policy.spec.minimum_fence)
+    }
+
+    pub(super) fn allows_ungranted(&self) -> bool {
+        self.terms.allow_ungranted_whole
+    }
+}

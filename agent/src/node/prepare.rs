@@ -1,0 +1,242 @@
+//! The decision of `PreStartContainer`: whose IDs these are, what is due to them, and
+//! whether the cards can give it. Pure.
+
+use super::core::{Core, Effect};
+use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
+use crate::inventory::GpuUuid;
+use crate::ledger::{AllocId, Claim, Refused, Share};
+use crate::pods::{PodView, Standing};
+use api::grant::{Grant, PodIdentity};
+use api::units::Fence;
+use api::{Mib, Mode};
+use proto::podresources::PodResources;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+/// What the kubelet asks, and where identities can be read.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Of which resource.
+    pub resource: Resource,
+    /// Exactly these.
+    pub ids: BTreeSet<String>,
+    /// Who wrote down whose they are.
+    pub source: Source,
+}
+
+/// Who wrote down whose the IDs are.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The checkpoint, just read.
+    Checkpoint(Checkpoint),
+    /// It is unreadable; this is all that `PodResources` lists.
+    Listed(Vec<PodResources>),
+}
+
+/// One allocation of the IDs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Of whom, where that is known.
+    pub holder: Option<Holder>,
+    /// The pod, where it is known.
+    pub pod: Option<PodView>,
+    /// Bound, or why not.
+    pub result: Result<Share, Unready>,
+}
+
+/// Why an allocation is not bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unready {
+    /// One line.
+    pub reason: String,
+    /// Waiting can help.
+    pub may_pass: bool,
+    /// When waiting did not help: only a new decision does.
+    pub is_final: bool,
+    /// The decision that is not honoured, where it is readable.
+    pub decision: String,
+}
+
+impl Unready {
+    fn identity(error: &IdentityError, pod: Option<&PodView>) -> Self {
+        Self {
+            reason: error.to_string(),
+            may_pass: error.may_pass(),
+            is_final: error.is_final(),
+            decision: pod.map(decision).unwrap_or_default(),
+        }
+    }
+
+    fn refused(error: &Refused, claim: &Claim) -> Self {
+        Self {
+            reason: error.to_string(),
+            may_pass: error.may_pass(),
+            is_final: true,
+            decision: claim.decision.clone(),
+        }
+    }
+}
+
+/// As the grant says, checked or not: for telling the scheduler which of its decisions it is.
+fn decision(pod: &PodView) -> String {
+    pod.grant
+        .as_deref()
+        .and_then(|text| Grant::peek(text).ok())
+        .map(|grant| grant.decision)
+        .unwrap_or_default()
+}
+
+impl Core {
+    /// Binds every live allocation of these IDs that its grant and the cards allow. The
+    /// outcomes are never empty.
+    pub fn prepare(&mut self, ask: &Ask, now: Instant) -> (Vec<Outcome>, Vec<Effect>) {
+        let holders = match &ask.source {
+            Source::Checkpoint(checkpoint) => {
+                self.take_checkpoint(checkpoint.clone());
+                Ok(identity::holders(checkpoint, ask.resource, &ask.ids))
+            }
+            Source::Listed(listed) => {
+                let pods: Vec<&PodView> = self.pods.iter().collect();
+                let minted = self.minted_for(ask.resource, &ask.ids);
+                identity::by_list(&pods, listed, ask.resource, &ask.ids, &minted)
+                    .map(|holder| vec![holder])
+            }
+        };
+        let mut outcomes = match holders {
+            Ok(holders) => holders
+                .into_iter()
+                .filter_map(|holder| self.prepare_one(holder, ask))
+                .collect(),
+            Err(error) => vec![Outcome {
+                holder: None,
+                pod: None,
+                result: Err(Unready::identity(&error, None)),
+            }],
+        };
+        if outcomes.is_empty() {
+            outcomes.push(Outcome {
+                holder: None,
+                pod: None,
+                result: Err(Unready::identity(&IdentityError::NotRecorded, None)),
+            });
+        }
+        let mut effects = Vec::new();
+        self.settle(now, &mut effects);
+        (outcomes, effects)
+    }
+
+    /// `None`: the pod is gone, the kubelet's entry is what it left.
+    fn prepare_one(&mut self, holder: Holder, ask: &Ask) -> Option<Outcome> {
+        let pod = match self.pods.standing(&holder.pod_uid) {
+            Standing::Present(pod) if pod.finished => return None,
+            Standing::Present(pod) => pod.clone(),
+            Standing::Gone => return None,
+            Standing::Unknown => {
+                let error = IdentityError::PodUnknown(holder.pod_uid.clone());
+                return Some(Outcome {
+                    holder: Some(holder),
+                    pod: None,
+                    result: Err(Unready::identity(&error, None)),
+                });
+            }
+        };
+        let result = self.bind(&pod, &holder, ask);
+        Some(Outcome {
+            holder: Some(holder),
+            pod: Some(pod),
+            result,
+        })
+    }
+
+    fn bind(&mut self, pod: &PodView, holder: &Holder, ask: &Ask) -> Result<Share, Unready> {
+        let claim = self.due(pod, &holder.container, ask)?;
+        if let Some(minimum) = self.minimum_fence() {
+            // Strongest first; a whole card needs no fence.
+            if claim.mode == Mode::Mps && Fence::ClientLimit > minimum {
+                return Err(Unready {
+                    reason: format!(
+                        "the node's minimum fence is {minimum}, mode mps gives {}",
+                        Fence::ClientLimit
+                    ),
+                    may_pass: false,
+                    is_final: true,
+                    decision: claim.decision,
+                });
+            }
+        }
+        let picked: Option<BTreeSet<GpuUuid>> = (ask.resource == Resource::Whole).then(|| {
+            ask.ids
+                .iter()
+                .map(|id| GpuUuid::from(id.as_str()))
+                .collect()
+        });
+        self.ledger
+            .bind(&claim, holder.alloc, picked.as_ref(), &self.inventory)
+            .map_err(|error| Unready::refused(&error, &claim))
+    }
+
+    fn due(&self, pod: &PodView, container: &str, ask: &Ask) -> Result<Claim, Unready> {
+        let found = identity::claim(
+            pod,
+            container,
+            ask.resource,
+            &ask.ids,
+            self.verifier.as_ref(),
+            &self.node,
+        );
+        match found {
+            Err(IdentityError::NoGrant(_))
+                if ask.resource == Resource::Whole && self.allows_ungranted() =>
+            {
+                let Some(view) = pod.container(container) else {
+                    let error = IdentityError::NotGranted {
+                        pod: pod.identity.to_string(),
+                        container: container.to_owned(),
+                    };
+                    return Err(Unready::identity(&error, Some(pod)));
+                };
+                let least = ask
+                    .ids
+                    .iter()
+                    .filter_map(|id| self.inventory.card(&GpuUuid::from(id.as_str())))
+                    .map(|card| card.capacity())
+                    .min();
+                Ok(identity::ungranted(
+                    pod,
+                    view,
+                    &ask.ids,
+                    least.unwrap_or(Mib(0)),
+                ))
+            }
+            other => other.map_err(|error| Unready::identity(&error, Some(pod))),
+        }
+    }
+
+    /// Takes a binding back whose second witness disagrees: it stays reserved.
+    pub fn unbind(&mut self, alloc: AllocId, now: Instant) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if let Some(key) = self.ledger.by_alloc(alloc).map(Share::key) {
+            self.ledger.release(&key);
+        }
+        self.settle(now, &mut effects);
+        effects
+    }
+}
+
+/// The identity of an outcome's pod, for a refusal.
+impl Outcome {
+    /// UID, namespace and name; only the UID where the pod is not known.
+    pub fn identity(&self) -> PodIdentity {
+        match (&self.pod, &self.holder) {
+            (Some(pod), _) => pod.identity.clone(),
+            (None, holder) => PodIdentity {
+                uid: holder
+                    .as_ref()
+                    .map(|h| h.pod_uid.clone())
+                    .unwrap_or_default(),
+                namespace: String::new(),
+                name: String::new(),
+            },
+        }
+    }
+}
