@@ -50,7 +50,7 @@ impl Node {
         self.write("cdi/aliquot.dev-grant_d.json", &spec.to_string());
     }
 
-    fn pod(&self) -> ContainerConfig {
+    fn pod() -> ContainerConfig {
         ContainerConfig {
             pod_uid: "u1".into(),
             pod_namespace: "ns".into(),
@@ -73,7 +73,7 @@ async fn cdi_environment_wins_and_mounts_and_devices_are_there() {
         "mounts": [{"hostPath": share, "containerPath": "/etc/share", "options": ["ro", "bind"]}],
         "deviceNodes": [{"path": "/dev/nvidia0", "hostPath": card}],
     }));
-    let mut pod = node.pod();
+    let mut pod = Node::pod();
     pod.env = vec![
         ("A".into(), "plugin".into()),
         ("A".into(), "pod".into()),
@@ -91,7 +91,7 @@ async fn cdi_environment_wins_and_mounts_and_devices_are_there() {
 #[tokio::test]
 async fn a_name_that_stands_for_nothing_makes_no_container() {
     let node = Node::new("true");
-    let error = node.runtime.create(node.pod()).unwrap_err();
+    let error = node.runtime.create(Node::pod()).unwrap_err();
     assert!(matches!(error, RuntimeError::Cdi { .. }), "{error}");
     assert!(
         error
@@ -110,7 +110,7 @@ async fn a_hook_sees_the_oci_state_before_the_process_runs() {
         "cat > {0}; echo \"$0 $* $H\" > {0}.args; kill -0 $(sed 's/.*\"pid\":\\([0-9]*\\).*/\\1/' {0}) && touch {0}.alive",
         out.display()
     ))]}));
-    let id = node.runtime.create(node.pod()).unwrap();
+    let id = node.runtime.create(Node::pod()).unwrap();
     node.runtime.start(&id).await.unwrap();
     assert_eq!(node.runtime.wait(&id).await, Some(Exit(0)));
     let state: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
@@ -132,7 +132,7 @@ async fn a_hook_sees_the_oci_state_before_the_process_runs() {
 async fn a_hook_that_refuses_ends_the_container_before_it_ran() {
     let node = Node::new("touch \"$SIM_ROOT/ran\"");
     node.device(&json!({"hooks": [node.hook("echo 'not this pod' >&2; exit 1")]}));
-    let id = node.runtime.create(node.pod()).unwrap();
+    let id = node.runtime.create(Node::pod()).unwrap();
     let error = node.runtime.start(&id).await.unwrap_err().to_string();
     assert!(
         error.contains(
@@ -150,7 +150,7 @@ async fn a_hook_that_refuses_ends_the_container_before_it_ran() {
 async fn a_process_is_attributed_to_its_container_and_stops_when_told() {
     let node = Node::new("trap '' TERM; echo up; while :; do read -r x; done < \"$SIM_ROOT/fifo\"");
     node.device(&json!({"env": []}));
-    let id = node.runtime.create(node.pod()).unwrap();
+    let id = node.runtime.create(Node::pod()).unwrap();
     nix::unistd::mkfifo(
         &node.path("c").join(&id.0[..8]).join("r/fifo"),
         nix::sys::stat::Mode::S_IRWXU,

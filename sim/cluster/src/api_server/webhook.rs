@@ -192,7 +192,12 @@ impl Webhook {
 
 async fn post(url: &str, bundle: &str, review: &Value) -> Result<Value, String> {
     let uri: http::Uri = url.parse().map_err(|_| format!("{url} is not a URL"))?;
-    let mut config = kube::Config::new(uri.clone());
+    let authority = uri
+        .authority()
+        .filter(|_| uri.scheme_str() == Some("https"))
+        .ok_or_else(|| format!("{url} is not an https URL"))?;
+    let server = format!("https://{authority}");
+    let mut config = kube::Config::new(server.parse().map_err(|_| format!("{url} is not a URL"))?);
     if !bundle.is_empty() {
         let pem = base64::engine::general_purpose::STANDARD
             .decode(bundle)
@@ -208,8 +213,13 @@ async fn post(url: &str, bundle: &str, review: &Value) -> Result<Value, String> 
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(review.to_string().into_bytes())
         .map_err(|error| error.to_string())?;
-    client
-        .request::<Value>(request)
-        .await
-        .map_err(|error| error.to_string())
+    client.request::<Value>(request).await.map_err(|error| {
+        let mut why = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(inner) = cause {
+            why = format!("{why}: {inner}");
+            cause = inner.source();
+        }
+        why
+    })
 }
