@@ -6,7 +6,8 @@ use super::error::ApiError;
 use super::event;
 use super::fault::Fault;
 use super::object::{at, name, text};
-use super::resource::{Collection, Resource, built_in};
+use super::resource::{Collection, Resource};
+use super::route::{Query, Target, decode, target};
 use super::selector::Selector;
 use super::store::Key;
 use super::verb::{self, Deleted, Edit};
@@ -18,7 +19,6 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,106 +65,6 @@ async fn answer(
 fn lost() -> Response {
     let broken = futures::stream::once(async { Err::<Bytes, _>(std::io::Error::other("lost")) });
     Body::from_stream(broken).into_response()
-}
-
-/// The query, decoded.
-struct Query(BTreeMap<String, String>);
-
-impl Query {
-    fn parse(uri: &Uri) -> Self {
-        let pairs = uri.query().unwrap_or_default().split('&');
-        Self(
-            pairs
-                .filter(|pair| !pair.is_empty())
-                .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-                .map(|(key, value)| (decode(key), decode(value)))
-                .collect(),
-        )
-    }
-
-    fn get(&self, key: &str) -> &str {
-        self.0.get(key).map_or("", String::as_str)
-    }
-
-    fn is_set(&self, key: &str) -> bool {
-        matches!(self.get(key), "true" | "1")
-    }
-}
-
-fn decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut position = 0;
-    while position < bytes.len() {
-        let escape = bytes
-            .get(position + 1..position + 3)
-            .filter(|_| bytes[position] == b'%')
-            .and_then(|hex| std::str::from_utf8(hex).ok())
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        if let Some(byte) = escape {
-            out.push(byte);
-            position += 3;
-        } else {
-            out.push(if bytes[position] == b'+' {
-                b' '
-            } else {
-                bytes[position]
-            });
-            position += 1;
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-/// What a path names.
-#[derive(Debug, PartialEq, Eq)]
-struct Target {
-    resource: Resource,
-    /// `None` on a namespaced resource: all of them.
-    namespace: Option<String>,
-    name: Option<String>,
-    sub: Option<String>,
-}
-
-impl Target {
-    fn key(&self) -> Key {
-        Key {
-            namespace: self.namespace.clone().unwrap_or_default(),
-            name: self.name.clone().unwrap_or_default(),
-        }
-    }
-}
-
-fn target(shared: &Shared, group: &str, version: &str, rest: &[String]) -> Option<Target> {
-    let words: Vec<&str> = rest.iter().map(String::as_str).collect();
-    let (namespace, words) = match words[..] {
-        ["namespaces", _] | ["namespaces", _, "status" | "finalize"] => (None, &words[..]),
-        ["namespaces", namespace, ..] => (Some(namespace.to_owned()), &words[2..]),
-        _ => (None, &words[..]),
-    };
-    let (plural, name, sub) = match *words {
-        [plural] => (plural, None, None),
-        [plural, name] => (plural, Some(name), None),
-        [plural, name, sub] => (plural, Some(name), Some(sub)),
-        _ => return None,
-    };
-    let resource = built_in(group, version, plural).or_else(|| {
-        let custom = shared.state().store.custom_resources();
-        custom
-            .into_iter()
-            .find(|one| one.is(group, plural) && one.version == version)
-    })?;
-    if namespace.is_some() && !resource.namespaced
-        || name.is_some() && resource.namespaced && namespace.is_none()
-    {
-        return None;
-    }
-    Some(Target {
-        resource,
-        namespace,
-        name: name.map(str::to_owned),
-        sub: sub.map(str::to_owned),
-    })
 }
 
 async fn respond(

@@ -1,7 +1,7 @@
 //! A Kubernetes API server in memory, over plain HTTP on a loopback port.
 //!
 //! - `resource`, `discovery`: what is served: core kinds by a table, others by their definitions.
-//! - `http`, `table`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
+//! - `route`, `http`, `table`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
 //!   eviction, grace; `patch`, `selector`, `event`: their forms.
 //! - `store`: objects, revisions and the log that `watch` reads.
 //! - `webhook`: admission, really called; `token`: minting and review.
@@ -21,6 +21,7 @@ mod object;
 mod patch;
 mod pod;
 mod resource;
+mod route;
 mod selector;
 mod store;
 mod table;

@@ -1,0 +1,265 @@
+//! The embedded cluster: API server, scheduler, and per node a driver, a runtime, a kubelet,
+//! an agent and an MPS supervisor. The same code as on a real cluster, wired to directories.
+//!
+//! Every part is a task of one set; the end of any before its time is the end of the demo.
+
+use super::driver::{self, Cards, Driver};
+use super::manifest::{apply, ensure_namespace};
+use super::place::Place;
+use super::{embed, story};
+use anyhow::{Context as _, anyhow};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use kube::api::{Api, PostParams};
+use kube::{Client, CustomResourceExt as _};
+use proto::names::{NAMESPACE, object, telemetry};
+use serde_json::{Value, json};
+use sim_cluster::api_server::{ApiServer, Config as ApiConfig, Handle};
+use sim_cluster::runtime::Runtime;
+use sim_cluster::{kubelet, runtime};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+const NVML: &[u8] = include_bytes!(env!("NVML_STAND_IN"));
+/// Between two looks of a kubelet at its node; the real one takes 10 s.
+const STATUS_EVERY: Duration = Duration::from_millis(100);
+/// Until a refused container start is tried again; the real one takes 10 to 15 s.
+const RETRY: Duration = Duration::from_secs(1);
+const NODE_WAIT: Duration = Duration::from_secs(10);
+
+/// A cluster that runs.
+pub(super) struct Cluster {
+    pub(super) client: Client,
+    pub(super) api: Handle,
+    parts: JoinSet<anyhow::Result<()>>,
+    stop: CancellationToken,
+    runtimes: Vec<Runtime>,
+    drivers: Vec<Driver>,
+}
+
+impl Cluster {
+    /// Starts everything; answers when all parts run, not when they are done with starting.
+    pub(super) async fn start(place: &Place, nodes: u32, cards: &Cards) -> anyhow::Result<Self> {
+        let stop = CancellationToken::new();
+        let mut parts = JoinSet::new();
+        let server = ApiServer::bind(ApiConfig::default())
+            .await
+            .context("the API server cannot listen on 127.0.0.1")?;
+        let api = server.handle();
+        let serving = server.serve(stop.clone());
+        parts.spawn(async move { serving.await.context("API server") });
+        let client = Client::try_from(api.config()).context("a client for the API server")?;
+        bootstrap(&client).await?;
+
+        let library = place.path().join("nvml.so");
+        std::fs::write(&library, NVML)?;
+        let telemetry = embed::scheduler(&mut parts, &client, &stop)?;
+        let mut cluster = Self {
+            client,
+            api,
+            parts,
+            stop,
+            runtimes: Vec::new(),
+            drivers: Vec::new(),
+        };
+        let names: Vec<String> = (1..=nodes).map(|number| format!("node-{number}")).collect();
+        let drivers = names.iter().map(|name| {
+            let (root, library) = (Paths::of(place, name).driver, library.clone());
+            async move { Driver::start(&root, name, cards, &library, &place.log()).await }
+        });
+        for driver in futures::future::join_all(drivers).await {
+            cluster.drivers.push(driver?);
+        }
+        for name in &names {
+            cluster.start_node(&Paths::of(place, name), name)?;
+        }
+        let agents = names.iter().map(|name| {
+            let (paths, client) = (Paths::of(place, name), cluster.client.clone());
+            async move {
+                let token = token(&client, name).await?;
+                std::fs::write(&paths.token, token)?;
+                anyhow::Ok((name, paths))
+            }
+        });
+        for ready in futures::future::join_all(agents).await {
+            let (name, paths) = ready?;
+            embed::agent(
+                &mut cluster.parts,
+                name,
+                &paths,
+                &telemetry,
+                &cluster.client,
+                &cluster.stop,
+            )?;
+        }
+        Ok(cluster)
+    }
+
+    fn start_node(&mut self, paths: &Paths, name: &str) -> anyhow::Result<()> {
+        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let mut workload = vec![program.display().to_string()];
+        workload.extend(words(&["sim-gpu", "workload"]));
+        let runtime = Runtime::new(runtime::Config {
+            root: paths.containers.clone(),
+            cdi_dirs: vec![paths.cdi.clone()],
+            proc_dir: paths.proc.clone(),
+            init: words(&["/bin/sh", "-c", "read -r _ && exec \"$0\" \"$@\""]),
+            workload,
+        })
+        .with_context(|| format!("the runtime of {name}"))?;
+        self.runtimes.push(runtime.clone());
+        let config = kubelet::Config {
+            status_every: STATUS_EVERY,
+            retry: RETRY,
+            ..kubelet::Config::new(name, &paths.kubelet)
+        };
+        let running = kubelet::run(config, self.client.clone(), runtime, self.stop.clone());
+        self.parts
+            .spawn(async move { running.await.map_err(Into::into) });
+        Ok(())
+    }
+
+    /// Why a part ended before its time. Waits until one does.
+    pub(super) async fn broken(&mut self) -> anyhow::Error {
+        match self.parts.join_next().await {
+            None => anyhow!("no part of the cluster runs"),
+            Some(Ok(Ok(()))) => anyhow!("a part of the cluster ended"),
+            Some(Ok(Err(error))) => error,
+            Some(Err(error)) => error.into(),
+        }
+    }
+
+    /// Ends everything, containers before what they use.
+    pub(super) async fn shut_down(mut self) {
+        for runtime in &self.runtimes {
+            runtime.shut_down().await;
+        }
+        self.stop.cancel();
+        let parts = &mut self.parts;
+        let _ = tokio::time::timeout(Duration::from_secs(3), async {
+            while parts.join_next().await.is_some() {}
+        })
+        .await;
+        self.parts.shutdown().await;
+        for driver in self.drivers {
+            driver.stop().await;
+        }
+    }
+}
+
+/// Where the parts of one node are; short, as unix sockets are below.
+#[derive(Clone, Debug)]
+pub(super) struct Paths {
+    pub(super) node: PathBuf,
+    pub(super) driver: PathBuf,
+    pub(super) kubelet: PathBuf,
+    pub(super) cdi: PathBuf,
+    pub(super) run: PathBuf,
+    pub(super) containers: PathBuf,
+    pub(super) proc: PathBuf,
+    pub(super) token: PathBuf,
+    pub(super) hook: PathBuf,
+}
+
+impl Paths {
+    fn of(place: &Place, name: &str) -> Self {
+        let node = place.path().join(name.replace("node-", "n"));
+        let below = |part: &str| node.join(part);
+        Self {
+            driver: below("d"),
+            kubelet: below("k"),
+            cdi: below("cdi"),
+            run: below("r"),
+            containers: below("c"),
+            proc: below("proc"),
+            token: below("token"),
+            hook: below("bin").join(crate::hook::NAME),
+            node,
+        }
+    }
+
+    /// The MPS program of this node.
+    pub(super) fn mps_control(&self) -> std::io::Result<PathBuf> {
+        driver::mps_control(&self.node, &self.driver)
+    }
+
+    /// The NVML library of this node: its own file, since one path shares its statics.
+    pub(super) fn nvml(&self) -> PathBuf {
+        self.driver.join("usr/lib64/libnvidia-ml.so.1")
+    }
+
+    /// Makes what has to be there.
+    pub(super) fn make(&self) -> std::io::Result<()> {
+        let parents = [&self.cdi, &self.run, &self.kubelet];
+        parents
+            .into_iter()
+            .map(PathBuf::as_path)
+            .chain(self.hook.parent())
+            .try_for_each(|path: &Path| std::fs::create_dir_all(path))?;
+        // This very program is the hook, by that name.
+        std::os::unix::fs::symlink(std::env::current_exe()?, &self.hook)
+    }
+}
+
+/// What an admin applies before the first agent comes.
+async fn bootstrap(client: &Client) -> anyhow::Result<()> {
+    let definitions = [
+        api::GpuNode::crd(),
+        api::Queue::crd(),
+        api::PodGroup::crd(),
+        api::Topology::crd(),
+    ];
+    for definition in definitions {
+        let mut document = serde_json::to_value(&definition)?;
+        document["apiVersion"] = json!("apiextensions.k8s.io/v1");
+        document["kind"] = json!("CustomResourceDefinition");
+        apply(client, &document).await?;
+    }
+    ensure_namespace(client, NAMESPACE).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
+    for name in [
+        object::AGENT_ACCOUNT,
+        object::SCHEDULER_ACCOUNT,
+        "aliquot-mps",
+    ] {
+        let account = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        accounts.create(&PostParams::default(), &account).await?;
+    }
+    for queue in story::default_queues() {
+        apply(client, &queue).await?;
+    }
+    Ok(())
+}
+
+/// A token of the agent's account, bound to its node, as a projected volume would hold it.
+async fn token(client: &Client, node: &str) -> anyhow::Result<String> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let there = async {
+        while nodes.get_opt(node).await?.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok::<(), kube::Error>(())
+    };
+    tokio::time::timeout(NODE_WAIT, there)
+        .await
+        .with_context(|| format!("{node} did not register in time"))??;
+    let request: TokenRequest = serde_json::from_value::<TokenRequest>(request(node))?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
+    let answer = accounts
+        .create_token_request(object::AGENT_ACCOUNT, &PostParams::default(), &request)
+        .await?;
+    answer
+        .status
+        .and_then(|status| status.token)
+        .ok_or_else(|| anyhow!("the token of {node} is empty"))
+}
+
+fn request(node: &str) -> Value {
+    json!({"metadata": {}, "spec": {
+        "audiences": [telemetry::AUDIENCE], "expirationSeconds": 7 * 24 * 3600,
+        "boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }})
+}

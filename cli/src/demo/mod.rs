@@ -1,0 +1,342 @@
+//! `aliquot demo`: a whole cluster in one process, with simulated cards.
+//!
+//! - `place`: its directory; `reaper`: who cleans up, whatever happens.
+//! - `cluster`: all parts started, over `driver` and `embed`.
+//! - `story`, `manifest`: what is applied; `watch`, `view`: what is seen.
+//!
+//! In: the command line. Out: a table on standard output, an exit code. Never touches
+//! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
+
+mod cluster;
+mod driver;
+mod embed;
+mod manifest;
+mod place;
+pub(crate) mod reaper;
+mod story;
+mod view;
+mod watch;
+
+use anyhow::Context as _;
+use cluster::Cluster;
+use driver::Cards;
+use futures::FutureExt as _;
+use place::Place;
+use reaper::Reaper;
+use serde_json::Value;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use story::{Role, Step, Want};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch as channel;
+use view::Scene;
+
+/// Ready to be placed means within this; it takes about one.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Changes that come closer together than this are shown as one.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// Flags of `aliquot demo`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How many nodes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    nodes: u32,
+    /// Cards of every node: T4, L4, RTX-6000-Ada, A100-40, A100-80 or H100-80, and how many.
+    #[arg(long, value_name = "PRESET[:COUNT]", default_value = "H100-80")]
+    gpu: Cards,
+    /// Apply these manifests instead of the story; may be given several times.
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print once everything is placed as told, and leave: exit code 0, or 1 after 30 s with what is missing.
+    #[arg(long)]
+    once: bool,
+    /// Write a kubeconfig for kubectl; removed at the end.
+    #[arg(long, value_name = "PATH")]
+    kubeconfig_out: Option<PathBuf>,
+    /// Log to standard error instead of a file.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Runs the demo.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let mut objects = Vec::new();
+    for file in &args.files {
+        match manifest::read(file) {
+            Ok(documents) => objects.extend(documents),
+            Err(error) => return refuse(&error),
+        }
+    }
+    let place = match Place::make() {
+        Ok(place) => place,
+        Err(error) => return refuse(&anyhow::Error::new(error).context("no temporary directory")),
+    };
+    let reaper = match Reaper::start(place.path()) {
+        Ok(reaper) => reaper,
+        Err(error) => {
+            let _ = std::fs::remove_dir_all(place.path());
+            return refuse(&anyhow::Error::new(error).context("no process beside this one"));
+        }
+    };
+    let outcome = start_logs(args, &place).and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        let outcome = runtime.block_on(play(args, &place, objects));
+        runtime.shutdown_timeout(Duration::from_secs(2));
+        outcome
+    });
+    if let Some(path) = &args.kubeconfig_out {
+        let _ = std::fs::remove_file(path);
+    }
+    let code = match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            complain(&format!("aliquot demo: {error:#}"));
+            ExitCode::FAILURE
+        }
+    };
+    let kept = (code != ExitCode::SUCCESS && !args.verbose)
+        .then(|| keep_log(&place))
+        .flatten();
+    reaper.finish();
+    if let Some(kept) = kept {
+        complain(&format!("the log is in {}", kept.display()));
+    }
+    code
+}
+
+/// The log of a failure outlives the directory.
+fn keep_log(place: &Place) -> Option<PathBuf> {
+    let name = place.path().file_name()?.to_string_lossy().into_owned();
+    let kept = place.path().with_file_name(format!("{name}.log"));
+    std::fs::copy(place.log(), &kept).ok()?;
+    Some(kept)
+}
+
+fn refuse(error: &anyhow::Error) -> ExitCode {
+    complain(&format!("aliquot demo: {error:#}"));
+    ExitCode::from(2)
+}
+
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes());
+    let _ = out.flush();
+}
+
+fn start_logs(args: &Args, place: &Place) -> anyhow::Result<()> {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter);
+    let started = if args.verbose {
+        logs.with_writer(std::io::stderr).try_init()
+    } else {
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(place.log())?;
+        logs.with_ansi(false)
+            .with_writer(std::sync::Mutex::new(file))
+            .try_init()
+    };
+    started.map_err(|error| anyhow::anyhow!("logs cannot be written: {error}"))
+}
+
+/// Starts the cluster, plays, ends the cluster.
+async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result<ExitCode> {
+    let begin = Instant::now();
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut cluster = tokio::select! {
+        cluster = Cluster::start(place, args.nodes, &args.gpu) => cluster?,
+        _ = interrupt.recv() => return Ok(ExitCode::from(130)),
+        _ = terminate.recv() => return Ok(ExitCode::from(143)),
+    };
+    if let Some(path) = &args.kubeconfig_out {
+        std::fs::write(path, cluster.api.kubeconfig())
+            .with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    let (scenes, seen) = channel::channel(Scene::default());
+    let client = cluster.client.clone();
+    let outcome = tokio::select! {
+        outcome = perform(args, &client, objects, seen, begin) => outcome,
+        () = watch::run(client.clone(), scenes) => Err(anyhow::anyhow!("the watch of the cluster ended")),
+        why = cluster.broken() => Err(why),
+        _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
+        _ = terminate.recv() => Ok(ExitCode::SUCCESS),
+    };
+    cluster.shut_down().await;
+    outcome
+}
+
+/// Applies, then shows: once, or for ever.
+async fn perform(
+    args: &Args,
+    client: &kube::Client,
+    objects: Vec<Value>,
+    mut seen: channel::Receiver<Scene>,
+    begin: Instant,
+) -> anyhow::Result<ExitCode> {
+    if !args.once {
+        let how = match &args.kubeconfig_out {
+            Some(path) => format!("kubectl --kubeconfig {}", path.display()),
+            None => "--kubeconfig-out FILE gives kubectl a way in".to_owned(),
+        };
+        say(&format!(
+            "A cluster of {} with {} x {} each; {how}; Ctrl-C ends it.\n\n",
+            if args.nodes == 1 {
+                "1 node".to_owned()
+            } else {
+                format!("{} nodes", args.nodes)
+            },
+            args.gpu.count,
+            args.gpu.preset,
+        ));
+    }
+    let deadline = begin + DEADLINE;
+    let mut screen = Screen::new(!args.once);
+    let roles = {
+        let applying = if objects.is_empty() {
+            tell(args, client, seen.clone(), deadline).left_future()
+        } else {
+            bring(client, objects).right_future()
+        };
+        tokio::pin!(applying);
+        loop {
+            tokio::select! {
+                roles = &mut applying => break roles?,
+                changed = seen.changed() => {
+                    changed?;
+                    tokio::time::sleep(QUIET).await;
+                    screen.show(&seen.borrow_and_update());
+                }
+            }
+        }
+    };
+    if args.once {
+        return settle(&roles, seen, deadline, begin).await;
+    }
+    loop {
+        screen.show(&seen.borrow_and_update());
+        seen.changed().await?;
+        tokio::time::sleep(QUIET).await;
+    }
+}
+
+/// The story, step by step: the next begins when the last is placed.
+async fn tell(
+    args: &Args,
+    client: &kube::Client,
+    mut seen: channel::Receiver<Scene>,
+    deadline: Instant,
+) -> anyhow::Result<Vec<Role>> {
+    for queue in story::queues() {
+        manifest::apply(client, &queue).await?;
+    }
+    let mut roles = Vec::new();
+    for Step { role, object } in story::steps(args.nodes, args.gpu.count) {
+        manifest::apply(client, &object).await?;
+        let placed = seen.wait_for(|scene| story::settled(&role, scene));
+        let in_time = if args.once {
+            tokio::time::timeout_at(deadline.into(), placed)
+                .await
+                .is_ok()
+        } else {
+            placed.await?;
+            true
+        };
+        roles.push(role);
+        if !in_time {
+            break;
+        }
+    }
+    Ok(roles)
+}
+
+/// The user's own manifests, all at once.
+async fn bring(client: &kube::Client, objects: Vec<Value>) -> anyhow::Result<Vec<Role>> {
+    let mut roles = Vec::new();
+    for object in objects {
+        let applied = manifest::apply(client, &object).await?;
+        if let Some(caveat) = manifest::caveat(&applied) {
+            complain(&caveat);
+        }
+        if applied.kind == "Pod" {
+            roles.push(Role {
+                namespace: applied.namespace,
+                name: applied.name,
+                want: Want::Runs,
+            });
+        }
+    }
+    Ok(roles)
+}
+
+/// Waits until all is as told, prints, and says what is missing where it is not.
+async fn settle(
+    roles: &[Role],
+    mut seen: channel::Receiver<Scene>,
+    deadline: Instant,
+    begin: Instant,
+) -> anyhow::Result<ExitCode> {
+    let told = seen.wait_for(|scene| story::missing(roles, scene).is_empty());
+    let in_time = tokio::time::timeout_at(deadline.into(), told).await.is_ok();
+    let scene = seen.borrow().clone();
+    say(&scene.render());
+    if in_time {
+        say(&format!(
+            "\nAs told, after {:.1} s.\n",
+            begin.elapsed().as_secs_f64()
+        ));
+        return Ok(ExitCode::SUCCESS);
+    }
+    for line in story::missing(roles, &scene) {
+        complain(&format!("missing: {line}"));
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Where tables go: a terminal is redrawn, anything else gets one after the other.
+struct Screen {
+    on: bool,
+    terminal: bool,
+    last: String,
+    lines: usize,
+}
+
+impl Screen {
+    fn new(on: bool) -> Self {
+        Self {
+            on,
+            terminal: std::io::stdout().is_terminal(),
+            last: String::new(),
+            lines: 0,
+        }
+    }
+
+    fn show(&mut self, scene: &Scene) {
+        let table = scene.render();
+        if !self.on || table == self.last {
+            return;
+        }
+        let mut text = String::new();
+        if self.terminal && self.lines > 0 {
+            // Up to where the last table began, and everything below is cleared.
+            text = format!("\x1b[{}F\x1b[J", self.lines);
+        } else if !self.terminal && self.lines > 0 {
+            text.push('\n');
+        }
+        self.lines = table.lines().count();
+        text.push_str(&table);
+        self.last = table;
+        say(&text);
+    }
+}

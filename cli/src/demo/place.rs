@@ -1,0 +1,60 @@
+//! The demo's directory: everything temporary is below it, and its name is short, for
+//! unix sockets lie in it and their paths have 107 bytes.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+/// How its name begins.
+pub(super) const PREFIX: &str = "aliquot-";
+/// Longest directory that leaves room for what is below.
+const LONGEST_BASE: usize = 24;
+
+/// The directory of one demo.
+#[derive(Debug)]
+pub(super) struct Place(PathBuf);
+
+impl Place {
+    /// Makes a fresh one, for this user alone.
+    pub(super) fn make() -> io::Result<Self> {
+        let base = std::env::temp_dir();
+        let base = if base.as_os_str().len() > LONGEST_BASE {
+            PathBuf::from("/tmp")
+        } else {
+            base
+        };
+        for attempt in 0..100_u32 {
+            let path = base.join(format!(
+                "{PREFIX}{:x}{}",
+                std::process::id(),
+                suffix(attempt)
+            ));
+            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other(format!(
+            "no free name for a directory in {}",
+            base.display()
+        )))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What the parts log.
+    pub(super) fn log(&self) -> PathBuf {
+        self.0.join("demo.log")
+    }
+}
+
+/// Four characters that differ from one run to the next.
+fn suffix(attempt: u32) -> String {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u32(attempt);
+    format!("{:04x}", hasher.finish() & 0xffff)
+}

@@ -1,0 +1,188 @@
+//! The story that the demo tells, and whether it came out as told.
+//!
+//! Whole cards, two shares that meet on one card, and one pod that must wait: sized by the
+//! cluster so that this is so whatever `--nodes` and `--gpu` say. Pure: objects and a
+//! verdict; applying and watching are others'.
+
+use super::view::Scene;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+/// Namespace of the story's pods.
+pub(super) const NAMESPACE: &str = "demo";
+
+/// What a pod is to end up with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    /// So many whole cards.
+    Whole(u32),
+    /// A share; shares of one name before the dash meet on one card.
+    Share,
+    /// Nothing, and a reason.
+    Waits,
+    /// To run, whatever it holds: the user's own.
+    Runs,
+}
+
+/// One pod of the story, or of the user's files.
+#[derive(Clone, Debug)]
+pub(super) struct Role {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) want: Want,
+}
+
+/// A pod to apply once all before it are placed.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) role: Role,
+    pub(super) object: Value,
+}
+
+/// Queues that every demo has: KAI's own defaults.
+pub(super) fn default_queues() -> Vec<Value> {
+    vec![
+        queue("default-parent-queue", None, -1.0),
+        queue("default-queue", Some("default-parent-queue"), -1.0),
+    ]
+}
+
+/// The story's own queues.
+pub(super) fn queues() -> Vec<Value> {
+    vec![
+        queue("company", None, -1.0),
+        queue("research", Some("company"), -1.0),
+        queue("product", Some("company"), -1.0),
+    ]
+}
+
+fn queue(name: &str, parent: Option<&str>, limit: f64) -> Value {
+    let resource = json!({"quota": -1, "limit": limit, "overQuotaWeight": 1});
+    let mut queue = json!({
+        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name},
+        "spec": {"resources": {"gpu": resource, "cpu": resource, "memory": resource}},
+    });
+    if let Some(parent) = parent {
+        queue["spec"]["parentQueue"] = json!(parent);
+    }
+    queue
+}
+
+/// The pods, in the order in which they are applied.
+pub(super) fn steps(nodes: u32, cards: u32) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let whole = |name: String, count: u32, want: Want| {
+        step(
+            &name,
+            "research",
+            &json!({}),
+            &json!({"nvidia.com/gpu": count.to_string()}),
+            want,
+        )
+    };
+    for number in 1..nodes {
+        steps.push(whole(
+            format!("training-{number}"),
+            cards,
+            Want::Whole(cards),
+        ));
+    }
+    let shares = [
+        ("inference", json!({"gpu-memory": "2000"})),
+        ("notebook", json!({"gpu-fraction": "0.5"})),
+    ];
+    for (name, annotations) in shares {
+        steps.push(step(name, "product", &annotations, &json!({}), Want::Share));
+    }
+    if cards > 1 {
+        steps.push(whole(
+            format!("training-{nodes}"),
+            cards - 1,
+            Want::Whole(cards - 1),
+        ));
+    }
+    steps.push(whole("later".to_owned(), 1, Want::Waits));
+    steps
+}
+
+fn step(name: &str, queue: &str, annotations: &Value, limits: &Value, want: Want) -> Step {
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"kai.scheduler/queue": queue},
+            "annotations": annotations},
+        "spec": {"schedulerName": "kai-scheduler", "restartPolicy": "Never", "terminationGracePeriodSeconds": 2,
+            "containers": [{"name": "main", "image": "registry.example/cuda-workload:1", "resources": {"limits": limits},
+                "args": ["workload", "alloc", "512", "hold"]}]},
+    });
+    Step {
+        role: Role {
+            namespace: NAMESPACE.to_owned(),
+            name: name.to_owned(),
+            want,
+        },
+        object,
+    }
+}
+
+/// What is not as told; empty when all is.
+pub(super) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
+    let mut missing: Vec<String> = roles
+        .iter()
+        .filter_map(|role| {
+            judge(role, scene).map(|why| format!("{}/{}: {why}", role.namespace, role.name))
+        })
+        .collect();
+    let mut homes: Vec<&str> = roles
+        .iter()
+        .filter(|role| role.want == Want::Share)
+        .flat_map(|role| scene.cards_of(&role.namespace, &role.name))
+        .collect();
+    homes.dedup();
+    if missing.is_empty() && homes.len() > 1 {
+        missing.push("the two shares are on different cards".to_owned());
+    }
+    missing
+}
+
+/// Whether a pod has got as far as the next one may be applied.
+pub(super) fn settled(role: &Role, scene: &Scene) -> bool {
+    judge(role, scene).is_none()
+}
+
+fn judge(role: &Role, scene: &Scene) -> Option<String> {
+    let Some(pod) = scene.pod(&role.namespace, &role.name) else {
+        return Some("is not there".to_owned());
+    };
+    let phase = phase(pod);
+    let cards = scene.cards_of(&role.namespace, &role.name).len();
+    let running = || match phase {
+        "Running" => None,
+        _ => Some(format!("is {phase}, should run: {}", super::view::why(pod))),
+    };
+    match role.want {
+        Want::Runs => match phase {
+            "Running" | "Succeeded" => None,
+            _ => Some(format!("is {phase}: {}", super::view::why(pod))),
+        },
+        Want::Share => running().or_else(|| {
+            (cards != 1)
+                .then(|| format!("holds {cards} cards by the GpuNodes, should hold a share of 1"))
+        }),
+        Want::Whole(count) => running().or_else(|| {
+            (cards != count as usize)
+                .then(|| format!("holds {cards} cards by the GpuNodes, should hold {count}"))
+        }),
+        Want::Waits => match (phase, super::view::reason(pod)) {
+            ("Pending", Some(_)) => None,
+            ("Pending", None) => Some("waits without a reason".to_owned()),
+            _ => Some(format!("is {phase}, should wait")),
+        },
+    }
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
+}

@@ -1,0 +1,342 @@
+//! Cards, who holds them, who waits and why: a snapshot as text.
+//!
+//! Pure: objects in, lines out. Reads only what every user of the cluster can read,
+//! `GpuNode`s and pods.
+
+use api::GpuNode;
+use api::gpu_node::GpuStatus;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Width of a bar.
+const BAR: u8 = 12;
+
+/// What is known at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scene {
+    /// By name.
+    pub(super) nodes: BTreeMap<String, GpuNode>,
+    /// By namespace and name.
+    pub(super) pods: BTreeMap<(String, String), Pod>,
+}
+
+impl Scene {
+    pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
+        self.pods.get(&(namespace.to_owned(), name.to_owned()))
+    }
+
+    /// UUIDs of the cards on which a pod holds something, by the agents' word.
+    pub(super) fn cards_of(&self, namespace: &str, name: &str) -> Vec<&str> {
+        let holder = format!("{namespace}/{name}");
+        self.cards()
+            .filter(|(_, card)| card.grants.iter().any(|grant| grant.pod == holder))
+            .map(|(_, card)| card.uuid.as_str())
+            .collect()
+    }
+
+    fn cards(&self) -> impl Iterator<Item = (&String, &GpuStatus)> {
+        self.nodes.iter().flat_map(|(name, node)| {
+            let cards = node.status.as_ref().map(|status| status.gpus.as_slice());
+            cards
+                .unwrap_or_default()
+                .iter()
+                .map(move |card| (name, card))
+        })
+    }
+
+    /// The table, ending in a newline.
+    pub(super) fn render(&self) -> String {
+        let mut text = String::new();
+        let width = |lengths: &mut dyn Iterator<Item = usize>, least: usize| {
+            lengths.max().unwrap_or_default().max(least)
+        };
+        let nodes = width(&mut self.nodes.keys().map(String::len), 4);
+        let products = width(&mut self.cards().map(|(_, card)| card.product.len()), 7);
+        let _ = writeln!(
+            text,
+            "{:nodes$}  GPU  {:products$}  {:>13}  {:width$}  MODE",
+            "NODE",
+            "PRODUCT",
+            "MIB HELD",
+            "",
+            width = usize::from(BAR),
+        );
+        for (node, card) in self.cards() {
+            let mode = match card.mode {
+                Some(mode) if !card.grants.is_empty() => mode.to_string(),
+                _ => "free".to_owned(),
+            };
+            let health = if card.health == "Healthy" || card.health.is_empty() {
+                String::new()
+            } else {
+                format!("  {}: {}", card.health, card.health_reason)
+            };
+            let _ = writeln!(
+                text,
+                "{node:nodes$}  {:>3}  {:products$}  {:>6}/{:<6}  {}  {mode}{health}",
+                card.index,
+                card.product,
+                card.granted_mib.0,
+                card.grantable_mib.0,
+                bar(card.granted_mib.0, card.grantable_mib.0),
+            );
+            for grant in &card.grants {
+                let phase = if grant.phase == "Running" {
+                    String::new()
+                } else {
+                    format!(", {}", grant.phase.to_lowercase())
+                };
+                let fence = grant
+                    .fence
+                    .map(|fence| format!(", held by {fence}"))
+                    .unwrap_or_default();
+                let _ = writeln!(
+                    text,
+                    "{:nodes$}       └ {}  {} MiB{fence}{phase}",
+                    "", grant.pod, grant.memory_mib.0
+                );
+            }
+        }
+        if self.nodes.is_empty() {
+            text.push_str("(no agent has reported yet)\n");
+        }
+        self.render_others(&mut text);
+        text
+    }
+
+    fn render_others(&self, text: &mut String) {
+        let mut waiting = String::new();
+        let mut over = String::new();
+        for ((namespace, name), pod) in &self.pods {
+            let phase = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.phase.as_deref());
+            let why = why(pod);
+            match phase.unwrap_or("Pending") {
+                "Pending" => {
+                    let _ = writeln!(waiting, "  {namespace}/{name}");
+                    for line in why.lines().filter(|line| !line.trim().is_empty()) {
+                        let _ = writeln!(waiting, "      {}", line.trim());
+                    }
+                }
+                "Running" => {}
+                other => {
+                    let _ = writeln!(over, "  {namespace}/{name}  {other}  {why}");
+                }
+            }
+        }
+        if !waiting.is_empty() {
+            let _ = write!(text, "\nWAITING\n{waiting}");
+        }
+        if !over.is_empty() {
+            let _ = write!(text, "\nENDED\n{over}");
+        }
+    }
+}
+
+fn bar(held: u64, all: u64) -> String {
+    let filled = if all == 0 {
+        0
+    } else {
+        (held * u64::from(BAR)).div_ceil(all)
+    };
+    (0..BAR)
+        .map(|place| {
+            if u64::from(place) < filled {
+                '█'
+            } else {
+                '░'
+            }
+        })
+        .collect()
+}
+
+/// Why the scheduler has not placed a pod, if it said so.
+pub(super) fn reason(pod: &Pod) -> Option<&str> {
+    pod.status
+        .as_ref()?
+        .conditions
+        .as_ref()?
+        .iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?
+        .message
+        .as_deref()
+        .filter(|message| !message.is_empty())
+}
+
+/// The best that is known of why a pod does not run.
+pub(super) fn why(pod: &Pod) -> String {
+    if let Some(reason) = reason(pod) {
+        return reason.to_owned();
+    }
+    let Some(status) = &pod.status else {
+        return "the scheduler has not looked at it yet".to_owned();
+    };
+    if let Some(message) = &status.message {
+        return message.clone();
+    }
+    let containers = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten();
+    for container in containers {
+        let Some(state) = &container.state else {
+            continue;
+        };
+        let (what, message) = match (&state.waiting, &state.terminated) {
+            (Some(waiting), _) => (waiting.reason.as_deref(), waiting.message.as_deref()),
+            (_, Some(ended)) if ended.exit_code != 0 => {
+                (ended.reason.as_deref(), ended.message.as_deref())
+            }
+            _ => continue,
+        };
+        let what = what.unwrap_or("waits");
+        return match message {
+            Some(message) => format!("{}: {what}: {message}", container.name),
+            None => format!("{}: {what}", container.name),
+        };
+    }
+    let bound = pod
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.node_name.is_some());
+    match (status.phase.as_deref(), bound) {
+        (Some("Succeeded"), _) => String::new(),
+        (_, true) => "bound, not started yet".to_owned(),
+        (_, false) => "the scheduler has not looked at it yet".to_owned(),
+    }
+}
+
+/// Pods of users: not those that belong to the system.
+pub(super) fn is_shown(pod: &Pod) -> bool {
+    pod.namespace().is_none_or(|namespace| {
+        !namespace.starts_with("kube-") && namespace != proto::names::NAMESPACE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::story::{Role, Want, missing};
+    use super::*;
+    use api::{Mib, Mode};
+    use serde_json::json;
+
+    fn pod(name: &str, status: &serde_json::Value) -> ((String, String), Pod) {
+        let pod = json!({"metadata": {"name": name, "namespace": "demo"}, "status": status});
+        (
+            ("demo".into(), name.into()),
+            serde_json::from_value(pod).unwrap(),
+        )
+    }
+
+    fn card(index: u32, grants: &[(&str, u64)]) -> GpuStatus {
+        GpuStatus {
+            uuid: format!("GPU-{index}"),
+            index,
+            product: "NVIDIA L4".into(),
+            granted_mib: Mib(grants.iter().map(|(_, mib)| mib).sum()),
+            grantable_mib: Mib(20_000),
+            mode: Some(Mode::Mps),
+            health: "Healthy".into(),
+            grants: grants
+                .iter()
+                .map(|(pod, mib)| api::gpu_node::GrantStatus {
+                    pod: format!("demo/{pod}"),
+                    memory_mib: Mib(*mib),
+                    phase: "Running".into(),
+                    ..Default::default()
+                })
+                .collect(),
+            ..GpuStatus::default()
+        }
+    }
+
+    fn scene() -> Scene {
+        let mut node = GpuNode::new("node-1", api::GpuNodeSpec::default());
+        node.status = Some(api::GpuNodeStatus {
+            gpus: vec![card(0, &[("a", 2000), ("b", 10_000)]), card(1, &[])],
+            ..Default::default()
+        });
+        let waiting = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "no card is free\n  node-1/0: shared"}]});
+        Scene {
+            nodes: [("node-1".to_owned(), node)].into(),
+            pods: [
+                pod("a", &json!({"phase": "Running"})),
+                pod("b", &json!({"phase": "Running"})),
+                pod("c", &waiting),
+            ]
+            .into(),
+        }
+    }
+
+    #[test]
+    fn a_scene_shows_cards_holders_and_reasons() {
+        assert_eq!(
+            scene().render(),
+            "\
+NODE    GPU  PRODUCT         MIB HELD                MODE
+node-1    0  NVIDIA L4   12000/20000   ████████░░░░  mps
+             └ demo/a  2000 MiB
+             └ demo/b  10000 MiB
+node-1    1  NVIDIA L4       0/20000   ░░░░░░░░░░░░  free
+
+WAITING
+  demo/c
+      no card is free
+      node-1/0: shared
+"
+        );
+    }
+
+    #[test]
+    fn what_is_not_as_told_is_named() {
+        let role = |name: &str, want| Role {
+            namespace: "demo".into(),
+            name: name.into(),
+            want,
+        };
+        let told = [
+            role("a", Want::Share),
+            role("b", Want::Share),
+            role("c", Want::Waits),
+        ];
+        assert!(missing(&told, &scene()).is_empty());
+        let other = [
+            role("a", Want::Whole(2)),
+            role("b", Want::Waits),
+            role("c", Want::Runs),
+            role("d", Want::Runs),
+        ];
+        let missing = missing(&other, &scene());
+        assert_eq!(missing.len(), 4, "{missing:?}");
+        assert!(missing[2].contains("no card is free"), "{missing:?}");
+        assert_eq!(missing[3], "demo/d: is not there");
+    }
+
+    #[test]
+    fn shares_on_different_cards_are_not_as_told() {
+        let mut scene = scene();
+        let status = scene
+            .nodes
+            .get_mut("node-1")
+            .unwrap()
+            .status
+            .as_mut()
+            .unwrap();
+        status.gpus = vec![card(0, &[("a", 2000)]), card(1, &[("b", 2000)])];
+        let role = |name: &str| Role {
+            namespace: "demo".into(),
+            name: name.into(),
+            want: Want::Share,
+        };
+        assert_eq!(
+            missing(&[role("a"), role("b")], &scene),
+            ["the two shares are on different cards"]
+        );
+    }
+}
