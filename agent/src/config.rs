@@ -60,6 +60,9 @@ pub struct Config {
     /// `nvidia-cuda-mps-control`; that of the driver root when unset.
     #[arg(long)]
     pub mps_control: Option<PathBuf>,
+    /// Environment added to NVIDIA's programs, `KEY=VALUE`; may be given several times.
+    #[arg(long)]
+    pub mps_env: Vec<String>,
     /// MiB of every card kept for the MPS server's own context.
     #[arg(long, default_value_t = 64)]
     pub mps_reserve_mib: u64,

@@ -14,13 +14,16 @@
 //! - [`edit`]: pure: a share → the CDI file's content.
 //! - [`mps`]: the plan for the MPS supervisor, and the supervisor (`aliquot-agent mps`).
 //! - [`telemetry`]: streams to schedulers, `GpuNode` status, metrics, health.
-//! - [`run`]: starts it all; [`exit`] says how a process ends.
+//! - [`run()`]: starts it all ([`install`], [`privilege`] before it); [`exit`] says how a process ends.
 #![deny(unsafe_code)]
 
 pub mod attribute;
+pub mod cluster;
 pub mod config;
 pub mod edit;
+pub mod exit;
 pub mod identity;
+pub mod install;
 pub mod inventory;
 pub mod kubelet;
 pub mod ledger;
@@ -28,7 +31,10 @@ pub mod mps;
 pub mod node;
 pub mod nvml;
 pub mod pods;
+pub mod privilege;
 pub mod reconcile;
+mod run;
 pub mod telemetry;
 
 pub use config::Config;
+pub use run::{RunError, run};

@@ -1,3 +1,87 @@
-//! TBD
+//! `aliquot-agent run`: the node agent. `aliquot-agent mps`: the MPS supervisor, a process
+//! and a container of its own, so that an upgrade of the agent ends no server.
 
-fn main() {}
+use agent::{Config, exit, mps, privilege};
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Aliquot's node agent.
+#[derive(Parser)]
+#[command(name = "aliquot-agent", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Shares this node's cards.
+    Run(Box<Config>),
+    /// Owns this node's MPS servers.
+    Mps(Box<Config>),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    let result = match arguments.command {
+        Command::Run(config) => run(*config),
+        Command::Mps(config) => serve_mps(*config),
+    };
+    result.unwrap_or_else(|error| {
+        tracing::error!("{error:#}");
+        ExitCode::from(exit::NOT_STARTED)
+    })
+}
+
+fn run(config: Config) -> anyhow::Result<ExitCode> {
+    if config.drop_capabilities {
+        // Before there is a second thread: each has its own.
+        privilege::drop_all_but_needed()?;
+    }
+    runtime(2)?.block_on(async {
+        let stop = stop_on_signals()?;
+        let client = kube::Client::try_default().await?;
+        let result = agent::run(config, client, stop).await;
+        if let Err(error) = &result {
+            tracing::error!(%error, "the agent ends");
+        }
+        Ok(exit::code(&result))
+    })
+}
+
+fn serve_mps(config: Config) -> anyhow::Result<ExitCode> {
+    runtime(1)?.block_on(async {
+        mps::serve(config, stop_on_signals()?).await?;
+        Ok(ExitCode::from(exit::STOPPED))
+    })
+}
+
+fn runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+}
+
+/// Cancelled by SIGTERM or SIGINT.
+fn stop_on_signals() -> std::io::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let told = stop.clone();
+    // Ends with the runtime; it owns nothing.
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        told.cancel();
+    });
+    Ok(stop)
+}

@@ -5,7 +5,7 @@ use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
 use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
 use api::{Mib, Mode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// The name of MPS's programs as the kernel cuts it.
@@ -30,6 +30,9 @@ pub struct Book {
     /// By UUID; the reading is the last good one.
     seen: BTreeMap<GpuUuid, (Device, Reading)>,
     health: HealthBook,
+    /// Processes that were gone when they were looked up, at the last look and the one
+    /// before: one that is dying is no stranger, one that never shows itself is.
+    vague: [BTreeSet<(GpuUuid, u32)>; 2],
 }
 
 impl Book {
@@ -40,6 +43,7 @@ impl Book {
             driver: Driver::default(),
             seen: BTreeMap::new(),
             health: HealthBook::default(),
+            vague: [BTreeSet::new(), BTreeSet::new()],
         }
     }
 
@@ -57,6 +61,12 @@ impl Book {
             };
             self.seen.insert(uuid.clone(), (device.clone(), reading));
         }
+        let vague = self.seen.values().flat_map(|(device, reading)| {
+            let gone = reading.processes.iter().filter(|p| is_vague(p));
+            gone.map(|process| (device.identity.uuid.clone(), process.pid))
+        });
+        let vague = vague.collect();
+        self.vague = [vague, std::mem::take(&mut self.vague[0])];
     }
 
     /// Takes in a fault.
@@ -127,6 +137,9 @@ impl Book {
             .processes
             .iter()
             .filter(|process| !is_mps(process) && !explained(&identity.uuid, process))
+            .filter(|process| {
+                !is_vague(process) || self.vague[1].contains(&(identity.uuid.clone(), process.pid))
+            })
             .map(|process| Stranger {
                 pid: process.pid,
                 command: process.origin.command.clone(),
@@ -187,6 +200,11 @@ fn switchable(mig: bool, only: Option<Mode>) -> Vec<Mode> {
 /// MPS's own processes hold what the reserve is for.
 fn is_mps(process: &Process) -> bool {
     process.origin.command.starts_with(MPS_PROGRAM)
+}
+
+/// Nothing is known of it: it is gone, or of another pid namespace.
+fn is_vague(process: &Process) -> bool {
+    process.origin == crate::attribute::Origin::default()
 }
 
 #[cfg(test)]
@@ -271,6 +289,18 @@ mod tests {
         assert_eq!(card.strangers.len(), 1);
         assert_eq!(card.strangers[0].command, "blender");
         assert_eq!(inventory.cards[1].grantable, Mib(15000));
+    }
+
+    #[test]
+    fn a_dying_process_is_no_stranger_and_one_that_never_shows_itself_is() {
+        let now = Instant::now();
+        let mut book = Book::new(SETTINGS);
+        let look = seen(vec![process(2, 300, "")], false);
+        for expected in [0, 1] {
+            book.observe(&look, now);
+            let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);
+            assert_eq!(inventory.cards[0].strangers.len(), expected);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! Unhealthy while held makes its pod fail for good when the kubelet restarts.
 
 use crate::identity::Resource;
-use crate::inventory::{Card, GpuUuid, Inventory};
+use crate::inventory::{GpuUuid, Inventory};
 use crate::ledger::{HolderKey, Ledger};
 use crate::reconcile::Held;
 use api::Mode;
@@ -88,6 +88,17 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
                 && terms.whole.contains(&card.uuid)
                 && mode.is_none_or(|mode| mode == Mode::Exclusive);
             whole.push(device(id, healthy && (free || holder.is_some()), card.numa));
+        }
+    }
+    // A holder keeps its ID while its card is not known: NVML may be late.
+    for ((resource, id), holder) in terms.held {
+        let list = match resource {
+            Resource::Share => &mut share,
+            Resource::Whole => &mut whole,
+        };
+        if inventory.card(&GpuUuid::from(card_of(id))).is_none() {
+            let fit = granted_health(holder.as_ref(), inventory, terms.ledger);
+            list.push(device(id.clone(), fit, None));
         }
     }
     (share, whole)

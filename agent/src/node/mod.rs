@@ -3,11 +3,18 @@
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
 //! - [`core`]: pure: events in, effects out.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
+//! - [`owner`]: the task around it.
+//! - [`keeper`]: keeps the MPS supervisor at the plan.
+//! - [`disk`]: reads what lies on disk, removes what the core says.
 
 pub mod core;
+pub mod disk;
+pub mod keeper;
+pub mod owner;
 pub mod prepare;
 pub mod state;
 
 pub use core::{Core, Effect, Event, Obstacle, Terms};
+pub use owner::{Owner, Stopped};
 pub use prepare::{Ask, Outcome, Source, Unready};
 pub use state::{MpsView, Node, Note, Policy, Pool, Readiness, Refusal, State};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::inventory::{ComputeMode, Health};
+use crate::inventory::{Card, ComputeMode, Health};
 use crate::ledger::{AllocId, Claim};
 use api::Mib;
 use api::grant::PodIdentity;
@@ -138,6 +138,16 @@ fn a_held_id_is_never_withdrawn_for_another_reason() {
     let (share, whole) = healthy(&node, &ledger, &held);
     assert!(share.contains(&"GPU-1::0".to_owned()) && share.contains(&"GPU-1::1".to_owned()));
     assert!(whole.contains(&"GPU-0".to_owned()));
+}
+
+#[test]
+fn a_held_id_of_a_card_that_is_not_seen_yet_is_kept() {
+    let held = Held::from([
+        ((Resource::Share, "GPU-9::0".to_owned()), Some(key("x"))),
+        ((Resource::Whole, "GPU-9".to_owned()), None),
+    ]);
+    let (share, whole) = healthy(&Inventory::default(), &Ledger::default(), &held);
+    assert_eq!((share, whole), (names(&["GPU-9::0"]), names(&["GPU-9"])));
 }
 
 #[test]

@@ -1,0 +1,217 @@
+//! The kubelet's `PodResources`: the second witness, and the only acknowledgement of what
+//! was offered.
+
+use crate::identity::Resource;
+use crate::inventory::GpuUuid;
+use crate::kubelet::offer::Offer;
+use crate::node::{Event, Owner, Pool, State};
+use api::grant::PodIdentity;
+use proto::names::kubelet::HEALTHY;
+use proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use proto::podresources::{
+    AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest, PodResources,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+/// Answers grow with pods and devices; tonic's default is 4 MiB.
+const MAX_ANSWER: usize = 16 << 20;
+/// The kubelet answers within milliseconds or not at all.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// First and longest pause while the kubelet does not show what was offered.
+const CATCH_UP: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+/// What is shown is read again this often without a reason.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Asks the kubelet. Connects for every question: the socket is a new one after every
+/// start of the kubelet's.
+#[derive(Clone, Debug)]
+pub struct Lister {
+    socket: PathBuf,
+}
+
+/// Nobody answered.
+#[derive(Debug, thiserror::Error)]
+pub enum ListerError {
+    /// No kubelet there.
+    #[error("the kubelet's PodResources cannot be reached: {0}")]
+    Connect(#[from] tonic::transport::Error),
+    /// It answered with an error.
+    #[error("the kubelet's PodResources answered: {}", .0.message())]
+    Call(#[from] Box<tonic::Status>),
+}
+
+impl Lister {
+    /// Of this socket.
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    async fn connect(&self) -> Result<PodResourcesListerClient<Channel>, ListerError> {
+        let channel = Endpoint::from_shared(format!("unix://{}", self.socket.display()))?
+            .connect_timeout(PATIENCE)
+            .timeout(PATIENCE)
+            .connect()
+            .await?;
+        Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER))
+    }
+
+    /// One pod; `None` when the kubelet does not list it.
+    ///
+    /// # Errors
+    /// Nobody answered, or the kubelet is older than 1.34.
+    pub async fn get(&self, pod: &PodIdentity) -> Result<Option<PodResources>, ListerError> {
+        let request = GetPodResourcesRequest {
+            pod_name: pod.name.clone(),
+            pod_namespace: pod.namespace.clone(),
+        };
+        match self.connect().await?.get(request).await {
+            Ok(answer) => Ok(answer.into_inner().pod_resources),
+            Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+            Err(status) => Err(Box::new(status).into()),
+        }
+    }
+
+    /// All pods. It can open the window in which the kubelet gives one ID twice: only for
+    /// kubelets without `Get`, and without a checkpoint.
+    ///
+    /// # Errors
+    /// Nobody answered.
+    pub async fn list(&self) -> Result<Vec<PodResources>, ListerError> {
+        let request = ListPodResourcesRequest {};
+        let answer = self.connect().await?.list(request).await;
+        Ok(answer.map_err(Box::new)?.into_inner().pod_resources)
+    }
+
+    /// The healthy IDs of our resources.
+    ///
+    /// # Errors
+    /// Nobody answered.
+    pub async fn allocatable(&self) -> Result<BTreeSet<(Resource, String)>, ListerError> {
+        let request = AllocatableResourcesRequest {};
+        let answer = self
+            .connect()
+            .await?
+            .get_allocatable_resources(request)
+            .await
+            .map_err(Box::new)?
+            .into_inner();
+        let mut ids = BTreeSet::new();
+        for devices in answer.devices {
+            let resource = [Resource::Share, Resource::Whole]
+                .into_iter()
+                .find(|resource| resource.name() == devices.resource_name);
+            if let Some(resource) = resource {
+                ids.extend(devices.device_ids.into_iter().map(|id| (resource, id)));
+            }
+        }
+        Ok(ids)
+    }
+}
+
+/// Where each card is, by the IDs that the kubelet can allocate.
+pub fn pools(
+    cards: impl Iterator<Item = GpuUuid>,
+    ids: &BTreeSet<(Resource, String)>,
+) -> BTreeMap<GpuUuid, Pool> {
+    let shared: BTreeSet<&str> = ids
+        .iter()
+        .filter(|(resource, _)| *resource == Resource::Share)
+        .filter_map(|(_, id)| id.split_once("::").map(|(card, _)| card))
+        .collect();
+    cards
+        .map(|card| {
+            let pool = if ids.contains(&(Resource::Whole, card.to_string())) {
+                Pool::Whole
+            } else if shared.contains(card.as_str()) {
+                Pool::Shared
+            } else {
+                Pool::None
+            };
+            (card, pool)
+        })
+        .collect()
+}
+
+/// Follows what the kubelet shows, until `stop`.
+pub async fn follow(
+    lister: Lister,
+    mut offer: watch::Receiver<Arc<Offer>>,
+    state: watch::Receiver<Arc<State>>,
+    owner: Owner,
+    stop: CancellationToken,
+) {
+    let mut pause = CATCH_UP.0;
+    loop {
+        let expected = healthy(&offer.borrow_and_update());
+        let shown = lister.allocatable().await;
+        let caught_up = match &shown {
+            Ok(ids) => {
+                let state = state.borrow().clone();
+                let cards = state.inventory.cards.iter().map(|card| card.uuid.clone());
+                if owner.tell(Event::Pools(pools(cards, ids))).is_err() {
+                    return;
+                }
+                *ids == expected
+            }
+            Err(error) => {
+                tracing::debug!(%error, "what the kubelet shows is not known");
+                false
+            }
+        };
+        let wait = if caught_up { IDLE } else { pause };
+        pause = if caught_up {
+            CATCH_UP.0
+        } else {
+            (pause * 2).min(CATCH_UP.1)
+        };
+        tokio::select! {
+            changed = offer.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                pause = CATCH_UP.0;
+                // The kubelet reads our message before it shows it.
+                tokio::time::sleep(CATCH_UP.0).await;
+            }
+            () = tokio::time::sleep(wait) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+fn healthy(offer: &Offer) -> BTreeSet<(Resource, String)> {
+    [Resource::Share, Resource::Whole]
+        .into_iter()
+        .flat_map(|resource| {
+            offer
+                .list(resource)
+                .iter()
+                .filter(|device| device.health == HEALTHY)
+                .map(move |device| (resource, device.id.clone()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_where_the_kubelet_can_allocate_it() {
+        let cards = ["A", "B", "C", "D"].map(GpuUuid::from);
+        let ids = BTreeSet::from([
+            (Resource::Whole, "A".to_owned()),
+            (Resource::Share, "A::0".to_owned()),
+            (Resource::Share, "B::7".to_owned()),
+            (Resource::Whole, "C".to_owned()),
+        ]);
+        let pools: Vec<Pool> = pools(cards.into_iter(), &ids).into_values().collect();
+        assert_eq!(pools, [Pool::Whole, Pool::Shared, Pool::Whole, Pool::None]);
+    }
+}

@@ -1,0 +1,164 @@
+//! The task that owns the [`Core`]: events in, state and offer out on watches.
+//!
+//! Must never wait for anything but its next message: what is slow is another task's.
+
+use super::core::{Core, Effect, Event};
+use super::disk::Errand;
+use super::prepare::{Ask, Outcome};
+use super::state::{Note, State};
+use crate::kubelet::offer::Offer;
+use crate::ledger::AllocId;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Time passes at least so often: hysteresis and graces end without an event.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What the owner is told or asked.
+#[derive(Debug)]
+pub enum Message {
+    /// Something happened.
+    Event(Event),
+    /// Bind what these IDs are for.
+    Prepare(Ask, oneshot::Sender<Vec<Outcome>>),
+    /// The second witness disagreed.
+    Unbind(AllocId),
+}
+
+/// The owner's ear.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    messages: mpsc::UnboundedSender<Message>,
+}
+
+/// The owner has ended, so the agent is ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the agent is stopping")]
+pub struct Stopped;
+
+impl Owner {
+    /// An ear, and what comes in by it.
+    pub fn channel() -> (Self, mpsc::UnboundedReceiver<Message>) {
+        let (messages, inbox) = mpsc::unbounded_channel();
+        (Self { messages }, inbox)
+    }
+
+    /// Something happened. Never waits.
+    ///
+    /// # Errors
+    /// The agent is stopping.
+    pub fn tell(&self, event: Event) -> Result<(), Stopped> {
+        self.messages
+            .send(Message::Event(event))
+            .map_err(|_| Stopped)
+    }
+
+    /// Binds what these IDs are for.
+    ///
+    /// # Errors
+    /// The agent is stopping.
+    pub async fn prepare(&self, ask: Ask) -> Result<Vec<Outcome>, Stopped> {
+        let (answer, outcome) = oneshot::channel();
+        self.messages
+            .send(Message::Prepare(ask, answer))
+            .map_err(|_| Stopped)?;
+        outcome.await.map_err(|_| Stopped)
+    }
+
+    /// Takes a binding back.
+    ///
+    /// # Errors
+    /// The agent is stopping.
+    pub fn unbind(&self, alloc: AllocId) -> Result<(), Stopped> {
+        self.messages
+            .send(Message::Unbind(alloc))
+            .map_err(|_| Stopped)
+    }
+}
+
+/// Where results go.
+#[derive(Debug)]
+pub struct Outputs {
+    /// What everyone reads.
+    pub state: watch::Sender<Arc<State>>,
+    /// What the kubelet is offered.
+    pub offer: watch::Sender<Arc<Offer>>,
+    /// To the disk's task.
+    pub errands: mpsc::UnboundedSender<Errand>,
+    /// To telemetry.
+    pub notes: mpsc::UnboundedSender<Note>,
+}
+
+/// Runs until every ear is gone.
+pub async fn run(mut core: Core, mut inbox: mpsc::UnboundedReceiver<Message>, outputs: Outputs) {
+    loop {
+        let message = match tokio::time::timeout(TICK, inbox.recv()).await {
+            Ok(None) => return,
+            Ok(Some(message)) => message,
+            Err(_) => Message::Event(Event::Tick),
+        };
+        let now = Instant::now();
+        // The answer leaves after the state that it follows from: who reads the state
+        // because of the answer must not find an older one.
+        let mut answer = None;
+        let effects = match message {
+            Message::Event(event) => {
+                if matters_to_disk(&event) {
+                    let _ = outputs.errands.send(Errand::Look);
+                }
+                core.apply(event, now)
+            }
+            Message::Prepare(ask, to) => {
+                let (outcomes, effects) = core.prepare(&ask, now);
+                answer = Some((to, outcomes));
+                effects
+            }
+            Message::Unbind(alloc) => core.unbind(alloc, now),
+        };
+        publish(&core, &outputs);
+        for effect in effects {
+            // Receivers live as long as the agent.
+            match effect {
+                Effect::Forget(alloc) => {
+                    let _ = outputs.errands.send(Errand::Forget(alloc));
+                }
+                Effect::Tell(note) => {
+                    tracing::info!(?note, "noted");
+                    let _ = outputs.notes.send(note);
+                }
+            }
+        }
+        if let Some((to, outcomes)) = answer {
+            // The kubelet may have given up.
+            let _ = to.send(outcomes);
+        }
+    }
+}
+
+/// Events after which checkpoint or proofs are likely to be different.
+fn matters_to_disk(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::Pod(_) | Event::PodGone(_) | Event::PodsListed(_) | Event::Minted { .. }
+    )
+}
+
+fn publish(core: &Core, outputs: &Outputs) {
+    let state = core.state();
+    outputs.state.send_if_modified(|old| {
+        let changed = **old != state;
+        if changed {
+            *old = Arc::new(state);
+        }
+        changed
+    });
+    let offer = core.offer();
+    outputs.offer.send_if_modified(|old| {
+        let changed = **old != offer;
+        if changed {
+            *old = Arc::new(offer);
+        }
+        changed
+    });
+}

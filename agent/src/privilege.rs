@@ -1,0 +1,50 @@
+//! Capabilities: dropped at start but for the few that the agent uses.
+
+use caps::{CapSet, Capability};
+use std::collections::HashSet;
+
+/// `/proc` of other users' processes, files of other owners under the kubelet's root.
+const KEPT: [Capability; 3] = [
+    Capability::CAP_DAC_READ_SEARCH,
+    Capability::CAP_DAC_OVERRIDE,
+    Capability::CAP_SYS_PTRACE,
+];
+
+/// The kernel refused.
+#[derive(Debug, thiserror::Error)]
+#[error("capabilities cannot be dropped: {0}")]
+pub struct PrivilegeError(#[from] caps::errors::CapsError);
+
+/// Drops every capability of this thread, and of those that it starts later, but [`KEPT`].
+/// Call it before any thread is started.
+///
+/// # Errors
+/// The kernel refused; nothing is guaranteed then.
+pub fn drop_all_but_needed() -> Result<(), PrivilegeError> {
+    let have = caps::read(None, CapSet::Permitted)?;
+    let keep: HashSet<Capability> = KEPT.into_iter().filter(|cap| have.contains(cap)).collect();
+    caps::clear(None, CapSet::Ambient)?;
+    caps::set(None, CapSet::Inheritable, &HashSet::new())?;
+    caps::set(None, CapSet::Effective, &keep)?;
+    caps::set(None, CapSet::Permitted, &keep)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_is_gone_from_the_thread_and_its_children() {
+        // Capabilities are per thread: the others of this test keep theirs.
+        std::thread::spawn(|| {
+            drop_all_but_needed().unwrap();
+            let left = || caps::read(None, CapSet::Permitted).unwrap();
+            assert!(left().iter().all(|cap| KEPT.contains(cap)));
+            let child = std::thread::spawn(move || left().iter().all(|cap| KEPT.contains(cap)));
+            assert!(child.join().unwrap());
+        })
+        .join()
+        .unwrap();
+    }
+}

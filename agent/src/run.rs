@@ -1,0 +1,311 @@
+//! Starts everything of one agent, and ends with the first part that ends.
+//!
+//! Several agents can run in one process, each with its own paths and its own copy of the
+//! NVML library: libraries loaded from one path share their state.
+
+use crate::Config;
+use crate::inventory::Settings;
+use crate::kubelet::pod_resources::{self, Lister};
+use crate::kubelet::prestart::PreStart;
+use crate::kubelet::session::Session;
+use crate::node::disk::{self, Disk};
+use crate::node::owner::{self, Outputs, Owner};
+use crate::node::{Core, Event, Obstacle, Terms, keeper};
+use crate::{cluster, identity::Resource, install, nvml, telemetry};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// The kubelet is told of cards that are known; so long it waits for NVML's first look.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+/// After a stop, so long is waited for what is in flight.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Whether another plugin serves whole cards is looked at so often.
+const OTHER_PLUGIN: Duration = Duration::from_secs(10);
+/// The socket of NVIDIA's plugin for whole cards.
+const NVIDIA_SOCKET: &str = "nvidia-gpu.sock";
+
+/// Why an agent ended, other than by being told.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A folder that must be there cannot be made.
+    #[error("the agent's folders cannot be made: {0}")]
+    Folders(#[source] io::Error),
+    /// The machine has no thread left.
+    #[error("the thread that owns NVML cannot be started: {0}")]
+    Thread(#[source] io::Error),
+    /// A part ended that never ends by itself.
+    #[error("{0} ended")]
+    Ended(&'static str),
+    /// A part panicked.
+    #[error("a task failed: {0}")]
+    Failed(#[source] tokio::task::JoinError),
+    /// Telemetry's own words.
+    #[error(transparent)]
+    Telemetry(#[from] telemetry::TelemetryError),
+}
+
+/// What a task says when it ends.
+type Part = Result<&'static str, RunError>;
+
+/// Runs one agent until `stop`.
+///
+/// # Errors
+/// What kept it from starting, or which part ended on its own.
+pub async fn run(
+    config: Config,
+    client: kube::Client,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
+    let started = Instant::now();
+    let config = Arc::new(config);
+    // Ends every task, also when only one of them failed.
+    let end = stop.child_token();
+    let mut tasks: JoinSet<Part> = JoinSet::new();
+    let result = start(&config, client, &end, started, &mut tasks);
+    let result = match result {
+        Ok(()) => first_end(&mut tasks, &stop).await,
+        Err(error) => Err(error),
+    };
+    end.cancel();
+    let rest = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_WORDS, rest).await.is_err() {
+        tracing::warn!("some tasks did not end in time");
+    }
+    result
+}
+
+async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Result<(), RunError> {
+    tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        ended = tasks.join_next() => match ended {
+            // Told to stop, and quicker than this select.
+            Some(Ok(Ok(_))) if stop.is_cancelled() => Ok(()),
+            Some(Ok(Ok(part))) => Err(RunError::Ended(part)),
+            Some(Ok(Err(error))) => Err(error),
+            Some(Err(error)) => Err(RunError::Failed(error)),
+            None => Ok(()),
+        },
+    }
+}
+
+fn start(
+    config: &Arc<Config>,
+    client: kube::Client,
+    end: &CancellationToken,
+    started: Instant,
+    tasks: &mut JoinSet<Part>,
+) -> Result<(), RunError> {
+    let mut disk = Disk::open(config).map_err(RunError::Folders)?;
+    let nvml = nvml::start(
+        nvml::Settings {
+            library: config.nvml.clone(),
+            interval: config.nvml_interval(),
+            proc_root: config.proc_root.clone(),
+        },
+        end.clone(),
+    )
+    .map_err(RunError::Thread)?;
+
+    let (ear, inbox) = Owner::channel();
+    let (state_out, state) = watch::channel(Arc::default());
+    let (offer_out, offer) = watch::channel(Arc::default());
+    let (errands_out, errands) = mpsc::unbounded_channel();
+    let (notes_out, notes) = mpsc::unbounded_channel();
+    let mut core = Core::new(Terms {
+        node: config.node_name.clone(),
+        cards: Settings {
+            mps_reserve: config.mps_reserve(),
+            client_slots: config.client_slots,
+            context_allowance: config.context_allowance(),
+        },
+        serve_whole: config.serve_whole,
+        allow_ungranted_whole: config.allow_ungranted_whole,
+    });
+    // Who holds what is known before anything is offered.
+    core.apply(Event::Local(disk.look()), std::time::Instant::now());
+    core.apply(
+        Event::Obstacle(Obstacle::Hook, hook_obstacle(config)),
+        std::time::Instant::now(),
+    );
+    let outputs = Outputs {
+        state: state_out,
+        offer: offer_out,
+        errands: errands_out,
+        notes: notes_out.clone(),
+    };
+    tasks.spawn(named("the owner", owner::run(core, inbox, outputs)));
+    tasks.spawn(named(
+        "the disk's task",
+        disk::run(
+            disk,
+            config.reconcile_interval(),
+            errands,
+            state.clone(),
+            ear.clone(),
+        ),
+    ));
+    tasks.spawn(named("NVML's bridge", bridge(nvml, ear.clone())));
+    tasks.spawn(named(
+        "the MPS plan",
+        keeper::run(config.mps_socket(), state.clone(), ear.clone(), end.clone()),
+    ));
+    let pre_start = PreStart {
+        config: config.clone(),
+        owner: ear.clone(),
+        state: state.clone(),
+        notes: notes_out.clone(),
+    };
+    let mut resources = vec![Resource::Share];
+    if config.serve_whole {
+        resources.push(Resource::Whole);
+    }
+    for resource in resources {
+        let session = Session {
+            resource,
+            config: config.clone(),
+            offer: offer.clone(),
+            owner: ear.clone(),
+            notes: notes_out.clone(),
+            pre_start: pre_start.clone(),
+            started,
+        };
+        let (state, end) = (state.clone(), end.clone());
+        tasks.spawn(async move {
+            after_first_look(state).await;
+            session.run(end).await;
+            Ok("a registration")
+        });
+    }
+    tasks.spawn(named(
+        "PodResources",
+        pod_resources::follow(
+            Lister::new(config.pod_resources()),
+            offer,
+            state.clone(),
+            ear.clone(),
+            end.clone(),
+        ),
+    ));
+    tasks.spawn(named(
+        "the watch for other plugins",
+        other_plugin(config.clone(), ear.clone(), end.clone()),
+    ));
+    tasks.spawn(named(
+        "the API server's watches",
+        cluster::run(
+            config.clone(),
+            client.clone(),
+            ear,
+            state.clone(),
+            end.clone(),
+        ),
+    ));
+    let inputs = telemetry::Inputs {
+        config: config.clone(),
+        client,
+        state,
+        notes,
+        stop: end.clone(),
+    };
+    tasks.spawn(async move {
+        telemetry::run(inputs).await?;
+        Ok("telemetry")
+    });
+    Ok(())
+}
+
+async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
+    part.await;
+    Ok(name)
+}
+
+/// NVML's outputs as events.
+async fn bridge(mut nvml: nvml::Outputs, owner: Owner) {
+    loop {
+        tokio::select! {
+            changed = nvml.observations.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let observation = nvml.observations.borrow_and_update().clone();
+                if owner.tell(Event::Observed(observation)).is_err() {
+                    return;
+                }
+            }
+            Some(xid) = nvml.xids.recv() => {
+                if owner.tell(Event::Fault(xid)).is_err() {
+                    return;
+                }
+            }
+            _ = &mut nvml.ended => return,
+        }
+    }
+}
+
+/// Until NVML is up. A node whose driver is late registers all the same: who holds a token
+/// keeps it.
+async fn after_first_look(mut state: watch::Receiver<Arc<crate::node::State>>) {
+    let up = state.wait_for(|state| state.ready.nvml);
+    let _ = tokio::time::timeout(FIRST_LOOK, up).await;
+}
+
+/// Why no container could be guarded, if so.
+fn hook_obstacle(config: &Config) -> Option<String> {
+    if let Some(binary) = &config.hook_binary {
+        match install::hook(binary, &config.hook_path) {
+            Ok(true) => tracing::info!(hook = %config.hook_path.display(), "the hook is installed"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(%error, "the hook cannot be installed");
+                return Some(format!(
+                    "the container hook cannot be installed at {}: {error}",
+                    config.hook_path.display()
+                ));
+            }
+        }
+    } else if !config.hook_path.exists() {
+        // The path is the host's; a container without the mount does not see it.
+        tracing::warn!(hook = %config.hook_path.display(), "the hook is not seen at its place");
+    }
+    None
+}
+
+/// Two plugins under one name replace each other, so where another serves whole cards this
+/// agent steps back.
+async fn other_plugin(config: Arc<Config>, owner: Owner, stop: CancellationToken) {
+    let socket = config.plugin_dir().join(NVIDIA_SOCKET);
+    let mut last = None;
+    loop {
+        let there = serves(&socket).await;
+        if last != Some(there) {
+            last = Some(there);
+            let why = there.then(|| {
+                format!(
+                    "another device plugin ({NVIDIA_SOCKET}) serves {} on this node",
+                    Resource::Whole.name()
+                )
+            });
+            if owner
+                .tell(Event::Obstacle(Obstacle::OtherPlugin, why))
+                .is_err()
+            {
+                return;
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(OTHER_PLUGIN) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// A socket file alone may be what a plugin left.
+async fn serves(socket: &Path) -> bool {
+    tokio::net::UnixStream::connect(socket).await.is_ok()
+}
