@@ -87,7 +87,12 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
             let free = wholly
                 && terms.whole.contains(&card.uuid)
                 && mode.is_none_or(|mode| mode == Mode::Exclusive);
-            whole.push(device(id, healthy && (free || holder.is_some()), card.numa));
+            let away = inventory.driver_version.is_empty();
+            let fit = match holder {
+                Some(_) => healthy || away,
+                None => healthy && free,
+            };
+            whole.push(device(id, fit, card.numa));
         }
     }
     // A holder keeps its ID while its card is not known: NVML may be late.
@@ -105,8 +110,11 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
 }
 
 /// The health of what a token's holder was granted. Unknown is not bad: a holder whose
-/// grant is not read yet keeps its token.
+/// grant is not read yet keeps its token, and a driver that is away says nothing of cards.
 fn granted_health(holder: Option<&HolderKey>, inventory: &Inventory, ledger: &Ledger) -> bool {
+    if inventory.driver_version.is_empty() {
+        return true;
+    }
     let Some(share) = holder.and_then(|key| ledger.get(key)) else {
         return true;
     };

@@ -1,0 +1,75 @@
+//! An MPS supervisor that makes every server ready at once, unless the test holds it back.
+
+use proto::mps::mps_server::{Mps, MpsServer};
+use proto::mps::{
+    Observation, ObserveRequest, Plan, ServerState, TerminateRequest, TerminateResponse,
+};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+#[derive(Clone, Debug)]
+pub struct Supervisor {
+    pub state: Arc<Mutex<&'static str>>,
+    pub plan: Arc<Mutex<Plan>>,
+}
+
+impl Supervisor {
+    pub fn serve(socket: &Path, stop: CancellationToken) -> Self {
+        let supervisor = Self {
+            state: Arc::new(Mutex::new("Ready")),
+            plan: Arc::default(),
+        };
+        let listener = UnixListener::bind(socket).unwrap();
+        let service = MpsServer::new(supervisor.clone());
+        tokio::spawn(async move {
+            Server::builder()
+                .add_service(service)
+                .serve_with_incoming_shutdown(
+                    UnixListenerStream::new(listener),
+                    stop.cancelled_owned(),
+                )
+                .await
+                .unwrap();
+        });
+        supervisor
+    }
+
+    fn observation(&self) -> Observation {
+        let state = *self.state.lock().unwrap();
+        let plan = self.plan.lock().unwrap();
+        let servers = plan.servers.iter().map(|server| ServerState {
+            name: server.name.clone(),
+            gpu_uuids: server.gpu_uuids.clone(),
+            state: state.to_owned(),
+            observed_default_memory_mib: server.default_memory_mib,
+            ..ServerState::default()
+        });
+        Observation {
+            servers: servers.collect(),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Mps for Supervisor {
+    async fn ensure(&self, request: Request<Plan>) -> Result<Response<Observation>, Status> {
+        *self.plan.lock().unwrap() = request.into_inner();
+        Ok(Response::new(self.observation()))
+    }
+
+    async fn observe(&self, _: Request<ObserveRequest>) -> Result<Response<Observation>, Status> {
+        Ok(Response::new(self.observation()))
+    }
+
+    async fn terminate_clients(
+        &self,
+        _: Request<TerminateRequest>,
+    ) -> Result<Response<TerminateResponse>, Status> {
+        Ok(Response::new(TerminateResponse::default()))
+    }
+}
