@@ -3,7 +3,7 @@
 //!
 //! Every part is a task of one set; the end of any before its time is the end of the demo.
 
-use super::driver::{self, Cards, Driver};
+use super::driver::{Cards, Driver};
 use super::manifest::{apply, ensure_namespace};
 use super::place::Place;
 use super::{embed, story};
@@ -27,14 +27,18 @@ const NVML: &[u8] = include_bytes!(env!("NVML_STAND_IN"));
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// Until a refused container start is tried again; the real one takes 10 to 15 s.
 const RETRY: Duration = Duration::from_secs(1);
+/// Between being told to stop and being stopped.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 const NODE_WAIT: Duration = Duration::from_secs(10);
 
 /// A cluster that runs.
 pub(super) struct Cluster {
     pub(super) client: Client,
     pub(super) api: Handle,
-    parts: JoinSet<anyhow::Result<()>>,
-    stop: CancellationToken,
+    /// Ours: scheduler, agents, MPS supervisors.
+    ours: Group,
+    /// What they stand on: API server, kubelets.
+    ground: Group,
     runtimes: Vec<Runtime>,
     drivers: Vec<Driver>,
 }
@@ -42,25 +46,26 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Starts everything; answers when all parts run, not when they are done with starting.
     pub(super) async fn start(place: &Place, nodes: u32, cards: &Cards) -> anyhow::Result<Self> {
-        let stop = CancellationToken::new();
-        let mut parts = JoinSet::new();
+        let (mut ours, mut ground) = (Group::default(), Group::default());
         let server = ApiServer::bind(ApiConfig::default())
             .await
             .context("the API server cannot listen on 127.0.0.1")?;
         let api = server.handle();
-        let serving = server.serve(stop.clone());
-        parts.spawn(async move { serving.await.context("API server") });
+        let serving = server.serve(ground.stop.clone());
+        ground
+            .tasks
+            .spawn(async move { serving.await.context("API server") });
         let client = Client::try_from(api.config()).context("a client for the API server")?;
         bootstrap(&client).await?;
 
         let library = place.path().join("nvml.so");
         std::fs::write(&library, NVML)?;
-        let telemetry = embed::scheduler(&mut parts, &client, &stop)?;
+        let telemetry = embed::scheduler(&mut ours, &client)?;
         let mut cluster = Self {
             client,
             api,
-            parts,
-            stop,
+            ours,
+            ground,
             runtimes: Vec::new(),
             drivers: Vec::new(),
         };
@@ -85,14 +90,7 @@ impl Cluster {
         });
         for ready in futures::future::join_all(agents).await {
             let (name, paths) = ready?;
-            embed::agent(
-                &mut cluster.parts,
-                name,
-                &paths,
-                &telemetry,
-                &cluster.client,
-                &cluster.stop,
-            )?;
+            embed::agent(&mut cluster.ours, name, &paths, &telemetry, &cluster.client)?;
         }
         Ok(cluster)
     }
@@ -116,44 +114,66 @@ impl Cluster {
             retry: RETRY,
             ..kubelet::Config::new(name, &paths.kubelet)
         };
-        let running = kubelet::run(config, self.client.clone(), runtime, self.stop.clone());
-        self.parts
+        let stop = self.ground.stop.clone();
+        let running = kubelet::run(config, self.client.clone(), runtime, stop);
+        self.ground
+            .tasks
             .spawn(async move { running.await.map_err(Into::into) });
         Ok(())
     }
 
     /// Why a part ended before its time. Waits until one does.
     pub(super) async fn broken(&mut self) -> anyhow::Error {
-        match self.parts.join_next().await {
-            None => anyhow!("no part of the cluster runs"),
-            Some(Ok(Ok(()))) => anyhow!("a part of the cluster ended"),
-            Some(Ok(Err(error))) => error,
-            Some(Err(error)) => error.into(),
+        tokio::select! {
+            why = self.ours.broken() => why,
+            why = self.ground.broken() => why,
         }
     }
 
-    /// Ends everything, containers before what they use.
-    pub(super) async fn shut_down(mut self) {
+    /// Ends everything, each before what it stands on.
+    pub(super) async fn shut_down(self) {
         for runtime in &self.runtimes {
             runtime.shut_down().await;
         }
-        self.stop.cancel();
-        let parts = &mut self.parts;
-        let _ = tokio::time::timeout(Duration::from_secs(3), async {
-            while parts.join_next().await.is_some() {}
-        })
-        .await;
-        self.parts.shutdown().await;
+        self.ours.end().await;
+        self.ground.end().await;
         for driver in self.drivers {
             driver.stop().await;
         }
     }
 }
 
+/// Parts that start and end together.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    pub(super) tasks: JoinSet<anyhow::Result<()>>,
+    pub(super) stop: CancellationToken,
+}
+
+impl Group {
+    async fn broken(&mut self) -> anyhow::Error {
+        match self.tasks.join_next().await {
+            None => std::future::pending().await,
+            Some(Ok(Ok(()))) => anyhow!("a part of the cluster ended"),
+            Some(Ok(Err(error))) => error,
+            Some(Err(error)) => error.into(),
+        }
+    }
+
+    async fn end(mut self) {
+        self.stop.cancel();
+        let tasks = &mut self.tasks;
+        let all = async { while tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(LAST_WORDS, all).await.is_err() {
+            tracing::warn!("some parts did not end in time");
+        }
+        self.tasks.shutdown().await;
+    }
+}
+
 /// Where the parts of one node are; short, as unix sockets are below.
 #[derive(Clone, Debug)]
 pub(super) struct Paths {
-    pub(super) node: PathBuf,
     pub(super) driver: PathBuf,
     pub(super) kubelet: PathBuf,
     pub(super) cdi: PathBuf,
@@ -177,13 +197,7 @@ impl Paths {
             proc: below("proc"),
             token: below("token"),
             hook: below("bin").join(crate::hook::NAME),
-            node,
         }
-    }
-
-    /// The MPS program of this node.
-    pub(super) fn mps_control(&self) -> std::io::Result<PathBuf> {
-        driver::mps_control(&self.node, &self.driver)
     }
 
     /// The NVML library of this node: its own file, since one path shares its statics.

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, bail};
 use serde_json::json;
 use sim_gpu::hardware::Preset;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -103,20 +103,6 @@ impl Driver {
     pub(super) async fn stop(mut self) {
         let _ = self.child.kill().await;
     }
-}
-
-/// A program for the agent's MPS supervisor that finds the driver by its root: the real one
-/// looks at `/dev`, of which there is only one for all simulated nodes.
-pub(super) fn mps_control(node_dir: &Path, root: &Path) -> std::io::Result<PathBuf> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = node_dir.join("mps-control");
-    let script = format!(
-        "#!/bin/sh\nSIM_ROOT='{0}' exec '{0}/usr/bin/nvidia-cuda-mps-control' \"$@\"\n",
-        root.display()
-    );
-    std::fs::write(&path, script)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
-    Ok(path)
 }
 
 #[cfg(test)]

@@ -1,29 +1,66 @@
 //! Agent, MPS supervisor and scheduler as tasks: the programs' own entry points, with a
 //! configuration that points into the demo's directory.
 
-use super::cluster::Paths;
+use super::cluster::{Group, Paths};
+use anyhow::Context as _;
 use kube::Client;
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
-pub(super) fn scheduler(
-    _parts: &mut JoinSet<anyhow::Result<()>>,
-    _client: &Client,
-    _stop: &CancellationToken,
-) -> anyhow::Result<String> {
+/// Between two looks of an agent at its cards.
+const NVML_INTERVAL_MS: u64 = 250;
+/// A runtime that reads CDI files anew for each container needs no time to notice one.
+const CDI_SETTLE_MS: u64 = 1;
+
+/// The scheduler; answers where agents reach it.
+pub(super) fn scheduler(_group: &mut Group, _client: &Client) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
+/// The agent of one node and its MPS supervisor.
 pub(super) fn agent(
-    _parts: &mut JoinSet<anyhow::Result<()>>,
-    _name: &str,
+    group: &mut Group,
+    name: &str,
     paths: &Paths,
-    _telemetry: &str,
-    _client: &Client,
-    _stop: &CancellationToken,
+    telemetry: &str,
+    client: &Client,
 ) -> anyhow::Result<()> {
-    paths.make()?;
-    paths.mps_control()?;
-    paths.nvml();
+    paths
+        .make()
+        .with_context(|| format!("directories of {name}"))?;
+    let supervisor = agent::Config {
+        kubelet_dir: paths.kubelet.clone(),
+        cdi_dir: paths.cdi.clone(),
+        nvidia_cdi_dirs: vec![paths.cdi.clone()],
+        run_dir: paths.run.clone(),
+        driver_root: paths.driver.clone(),
+        nvml: paths.nvml(),
+        nvml_interval_ms: NVML_INTERVAL_MS,
+        // There is one `/dev` for all nodes: the supervisor's programs are told which driver is theirs.
+        mps_env: vec![format!(
+            "{}={}",
+            sim_gpu::paths::ROOT_ENV,
+            paths.driver.display()
+        )],
+        hook_path: paths.hook.clone(),
+        telemetry_endpoint: (!telemetry.is_empty()).then(|| telemetry.to_owned()),
+        telemetry_token_file: paths.token.clone(),
+        cdi_settle_ms: CDI_SETTLE_MS,
+        reconcile_interval_ms: 1000,
+        ..agent::Config::for_node(name)
+    };
+    let agent = agent::Config {
+        // Containers of the demo have no cgroups; their runtime writes what they would be in.
+        proc_root: paths.proc.clone(),
+        ..supervisor.clone()
+    };
+    let serving = agent::mps::serve(supervisor, group.stop.clone());
+    let what = format!("MPS supervisor of {name}");
+    group
+        .tasks
+        .spawn(async move { serving.await.context(what) });
+    let running = agent::run(agent, client.clone(), group.stop.clone());
+    let what = format!("agent of {name}");
+    group
+        .tasks
+        .spawn(async move { running.await.context(what) });
     Ok(())
 }

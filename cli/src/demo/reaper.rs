@@ -10,6 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+/// Cleaning up is given up after this.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(10);
+
 /// First argument of the process.
 pub(crate) const VERB: &str = "demo-reaper";
 
@@ -52,18 +57,16 @@ pub(crate) fn run(directory: Option<&String>) -> ExitCode {
     }
     let mut nothing = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut nothing);
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let left = processes_of(&directory);
-        if left.is_empty() || Instant::now() > deadline {
-            break;
-        }
-        for pid in left {
+    // Whoever is on his way out may still leave a file behind our back: again, until it is gone.
+    let deadline = Instant::now() + LONGEST;
+    while directory.exists() && Instant::now() < deadline {
+        for pid in processes_of(&directory) {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
-        std::thread::sleep(Duration::from_millis(10));
+        if std::fs::remove_dir_all(&directory).is_err() {
+            std::thread::sleep(AGAIN);
+        }
     }
-    let _ = std::fs::remove_dir_all(&directory);
     ExitCode::SUCCESS
 }
 
