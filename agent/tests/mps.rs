@@ -88,7 +88,8 @@ struct Bench {
     cards: Vec<String>,
     client: Client,
     running: Option<(CancellationToken, JoinHandle<Result<(), ServeError>>)>,
-    _driver: Driver,
+    /// Dropped last but for the folder.
+    driver: Option<Driver>,
 }
 
 impl Bench {
@@ -121,7 +122,7 @@ impl Bench {
             cards,
             client,
             running: None,
-            _driver: driver,
+            driver: Some(driver),
         };
         bench.start().await;
         bench
@@ -259,6 +260,22 @@ impl Bench {
     async fn end(mut self) {
         self.stop().await;
         assert_eq!(std::fs::read_dir(self.config.mps_dir()).unwrap().count(), 0);
+    }
+}
+
+impl Drop for Bench {
+    /// A test that failed leaves no daemon behind.
+    fn drop(&mut self) {
+        for card in 0..self.cards.len() {
+            let file = self.place(card).join("pipe/nvidia-cuda-mps-control.pid");
+            let pid = std::fs::read_to_string(file).ok();
+            if let Some(pid) = pid.and_then(|text| text.trim().parse().ok()) {
+                let group = nix::unistd::Pid::from_raw(pid);
+                let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+            }
+            let _ = nix::mount::umount(&self.place(card).join("shm"));
+        }
+        drop(self.driver.take());
     }
 }
 

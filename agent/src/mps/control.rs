@@ -188,7 +188,9 @@ impl Control {
 
     async fn server_list(&self) -> Result<Vec<u32>, ControlError> {
         let command = "get_server_list".to_owned();
-        let lines = self.exchange(std::slice::from_ref(&command), ANSWER).await?;
+        let lines = self
+            .exchange(std::slice::from_ref(&command), ANSWER)
+            .await?;
         parse_pids(&lines).ok_or_else(|| unexpected(&command, &lines))
     }
 

@@ -31,6 +31,8 @@ const WARM: Duration = Duration::from_secs(10);
 const END: Duration = Duration::from_secs(5);
 /// Longest pause between two starts.
 const MAX_BACKOFF: Duration = Duration::from_mins(1);
+/// For clients that are just ending when the supervisor does.
+const LEAVE: Duration = Duration::from_secs(1);
 /// A daemon that was Ready for this long has left its failures behind.
 const STEADY: Duration = Duration::from_mins(1);
 /// Unanswered looks in a row after which the daemon counts as hung.
@@ -185,6 +187,8 @@ pub struct View {
 #[derive(Clone, Debug)]
 pub struct Machine {
     desired: Desired,
+    /// When a daemon that still has clients is left to them.
+    leave_at: Time,
     phase: Phase,
     reason: String,
     /// Read back equal to what was wanted then.
@@ -227,6 +231,7 @@ impl Machine {
     fn at(phase: Phase) -> Self {
         Self {
             desired: Desired::Unknown,
+            leave_at: Time::ZERO,
             phase,
             reason: String::new(),
             applied: None,
@@ -318,7 +323,8 @@ impl Machine {
         let idle = self.sight.clients.is_empty();
         let fresh = self.looked.is_some_and(|at| now < at + LOOK);
         match self.desired {
-            Desired::Leave if !idle => Action::Finish,
+            Desired::Leave if !idle && now >= self.leave_at => Action::Finish,
+            Desired::Leave if !idle => self.soon(now, Action::Look),
             // Only on a fresh look: a client may have come since.
             Desired::Unwanted | Desired::Leave if idle && fresh => Action::Quit,
             Desired::Wanted(limits) if !self.up_to_date() => {
@@ -335,7 +341,7 @@ impl Machine {
 
     fn next_while_dead(&self, now: Time, not_before: Time) -> Action {
         let Sight { servers, clients } = &self.sight;
-        if self.desired == Desired::Leave && !clients.is_empty() {
+        if self.desired == Desired::Leave && !clients.is_empty() && now >= self.leave_at {
             return Action::Finish;
         }
         match self.looked {
@@ -367,7 +373,12 @@ impl Machine {
     /// Takes in what happened.
     pub fn on(&mut self, now: Time, event: Event) {
         match event {
-            Event::Desired(desired) => self.desire(desired),
+            Event::Desired(desired) => {
+                if desired == Desired::Leave && self.desired != desired {
+                    self.leave_at = now + LEAVE;
+                }
+                self.desire(desired);
+            }
             Event::Exited(reason) => self.died(now, reason),
             Event::Done => self.done(now),
             Event::Failed(reason) => self.failed(now, reason),

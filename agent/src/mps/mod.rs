@@ -1,5 +1,32 @@
-//! MPS.
+//! MPS: what the node needs, and the supervisor that makes it so.
+//!
+//! The agent's side:
+//! - [`plan()`]: pure: the node's state → the servers it needs.
+//! - [`Client`]: asks the supervisor, over a socket on this node.
+//!
+//! The supervisor's side (`aliquot-agent mps`), in the order of a plan's way:
+//! - [`service`]: the socket; [`serve`].
+//! - [`supervisor`]: all daemons: what is wanted of whom.
+//! - [`daemon`]: one daemon: the task that owns its process.
+//! - [`machine`]: pure: what happened → the one next thing to do.
+//! - [`control`]: the control daemon's command language.
+//! - [`place`]: directories, shared memory, logs.
+//! - [`process`], [`smi`]: processes of the node; compute mode.
+//!
+//! The two never share a process group, a container or a fate: an agent's upgrade must not
+//! end a server, and with it every tenant of a card.
+
+pub mod client;
 pub mod control;
+pub mod daemon;
 pub mod machine;
 pub mod place;
+pub mod plan;
 pub mod process;
+pub mod service;
+pub mod smi;
+pub mod supervisor;
+
+pub use client::{Client, ClientError};
+pub use plan::plan;
+pub use service::{ServeError, serve};

@@ -131,9 +131,9 @@ fn is_program(command: &[u8], program: &[u8]) -> bool {
 }
 
 fn names_pipe(environ: &[u8], pipe: &OsStr) -> bool {
-    environ.split(|byte| *byte == 0).any(|pair| {
-        pair.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY=") == Some(pipe.as_bytes())
-    })
+    environ
+        .split(|byte| *byte == 0)
+        .any(|pair| pair.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY=") == Some(pipe.as_bytes()))
 }
 
 /// `<name>/pipe`: what a mount's root in its file system ends with, wherever that is mounted.
@@ -183,11 +183,23 @@ mod tests {
 
     #[test]
     fn a_daemon_is_known_by_its_program_and_its_pipe_directory() {
-        assert!(is_program(b"/usr/bin/nvidia-cuda-mps-control\0-f\0", b"nvidia-cuda-mps-control"));
-        assert!(is_program(b"/bin/x\0nvidia-cuda-mps-server\0", b"nvidia-cuda-mps-server"));
-        assert!(!is_program(b"cat\0a\0b\0nvidia-cuda-mps-server\0", b"nvidia-cuda-mps-server"));
+        assert!(is_program(
+            b"/usr/bin/nvidia-cuda-mps-control\0-f\0",
+            b"nvidia-cuda-mps-control"
+        ));
+        assert!(is_program(
+            b"/bin/x\0nvidia-cuda-mps-server\0",
+            b"nvidia-cuda-mps-server"
+        ));
+        assert!(!is_program(
+            b"cat\0a\0b\0nvidia-cuda-mps-server\0",
+            b"nvidia-cuda-mps-server"
+        ));
         let environ = b"A=1\0CUDA_MPS_PIPE_DIRECTORY=/run/aliquot/mps/GPU-1/pipe\0";
-        assert!(names_pipe(environ, OsStr::new("/run/aliquot/mps/GPU-1/pipe")));
+        assert!(names_pipe(
+            environ,
+            OsStr::new("/run/aliquot/mps/GPU-1/pipe")
+        ));
         assert!(!names_pipe(environ, OsStr::new("/run/aliquot/mps/GPU-1")));
     }
 

@@ -1,0 +1,79 @@
+//! The agent's side of the node-local service.
+//!
+//! In: a plan. Out: what is. Connects when it is needed and again when the supervisor was
+//! restarted; a call that finds nobody fails at once.
+
+use proto::mps::mps_client::MpsClient;
+use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest};
+use std::path::Path;
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// `Ensure` answers within two seconds, and so does a card's daemon that hangs.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Asks the MPS supervisor of this node.
+#[derive(Clone, Debug)]
+pub struct Client {
+    service: MpsClient<Channel>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// It does not run, or not yet: try again.
+    #[error("the MPS supervisor cannot be asked: {0}")]
+    Unreachable(String),
+    /// The plan is wrong; the same one will be refused again.
+    #[error("the MPS supervisor refuses: {0}")]
+    Refused(String),
+}
+
+impl Client {
+    /// On this socket. Does not connect yet.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a path that cannot be an address.
+    pub fn new(socket: &Path) -> Result<Self, ClientError> {
+        let address = format!("unix://{}", socket.display());
+        let endpoint = Endpoint::from_shared(address)
+            .map_err(|error| ClientError::Refused(error.to_string()))?
+            .timeout(LIMIT);
+        Ok(Self {
+            service: MpsClient::new(endpoint.connect_lazy()),
+        })
+    }
+
+    /// Makes the node so, and answers what is after at most two seconds.
+    pub async fn ensure(&self, plan: Plan) -> Result<Observation, ClientError> {
+        let answer = self.service.clone().ensure(plan).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// What is.
+    pub async fn observe(&self) -> Result<Observation, ClientError> {
+        let answer = self.service.clone().observe(ObserveRequest {}).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Breaks off the GPU work of these processes, on the host's pids; answers which.
+    pub async fn terminate(&self, server: &str, pids: Vec<u32>) -> Result<Vec<u32>, ClientError> {
+        let request = TerminateRequest {
+            server: server.to_owned(),
+            pids,
+        };
+        let answer = self.service.clone().terminate_clients(request).await?;
+        Ok(answer.into_inner().terminated)
+    }
+}
+
+impl From<Status> for ClientError {
+    fn from(status: Status) -> Self {
+        let text = status.message().to_owned();
+        match status.code() {
+            Code::InvalidArgument => Self::Refused(text),
+            _ => Self::Unreachable(text),
+        }
+    }
+}

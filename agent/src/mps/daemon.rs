@@ -1,0 +1,476 @@
+//! One control daemon: the task that owns it.
+//!
+//! In: what the plan says of it, requests to break off clients. Out: a [`Report`] whenever
+//! what others see has changed. It asks [`Machine`] for one action, carries it out, tells
+//! the machine what came of it, and so on; nothing else decides.
+
+use super::control::{self, Control};
+use super::machine::{Action, Client, Desired, Event, Machine, Sight, Time};
+use super::place::{DAEMON_LOG, Place};
+use super::process::{Process, Processes};
+use super::smi::{ComputeMode, Smi};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use proto::mps::{Client as ProtoClient, ServerState};
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+/// What all daemons of a node share.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// `nvidia-cuda-mps-control`.
+    pub control: PathBuf,
+    /// `nvidia-smi`.
+    pub smi: Smi,
+    /// For every program of NVIDIA's.
+    pub env: Vec<(OsString, OsString)>,
+    /// The node's.
+    pub processes: Processes,
+    /// Above the daemons' directories.
+    pub base: PathBuf,
+}
+
+/// What a daemon serves; does not change while it lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// The cards.
+    pub gpu_uuids: Vec<String>,
+    /// One server for all users, `EXCLUSIVE_PROCESS`.
+    pub multiuser: bool,
+}
+
+/// What the plan says, with the number of the plan.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Rises with each plan.
+    pub generation: u64,
+    /// `None`: as it was.
+    pub spec: Option<Spec>,
+    /// Whether and how.
+    pub desired: Desired,
+}
+
+/// What others see of a daemon.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Of the last order that this takes into account.
+    pub generation: u64,
+    /// As the service answers it.
+    pub state: ServerState,
+}
+
+/// Break off these clients' work; answers those that were.
+#[derive(Debug)]
+pub struct Terminate {
+    /// On the host.
+    pub pids: Vec<u32>,
+    /// Dropped when the daemon cannot be asked.
+    pub reply: oneshot::Sender<Vec<u32>>,
+}
+
+/// One daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    name: String,
+    spec: Spec,
+    place: Place,
+    tools: Arc<Tools>,
+    machine: Machine,
+    process: Option<Process>,
+    /// While it is our child: to be reaped.
+    child: Option<Child>,
+    /// Clients that were seen, so that a pid used again is not taken for one of them.
+    known: BTreeMap<u32, Process>,
+    driver_version: String,
+    generation: u64,
+    start: Instant,
+}
+
+impl Daemon {
+    /// One that does not run.
+    pub fn absent(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
+        Self::new(name, spec, place, tools, Machine::absent(), None)
+    }
+
+    /// What is in a place that already is there: a living daemon, or what one left behind.
+    pub fn found(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
+        let process = tools.processes.daemon_of(&place.pipe());
+        let machine = match process {
+            Some(process) => {
+                info!(server = name, pid = process.pid, "adopting an MPS daemon");
+                Machine::adopted(Time::ZERO)
+            }
+            None => Machine::leftover(),
+        };
+        Self::new(name, spec, place, tools, machine, process)
+    }
+
+    fn new(
+        name: &str,
+        spec: Spec,
+        place: Place,
+        tools: Arc<Tools>,
+        machine: Machine,
+        process: Option<Process>,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            spec,
+            place,
+            tools,
+            machine,
+            process,
+            child: None,
+            known: BTreeMap::new(),
+            driver_version: String::new(),
+            generation: 0,
+            start: Instant::now(),
+        }
+    }
+
+    /// Lives until nobody wants it and it is gone, or the supervisor leaves it to its clients.
+    pub async fn run(
+        mut self,
+        mut orders: watch::Receiver<Order>,
+        mut requests: mpsc::Receiver<Terminate>,
+        reports: mpsc::Sender<Report>,
+    ) -> String {
+        let mut last = None;
+        orders.mark_changed();
+        loop {
+            if orders.has_changed().unwrap_or(false) {
+                let order = orders.borrow_and_update().clone();
+                self.take(order);
+            }
+            if let Some(reason) = self.ended() {
+                warn!(server = self.name, reason, "MPS daemon ended");
+                self.machine.on(self.start.elapsed(), Event::Exited(reason));
+            }
+            let report = self.report();
+            if last.as_ref() != Some(&report) {
+                // A supervisor that is gone has no use for it.
+                let _ = reports.send(report.clone()).await;
+                last = Some(report);
+            }
+            match self.machine.next(self.start.elapsed()) {
+                Action::Finish => return self.name,
+                Action::Wait(pause) => {
+                    tokio::select! {
+                        changed = orders.changed() => if changed.is_err() { return self.name },
+                        Some(request) = requests.recv() => self.terminate(request).await,
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                    orders.mark_changed();
+                }
+                action => {
+                    let event = self.act(action).await;
+                    self.machine.on(self.start.elapsed(), event);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        self.generation = order.generation;
+        if let Some(spec) = order.spec {
+            self.spec = spec;
+        }
+        self.machine
+            .on(self.start.elapsed(), Event::Desired(order.desired));
+    }
+
+    async fn act(&mut self, action: Action) -> Event {
+        let quiet = matches!(
+            action,
+            Action::Look | Action::Reach | Action::FindLeftovers(_)
+        );
+        if !quiet {
+            info!(server = self.name, ?action, "MPS");
+        }
+        let done = |result: Result<(), String>| match result {
+            Ok(()) => Event::Done,
+            Err(reason) => Event::Failed(reason),
+        };
+        let control = self.control();
+        let event = match action {
+            Action::Prepare => done(self.place.prepare().map_err(|e| e.to_string())),
+            Action::SetMode => done(self.set_mode(self.mode()).await),
+            Action::Spawn => done(self.spawn().map_err(|e| self.cannot_spawn(&e))),
+            Action::Reach => done(control.reach().await.map_err(|e| e.to_string())),
+            Action::Configure(limits, servers) => {
+                let devices = self.spec.gpu_uuids.len();
+                match control.configure(limits, devices, &servers).await {
+                    Ok(read_back) => Event::Configured(limits, read_back),
+                    Err(error) => Event::Failed(error.to_string()),
+                }
+            }
+            Action::StartServer => {
+                let uid = nix::unistd::geteuid().as_raw();
+                done(control.start_server(uid).await.map_err(|e| e.to_string()))
+            }
+            Action::Look => match control.look().await {
+                Ok(sight) => {
+                    self.remember(&sight);
+                    self.place.rotate_logs();
+                    Event::Seen(sight)
+                }
+                Err(error) => Event::Failed(error.to_string()),
+            },
+            Action::Quit => done(control.quit().await.map_err(|e| e.to_string())),
+            Action::Kill => {
+                if let Some(process) = self.process {
+                    process.kill();
+                }
+                Event::Done
+            }
+            Action::FindLeftovers(clients) => self.leftovers(clients),
+            Action::KillServers(pids) => {
+                for server in self.tools.processes.servers_of(&self.place.pipe()) {
+                    if pids.contains(&server.pid) {
+                        server.kill();
+                    }
+                }
+                Event::Done
+            }
+            Action::CleanUp => {
+                // An exclusive card without a server would be one process's, whoever is first.
+                let mode = self.set_mode(ComputeMode::Default).await;
+                done(mode.and_then(|()| self.place.remove().map_err(|e| e.to_string())))
+            }
+            Action::Wait(_) | Action::Finish => Event::Done,
+        };
+        if let Event::Failed(reason) = &event
+            && !quiet
+        {
+            warn!(server = self.name, reason, "MPS");
+        }
+        event
+    }
+
+    fn mode(&self) -> ComputeMode {
+        if self.spec.multiuser {
+            ComputeMode::ExclusiveProcess
+        } else {
+            ComputeMode::Default
+        }
+    }
+
+    async fn set_mode(&mut self, mode: ComputeMode) -> Result<(), String> {
+        for uuid in &self.spec.gpu_uuids {
+            self.driver_version = self
+                .tools
+                .smi
+                .set_compute_mode(uuid, mode)
+                .await
+                .map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn control(&self) -> Control {
+        Control::new(self.tools.control.clone(), self.environment())
+    }
+
+    fn environment(&self) -> Vec<(OsString, OsString)> {
+        control::environment(
+            &self.tools.env,
+            &self.place.pipe(),
+            &self.place.log(),
+            &self.spec.gpu_uuids,
+        )
+    }
+
+    /// In the foreground and in a process group of its own: our child, which a signal to us
+    /// does not reach. Nothing ties its life to ours: whoever comes after us adopts it.
+    fn spawn(&mut self) -> io::Result<()> {
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.place.log().join(DAEMON_LOG))?;
+        log.set_len(0)?;
+        let mut command = Command::new(&self.tools.control);
+        command
+            .arg("-f")
+            .env_clear()
+            .envs(self.environment())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .process_group(0);
+        if self.spec.multiuser {
+            if nix::unistd::geteuid().is_root() {
+                command.arg("-multiuser-server");
+            } else {
+                warn!(
+                    server = self.name,
+                    "not root: the MPS server takes only clients of this user"
+                );
+            }
+        }
+        if let Some(shm) = self.place.private_shm() {
+            with_shared_memory(&mut command, &shm)?;
+        }
+        let child = command.spawn()?;
+        self.process = child.id().and_then(|pid| self.tools.processes.find(pid));
+        self.child = Some(child);
+        Ok(())
+    }
+
+    fn cannot_spawn(&self, error: &io::Error) -> String {
+        format!("cannot run {}: {error}", self.tools.control.display())
+    }
+
+    /// Why, once its process is gone.
+    fn ended(&mut self) -> Option<String> {
+        if let Some(child) = &mut self.child {
+            let status = match child.try_wait() {
+                Ok(None) => return None,
+                Ok(Some(status)) => status.to_string(),
+                Err(error) => error.to_string(),
+            };
+            self.child = None;
+            self.process = None;
+            let words = self.place.last_words();
+            return Some(format!("the control daemon ended: {status}: {words}"));
+        }
+        let process = self.process?;
+        if self.tools.processes.lives(process) {
+            return None;
+        }
+        self.process = None;
+        Some("the control daemon ended".to_owned())
+    }
+
+    fn remember(&mut self, sight: &Sight) {
+        let pids: Vec<u32> = sight.clients.iter().map(|client| client.pid).collect();
+        self.known.retain(|pid, _| pids.contains(pid));
+        for pid in pids {
+            if let Some(process) = self.tools.processes.find(pid) {
+                self.known.entry(pid).or_insert(process);
+            }
+        }
+    }
+
+    fn leftovers(&self, clients: Option<Vec<Client>>) -> Event {
+        let processes = &self.tools.processes;
+        let clients = match clients {
+            Some(clients) => clients
+                .into_iter()
+                .filter(|client| {
+                    self.known
+                        .get(&client.pid)
+                        .is_some_and(|process| processes.lives(*process))
+                })
+                .collect(),
+            None => processes
+                .with_mount_of(&self.place.pipe())
+                .into_iter()
+                .map(|process| Client {
+                    pid: process.pid,
+                    server: 0,
+                })
+                .collect(),
+        };
+        let servers = processes.servers_of(&self.place.pipe());
+        Event::Leftovers(clients, servers.into_iter().map(|s| s.pid).collect())
+    }
+
+    async fn terminate(&self, request: Terminate) {
+        let control = self.control();
+        let sight = match control.look().await {
+            Ok(sight) => sight,
+            Err(error) => {
+                warn!(server = self.name, %error, "cannot terminate clients");
+                return;
+            }
+        };
+        let mut terminated = Vec::new();
+        for client in sight.clients {
+            if !request.pids.contains(&client.pid) {
+                continue;
+            }
+            match control.terminate(client).await {
+                Ok(true) => terminated.push(client.pid),
+                Ok(false) => warn!(server = self.name, pid = client.pid, "not terminated"),
+                Err(error) => warn!(server = self.name, pid = client.pid, %error, "not terminated"),
+            }
+        }
+        // Whoever asked may have given up.
+        let _ = request.reply.send(terminated);
+    }
+
+    fn report(&self) -> Report {
+        let view = self.machine.view();
+        let text = |path: PathBuf| path.to_string_lossy().into_owned();
+        Report {
+            generation: self.generation,
+            state: ServerState {
+                name: self.name.clone(),
+                gpu_uuids: self.spec.gpu_uuids.clone(),
+                state: view.state.to_owned(),
+                reason: view.reason,
+                observed_default_memory_mib: view.observed.memory.0,
+                observed_default_thread_percent: view.observed.thread_percent.into(),
+                clients: view
+                    .clients
+                    .into_iter()
+                    .map(|client| ProtoClient {
+                        pid: client.pid,
+                        server_pid: client.server,
+                    })
+                    .collect(),
+                driver_version: self.driver_version.clone(),
+                restarts: view.restarts,
+                pipe_dir: text(self.place.pipe()),
+                shm_dir: text(self.place.shm()),
+                log_dir: text(self.place.log()),
+            },
+        }
+    }
+}
+
+/// Gives the daemon, and so its servers, `shm` as `/dev/shm`, in a mount namespace of
+/// their own: drivers before r580 share memory with clients by names in it.
+#[expect(
+    unsafe_code,
+    reason = "there is no safe way to act between fork and exec"
+)]
+fn with_shared_memory(command: &mut Command, shm: &Path) -> io::Result<()> {
+    let shm = CString::new(shm.as_os_str().as_bytes())?;
+    let enter = move || -> io::Result<()> {
+        let nothing = None::<&std::ffi::CStr>;
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        // What is unmounted outside must not be kept alive in here.
+        let follow = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+        mount(nothing, c"/", nothing, follow, nothing)?;
+        mount(
+            Some(shm.as_c_str()),
+            c"/dev/shm",
+            nothing,
+            MsFlags::MS_BIND,
+            nothing,
+        )?;
+        Ok(())
+    };
+    // SAFETY: the closure runs in the forked child of a program with many threads, where
+    // only async-signal-safe work is sound. It makes three system calls on memory that was
+    // allocated before the fork; nix hands C strings through without copying, and an errno
+    // becomes an io::Error without allocating.
+    // JUSTIFICATION: the mounts must belong to the child alone and be there before the
+    // daemon's first instruction; a program in between would have to be in every image.
+    unsafe {
+        command.pre_exec(enter);
+    }
+    Ok(())
+}

@@ -1,0 +1,317 @@
+//! The node-local service: a unix socket of mode 0600 in front of the supervisor.
+//!
+//! In: plans and questions over gRPC. Out: what is. One supervisor per run directory: a
+//! lock file says so.
+
+use super::daemon::{Terminate, Tools};
+use super::process::Processes;
+use super::smi::Smi;
+use super::supervisor::{PlanError, Request as Ask, Supervisor};
+use crate::config::Config;
+use nix::fcntl::{Flock, FlockArg};
+use proto::mps::mps_server::{Mps, MpsServer};
+use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest, TerminateResponse};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+/// How long `Ensure` waits for a plan to be carried out before it answers what is.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// Why the supervisor does not run. All end the process.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A second one would pull at the same daemons.
+    #[error("another MPS supervisor holds {}", .0.display())]
+    Running(PathBuf),
+    /// Socket or lock file.
+    #[error("cannot make {}: {source}", path.display())]
+    Io {
+        /// What.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A flag of the form `KEY=VALUE` is not.
+    #[error("{0:?} is not KEY=VALUE")]
+    Env(String),
+    /// The server ended by itself.
+    #[error("the MPS service ended: {0}")]
+    Server(#[from] tonic::transport::Error),
+}
+
+/// `aliquot-agent mps`: serves until `stop`, then lets idle daemons end.
+///
+/// # Errors
+/// See [`ServeError`].
+pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), ServeError> {
+    let base = config.mps_dir();
+    let make = |path: &Path, source| ServeError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    fs::create_dir_all(&base).map_err(|e| make(&base, e))?;
+    let _lock = lock(&config.run_dir.join("mps.lock"))?;
+    let tools = tools(&config)?;
+    let supervisor = Supervisor::new(tools);
+    let socket = config.mps_socket();
+    let listener = listen(&socket).map_err(|e| make(&socket, e))?;
+    info!(socket = %socket.display(), "MPS service");
+    let (asks, asks_in) = mpsc::channel(16);
+    let service = Service {
+        asks,
+        view: supervisor.view(),
+    };
+    let supervising = supervisor.run(asks_in, stop.clone());
+    let serving = tonic::transport::Server::builder()
+        .add_service(MpsServer::new(service))
+        .serve_with_incoming_shutdown(
+            UnixListenerStream::new(listener),
+            stop.clone().cancelled_owned(),
+        );
+    // The end of either is the end of both.
+    let serving = async {
+        let ended = serving.await;
+        stop.cancel();
+        ended
+    };
+    let ((), served) = tokio::join!(supervising, serving);
+    // The lock is still ours: nobody else's socket is removed.
+    let _ = fs::remove_file(&socket);
+    Ok(served?)
+}
+
+/// NVIDIA's programs, and the environment they get.
+fn tools(config: &Config) -> Result<Tools, ServeError> {
+    let root = config.driver_root_here();
+    let mut extra = Vec::new();
+    for pair in &config.mps_env {
+        let (name, value) = pair
+            .split_once('=')
+            .filter(|(name, _)| !name.is_empty())
+            .ok_or_else(|| ServeError::Env(pair.clone()))?;
+        extra.push((OsString::from(name), OsString::from(value)));
+    }
+    let env = environment(std::env::vars_os(), extra, root);
+    Ok(Tools {
+        control: config.mps_control(),
+        smi: Smi::new(root.join("usr/bin/nvidia-smi"), env.clone()),
+        env,
+        processes: Processes::new("/proc"),
+        base: config.mps_dir(),
+    })
+}
+
+/// Our own environment without what would steer CUDA, with `extra` over it; programs and
+/// libraries of another driver root come before the node's.
+fn environment(
+    own: impl Iterator<Item = (OsString, OsString)>,
+    extra: Vec<(OsString, OsString)>,
+    root: &Path,
+) -> Vec<(OsString, OsString)> {
+    let steers = |name: &OsString| {
+        let name = name.to_string_lossy();
+        name.starts_with("CUDA_") || name.starts_with("NVIDIA_")
+    };
+    let mut env: Vec<(OsString, OsString)> = own.filter(|(name, _)| !steers(name)).collect();
+    if root != Path::new("/") {
+        for (name, folders) in [
+            ("PATH", &["usr/bin"][..]),
+            (
+                "LD_LIBRARY_PATH",
+                &["usr/lib64", "usr/lib/x86_64-linux-gnu"],
+            ),
+        ] {
+            let mut value = OsString::new();
+            for folder in folders {
+                value.push(root.join(folder));
+                value.push(":");
+            }
+            if let Some((_, old)) = env.iter().find(|(other, _)| other == name) {
+                value.push(old);
+            }
+            env.retain(|(other, _)| other != name);
+            env.push((name.into(), value));
+        }
+    }
+    for (name, value) in extra {
+        env.retain(|(other, _)| *other != name);
+        env.push((name, value));
+    }
+    env
+}
+
+fn lock(path: &Path) -> Result<Flock<File>, ServeError> {
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .map_err(|source| ServeError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        .map_err(|_| ServeError::Running(path.to_owned()))
+}
+
+/// Bound under another name, closed to others, then put in place of an older one: at no
+/// time can anyone else connect.
+fn listen(socket: &Path) -> io::Result<UnixListener> {
+    let mut temporary = socket.as_os_str().to_owned();
+    temporary.push("~");
+    let temporary = PathBuf::from(temporary);
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&temporary)?;
+    fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
+    fs::rename(&temporary, socket)?;
+    Ok(listener)
+}
+
+/// The service.
+#[derive(Debug)]
+struct Service {
+    asks: mpsc::Sender<Ask>,
+    view: watch::Receiver<Observation>,
+}
+
+#[tonic::async_trait]
+impl Mps for Service {
+    async fn ensure(&self, request: Request<Plan>) -> Result<Response<Observation>, Status> {
+        let plan = request.into_inner();
+        let names: Vec<String> = plan.servers.iter().map(|s| s.name.clone()).collect();
+        let (reply, answer) = oneshot::channel();
+        self.ask(Ask::Ensure(plan, reply)).await?;
+        answer
+            .await
+            .map_err(|_| ending())?
+            .map_err(|error: PlanError| Status::invalid_argument(error.to_string()))?;
+        let mut view = self.view.clone();
+        let settled = view.wait_for(|view| is_settled(view, &names));
+        // Late is not wrong: the answer says what is.
+        let _ = tokio::time::timeout(SETTLE, settled).await;
+        let observation = self.view.borrow().clone();
+        Ok(Response::new(observation))
+    }
+
+    async fn observe(&self, _: Request<ObserveRequest>) -> Result<Response<Observation>, Status> {
+        let observation = self.view.borrow().clone();
+        Ok(Response::new(observation))
+    }
+
+    async fn terminate_clients(
+        &self,
+        request: Request<TerminateRequest>,
+    ) -> Result<Response<TerminateResponse>, Status> {
+        let TerminateRequest { server, pids } = request.into_inner();
+        let (reply, answer) = oneshot::channel();
+        let ask = Ask::Terminate(server.clone(), Terminate { pids, reply });
+        self.ask(ask).await?;
+        match answer.await {
+            Ok(terminated) => Ok(Response::new(TerminateResponse { terminated })),
+            Err(_) => Err(Status::unavailable(format!(
+                "server {server:?} does not run or cannot be asked"
+            ))),
+        }
+    }
+}
+
+impl Service {
+    async fn ask(&self, ask: Ask) -> Result<(), Status> {
+        self.asks.send(ask).await.map_err(|_| ending())
+    }
+}
+
+fn ending() -> Status {
+    Status::unavailable("the MPS supervisor is ending")
+}
+
+/// Whether nothing more will happen soon: every server that is named is up or cannot be,
+/// and nothing else is on its way out but for its clients.
+fn is_settled(view: &Observation, names: &[String]) -> bool {
+    let named = names.iter().all(|name| {
+        view.servers.iter().any(|server| {
+            let up_or_down = matches!(server.state.as_str(), "Ready" | "Dead" | "ServerFault");
+            server.name == *name && up_or_down
+        })
+    });
+    let others = view
+        .servers
+        .iter()
+        .filter(|server| !names.contains(&server.name))
+        .all(|server| match server.state.as_str() {
+            "Dead" | "ServerFault" => true,
+            "Draining" => !server.clients.is_empty(),
+            _ => false,
+        });
+    named && others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::mps::{Client, ServerState};
+
+    #[test]
+    fn nvidias_programs_get_our_environment_without_what_steers_cuda() {
+        let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
+        let own = [
+            pair("PATH", "/bin"),
+            pair("CUDA_VISIBLE_DEVICES", "0"),
+            pair("NVIDIA_VISIBLE_DEVICES", "all"),
+            pair("SIM", "1"),
+        ];
+        let extra = vec![pair("SIM", "2")];
+        let plain = environment(own.clone().into_iter(), extra.clone(), Path::new("/"));
+        assert_eq!(plain, [pair("PATH", "/bin"), pair("SIM", "2")]);
+        let rooted = environment(own.into_iter(), extra, Path::new("/drv"));
+        assert_eq!(
+            rooted,
+            [
+                pair("PATH", "/drv/usr/bin:/bin"),
+                pair(
+                    "LD_LIBRARY_PATH",
+                    "/drv/usr/lib64:/drv/usr/lib/x86_64-linux-gnu:"
+                ),
+                pair("SIM", "2"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_plan_is_settled_when_its_servers_are_up_and_others_wait_only_for_clients() {
+        let server = |name: &str, state: &str, clients: usize| ServerState {
+            name: name.into(),
+            state: state.into(),
+            clients: vec![Client::default(); clients],
+            ..ServerState::default()
+        };
+        let names = ["a".to_owned()];
+        let settled = |servers: Vec<ServerState>| is_settled(&Observation { servers }, &names);
+        assert!(!settled(vec![]));
+        assert!(!settled(vec![server("a", "Starting", 0)]));
+        assert!(settled(vec![server("a", "Ready", 0)]));
+        assert!(settled(vec![server("a", "Dead", 0)]));
+        assert!(!settled(vec![
+            server("a", "Ready", 0),
+            server("b", "Draining", 0)
+        ]));
+        assert!(settled(vec![
+            server("a", "Ready", 0),
+            server("b", "Draining", 1)
+        ]));
+    }
+}

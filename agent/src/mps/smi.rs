@@ -1,0 +1,145 @@
+//! A card's compute mode, through `nvidia-smi`.
+//!
+//! In: a card and a mode. Out: the mode as read back. The supervisor holds no NVML: it
+//! must outlive driver faults that take a process with NVML along.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+
+/// Without persistence mode the program initialises the card first, which takes seconds.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `nvidia-smi`.
+#[derive(Clone, Debug)]
+pub struct Smi {
+    program: PathBuf,
+    env: Vec<(OsString, OsString)>,
+}
+
+/// Who may make a context on a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Anyone.
+    Default,
+    /// One process: the MPS server.
+    ExclusiveProcess,
+}
+
+/// Why a mode is not set. All are worth another try.
+#[derive(Debug, thiserror::Error)]
+pub enum SmiError {
+    /// The program does not run, or not to its end.
+    #[error("cannot run {}: {source}", program.display())]
+    Run {
+        /// Which.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It hangs.
+    #[error("nvidia-smi does not end within {} s", LIMIT.as_secs())]
+    TimedOut,
+    /// It says no.
+    #[error("nvidia-smi: {0}")]
+    Refused(String),
+    /// The card has another mode than was set.
+    #[error("compute mode of {uuid} was set to {wanted} and reads back {answer:?}")]
+    NotSet {
+        /// Which card.
+        uuid: String,
+        /// As set.
+        wanted: &'static str,
+        /// As read.
+        answer: String,
+    },
+}
+
+impl ComputeMode {
+    /// As it is set.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Default => "DEFAULT",
+            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+        }
+    }
+}
+
+impl Smi {
+    /// By this program, in this environment.
+    pub fn new(program: PathBuf, env: Vec<(OsString, OsString)>) -> Self {
+        Self { program, env }
+    }
+
+    /// Sets a card's mode where it is another one, and reads it back. Answers the driver's
+    /// version.
+    pub async fn set_compute_mode(
+        &self,
+        uuid: &str,
+        mode: ComputeMode,
+    ) -> Result<String, SmiError> {
+        let (mut now, mut driver) = self.query(uuid).await?;
+        if !now.eq_ignore_ascii_case(mode.word()) {
+            self.run(&["-i", uuid, "-c", mode.word()]).await?;
+            (now, driver) = self.query(uuid).await?;
+        }
+        if now.eq_ignore_ascii_case(mode.word()) {
+            Ok(driver)
+        } else {
+            Err(SmiError::NotSet {
+                uuid: uuid.to_owned(),
+                wanted: mode.word(),
+                answer: now,
+            })
+        }
+    }
+
+    /// Compute mode and driver version.
+    async fn query(&self, uuid: &str) -> Result<(String, String), SmiError> {
+        let fields = "--query-gpu=compute_mode,driver_version";
+        let text = self
+            .run(&["-i", uuid, fields, "--format=csv,noheader"])
+            .await?;
+        text.trim()
+            .split_once(',')
+            .map(|(mode, driver)| (mode.trim().to_owned(), driver.trim().to_owned()))
+            .ok_or_else(|| SmiError::Refused(text.trim().chars().take(200).collect()))
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Result<String, SmiError> {
+        let output = Command::new(&self.program)
+            .args(arguments)
+            .env_clear()
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(LIMIT, output)
+            .await
+            .map_err(|_| SmiError::TimedOut)?
+            .map_err(|source| SmiError::Run {
+                program: self.program.clone(),
+                source,
+            })?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            Ok(text)
+        } else {
+            let said = format!(
+                "{} {}",
+                text.trim(),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            let line: String = said
+                .trim()
+                .chars()
+                .map(|c| if c.is_control() { ' ' } else { c })
+                .take(200)
+                .collect();
+            Err(SmiError::Refused(line))
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! All daemons of a node: the task that owns them.
+//!
+//! In: plans, requests to break off clients, the daemons' reports. Out: an [`Observation`]
+//! on a watch. A plan is the whole plan: what it does not name goes, once it has no
+//! clients. Before the first plan nothing is started and nothing ends.
+
+use super::daemon::{Daemon, Order, Report, Spec, Terminate, Tools};
+use super::machine::{Desired, Limits};
+use super::place::Place;
+use api::Mib;
+use proto::mps::{Observation, Plan, ServerState};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+/// For idle daemons to end when the supervisor does.
+const LEAVE: Duration = Duration::from_secs(15);
+
+/// A plan that cannot be carried out, whatever the node does. Nothing of it was begun.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("server {server:?}: {what}")]
+pub struct PlanError {
+    /// Which.
+    pub server: String,
+    /// What is wrong with it.
+    pub what: &'static str,
+}
+
+/// What is asked of the supervisor.
+#[derive(Debug)]
+pub enum Request {
+    /// Make the node so. Answered when it was accepted, not when it is done.
+    Ensure(Plan, oneshot::Sender<Result<(), PlanError>>),
+    /// Break off clients of a server. Dropped when there is no such server.
+    Terminate(String, Terminate),
+}
+
+/// The daemons of a node.
+#[derive(Debug)]
+pub struct Supervisor {
+    tools: Arc<Tools>,
+    daemons: BTreeMap<String, Handle>,
+    tasks: JoinSet<String>,
+    reports: (mpsc::Sender<Report>, mpsc::Receiver<Report>),
+    view: watch::Sender<Observation>,
+    generation: u64,
+}
+
+/// One daemon, as the supervisor sees it.
+#[derive(Debug)]
+struct Handle {
+    orders: watch::Sender<Order>,
+    requests: mpsc::Sender<Terminate>,
+    /// By a plan; a daemon that was found may turn out to be another than it seemed.
+    spec: Option<Spec>,
+    state: ServerState,
+}
+
+impl Supervisor {
+    /// With every daemon that is found running, and what others left behind.
+    pub fn new(tools: Tools) -> Self {
+        let mut supervisor = Self {
+            tools: Arc::new(tools),
+            daemons: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            reports: mpsc::channel(64),
+            view: watch::Sender::new(Observation::default()),
+            generation: 0,
+        };
+        for name in Place::all(&supervisor.tools.base) {
+            let Some(place) = Place::new(&supervisor.tools.base, &name) else {
+                continue;
+            };
+            // In mode `mps` a server is named by its card.
+            let gpu_uuids = Some(name.clone()).filter(|name| name.starts_with("GPU-"));
+            let spec = Spec {
+                gpu_uuids: gpu_uuids.into_iter().collect(),
+                multiuser: true,
+            };
+            let daemon = Daemon::found(&name, spec, place, Arc::clone(&supervisor.tools));
+            let order = Order {
+                generation: 0,
+                spec: None,
+                desired: Desired::Unknown,
+            };
+            supervisor.start(&name, daemon, order);
+        }
+        supervisor.publish();
+        supervisor
+    }
+
+    /// What is.
+    pub fn view(&self) -> watch::Receiver<Observation> {
+        self.view.subscribe()
+    }
+
+    /// Until `stop`: then daemons without clients end, and those with clients are left to
+    /// whoever supervises next.
+    pub async fn run(mut self, mut requests: mpsc::Receiver<Request>, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Some(request) = requests.recv() => self.answer(request).await,
+                Some(report) = self.reports.1.recv() => self.take(report),
+                Some(ended) = self.tasks.join_next() => self.ended(ended),
+            }
+        }
+        self.leave().await;
+    }
+
+    async fn answer(&mut self, request: Request) {
+        match request {
+            Request::Ensure(plan, reply) => {
+                let answer = self.ensure(&plan);
+                if let Err(error) = &answer {
+                    error!(%error, "plan refused");
+                }
+                // Whoever asked may have given up; the plan stands.
+                let _ = reply.send(answer);
+            }
+            Request::Terminate(server, request) => {
+                if let Some(handle) = self.daemons.get(&server) {
+                    // A task that has ended drops it, and with it the reply.
+                    let _ = handle.requests.send(request).await;
+                }
+            }
+        }
+    }
+
+    fn ensure(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        let wanted = self.check(plan)?;
+        self.generation += 1;
+        let generation = self.generation;
+        for (name, (place, spec, limits)) in &wanted {
+            let order = Order {
+                generation,
+                spec: Some(spec.clone()),
+                desired: Desired::Wanted(*limits),
+            };
+            match self.daemons.get_mut(name) {
+                Some(handle) => {
+                    if handle.orders.borrow().desired != order.desired {
+                        info!(server = name, ?limits, "MPS server wanted");
+                        // Whatever it was before, it is not what is wanted now until its
+                        // task has looked at the order.
+                        "Starting".clone_into(&mut handle.state.state);
+                    }
+                    handle.spec = Some(spec.clone());
+                    handle.orders.send_replace(order);
+                }
+                None => {
+                    info!(server = name, ?limits, "MPS server wanted");
+                    let tools = Arc::clone(&self.tools);
+                    let daemon = Daemon::absent(name, spec.clone(), place.clone(), tools);
+                    self.start(name, daemon, order);
+                    if let Some(handle) = self.daemons.get_mut(name) {
+                        handle.spec = Some(spec.clone());
+                    }
+                }
+            }
+        }
+        for (name, handle) in &mut self.daemons {
+            if !wanted.contains_key(name) {
+                handle.orders.send_replace(Order {
+                    generation,
+                    spec: None,
+                    desired: Desired::Unwanted,
+                });
+            }
+        }
+        self.publish();
+        Ok(())
+    }
+
+    #[expect(clippy::type_complexity, reason = "read once, by the only caller")]
+    fn check(&self, plan: &Plan) -> Result<BTreeMap<String, (Place, Spec, Limits)>, PlanError> {
+        let mut wanted = BTreeMap::new();
+        for server in &plan.servers {
+            let refuse = |what| PlanError {
+                server: server.name.clone(),
+                what,
+            };
+            let place = Place::new(&self.tools.base, &server.name)
+                .ok_or_else(|| refuse("the name cannot be a directory's"))?;
+            let thread_percent = u8::try_from(server.default_thread_percent)
+                .ok()
+                .filter(|percent| (1..=100).contains(percent))
+                .ok_or_else(|| refuse("the thread percentage is not between 1 and 100"))?;
+            if server.gpu_uuids.is_empty() {
+                return Err(refuse("it has no cards"));
+            }
+            let spec = Spec {
+                gpu_uuids: server.gpu_uuids.clone(),
+                multiuser: server.multiuser,
+            };
+            let known = self.daemons.get(&server.name).and_then(|h| h.spec.as_ref());
+            if known.is_some_and(|known| *known != spec) {
+                return Err(refuse(
+                    "it exists with other cards or another kind of server",
+                ));
+            }
+            let limits = Limits {
+                memory: Mib(server.default_memory_mib),
+                thread_percent,
+            };
+            let twice = wanted.insert(server.name.clone(), (place, spec, limits));
+            if twice.is_some() {
+                return Err(refuse("it is named twice"));
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn start(&mut self, name: &str, daemon: Daemon, order: Order) {
+        let (orders, orders_in) = watch::channel(order);
+        let (requests, requests_in) = mpsc::channel(4);
+        self.tasks
+            .spawn(daemon.run(orders_in, requests_in, self.reports.0.clone()));
+        let state = ServerState {
+            name: name.to_owned(),
+            state: "Starting".to_owned(),
+            ..ServerState::default()
+        };
+        let handle = Handle {
+            orders,
+            requests,
+            spec: None,
+            state,
+        };
+        self.daemons.insert(name.to_owned(), handle);
+    }
+
+    fn take(&mut self, report: Report) {
+        let Some(handle) = self.daemons.get_mut(&report.state.name) else {
+            return;
+        };
+        if report.generation < handle.orders.borrow().generation {
+            // Sent before the daemon saw what is wanted of it now.
+            return;
+        }
+        if handle.state.state != report.state.state {
+            let (from, to) = (&handle.state.state, &report.state.state);
+            info!(
+                server = report.state.name,
+                from,
+                to,
+                reason = report.state.reason,
+                "MPS server"
+            );
+        }
+        handle.state = report.state;
+        self.publish();
+    }
+
+    fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+        let name = match ended {
+            Ok(name) => name,
+            Err(error) => {
+                // Only a panic, and a release build aborts on that.
+                warn!(%error, "a daemon's task ended");
+                return;
+            }
+        };
+        let Some(handle) = self.daemons.remove(&name) else {
+            return;
+        };
+        let order = handle.orders.borrow().clone();
+        // It was wanted again while it ended.
+        if let (Desired::Wanted(_), Some(spec), Some(place)) = (
+            order.desired,
+            handle.spec,
+            Place::new(&self.tools.base, &name),
+        ) {
+            let tools = Arc::clone(&self.tools);
+            let daemon = Daemon::absent(&name, spec.clone(), place, tools);
+            self.start(&name, daemon, order);
+            if let Some(handle) = self.daemons.get_mut(&name) {
+                handle.spec = Some(spec);
+            }
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let servers = self.daemons.values().map(|h| h.state.clone()).collect();
+        let observation = Observation { servers };
+        self.view.send_if_modified(|view| {
+            let changed = *view != observation;
+            *view = observation;
+            changed
+        });
+    }
+
+    async fn leave(mut self) {
+        self.generation += 1;
+        for handle in self.daemons.values() {
+            handle.orders.send_replace(Order {
+                generation: self.generation,
+                spec: None,
+                desired: Desired::Leave,
+            });
+        }
+        let all_ended = async {
+            loop {
+                tokio::select! {
+                    ended = self.tasks.join_next() => if ended.is_none() { break },
+                    // Their reports must not stop them.
+                    _ = self.reports.1.recv() => {}
+                }
+            }
+        };
+        if tokio::time::timeout(LEAVE, all_ended).await.is_err() {
+            warn!("some MPS daemons did not end; whoever supervises next adopts them");
+        }
+    }
+}
