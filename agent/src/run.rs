@@ -66,6 +66,8 @@ pub async fn run(
     let config = Arc::new(config);
     // Ends every task, also when only one of them failed.
     let end = stop.child_token();
+    // A caller that drops this future leaves no thread behind either.
+    let _guard = end.clone().drop_guard();
     let mut tasks: JoinSet<Part> = JoinSet::new();
     let result = start(&config, client, &end, started, &mut tasks);
     let result = match result {

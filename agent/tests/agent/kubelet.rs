@@ -59,6 +59,7 @@ struct Shared {
 
 #[derive(Debug, Clone)]
 struct Plugin {
+    number: u32,
     client: DevicePluginClient<Channel>,
     devices: Vec<Device>,
     /// Ends the kubelet's stream, as it does when it forgets a plugin.
@@ -319,33 +320,43 @@ impl Registration for Service {
         assert!(options.pre_start_required && options.get_preferred_allocation_available);
         let hang_up = self.stop.child_token();
         let resource = request.resource_name;
-        let plugin = Plugin {
-            client: client.clone(),
-            devices: Vec::new(),
-            hang_up: hang_up.clone(),
-        };
-        {
+        let number = {
             let mut shared = self.shared.lock().unwrap();
             shared.registrations += 1;
+            let plugin = Plugin {
+                number: shared.registrations,
+                client: client.clone(),
+                devices: Vec::new(),
+                hang_up: hang_up.clone(),
+            };
             shared.plugins.insert(resource.clone(), plugin);
-        }
+            shared.registrations
+        };
         let shared = self.shared.clone();
         tokio::spawn(async move {
-            let Ok(stream) = client.list_and_watch(Empty {}).await else {
-                return;
-            };
-            let mut stream = stream.into_inner();
-            loop {
-                let message = tokio::select! {
-                    message = stream.message() => message,
-                    () = hang_up.cancelled() => return,
-                };
-                let Ok(Some(list)) = message else { return };
-                let mut shared = shared.lock().unwrap();
-                shared.lists += 1;
-                if let Some(plugin) = shared.plugins.get_mut(&resource) {
-                    plugin.devices = list.devices;
+            if let Ok(stream) = client.list_and_watch(Empty {}).await {
+                let mut stream = stream.into_inner();
+                loop {
+                    let message = tokio::select! {
+                        message = stream.message() => message,
+                        () = hang_up.cancelled() => break,
+                    };
+                    let Ok(Some(list)) = message else { break };
+                    let mut shared = shared.lock().unwrap();
+                    shared.lists += 1;
+                    if let Some(plugin) = shared.plugins.get_mut(&resource) {
+                        plugin.devices = list.devices;
+                    }
                 }
+            }
+            // A plugin whose stream ended is forgotten.
+            let mut shared = shared.lock().unwrap();
+            if shared
+                .plugins
+                .get(&resource)
+                .is_some_and(|p| p.number == number)
+            {
+                shared.plugins.remove(&resource);
             }
         });
         Ok(Response::new(Empty {}))

@@ -135,6 +135,11 @@ impl Machine {
         let (_, running) = self.agent.take().unwrap();
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());
+        until("the kubelet has noticed", || async {
+            let gone = |resource| self.kubelet.healthy(resource).is_none();
+            (gone(SHARE) && gone(WHOLE)).then_some(())
+        })
+        .await;
     }
 
     pub async fn stop_agent(&mut self) -> Result<(), agent::RunError> {
