@@ -33,8 +33,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
 use view::Scene;
 
-/// Ready to be placed means within this; it takes about one.
-const DEADLINE: Duration = Duration::from_secs(30);
 /// Changes that come closer together than this are shown as one.
 const QUIET: Duration = Duration::from_millis(100);
 
@@ -50,9 +48,12 @@ pub(crate) struct Args {
     /// Apply these manifests instead of the story; may be given several times.
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Print once everything is placed as told, and leave: exit code 0, or 1 after 30 s with what is missing.
+    /// Print once everything is placed as told, and leave: exit code 0, or 1 with what is missing.
     #[arg(long)]
     once: bool,
+    /// With --once: seconds until what is not placed counts as missing.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "once")]
+    deadline: u64,
     /// Write a kubeconfig for kubectl; removed at the end.
     #[arg(long, value_name = "PATH")]
     kubeconfig_out: Option<PathBuf>,
@@ -201,7 +202,7 @@ async fn perform(
             args.gpu.preset,
         ));
     }
-    let deadline = begin + DEADLINE;
+    let deadline = begin + Duration::from_secs(args.deadline);
     let mut screen = Screen::new(!args.once);
     let roles = {
         let applying = if objects.is_empty() {

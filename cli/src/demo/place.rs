@@ -6,7 +6,9 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 /// How its name begins.
-pub(super) const PREFIX: &str = "aliquot-";
+const PREFIX: &str = "aliquot-";
+/// In every such directory, and in no other: only what has it is ever cleaned away.
+const MARK: &str = ".aliquot-demo";
 /// Longest directory that leaves room for what is below.
 const LONGEST_BASE: usize = 24;
 
@@ -30,7 +32,10 @@ impl Place {
                 suffix(attempt)
             ));
             match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
+                Ok(()) => {
+                    std::fs::write(path.join(MARK), "made by aliquot demo\n")?;
+                    return Ok(Self(path));
+                }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -49,6 +54,13 @@ impl Place {
     pub(super) fn log(&self) -> PathBuf {
         self.0.join("demo.log")
     }
+}
+
+/// Whether a directory is a demo's.
+pub(super) fn is_ours(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
+        && path.join(MARK).is_file()
 }
 
 /// Four characters that differ from one run to the next.

@@ -48,11 +48,8 @@ pub(crate) fn run(directory: Option<&String>) -> ExitCode {
     let Some(directory) = directory.map(PathBuf::from) else {
         return ExitCode::from(2);
     };
-    // Only ever a directory that the demo made, whatever this was called with.
-    let ours = directory
-        .file_name()
-        .is_some_and(|name| name.to_string_lossy().starts_with(super::place::PREFIX));
-    if !ours {
+    // Whatever this was called with.
+    if !super::place::is_ours(&directory) {
         return ExitCode::from(2);
     }
     let mut nothing = Vec::new();
@@ -63,11 +60,28 @@ pub(crate) fn run(directory: Option<&String>) -> ExitCode {
         for pid in processes_of(&directory) {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
+        for mount in mounts_below(&directory) {
+            let _ = nix::mount::umount2(&mount, nix::mount::MntFlags::MNT_DETACH);
+        }
         if std::fs::remove_dir_all(&directory).is_err() {
             std::thread::sleep(AGAIN);
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Mount points below the directory, innermost first: a supervisor that runs as root
+/// mounts memory for its servers.
+fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut found: Vec<PathBuf> = text
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(PathBuf::from)
+        .filter(|path| path.starts_with(directory))
+        .collect();
+    found.reverse();
+    found
 }
 
 /// Everybody who knows the directory, but for ourselves.

@@ -1,0 +1,193 @@
+//! `aliquot demo`, as somebody runs it.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A place of its own for each test, so that what is left behind is seen.
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    fn new() -> Self {
+        let mut builder = tempfile::Builder::new();
+        Self(builder.prefix("d").rand_bytes(4).tempdir_in("/tmp").unwrap())
+    }
+
+    fn demo(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_aliquot"));
+        command
+            .arg("demo")
+            .args(args)
+            .env("TMPDIR", self.0.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.demo(args).output().unwrap()
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    /// Directories of demos that are still there.
+    fn left(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
+        entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_dir())
+            .collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn until(what: &str, mut probe: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !probe() {
+        assert!(Instant::now() < deadline, "never saw: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Processes that know a directory, as the demo's all do.
+fn processes_of(directory: &Path) -> usize {
+    let needle = directory.display().to_string();
+    let knows = |process: &Path| {
+        ["cmdline", "environ"].iter().any(|file| {
+            std::fs::read(process.join(file)).is_ok_and(|bytes| text(&bytes).contains(&needle))
+        })
+    };
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|entry| knows(&entry.path()))
+        .count()
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_in_one_line_before_anything_starts() {
+    let desk = Desk::new();
+    let broken = desk.write("broken.yaml", "kind: [");
+    let nameless = desk.write("nameless.yaml", "apiVersion: v1\nkind: Pod\n");
+    for (args, word) in [
+        (
+            vec!["-f", "/does/not/exist.yaml"],
+            "/does/not/exist.yaml cannot be read",
+        ),
+        (vec!["-f", broken.as_str()], "this is not YAML"),
+        (
+            vec!["-f", nameless.as_str()],
+            "document 1 has no metadata.name",
+        ),
+        (vec!["--gpu", "H200"], "unknown preset `H200`"),
+        (vec!["--gpu", "T4:99"], "1 to 16"),
+        (vec!["--nodes", "0"], "1..=16"),
+        (vec!["--nonsense"], "--nonsense"),
+    ] {
+        let output = desk.run(&args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let errors = text(&output.stderr);
+        assert!(errors.contains(word), "{args:?}: {errors}");
+        assert!(output.stdout.is_empty());
+        assert!(desk.left().is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn once_tells_the_story_and_leaves_nothing_behind() {
+    let desk = Desk::new();
+    let output = desk.run(&["--once"]);
+    let (told, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{told}\n{errors}");
+    for line in [
+        "demo/training-1",
+        "demo/inference  2000 MiB",
+        "demo/notebook",
+        "WAITING\n  demo/later\n",
+        "As told, after ",
+    ] {
+        assert!(told.contains(line), "{line} is not in\n{told}");
+    }
+    assert!(desk.left().is_empty());
+}
+
+/// A pod of somebody who knows KAI.
+fn pod(name: &str, mib: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+  namespace: mine
+  annotations: {{gpu-memory: \"{mib}\"}}
+spec:
+  schedulerName: kai-scheduler
+  containers:
+  - {{name: c, image: any, args: [workload, alloc, \"100\", hold]}}
+"
+    )
+}
+
+#[test]
+fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason() {
+    let desk = Desk::new();
+    let fits = desk.write("fits.yaml", &pod("fits", "2000"));
+    let small = ["--once", "--nodes", "1", "--gpu", "L4", "-f"];
+    let output = desk.run(&[&small[..], &[&fits]].concat());
+    let (told, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{told}{errors}");
+    assert!(told.contains("mine/fits  2000 MiB"), "{told}");
+
+    let large = desk.write("large.yaml", &pod("large", "99999999"));
+    let output = desk.run(&[&small[..], &[&large, "--deadline", "4"]].concat());
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("missing: mine/large: is Pending: "),
+        "{errors}"
+    );
+    assert!(!errors.contains("has not looked at it"), "{errors}");
+    assert!(desk.left().is_empty());
+}
+
+fn started(desk: &Desk) -> (Child, PathBuf) {
+    let mut child = desk
+        .demo(&["--nodes", "1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    assert!(first.starts_with("A cluster of 1 node "), "{first}");
+    let directory = desk.left().remove(0);
+    until("a driver", || processes_of(&directory) >= 2);
+    // Somebody has to listen.
+    std::thread::spawn(move || lines.for_each(drop));
+    (child, directory)
+}
+
+#[test]
+fn nothing_is_left_when_it_is_interrupted_or_killed() {
+    let desk = Desk::new();
+    for (signal, code) in [("-INT", Some(0)), ("-TERM", Some(0)), ("-KILL", None)] {
+        let (mut child, directory) = started(&desk);
+        let sent = Command::new("kill")
+            .args([signal, &child.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        assert_eq!(child.wait().unwrap().code(), code, "{signal}");
+        until("everything gone", || {
+            !directory.exists() && processes_of(&directory) == 0
+        });
+        assert!(desk.left().is_empty(), "{signal}");
+    }
+}
