@@ -11,8 +11,11 @@ use crate::spec::{ContainerEdits, Spec};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Kinds that define single GPUs, the first one preferred.
-pub const VENDORS: [&str; 2] = ["nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu"];
+/// Vendor and class of the kinds that define single GPUs, the first one preferred.
+pub const VENDORS: [(&str, &str); 2] = [
+    ("nvidia.com", "gpu"),
+    ("k8s.device-plugin.nvidia.com", "gpu"),
+];
 
 /// One GPU's edits, the file's global ones included.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +61,7 @@ pub fn find_gpu(dirs: &[PathBuf], uuid: &str) -> Result<Search, DirError> {
         };
         for specs in specs.iter().rev() {
             let mut here = specs.iter().filter_map(|(file, spec)| {
-                if spec.kind != vendor {
+                if spec.kind != kind.to_string() {
                     return None;
                 }
                 let device = spec.devices.iter().find(|device| device.name == uuid)?;
