@@ -52,10 +52,8 @@ pub fn find_gpu(dirs: &[PathBuf], uuid: &str) -> Result<Search, DirError> {
     for dir in dirs {
         specs.push(read_dir(dir, &mut search.complaints)?);
     }
-    for vendor in VENDORS {
-        let kind: Kind = vendor
-            .parse()
-            .expect("our own constants are in the grammar");
+    for (vendor, class) in VENDORS {
+        let kind = Kind::new(vendor, class).expect("our own constants are in the grammar");
         let Ok(name) = kind.device(uuid) else {
             continue;
         };
