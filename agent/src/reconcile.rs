@@ -4,8 +4,10 @@
 //! Pure functions over [`Local`] facts, pods and the ledger; time is a value.
 
 use crate::identity::{Checkpoint, Resource};
+use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
 use crate::pods::{ContainerView, Pods, Standing};
+use api::Mode;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -67,35 +69,56 @@ pub struct MintedIds {
     pub at: Instant,
 }
 
-/// The bound shares as the disk tells them, for a ledger that is empty after a start. A
-/// share whose file is lost is told by its pod's claim where checkpoint and hook agree.
-pub fn restore(local: &Local, claims: &BTreeMap<HolderKey, Claim>) -> Vec<Share> {
+/// The bound shares as their CDI files tell them, for a ledger that is empty after a start.
+pub fn restore(local: &Local) -> Vec<Share> {
     let mut shares: BTreeMap<HolderKey, Share> = BTreeMap::new();
     for share in local.files.values().flatten() {
-        let newer = local
-            .checkpoint
-            .as_ref()
-            .is_none_or(|checkpoint| share.alloc_id.is_some_and(|alloc| checkpoint.holds(alloc)));
+        let known = local.checkpoint.as_ref().is_none_or(|checkpoint| {
+            let alloc = share.alloc_id;
+            alloc.is_some_and(|alloc| checkpoint.holds(alloc))
+        });
         // Two files of one container: the one that the kubelet knows.
-        if newer || !shares.contains_key(&share.key()) {
+        if known || !shares.contains_key(&share.key()) {
             shares.insert(share.key(), share.clone());
         }
     }
-    let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
-    for entry in entries {
-        let key = HolderKey {
-            pod_uid: entry.pod_uid.clone(),
-            container: entry.container.clone(),
-        };
-        let Some(alloc) = entry.alloc else { continue };
-        let (Some(claim), Some(proof)) = (claims.get(&key), local.proofs.get(&alloc)) else {
-            continue;
-        };
-        if proof.pod_uid == key.pod_uid && proof.container == key.container {
-            shares.entry(key).or_insert_with(|| claim.bound(alloc));
-        }
-    }
     shares.into_values().collect()
+}
+
+/// Shares whose file is lost while their container runs: the grant says what, the
+/// checkpoint which allocation, the hook that it started.
+pub fn proven<'a>(
+    local: &Local,
+    claims: impl Iterator<Item = &'a Claim>,
+    ledger: &Ledger,
+) -> Vec<Share> {
+    let unbound = claims.filter(|claim| {
+        let share = ledger.get(&claim.key());
+        share.is_none_or(|share| share.alloc_id.is_none())
+    });
+    let find = |claim: &Claim| {
+        let entry = local
+            .checkpoint
+            .iter()
+            .flat_map(|c| &c.entries)
+            .find(|entry| entry.pod_uid == claim.pod.uid && entry.container == claim.container)?;
+        let alloc = entry.alloc?;
+        let proof = local.proofs.get(&alloc)?;
+        if proof.pod_uid != claim.pod.uid || proof.container != claim.container {
+            return None;
+        }
+        let mut share = claim.bound(alloc);
+        if share.mode == Mode::Exclusive {
+            // Adopted or granted, these are the cards that it got.
+            share.gpus = entry
+                .ids
+                .iter()
+                .map(|id| GpuUuid::from(id.as_str()))
+                .collect();
+        }
+        Some(share)
+    };
+    unbound.filter_map(find).collect()
 }
 
 /// Who holds each device ID: by the checkpoint, and by answers too fresh to be in it.

@@ -216,12 +216,7 @@ impl Core {
 
     fn take_local(&mut self, local: Local) {
         if !self.restored {
-            let claims = self
-                .claims
-                .iter()
-                .map(|(key, (_, claim))| (key.clone(), claim.clone()))
-                .collect();
-            for share in reconcile::restore(&local, &claims) {
+            for share in reconcile::restore(&local) {
                 self.ledger.restore(share);
             }
             self.restored = true;
@@ -299,7 +294,9 @@ impl Core {
                 }));
             }
         }
-        if self.restored {
+        self.reserve(&busy);
+        // Before grants can be read, a file may be all that is known of a container.
+        if self.restored && self.verifier.is_some() && !self.node.uid.is_empty() {
             for alloc in reconcile::orphans(&self.ledger, &self.local, &self.pods) {
                 self.local.files.remove(&alloc);
                 self.local.proofs.remove(&alloc);
@@ -307,7 +304,6 @@ impl Core {
                 effects.push(Effect::Forget(alloc));
             }
         }
-        self.reserve(&busy);
         self.follow();
         self.suspect(now, effects);
         if !dead.is_empty() {
@@ -353,6 +349,10 @@ impl Core {
             .collect();
         for key in reserved {
             self.ledger.release(&key);
+        }
+        let claims = self.claims.values().map(|(_, claim)| claim);
+        for share in reconcile::proven(&self.local, claims, &self.ledger) {
+            self.ledger.restore(share);
         }
         let mut claims: Vec<&(u64, Claim)> = self.claims.values().collect();
         claims.sort_by_key(|(order, _)| *order);
@@ -562,3 +562,6 @@ impl Core {
         self.terms.allow_ungranted_whole
     }
 }
+
+#[cfg(test)]
+mod tests;

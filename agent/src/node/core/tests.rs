@@ -1,0 +1,550 @@
+//! One node's life, step by step and at random; and a core that is started in the middle
+//! of it must know the same.
+
+use super::*;
+use crate::identity::{Checkpoint, Entry};
+use crate::node::prepare::{Ask, Source};
+use crate::nvml::{Device, Identity, Reading};
+use crate::pods::{ContainerKind, ContainerView};
+use crate::reconcile::Proof;
+use api::Signer;
+use api::grant::{ContainerGrant, Grant, NodeIdentity, PodIdentity};
+use proptest::prelude::*;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+static SIGNER: LazyLock<Signer> =
+    LazyLock::new(|| Signer::from_pkcs8(&Signer::generate().unwrap()).unwrap());
+
+const CARDS: u32 = 3;
+const TOTAL: u64 = 1000;
+
+fn uuid(card: u32) -> GpuUuid {
+    GpuUuid::from(format!("GPU-{card}").as_str())
+}
+
+fn observation(processes: &BTreeMap<u32, Vec<Process>>) -> Observation {
+    let device = |index: u32| Device {
+        identity: Identity {
+            uuid: uuid(index),
+            index,
+            minor: index,
+            product: "T4".into(),
+            pci: String::new(),
+            compute_capability: String::new(),
+            numa: None,
+            nvlink_peers: Vec::new(),
+        },
+        reading: Ok(Reading {
+            total: Mib(TOTAL),
+            processes: processes.get(&index).cloned().unwrap_or_default(),
+            ..Reading::default()
+        }),
+    };
+    Observation {
+        driver: Driver::Up {
+            version: "570".into(),
+        },
+        devices: (0..CARDS).map(device).collect(),
+    }
+}
+
+fn new_core() -> Core {
+    Core::new(Terms {
+        node: "n1".into(),
+        cards: Settings {
+            mps_reserve: Mib(0),
+            client_slots: 4,
+            context_allowance: Mib(0),
+        },
+        serve_whole: true,
+        allow_ungranted_whole: false,
+    })
+}
+
+/// Everything outside of the agent.
+struct World {
+    pods: BTreeMap<String, PodView>,
+    checkpoint: Checkpoint,
+    files: BTreeMap<AllocId, Option<Share>>,
+    proofs: BTreeMap<AllocId, Proof>,
+    next_alloc: u128,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            pods: BTreeMap::new(),
+            checkpoint: Checkpoint::default(),
+            files: BTreeMap::new(),
+            proofs: BTreeMap::new(),
+            next_alloc: 1,
+            now: Instant::now(),
+        }
+    }
+
+    fn local(&self) -> Local {
+        Local {
+            checkpoint: Some(self.checkpoint.clone()),
+            files: self.files.clone(),
+            proofs: self.proofs.clone(),
+            folders: self.files.keys().copied().collect(),
+        }
+    }
+
+    /// A core that starts now, and has heard everything once.
+    fn started(&self) -> Core {
+        let mut core = new_core();
+        core.apply(Event::Local(self.local()), self.now);
+        core.apply(
+            Event::Observed(Arc::new(observation(&BTreeMap::new()))),
+            self.now,
+        );
+        let keys = BTreeMap::from([(SIGNER.key_id().to_owned(), SIGNER.public_key())]);
+        core.apply(
+            Event::Trust(Verifier::new("c", keys), String::new()),
+            self.now,
+        );
+        core.apply(Event::NodeUid("nu1".into()), self.now);
+        core.apply(
+            Event::PodsListed(self.pods.values().cloned().collect()),
+            self.now,
+        );
+        core
+    }
+
+    fn pod(&mut self, n: u32, whole: bool, card: u32, mib: u64) -> PodView {
+        let identity = PodIdentity {
+            uid: format!("u{n}"),
+            namespace: "ns".into(),
+            name: format!("p{n}"),
+        };
+        let mode = if whole { Mode::Exclusive } else { Mode::Mps };
+        let grant = SIGNER.sign(Grant {
+            v: 0,
+            key: String::new(),
+            cluster: "c".into(),
+            pod: identity.clone(),
+            node: NodeIdentity {
+                name: "n1".into(),
+                uid: "nu1".into(),
+            },
+            containers: vec![ContainerGrant {
+                name: "main".into(),
+                gpus: vec![uuid(card).to_string()],
+                memory_mib: Mib(if whole { TOTAL } else { mib }),
+                compute_percent: 100,
+                mode,
+                note: None,
+            }],
+            decision: format!("d{n}"),
+        });
+        let pod = PodView {
+            identity,
+            grant: Some(grant),
+            finished: false,
+            deleting: false,
+            containers: vec![ContainerView {
+                name: "main".into(),
+                kind: ContainerKind::App,
+                tokens: u64::from(!whole),
+                whole: u64::from(whole),
+                running: None,
+            }],
+        };
+        self.pods.insert(pod.identity.uid.clone(), pod.clone());
+        pod
+    }
+
+    /// The kubelet allocates what the plugin prefers among what is free and healthy.
+    fn allocate(&mut self, core: &mut Core, uid: &str) {
+        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.finished) else {
+            return;
+        };
+        if self.checkpoint.entries.iter().any(|e| e.pod_uid == uid) {
+            return;
+        }
+        let resource = if pod.containers[0].whole > 0 {
+            Resource::Whole
+        } else {
+            Resource::Share
+        };
+        let taken: BTreeSet<&String> = self
+            .checkpoint
+            .entries
+            .iter()
+            .filter(|entry| entry.resource == resource.name())
+            .flat_map(|entry| &entry.ids)
+            .collect();
+        let offer = core.offer();
+        let free: Vec<String> = offer
+            .list(resource)
+            .iter()
+            .filter(|d| d.health == "Healthy" && !taken.contains(&d.id))
+            .map(|d| d.id.clone())
+            .collect();
+        let ids: BTreeSet<String> = offer.prefer(resource, &free, &[], 1).into_iter().collect();
+        if ids.is_empty() {
+            return;
+        }
+        let alloc = AllocId::new(self.next_alloc);
+        self.next_alloc += 1;
+        let minted = Event::Minted {
+            alloc,
+            resource,
+            ids: ids.clone(),
+        };
+        core.apply(minted, self.now);
+        self.checkpoint.entries.push(Entry {
+            pod_uid: uid.to_owned(),
+            container: "main".into(),
+            resource: resource.name().to_owned(),
+            ids,
+            alloc: Some(alloc),
+        });
+    }
+
+    /// One try of `PreStartContainer`.
+    fn pre_start(&mut self, core: &mut Core, uid: &str) -> Option<Result<Share, String>> {
+        let entry = self.checkpoint.entries.iter().find(|e| e.pod_uid == uid)?;
+        let resource = [Resource::Share, Resource::Whole]
+            .into_iter()
+            .find(|r| r.name() == entry.resource)?;
+        let ask = Ask {
+            resource,
+            ids: entry.ids.clone(),
+            source: Source::Checkpoint(self.checkpoint.clone()),
+        };
+        let (outcomes, effects) = core.prepare(&ask, self.now);
+        self.carry_out(effects);
+        let mut own = None;
+        for outcome in outcomes {
+            if let Ok(share) = &outcome.result {
+                let alloc = share.alloc_id.unwrap();
+                let written = Share::from_record(alloc, &share.to_record());
+                self.files.insert(alloc, Some(written.unwrap()));
+            }
+            if outcome.identity().uid == uid {
+                own = Some(outcome.result.map_err(|why| why.reason));
+            }
+        }
+        own
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            if let Effect::Forget(alloc) = effect {
+                self.files.remove(&alloc);
+                self.proofs.remove(&alloc);
+            }
+        }
+    }
+
+    fn tell(&mut self, core: &mut Core, event: Event) {
+        let effects = core.apply(event, self.now);
+        self.carry_out(effects);
+    }
+
+    fn prove(&mut self, uid: &str) {
+        let proven = self.files.iter().find_map(|(alloc, share)| {
+            let share = share.as_ref()?;
+            (share.pod.uid == uid).then(|| (*alloc, share.container.clone()))
+        });
+        if let Some((alloc, container)) = proven {
+            self.proofs.insert(
+                alloc,
+                Proof {
+                    pod_uid: uid.to_owned(),
+                    container,
+                    container_id: format!("c-{uid}"),
+                },
+            );
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Bind(u32, bool, u32, u64),
+    Allocate(u32),
+    PreStart(u32),
+    Prove(u32),
+    Delete(u32),
+    Finish(u32),
+    Gone(u32),
+    KubeletForgets(u32),
+    Look,
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pod = 0..6_u32;
+    let one = prop_oneof![
+        4 => (pod.clone(), prop::bool::weighted(0.3), 0..CARDS, 1..700_u64)
+            .prop_map(|(p, w, c, m)| Step::Bind(p, w, c, m)),
+        4 => pod.clone().prop_map(Step::Allocate),
+        4 => pod.clone().prop_map(Step::PreStart),
+        2 => pod.clone().prop_map(Step::Prove),
+        1 => pod.clone().prop_map(Step::Delete),
+        1 => pod.clone().prop_map(Step::Finish),
+        1 => pod.clone().prop_map(Step::Gone),
+        1 => pod.prop_map(Step::KubeletForgets),
+        2 => Just(Step::Look),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(one, 0..50)
+}
+
+fn step(world: &mut World, core: &mut Core, step: &Step) {
+    world.now += Duration::from_millis(300);
+    match step {
+        Step::Bind(n, whole, card, mib) => {
+            // A name that comes back has a new UID; a UID never does.
+            if !world.pods.contains_key(&format!("u{n}"))
+                && !matches!(core.pods.standing(&format!("u{n}")), Standing::Gone)
+            {
+                let pod = world.pod(*n, *whole, *card, *mib);
+                world.tell(core, Event::Pod(Box::new(pod)));
+            }
+        }
+        Step::Allocate(n) => world.allocate(core, &format!("u{n}")),
+        Step::PreStart(n) => {
+            world.pre_start(core, &format!("u{n}"));
+        }
+        Step::Prove(n) => world.prove(&format!("u{n}")),
+        Step::Delete(n) | Step::Finish(n) => {
+            if let Some(pod) = world.pods.get_mut(&format!("u{n}")) {
+                match step {
+                    Step::Delete(_) => pod.deleting = true,
+                    _ => pod.finished = true,
+                }
+                let pod = pod.clone();
+                world.tell(core, Event::Pod(Box::new(pod)));
+            }
+        }
+        Step::Gone(n) => {
+            let uid = format!("u{n}");
+            if world.pods.remove(&uid).is_some() {
+                world.tell(core, Event::PodGone(uid));
+            }
+        }
+        Step::KubeletForgets(n) => {
+            let uid = format!("u{n}");
+            let live = world.pods.get(&uid).is_some_and(|pod| !pod.finished);
+            if !live {
+                world
+                    .checkpoint
+                    .entries
+                    .retain(|entry| entry.pod_uid != uid);
+            }
+        }
+        Step::Look => {
+            let local = world.local();
+            world.tell(core, Event::Local(local));
+        }
+        Step::Restart => *core = world.started(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_core_that_starts_in_the_middle_knows_what_the_old_one_knew(steps in steps()) {
+        let mut world = World::new();
+        let mut core = world.started();
+        for one in &steps {
+            step(&mut world, &mut core, one);
+            for card in 0..CARDS {
+                prop_assert!(core.ledger.granted(&uuid(card)) <= Mib(TOTAL), "{one:?}");
+            }
+        }
+        let local = world.local();
+        world.tell(&mut core, Event::Local(local));
+        let mut rebuilt = world.started();
+        let local = world.local();
+        world.tell(&mut rebuilt, Event::Local(local));
+        let bound = |core: &Core| -> Vec<Share> {
+            core.ledger.shares().filter(|s| s.alloc_id.is_some()).cloned().collect()
+        };
+        prop_assert_eq!(bound(&core), bound(&rebuilt));
+        // Where more is claimed than there is, who was first is not written down anywhere.
+        if core.claims.keys().all(|key| core.ledger.get(key).is_some()) {
+            prop_assert_eq!(&core.ledger, &rebuilt.ledger);
+            // An entry of a pod that left is nobody's to who saw it leave, and may be a
+            // newcomer's to who did not.
+            if world.checkpoint.entries.iter().all(|e| world.pods.contains_key(&e.pod_uid)) {
+                prop_assert_eq!(core.offer().share, rebuilt.offer().share);
+                prop_assert_eq!(core.offer().whole, rebuilt.offer().whole);
+            }
+        }
+    }
+
+    #[test]
+    fn when_everyone_left_nothing_is_held_and_nothing_lies_around(steps in steps()) {
+        let mut world = World::new();
+        let mut core = world.started();
+        for one in &steps {
+            step(&mut world, &mut core, one);
+        }
+        for n in 0..6 {
+            step(&mut world, &mut core, &Step::Gone(n));
+        }
+        for n in 0..6 {
+            step(&mut world, &mut core, &Step::KubeletForgets(n));
+        }
+        // Two looks: what the first removes, the second no longer finds.
+        step(&mut world, &mut core, &Step::Look);
+        step(&mut world, &mut core, &Step::Look);
+        prop_assert_eq!(&core.ledger, &Ledger::default());
+        prop_assert!(world.files.is_empty() && world.proofs.is_empty());
+        let idle = new_core_offer();
+        world.now += reconcile::MINTED_GRACE;
+        core.apply(Event::Tick, world.now);
+        prop_assert_eq!(core.offer(), idle);
+    }
+}
+
+fn new_core_offer() -> Offer {
+    World::new().started().offer()
+}
+
+#[test]
+fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    let process = Process {
+        pid: 7,
+        memory: Some(Mib(550)),
+        mps_client: true,
+        origin: crate::attribute::Origin {
+            pod_uid: Some("u1".into()),
+            container_id: Some("c-u1".into()),
+            command: "python".into(),
+        },
+    };
+    let busy = observation(&BTreeMap::from([(0, vec![process])]));
+    world.tell(&mut core, Event::Observed(Arc::new(busy)));
+    let share = core.ledger.shares().next().unwrap();
+    assert_eq!(share.used, Mib(550));
+    assert!(core.inventory.cards[0].strangers.is_empty());
+    step(&mut world, &mut core, &Step::Gone(1));
+    let share = core.ledger.shares().next().unwrap();
+    assert_eq!(share.phase, SharePhase::Terminating);
+    step(&mut world, &mut core, &Step::Bind(2, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(2));
+    let refused = world.pre_start(&mut core, "u2").unwrap().unwrap_err();
+    assert!(refused.contains("400 MiB left of 1000 MiB"), "{refused}");
+    let idle = observation(&BTreeMap::new());
+    world.tell(&mut core, Event::Observed(Arc::new(idle)));
+    assert!(world.pre_start(&mut core, "u2").unwrap().is_ok());
+    assert_eq!(core.ledger.shares().count(), 1);
+}
+
+#[test]
+fn without_the_api_server_what_runs_is_known_and_what_the_kubelet_dropped_ends() {
+    let mut world = World::new();
+    let mut core = world.started();
+    for n in [1, 2] {
+        step(&mut world, &mut core, &Step::Bind(n, false, 0, 300));
+        step(&mut world, &mut core, &Step::Allocate(n));
+        step(&mut world, &mut core, &Step::PreStart(n));
+        step(&mut world, &mut core, &Step::Prove(n));
+    }
+    world
+        .checkpoint
+        .entries
+        .retain(|entry| entry.pod_uid != "u2");
+    let mut alone = new_core();
+    alone.apply(Event::Local(world.local()), world.now);
+    alone.apply(
+        Event::Observed(Arc::new(observation(&BTreeMap::new()))),
+        world.now,
+    );
+    let held = |core: &Core| -> Vec<String> {
+        core.ledger
+            .shares()
+            .map(|share| share.pod.uid.clone())
+            .collect()
+    };
+    assert_eq!(held(&alone), ["u1", "u2"]);
+    assert_eq!(
+        alone.ledger.shares().next().unwrap().phase,
+        SharePhase::Running
+    );
+    let effects = alone.apply(Event::Tick, world.now + reconcile::MISSING_GRACE);
+    assert_eq!(held(&alone), ["u1"]);
+    // Its file may be all that is known of a container: it stays until the pods are read.
+    assert!(
+        !effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Forget(_)))
+    );
+}
+
+#[test]
+fn a_lost_file_is_told_by_grant_checkpoint_and_proof() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    step(&mut world, &mut core, &Step::Prove(1));
+    step(&mut world, &mut core, &Step::Look);
+    world.files.clear();
+    let mut rebuilt = world.started();
+    step(&mut world, &mut rebuilt, &Step::Look);
+    assert_eq!(core.ledger, rebuilt.ledger);
+}
+
+#[test]
+fn a_policy_that_asks_for_a_stronger_fence_refuses_shares() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let mut policy = Policy::default();
+    policy.spec.minimum_fence = Some(Fence::ServerLimit);
+    world.tell(&mut core, Event::Policy(Some(policy)));
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    let refused = world.pre_start(&mut core, "u1").unwrap().unwrap_err();
+    assert_eq!(
+        refused,
+        "the node's minimum fence is ServerLimit, mode mps gives ClientLimit"
+    );
+}
+
+#[test]
+fn another_plugin_closes_the_node_but_for_cards_that_are_hidden_from_it() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let why = "another device plugin serves whole cards".to_owned();
+    world.tell(
+        &mut core,
+        Event::Obstacle(Obstacle::OtherPlugin, Some(why.clone())),
+    );
+    let open = |core: &Core| -> BTreeSet<String> {
+        let offer = core.offer();
+        offer
+            .share
+            .iter()
+            .chain(&offer.whole)
+            .filter(|d| d.health == "Healthy")
+            .map(|d| d.id.split("::").next().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(core.state().not_offering, Some(why));
+    assert!(open(&core).is_empty());
+    let mut policy = Policy::default();
+    policy.spec.gpus = vec![api::gpu_node::GpuPolicy {
+        uuid: "GPU-1".into(),
+        hidden_from_other_plugins: true,
+        ..Default::default()
+    }];
+    world.tell(&mut core, Event::Policy(Some(policy)));
+    assert_eq!(core.state().not_offering, None);
+    assert_eq!(open(&core), BTreeSet::from(["GPU-1".to_owned()]));
+}
