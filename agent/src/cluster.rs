@@ -197,7 +197,7 @@ async fn trust(config: &Config, client: Client, owner: &Owner) -> Result<(), Sto
         match read_trust(&map) {
             Ok((verifier, ca)) => owner.tell(Event::Trust(verifier, ca))?,
             Err(why) => {
-                tracing::warn!(why, "the trust ConfigMap is not readable; keeping the last")
+                tracing::warn!(why, "the trust ConfigMap is not readable; keeping the last");
             }
         }
     }

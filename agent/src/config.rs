@@ -112,6 +112,9 @@ pub struct Config {
 
 impl Config {
     /// Everything at its default, for an embedded agent; the caller sets its paths.
+    ///
+    /// # Panics
+    /// Never: every flag but the name has a default.
     pub fn for_node(name: &str) -> Self {
         #[derive(clap::Parser)]
         struct Defaults {

@@ -216,10 +216,9 @@ impl Pods {
         if self.gone.insert(uid.clone()) {
             self.gone_order.push_back(uid);
         }
-        if self.gone_order.len() > REMEMBERED {
-            if let Some(oldest) = self.gone_order.pop_front() {
-                self.gone.remove(&oldest);
-            }
+        while self.gone_order.len() > REMEMBERED {
+            let oldest = self.gone_order.pop_front();
+            self.gone.remove(&oldest.unwrap_or_default());
         }
     }
 }

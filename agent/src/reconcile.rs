@@ -18,7 +18,7 @@ pub const MISSING_GRACE: Duration = Duration::from_secs(10);
 /// A container that runs for so long with our token and no proof never met the hook.
 pub const PROOF_GRACE: Duration = Duration::from_secs(10);
 /// An allocation that never reached the checkpoint is forgotten after this long.
-pub const MINTED_GRACE: Duration = Duration::from_secs(60);
+pub const MINTED_GRACE: Duration = Duration::from_mins(1);
 
 /// What lies on this node's disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

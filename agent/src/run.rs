@@ -119,22 +119,7 @@ fn start(
     let (offer_out, offer) = watch::channel(Arc::default());
     let (errands_out, errands) = mpsc::unbounded_channel();
     let (notes_out, notes) = mpsc::unbounded_channel();
-    let mut core = Core::new(Terms {
-        node: config.node_name.clone(),
-        cards: Settings {
-            mps_reserve: config.mps_reserve(),
-            client_slots: config.client_slots,
-            context_allowance: config.context_allowance(),
-        },
-        serve_whole: config.serve_whole,
-        allow_ungranted_whole: config.allow_ungranted_whole,
-    });
-    // Who holds what is known before anything is offered.
-    core.apply(Event::Local(disk.look()), std::time::Instant::now());
-    core.apply(
-        Event::Obstacle(Obstacle::Hook, hook_obstacle(config)),
-        std::time::Instant::now(),
-    );
+    let core = core(config, &mut disk);
     let outputs = Outputs {
         state: state_out,
         offer: offer_out,
@@ -163,11 +148,7 @@ fn start(
         state: state.clone(),
         notes: notes_out.clone(),
     };
-    let mut resources = vec![Resource::Share];
-    if config.serve_whole {
-        resources.push(Resource::Whole);
-    }
-    for resource in resources {
+    for resource in served(config) {
         let session = Session {
             resource,
             config: config.clone(),
@@ -178,11 +159,10 @@ fn start(
             started,
         };
         let (state, end) = (state.clone(), end.clone());
-        tasks.spawn(async move {
+        tasks.spawn(named("a registration", async move {
             after_first_look(state).await;
             session.run(end).await;
-            Ok("a registration")
-        });
+        }));
     }
     tasks.spawn(named(
         "PodResources",
@@ -220,6 +200,30 @@ fn start(
         Ok("telemetry")
     });
     Ok(())
+}
+
+fn served(config: &Config) -> Vec<Resource> {
+    let whole = config.serve_whole.then_some(Resource::Whole);
+    [Resource::Share].into_iter().chain(whole).collect()
+}
+
+/// The core, with what is known before anything is offered: who holds what, and whether
+/// containers can be guarded.
+fn core(config: &Config, disk: &mut Disk) -> Core {
+    let mut core = Core::new(Terms {
+        node: config.node_name.clone(),
+        cards: Settings {
+            mps_reserve: config.mps_reserve(),
+            client_slots: config.client_slots,
+            context_allowance: config.context_allowance(),
+        },
+        serve_whole: config.serve_whole,
+        allow_ungranted_whole: config.allow_ungranted_whole,
+    });
+    let now = std::time::Instant::now();
+    core.apply(Event::Local(disk.look()), now);
+    core.apply(Event::Obstacle(Obstacle::Hook, hook_obstacle(config)), now);
+    core
 }
 
 async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {

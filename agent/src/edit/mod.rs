@@ -8,6 +8,7 @@ pub mod driver;
 
 pub use driver::{DriverFiles, trimmed};
 
+use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};
 use api::Mode;
 use cdi::{ContainerEdits, Device, Hook, Mount, Spec};
@@ -73,7 +74,7 @@ pub fn spec(
 /// What comes after the driver's edits, and therefore wins.
 fn own(share: &Share, alloc: AllocId, mps: Option<&MpsDirs>, places: &Places) -> ContainerEdits {
     let id = alloc.to_string();
-    let uuids: Vec<&str> = share.gpus.iter().map(|uuid| uuid.as_str()).collect();
+    let uuids: Vec<&str> = share.gpus.iter().map(GpuUuid::as_str).collect();
     let mut env = vec![
         format!("{}={}", names::env::CUDA_VISIBLE_DEVICES, uuids.join(",")),
         format!("{}=void", names::env::NVIDIA_VISIBLE_DEVICES),
@@ -166,6 +167,9 @@ fn options(list: &[&str]) -> Vec<String> {
 }
 
 /// What a container reads of its share, for humans and tools.
+///
+/// # Panics
+/// Never: strings and integers always print.
 pub fn share_text(share: &Share) -> String {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -183,7 +187,7 @@ pub fn share_text(share: &Share) -> String {
         version: 1,
         pod: share.pod.to_string(),
         container: &share.container,
-        gpus: share.gpus.iter().map(|uuid| uuid.as_str()).collect(),
+        gpus: share.gpus.iter().map(GpuUuid::as_str).collect(),
         memory_mib: share.memory.0,
         compute_percent: share.compute_percent,
         mode: share.mode.as_str(),

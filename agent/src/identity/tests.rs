@@ -279,7 +279,6 @@ fn listed(container: &str, list: &[&str]) -> PodResources {
                 .collect(),
             ..ContainerResources::default()
         }],
-        ..PodResources::default()
     }
 }
 

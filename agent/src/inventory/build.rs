@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    fn seen(processes: Vec<Process>, mig: bool) -> Observation {
+    fn seen(processes: &[Process], mig: bool) -> Observation {
         let device = |index: u32| Device {
             identity: Identity {
                 uuid: GpuUuid::from(format!("GPU-{index}").as_str()),
@@ -247,7 +247,7 @@ mod tests {
                 total: Mib(15360),
                 reserved: Mib(258),
                 processes: if index == 0 {
-                    processes.clone()
+                    processes.to_vec()
                 } else {
                     Vec::new()
                 },
@@ -281,7 +281,7 @@ mod tests {
             reserve_mib: Some(Mib(38)),
             ..GpuNodeSpec::default()
         };
-        let inventory = inventory(&seen(processes, false), &policy);
+        let inventory = inventory(&seen(&processes, false), &policy);
         let card = &inventory.cards[0];
         assert_eq!(card.reserved, Mib(258 + 64 + 38));
         assert_eq!(card.capacity(), Mib(15000));
@@ -295,7 +295,7 @@ mod tests {
     fn a_dying_process_is_no_stranger_and_one_that_never_shows_itself_is() {
         let now = Instant::now();
         let mut book = Book::new(SETTINGS);
-        let look = seen(vec![process(2, 300, "")], false);
+        let look = seen(&[process(2, 300, "")], false);
         for expected in [0, 1] {
             book.observe(&look, now);
             let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn cards_stand_in_nvmls_order_and_keep_their_minor() {
-        let inventory = inventory(&seen(Vec::new(), false), &GpuNodeSpec::default());
+        let inventory = inventory(&seen(&[], false), &GpuNodeSpec::default());
         let order: Vec<_> = inventory.cards.iter().map(|c| (c.index, c.minor)).collect();
         assert_eq!(order, [(0, 7), (1, 6)]);
     }
@@ -322,7 +322,7 @@ mod tests {
             context_allowance_mib: Some(Mib(0)),
             ..GpuNodeSpec::default()
         };
-        let inventory = inventory(&seen(Vec::new(), false), &policy);
+        let inventory = inventory(&seen(&[], false), &policy);
         assert_eq!(inventory.cards[0].switchable, [Mode::Exclusive, Mode::Mps]);
         assert!(!inventory.cards[0].cordoned);
         assert_eq!(inventory.cards[1].switchable, [Mode::Mps]);
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn mig_cards_are_not_for_us() {
-        let inventory = inventory(&seen(Vec::new(), true), &GpuNodeSpec::default());
+        let inventory = inventory(&seen(&[], true), &GpuNodeSpec::default());
         assert!(
             inventory
                 .cards
@@ -345,7 +345,7 @@ mod tests {
     fn a_silent_card_keeps_its_last_figures_and_is_unhealthy() {
         let now = Instant::now();
         let mut book = Book::new(SETTINGS);
-        let mut observation = seen(vec![process(2, 300, "blender")], false);
+        let mut observation = seen(&[process(2, 300, "blender")], false);
         book.observe(&observation, now);
         observation.devices[1].reading = Err("GPU is lost".into());
         book.observe(&observation, now);

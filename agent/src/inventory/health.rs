@@ -142,10 +142,9 @@ impl Entry {
             .latched
             .as_ref()
             .is_some_and(|l| now.saturating_duration_since(l.since) >= RECOVER_AFTER);
-        if settled && reading.counters.recovery_action == Some(0) {
-            if let Some(latched) = self.latched.take() {
-                self.last = Some((latched.reason, now));
-            }
+        let cleared = settled && reading.counters.recovery_action == Some(0);
+        if let Some(latched) = self.latched.take_if(|_| cleared) {
+            self.last = Some((latched.reason, now));
         }
     }
 }

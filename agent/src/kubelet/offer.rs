@@ -186,13 +186,12 @@ impl Offer {
                             .iter()
                             .all(|id| a.gpus.iter().any(|gpu| gpu.as_str() == id))
                 });
-                match exact {
-                    Some(exact) => exact.gpus.iter().map(GpuUuid::as_str).collect(),
-                    None => {
-                        let mut all: Vec<&str> = free.iter().copied().collect();
-                        all.sort_by_key(|id| (rank(id).is_some(), place(id)));
-                        all
-                    }
+                if let Some(exact) = exact {
+                    exact.gpus.iter().map(GpuUuid::as_str).collect()
+                } else {
+                    let mut all: Vec<&str> = free.iter().copied().collect();
+                    all.sort_by_key(|id| (rank(id).is_some(), place(id)));
+                    all
                 }
             }
         };

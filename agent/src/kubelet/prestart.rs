@@ -115,12 +115,12 @@ impl PreStart {
         let started = Instant::now();
         loop {
             let source = self.source(lister).await;
-            let ask = Ask {
+            let question = Ask {
                 resource,
                 ids: ids.clone(),
                 source,
             };
-            let mut outcomes = self.owner.prepare(ask).await?;
+            let mut outcomes = self.owner.prepare(question).await?;
             for outcome in &mut outcomes {
                 self.cross_examine(outcome, resource, ids, lister).await?;
             }
@@ -142,15 +142,15 @@ impl PreStart {
         let read = tokio::fs::read(self.config.checkpoint()).await;
         let parsed = read
             .map_err(|error| error.to_string())
-            .and_then(|bytes| Checkpoint::parse(&bytes).map_err(|error| error.to_string()));
+            .and_then(|read| Checkpoint::parse(&read).map_err(|error| error.to_string()));
         match parsed {
             Ok(checkpoint) => Source::Checkpoint(checkpoint),
             Err(error) => {
                 tracing::warn!(error, "no checkpoint; asking PodResources alone");
-                let listed = lister.list().await.inspect_err(|error| {
+                let told = lister.list().await.inspect_err(|error| {
                     tracing::warn!(%error, "no PodResources either");
                 });
-                Source::Listed(listed.unwrap_or_default())
+                Source::Listed(told.unwrap_or_default())
             }
         }
     }
@@ -167,14 +167,14 @@ impl PreStart {
         else {
             return Ok(());
         };
-        let listed = match lister.get(&pod.identity).await {
-            Ok(listed) => listed,
+        let told = match lister.get(&pod.identity).await {
+            Ok(told) => told,
             Err(error) => {
                 tracing::debug!(%error, "the checkpoint is the only witness");
                 return Ok(());
             }
         };
-        let verdict = identity::contradicts(pod, &holder.container, resource, ids, listed.as_ref());
+        let verdict = identity::contradicts(pod, &holder.container, resource, ids, told.as_ref());
         if let Err(error) = verdict {
             self.owner.unbind(holder.alloc)?;
             outcome.result = Err(Unready {

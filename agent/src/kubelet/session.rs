@@ -73,7 +73,7 @@ enum Ended {
     #[error("our socket was removed")]
     Removed,
     #[error("the kubelet's stream ended")]
-    StreamEnded,
+    HungUp,
     #[error("the kubelet opened no stream")]
     NoStream,
     #[error("the server ended: {0}")]
@@ -244,7 +244,7 @@ async fn holds(streams: &mut watch::Receiver<Streams>) -> Ended {
     }
     // The sender lives in the service, which outlives this.
     let _ = streams.wait_for(|streams| streams.open == 0).await;
-    Ended::StreamEnded
+    Ended::HungUp
 }
 
 /// What is at a path: device and inode.

@@ -129,10 +129,9 @@ impl Ledger {
     /// When the cards cannot honour it; the ledger is as before then.
     pub fn reserve(&mut self, claim: &Claim, inventory: &Inventory) -> Result<(), Refused> {
         let key = claim.key();
-        if let Some(share) = self.shares.get(&key) {
-            if share.alloc_id.is_some() || share.is_of(claim) {
-                return Ok(());
-            }
+        let there = self.shares.get(&key);
+        if there.is_some_and(|share| share.alloc_id.is_some() || share.is_of(claim)) {
+            return Ok(());
         }
         self.fits(claim, &claim.gpus, inventory)?;
         self.shares
@@ -236,9 +235,8 @@ impl Ledger {
     /// Whether `claim` may hold `gpus` beside all others.
     fn fits(&self, claim: &Claim, gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {
         match claim.mode {
-            Mode::Exclusive => {}
             Mode::Mps if gpus.len() > 1 => return Err(Refused::SeveralCards(gpus.len())),
-            Mode::Mps => {}
+            Mode::Exclusive | Mode::Mps => {}
             mode @ (Mode::MpsIsolated | Mode::TimeSlicing) => {
                 return Err(Refused::ModeNotOffered(mode));
             }

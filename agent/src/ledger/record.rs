@@ -31,6 +31,9 @@ const VERSION: u32 = 1;
 
 impl Share {
     /// The annotation's value.
+    ///
+    /// # Panics
+    /// Never: strings and integers always print.
     pub fn to_record(&self) -> String {
         let record = Record {
             version: VERSION,

@@ -22,6 +22,9 @@ use tokio::sync::{mpsc, watch};
 /// Several reasons to look within this time are one.
 const QUIET: Duration = Duration::from_millis(30);
 
+/// Whose a file is; `None` for one that does not tell.
+type Told = Option<Share>;
+
 /// Reads and clears our folders. Blocking.
 #[derive(Debug)]
 pub struct Disk {
@@ -30,7 +33,7 @@ pub struct Disk {
     proof_dir: PathBuf,
     share_dir: PathBuf,
     /// Files do not change but by a rename of ours; what was read once is kept.
-    read: BTreeMap<AllocId, (SystemTime, Option<Share>)>,
+    read: BTreeMap<AllocId, (SystemTime, Told)>,
 }
 
 impl Disk {
@@ -94,16 +97,15 @@ impl Disk {
         }
     }
 
-    fn file(&mut self, alloc: AllocId) -> Option<Option<Share>> {
+    /// `None`: there is no such file.
+    fn file(&mut self, alloc: AllocId) -> Option<Told> {
         let id = alloc.to_string();
         let path = self.cdi.path_of(&id).ok()?;
         let modified = std::fs::metadata(path).and_then(|m| m.modified()).ok()?;
-        if let Some((seen, share)) = self.read.get(&alloc) {
-            if *seen == modified {
-                return Some(share.clone());
-            }
+        if let Some((_, known)) = self.read.get(&alloc).filter(|(seen, _)| *seen == modified) {
+            return Some(known.clone());
         }
-        let share = match self.cdi.read(&id) {
+        let told = match self.cdi.read(&id) {
             Ok(None) => return None,
             Ok(Some(spec)) => spec
                 .annotations
@@ -114,8 +116,8 @@ impl Disk {
                 None
             }
         };
-        self.read.insert(alloc, (modified, share.clone()));
-        Some(share)
+        self.read.insert(alloc, (modified, told.clone()));
+        Some(told)
     }
 
     /// Removes everything of an allocation; the CDI file first, so that nothing starts

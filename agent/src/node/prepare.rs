@@ -3,7 +3,7 @@
 
 use super::core::{Core, Effect};
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
-use crate::inventory::GpuUuid;
+use crate::inventory::{Card, GpuUuid};
 use crate::ledger::{AllocId, Claim, Refused, Share};
 use crate::pods::{PodView, Standing};
 use api::grant::{Grant, PodIdentity};
@@ -199,7 +199,7 @@ impl Core {
                     .ids
                     .iter()
                     .filter_map(|id| self.inventory.card(&GpuUuid::from(id.as_str())))
-                    .map(|card| card.capacity())
+                    .map(Card::capacity)
                     .min();
                 Ok(identity::ungranted(
                     pod,

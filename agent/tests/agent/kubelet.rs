@@ -390,7 +390,6 @@ fn listed(entries: &[Entry]) -> Vec<PodResources> {
                     ..ContainerResources::default()
                 })
                 .collect(),
-            ..PodResources::default()
         })
         .collect()
 }

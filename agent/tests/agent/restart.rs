@@ -122,15 +122,14 @@ async fn an_agent_killed_inside_prestart_lets_the_container_start_later() {
     *machine.mps.state.lock().unwrap() = "Starting";
     let uid = machine.share_pod("p", 0, 2000).await;
     let entry = machine.admit("p", &uid).await;
-    let refused = {
+    {
         let call = machine.kubelet.pre_start(&entry);
         let mut call = std::pin::pin!(call);
         tokio::select! {
             result = &mut call => panic!("answered while the server starts: {result:?}"),
             () = tokio::time::sleep(Duration::from_millis(200)) => {}
         }
-    };
-    let () = refused;
+    }
     machine.kill_agent().await;
     *machine.mps.state.lock().unwrap() = "Ready";
     machine.start_agent();
