@@ -3,7 +3,7 @@
 //! What an action takes counts as taken from the moment it is returned, until its
 //! outcome says otherwise.
 
-use crate::ids::{DecisionId, GroupName, NodeName, NodeUid, PodUid};
+use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid};
 use crate::model::ContainerGrant;
 use crate::units::Time;
 use std::sync::Arc;
@@ -14,6 +14,13 @@ pub struct Decision {
     /// In the order in which they were decided. Independent of each other: the shell
     /// may run them side by side, evictions first.
     pub actions: Vec<Action>,
+    /// Pods that have a place as soon as what is being released there has left. Made
+    /// anew by each decision that has anything to decide.
+    pub promises: Vec<Promise>,
+    /// Groups that went from nothing to something now: `last-start-timestamp`.
+    pub started: Vec<GroupName>,
+    /// Groups that fell below their minimum at that time, or are whole again.
+    pub stale: Vec<(GroupName, Option<Time>)>,
     /// Pods whose reason for waiting changed, in order of uid.
     pub reasons: Vec<PodReason>,
     /// Search steps that were used.
@@ -22,6 +29,21 @@ pub struct Decision {
     pub cut_short: bool,
     /// Decide again at this time even if nothing happens; `None`: only after an event.
     pub wake_at: Option<Time>,
+}
+
+/// A place that a pod will have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// Whose.
+    pub pod: PodUid,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where.
+    pub node: NodeName,
+    /// On which cards, where it asks for shares; whole GPUs are chosen later.
+    pub cards: Vec<GpuUuid>,
 }
 
 /// One thing to do.
@@ -108,6 +130,28 @@ pub enum EvictCause {
     Preempt,
     /// Its gang is below its minimum.
     StaleGang,
+}
+
+impl EvictCause {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::GrantRefused,
+        Self::Consolidation,
+        Self::Reclaim,
+        Self::Preempt,
+        Self::StaleGang,
+    ];
+
+    /// A word for labels and texts.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::GrantRefused => "grant-refused",
+            Self::Consolidation => "consolidation",
+            Self::Reclaim => "reclaim",
+            Self::Preempt => "preempt",
+            Self::StaleGang => "stale-gang",
+        }
+    }
 }
 
 /// Why a pod waits, when that changed. The shell writes `PodScheduled=False` with it, at

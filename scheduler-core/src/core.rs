@@ -1,44 +1,16 @@
-//! The entry points, and what an admin sets.
+//! The entry points.
 
 use crate::action::Decision;
 use crate::apply;
-use crate::decide::{self, Memory};
+use crate::config::Config;
+use crate::cycle::{self, Memory};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::snapshot;
 use crate::state::State;
-use crate::units::{Duration, Time};
-use std::collections::BTreeMap;
-
-/// What an admin sets for one core.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Tells the decisions of two processes apart; rises with each start of the shell.
-    pub epoch: u64,
-    /// First pause after a refusal; doubles with each further one.
-    pub backoff_first: Duration,
-    /// Longest pause after a refusal.
-    pub backoff_longest: Duration,
-    /// Nano-GPU per product are counted over this many MiB, by product name; a product
-    /// that is not here counts over its total.
-    pub bases: BTreeMap<String, u64>,
-    /// Most search steps of one decide.
-    pub budget: u64,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            epoch: 0,
-            backoff_first: Duration::seconds(1),
-            backoff_longest: Duration::seconds(60),
-            bases: BTreeMap::new(),
-            budget: 10_000_000,
-        }
-    }
-}
+use crate::units::Time;
 
 /// One scheduler: the whole state of one shard, and every decision about it.
 #[derive(Debug)]
@@ -70,7 +42,7 @@ impl Core {
     /// an earlier one counts as that one.
     pub fn decide(&mut self, now: Time) -> Decision {
         self.state.now = self.state.now.max(now);
-        let decision = decide::decide(&mut self.state, &self.config, &mut self.memory);
+        let decision = cycle::decide(&mut self.state, &self.config, &mut self.memory);
         self.check();
         debug_assert_eq!(
             crate::invariant::check_decided(&self.state, &decision),
@@ -85,8 +57,7 @@ impl Core {
     }
 
     /// The events from which an equal core can be built: objects, open decisions,
-    /// pauses, time. In a defined order. Open evictions are not in it: a rebuilt core
-    /// decides them again.
+    /// pauses, time. In a defined order.
     pub fn snapshot(&self) -> Vec<Event> {
         snapshot::events(&self.state)
     }

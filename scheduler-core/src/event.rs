@@ -8,7 +8,7 @@
 //!   that shows the bound pod counts as one too; the outcome may still follow.
 //! - Nothing here may fail: what cannot be used comes back as a [`crate::Problem`].
 
-use crate::action::Bind;
+use crate::action::{Bind, EvictCause};
 use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName};
 use crate::model::{Node, NodeCards, Pod, PodGroup, Queue, Topology};
 use crate::units::Time;
@@ -51,6 +51,8 @@ pub enum Event {
     Refusal(Refusal),
     /// Only in snapshots: an agent's last word that was taken in already.
     Refused(Refusal),
+    /// Only in snapshots: an eviction that was decided; its pod has not left yet.
+    Evicting(Evicting),
     /// Only in snapshots: a binding that was decided and has no outcome yet.
     Assumed(Box<Bind>),
     /// Only in snapshots: why and until when a pod is not tried again.
@@ -116,6 +118,19 @@ pub struct Refusal {
     /// False: the agent keeps trying, the placement stays. True: only a new decision
     /// helps, and the core answers with an eviction of the pod.
     pub last_word: bool,
+}
+
+/// An eviction under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicting {
+    /// Which decision.
+    pub decision: DecisionId,
+    /// Whose.
+    pub pod: PodUid,
+    /// Why.
+    pub cause: EvictCause,
+    /// Its outcome is known: only the pod's leaving is awaited.
+    pub settled: bool,
 }
 
 /// A pod that is not tried for a while.

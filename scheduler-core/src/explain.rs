@@ -2,8 +2,8 @@
 //! decides.
 
 use crate::action::ReasonKind;
-use crate::core::Config;
-use crate::decide;
+use crate::config::Config;
+use crate::cycle;
 use crate::fit;
 use crate::ids::{NodeName, PodUid};
 use crate::state::State;
@@ -44,7 +44,8 @@ pub struct NodeVerdict {
 pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Explanation> {
     let key = *state.task_names.get(pod)?;
     let row = state.tasks.get(key)?;
-    let spec = &state.specs.get(row.spec)?.spec;
+    let spec = state.specs.get(row.spec)?;
+    let nodes: Vec<_> = state.node_names.values().copied().collect();
     let mut explanation = Explanation {
         pod: pod.clone(),
         kind: None,
@@ -59,11 +60,15 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         .iter()
         .filter(|(_, key)| state.nodes.get(**key).is_some_and(|row| row.node.is_some()))
         .map(
-            |(name, key)| match fit::node(state, spec, *key, &config.bases) {
-                Ok(_) => NodeVerdict {
+            |(name, key)| match fit::node(state, spec, *key, &config.bases, false) {
+                Ok(seat) => NodeVerdict {
                     node: name.clone(),
-                    fits: true,
-                    reasons: Vec::new(),
+                    fits: seat.now,
+                    reasons: if seat.now {
+                        Vec::new()
+                    } else {
+                        vec![Arc::from("it fits when what is being released has left")]
+                    },
                     cards: Vec::new(),
                 },
                 Err(no) => NodeVerdict {
@@ -83,12 +88,12 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             },
         )
         .collect();
-    if let Some((kind, line)) = decide::hindrance(state, row) {
+    if let Some((kind, line)) = cycle::hindrance(state, row) {
         explanation.kind = Some(kind);
         explanation.line = line;
     } else if !explanation.nodes.iter().any(|node| node.fits) {
         explanation.kind = Some(ReasonKind::Unschedulable);
-        explanation.line = decide::no_fit_line(state, config, spec);
+        explanation.line = cycle::no_fit_line(state, config, spec, &nodes);
     }
     Some(explanation)
 }

@@ -3,7 +3,7 @@
 //! decisions of ours.
 
 use crate::action::{Action, Decision};
-use crate::fit;
+use crate::fit::card as fit;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::TaskKey;
@@ -114,7 +114,7 @@ fn sums(state: &State, wrong: &mut Vec<String>) {
     }
     for (key, used) in &state.card_use {
         let (limit, nominal, count) = limits.get(&key).copied().unwrap_or_default();
-        if used.limits != limit || used.nominal != nominal || used.holders() != count {
+        if used.held.limits != limit || used.held.nominal != nominal || used.holders() != count {
             wrong.push("a card's sums are not those of its tasks".to_owned());
         }
     }
@@ -150,7 +150,7 @@ pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
             if !fit::within(row, used) {
                 wrong.push(format!("card {uuid} is granted beyond what it has"));
             }
-            if used.modes.iter().filter(|count| **count > 0).count() != 1 {
+            if used.held.modes.iter().filter(|count| **count > 0).count() != 1 {
                 wrong.push(format!("card {uuid} is in two modes"));
             }
         }

@@ -12,7 +12,10 @@
 //! - `apply`: an event into `state` (rows of facts, journalled cells, one `transition`).
 //! - `ledger`: what a share gets of a card; `fit`: can it go there, and every "no";
 //!   `whole`: which n cards; `score`: where best.
-//! - `decide`: the cycle; `reason`, [`explain`]: why something waits.
+//! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
+//!   `job_queue`: who goes next; `gang`: what goes together.
+//! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
+//! - `reason`, [`explain`]: why something waits.
 //! - [`text`]: events and decisions as text that people read and write.
 //! - `snapshot`: the state as the event list that rebuilds it; `invariant`: what holds
 //!   after every event.
@@ -26,26 +29,36 @@
 
 pub mod action;
 mod apply;
+mod capacity;
+pub mod config;
 mod core;
-mod decide;
+mod cycle;
 pub mod event;
 pub mod explain;
+pub mod fair_share;
 mod fit;
+mod gang;
 pub mod ids;
 mod invariant;
+mod job_queue;
 mod ledger;
 pub mod model;
 pub mod problem;
+mod queue_order;
 mod reason;
 mod score;
+mod shares;
 mod snapshot;
 mod state;
 pub mod text;
 pub mod units;
 mod whole;
 
-pub use action::{Action, Bind, Decision, Evict, EvictCause, PodReason, ReasonKind, Received};
-pub use core::{Config, Core};
+pub use action::{
+    Action, Bind, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind, Received,
+};
+pub use config::{Config, Placement, Step};
+pub use core::Core;
 pub use event::{Backoff, Event, Outcome, OutcomeResult, Refusal};
 pub use explain::Explanation;
 pub use problem::Problem;

@@ -294,6 +294,22 @@ impl Queue {
     }
 }
 
+impl Queue {
+    /// GPU, CPU, memory.
+    pub(crate) fn resource(&self, index: usize) -> QueueResource {
+        match index {
+            0 => self.gpu,
+            1 => self.cpu,
+            _ => self.memory,
+        }
+    }
+
+    /// One bound of each resource.
+    pub(crate) fn bound3(&self, of: fn(QueueResource) -> Bound) -> [Bound; 3] {
+        [of(self.gpu), of(self.cpu), of(self.memory)]
+    }
+}
+
 /// What a queue gets of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueResource {
@@ -360,6 +376,22 @@ pub struct SubGroup {
     pub groups: Vec<SubGroup>,
     /// Leaf children.
     pub sets: Vec<PodSet>,
+}
+
+impl SubGroup {
+    /// One set, needed, bound to no topology.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.groups.is_empty()
+            && self.min_children.is_none()
+            && self.topology.is_none()
+            && matches!(self.sets.as_slice(), [only] if only.topology.is_none())
+    }
+
+    /// A set of that name is in it, or below it.
+    pub(crate) fn has_set(&self, name: &str) -> bool {
+        self.sets.iter().any(|set| set.name.as_str() == name)
+            || self.groups.iter().any(|inner| inner.has_set(name))
+    }
 }
 
 /// A leaf of a group's tree: pods of one kind.

@@ -3,7 +3,7 @@
 use crate::ids::ResourceName;
 use crate::ledger::Short;
 use crate::model::{Mode, Taint};
-use crate::units::{Mib, Time};
+use crate::units::Mib;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -65,7 +65,6 @@ pub(crate) enum CardNo {
     Cordoned,
     Paused {
         reason: Arc<str>,
-        until: Option<Time>,
     },
     /// Held whole by a pod.
     HeldWhole,
@@ -107,7 +106,7 @@ impl fmt::Display for CardNo {
             Self::Unhealthy(why) if why.is_empty() => f.write_str("unhealthy"),
             Self::Unhealthy(why) => write!(f, "unhealthy: {why}"),
             Self::Cordoned => f.write_str("cordoned"),
-            Self::Paused { reason, .. } => write!(f, "paused after a refused grant: {reason}"),
+            Self::Paused { reason } => write!(f, "paused after a refused grant: {reason}"),
             Self::HeldWhole => f.write_str("held as a whole GPU"),
             Self::Shared { shares: 1 } => f.write_str("1 share on it"),
             Self::Shared { shares } => write!(f, "{shares} shares on it"),

@@ -1,62 +1,75 @@
 //! Where best: KAI's terms (`plugins/scores`), compared one after another in place of
 //! summed, which is the same since each outweighs all that follow.
 
-use crate::fit::{Seat, memory};
-use crate::model::Ask;
+use crate::config::{Config, Placement};
+use crate::fit::Seat;
+use crate::fit::seat::whole_count;
 use crate::state::State;
-use crate::state::rows::{NodeKey, Spec};
+use crate::state::rows::{NodeKey, SpecRow};
 
 /// Larger is better. The caller breaks ties by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Score {
     /// Another component named this node.
     nominated: bool,
+    /// The preferred topology domain, 0 to 10.
+    pub topology: u8,
     /// A share joins a card that is shared already.
     joins: bool,
+    /// The countable resources are free now.
+    now: bool,
     /// A pod without GPUs on a node without GPUs.
     plain: bool,
-    /// `binpack`: the less is free, the better. Of the resource that the pod is about.
-    packed: std::cmp::Reverse<u128>,
+    /// How full, or how empty, of the resource that the pod is about.
+    placement: i128,
 }
 
 /// How good a seat is.
-pub(crate) fn node(state: &State, spec: &Spec, key: NodeKey, seat: &Seat) -> Score {
-    let row = state.nodes.get(key);
-    let node = row.and_then(|row| row.node.as_ref());
-    let wants_gpus = spec
-        .gpus
-        .iter()
-        .any(|ask| !matches!(ask.ask, Ask::Whole(0)));
-    let used = state.node_use.get(key).copied().unwrap_or_default().used;
-    let gpus = |total: bool| -> u128 {
-        match (row, node) {
-            (Some(row), Some(node)) if node.managed => {
-                let idle = |card: &&crate::state::rows::CardKey| {
-                    total
-                        || state
-                            .card_use
-                            .get(**card)
-                            .is_none_or(|used| used.holders() == 0)
-                };
-                row.cards.iter().filter(idle).count() as u128
-            }
-            (_, Some(node)) if total => u128::from(node.gpus),
-            (_, Some(node)) => u128::from(node.gpus).saturating_sub(used.gpus),
-            _ => 0,
-        }
+pub(crate) fn node(
+    state: &State,
+    config: &Config,
+    spec: &SpecRow,
+    key: NodeKey,
+    seat: &Seat,
+) -> Score {
+    let Some((row, node)) = state
+        .nodes
+        .get(key)
+        .and_then(|row| Some((row, row.node.as_ref()?)))
+    else {
+        return Score::default();
     };
-    let free = if wants_gpus {
-        // MiB left on the seat's own cards would rank cards of different size by their
-        // size; idle cards are what KAI counts.
-        gpus(false)
+    let gpus = if node.managed {
+        row.cards.len() as u128
     } else {
-        node.map_or(0, |node| u128::from(node.cpu.0).saturating_sub(used.cpu))
+        u128::from(node.gpus)
     };
-    let _ = memory;
+    let wants_gpus = spec.wants_gpus();
+    let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
+    let (free, has) = if wants_gpus {
+        (i128::from(whole_count(state, key).later), signed(gpus))
+    } else {
+        let used = state.node_use.get(key).copied().unwrap_or_default();
+        let free = signed(u128::from(node.cpu.0) + used.releasing.cpu)
+            - signed(used.used.cpu + used.promised.cpu);
+        (free, i128::from(node.cpu.0))
+    };
+    let strategy = if wants_gpus {
+        config.gpu_placement
+    } else {
+        config.cpu_placement
+    };
+    let placement = match strategy {
+        Placement::Binpack => -free,
+        Placement::Spread if has > 0 => free.saturating_mul(1_000_000_000) / has,
+        Placement::Spread => 0,
+    };
     Score {
-        nominated: node.is_some_and(|node| spec.rules.nominated.as_ref() == Some(&node.name)),
-        joins: seat.joins,
-        plain: !wants_gpus && gpus(true) == 0,
-        packed: std::cmp::Reverse(free),
+        nominated: spec.spec.rules.nominated.as_ref() == Some(&node.name),
+        topology: 0,
+        joins: seat.joins && config.gpu_placement == Placement::Binpack,
+        now: seat.allocatable,
+        plain: !wants_gpus && gpus == 0,
+        placement,
     }
 }

@@ -1,7 +1,7 @@
 //! The state as the event list that rebuilds it.
 
-use crate::decide;
-use crate::event::{Backoff, CardPause, Event};
+use crate::cycle;
+use crate::event::{Backoff, CardPause, Event, Evicting};
 use crate::model::{NodeCards, Phase, Placement, Pod};
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
@@ -81,6 +81,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             after.push(Event::Refused(refused.refusal.clone()));
         }
         after.extend(assumed(state, *key, row, &cell));
+        after.extend(evicting(state, row));
         after.extend(pause(row));
     }
     events.extend(after);
@@ -95,8 +96,21 @@ fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Optio
         return None;
     }
     let spec = &state.specs.get(row.spec)?.spec;
-    let bind = decide::bind(state, key, cell.node?, cell.holds(), spec, cell.decision?);
+    let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, cell.decision?);
     Some(Event::Assumed(Box::new(bind)))
+}
+
+fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
+    let decision = row.evicting?;
+    let open = state.open.get(&decision);
+    Some(Event::Evicting(Evicting {
+        decision,
+        pod: row.uid.clone(),
+        cause: open
+            .and_then(|open| open.evicts)
+            .unwrap_or(crate::action::EvictCause::GrantRefused),
+        settled: open.is_none(),
+    }))
 }
 
 fn pause(row: &TaskRow) -> Option<Event> {
@@ -119,7 +133,7 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let placement = || {
         let (node, grants) = match &row.refused {
             Some(refused) => (refused.node, refused.grants.clone()),
-            None => (cell.node?, decide::grants(state, cell.holds())),
+            None => (cell.node?, cycle::grants(state, cell.holds())),
         };
         Some(Placement {
             node: state.nodes.get(node)?.name.clone(),

@@ -296,7 +296,7 @@ fn nodes() -> impl Strategy<Value = Vec<(u8, u8)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Debug builds check every invariant after every event as well.
     #[test]
@@ -328,9 +328,9 @@ proptest! {
                 Action::Evict(_) => None,
             }).collect()
         };
-        prop_assert_eq!(binds(&one), binds(&two));
+        prop_assert_eq!(binds(&one), binds(&two), "{}\nsnapshot\n{}", lived.log, text::write(&snapshot));
         for uid in lived.pods.keys() {
-            prop_assert_eq!(rebuilt.explain(uid), lived.core.explain(uid));
+            prop_assert_eq!(rebuilt.explain(uid), lived.core.explain(uid), "{}\nsnapshot\n{}\n{}\n{}", lived.log, text::write(&snapshot), text::decision(&one), text::decision(&two));
         }
     }
 

@@ -73,6 +73,18 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
     }
     let queue = group.as_ref().map(|group| group.queue.clone());
     if let Some(row) = state.jobs.get_mut(key) {
+        row.root = group
+            .as_ref()
+            .filter(|group| !group.root.is_plain())
+            .map(|group| std::sync::Arc::new(group.root.clone()));
+        row.last_start = group
+            .as_ref()
+            .and_then(|group| group.last_start)
+            .max(row.last_start);
+        row.stale_since = group
+            .as_ref()
+            .and_then(|group| group.stale_since)
+            .or(row.stale_since);
         row.group = group;
     }
     state.set_job_queue(key, queue.as_ref());

@@ -8,7 +8,7 @@ mod outcome;
 mod pod;
 mod queue;
 
-use crate::core::Config;
+use crate::config::Config;
 use crate::event::Event;
 use crate::problem::Problem;
 use crate::state::State;
@@ -50,6 +50,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Outcome(outcome) => outcome::outcome(state, config, outcome, &mut problems),
         Event::Refusal(refusal) => outcome::refusal(state, config, refusal, &mut problems),
         Event::Refused(refusal) => outcome::refused(state, refusal, &mut problems),
+        Event::Evicting(evicting) => outcome::evicting(state, &evicting, &mut problems),
         Event::Assumed(bind) => outcome::assumed(state, config, &bind, &mut problems),
         Event::Backoff(backoff) => outcome::backoff(state, backoff, &mut problems),
         Event::CardPause(pause) => outcome::card_pause(state, pause, &mut problems),

@@ -1,7 +1,7 @@
 //! Nodes, and what agents say of their cards.
 
-use crate::core::Config;
-use crate::fit;
+use crate::config::Config;
+use crate::fit::card as fit;
 use crate::ids::NodeName;
 use crate::model::{Amount, Ask, Mode, Node, NodeCards};
 use crate::problem::Problem;
@@ -126,7 +126,7 @@ pub(super) fn cards(
         let used = state.card_use.get(card).copied().unwrap_or_default();
         if row.card.is_none() {
             report_unknown(state, row, key, problems);
-        } else if used.modes[0] == 0 && used.limits > u128::from(fit::memory(row).cap.0) {
+        } else if used.held.modes[0] == 0 && used.held.limits > u128::from(fit::memory(row).cap.0) {
             problems.push(Problem::OverCommitted {
                 node: said.node.clone(),
                 card: row.uuid.clone(),

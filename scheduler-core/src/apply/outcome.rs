@@ -2,11 +2,11 @@
 
 use super::pod::holds;
 use crate::action::Bind;
-use crate::core::Config;
-use crate::event::{Backoff, CardPause, Outcome, OutcomeResult, Refusal};
+use crate::config::Config;
+use crate::event::{Backoff, CardPause, Evicting, Outcome, OutcomeResult, Refusal};
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{CardKey, NodeKey, Pause, Refused, TaskKey};
+use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
 use crate::state::{OpenDecision, State};
 use crate::units::{Duration, Time};
 use std::sync::Arc;
@@ -27,6 +27,7 @@ pub(super) fn outcome(
     let already_seen = open.settled;
     match outcome.result {
         OutcomeResult::Confirmed => {
+            // An evicted pod stays on its way out until it is seen gone, or waiting.
             if already_seen || evicts {
                 state.open.remove(&outcome.decision);
             } else {
@@ -135,11 +136,69 @@ fn set_card_pause(state: &mut State, card: CardKey, pause: Pause) {
     state.touch_node(node);
 }
 
+/// An eviction that did not come about: the pod stands where it stood. Whoever wanted it
+/// gone decides anew.
 fn evict_again(state: &mut State, task: TaskKey) {
-    if let Some(row) = state.tasks.get(task)
-        && row.refused.is_some()
-    {
-        state.to_evict.insert((row.uid.clone(), task));
+    let Some(row) = state.tasks.get_mut(task) else {
+        return;
+    };
+    row.evicting = None;
+    if row.refused.is_some() {
+        let uid = row.uid.clone();
+        state.to_evict.insert((uid, task));
+        return;
+    }
+    let status = match row.seen {
+        Seen::Bound => Status::Bound,
+        Seen::Running => Status::Running,
+        _ => return,
+    };
+    let cell = state.cell(task);
+    if cell.status == Status::Releasing {
+        state.transition(task, TaskCell { status, ..cell });
+    }
+}
+
+/// From a snapshot: an eviction under way.
+pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Vec<Problem>) {
+    let Some(task) = state.task_names.get(&evicting.pod).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: evicting.pod.shared(),
+        });
+        return;
+    };
+    if let Some(row) = state.tasks.get_mut(task) {
+        row.evicting = Some(evicting.decision);
+    }
+    let cell = state.cell(task);
+    if matches!(
+        cell.status,
+        Status::Bound | Status::Running | Status::Assumed
+    ) {
+        state.transition(
+            task,
+            TaskCell {
+                status: Status::Releasing,
+                decision: None,
+                ..cell
+            },
+        );
+    }
+    if let Some(row) = state.tasks.get(task) {
+        let uid = row.uid.clone();
+        state.to_evict.remove(&(uid, task));
+    }
+    if !evicting.settled {
+        state.open.insert(
+            evicting.decision,
+            OpenDecision {
+                task,
+                evicts: Some(evicting.cause),
+                settled: false,
+                timed_out: false,
+            },
+        );
     }
 }
 
@@ -217,7 +276,7 @@ fn stop_holding(
     refusal: Refusal,
 ) {
     let uid = refusal.pod.clone();
-    let grants = crate::decide::grants(state, cell.holds());
+    let grants = crate::cycle::grants(state, cell.holds());
     if let Some(row) = state.tasks.get_mut(task) {
         row.refused = Some(Refused {
             refusal,
@@ -232,6 +291,7 @@ fn stop_holding(
             node: Some(node),
             holds: None,
             decision: None,
+            leaving: None,
         },
     );
     state.to_evict.insert((uid, task));
@@ -280,6 +340,7 @@ pub(super) fn assumed(
             node: Some(node),
             holds: (!holds.is_empty()).then(|| Arc::from(holds)),
             decision: Some(bind.decision),
+            leaving: None,
         },
     );
     state.open.insert(

@@ -1,7 +1,7 @@
 //! Pods come, change and go.
 
 use super::node::worth;
-use crate::core::Config;
+use crate::config::Config;
 use crate::ids::{GroupName, PodUid};
 use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod};
 use crate::problem::Problem;
@@ -103,6 +103,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         granted_by: None,
         pause: None,
         avoid: Vec::new(),
+        evicting: None,
         refused: None,
         said: None,
     });
@@ -224,11 +225,12 @@ fn target(
                 state.open.remove(&decision);
             }
             // Not bound after all: a refusal of its grant is of the past.
-            if let Some(row) = state.tasks.get_mut(key)
-                && row.refused.take().is_some()
-            {
-                let uid = row.uid.clone();
-                state.to_evict.remove(&(uid, key));
+            if let Some(row) = state.tasks.get_mut(key) {
+                row.evicting = None;
+                if row.refused.take().is_some() {
+                    let uid = row.uid.clone();
+                    state.to_evict.remove(&(uid, key));
+                }
             }
             TaskCell::of(Status::Pending)
         }
@@ -320,6 +322,7 @@ fn placed(
             node: Some(node),
             holds: None,
             decision: None,
+            leaving: None,
         };
     }
     let managed = state
@@ -347,6 +350,7 @@ fn placed(
         node: Some(node),
         holds: (!holds.is_empty()).then(|| Arc::from(holds)),
         decision: None,
+        leaving: None,
     }
 }
 

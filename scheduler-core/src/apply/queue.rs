@@ -16,6 +16,10 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
     }
     let name = queue.name.clone();
     let parent = queue.parent.clone();
+    let moved = row
+        .queue
+        .as_ref()
+        .is_none_or(|known| known.parent != queue.parent);
     row.queue = Some(queue);
     if in_cycle(state, &name) {
         problems.push(Problem::QueueCycle(name));
@@ -27,6 +31,9 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
             .is_none_or(|row| row.queue.is_none())
     }) {
         problems.push(Problem::QueueOrphan(name));
+    }
+    if moved {
+        state.queues_changed();
     }
     state.loosen();
 }
@@ -41,6 +48,7 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         return;
     };
     row.queue = None;
+    state.queues_changed();
     if let Some(key) = key {
         state.release_queue(key);
     }

@@ -19,12 +19,18 @@ pub(crate) enum Status {
     Detached,
     /// Waits for a place.
     Pending,
-    /// Decided here, no outcome yet seen in the API server: counts as taken.
+    /// Has a place as soon as what is being released there is free: counted apart from
+    /// what is really taken. Lives only inside one decision.
+    Promised,
+    /// Decided here, no outcome yet seen in the API server: counts as taken. Inside a
+    /// trial without a decision, and whole GPUs are only counted, not yet chosen.
     Assumed,
     /// Bound.
     Bound,
     /// Runs.
     Running,
+    /// Evicted inside a trial; what it holds is in [`TaskCell::leaving`].
+    Victim,
     /// On its way out, still holding.
     Releasing,
     /// Holds nothing any more, or never will.
@@ -40,6 +46,38 @@ pub(crate) struct TaskCell {
     pub holds: Option<Arc<[Hold]>>,
     /// The open decision, while assumed.
     pub decision: Option<DecisionId>,
+    /// What a victim of this trial still holds, wherever it may be promised a new place.
+    pub leaving: Option<Arc<Leaving>>,
+}
+
+/// The place that a victim of a trial is leaving, to go back to if it is spared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Leaving {
+    pub was: Status,
+    pub node: NodeKey,
+    pub holds: Option<Arc<[Hold]>>,
+    pub decision: Option<DecisionId>,
+}
+
+impl Leaving {
+    pub(crate) fn holds(&self) -> &[Hold] {
+        self.holds.as_deref().unwrap_or_default()
+    }
+}
+
+impl Status {
+    /// KAI's `activeUsed`.
+    pub(crate) fn is_active(self) -> bool {
+        self.is_allocated() || matches!(self, Self::Releasing | Self::Victim)
+    }
+
+    /// KAI's `activeAllocated`: promises too, what is on its way out not.
+    pub(crate) fn is_allocated(self) -> bool {
+        matches!(
+            self,
+            Self::Promised | Self::Assumed | Self::Bound | Self::Running
+        )
+    }
 }
 
 impl TaskCell {
@@ -52,6 +90,11 @@ impl TaskCell {
 
     pub(crate) fn holds(&self) -> &[Hold] {
         self.holds.as_deref().unwrap_or_default()
+    }
+
+    /// Where it stands, and where it is leaving.
+    pub(crate) fn places(&self) -> [Option<NodeKey>; 2] {
+        [self.node, self.leaving.as_ref().map(|leaving| leaving.node)]
     }
 }
 
@@ -73,6 +116,8 @@ pub(crate) struct NodeUse {
     pub used: Amounts,
     /// By those on their way out.
     pub releasing: Amounts,
+    /// Promised on top, of what is being released.
+    pub promised: Amounts,
 }
 
 /// What is taken of one other resource of a node.
@@ -80,33 +125,71 @@ pub(crate) struct NodeUse {
 pub(crate) struct ExtraUse {
     pub used: u128,
     pub releasing: u128,
+    pub promised: u128,
 }
 
 /// What is taken of a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardUse {
-    /// Sum of limits.
+    /// By all that are on it, those on their way out too.
+    pub held: CardSums,
+    /// By those on their way out.
+    pub releasing: CardSums,
+    /// Promised on top.
+    pub promised: CardSums,
+}
+
+/// Sums over some of the holds on a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CardSums {
+    /// Of limits.
     pub limits: u128,
-    /// Sum of nominal worth.
+    /// Of nominal worth.
     pub nominal: u128,
     /// Holds per mode, in the order of [`crate::model::Mode::ALL`].
     pub modes: [u32; 4],
-    /// Of all holds, those on their way out.
-    pub releasing: u32,
 }
 
-impl CardUse {
-    /// How many holds are on it.
-    pub(crate) fn holders(&self) -> u32 {
+impl CardSums {
+    pub(crate) fn holds(&self) -> u32 {
         self.modes.iter().sum()
     }
 }
 
-/// What a queue's own jobs hold: nano-GPU, millicores, bytes.
+impl CardUse {
+    /// How many holds are on it, those on their way out too.
+    pub(crate) fn holders(&self) -> u32 {
+        self.held.holds()
+    }
+
+    /// As it will be when everything on its way out is gone and every promise is kept.
+    pub(crate) fn after(&self) -> CardSums {
+        let mut after = self.held;
+        after.limits = after.limits.saturating_sub(self.releasing.limits) + self.promised.limits;
+        after.nominal =
+            after.nominal.saturating_sub(self.releasing.nominal) + self.promised.nominal;
+        for (index, count) in after.modes.iter_mut().enumerate() {
+            *count = count.saturating_sub(self.releasing.modes[index]) + self.promised.modes[index];
+        }
+        after
+    }
+
+    /// Nobody is on it but those on their way out, if anybody.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.held.modes == self.releasing.modes
+    }
+}
+
+/// What the jobs of a queue and of all queues below it hold and want: nano-GPU,
+/// millicores, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueueUse {
     pub allocated: [u128; 3],
     pub non_preemptible: [u128; 3],
+    /// By pods that wait; GPU memory apart, since its worth depends on the cluster.
+    pub pending: [u128; 3],
+    /// GPU memory that waiting pods want.
+    pub pending_mib: u128,
 }
 
 /// One cell with a value: what to write, or what was there.
@@ -220,12 +303,16 @@ impl State {
         let Some(new) = self.task_cells.get(key) else {
             return;
         };
-        if old.node != new.node {
-            if let Some(set) = old.node.and_then(|node| self.on_node.get_mut(node)) {
-                set.remove(&key);
+        if old.places() != new.places() {
+            for node in old.places().into_iter().flatten() {
+                if let Some(set) = self.on_node.get_mut(node) {
+                    set.remove(&key);
+                }
             }
-            if let Some(set) = new.node.and_then(|node| self.on_node.get_mut(node)) {
-                set.insert(key);
+            for node in new.places().into_iter().flatten() {
+                if let Some(set) = self.on_node.get_mut(node) {
+                    set.insert(key);
+                }
             }
         }
         if (old.status == Status::Pending) != (new.status == Status::Pending)
@@ -244,7 +331,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Config, Core};
+    use crate::config::Config;
+    use crate::core::Core;
     use crate::text;
 
     const CLUSTER: &str = "

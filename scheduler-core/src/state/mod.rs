@@ -8,6 +8,7 @@
 //! order is walked through the ordered maps of names, or sorted by names.
 
 pub(crate) mod cell;
+mod queue_tree;
 pub(crate) mod rows;
 pub(crate) mod transition;
 
@@ -77,6 +78,10 @@ pub(crate) struct State {
     pub task_pauses: BTreeSet<(Time, TaskKey)>,
     /// Card pauses that end, and when.
     pub card_pauses: BTreeSet<(Time, CardKey)>,
+    /// Queues without a parent, in order of name.
+    pub top_queues: Vec<QueueKey>,
+    /// A queue came, went or moved: chains and sums are to be rebuilt.
+    pub queues_dirty: bool,
     /// Rises whenever something may fit that did not.
     pub loosened: u64,
     /// Rises whenever there may be something to decide.
@@ -234,6 +239,8 @@ impl State {
             name: name.clone(),
             queue: None,
             users: 0,
+            chain: Vec::new(),
+            children: Vec::new(),
         });
         self.queue_use.insert(key, QueueUse::default());
         self.queue_names.insert(name.clone(), key);
@@ -287,8 +294,11 @@ impl State {
             name: name.clone(),
             group: None,
             single,
+            root: None,
             tasks: Vec::new(),
             queue: None,
+            last_start: None,
+            stale_since: None,
         });
         self.job_names.insert(name.clone(), key);
         key
@@ -343,6 +353,14 @@ impl State {
     /// The cells of a task, or those of none.
     pub(crate) fn cell(&self, task: TaskKey) -> TaskCell {
         self.task_cells.get(task).cloned().unwrap_or_default()
+    }
+
+    /// True when other queues name this one as their parent.
+    pub(crate) fn has_children(&self, name: &QueueName) -> bool {
+        self.queue_names
+            .get(name)
+            .and_then(|key| self.queues.get(*key))
+            .is_some_and(|row| !row.children.is_empty())
     }
 
     /// True when the queue and all its ancestors are there.

@@ -7,7 +7,7 @@ use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
-    Card, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, Toleration,
+    Card, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup, Toleration,
 };
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -97,6 +97,8 @@ pub(crate) struct TaskRow {
     pub pause: Option<Pause>,
     /// Nodes that refused it, least recent first.
     pub avoid: Vec<NodeName>,
+    /// Its eviction is under way, whatever the API server shows.
+    pub evicting: Option<crate::ids::DecisionId>,
     /// An agent's last word on its grant: it holds no cards any more.
     pub refused: Option<Refused>,
     /// What was said last about why it waits.
@@ -139,21 +141,27 @@ pub(crate) struct Spec {
     pub bad: Option<Arc<str>>,
 }
 
-/// A spec and what was found out about it.
+/// A spec and what follows from it.
 #[derive(Debug)]
 pub(crate) struct SpecRow {
     pub spec: Arc<Spec>,
     /// How many pods have it.
     pub users: u32,
-    /// Whole cards that it needs at once.
+    /// Whole GPUs that it takes at once.
     pub whole: u32,
-    /// True when it asks for any card.
-    pub wants_cards: bool,
-    /// Nothing fitted at this generation of what is free, and why not.
+    /// True when it asks for shares.
+    pub shares: bool,
+    /// Fractions of all its containers and devices.
+    pub share_nano: u128,
+    /// GPU memory of all its containers and devices.
+    pub share_mib: u128,
+    /// What its MIG profiles count for.
+    pub mig_nano: u128,
+    /// It fits nowhere, and since when.
     pub no_fit: Option<NoFit>,
 }
 
-/// That a spec fits nowhere, and since when.
+/// That a spec fits nowhere.
 #[derive(Clone, Debug)]
 pub(crate) struct NoFit {
     /// [`super::State::loosened`] at that time: holds until it moves.
@@ -167,10 +175,16 @@ pub(crate) struct JobRow {
     pub name: GroupName,
     /// `None` for a pod of its own, or while the group is not there.
     pub group: Option<PodGroup>,
+    /// The group's tree, where it has sub-groups.
+    pub root: Option<Arc<SubGroup>>,
     /// True for a pod of its own.
     pub single: bool,
     pub tasks: Vec<TaskKey>,
     pub queue: Option<QueueKey>,
+    /// When it last went from nothing to something.
+    pub last_start: Option<Time>,
+    /// Since when it runs below its minimum.
+    pub stale_since: Option<Time>,
 }
 
 /// A queue.
@@ -179,8 +193,13 @@ pub(crate) struct QueueRow {
     pub name: QueueName,
     /// `None` until announced, and after it is gone while jobs name it.
     pub queue: Option<Queue>,
-    /// Jobs and child queues that name it.
+    /// Jobs that name it.
     pub users: u32,
+    /// Itself and its ancestors, upwards, as far as they are there; empty when it is not,
+    /// or goes round.
+    pub chain: Vec<QueueKey>,
+    /// Queues that name it as their parent, in order of name.
+    pub children: Vec<QueueKey>,
 }
 
 /// What a task holds of one card.

@@ -1,10 +1,11 @@
 //! The only place where sums move: a task goes from one cell to another.
 
 use super::State;
-use super::cell::{Amounts, Cell, QueueUse, Status, TaskCell};
-use super::rows::{Hold, Spec, TaskKey};
-use crate::model::{Ask, Mode};
+use super::cell::{Amounts, CardSums, Cell, Status, TaskCell};
+use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
+use crate::model::{Amount, Ask, Mode};
 use crate::units::NanoGpu;
+use std::sync::Arc;
 
 /// Whether a task's amounts come or go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -14,25 +15,33 @@ enum Way {
 }
 
 impl Way {
-    fn add(self, sum: u128, amount: u128) -> u128 {
+    fn add(self, sum: &mut u128, amount: u128) {
         match self {
-            Self::Comes => sum + amount,
+            Self::Comes => *sum += amount,
             Self::Goes => {
-                debug_assert!(sum >= amount, "a sum would fall below zero");
-                sum.saturating_sub(amount)
+                debug_assert!(*sum >= amount, "a sum would fall below zero");
+                *sum = sum.saturating_sub(amount);
             }
         }
     }
 
-    fn count(self, sum: u32, amount: u32) -> u32 {
+    fn count(self, sum: &mut u32) {
         match self {
-            Self::Comes => sum.saturating_add(amount),
+            Self::Comes => *sum = sum.saturating_add(1),
             Self::Goes => {
-                debug_assert!(sum >= amount, "a count would fall below zero");
-                sum.saturating_sub(amount)
+                debug_assert!(*sum > 0, "a count would fall below zero");
+                *sum = sum.saturating_sub(1);
             }
         }
     }
+}
+
+/// How a place counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum As {
+    Taken,
+    Leaving,
+    Promised,
 }
 
 /// Whole GPUs that a spec takes of a node, by the kubelet's rule: the sum of the app
@@ -52,6 +61,14 @@ pub(crate) fn whole_gpus(spec: &Spec) -> u32 {
     apps.max(inits)
 }
 
+/// GPUs that a MIG profile `nvidia.com/mig-<g>g.<m>gb` counts for: its g.
+pub(crate) fn mig_slices(name: &str) -> u64 {
+    name.strip_prefix("nvidia.com/mig-")
+        .and_then(|profile| profile.split_once("g."))
+        .and_then(|(slices, _)| slices.parse().ok())
+        .unwrap_or(0)
+}
+
 fn mode_index(mode: Mode) -> usize {
     Mode::ALL
         .iter()
@@ -69,136 +86,214 @@ impl State {
             return;
         }
         self.move_sums(key, &from, Way::Goes);
-        self.set(Cell::Task(key, to.clone()));
         self.move_sums(key, &to, Way::Comes);
+        self.set(Cell::Task(key, to));
     }
 
     fn move_sums(&mut self, key: TaskKey, at: &TaskCell, way: Way) {
-        let holding = matches!(
-            at.status,
-            Status::Assumed | Status::Bound | Status::Running | Status::Releasing
-        );
-        let (Some(node), true) = (at.node, holding) else {
+        let Some((spec, job)) = self.tasks.get(key).and_then(|row| {
+            let spec = self.specs.get(row.spec)?;
+            Some((Arc::clone(&spec.spec), row.job))
+        }) else {
             return;
         };
-        let Some(row) = self.tasks.get(key) else {
-            return;
+        if let Some(leaving) = &at.leaving {
+            self.move_place(leaving.node, &spec, leaving.holds(), As::Leaving, way);
+        }
+        let how = match at.status {
+            Status::Assumed | Status::Bound | Status::Running => Some(As::Taken),
+            Status::Releasing => Some(As::Leaving),
+            Status::Promised => Some(As::Promised),
+            Status::Detached | Status::Pending | Status::Victim | Status::Done => None,
         };
-        let Some(spec) = self
-            .specs
-            .get(row.spec)
-            .map(|row| std::sync::Arc::clone(&row.spec))
-        else {
-            return;
-        };
-        let job = row.job;
-        let preemptible = self.preemptible(row);
-        let releasing = at.status == Status::Releasing;
+        if let (Some(node), Some(how)) = (at.node, how) {
+            self.move_place(node, &spec, at.holds(), how, way);
+            if how != As::Leaving {
+                self.move_allocated(key, job, at.holds(), way);
+            }
+        }
+        if at.status == Status::Pending {
+            self.move_pending(key, job, way);
+        }
+    }
 
-        let counted_gpus = if at.holds().is_empty() {
-            u128::from(whole_gpus(&spec))
+    fn move_place(&mut self, node: NodeKey, spec: &Spec, holds: &[Hold], how: As, way: Way) {
+        let counted = if holds.is_empty() {
+            u128::from(whole_gpus(spec))
         } else {
             0
         };
         let mut used = self.node_use.get(node).copied().unwrap_or_default();
-        let mut sums = vec![&mut used.used];
-        if releasing {
-            sums.push(&mut used.releasing);
-        }
-        for sum in sums {
-            *sum = Amounts {
-                cpu: way.add(sum.cpu, u128::from(spec.cpu.0)),
-                memory: way.add(sum.memory, u128::from(spec.memory.0)),
-                pods: way.add(sum.pods, 1),
-                gpus: way.add(sum.gpus, counted_gpus),
-            };
+        let change = |sum: &mut Amounts| {
+            way.add(&mut sum.cpu, u128::from(spec.cpu.0));
+            way.add(&mut sum.memory, u128::from(spec.memory.0));
+            way.add(&mut sum.pods, 1);
+            way.add(&mut sum.gpus, counted);
+        };
+        match how {
+            As::Taken => change(&mut used.used),
+            As::Leaving => {
+                change(&mut used.used);
+                change(&mut used.releasing);
+            }
+            As::Promised => change(&mut used.promised),
         }
         self.set(Cell::Node(node, used));
-
         for (name, amount) in &spec.extended {
+            let amount = u128::from(*amount);
             let mut extra = self
                 .extra_use
                 .get(&(node, name.clone()))
                 .copied()
                 .unwrap_or_default();
-            extra.used = way.add(extra.used, u128::from(*amount));
-            if releasing {
-                extra.releasing = way.add(extra.releasing, u128::from(*amount));
+            match how {
+                As::Taken => way.add(&mut extra.used, amount),
+                As::Leaving => {
+                    way.add(&mut extra.used, amount);
+                    way.add(&mut extra.releasing, amount);
+                }
+                As::Promised => way.add(&mut extra.promised, amount),
             }
             self.set(Cell::Extra(node, name.clone(), extra));
         }
-
-        let mut nano = counted_gpus * u128::from(NanoGpu::ONE.0);
-        for hold in at.holds().iter().filter(|hold| !hold.lent) {
-            nano += u128::from(hold.nano);
-            self.move_hold(hold, releasing, way);
-        }
-        if !releasing {
-            self.move_queue(
-                job,
-                preemptible,
-                [nano, u128::from(spec.cpu.0), u128::from(spec.memory.0)],
-                way,
-            );
+        for hold in holds.iter().filter(|hold| !hold.lent) {
+            self.move_hold(hold, how, way);
         }
     }
 
-    fn move_hold(&mut self, hold: &Hold, releasing: bool, way: Way) {
+    fn move_hold(&mut self, hold: &Hold, how: As, way: Way) {
         let Some(mut used) = self.card_use.get(hold.card).copied() else {
             return;
         };
-        used.limits = way.add(used.limits, u128::from(hold.limit.0));
-        used.nominal = way.add(used.nominal, u128::from(hold.nominal.0));
-        let mode = mode_index(hold.mode);
-        used.modes[mode] = way.count(used.modes[mode], 1);
-        if releasing {
-            used.releasing = way.count(used.releasing, 1);
+        let change = |sums: &mut CardSums| {
+            way.add(&mut sums.limits, u128::from(hold.limit.0));
+            way.add(&mut sums.nominal, u128::from(hold.nominal.0));
+            way.count(&mut sums.modes[mode_index(hold.mode)]);
+        };
+        match how {
+            As::Taken => change(&mut used.held),
+            As::Leaving => {
+                change(&mut used.held);
+                change(&mut used.releasing);
+            }
+            As::Promised => change(&mut used.promised),
         }
         self.set(Cell::Card(hold.card, used));
     }
 
-    /// Moves the sums of the job's queue; its ancestors' are added up where needed.
-    fn move_queue(
-        &mut self,
-        job: Option<super::rows::JobKey>,
-        preemptible: bool,
-        amounts: [u128; 3],
-        way: Way,
-    ) {
-        let Some(queue) = job
-            .and_then(|job| self.jobs.get(job))
-            .and_then(|job| job.queue)
+    /// What a place counts for in queues: its cards as they were granted, or the whole
+    /// GPUs that are only counted; MIG profiles by their slices.
+    pub(crate) fn charge(&self, key: TaskKey, holds: &[Hold]) -> [u128; 3] {
+        let Some(spec) = self.tasks.get(key).and_then(|row| self.specs.get(row.spec)) else {
+            return [0; 3];
+        };
+        let gpus: u128 = if holds.is_empty() {
+            u128::from(spec.whole) * u128::from(NanoGpu::ONE.0)
+        } else {
+            holds
+                .iter()
+                .filter(|hold| !hold.lent)
+                .map(|hold| u128::from(hold.nano))
+                .sum()
+        };
+        [
+            gpus + spec.mig_nano,
+            u128::from(spec.spec.cpu.0),
+            u128::from(spec.spec.memory.0),
+        ]
+    }
+
+    fn move_allocated(&mut self, key: TaskKey, job: Option<JobKey>, holds: &[Hold], way: Way) {
+        let amounts = self.charge(key, holds);
+        let preemptible = self.tasks.get(key).is_none_or(|row| self.preemptible(row));
+        for queue in self.chain_of(job) {
+            let Some(mut used) = self.queue_use.get(queue).copied() else {
+                continue;
+            };
+            for (index, amount) in amounts.into_iter().enumerate() {
+                way.add(&mut used.allocated[index], amount);
+                if !preemptible {
+                    way.add(&mut used.non_preemptible[index], amount);
+                }
+            }
+            self.set(Cell::Queue(queue, used));
+        }
+    }
+
+    fn move_pending(&mut self, key: TaskKey, job: Option<JobKey>, way: Way) {
+        let Some((amounts, mib)) = self
+            .tasks
+            .get(key)
+            .and_then(|row| self.specs.get(row.spec))
+            .map(|spec| (spec.request(), spec.share_mib))
         else {
             return;
         };
-        let Some(mut used) = self.queue_use.get(queue).copied() else {
-            return;
-        };
-        let QueueUse {
-            allocated,
-            non_preemptible,
-        } = &mut used;
-        for index in 0..amounts.len() {
-            allocated[index] = way.add(allocated[index], amounts[index]);
-            if !preemptible {
-                non_preemptible[index] = way.add(non_preemptible[index], amounts[index]);
+        for queue in self.chain_of(job) {
+            let Some(mut used) = self.queue_use.get(queue).copied() else {
+                continue;
+            };
+            for (index, amount) in amounts.into_iter().enumerate() {
+                way.add(&mut used.pending[index], amount);
             }
+            way.add(&mut used.pending_mib, mib);
+            self.set(Cell::Queue(queue, used));
         }
-        self.set(Cell::Queue(queue, used));
+    }
+
+    fn chain_of(&self, job: Option<JobKey>) -> Vec<QueueKey> {
+        job.and_then(|job| self.jobs.get(job)?.queue)
+            .and_then(|queue| self.queues.get(queue))
+            .map(|row| row.chain.clone())
+            .unwrap_or_default()
     }
 }
 
-impl super::rows::SpecRow {
-    pub(crate) fn new(spec: std::sync::Arc<Spec>) -> Self {
+impl SpecRow {
+    pub(crate) fn new(spec: Arc<Spec>) -> Self {
+        let mut share_nano = 0_u128;
+        let mut share_mib = 0_u128;
+        for ask in &spec.gpus {
+            if let Ask::Share(share) = &ask.ask {
+                let devices = u128::from(share.devices);
+                match share.amount {
+                    Amount::Memory(mib) => share_mib += devices * u128::from(mib.0),
+                    Amount::Fraction(part) => share_nano += devices * u128::from(part.0),
+                }
+            }
+        }
+        let mig_nano = spec
+            .extended
+            .iter()
+            .map(|(name, count)| {
+                u128::from(mig_slices(name.as_str()))
+                    * u128::from(*count)
+                    * u128::from(NanoGpu::ONE.0)
+            })
+            .sum();
         Self {
             whole: whole_gpus(&spec),
-            wants_cards: spec.gpus.iter().any(|ask| match &ask.ask {
-                Ask::Whole(count) => *count > 0,
-                Ask::Share(_) => true,
-            }),
+            shares: spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))),
+            share_nano,
+            share_mib,
+            mig_nano,
+            no_fit: None,
             spec,
             users: 1,
-            no_fit: None,
         }
+    }
+
+    /// What it wants for the eyes of queues, GPU memory left aside.
+    pub(crate) fn request(&self) -> [u128; 3] {
+        [
+            u128::from(self.whole) * u128::from(NanoGpu::ONE.0) + self.share_nano + self.mig_nano,
+            u128::from(self.spec.cpu.0),
+            u128::from(self.spec.memory.0),
+        ]
+    }
+
+    /// True when it wants GPUs of any kind.
+    pub(crate) fn wants_gpus(&self) -> bool {
+        self.whole > 0 || self.shares || self.mig_nano > 0
     }
 }

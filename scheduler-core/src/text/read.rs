@@ -1,8 +1,8 @@
 //! Text → events.
 
 use super::line::{Line, TextError, parse};
-use crate::action::{Bind, Received};
-use crate::event::{Backoff, CardPause, Event, Outcome, OutcomeResult, Refusal};
+use crate::action::{Bind, EvictCause, Received};
+use crate::event::{Backoff, CardPause, Event, Evicting, Outcome, OutcomeResult, Refusal};
 use crate::ids::{
     ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
     ResourceName, SetName, TopologyName,
@@ -56,6 +56,7 @@ fn of_line(line: &Line) -> Read<Event> {
         "outcome" => Event::Outcome(outcome(line)?),
         "refusal" => Event::Refusal(refusal(line)?),
         "refused" => Event::Refused(refusal(line)?),
+        "evicting" => Event::Evicting(evicting(line)?),
         "assumed" => Event::Assumed(Box::new(assumed(line)?)),
         "backoff" => Event::Backoff(Backoff {
             pod: PodUid::new(line.name(1)?),
@@ -517,6 +518,21 @@ fn outcome(line: &Line) -> Read<Outcome> {
         other => return Err(line.error(format!("{other} is no outcome"))),
     };
     Ok(Outcome { decision, result })
+}
+
+fn evicting(line: &Line) -> Read<Evicting> {
+    let decision = DecisionId::parse(line.name(1)?).ok_or_else(|| line.error("no decision"))?;
+    Ok(Evicting {
+        decision,
+        pod: PodUid::new(needed(line, "pod")?),
+        cause: needed(line, "cause").and_then(|text| {
+            EvictCause::ALL
+                .into_iter()
+                .find(|cause| cause.as_str() == text)
+                .ok_or_else(|| line.error(format!("{text} is no cause")))
+        })?,
+        settled: line.flag("settled"),
+    })
 }
 
 fn refusal(line: &Line) -> Read<Refusal> {

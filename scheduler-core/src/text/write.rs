@@ -3,6 +3,7 @@
 use super::line::quoted;
 use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
+use crate::ids::GpuUuid;
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Effect, Labels, Mode, Node, NodeCards, NodeTerm, Operator,
     Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, SubGroup, Toleration,
@@ -29,7 +30,7 @@ pub fn decision(decision: &Decision) -> String {
             Action::Evict(evict) => {
                 out.start("evict", evict.decision);
                 out.pair("pod", &evict.pod);
-                out.pair("cause", format!("{:?}", evict.cause));
+                out.pair("cause", evict.cause.as_str());
                 if let Some(group) = &evict.in_favour_of {
                     out.pair("for", group);
                 }
@@ -37,6 +38,23 @@ pub fn decision(decision: &Decision) -> String {
                 out.end();
             }
         }
+    }
+    for promise in &decision.promises {
+        out.start("promise", &promise.pod);
+        out.pair("node", &promise.node);
+        let cards: Vec<&str> = promise.cards.iter().map(GpuUuid::as_str).collect();
+        if !cards.is_empty() {
+            out.pair("cards", cards.join(","));
+        }
+        out.end();
+    }
+    for group in &decision.started {
+        out.plain("started", group);
+    }
+    for (group, since) in &decision.stale {
+        out.start("stale", group);
+        out.some("since", since.map(|since| since.0));
+        out.end();
     }
     for reason in &decision.reasons {
         out.start("waits", &reason.pod);
@@ -135,6 +153,13 @@ impl Text {
             }
             Event::Refusal(refusal) => self.refusal("refusal", refusal),
             Event::Refused(refusal) => self.refusal("refused", refusal),
+            Event::Evicting(evicting) => {
+                self.start("evicting", evicting.decision);
+                self.pair("pod", &evicting.pod);
+                self.pair("cause", evicting.cause.as_str());
+                self.flag("settled", evicting.settled);
+                self.end();
+            }
             Event::Assumed(bind) => self.bind("assumed", bind),
             Event::Backoff(backoff) => {
                 self.start("backoff", &backoff.pod);

@@ -1,0 +1,96 @@
+//! What an admin sets for one core.
+
+use crate::units::{Duration, NanoGpu};
+use std::collections::BTreeMap;
+
+/// Settings; the names and defaults are KAI's where KAI has the setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Tells the decisions of two processes apart; rises with each start of the shell.
+    pub epoch: u64,
+    /// First pause after a refusal; doubles with each further one.
+    pub backoff_first: Duration,
+    /// Longest pause after a refusal.
+    pub backoff_longest: Duration,
+    /// Nano-GPU per product are counted over this many MiB, by product name; a product
+    /// that is not here counts over its total.
+    pub bases: BTreeMap<String, u64>,
+    /// Most search steps of one decide.
+    pub budget: u64,
+    /// What a decision does, in this order.
+    pub actions: Vec<Step>,
+    /// How nodes are chosen for pods with GPUs.
+    pub gpu_placement: Placement,
+    /// How nodes are chosen for pods without.
+    pub cpu_placement: Placement,
+    /// `kValue` in billionths: how much past use counts in fair share.
+    pub k_value: u64,
+    /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
+    /// no bound.
+    pub consolidation_jobs: Option<u32>,
+    /// `default-staleness-grace-period`; `None`: a stale gang is never evicted.
+    pub staleness_grace: Option<Duration>,
+    /// `defaultPreemptMinRuntime`.
+    pub preempt_min_runtime: Duration,
+    /// `defaultReclaimMinRuntime`.
+    pub reclaim_min_runtime: Duration,
+    /// `relcaimerSaturationMultiplier` in billionths, at least 10^9.
+    pub saturation_multiplier: u64,
+}
+
+/// One of KAI's actions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// Places what fits, or will fit when what is leaving has left.
+    Allocate,
+    /// Moves running work so that something fits.
+    Consolidation,
+    /// Takes back what other queues hold beyond their share.
+    Reclaim,
+    /// Evicts work of lower priority in the same queue.
+    Preempt,
+    /// Evicts what is left of broken gangs.
+    StaleGangEviction,
+}
+
+impl Step {
+    /// All of them, in KAI's order.
+    pub const ALL: [Self; 5] = [
+        Self::Allocate,
+        Self::Consolidation,
+        Self::Reclaim,
+        Self::Preempt,
+        Self::StaleGangEviction,
+    ];
+}
+
+/// How a node is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// The fullest that will do.
+    #[default]
+    Binpack,
+    /// The emptiest.
+    Spread,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            epoch: 0,
+            backoff_first: Duration::seconds(1),
+            backoff_longest: Duration::seconds(60),
+            bases: BTreeMap::new(),
+            budget: 10_000_000,
+            actions: Step::ALL.to_vec(),
+            gpu_placement: Placement::Binpack,
+            cpu_placement: Placement::Binpack,
+            k_value: NanoGpu::ONE.0,
+            consolidation_jobs: Some(16),
+            staleness_grace: Some(Duration::seconds(60)),
+            preempt_min_runtime: Duration(0),
+            reclaim_min_runtime: Duration(0),
+            saturation_multiplier: NanoGpu::ONE.0,
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What was decided becomes actions: bindings with their cards, evictions, promises.
+
+use super::{Cycle, Purpose};
+use crate::action::{Action, Bind, Evict, EvictCause, Promise, Received};
+use crate::fit::seat::choose_whole;
+use crate::ids::{DecisionId, NodeName, NodeUid, PodUid};
+use crate::model::{Ask, ContainerGrant};
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{Hold, NodeKey, Spec, TaskKey};
+use crate::state::{OpenDecision, State};
+use std::sync::Arc;
+
+impl Cycle<'_> {
+    fn next_id(&mut self) -> DecisionId {
+        self.state.sequence += 1;
+        DecisionId {
+            epoch: self.config.epoch,
+            sequence: self.state.sequence,
+        }
+    }
+
+    /// A placement that is kept: whole GPUs are chosen, the binding is an action.
+    pub(super) fn bind(&mut self, task: TaskKey) {
+        let cell = self.state.cell(task);
+        let Some((node, spec_key)) = cell
+            .node
+            .zip(self.state.tasks.get(task).map(|row| row.spec))
+        else {
+            return;
+        };
+        let Some(spec) = self.state.specs.get(spec_key) else {
+            return;
+        };
+        let mut holds = choose_whole(self.state, spec, node);
+        holds.extend(cell.holds().iter().cloned());
+        let spec = Arc::clone(&spec.spec);
+        let id = self.next_id();
+        let bind = bind(self.state, task, node, &holds, &spec, id);
+        self.state.transition(
+            task,
+            TaskCell {
+                holds: (!holds.is_empty()).then(|| Arc::from(holds)),
+                decision: Some(id),
+                ..cell
+            },
+        );
+        self.state.open.insert(
+            id,
+            OpenDecision {
+                task,
+                evicts: None,
+                settled: false,
+                timed_out: false,
+            },
+        );
+        if let Some(row) = self.state.tasks.get_mut(task) {
+            row.said = None;
+        }
+        self.decision.actions.push(Action::Bind(bind));
+    }
+
+    /// A promise that is kept for the rest of this decision.
+    pub(super) fn promise(&mut self, task: TaskKey) {
+        if !self.promised.contains(&task) {
+            self.promised.push(task);
+        }
+    }
+
+    /// An eviction that is kept. A victim that was promised another place keeps the
+    /// promise for the rest of this decision.
+    pub(super) fn evict(
+        &mut self,
+        task: TaskKey,
+        purpose: Option<Purpose>,
+        cause: EvictCause,
+        message: &str,
+    ) {
+        let cell = self.state.cell(task);
+        match (cell.status, &cell.leaving) {
+            (Status::Victim, Some(leaving)) => {
+                let to = TaskCell {
+                    status: Status::Releasing,
+                    node: Some(leaving.node),
+                    holds: leaving.holds.clone(),
+                    decision: None,
+                    leaving: None,
+                };
+                self.state.transition(task, to);
+            }
+            (Status::Victim, None) => {
+                // It was only promised a place: it waits on.
+                self.state.transition(task, TaskCell::of(Status::Pending));
+                return;
+            }
+            (Status::Promised, Some(_)) => self.promise(task),
+            (Status::Bound | Status::Running | Status::Assumed, _) => {
+                let to = TaskCell {
+                    status: Status::Releasing,
+                    decision: None,
+                    ..cell
+                };
+                self.state.transition(task, to);
+            }
+            _ => return,
+        }
+        self.say_evict(task, purpose, cause, message);
+    }
+
+    fn say_evict(
+        &mut self,
+        task: TaskKey,
+        purpose: Option<Purpose>,
+        cause: EvictCause,
+        message: &str,
+    ) {
+        let id = self.next_id();
+        let Some(row) = self.state.tasks.get_mut(task) else {
+            return;
+        };
+        row.evicting = Some(id);
+        let (uid, namespace, name) = (
+            row.uid.clone(),
+            Arc::clone(&row.namespace),
+            Arc::clone(&row.name),
+        );
+        self.state.open.insert(
+            id,
+            OpenDecision {
+                task,
+                evicts: Some(cause),
+                settled: false,
+                timed_out: false,
+            },
+        );
+        let in_favour_of = purpose
+            .and_then(|purpose| self.state.jobs.get(purpose.job))
+            .map(|row| row.name.clone());
+        self.decision.actions.push(Action::Evict(Evict {
+            decision: id,
+            pod: uid,
+            namespace,
+            name,
+            cause,
+            message: Arc::from(message),
+            in_favour_of,
+        }));
+    }
+
+    /// Grants that an agent refused for good: their pods go.
+    pub(super) fn evict_refused(&mut self) {
+        for (_, task) in std::mem::take(&mut self.state.to_evict) {
+            let Some(message) = self.state.tasks.get(task).and_then(|row| {
+                let refusal = &row.refused.as_ref()?.refusal;
+                Some(format!(
+                    "Pod {} was taken off node {}: {}",
+                    row.name, refusal.node, refusal.reason
+                ))
+            }) else {
+                continue;
+            };
+            self.say_evict(task, None, EvictCause::GrantRefused, &message);
+        }
+    }
+
+    /// Reports promises and lets go of them: who waits waits, who is evicted leaves.
+    pub(super) fn let_go_of_promises(&mut self) {
+        if !self.promised.is_empty() {
+            // What did not fit beside a promise may fit without it.
+            self.state.loosened += 1;
+        }
+        for task in std::mem::take(&mut self.promised) {
+            let cell = self.state.cell(task);
+            let (Status::Promised, Some(node)) = (cell.status, cell.node) else {
+                continue;
+            };
+            if let (Some(row), Some(node)) =
+                (self.state.tasks.get(task), self.state.nodes.get(node))
+            {
+                self.decision.promises.push(Promise {
+                    pod: row.uid.clone(),
+                    namespace: Arc::clone(&row.namespace),
+                    name: Arc::clone(&row.name),
+                    node: node.name.clone(),
+                    cards: cell
+                        .holds()
+                        .iter()
+                        .filter_map(|hold| Some(self.state.cards.get(hold.card)?.uuid.clone()))
+                        .collect(),
+                });
+            }
+            let to = match &cell.leaving {
+                None => TaskCell::of(Status::Pending),
+                Some(leaving) => TaskCell {
+                    status: Status::Releasing,
+                    node: Some(leaving.node),
+                    holds: leaving.holds.clone(),
+                    decision: None,
+                    leaving: None,
+                },
+            };
+            self.state.transition(task, to);
+        }
+    }
+}
+
+/// The action for a task that stands, or is about to stand, on a node with those holds.
+pub(crate) fn bind(
+    state: &State,
+    task: TaskKey,
+    node: NodeKey,
+    holds: &[Hold],
+    spec: &Spec,
+    decision: DecisionId,
+) -> Bind {
+    let (uid, namespace, name) = state.tasks.get(task).map_or_else(
+        || (PodUid::new(""), Arc::from(""), Arc::from("")),
+        |row| {
+            (
+                row.uid.clone(),
+                Arc::clone(&row.namespace),
+                Arc::clone(&row.name),
+            )
+        },
+    );
+    let (node_name, node_uid) = state.nodes.get(node).map_or_else(
+        || (NodeName::new(""), NodeUid::new("")),
+        |row| {
+            let uid = row.node.as_ref().map(|node| node.uid.clone());
+            (row.name.clone(), uid.unwrap_or_else(|| NodeUid::new("")))
+        },
+    );
+    let received = if spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))) {
+        Received::Fraction
+    } else if crate::state::transition::whole_gpus(spec) > 0 {
+        Received::Regular
+    } else {
+        Received::Nothing
+    };
+    Bind {
+        decision,
+        pod: uid,
+        namespace,
+        name,
+        node: node_name,
+        node_uid,
+        grants: grants(state, holds),
+        received,
+    }
+}
+
+/// Holds as the content of a grant: one entry per container, its cards in the node's
+/// order.
+pub(crate) fn grants(state: &State, holds: &[Hold]) -> Vec<ContainerGrant> {
+    let mut grants: Vec<ContainerGrant> = Vec::new();
+    for hold in holds {
+        let Some(card) = state.cards.get(hold.card).map(|row| row.uuid.clone()) else {
+            continue;
+        };
+        if let Some(grant) = grants
+            .iter_mut()
+            .find(|grant| grant.container == hold.container)
+        {
+            grant.cards.push(card);
+            grant.memory = grant.memory.min(hold.limit);
+        } else {
+            grants.push(ContainerGrant {
+                container: hold.container.clone(),
+                cards: vec![card],
+                memory: hold.limit,
+                compute: hold.compute,
+                mode: hold.mode,
+                note: hold.note.clone(),
+            });
+        }
+    }
+    grants
+}

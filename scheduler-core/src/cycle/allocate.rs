@@ -1,0 +1,84 @@
+//! Allocate: jobs in order, each as far as it fits now, or is promised what is leaving
+//! (KAI, `actions/allocate/allocate.go`).
+
+use super::Cycle;
+use super::place::Way;
+use crate::gang::Pick;
+use crate::job_queue::JobQueue;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{JobKey, TaskKey};
+use std::sync::Arc;
+
+impl Cycle<'_> {
+    pub(super) fn allocate(&mut self) {
+        let entries = self
+            .ready_jobs()
+            .into_iter()
+            .map(|job| self.entry(job))
+            .collect();
+        let mut queue = JobQueue::new(false);
+        queue.fill(self.state, &self.shares, entries);
+        while let Some(entry) = queue.pop(self.state, &self.shares) {
+            if self.allocate_job(entry.job) && !self.next_of(entry.job).is_empty() {
+                let again = self.entry(entry.job);
+                queue.push(self.state, &self.shares, again);
+            }
+        }
+    }
+
+    fn next_of(&self, job: JobKey) -> Vec<TaskKey> {
+        self.gang(job).next(Pick::Waiting, &|task| self.may(task))
+    }
+
+    /// True when something of the job was placed or promised.
+    fn allocate_job(&mut self, job: JobKey) -> bool {
+        let gang = self.gang(job);
+        let tasks = gang.next(Pick::Waiting, &|task| self.may(task));
+        if tasks.is_empty() {
+            return false;
+        }
+        let started = gang
+            .tasks()
+            .any(|(_, status)| status.is_allocated() && status != Status::Promised);
+        let nodes = Arc::clone(&self.nodes);
+        let mark = self.state.mark();
+        if let Err(failure) = self.place_job(job, &gang, &tasks, &nodes, Way::Real) {
+            self.state.rollback(mark);
+            self.failures.insert(job, (failure.kind, failure.line));
+            return false;
+        }
+        self.state.keep(mark);
+        let whole_waits = self.gang(job).must_wait_whole();
+        for task in tasks {
+            let cell = self.state.cell(task);
+            if whole_waits && cell.status == Status::Assumed {
+                self.state.transition(
+                    task,
+                    TaskCell {
+                        status: Status::Promised,
+                        ..cell
+                    },
+                );
+            }
+            if self.state.cell(task).status == Status::Promised {
+                self.promise(task);
+            } else {
+                self.bind(task);
+            }
+        }
+        if !started && !whole_waits {
+            self.started(job);
+        }
+        true
+    }
+
+    fn started(&mut self, job: JobKey) {
+        let now = self.state.now;
+        if let Some(row) = self.state.jobs.get_mut(job) {
+            row.last_start = Some(now);
+            if row.group.is_some() {
+                self.decision.started.push(row.name.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Consolidation: moves running work so that a waiting job fits; everybody that is moved
+//! must have a place (KAI, `actions/consolidation`).
+
+use super::Cycle;
+use super::solve::{Rules, Scenario};
+use crate::action::EvictCause;
+use crate::config::Placement;
+use crate::fit::card;
+use crate::fit::seat::whole_count;
+use crate::gang::{Gang, Pick};
+use crate::job_queue::JobQueue;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::units::NanoGpu;
+use std::cell::Cell;
+
+struct Consolidation {
+    /// How many more jobs may be taken.
+    left: Cell<u64>,
+}
+
+impl Rules for Consolidation {
+    fn cause(&self) -> EvictCause {
+        EvictCause::Consolidation
+    }
+
+    fn may_be_victim(&self, _cycle: &mut Cycle, _job: JobKey, _gang: &Gang) -> bool {
+        let left = self.left.get();
+        self.left.set(left.saturating_sub(1));
+        left > 0
+    }
+
+    fn allows(
+        &self,
+        cycle: &mut Cycle,
+        _job: JobKey,
+        _tasks: &[TaskKey],
+        scenario: &Scenario,
+    ) -> bool {
+        scenario
+            .units()
+            .flat_map(|unit| &unit.tasks)
+            .all(|task| cycle.state.cell(*task).status != Status::Victim)
+    }
+
+    fn message(&self, cycle: &Cycle, _job: JobKey, victim: TaskKey) -> String {
+        format!(
+            "Pod {} was preempted and rescheduled due to bin packing (resource consolidation) procedure",
+            cycle.pod_name(victim)
+        )
+    }
+}
+
+impl Cycle<'_> {
+    pub(super) fn consolidate(&mut self) {
+        let spread = self.config.gpu_placement == Placement::Spread
+            || self.config.cpu_placement == Placement::Spread;
+        if spread || self.config.consolidation_jobs == Some(0) {
+            return;
+        }
+        let mut entries = Vec::new();
+        for job in self.ready_jobs() {
+            let preemptible = self
+                .state
+                .jobs
+                .get(job)
+                .is_some_and(|row| row.is_preemptible(self.state));
+            if preemptible && !self.within_delay(job) {
+                entries.push(self.entry(job));
+            }
+        }
+        let mut queue = JobQueue::new(false);
+        queue.fill(self.state, &self.shares, entries);
+        while let Some(entry) = queue.pop(self.state, &self.shares) {
+            if self.enough_in_sum(entry.job) {
+                // KAI's bound lets one more through than it says.
+                let most = self
+                    .config
+                    .consolidation_jobs
+                    .map_or(u64::MAX, |most| u64::from(most) + 1);
+                self.make_room(
+                    entry.job,
+                    &Consolidation {
+                        left: Cell::new(most),
+                    },
+                );
+            }
+        }
+    }
+
+    /// The cluster has as much as the job wants, in sum.
+    fn enough_in_sum(&self, job: JobKey) -> bool {
+        let tasks = self
+            .gang(job)
+            .next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let wanted = self.shares.wanted(self.state, &tasks, 0);
+        let mib: u128 = tasks
+            .iter()
+            .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
+            .map(|spec| spec.share_mib)
+            .sum();
+        let (mut gpus, mut free_mib) = (0, 0);
+        for node in self.nodes.iter() {
+            let ready = self
+                .state
+                .nodes
+                .get(*node)
+                .and_then(|row| row.node.as_ref())
+                .is_some_and(|node| node.not_ready.is_empty());
+            if ready {
+                let (nano, mib) = self.free_gpus(*node);
+                gpus += nano;
+                free_mib += mib;
+            }
+        }
+        wanted[0] <= gpus && mib <= free_mib
+    }
+
+    /// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB.
+    pub(super) fn free_gpus(&self, node: NodeKey) -> (u128, u128) {
+        let Some(row) = self.state.nodes.get(node) else {
+            return (0, 0);
+        };
+        let whole = u128::try_from(whole_count(self.state, node).later).unwrap_or(0);
+        let mut nano = whole * u128::from(NanoGpu::ONE.0);
+        let mut mib = 0;
+        let mut largest = 0;
+        for key in &row.cards {
+            let (Some(card), Some(used)) =
+                (self.state.cards.get(*key), self.state.card_use.get(*key))
+            else {
+                continue;
+            };
+            let cap = u128::from(card::memory(card).cap.0);
+            largest = largest.max(cap);
+            let after = used.after();
+            if after.holds() > 0 && after.modes[0] == 0 && cap > 0 {
+                let free = cap.saturating_sub(after.limits);
+                mib += free;
+                nano += free * u128::from(NanoGpu::ONE.0) / cap;
+            }
+        }
+        mib += whole * largest;
+        let mig: u128 = row.node.as_ref().map_or(0, |node| {
+            node.extended
+                .iter()
+                .map(|(name, count)| {
+                    let used = self
+                        .state
+                        .extra_use
+                        .get(&(row_key(self, node), name.clone()))
+                        .copied()
+                        .unwrap_or_default();
+                    let free = (u128::from(*count) + used.releasing)
+                        .saturating_sub(used.used + used.promised);
+                    u128::from(crate::state::transition::mig_slices(name.as_str())) * free
+                })
+                .sum()
+        });
+        (nano + mig * u128::from(NanoGpu::ONE.0), mib)
+    }
+
+    /// A pod's name for messages.
+    pub(super) fn pod_name(&self, task: TaskKey) -> String {
+        self.state
+            .tasks
+            .get(task)
+            .map_or_else(String::new, |row| format!("{}/{}", row.namespace, row.name))
+    }
+
+    /// A job's name for messages.
+    pub(super) fn job_name(&self, job: JobKey) -> String {
+        self.state
+            .jobs
+            .get(job)
+            .map_or_else(String::new, |row| match row.only(self.state) {
+                Some(task) if row.single => format!("{}/{}", task.namespace, task.name),
+                _ => row.name.to_string(),
+            })
+    }
+}
+
+fn row_key(cycle: &Cycle, node: &crate::model::Node) -> NodeKey {
+    cycle
+        .state
+        .node_names
+        .get(&node.name)
+        .copied()
+        .unwrap_or_default()
+}

@@ -1,0 +1,242 @@
+//! One decision over the state as it is: KAI's actions, one after another.
+//!
+//! In: the state. Out: a [`Decision`], and the state as if its actions had succeeded.
+//! 1. Pauses that are over end; grants that an agent refused for good are evicted.
+//! 2. Fair shares of all queues, once.
+//! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
+//!    [`stale`]; the three in the middle search with [`solve`].
+//! 4. Promises are reported and let go: the next decision makes them anew from what is
+//!    leaving by then, so they hold until bound, outranked or void.
+//! 5. Pods that stay have a reason; changed reasons are returned.
+
+mod act;
+mod allocate;
+mod consolidate;
+mod place;
+mod preempt;
+mod reason;
+mod reclaim;
+mod runtime;
+mod solve;
+mod stale;
+mod topology;
+
+use crate::action::{Decision, EvictCause, ReasonKind};
+use crate::config::{Config, Step};
+use crate::gang::{self, Gang, Pick};
+use crate::job_queue::{Entry, JobRank};
+use crate::shares::{Shares, plus};
+use crate::state::State;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::units::Time;
+pub(crate) use act::{bind, grants};
+pub(crate) use reason::{hindrance, no_fit_line};
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What one decision leaves for the next.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// [`State::stirred`] at the last decision: nothing to do while it has not moved.
+    stirred: Option<u64>,
+    /// Nor before this time.
+    wake: Option<Time>,
+}
+
+/// A decision in the making.
+pub(crate) struct Cycle<'a> {
+    pub state: &'a mut State,
+    pub config: &'a Config,
+    pub shares: Shares,
+    pub decision: Decision,
+    /// All nodes, in order of name.
+    pub nodes: Arc<[NodeKey]>,
+    /// Who was promised a place, in order.
+    promised: Vec<TaskKey>,
+    /// Why a job did not get what it wanted, for its pods.
+    failures: BTreeMap<JobKey, (ReasonKind, Arc<str>)>,
+    /// When something will change by time alone.
+    wake: Option<Time>,
+    /// Preferred topology domains of the job being placed: node scores by set name.
+    scores: FxHashMap<String, BTreeMap<NodeKey, u8>>,
+}
+
+/// Decides.
+pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) -> Decision {
+    state.end_due_pauses();
+    state.refresh_queues();
+    let due = memory.wake.is_some_and(|wake| wake <= state.now);
+    if memory.stirred == Some(state.stirred) && !due {
+        return Decision {
+            wake_at: earlier(memory.wake, pauses_end(state)),
+            ..Decision::default()
+        };
+    }
+    #[allow(clippy::cast_precision_loss)]
+    let k = config.k_value as f64 / 1e9;
+    let shares = Shares::compute(state, k);
+    let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
+    let mut cycle = Cycle {
+        shares,
+        nodes,
+        decision: Decision::default(),
+        promised: Vec::new(),
+        failures: BTreeMap::new(),
+        wake: None,
+        scores: FxHashMap::default(),
+        state,
+        config,
+    };
+    cycle.evict_refused();
+    for step in &config.actions {
+        match step {
+            Step::Allocate => cycle.allocate(),
+            Step::Consolidation => cycle.consolidate(),
+            Step::Reclaim => cycle.reclaim(),
+            Step::Preempt => cycle.preempt(),
+            Step::StaleGangEviction => cycle.evict_stale(),
+        }
+    }
+    cycle.say_why();
+    cycle.let_go_of_promises();
+    let wake = cycle.wake;
+    let mut decision = cycle.decision;
+    memory.stirred = Some(state.stirred);
+    memory.wake = wake;
+    decision.wake_at = earlier(wake, pauses_end(state));
+    decision
+}
+
+fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
+    one.into_iter().chain(other).min()
+}
+
+/// The next pause that ends.
+fn pauses_end(state: &State) -> Option<Time> {
+    let task = state.task_pauses.first().map(|(until, _)| *until);
+    let card = state.card_pauses.first().map(|(until, _)| *until);
+    earlier(task, card)
+}
+
+impl Cycle<'_> {
+    /// Something will change at that time even if nothing happens.
+    fn wake_at(&mut self, time: Time) {
+        if time > self.state.now {
+            self.wake = earlier(self.wake, Some(time));
+        }
+    }
+
+    /// True while the pod may be placed: no gate, no pause, nothing wrong with it.
+    fn may(&self, task: TaskKey) -> bool {
+        self.state
+            .tasks
+            .get(task)
+            .is_some_and(|row| hindrance(self.state, row).is_none())
+    }
+
+    fn gang(&self, job: JobKey) -> Gang {
+        gang::of(self.state, job)
+    }
+
+    /// Jobs with waiting pods, each once, in a defined order.
+    fn waiting_jobs(&self) -> Vec<JobKey> {
+        let mut seen = BTreeSet::new();
+        self.state
+            .pending
+            .iter()
+            .filter_map(|(_, task)| self.state.tasks.get(*task)?.job)
+            .filter(|job| seen.insert(*job))
+            .collect()
+    }
+
+    /// Waiting jobs that are ready to be placed.
+    fn ready_jobs(&mut self) -> Vec<JobKey> {
+        let mut ready = Vec::new();
+        for job in self.waiting_jobs() {
+            let gang = self.gang(job);
+            let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
+            if gang.is_ready(&gated) {
+                ready.push(job);
+            } else if !self.state.jobs.get(job).is_some_and(|row| row.single) {
+                let line = reason::not_ready_line(&gang, &gated);
+                self.failures.insert(job, (ReasonKind::NotReady, line));
+            }
+        }
+        ready
+    }
+
+    /// A job as it stands in the queue of those that want something.
+    fn entry(&self, job: JobKey) -> Entry {
+        let gang = self.gang(job);
+        let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let wanted = self
+            .shares
+            .wanted(self.state, &tasks, self.shares.smallest_card);
+        Entry {
+            job,
+            rank: self.rank(job, &gang),
+            wanted,
+            held: [0; 3],
+            part: None,
+        }
+    }
+
+    fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
+        let row = self.state.jobs.get(job);
+        let (created, uid) = row.map_or((Time(0), Arc::from("")), |row| match &row.group {
+            Some(group) => (group.created, Arc::clone(&group.uid)),
+            None => row
+                .only(self.state)
+                .map_or((Time(0), Arc::from("")), |task| {
+                    (task.created, task.uid.shared())
+                }),
+        });
+        JobRank {
+            priority: Reverse(row.map_or(0, |row| row.priority(self.state))),
+            growth: gang.growth(),
+            created,
+            uid,
+        }
+    }
+
+    /// A job as it stands in the queue of victims, by what its allocated pods hold.
+    fn victim_entry(&self, job: JobKey, gang: &Gang, part: Option<Arc<[TaskKey]>>) -> Entry {
+        let held = gang
+            .tasks()
+            .filter(|(_, status)| {
+                matches!(status, Status::Assumed | Status::Bound | Status::Running)
+            })
+            .map(|(task, _)| self.shares.wanted(self.state, &[task], 0))
+            .fold([0; 3], plus);
+        Entry {
+            job,
+            rank: self.rank(job, gang),
+            wanted: [0; 3],
+            held,
+            part,
+        }
+    }
+
+    /// The job is too young to evict others for.
+    fn within_delay(&mut self, job: JobKey) -> bool {
+        let Some(group) = self.state.jobs.get(job).and_then(|row| row.group.as_ref()) else {
+            return false;
+        };
+        let until = group.created.after(group.preemption_delay);
+        let young = group.preemption_delay.0 > 0 && self.state.now < until;
+        if young {
+            self.wake_at(until);
+        }
+        young
+    }
+}
+
+/// What an eviction is for, and its words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Purpose {
+    pub cause: EvictCause,
+    pub job: JobKey,
+}

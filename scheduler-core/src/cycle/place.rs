@@ -1,0 +1,473 @@
+//! Places a job's pods inside a trial: its tree of sets, its topology, the best node for
+//! each pod (KAI, `actions/common/allocate.go`).
+
+use super::Cycle;
+use super::reason::no_fit_line;
+use crate::action::ReasonKind;
+use crate::capacity::{self, Check};
+use crate::fit::{self, Seat};
+use crate::gang::{Gang, Set};
+use crate::model::{Mode, SubGroup, TopologyRule};
+use crate::score::{self, Score};
+use crate::state::cell::{Leaving, Status, TaskCell};
+use crate::state::rows::{Hold, JobKey, NodeKey, TaskKey};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Whether pods may be bound now, or are only promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Real,
+    Promise,
+}
+
+/// Why a job was not placed.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub kind: ReasonKind,
+    pub line: Arc<str>,
+}
+
+impl Failure {
+    fn unschedulable(line: impl AsRef<str>) -> Self {
+        Self {
+            kind: ReasonKind::Unschedulable,
+            line: Arc::from(line.as_ref()),
+        }
+    }
+}
+
+impl Cycle<'_> {
+    /// Places these pods of the job, all or none. The caller holds the trial.
+    pub(super) fn place_job(
+        &mut self,
+        job: JobKey,
+        gang: &Gang,
+        tasks: &[TaskKey],
+        nodes: &[NodeKey],
+        way: Way,
+    ) -> Result<(), Failure> {
+        self.scores.clear();
+        let wanted = self
+            .shares
+            .wanted(self.state, tasks, self.shares.largest_card);
+        if let Some((kind, line)) =
+            capacity::over(self.state, &self.shares, job, wanted, Check::All)
+        {
+            return Err(Failure {
+                kind,
+                line: Arc::from(line),
+            });
+        }
+        match &gang.root {
+            None => self.place_set(gang, gang.sets.first(), None, tasks, nodes, way),
+            Some(root) => self.place_group(gang, &Arc::clone(root), tasks, nodes, way),
+        }
+        .map_err(|failure| self.in_gang_words(gang, tasks, failure))
+    }
+
+    fn place_group(
+        &mut self,
+        gang: &Gang,
+        group: &SubGroup,
+        tasks: &[TaskKey],
+        nodes: &[NodeKey],
+        way: Way,
+    ) -> Result<(), Failure> {
+        let mut sets = Vec::new();
+        names(group, &mut sets, 0);
+        let within: Vec<&Set> = gang
+            .sets
+            .iter()
+            .filter(|set| sets.contains(&set.name.as_str()))
+            .collect();
+        let name = group
+            .name
+            .as_ref()
+            .map_or("", |name| name.as_str())
+            .to_owned();
+        self.in_domains(
+            &name,
+            group.topology.as_ref(),
+            &within,
+            tasks,
+            nodes,
+            |cycle, nodes| {
+                for inner in gang.ordered_groups(group) {
+                    let mut sets = Vec::new();
+                    names(inner, &mut sets, 0);
+                    let part = of_sets(gang, &sets, tasks);
+                    cycle.place_group(gang, inner, &part, nodes, way)?;
+                }
+                for set in gang.ordered_sets(group) {
+                    let rule = group
+                        .sets
+                        .iter()
+                        .find(|one| one.name == set.name)
+                        .and_then(|one| one.topology.as_ref());
+                    let part = of_sets(gang, &[set.name.as_str()], tasks);
+                    cycle.place_set(gang, Some(set), rule, &part, nodes, way)?;
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn place_set(
+        &mut self,
+        _gang: &Gang,
+        set: Option<&Set>,
+        rule: Option<&TopologyRule>,
+        tasks: &[TaskKey],
+        nodes: &[NodeKey],
+        way: Way,
+    ) -> Result<(), Failure> {
+        let within: Vec<&Set> = set.into_iter().collect();
+        let name = set.map_or(String::new(), |set| set.name.to_string());
+        self.in_domains(&name, rule, &within, tasks, nodes, |cycle, nodes| {
+            for (placed, task) in tasks.iter().enumerate() {
+                cycle
+                    .place_task(*task, nodes, way)
+                    .map_err(|line| Failure::unschedulable(format!("{placed}\n{line}")))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Tries one domain after another; what failed in one is undone before the next.
+    fn in_domains(
+        &mut self,
+        name: &str,
+        rule: Option<&TopologyRule>,
+        sets: &[&Set],
+        tasks: &[TaskKey],
+        nodes: &[NodeKey],
+        mut place: impl FnMut(&mut Self, &[NodeKey]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let Some(rule) = rule.filter(|_| !tasks.is_empty()) else {
+            return place(self, nodes);
+        };
+        let domains = match self.domains(name, rule, sets, tasks, nodes) {
+            Ok(domains) => domains,
+            Err(line) => return Err(Failure::unschedulable(line)),
+        };
+        let mut last = Failure::unschedulable(format!(
+            "topology {}, requirement {} couldn't be satisfied",
+            rule.topology,
+            rule.required.as_deref().unwrap_or_default()
+        ));
+        for domain in domains {
+            let mark = self.state.mark();
+            match place(self, &domain) {
+                Ok(()) => {
+                    self.state.keep(mark);
+                    return Ok(());
+                }
+                Err(failure) => {
+                    self.state.rollback(mark);
+                    last = failure;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// Puts one pod on the best node, or says why there is none.
+    fn place_task(&mut self, task: TaskKey, nodes: &[NodeKey], way: Way) -> Result<(), Arc<str>> {
+        let Some(row) = self.state.tasks.get(task) else {
+            return Err(Arc::from(""));
+        };
+        let (spec_key, avoid) = (row.spec, row.avoid.clone());
+        let set = row
+            .set
+            .as_ref()
+            .map_or(crate::gang::DEFAULT_SET, |name| name.as_str())
+            .to_owned();
+        let Some(spec) = self.state.specs.get(spec_key) else {
+            return Err(Arc::from(""));
+        };
+        if way == Way::Real
+            && let Some(no_fit) = spec
+                .no_fit
+                .as_ref()
+                .filter(|no_fit| no_fit.at == self.state.loosened)
+        {
+            return Err(Arc::clone(&no_fit.line));
+        }
+        self.decision.steps += nodes.len() as u64;
+        let topology = self.topology_scores(task, &set);
+        let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
+        let mut over = None;
+        for key in nodes {
+            let Ok(seat) = fit::node(
+                self.state,
+                spec,
+                *key,
+                &self.config.bases,
+                way == Way::Promise,
+            ) else {
+                continue;
+            };
+            let mut score = score::node(self.state, self.config, spec, *key, &seat);
+            score.topology = topology
+                .and_then(|scores| scores.get(key))
+                .copied()
+                .unwrap_or(0);
+            let avoided = self
+                .state
+                .nodes
+                .get(*key)
+                .is_some_and(|row| avoid.contains(&row.name));
+            let rank = (!avoided, score);
+            // The first of equals: nodes come in order of name.
+            if best.as_ref().is_some_and(|best| rank <= best.0) {
+                continue;
+            }
+            if let Some(line) = self.over_capacity_there(task, &seat) {
+                over = Some(line);
+                continue;
+            }
+            best = Some((rank, *key, seat));
+        }
+        let Some((_, node, seat)) = best else {
+            if let Some(line) = over {
+                return Err(Arc::from(line));
+            }
+            let all = nodes.len() == self.nodes.len();
+            let line = no_fit_line(self.state, self.config, spec, nodes);
+            let at = self.state.loosened;
+            if way == Way::Real
+                && all
+                && let Some(spec) = self.state.specs.get_mut(spec_key)
+            {
+                spec.no_fit = Some(crate::state::rows::NoFit {
+                    at,
+                    line: Arc::clone(&line),
+                });
+            }
+            return Err(line);
+        };
+        if self.sit(task, node, seat, way) {
+            Ok(())
+        } else {
+            Err(Arc::from(
+                "the card that it would go back to is promised to another pod",
+            ))
+        }
+    }
+
+    /// GPU memory counts differently on each node: judged again where it would stand.
+    fn over_capacity_there(&self, task: TaskKey, seat: &Seat) -> Option<String> {
+        let row = self.state.tasks.get(task)?;
+        let spec = self.state.specs.get(row.spec)?;
+        if spec.share_mib == 0 {
+            return None;
+        }
+        let wanted = self.state.charge(task, &seat.holds);
+        capacity::over(self.state, &self.shares, row.job?, wanted, Check::All).map(|(_, line)| line)
+    }
+
+    /// A pod takes its seat: for real, promised, or, a victim that comes back to where it
+    /// was, spared. False when it cannot be spared.
+    fn sit(&mut self, task: TaskKey, node: NodeKey, seat: Seat, way: Way) -> bool {
+        let cell = self.state.cell(task);
+        let holds: Option<Arc<[Hold]>> = (!seat.holds.is_empty()).then(|| Arc::from(seat.holds));
+        if let Some(leaving) = cell.leaving.clone()
+            && leaving.node == node
+            && same_cards(holds.as_deref(), &leaving)
+        {
+            return self.spare(task, &leaving);
+        }
+        let status = if way == Way::Real && seat.now {
+            Status::Assumed
+        } else {
+            Status::Promised
+        };
+        self.state.transition(
+            task,
+            TaskCell {
+                status,
+                node: Some(node),
+                holds,
+                decision: None,
+                leaving: cell.leaving,
+            },
+        );
+        true
+    }
+
+    /// A victim goes back to where it was. Promises that were made on its cards move to
+    /// others of the node, which are as many.
+    fn spare(&mut self, task: TaskKey, leaving: &Leaving) -> bool {
+        let mark = self.state.mark();
+        self.state.transition(
+            task,
+            TaskCell {
+                status: leaving.was,
+                node: Some(leaving.node),
+                holds: leaving.holds.clone(),
+                decision: leaving.decision,
+                leaving: None,
+            },
+        );
+        for hold in leaving.holds() {
+            let conflict = self.state.card_use.get(hold.card).is_some_and(|used| {
+                let after = used.after();
+                used.promised.holds() > 0
+                    && after.modes.iter().filter(|count| **count > 0).count() > 1
+            });
+            if conflict && !self.displace(leaving.node, hold.card) {
+                self.state.rollback(mark);
+                return false;
+            }
+        }
+        self.state.keep(mark);
+        true
+    }
+
+    /// Moves every promise on a card to another card of the node that nobody stays on.
+    fn displace(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
+        let Some(row) = self.state.nodes.get(node) else {
+            return false;
+        };
+        let promised = self
+            .state
+            .card_use
+            .get(from)
+            .map(|used| used.promised)
+            .unwrap_or_default();
+        let need = promised.limits;
+        let modes = Mode::ALL
+            .into_iter()
+            .zip(promised.modes)
+            .filter(|(_, holds)| *holds > 0)
+            .map(|(mode, _)| mode);
+        let Some(to) = row.cards.iter().copied().find(|key| {
+            let free = self
+                .state
+                .card_use
+                .get(*key)
+                .is_some_and(|used| used.is_leaving() && used.promised.holds() == 0);
+            *key != from
+                && free
+                && self.state.cards.get(*key).is_some_and(|card| {
+                    fit::card::whole_usable(self.state, card).is_ok()
+                        && u128::from(fit::card::memory(card).cap.0) >= need
+                        && modes.clone().all(|mode| {
+                            card.card
+                                .as_ref()
+                                .is_some_and(|card| card.switchable.contains(&mode))
+                        })
+                })
+        }) else {
+            return false;
+        };
+        let promised: Vec<TaskKey> = self
+            .state
+            .on_node
+            .get(node)
+            .into_iter()
+            .flatten()
+            .copied()
+            .filter(|task| self.state.cell(*task).status == Status::Promised)
+            .collect();
+        for task in promised {
+            let cell = self.state.cell(task);
+            if cell.node != Some(node) || !cell.holds().iter().any(|hold| hold.card == from) {
+                continue;
+            }
+            let holds: Vec<Hold> = cell
+                .holds()
+                .iter()
+                .cloned()
+                .map(|mut hold| {
+                    if hold.card == from {
+                        hold.card = to;
+                    }
+                    hold
+                })
+                .collect();
+            self.state.transition(
+                task,
+                TaskCell {
+                    holds: Some(Arc::from(holds)),
+                    ..cell
+                },
+            );
+        }
+        true
+    }
+
+    /// KAI's words around a pod's reason, for a pod alone and for a gang.
+    fn in_gang_words(&self, gang: &Gang, tasks: &[TaskKey], failure: Failure) -> Failure {
+        let Some((placed, line)) = failure.line.split_once('\n') else {
+            return failure;
+        };
+        let needs =
+            gang.sets.iter().any(|set| set.min > 1) && gang.growth() == crate::gang::Growth::Below;
+        if !needs {
+            return Failure::unschedulable(line);
+        }
+        let sets: BTreeSet<&str> = gang.sets.iter().map(|set| set.name.as_str()).collect();
+        let text = match gang.sets.as_slice() {
+            [only] if sets.contains(crate::gang::DEFAULT_SET) => format!(
+                "Resources were found for {placed} pods while {} are required for gang scheduling. Additional pods cannot be scheduled due to: {line}",
+                only.min
+            ),
+            sets => {
+                let failed = tasks
+                    .get(placed.parse::<usize>().unwrap_or(0))
+                    .and_then(|task| {
+                        sets.iter()
+                            .find(|set| set.tasks.iter().any(|(one, _)| one == task))
+                    })
+                    .or(sets.first());
+                format!(
+                    "Resources were found for {placed} pods from all sub-groups while sub-group {} requires {} pods for gang scheduling. Additional pods cannot be scheduled in this sub-group due to: {line}",
+                    failed.map_or("", |set| set.name.as_str()),
+                    failed.map_or(0, |set| set.min)
+                )
+            }
+        };
+        Failure::unschedulable(crate::reason::cut(text, crate::explain::MAX_LINE))
+    }
+}
+
+/// A share that would sit on the cards that it is leaving; whole GPUs are all alike.
+fn same_cards(holds: Option<&[Hold]>, leaving: &Leaving) -> bool {
+    let Some(holds) = holds else {
+        return true;
+    };
+    let cards = |holds: &[Hold]| {
+        let mut cards: Vec<_> = holds
+            .iter()
+            .filter(|hold| hold.mode != crate::model::Mode::Exclusive)
+            .map(|hold| (hold.container.clone(), hold.card))
+            .collect();
+        cards.sort();
+        cards
+    };
+    cards(holds) == cards(leaving.holds())
+}
+
+fn names<'a>(group: &'a SubGroup, into: &mut Vec<&'a str>, depth: u32) {
+    if depth > 64 {
+        return;
+    }
+    into.extend(group.sets.iter().map(|set| set.name.as_str()));
+    for inner in &group.groups {
+        names(inner, into, depth + 1);
+    }
+}
+
+fn of_sets(gang: &Gang, names: &[&str], tasks: &[TaskKey]) -> Vec<TaskKey> {
+    tasks
+        .iter()
+        .copied()
+        .filter(|task| {
+            gang.sets.iter().any(|set| {
+                names.contains(&set.name.as_str()) && set.tasks.iter().any(|(one, _)| one == task)
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,95 @@
+//! Preempt: work of strictly lower priority in the same queue makes room (KAI,
+//! `actions/preempt`).
+
+use super::Cycle;
+use super::runtime::Kind;
+use super::solve::{Rules, Scenario};
+use crate::action::EvictCause;
+use crate::capacity::{self, Check};
+use crate::gang::{Gang, Pick};
+use crate::ids::QueueName;
+use crate::job_queue::JobQueue;
+use crate::state::rows::{JobKey, QueueKey, TaskKey};
+
+struct Preemption {
+    queue: Option<QueueKey>,
+    priority: i32,
+}
+
+impl Rules for Preemption {
+    fn cause(&self) -> EvictCause {
+        EvictCause::Preempt
+    }
+
+    fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool {
+        let lower = cycle.state.jobs.get(job).is_some_and(|row| {
+            row.queue == self.queue && row.priority(cycle.state) < self.priority
+        });
+        lower && (gang.is_elastic() || !cycle.is_protected(Kind::Preempt, self.queue, job))
+    }
+
+    fn allows(
+        &self,
+        cycle: &mut Cycle,
+        _job: JobKey,
+        _tasks: &[TaskKey],
+        scenario: &Scenario,
+    ) -> bool {
+        cycle.spares_the_protected(Kind::Preempt, self.queue, scenario)
+    }
+
+    fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
+        format!(
+            "Pod {} was preempted by higher priority workload {}",
+            cycle.pod_name(victim),
+            cycle.job_name(job)
+        )
+    }
+}
+
+impl Cycle<'_> {
+    pub(super) fn preempt(&mut self) {
+        let mut entries = Vec::new();
+        for job in self.ready_jobs() {
+            if !self.within_delay(job) {
+                entries.push(self.entry(job));
+            }
+        }
+        let mut queue = JobQueue::new(false);
+        queue.fill(self.state, &self.shares, entries);
+        while let Some(entry) = queue.pop(self.state, &self.shares) {
+            let tasks = self
+                .gang(entry.job)
+                .next(Pick::WaitingAndVictims, &|task| self.may(task));
+            let wanted = self
+                .shares
+                .wanted(self.state, &tasks, self.shares.largest_card);
+            if capacity::over(
+                self.state,
+                &self.shares,
+                entry.job,
+                wanted,
+                Check::QuotaOnly,
+            )
+            .is_some()
+            {
+                continue;
+            }
+            let Some(row) = self.state.jobs.get(entry.job) else {
+                continue;
+            };
+            let rules = Preemption {
+                queue: row.queue,
+                priority: row.priority(self.state),
+            };
+            self.make_room(entry.job, &rules);
+        }
+    }
+
+    /// A queue's name for messages.
+    pub(super) fn queue_name(&self, queue: Option<QueueKey>) -> QueueName {
+        queue
+            .and_then(|queue| self.state.queues.get(queue))
+            .map_or_else(|| QueueName::new(""), |row| row.name.clone())
+    }
+}

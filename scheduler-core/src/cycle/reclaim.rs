@@ -1,0 +1,362 @@
+//! Reclaim: a queue below its share takes back what others hold beyond theirs (KAI,
+//! `actions/reclaim` and `plugins/proportion/reclaimable`).
+//!
+//! Judged before each chunk (extra pods one by one, the core as one), at the level where
+//! the two queues' ancestors first differ: the other queue is above what it may have in
+//! some resource, or ours stays within its quota in all and the other is above its own in
+//! some. Then at every level no sibling that lost something may end up less saturated
+//! than we are above our fair share.
+
+use super::Cycle;
+use super::runtime::Kind;
+use super::solve::{Rules, Scenario};
+use crate::action::EvictCause;
+use crate::gang::{Gang, Pick};
+use crate::job_queue::JobQueue;
+use crate::shares::{Share, Three, less, plus, within};
+use crate::state::cell::QueueUse;
+use crate::state::rows::{JobKey, QueueKey, TaskKey};
+use crate::units::Bound;
+use slotmap::SecondaryMap;
+use std::collections::BTreeMap;
+
+struct Reclaim {
+    queue: QueueKey,
+    /// What queues held before any simulation.
+    before: SecondaryMap<QueueKey, QueueUse>,
+}
+
+impl Rules for Reclaim {
+    fn cause(&self) -> EvictCause {
+        EvictCause::Reclaim
+    }
+
+    fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool {
+        let other = cycle
+            .state
+            .jobs
+            .get(job)
+            .is_some_and(|row| row.queue.is_some_and(|queue| queue != self.queue));
+        other && (gang.is_elastic() || !cycle.is_protected(Kind::Reclaim, Some(self.queue), job))
+    }
+
+    fn allows(
+        &self,
+        cycle: &mut Cycle,
+        job: JobKey,
+        tasks: &[TaskKey],
+        scenario: &Scenario,
+    ) -> bool {
+        self.is_reclaimable(cycle, job, tasks, scenario)
+            && cycle.spares_the_protected(Kind::Reclaim, Some(self.queue), scenario)
+    }
+
+    fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
+        let queue = cycle
+            .state
+            .tasks
+            .get(victim)
+            .and_then(|row| cycle.state.jobs.get(row.job?)?.queue);
+        let (ours, theirs) = match queue {
+            Some(queue) => cycle
+                .where_they_part(self.queue, queue)
+                .unwrap_or((self.queue, queue)),
+            None => (self.queue, self.queue),
+        };
+        format!(
+            "Pod {} was preempted by workload {}. {}. {}.",
+            cycle.pod_name(victim),
+            cycle.job_name(job),
+            self.standing(cycle, theirs),
+            self.standing(cycle, ours)
+        )
+    }
+}
+
+/// Victims of one queue: chunks in the order in which they are judged.
+type Chunks = Vec<(QueueKey, Vec<Three>)>;
+
+impl Reclaim {
+    fn has(&self, queue: QueueKey) -> Three {
+        self.before
+            .get(queue)
+            .map(|used| used.allocated)
+            .unwrap_or_default()
+    }
+
+    fn standing(&self, cycle: &Cycle, queue: QueueKey) -> String {
+        let gpus = |nano: u128| {
+            #[allow(clippy::cast_precision_loss)]
+            let text = format!("{:.3}", nano as f64 / 1e9);
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        };
+        let share = cycle.shares.of.get(queue);
+        let quota = share.map_or(Bound::default(), |share| share.quota[0]);
+        format!(
+            "{} uses {} GPUs with a quota of {}, fair-share of {} and queue priority of {}",
+            cycle.queue_name(Some(queue)),
+            gpus(self.has(queue)[0]),
+            match quota {
+                Bound::Unlimited => "unlimited".to_owned(),
+                Bound::Exactly(nano) => gpus(u128::from(nano)),
+            },
+            gpus(share.map_or(0, |share| share.fair[0])),
+            share.map_or(0, |share| share.priority),
+        )
+    }
+
+    fn is_reclaimable(
+        &self,
+        cycle: &Cycle,
+        job: JobKey,
+        tasks: &[TaskKey],
+        scenario: &Scenario,
+    ) -> bool {
+        let wanted = cycle
+            .shares
+            .wanted(cycle.state, tasks, cycle.shares.smallest_card);
+        let chunks = chunks(cycle, scenario);
+        let mut left: BTreeMap<QueueKey, Three> = BTreeMap::new();
+        let mut involved: BTreeMap<QueueKey, [bool; 3]> = BTreeMap::new();
+        for (queue, lost) in &chunks {
+            let Some((ours, theirs)) = cycle.where_they_part(self.queue, *queue) else {
+                return false;
+            };
+            let (Some(our_share), Some(their_share)) =
+                (cycle.shares.of.get(ours), cycle.shares.of.get(theirs))
+            else {
+                return false;
+            };
+            let touched = resources(lost);
+            for chunk in lost {
+                let rest = *left.entry(theirs).or_insert_with(|| self.has(theirs));
+                let above_share = !within(rest, their_share.allocatable());
+                let within_quota = within(plus(self.has(ours), wanted), our_share.quota);
+                let above_quota = !within(rest, their_share.quota);
+                if !above_share && !(within_quota && above_quota) {
+                    return false;
+                }
+                for key in cycle.chain_of(*queue) {
+                    let sum = left.entry(*key).or_insert_with(|| self.has(*key));
+                    *sum = less(*sum, *chunk);
+                    let all = involved.entry(*key).or_default();
+                    *all = either(*all, touched);
+                }
+            }
+        }
+        self.stays_in_bounds(cycle, job, wanted, &left, &involved)
+    }
+
+    fn stays_in_bounds(
+        &self,
+        cycle: &Cycle,
+        job: JobKey,
+        wanted: Three,
+        left: &BTreeMap<QueueKey, Three>,
+        involved: &BTreeMap<QueueKey, [bool; 3]>,
+    ) -> bool {
+        let preemptible = cycle
+            .state
+            .jobs
+            .get(job)
+            .is_some_and(|row| row.is_preemptible(cycle.state));
+        let chain = cycle.chain_of(self.queue);
+        for (level, ours) in chain.iter().enumerate() {
+            let parent = chain.get(level + 1);
+            let Some(share) = cycle.shares.of.get(*ours) else {
+                return false;
+            };
+            let has = plus(
+                left.get(ours).copied().unwrap_or_else(|| self.has(*ours)),
+                wanted,
+            );
+            for (sibling, rest) in left {
+                let same_parent = cycle.chain_of(*sibling).get(1) == parent;
+                if sibling == ours || !same_parent {
+                    continue;
+                }
+                let Some(theirs) = cycle.shares.of.get(*sibling) else {
+                    return false;
+                };
+                let all = either(
+                    involved.get(sibling).copied().unwrap_or_default(),
+                    resources(&[wanted]),
+                );
+                if !saturation_stays_lower(cycle, all, has, share, *rest, theirs) {
+                    return false;
+                }
+            }
+            let fixed = self
+                .before
+                .get(*ours)
+                .map(|used| used.non_preemptible)
+                .unwrap_or_default();
+            if !preemptible && !within(plus(fixed, wanted), share.quota) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn saturation_stays_lower(
+    cycle: &Cycle,
+    involved: [bool; 3],
+    ours: Three,
+    our_share: &Share,
+    theirs: Three,
+    their_share: &Share,
+) -> bool {
+    let saturation = |has: u128, fair: u128| match (has, fair) {
+        (0, 0) => 0.0,
+        (_, 0) => f64::INFINITY,
+        (has, fair) => has as f64 / fair as f64,
+    };
+    let multiplier = cycle.config.saturation_multiplier as f64 / 1e9;
+    (0..3).filter(|index| involved[*index]).all(|index| {
+        let own = saturation(ours[index], our_share.fair[index]);
+        let other = saturation(theirs[index], their_share.fair[index]);
+        !(own > 1.0 && their_share.fair[index] > 0 && own * multiplier >= other)
+    })
+}
+
+/// Victims that would really leave, by queue: extra pods one by one, cores whole.
+fn chunks(cycle: &Cycle, scenario: &Scenario) -> Chunks {
+    let mut by_queue: Chunks = Vec::new();
+    for unit in scenario.by_job() {
+        let Some(queue) = cycle.state.jobs.get(unit.job).and_then(|row| row.queue) else {
+            continue;
+        };
+        let gang = cycle.gang(unit.job);
+        let (mut single, mut core): (Vec<Three>, Option<Three>) = (Vec::new(), None);
+        for set in &gang.sets {
+            let of_set = unit
+                .tasks
+                .iter()
+                .filter(|task| set.tasks.iter().any(|(one, _)| one == *task));
+            for (index, task) in of_set.enumerate() {
+                let cell = cycle.state.cell(*task);
+                // Who found a place does not count as lost.
+                if cell.status.is_allocated() {
+                    continue;
+                }
+                let holds = cell
+                    .leaving
+                    .as_ref()
+                    .map_or(&[][..], |leaving| leaving.holds());
+                let lost = cycle.state.charge(*task, holds);
+                if index < set.min as usize {
+                    core = Some(plus(core.unwrap_or_default(), lost));
+                } else {
+                    single.push(lost);
+                }
+            }
+        }
+        single.extend(core);
+        if single.is_empty() {
+            continue;
+        }
+        match by_queue.iter_mut().find(|(known, _)| *known == queue) {
+            Some((_, chunks)) => chunks.extend(single),
+            None => by_queue.push((queue, single)),
+        }
+    }
+    by_queue
+}
+
+fn resources(amounts: &[Three]) -> [bool; 3] {
+    let mut any = [false; 3];
+    for amount in amounts {
+        for (index, flag) in any.iter_mut().enumerate() {
+            *flag |= amount[index] > 0;
+        }
+    }
+    any
+}
+
+fn either(one: [bool; 3], other: [bool; 3]) -> [bool; 3] {
+    [one[0] || other[0], one[1] || other[1], one[2] || other[2]]
+}
+
+impl Cycle<'_> {
+    pub(super) fn reclaim(&mut self) {
+        let mut entries = Vec::new();
+        for job in self.ready_jobs() {
+            if !self.within_delay(job) {
+                entries.push(self.entry(job));
+            }
+        }
+        let mut queue = JobQueue::new(false);
+        queue.fill(self.state, &self.shares, entries);
+        while let Some(entry) = queue.pop(self.state, &self.shares) {
+            if !self.may_reclaim(entry.job) {
+                continue;
+            }
+            let Some(queue) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
+                continue;
+            };
+            let rules = Reclaim {
+                queue,
+                before: self.state.queue_use.clone(),
+            };
+            self.make_room(entry.job, &rules);
+        }
+    }
+
+    /// KAI's `CanReclaimResources`: at the leaf, within fair share, and work that cannot
+    /// be preempted within quota.
+    fn may_reclaim(&self, job: JobKey) -> bool {
+        let tasks = self
+            .gang(job)
+            .next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let wanted = self
+            .shares
+            .wanted(self.state, &tasks, self.shares.smallest_card);
+        let Some((row, queue)) = self
+            .state
+            .jobs
+            .get(job)
+            .and_then(|row| Some((row, row.queue?)))
+        else {
+            return false;
+        };
+        let (Some(share), Some(used)) =
+            (self.shares.of.get(queue), self.state.queue_use.get(queue))
+        else {
+            return false;
+        };
+        let with = plus(used.allocated, wanted);
+        let fair = with
+            .into_iter()
+            .zip(share.fair)
+            .all(|(has, fair)| has <= fair);
+        fair && (row.is_preemptible(self.state)
+            || within(plus(used.non_preemptible, wanted), share.quota))
+    }
+
+    pub(super) fn chain_of(&self, queue: QueueKey) -> &[QueueKey] {
+        self.state
+            .queues
+            .get(queue)
+            .map_or(&[], |row| row.chain.as_slice())
+    }
+
+    /// The ancestors of two queues where they first differ; the last compared where they
+    /// do not.
+    fn where_they_part(&self, ours: QueueKey, theirs: QueueKey) -> Option<(QueueKey, QueueKey)> {
+        let mut last = None;
+        for (one, other) in self
+            .chain_of(ours)
+            .iter()
+            .rev()
+            .zip(self.chain_of(theirs).iter().rev())
+        {
+            last = Some((*one, *other));
+            if one != other {
+                break;
+            }
+        }
+        last
+    }
+}

@@ -1,0 +1,123 @@
+//! Minimum run time: what started a short while ago is left alone, or down to its
+//! minimum (KAI, `plugins/minruntime`).
+//!
+//! For preemption the time of the victim's queue or its nearest ancestor that has one
+//! counts; for reclaim that of the victim's ancestor just below where the two queues
+//! part, or of what is above it.
+
+use super::Cycle;
+use super::solve::Scenario;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, QueueKey};
+use crate::units::Duration;
+
+/// For whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Preempt,
+    Reclaim,
+}
+
+impl Cycle<'_> {
+    /// True while the victim's time is not over.
+    pub(super) fn is_protected(
+        &mut self,
+        kind: Kind,
+        for_queue: Option<QueueKey>,
+        victim: JobKey,
+    ) -> bool {
+        let Some((queue, started)) = self
+            .state
+            .jobs
+            .get(victim)
+            .and_then(|row| Some((row.queue?, row.last_start?)))
+        else {
+            return false;
+        };
+        let until = started.after(match kind {
+            Kind::Preempt => self.preempt_time(queue),
+            Kind::Reclaim => self.reclaim_time(for_queue, queue),
+        });
+        let protected = self.state.now < until;
+        if protected {
+            self.wake_at(until);
+        }
+        protected
+    }
+
+    /// No protected victim falls below its minimum.
+    pub(super) fn spares_the_protected(
+        &mut self,
+        kind: Kind,
+        for_queue: Option<QueueKey>,
+        scenario: &Scenario,
+    ) -> bool {
+        scenario.by_job().into_iter().all(|unit| {
+            let gang = self.gang(unit.job);
+            if !gang.is_elastic() || !self.is_protected(kind, for_queue, unit.job) {
+                return true;
+            }
+            gang.sets.iter().all(|set| {
+                let lost = unit
+                    .tasks
+                    .iter()
+                    .filter(|task| set.tasks.iter().any(|(one, _)| one == *task))
+                    .count();
+                let stand = set
+                    .tasks
+                    .iter()
+                    .filter(|(_, status)| status.is_active() && *status != Status::Detached)
+                    .count();
+                set.min as usize <= stand.saturating_sub(lost)
+            })
+        })
+    }
+
+    fn chain(&self, queue: QueueKey) -> &[QueueKey] {
+        self.state
+            .queues
+            .get(queue)
+            .map_or(&[], |row| row.chain.as_slice())
+    }
+
+    fn preempt_time(&self, queue: QueueKey) -> Duration {
+        self.chain(queue)
+            .iter()
+            .find_map(|key| {
+                self.state
+                    .queues
+                    .get(*key)?
+                    .queue
+                    .as_ref()?
+                    .preempt_min_runtime
+            })
+            .unwrap_or(self.config.preempt_min_runtime)
+    }
+
+    fn reclaim_time(&self, for_queue: Option<QueueKey>, victim: QueueKey) -> Duration {
+        let own = for_queue.map_or(&[][..], |queue| self.chain(queue));
+        let chain = self.chain(victim);
+        let time = |key: &QueueKey| {
+            self.state
+                .queues
+                .get(*key)?
+                .queue
+                .as_ref()?
+                .reclaim_min_runtime
+        };
+        let shared = own
+            .iter()
+            .rev()
+            .zip(chain.iter().rev())
+            .take_while(|(one, other)| one == other)
+            .count();
+        let found = if shared == 0 {
+            // Different tops: they are siblings below nothing.
+            chain.last().and_then(time)
+        } else {
+            let below = chain.len().saturating_sub(shared + 1);
+            chain.get(below..).unwrap_or_default().iter().find_map(time)
+        };
+        found.unwrap_or(self.config.reclaim_min_runtime)
+    }
+}

@@ -1,0 +1,468 @@
+//! Who must go so that a job fits: KAI's scenario search
+//! (`actions/common/solvers`), on the state itself, inside trials.
+//!
+//! A job's pods are probed in growing numbers (1, 2, 4, ... then halving) so that the
+//! victims of a smaller part are known when a larger one is tried. A probe takes victims
+//! unit by unit in the order in which queues lose; after each, all victims so far are
+//! taken off, then the job and the victims are placed again in ordinary order. The first
+//! set that lets the job in and passes the action's rule wins. Victims that found a place
+//! are moved, or never leave at all.
+
+use super::place::Way;
+use super::{Cycle, Purpose};
+use crate::action::EvictCause;
+use crate::gang::{Gang, Growth, Pick};
+use crate::job_queue::{Entry, JobQueue};
+use crate::state::cell::{Leaving, Mark, Status, TaskCell};
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Pods of one job that leave together.
+#[derive(Clone, Debug)]
+pub(super) struct Unit {
+    pub job: JobKey,
+    pub tasks: Vec<TaskKey>,
+}
+
+/// A set of victims that is tried.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scenario {
+    /// What a smaller part of the job already needed.
+    pub recorded: Vec<Unit>,
+    pub potential: Vec<Unit>,
+}
+
+impl Scenario {
+    pub(super) fn units(&self) -> impl Iterator<Item = &Unit> {
+        self.recorded.iter().chain(&self.potential)
+    }
+
+    /// Victims by job, in the order in which they were taken.
+    pub(super) fn by_job(&self) -> Vec<Unit> {
+        let mut jobs: Vec<Unit> = Vec::new();
+        // As KAI builds its table: what was recorded first.
+        for unit in self.units() {
+            match jobs.iter_mut().find(|known| known.job == unit.job) {
+                Some(known) => known.tasks.extend(unit.tasks.iter().copied()),
+                None => jobs.push(unit.clone()),
+            }
+        }
+        jobs
+    }
+}
+
+/// The rules of one action.
+pub(super) trait Rules {
+    fn cause(&self) -> EvictCause;
+    /// Whose pods may be victims for this job.
+    fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool;
+    /// Whether these victims, as they stand after the simulation, are allowed.
+    fn allows(
+        &self,
+        cycle: &mut Cycle,
+        job: JobKey,
+        tasks: &[TaskKey],
+        scenario: &Scenario,
+    ) -> bool;
+    /// The words for a victim.
+    fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
+}
+
+impl Cycle<'_> {
+    /// Makes room for a job. True when it was found; the state then holds it.
+    pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
+        let gang = self.gang(job);
+        let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+        if tasks.is_empty() || self.decision.steps >= self.config.budget {
+            self.decision.cut_short |= !tasks.is_empty();
+            return false;
+        }
+        let victims = self.victims(job, rules);
+        if victims.is_empty() {
+            return false;
+        }
+        let feasible = self.feasible_nodes(&tasks);
+        let mut recorded: Vec<Unit> = Vec::new();
+        if !self.search(
+            job,
+            &gang,
+            &tasks,
+            rules,
+            &victims,
+            &feasible,
+            &mut recorded,
+        ) {
+            return false;
+        }
+        let Some((mark, scenario)) =
+            self.probe(job, &gang, &tasks, rules, &victims, &feasible, &recorded)
+        else {
+            return false;
+        };
+        if !self.gang(job).is_satisfied() {
+            self.state.rollback(mark);
+            return false;
+        }
+        self.state.keep(mark);
+        self.keep_solution(job, &tasks, &scenario, rules);
+        true
+    }
+
+    /// Finds the largest part of the job that can be made room for, and the victims that
+    /// it needs. True when there is any.
+    #[allow(clippy::too_many_arguments)]
+    fn search(
+        &mut self,
+        job: JobKey,
+        gang: &Gang,
+        tasks: &[TaskKey],
+        rules: &dyn Rules,
+        victims: &[JobKey],
+        feasible: &BTreeSet<NodeKey>,
+        recorded: &mut Vec<Unit>,
+    ) -> bool {
+        let try_part = |cycle: &mut Self, count: usize, recorded: &mut Vec<Unit>| {
+            let part = &tasks[..count];
+            let Some((mark, scenario)) =
+                cycle.probe(job, gang, part, rules, victims, feasible, recorded)
+            else {
+                return false;
+            };
+            *recorded = cycle.really_lost(&scenario);
+            cycle.state.rollback(mark);
+            true
+        };
+        let all = tasks.len();
+        let (mut known, mut count) = (0, 1);
+        let mut failed = loop {
+            if !try_part(self, count, recorded) {
+                break count;
+            }
+            known = count;
+            if count == all {
+                return true;
+            }
+            count = (count * 2).min(all);
+        };
+        while failed - known > 1 {
+            let middle = usize::midpoint(known, failed);
+            if try_part(self, middle, recorded) {
+                known = middle;
+            } else {
+                failed = middle;
+            }
+        }
+        known > 0
+    }
+
+    /// Units of which some pod is still a victim, or moved, after a simulation.
+    fn really_lost(&self, scenario: &Scenario) -> Vec<Unit> {
+        scenario
+            .units()
+            .filter(|unit| {
+                unit.tasks.iter().any(|task| {
+                    matches!(
+                        self.state.cell(*task).status,
+                        Status::Victim | Status::Promised
+                    )
+                })
+            })
+            .cloned()
+            .collect()
+    }
+
+    /// Jobs that may lose pods, by the action's rule.
+    fn victims(&mut self, job: JobKey, rules: &dyn Rules) -> Vec<JobKey> {
+        let names: Vec<JobKey> = self.state.job_names.values().copied().collect();
+        names
+            .into_iter()
+            .filter(|victim| *victim != job)
+            .filter(|victim| {
+                let gang = self.gang(*victim);
+                self.state.jobs.get(*victim).is_some_and(|row| row.is_preemptible(self.state))
+                    && gang.tasks().any(|(_, status)| status.is_allocated())
+                    // A binding under way is settled first: its pod cannot be told to go
+                    // and to come at once.
+                    && !gang.tasks().any(|(_, status)| status == Status::Assumed)
+                    && rules.may_be_victim(self, *victim, &gang)
+            })
+            .collect()
+    }
+
+    /// Nodes with something to give, for jobs of which every pod wants GPUs; else all.
+    fn feasible_nodes(&self, tasks: &[TaskKey]) -> BTreeSet<NodeKey> {
+        let gpus_only = tasks.iter().all(|task| {
+            self.state
+                .tasks
+                .get(*task)
+                .and_then(|row| self.state.specs.get(row.spec))
+                .is_some_and(crate::state::rows::SpecRow::wants_gpus)
+        });
+        self.nodes
+            .iter()
+            .copied()
+            .filter(|node| !gpus_only || self.free_gpus(*node).0 > 0)
+            .collect()
+    }
+
+    /// Tries one set of victims after another. `Some`: the job is in, in a trial that is
+    /// left open.
+    #[allow(clippy::too_many_arguments)]
+    fn probe(
+        &mut self,
+        job: JobKey,
+        gang: &Gang,
+        tasks: &[TaskKey],
+        rules: &dyn Rules,
+        victims: &[JobKey],
+        feasible: &BTreeSet<NodeKey>,
+        recorded: &[Unit],
+    ) -> Option<(Mark, Scenario)> {
+        let mut queue = JobQueue::new(true);
+        let entries = victims
+            .iter()
+            .map(|victim| {
+                let gang = self.gang(*victim);
+                self.victim_entry(*victim, &gang, None)
+            })
+            .collect();
+        queue.fill(self.state, &self.shares, entries);
+        let known: BTreeSet<TaskKey> = recorded
+            .iter()
+            .flat_map(|unit| unit.tasks.iter().copied())
+            .collect();
+        let mut scenario = Scenario {
+            recorded: recorded.to_vec(),
+            potential: Vec::new(),
+        };
+        let others: Vec<Entry> = self
+            .waiting_jobs()
+            .into_iter()
+            .filter(|other| *other != job)
+            .map(|other| self.entry(other))
+            .collect();
+        loop {
+            if scenario.units().next().is_some() {
+                if let Some(mark) =
+                    self.try_scenario(job, gang, tasks, rules, feasible, &scenario, &others)
+                {
+                    return Some((mark, scenario));
+                }
+                if self.decision.steps >= self.config.budget {
+                    self.decision.cut_short = true;
+                    return None;
+                }
+            }
+            self.next_victims(&mut queue, &known, &mut scenario)?;
+        }
+    }
+
+    /// Adds the next unit of victims.
+    fn next_victims(
+        &mut self,
+        queue: &mut JobQueue,
+        known: &BTreeSet<TaskKey>,
+        scenario: &mut Scenario,
+    ) -> Option<()> {
+        loop {
+            let entry = queue.pop(self.state, &self.shares)?;
+            let whole = self.gang(entry.job);
+            let gang = match &entry.part {
+                None => whole,
+                Some(part) => whole.with(&|task| part.contains(&task)),
+            };
+            let (unit, more) = gang.leave();
+            let is_known = unit.iter().any(|task| known.contains(task));
+            if is_known || more {
+                let taken: &dyn Fn(TaskKey) -> bool = if is_known {
+                    &|task| known.contains(&task)
+                } else {
+                    &|task| unit.contains(&task)
+                };
+                let rest: Arc<[TaskKey]> = gang
+                    .tasks()
+                    .map(|(task, _)| task)
+                    .filter(|task| !taken(*task))
+                    .collect();
+                if !rest.is_empty() {
+                    let gang = gang.with(&|task| rest.contains(&task));
+                    let again = self.victim_entry(entry.job, &gang, Some(rest));
+                    queue.push(self.state, &self.shares, again);
+                }
+            }
+            if is_known || unit.is_empty() {
+                continue;
+            }
+            scenario.potential.push(Unit {
+                job: entry.job,
+                tasks: unit,
+            });
+            return Some(());
+        }
+    }
+
+    /// Takes the victims off and places everybody again. `Some`: the job is in and the
+    /// rules allow it.
+    #[allow(clippy::too_many_arguments)]
+    fn try_scenario(
+        &mut self,
+        job: JobKey,
+        gang: &Gang,
+        tasks: &[TaskKey],
+        rules: &dyn Rules,
+        feasible: &BTreeSet<NodeKey>,
+        scenario: &Scenario,
+        others: &[Entry],
+    ) -> Option<Mark> {
+        let mark = self.state.mark();
+        let mut nodes = feasible.clone();
+        let victims: Vec<TaskKey> = scenario
+            .units()
+            .flat_map(|unit| unit.tasks.iter().copied())
+            .collect();
+        for task in &victims {
+            nodes.extend(self.state.cell(*task).node);
+            self.make_victim(*task);
+        }
+        let nodes: Vec<NodeKey> = self
+            .nodes
+            .iter()
+            .copied()
+            .filter(|node| nodes.contains(node))
+            .collect();
+        self.decision.steps += 1;
+        if self.simulate(job, gang, tasks, &nodes, scenario, others)
+            && rules.allows(self, job, tasks, scenario)
+        {
+            return Some(mark);
+        }
+        self.state.rollback(mark);
+        None
+    }
+
+    fn make_victim(&mut self, task: TaskKey) {
+        let cell = self.state.cell(task);
+        let leaving = match (cell.status, cell.node) {
+            (Status::Promised, _) | (_, None) => cell.leaving,
+            (was, Some(node)) => Some(Arc::new(Leaving {
+                was,
+                node,
+                holds: cell.holds,
+                decision: cell.decision,
+            })),
+        };
+        self.state.transition(
+            task,
+            TaskCell {
+                status: Status::Victim,
+                node: None,
+                holds: None,
+                decision: None,
+                leaving,
+            },
+        );
+    }
+
+    /// The job and the victims, in ordinary order among all that wait.
+    fn simulate(
+        &mut self,
+        job: JobKey,
+        gang: &Gang,
+        tasks: &[TaskKey],
+        nodes: &[NodeKey],
+        scenario: &Scenario,
+        others: &[Entry],
+    ) -> bool {
+        let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
+        let mut entries: Vec<Entry> = others
+            .iter()
+            .filter(|entry| !losers.contains(&entry.job))
+            .cloned()
+            .collect();
+        entries.extend(losers.iter().map(|loser| self.entry(*loser)));
+        let mut own = self.entry(job);
+        own.rank.growth = Growth::Below;
+        own.wanted = self
+            .shares
+            .wanted(self.state, tasks, self.shares.smallest_card);
+        entries.push(own);
+        let mut queue = JobQueue::new(false);
+        queue.fill(self.state, &self.shares, entries);
+        let part = as_alone(gang, tasks);
+        let mut placed = false;
+        while let Some(entry) = queue.pop(self.state, &self.shares) {
+            if entry.job == job {
+                if self
+                    .place_job(job, &part, tasks, nodes, Way::Promise)
+                    .is_err()
+                {
+                    return false;
+                }
+                placed = true;
+            } else if losers.contains(&entry.job) {
+                let gang = self.gang(entry.job);
+                let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+                let mark = self.state.mark();
+                match self.place_job(entry.job, &gang, &again, nodes, Way::Promise) {
+                    Ok(()) => self.state.keep(mark),
+                    Err(_) => self.state.rollback(mark),
+                }
+            }
+        }
+        placed
+    }
+
+    fn keep_solution(
+        &mut self,
+        job: JobKey,
+        tasks: &[TaskKey],
+        scenario: &Scenario,
+        rules: &dyn Rules,
+    ) {
+        for task in tasks {
+            self.promise(*task);
+        }
+        let purpose = Some(Purpose {
+            cause: rules.cause(),
+            job,
+        });
+        let victims: BTreeMap<usize, TaskKey> = scenario
+            .units()
+            .flat_map(|unit| unit.tasks.iter().copied())
+            .enumerate()
+            .collect();
+        for task in victims.into_values() {
+            let status = self.state.cell(task).status;
+            if matches!(status, Status::Victim | Status::Promised) {
+                let message = rules.message(self, job, task);
+                self.evict(task, purpose, rules.cause(), &message);
+            }
+        }
+        // What waits with it in a victim's job and was promised a place on the way.
+        let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
+        for loser in losers {
+            let promised: Vec<TaskKey> = self
+                .gang(loser)
+                .tasks()
+                .filter(|(_, status)| *status == Status::Promised)
+                .map(|(task, _)| task)
+                .collect();
+            for task in promised {
+                self.promise(task);
+            }
+        }
+        self.failures.remove(&job);
+    }
+}
+
+/// The job as if these pods were all it had and all were needed.
+fn as_alone(gang: &Gang, tasks: &[TaskKey]) -> Gang {
+    let mut alone = gang.with(&|task| tasks.contains(&task));
+    for set in &mut alone.sets {
+        if !set.tasks.is_empty() {
+            set.min = u32::try_from(set.tasks.len()).unwrap_or(u32::MAX);
+        }
+    }
+    alone
+}

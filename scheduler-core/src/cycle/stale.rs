@@ -1,0 +1,68 @@
+//! Stale gangs: what is left of a gang below its minimum goes after a grace (KAI,
+//! `actions/stalegangeviction`).
+
+use super::Cycle;
+use crate::action::EvictCause;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, Seen, TaskKey};
+
+impl Cycle<'_> {
+    pub(super) fn evict_stale(&mut self) {
+        let jobs: Vec<JobKey> = self.state.job_names.values().copied().collect();
+        for job in jobs {
+            let gang = self.gang(job);
+            let stale = gang.is_stale() && !self.has_succeeded(job);
+            let now = self.state.now;
+            let Some(row) = self.state.jobs.get_mut(job) else {
+                continue;
+            };
+            if !stale {
+                if row.stale_since.take().is_some() {
+                    self.decision.stale.push((row.name.clone(), None));
+                }
+                continue;
+            }
+            let since = *row.stale_since.get_or_insert(now);
+            if since == now {
+                self.decision.stale.push((row.name.clone(), Some(now)));
+            }
+            let own = row.group.as_ref().and_then(|group| group.staleness_grace);
+            let Some(grace) = self
+                .config
+                .staleness_grace
+                .map(|grace| own.unwrap_or(grace))
+            else {
+                continue;
+            };
+            let until = since.after(grace);
+            if now < until {
+                self.wake_at(until);
+                continue;
+            }
+            let min: u32 = gang.sets.iter().map(|set| set.min).sum();
+            let tasks: Vec<TaskKey> = gang
+                .tasks()
+                .filter(|(_, status)| matches!(status, Status::Bound | Status::Running))
+                .map(|(task, _)| task)
+                .collect();
+            for task in tasks {
+                let message = format!(
+                    "Workload doesn't meet the minimum required number of pods ({min}), evicting remaining pod: {}",
+                    self.pod_name(task)
+                );
+                self.evict(task, None, EvictCause::StaleGang, &message);
+            }
+        }
+    }
+
+    fn has_succeeded(&self, job: JobKey) -> bool {
+        self.state.jobs.get(job).is_some_and(|row| {
+            row.tasks.iter().any(|task| {
+                self.state
+                    .tasks
+                    .get(*task)
+                    .is_some_and(|task| task.seen == Seen::Succeeded)
+            })
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! One card: may it be used whole, may a share be put on it, and what would it get.
+
+use super::Bases;
+use crate::ledger::{self, CardMemory, Granted, Offer};
+use crate::model::{Amount, Mode, Pool, Share};
+use crate::reason::CardNo;
+use crate::state::State;
+use crate::state::cell::{CardSums, CardUse};
+use crate::state::rows::CardRow;
+use crate::units::{Mib, NanoGpu, Percent};
+use std::sync::Arc;
+
+/// What the card has, for the ledger's rules.
+pub(crate) fn memory(row: &CardRow) -> CardMemory {
+    row.card
+        .as_ref()
+        .map_or_else(CardMemory::default, |card| CardMemory {
+            total: card.total,
+            reserved: card.reserved,
+            cap: card.grantable.min(card.total.less(card.reserved)),
+            allowance: card.allowance,
+        })
+}
+
+/// Whether what is granted on a card is within what it has.
+pub(crate) fn within(row: &CardRow, used: CardUse) -> bool {
+    let sums = used.held;
+    sums.modes[0] <= 1
+        && (sums.modes[0] == 0 || sums.holds() == 1)
+        && sums.limits <= u128::from(memory(row).cap.0)
+}
+
+/// Reasons that hold for whole and shared use alike.
+fn usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
+    let Some(card) = &row.card else {
+        return Err(CardNo::Unknown);
+    };
+    if card.mig {
+        return Err(CardNo::Mig);
+    }
+    if let Some(why) = &card.unhealthy {
+        return Err(CardNo::Unhealthy(Arc::clone(why)));
+    }
+    if card.cordoned {
+        return Err(CardNo::Cordoned);
+    }
+    if card.pool == Pool::None {
+        return Err(CardNo::PoolNone);
+    }
+    if let Some(pause) = &row.pause
+        && pause.until.is_none_or(|until| until > state.now)
+    {
+        return Err(CardNo::Paused {
+            reason: Arc::clone(&pause.reason),
+        });
+    }
+    Ok(())
+}
+
+/// Whether a card may be used whole at all, whoever is on it.
+pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
+    usable(state, row)?;
+    let Some(card) = &row.card else {
+        return Err(CardNo::Unknown);
+    };
+    if card.strangers > Mib(0) {
+        return Err(CardNo::Strangers(card.strangers));
+    }
+    if !card.switchable.contains(&Mode::Exclusive) && card.mode != Some(Mode::Exclusive) {
+        return Err(CardNo::NoMode(Mode::Exclusive));
+    }
+    if card.pool == Pool::Shared {
+        return Err(CardNo::PoolShared);
+    }
+    Ok(())
+}
+
+/// Why a card is not free for whole use: who stays on it.
+pub(crate) fn whole_taken(used: CardUse) -> Option<CardNo> {
+    let after = used.after();
+    if after.modes[0] > 0 {
+        return Some(CardNo::HeldWhole);
+    }
+    (after.holds() > 0).then_some(CardNo::Shared {
+        shares: after.holds(),
+    })
+}
+
+/// What a share would get of a card beside `beside`: all that is on it, or what will be.
+pub(crate) fn share(
+    state: &State,
+    row: &CardRow,
+    beside: CardSums,
+    share: &Share,
+    wanted: Mode,
+) -> Result<Offer, CardNo> {
+    usable(state, row)?;
+    let Some(card) = &row.card else {
+        return Err(CardNo::Unknown);
+    };
+    if beside.modes[0] > 0 {
+        return Err(CardNo::HeldWhole);
+    }
+    let in_use = Mode::ALL
+        .into_iter()
+        .zip(beside.modes)
+        .find(|(mode, holds)| *holds > 0 && *mode != wanted);
+    if let Some((is, _)) = in_use {
+        if is == Mode::Mps && share.devices > 1 {
+            return Err(CardNo::SeveralOnMps);
+        }
+        return Err(CardNo::InMode { is, wanted });
+    }
+    if !card.switchable.contains(&wanted) && card.mode != Some(wanted) {
+        return Err(CardNo::NoMode(wanted));
+    }
+    if beside.holds() > 0 && !card.ready {
+        return Err(CardNo::NotReady);
+    }
+    let clients = matches!(wanted, Mode::Mps | Mode::MpsIsolated);
+    if clients && card.client_slots > 0 && beside.holds() >= card.client_slots {
+        return Err(CardNo::Slots {
+            slots: card.client_slots,
+        });
+    }
+    let memory = memory(row);
+    memory
+        .offer(granted(beside), share.amount)
+        .map_err(|short| CardNo::Memory {
+            short,
+            cap: memory.cap,
+        })
+}
+
+fn granted(sums: CardSums) -> Granted {
+    Granted {
+        limits: Mib(u64::try_from(sums.limits).unwrap_or(u64::MAX)),
+        nominal: Mib(u64::try_from(sums.nominal).unwrap_or(u64::MAX)),
+    }
+}
+
+/// The modes in which a share may use a card, best first.
+pub(crate) fn modes(share: &Share, row: &CardRow, default: Mode) -> Vec<Mode> {
+    let several = share.devices > 1;
+    match share.mode {
+        Some(Mode::Mps) if several => vec![Mode::MpsIsolated],
+        Some(mode) => vec![mode],
+        None if several => match default {
+            Mode::TimeSlicing => vec![Mode::TimeSlicing, Mode::MpsIsolated],
+            _ => vec![Mode::MpsIsolated, Mode::TimeSlicing],
+        },
+        None => {
+            let mut pinned = row
+                .card
+                .iter()
+                .flat_map(|card| &card.switchable)
+                .filter(|mode| **mode != Mode::Exclusive);
+            // The admin pinned the card to one way of sharing: that wins over the default.
+            match (pinned.next(), pinned.next()) {
+                (Some(only), None) => vec![*only],
+                _ => vec![default],
+            }
+        }
+    }
+}
+
+/// The compute ceiling of a share: the user's, else its part under MPS, else none.
+pub(crate) fn compute(share: &Share, mode: Mode) -> Percent {
+    if let Some(percent) = share.compute {
+        return percent;
+    }
+    match (share.amount, mode) {
+        (Amount::Fraction(part), Mode::Mps | Mode::MpsIsolated) => {
+            let percent = part.0.saturating_mul(100) / NanoGpu::ONE.0;
+            Percent::new(u8::try_from(percent.clamp(1, 100)).unwrap_or(100))
+                .unwrap_or(Percent::FULL)
+        }
+        _ => Percent::FULL,
+    }
+}
+
+/// A card's name for people, before a colon.
+pub(crate) fn name(row: &CardRow) -> String {
+    match &row.card {
+        Some(card) if !card.product.is_empty() => format!("{} ({})", row.uuid, card.product),
+        _ => row.uuid.to_string(),
+    }
+}
+
+/// What queues count for an amount on this card.
+pub(crate) fn nano(row: &CardRow, amount: Amount, bases: &Bases) -> u64 {
+    let base = row.card.as_ref().map_or(Mib(0), |card| {
+        bases
+            .get(&*card.product)
+            .map_or(card.total, |base| Mib(*base))
+    });
+    ledger::nano(amount, base).0
+}

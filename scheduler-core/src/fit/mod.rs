@@ -1,0 +1,200 @@
+//! Can it go there: every rule of a node and of its cards, and every "no" as a typed
+//! reason.
+//!
+//! In: the state, a request signature, a node. Out: a [`Seat`], or why there is none.
+//! Changes nothing; deciding and explaining ask the same functions.
+//! - here: rules of the node, and its countable resources.
+//! - [`card`]: one card, whole or shared.
+//! - [`seat`]: which cards of the node.
+//!
+//! Two questions in one: a seat may be free `now`, or only once what is on its way out is
+//! gone, with promises made so far taken off.
+
+pub(crate) mod card;
+pub(crate) mod seat;
+
+use crate::model::{Effect, Node, NodeRules, NodeTerm, Operator, Requirement, Taint, Toleration};
+use crate::reason::{NodeNo, NodeVerdict};
+use crate::state::State;
+use crate::state::cell::Amounts;
+use crate::state::rows::{NodeKey, Spec, SpecRow};
+pub(crate) use seat::Seat;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// MiB that one GPU of a product counts for in queues, where the configuration says so.
+pub(crate) type Bases = BTreeMap<String, u64>;
+
+/// Everything that a node must say yes to.
+pub(crate) fn node(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    bases: &Bases,
+    promise: bool,
+) -> Result<Seat, NodeVerdict> {
+    let no = |why: Vec<NodeNo>| NodeVerdict {
+        why,
+        cards: Vec::new(),
+    };
+    let Some(node) = state.nodes.get(key).and_then(|row| row.node.as_ref()) else {
+        return Err(no(vec![NodeNo::Unschedulable]));
+    };
+    rules(node, &spec.spec).map_err(|why| no(vec![why]))?;
+    let mut room = Room { now: true, promise };
+    let short = resources(state, spec, key, node, &mut room);
+    if !short.is_empty() {
+        return Err(no(short));
+    }
+    seat::cards(state, spec, key, bases, room)
+}
+
+/// Whether countable resources are free now, or only later.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub now: bool,
+    /// The pod is to be promised a place only, even if it is free.
+    pub promise: bool,
+}
+
+/// Rules of the node that no pod's coming or going changes.
+pub(crate) fn rules(node: &Node, spec: &Spec) -> Result<(), NodeNo> {
+    if let Some(why) = node.not_ready.first() {
+        return Err(NodeNo::NotReady(Arc::clone(why)));
+    }
+    if node.unschedulable && !tolerates_unschedulable(&spec.tolerations) {
+        return Err(NodeNo::Unschedulable);
+    }
+    if let Some(taint) = node.taints.iter().find(|taint| {
+        !spec
+            .tolerations
+            .iter()
+            .any(|toleration| tolerates(toleration, taint))
+    }) {
+        return Err(NodeNo::Taint(taint.clone()));
+    }
+    if !selects(&spec.rules, node) {
+        return Err(NodeNo::Selector);
+    }
+    Ok(())
+}
+
+/// Kubernetes' own taint for the flag.
+fn tolerates_unschedulable(tolerations: &[Toleration]) -> bool {
+    let taint = Taint {
+        key: Arc::from("node.kubernetes.io/unschedulable"),
+        value: Arc::from(""),
+        effect: Effect::NoSchedule,
+    };
+    tolerations
+        .iter()
+        .any(|toleration| tolerates(toleration, &taint))
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    toleration
+        .effect
+        .is_none_or(|effect| effect == taint.effect)
+        && match (&toleration.key, &toleration.value) {
+            (None, None) => true,
+            (None, Some(_)) => false,
+            (Some(key), None) => *key == taint.key,
+            (Some(key), Some(value)) => *key == taint.key && *value == taint.value,
+        }
+}
+
+fn selects(rules: &NodeRules, node: &Node) -> bool {
+    rules
+        .selector
+        .iter()
+        .all(|(key, value)| node.labels.get(key) == Some(value))
+        && rules
+            .terms
+            .as_ref()
+            .is_none_or(|terms| terms.iter().any(|term| matches(term, node)))
+}
+
+fn matches(term: &NodeTerm, node: &Node) -> bool {
+    if term.labels.is_empty() && term.name.is_empty() {
+        return false;
+    }
+    term.labels.iter().all(|requirement| {
+        meets(
+            requirement,
+            node.labels.get(&requirement.key).map(|value| &**value),
+        )
+    }) && term
+        .name
+        .iter()
+        .all(|requirement| meets(requirement, Some(node.name.as_str())))
+}
+
+fn meets(requirement: &Requirement, value: Option<&str>) -> bool {
+    let integer = || value.and_then(|value| value.parse::<i64>().ok());
+    let one_of =
+        |values: &[Arc<str>]| value.is_some_and(|value| values.iter().any(|one| **one == *value));
+    match &requirement.operator {
+        Operator::In(values) => one_of(values),
+        Operator::NotIn(values) => !one_of(values),
+        Operator::Exists => value.is_some(),
+        Operator::DoesNotExist => value.is_none(),
+        Operator::Above(bound) => integer().is_some_and(|value| value > *bound),
+        Operator::Below(bound) => integer().is_some_and(|value| value < *bound),
+    }
+}
+
+/// One countable resource: what there is, what is taken, leaving and promised.
+fn has_room(room: &mut Room, has: u64, [used, leaving, promised]: [u128; 3], wanted: u64) -> bool {
+    let (has, wanted) = (u128::from(has), u128::from(wanted));
+    if wanted == 0 {
+        return true;
+    }
+    room.now &= used + wanted <= has;
+    used + promised + wanted <= has + leaving
+}
+
+/// CPU, memory, pods and other resources that are short.
+fn resources(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    node: &Node,
+    room: &mut Room,
+) -> Vec<NodeNo> {
+    let used = state.node_use.get(key).copied().unwrap_or_default();
+    let of = |field: fn(&Amounts) -> u128| {
+        [
+            field(&used.used),
+            field(&used.releasing),
+            field(&used.promised),
+        ]
+    };
+    let mut short = Vec::new();
+    if !has_room(room, node.pods, of(|sums| sums.pods), 1) {
+        short.push(NodeNo::Pods);
+    }
+    if !has_room(room, node.cpu.0, of(|sums| sums.cpu), spec.spec.cpu.0) {
+        short.push(NodeNo::Cpu);
+    }
+    if !has_room(
+        room,
+        node.memory.0,
+        of(|sums| sums.memory),
+        spec.spec.memory.0,
+    ) {
+        short.push(NodeNo::Memory);
+    }
+    for (name, amount) in &spec.spec.extended {
+        let taken = state
+            .extra_use
+            .get(&(key, name.clone()))
+            .copied()
+            .unwrap_or_default();
+        let has = node.extended.get(name).copied().unwrap_or(0);
+        let sums = [taken.used, taken.releasing, taken.promised];
+        if !has_room(room, has, sums, *amount) {
+            short.push(NodeNo::Extended(name.clone()));
+        }
+    }
+    short
+}

@@ -1,0 +1,515 @@
+//! Which cards of a node a pod would hold.
+//!
+//! Whole GPUs are counted while deciding and chosen when the decision is kept
+//! ([`choose_whole`]): all whole cards of a node are alike until then. Shares are put on
+//! cards at once, the fullest that still holds them first, as KAI's `gpupack` does.
+
+use super::card;
+use super::{Bases, Room};
+use crate::ids::ContainerName;
+use crate::ledger::{CardMemory, Offer};
+use crate::model::{Ask, Mode, Share};
+use crate::reason::{NodeNo, NodeVerdict};
+use crate::state::State;
+use crate::state::cell::{CardSums, CardUse};
+use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
+use crate::units::{NanoGpu, Percent};
+use crate::whole;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Where on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seat {
+    /// Shares on their cards; whole GPUs are not in it.
+    pub holds: Vec<Hold>,
+    /// Free now; else only once something has left.
+    pub now: bool,
+    /// The countable resources are free now: what KAI scores.
+    pub allocatable: bool,
+    /// A share of it joins a card that is shared already.
+    pub joins: bool,
+}
+
+/// Whole GPUs of a node, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WholeCount {
+    /// Nobody is on them, less those that this trial has taken.
+    pub now: i64,
+    /// The same with those that are leaving, less what is promised.
+    pub later: i64,
+}
+
+/// How many whole GPUs a node has to give.
+pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
+    let (Some(row), used) = (
+        state.nodes.get(key),
+        state.node_use.get(key).copied().unwrap_or_default(),
+    ) else {
+        return WholeCount::default();
+    };
+    let signed = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
+    let mut idle = 0;
+    let mut open = 0;
+    if row.node.as_ref().is_some_and(|node| node.managed) {
+        if row.agent.is_none() {
+            return WholeCount::default();
+        }
+        for key in &row.cards {
+            let (Some(card), Some(sums)) = (state.cards.get(*key), state.card_use.get(*key)) else {
+                continue;
+            };
+            if !sums.is_leaving() || card::whole_usable(state, card).is_err() {
+                continue;
+            }
+            idle += i64::from(sums.holders() == 0);
+            open += i64::from(sums.promised.holds() == 0);
+        }
+    } else {
+        idle = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
+        open = idle;
+    }
+    let taken = signed(used.used.gpus);
+    WholeCount {
+        now: idle - taken,
+        later: open - taken + signed(used.releasing.gpus) - signed(used.promised.gpus),
+    }
+}
+
+/// What is tentatively taken while the containers of one pod are seated in turn.
+#[derive(Default)]
+struct Scratch {
+    cards: BTreeMap<CardKey, CardUse>,
+    /// Whole cards that shares of this pod have opened.
+    opened: i64,
+}
+
+impl Scratch {
+    fn of(&self, state: &State, key: CardKey) -> CardUse {
+        self.cards
+            .get(&key)
+            .or_else(|| state.card_use.get(key))
+            .copied()
+            .unwrap_or_default()
+    }
+}
+
+/// The cards, container by container: larger wishes first, so that a small one does not
+/// take the only card that holds a large one.
+pub(crate) fn cards(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    bases: &Bases,
+    room: Room,
+) -> Result<Seat, NodeVerdict> {
+    let mut seat = Seat {
+        now: room.now,
+        ..Seat::default()
+    };
+    seat.allocatable = seat.now;
+    if spec.whole == 0 && !spec.shares {
+        return Ok(seat);
+    }
+    let no = |why, cards| NodeVerdict {
+        why: vec![why],
+        cards,
+    };
+    let Some((row, node)) = state
+        .nodes
+        .get(key)
+        .and_then(|row| Some((row, row.node.as_ref()?)))
+    else {
+        return Err(no(NodeNo::NoGpus, Vec::new()));
+    };
+    if node.managed && row.agent.is_none() {
+        return Err(no(NodeNo::AgentSilent, Vec::new()));
+    }
+    let count = whole_count(state, key);
+    if spec.whole > 0 {
+        let wanted = i64::from(spec.whole);
+        if count.later < wanted {
+            return Err(no(NodeNo::Gpus, whole_lines(state, row, count, wanted)));
+        }
+        seat.now &= count.now >= wanted;
+    }
+    seat.allocatable = seat.now;
+    if !spec.shares {
+        return Ok(seat);
+    }
+    let Some(agent) = row.agent.as_ref().filter(|_| node.managed) else {
+        let why = if node.gpus == 0 {
+            NodeNo::NoGpus
+        } else {
+            NodeNo::GpuMemory
+        };
+        return Err(no(why, Vec::new()));
+    };
+    if let Some(why) = &agent.not_offering {
+        return Err(no(NodeNo::NotOffering(Arc::clone(why)), Vec::new()));
+    }
+    let mut scratch = Scratch::default();
+    for (container, share) in shares_in_order(state, &spec.spec, row) {
+        seat_share(
+            state,
+            row,
+            container,
+            share,
+            agent.default_mode,
+            bases,
+            count,
+            room.promise,
+            &mut scratch,
+            &mut seat,
+        )
+        .map_err(|cards| {
+            let why = if cards.is_empty() {
+                NodeNo::NoGpus
+            } else {
+                NodeNo::GpuMemory
+            };
+            no(why, cards)
+        })?;
+    }
+    seat.holds.sort_by_key(|hold| {
+        spec.spec
+            .gpus
+            .iter()
+            .position(|ask| ask.container == hold.container)
+    });
+    Ok(seat)
+}
+
+fn shares_in_order<'a>(
+    state: &State,
+    spec: &'a Spec,
+    row: &NodeRow,
+) -> Vec<(&'a ContainerName, &'a Share)> {
+    let mut shares: Vec<_> = spec
+        .gpus
+        .iter()
+        .filter_map(|ask| match &ask.ask {
+            Ask::Share(share) => Some((&ask.container, share)),
+            Ask::Whole(_) => None,
+        })
+        .collect();
+    if shares.len() > 1 {
+        let largest = row
+            .cards
+            .iter()
+            .filter_map(|card| state.cards.get(*card)?.card.as_ref())
+            .map(|card| card.total)
+            .max()
+            .unwrap_or_default();
+        let yardstick = CardMemory {
+            total: largest,
+            ..CardMemory::default()
+        };
+        shares.sort_by_key(|(_, share)| Reverse((share.devices, yardstick.nominal(share.amount))));
+    }
+    shares
+}
+
+/// A line for each card that is not free as a whole GPU.
+fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> Vec<String> {
+    let mut lines: Vec<String> = row
+        .cards
+        .iter()
+        .filter_map(|key| {
+            let card = state.cards.get(*key)?;
+            let used = state.card_use.get(*key).copied().unwrap_or_default();
+            let no = card::whole_usable(state, card)
+                .err()
+                .or_else(|| card::whole_taken(used))?;
+            Some(format!("{}: {no}", card::name(card)))
+        })
+        .collect();
+    if !row.cards.is_empty() {
+        lines.push(format!(
+            "{} of {wanted} whole GPUs free",
+            count.later.max(0)
+        ));
+    }
+    lines
+}
+
+/// A card that would do for a share, and how good it is: larger first.
+struct Candidate {
+    key: CardKey,
+    offer: Offer,
+    now: bool,
+    opens: bool,
+    /// Opening it costs a whole GPU.
+    costs_whole: bool,
+    rank: (bool, u128, bool, Reverse<u64>),
+}
+
+/// What a card says to a share in one mode.
+fn candidate(
+    state: &State,
+    key: CardKey,
+    row: &CardRow,
+    used: CardUse,
+    share: &Share,
+    mode: Mode,
+) -> Result<Candidate, crate::reason::CardNo> {
+    let after = used.after();
+    let offer_later = card::share(state, row, after, share, mode)?;
+    let offer_now = card::share(state, row, used.held, share, mode);
+    let opens = after.holds() == 0;
+    let whole = card::whole_usable(state, row).is_ok();
+    let cap = card::memory(row).cap;
+    let total = u128::from(card::memory(row).total.0).max(1);
+    // The fullest first, what is on its way out counted in, as KAI does.
+    let fullness = (used.held.limits + used.promised.limits) * 1_000_000 / total;
+    Ok(Candidate {
+        key,
+        offer: *offer_now.as_ref().unwrap_or(&offer_later),
+        now: offer_now.is_ok(),
+        opens,
+        costs_whole: opens && whole,
+        rank: if opens {
+            // Idle ones first, then those that are no whole GPU anyhow, then the smallest.
+            (
+                false,
+                u128::from(used.holders() == 0),
+                !whole,
+                Reverse(cap.0),
+            )
+        } else {
+            (true, fullness, false, Reverse(0))
+        },
+    })
+}
+
+/// Seats one container's share. On failure, a line per card.
+#[allow(clippy::too_many_arguments)]
+fn seat_share(
+    state: &State,
+    node: &NodeRow,
+    container: &ContainerName,
+    share: &Share,
+    default: Mode,
+    bases: &Bases,
+    count: WholeCount,
+    promise: bool,
+    scratch: &mut Scratch,
+    seat: &mut Seat,
+) -> Result<(), Vec<String>> {
+    let wanted = share.devices as usize;
+    let mut found: BTreeMap<Mode, Vec<Candidate>> = BTreeMap::new();
+    let mut order: Vec<Mode> = Vec::new();
+    let mut lines = Vec::new();
+    for key in &node.cards {
+        let Some(row) = state.cards.get(*key) else {
+            continue;
+        };
+        let mut first_no = None;
+        let mut fits = false;
+        for mode in card::modes(share, row, default) {
+            if !order.contains(&mode) {
+                order.push(mode);
+            }
+            match candidate(state, *key, row, scratch.of(state, *key), share, mode) {
+                Ok(candidate) => {
+                    found.entry(mode).or_default().push(candidate);
+                    fits = true;
+                }
+                Err(no) => {
+                    first_no.get_or_insert(no);
+                }
+            }
+        }
+        if let (false, Some(no)) = (fits, first_no) {
+            lines.push(format!("{}: {no}", card::name(row)));
+        }
+    }
+    let whole_left = |count: i64| usize::try_from((count - scratch.opened).max(0)).unwrap_or(0);
+    let picked = order.iter().find_map(|mode| {
+        let mut candidates = found.remove(mode)?;
+        // Stable: equals stay in the node's order.
+        candidates.sort_by_key(|candidate| Reverse(candidate.rank));
+        let mut whole = whole_left(count.later);
+        candidates.retain(|candidate| {
+            if candidate.costs_whole {
+                if whole == 0 {
+                    return false;
+                }
+                whole -= 1;
+            }
+            true
+        });
+        (candidates.len() >= wanted).then_some((*mode, candidates))
+    });
+    let Some((mode, mut candidates)) = picked else {
+        if wanted > 1 {
+            lines.push(format!("{wanted} cards in one mode needed"));
+        }
+        return Err(lines);
+    };
+    // KAI's `IsTaskAllocatable` for shares: whole GPUs free now, and cards that are
+    // shared and will hold it.
+    let joinable = candidates
+        .iter()
+        .filter(|candidate| !candidate.opens)
+        .count();
+    let free = candidates
+        .iter()
+        .filter(|candidate| candidate.opens && candidate.now && !candidate.costs_whole)
+        .count();
+    let now = seat.allocatable && whole_left(count.now) + free + joinable >= wanted;
+    seat.allocatable &= now;
+    if promise || !now {
+        // A promise opens what is leaving before what is idle.
+        candidates.sort_by_key(|candidate| (candidate.opens, candidate.opens && candidate.now));
+    }
+    candidates.truncate(wanted);
+    seat.now &= now && candidates.iter().all(|candidate| candidate.now);
+    seat.joins |= candidates.iter().any(|candidate| !candidate.opens);
+    take(
+        state,
+        container,
+        share,
+        mode,
+        bases,
+        &candidates,
+        scratch,
+        seat,
+    );
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn take(
+    state: &State,
+    container: &ContainerName,
+    share: &Share,
+    mode: Mode,
+    bases: &Bases,
+    candidates: &[Candidate],
+    scratch: &mut Scratch,
+    seat: &mut Seat,
+) {
+    // One limit for all of the container's cards: the smallest of the offers.
+    let limit = candidates
+        .iter()
+        .map(|candidate| candidate.offer.limit)
+        .min()
+        .unwrap_or_default();
+    let note: Option<Arc<str>> = candidates
+        .iter()
+        .find(|candidate| limit < candidate.offer.nominal)
+        .map(|candidate| {
+            Arc::from(format!(
+                "the last share of its card: {} of {} MiB, the rest is reserve and context allowances",
+                limit.0, candidate.offer.nominal.0
+            ))
+        });
+    let mut chosen: Vec<&Candidate> = candidates.iter().collect();
+    chosen.sort_by_key(|candidate| {
+        state
+            .cards
+            .get(candidate.key)
+            .and_then(|row| Some((row.card.as_ref()?.index, row.uuid.clone())))
+    });
+    for candidate in chosen {
+        let Some(row) = state.cards.get(candidate.key) else {
+            continue;
+        };
+        seat.holds.push(Hold {
+            container: container.clone(),
+            card: candidate.key,
+            limit,
+            nominal: candidate.offer.nominal,
+            nano: card::nano(row, share.amount, bases),
+            compute: card::compute(share, mode),
+            mode,
+            note: note.clone(),
+            lent: false,
+        });
+        scratch.opened += i64::from(candidate.costs_whole);
+        let mut used = scratch.of(state, candidate.key);
+        let add = |sums: &mut CardSums| {
+            sums.limits += u128::from(limit.0);
+            sums.nominal += u128::from(candidate.offer.nominal.0);
+            for (each, count) in Mode::ALL.into_iter().zip(&mut sums.modes) {
+                *count = count.saturating_add(u32::from(each == mode));
+            }
+        };
+        if seat.now {
+            add(&mut used.held);
+        } else {
+            add(&mut used.promised);
+        }
+        scratch.cards.insert(candidate.key, used);
+    }
+}
+
+/// Chooses the cards for a pod whose whole GPUs were counted so far, and says what its
+/// containers hold. Empty on a node without an agent, whose plugin chooses.
+pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<Hold> {
+    let Some(node) = state.nodes.get(key) else {
+        return Vec::new();
+    };
+    if spec.whole == 0 || !node.node.as_ref().is_some_and(|node| node.managed) {
+        return Vec::new();
+    }
+    let free: Vec<CardKey> = node
+        .cards
+        .iter()
+        .copied()
+        .filter(|key| {
+            state.cards.get(*key).is_some_and(|row| {
+                card::whole_usable(state, row).is_ok()
+                    && state
+                        .card_use
+                        .get(*key)
+                        .is_some_and(|used| used.holders() == 0)
+            })
+        })
+        .collect();
+    // Cards with a promise last: their promise is made anew next time.
+    let (mut clear, promised): (Vec<CardKey>, Vec<CardKey>) = free.into_iter().partition(|key| {
+        state
+            .card_use
+            .get(*key)
+            .is_none_or(|used| used.promised.holds() == 0)
+    });
+    if clear.len() < spec.whole as usize {
+        clear.extend(promised);
+    }
+    let chosen = whole::choose(state, &clear, spec.whole as usize);
+    let mut holds: Vec<Hold> = Vec::new();
+    let mut next = 0;
+    for ask in &spec.spec.gpus {
+        let Ask::Whole(count) = ask.ask else {
+            continue;
+        };
+        let count = count as usize;
+        // An init container is lent the first cards; app containers get their own.
+        let from = if ask.init { 0 } else { next };
+        for key in chosen.iter().skip(from).take(count) {
+            let Some(row) = state.cards.get(*key) else {
+                continue;
+            };
+            let memory = card::memory(row);
+            let lent = holds.iter().any(|hold| hold.card == *key);
+            holds.push(Hold {
+                container: ask.container.clone(),
+                card: *key,
+                limit: memory.cap,
+                nominal: memory.total,
+                nano: NanoGpu::ONE.0,
+                compute: Percent::FULL,
+                mode: Mode::Exclusive,
+                note: None,
+                lent,
+            });
+        }
+        if !ask.init {
+            next += count;
+        }
+    }
+    holds
+}

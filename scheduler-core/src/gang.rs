@@ -1,0 +1,444 @@
+//! Gangs: which pods of a job go together, which go next, and which leave first.
+//!
+//! Rules (KAI, `api/podgroup_info`): a set below its minimum is filled at once, all sets
+//! that the group's tree needs together; above the minimum one pod at a time. In the
+//! other direction the last pod of a set above its minimum goes first, one at a time;
+//! else the whole gang goes.
+
+use crate::ids::SetName;
+use crate::model::{PodGroup, SubGroup};
+use crate::state::State;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, JobRow, TaskKey};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// One pod set of a job with the pods that belong to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Set {
+    pub name: SetName,
+    pub min: u32,
+    /// In task order.
+    pub tasks: Vec<(TaskKey, Status)>,
+}
+
+impl Set {
+    fn count(&self, is: fn(Status) -> bool) -> u32 {
+        u32::try_from(self.tasks.iter().filter(|(_, status)| is(*status)).count())
+            .unwrap_or(u32::MAX)
+    }
+
+    /// KAI's `numActiveAllocatedTasks`.
+    pub(crate) fn allocated(&self) -> u32 {
+        self.count(Status::is_allocated)
+    }
+
+    /// KAI's `numActiveUsedTasks`.
+    pub(crate) fn active(&self) -> u32 {
+        self.count(Status::is_active)
+    }
+}
+
+/// A job's sets and how they hang together.
+#[derive(Clone, Debug)]
+pub(crate) struct Gang {
+    /// In order of name.
+    pub sets: Vec<Set>,
+    /// `None`: one set, needed.
+    pub root: Option<Arc<SubGroup>>,
+}
+
+/// How far along a job is: what JobOrder looks at after priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Growth {
+    Below,
+    Exactly,
+    Above,
+}
+
+/// Which pods may be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pick {
+    /// Those that wait and are not hindered.
+    Waiting,
+    /// Victims of this trial as well.
+    WaitingAndVictims,
+}
+
+impl Pick {
+    fn takes(self, status: Status) -> bool {
+        status == Status::Pending || self == Self::WaitingAndVictims && status == Status::Victim
+    }
+}
+
+/// The name of the one set of a job without sub-groups.
+pub(crate) const DEFAULT_SET: &str = "default";
+
+/// The sets of a job with the state of their pods. Pods that are not to be placed yet
+/// (gates, pauses) are left out of what may be picked, not of what counts.
+pub(crate) fn of(state: &State, key: JobKey) -> Gang {
+    let Some(job) = state.jobs.get(key) else {
+        return Gang {
+            sets: Vec::new(),
+            root: None,
+        };
+    };
+    let mut sets = Vec::new();
+    match &job.group {
+        Some(group) => collect(&group.root, &mut sets, 0),
+        None => sets.push(Set {
+            name: SetName::new(DEFAULT_SET),
+            min: 1,
+            tasks: Vec::new(),
+        }),
+    }
+    sets.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut tasks: Vec<_> = job
+        .tasks
+        .iter()
+        .filter_map(|task| {
+            let row = state.tasks.get(*task)?;
+            let status = state.task_cells.get(*task)?.status;
+            Some((
+                (row.task_order, row.created, row.uid.clone()),
+                *task,
+                status,
+                row,
+            ))
+        })
+        .collect();
+    tasks.sort_by(|one, other| one.0.cmp(&other.0));
+    for (_, task, status, row) in tasks {
+        let name = row.set.as_ref().map_or(DEFAULT_SET, |name| name.as_str());
+        if let Some(set) = sets.iter_mut().find(|set| set.name.as_str() == name) {
+            set.tasks.push((task, status));
+        }
+    }
+    Gang {
+        sets,
+        root: job.root.clone(),
+    }
+}
+
+fn collect(group: &SubGroup, into: &mut Vec<Set>, depth: u32) {
+    // As deep as the events' check looks.
+    if depth > 64 {
+        return;
+    }
+    for set in &group.sets {
+        into.push(Set {
+            name: set.name.clone(),
+            min: set.min,
+            tasks: Vec::new(),
+        });
+    }
+    for inner in &group.groups {
+        collect(inner, into, depth + 1);
+    }
+}
+
+/// A member of a group's tree.
+#[derive(Clone, Copy)]
+enum Member<'a> {
+    Group(&'a SubGroup),
+    Set(&'a Set),
+}
+
+impl Gang {
+    fn set(&self, name: &SetName) -> Option<&Set> {
+        self.sets.iter().find(|set| set.name == *name)
+    }
+
+    fn members<'a>(&'a self, group: &'a SubGroup) -> Vec<Member<'a>> {
+        let groups = group.groups.iter().map(Member::Group);
+        let sets = group
+            .sets
+            .iter()
+            .filter_map(|set| Some(Member::Set(self.set(&set.name)?)));
+        groups.chain(sets).collect()
+    }
+
+    fn name<'a>(member: Member<'a>) -> &'a str {
+        match member {
+            Member::Group(group) => group.name.as_ref().map_or("", |name| name.as_str()),
+            Member::Set(set) => set.name.as_str(),
+        }
+    }
+
+    /// How many of its parts a member has, and how many it needs.
+    fn progress(&self, member: Member) -> (u32, u32) {
+        match member {
+            Member::Set(set) => (set.allocated(), set.min),
+            Member::Group(group) => (self.satisfied(group), needed(group)),
+        }
+    }
+
+    fn satisfied(&self, group: &SubGroup) -> u32 {
+        let done = self
+            .members(group)
+            .into_iter()
+            .filter(|member| {
+                let (has, needs) = self.progress(*member);
+                has >= needs
+            })
+            .count();
+        u32::try_from(done).unwrap_or(u32::MAX)
+    }
+
+    /// Groups of a group, in their order.
+    pub(crate) fn ordered_groups<'a>(&'a self, group: &'a SubGroup) -> Vec<&'a SubGroup> {
+        self.ordered(group)
+            .into_iter()
+            .filter_map(|member| match member {
+                Member::Group(group) => Some(group),
+                Member::Set(_) => None,
+            })
+            .collect()
+    }
+
+    /// Sets of a group, in their order.
+    pub(crate) fn ordered_sets<'a>(&'a self, group: &'a SubGroup) -> Vec<&'a Set> {
+        self.ordered(group)
+            .into_iter()
+            .filter_map(|member| match member {
+                Member::Set(set) => Some(set),
+                Member::Group(_) => None,
+            })
+            .collect()
+    }
+
+    /// KAI's order of sub-groups: below the minimum first, then the relatively emptier,
+    /// then by name.
+    fn ordered<'a>(&'a self, group: &'a SubGroup) -> Vec<Member<'a>> {
+        let mut members = self.members(group);
+        members.sort_by(|one, other| {
+            let ((a, a_min), (b, b_min)) = (self.progress(*one), self.progress(*other));
+            (a >= a_min)
+                .cmp(&(b >= b_min))
+                .then_with(|| {
+                    // a / a_min against b / b_min without dividing.
+                    let left = u64::from(a) * u64::from(b_min.max(1));
+                    let right = u64::from(b) * u64::from(a_min.max(1));
+                    left.cmp(&right)
+                })
+                .then_with(|| Self::name(*one).cmp(Self::name(*other)))
+        });
+        members
+    }
+
+    /// Enough pods exist, gates aside, for the group's minimum.
+    pub(crate) fn is_ready(&self, is_gated: &dyn Fn(TaskKey) -> bool) -> bool {
+        let ready = |set: &Set| {
+            let alive = set
+                .tasks
+                .iter()
+                .filter(|(task, status)| {
+                    status.is_allocated() || *status == Status::Pending && !is_gated(*task)
+                })
+                .count();
+            alive >= set.min as usize
+        };
+        match &self.root {
+            None => self.sets.iter().all(ready),
+            Some(root) => self.is_group_ready(root, &ready),
+        }
+    }
+
+    fn is_group_ready(&self, group: &SubGroup, ready: &dyn Fn(&Set) -> bool) -> bool {
+        let count = self
+            .members(group)
+            .into_iter()
+            .filter(|member| match member {
+                Member::Set(set) => ready(set),
+                Member::Group(group) => self.is_group_ready(group, ready),
+            })
+            .count();
+        count >= needed(group) as usize
+    }
+
+    /// Everything that the minimum needs stands somewhere, also if on its way out.
+    pub(crate) fn is_satisfied(&self) -> bool {
+        let formed = |set: &Set| set.active() >= set.min;
+        match &self.root {
+            None => self.sets.iter().all(formed),
+            Some(root) => self.is_group_ready(root, &formed),
+        }
+    }
+
+    /// KAI's staleness: something stands, yet the gang is not whole, and nothing has
+    /// succeeded.
+    pub(crate) fn is_stale(&self) -> bool {
+        let active: u32 = self.sets.iter().map(Set::active).sum();
+        active > 0 && !self.is_satisfied()
+    }
+
+    pub(crate) fn growth(&self) -> Growth {
+        let mut growth = Growth::Exactly;
+        for set in &self.sets {
+            match set.allocated().cmp(&set.min) {
+                std::cmp::Ordering::Less => return Growth::Below,
+                std::cmp::Ordering::Equal => {}
+                std::cmp::Ordering::Greater => growth = Growth::Above,
+            }
+        }
+        growth
+    }
+
+    /// True when the job has more pods than its minimum in some set.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.sets
+            .iter()
+            .any(|set| set.tasks.len() > set.min as usize)
+    }
+
+    /// The pods to place next, together.
+    pub(crate) fn next(&self, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
+        match &self.root {
+            None => self
+                .sets
+                .first()
+                .map(|set| next_of_set(set, pick, may))
+                .unwrap_or_default(),
+            Some(root) => self.next_of_group(root, pick, may),
+        }
+    }
+
+    fn next_of_group(
+        &self,
+        group: &SubGroup,
+        pick: Pick,
+        may: &dyn Fn(TaskKey) -> bool,
+    ) -> Vec<TaskKey> {
+        let members = self.ordered(group);
+        let (has, needs) = (self.satisfied(group), needed(group));
+        if has >= needs {
+            return members
+                .into_iter()
+                .map(|member| self.next_of(member, pick, may))
+                .find(|tasks| !tasks.is_empty())
+                .unwrap_or_default();
+        }
+        let mut missing = needs - has;
+        let mut tasks = Vec::new();
+        for member in members {
+            if missing == 0 {
+                break;
+            }
+            let (has, needs) = self.progress(member);
+            if has >= needs {
+                continue;
+            }
+            let more = self.next_of(member, pick, may);
+            if more.is_empty() {
+                continue;
+            }
+            tasks.extend(more);
+            missing -= 1;
+        }
+        tasks
+    }
+
+    fn next_of(&self, member: Member, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
+        match member {
+            Member::Group(group) => self.next_of_group(group, pick, may),
+            Member::Set(set) => next_of_set(set, pick, may),
+        }
+    }
+
+    /// The pods that leave first, together, last first; and whether more would follow.
+    pub(crate) fn leave(&self) -> (Vec<TaskKey>, bool) {
+        let mut sets: Vec<&Set> = self.sets.iter().collect();
+        sets.sort_by_key(|set| {
+            let allocated = set.allocated();
+            // a / min in millionths: finer than any set is large.
+            let ratio = u64::from(allocated) * 1_000_000 / u64::from(set.min.max(1));
+            Reverse((allocated >= set.min, ratio, set.name.clone()))
+        });
+        let above = self.sets.iter().any(|set| set.allocated() > set.min);
+        let take = if above { 1 } else { sets.len() };
+        let mut leaving = Vec::new();
+        for set in sets.into_iter().take(take) {
+            let most = if set.allocated() > set.min {
+                1
+            } else {
+                usize::MAX
+            };
+            leaving.extend(
+                set.tasks
+                    .iter()
+                    .rev()
+                    .filter(|(_, status)| status.is_allocated())
+                    .map(|(task, _)| *task)
+                    .take(most),
+            );
+        }
+        let all: u32 = self.sets.iter().map(Set::allocated).sum();
+        let more = leaving.len() < all as usize;
+        (leaving, more)
+    }
+
+    /// The same job with some of its pods only.
+    #[must_use]
+    pub(crate) fn with(&self, keep: &dyn Fn(TaskKey) -> bool) -> Self {
+        let mut gang = self.clone();
+        for set in &mut gang.sets {
+            set.tasks.retain(|(task, _)| keep(*task));
+        }
+        gang
+    }
+
+    /// All waits: something of it was only promised, and what is really placed is below
+    /// the minimum.
+    pub(crate) fn must_wait_whole(&self) -> bool {
+        self.sets.iter().any(|set| {
+            let promised = set.count(|status| status == Status::Promised);
+            promised > 0 && set.allocated() - promised < set.min
+        })
+    }
+
+    /// All pods in it.
+    pub(crate) fn tasks(&self) -> impl Iterator<Item = (TaskKey, Status)> + '_ {
+        self.sets.iter().flat_map(|set| set.tasks.iter().copied())
+    }
+}
+
+fn needed(group: &SubGroup) -> u32 {
+    let all = u32::try_from(group.groups.len() + group.sets.len()).unwrap_or(u32::MAX);
+    group.min_children.unwrap_or(all)
+}
+
+fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
+    let allocated = set.allocated();
+    let most = if allocated >= set.min {
+        1
+    } else {
+        set.min - allocated
+    };
+    set.tasks
+        .iter()
+        .filter(|(task, status)| pick.takes(*status) && (*status == Status::Victim || may(*task)))
+        .map(|(task, _)| *task)
+        .take(most as usize)
+        .collect()
+}
+
+impl JobRow {
+    /// What orders jobs of one queue, growth aside.
+    pub(crate) fn priority(&self, state: &State) -> i32 {
+        match &self.group {
+            Some(group) => group.priority,
+            None => self.only(state).map_or(0, |row| row.priority),
+        }
+    }
+
+    pub(crate) fn only<'a>(&self, state: &'a State) -> Option<&'a crate::state::rows::TaskRow> {
+        self.tasks.first().and_then(|task| state.tasks.get(*task))
+    }
+
+    pub(crate) fn is_preemptible(&self, state: &State) -> bool {
+        match &self.group {
+            Some(PodGroup { preemptible, .. }) => *preemptible,
+            None => self.only(state).is_some_and(|row| row.preemptible),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What each queue may have in this decision: quota, limit and fair share of the whole
+//! tree, from the inputs, once.
+//!
+//! In: the queues with what they hold and want, and what the cluster has. Out: one
+//! [`Share`] per queue. Resources come in the order GPU (nano), CPU (milli), memory
+//! (bytes), as in [`QueueUse`].
+
+use crate::fair_share::{self, Claim};
+use crate::model::Queue;
+use crate::state::State;
+use crate::state::cell::QueueUse;
+use crate::state::rows::{QueueKey, TaskKey};
+use crate::units::{Bound, NanoGpu, Time};
+use slotmap::SecondaryMap;
+
+/// GPU, CPU, memory.
+pub(crate) type Three = [u128; 3];
+
+/// How many of a unit make one of KAI's, in which fair share rounds down.
+const KAI_UNIT: [f64; 3] = [1e9, 1.0, 1.0];
+
+/// What one queue may have.
+#[derive(Clone, Debug)]
+pub(crate) struct Share {
+    pub quota: [Bound; 3],
+    pub limit: [Bound; 3],
+    pub fair: Three,
+    pub priority: i32,
+    pub created: Time,
+}
+
+impl Share {
+    /// KAI's `GetAllocatableShare`: what it may hold before others may take it back.
+    pub(crate) fn allocatable(&self) -> [Bound; 3] {
+        let mut all = [Bound::Unlimited; 3];
+        for (index, bound) in all.iter_mut().enumerate() {
+            *bound = match (self.quota[index], self.limit[index]) {
+                (Bound::Unlimited, limit) => limit,
+                (Bound::Exactly(quota), limit) => {
+                    let most =
+                        u64::try_from(u128::from(quota).max(self.fair[index])).unwrap_or(u64::MAX);
+                    match limit {
+                        Bound::Unlimited => Bound::Exactly(most),
+                        Bound::Exactly(limit) => Bound::Exactly(most.min(limit)),
+                    }
+                }
+            };
+        }
+        all
+    }
+}
+
+/// True when every amount is within its bound.
+pub(crate) fn within(amounts: Three, bounds: [Bound; 3]) -> bool {
+    amounts
+        .into_iter()
+        .zip(bounds)
+        .all(|(amount, bound)| match bound {
+            Bound::Unlimited => true,
+            Bound::Exactly(most) => amount <= u128::from(most),
+        })
+}
+
+/// One amount on top of another.
+pub(crate) fn plus(one: Three, other: Three) -> Three {
+    [one[0] + other[0], one[1] + other[1], one[2] + other[2]]
+}
+
+/// One amount less another, not below zero.
+pub(crate) fn less(one: Three, other: Three) -> Three {
+    [
+        one[0].saturating_sub(other[0]),
+        one[1].saturating_sub(other[1]),
+        one[2].saturating_sub(other[2]),
+    ]
+}
+
+/// The whole tree's shares, and what they were computed from.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    pub of: SecondaryMap<QueueKey, Share>,
+    /// What ready nodes have, less pods of other schedulers.
+    pub total: Three,
+    /// The smallest and the largest card: what a GPU memory request counts for.
+    pub smallest_card: u128,
+    pub largest_card: u128,
+}
+
+impl Shares {
+    /// From the state as it is now.
+    pub(crate) fn compute(state: &State, k: f64) -> Self {
+        let mut shares = Self::default();
+        shares.survey(state);
+        let total = [0, 1, 2].map(|index| to_kai(shares.total[index], index));
+        shares.divide(state, k, total, &state.top_queues);
+        shares
+    }
+
+    /// What there is to divide.
+    fn survey(&mut self, state: &State) {
+        let mut smallest = u128::MAX;
+        for (key, row) in &state.nodes {
+            let Some(node) = &row.node else {
+                continue;
+            };
+            let mut cards: u128 = 0;
+            for card in row
+                .cards
+                .iter()
+                .filter_map(|card| state.cards.get(*card)?.card.as_ref())
+            {
+                if card.total.0 > 0 && !card.mig {
+                    smallest = smallest.min(u128::from(card.total.0));
+                    self.largest_card = self.largest_card.max(u128::from(card.total.0));
+                    cards += u128::from(card.unhealthy.is_none());
+                }
+            }
+            if !node.not_ready.is_empty() {
+                continue;
+            }
+            let gpus = if node.managed {
+                cards
+            } else {
+                u128::from(node.gpus)
+            };
+            let mut has = [
+                gpus * u128::from(NanoGpu::ONE.0),
+                u128::from(node.cpu.0),
+                u128::from(node.memory.0),
+            ];
+            has[0] += node
+                .extended
+                .iter()
+                .map(|(name, count)| {
+                    u128::from(crate::state::transition::mig_slices(name.as_str()))
+                        * u128::from(*count)
+                        * u128::from(NanoGpu::ONE.0)
+                })
+                .sum::<u128>();
+            for task in state.on_node.get(key).into_iter().flatten() {
+                if state.tasks.get(*task).is_some_and(|row| !row.ours) {
+                    let cell = state.cell(*task);
+                    has = less(has, state.charge(*task, cell.holds()));
+                }
+            }
+            self.total = plus(self.total, has);
+        }
+        self.smallest_card = if smallest == u128::MAX { 0 } else { smallest };
+    }
+
+    fn divide(&mut self, state: &State, k: f64, total: [f64; 3], siblings: &[QueueKey]) {
+        let rows: Vec<(QueueKey, &Queue, QueueUse)> = siblings
+            .iter()
+            .filter_map(|key| {
+                let queue = state.queues.get(*key)?.queue.as_ref()?;
+                let used = state.queue_use.get(*key).copied().unwrap_or_default();
+                Some((*key, queue, used))
+            })
+            .collect();
+        let mut fair = vec![[0.0; 3]; rows.len()];
+        for resource in 0..3 {
+            let claims: Vec<Claim> = rows
+                .iter()
+                .map(|(_, queue, used)| self.claim(queue, *used, resource))
+                .collect();
+            let parts = fair_share::divide(total[resource], k, &claims);
+            for (all, part) in fair.iter_mut().zip(parts) {
+                all[resource] = part;
+            }
+        }
+        for ((key, queue, _), fair) in rows.into_iter().zip(fair) {
+            self.of.insert(
+                key,
+                Share {
+                    quota: queue.bound3(|resource| resource.quota),
+                    limit: queue.bound3(|resource| resource.limit),
+                    fair: [0, 1, 2].map(|index| from_kai(fair[index], index)),
+                    priority: queue.priority,
+                    created: queue.created,
+                },
+            );
+            if let Some(row) = state.queues.get(key) {
+                self.divide(state, k, fair, &row.children);
+            }
+        }
+    }
+
+    fn claim(&self, queue: &Queue, used: QueueUse, index: usize) -> Claim {
+        let resource = queue.resource(index);
+        let bound = |bound| match bound {
+            Bound::Unlimited => None,
+            Bound::Exactly(amount) => Some(to_kai(u128::from(amount), index)),
+        };
+        let mut request = used.allocated[index] + used.pending[index];
+        if index == 0 {
+            request += self.gpu_of_memory(used.pending_mib, self.smallest_card);
+        }
+        Claim {
+            name: queue.name.to_string(),
+            priority: queue.priority,
+            created: queue.created,
+            quota: bound(resource.quota),
+            limit: bound(resource.limit),
+            weight: lossy(u128::from(resource.weight.0)) / 1e6,
+            request: to_kai(request, index),
+            usage: lossy(u128::from(resource.usage)) / 1e9,
+        }
+    }
+
+    /// Nano-GPU that an amount of GPU memory counts for on cards of that size.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn gpu_of_memory(&self, mib: u128, card: u128) -> u128 {
+        if mib == 0 || card == 0 {
+            return 0;
+        }
+        mib * u128::from(NanoGpu::ONE.0) / card
+    }
+
+    /// What pods want for the eyes of queues; GPU memory over cards of that size.
+    pub(crate) fn wanted(&self, state: &State, tasks: &[TaskKey], card: u128) -> Three {
+        let mut sum = [0; 3];
+        for task in tasks {
+            if let Some(spec) = state
+                .tasks
+                .get(*task)
+                .and_then(|row| state.specs.get(row.spec))
+            {
+                sum = plus(sum, spec.request());
+                sum[0] += self.gpu_of_memory(spec.share_mib, card);
+            }
+        }
+        sum
+    }
+
+    /// KAI's dominant share: the largest part that it has of what it may have.
+    pub(crate) fn dominant(&self, share: &Share, allocated: Three) -> f64 {
+        let allocatable = share.allocatable();
+        let mut largest: f64 = 0.0;
+        for index in 0..3 {
+            let has = to_kai(allocated[index], index);
+            let may = match allocatable[index] {
+                Bound::Unlimited => to_kai(self.total[index], index),
+                Bound::Exactly(amount) => to_kai(u128::from(amount), index),
+            };
+            // What may have nothing and has something weighs most.
+            let part = if may == 0.0 { has * 1000.0 } else { has / may };
+            largest = largest.max(part);
+        }
+        largest
+    }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn lossy(amount: u128) -> f64 {
+    amount as f64
+}
+
+fn to_kai(amount: u128, index: usize) -> f64 {
+    lossy(amount) / KAI_UNIT[index]
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn from_kai(amount: f64, index: usize) -> u128 {
+    (amount * KAI_UNIT[index]).round().max(0.0) as u128
+}
