@@ -126,7 +126,10 @@ fn start(
         errands: errands_out,
         notes: notes_out.clone(),
     };
-    tasks.spawn(named("the owner", owner::run(core, inbox, outputs)));
+    tasks.spawn(named(
+        "the owner",
+        owner::run(core, inbox, outputs, end.clone()),
+    ));
     tasks.spawn(named(
         "the disk's task",
         disk::run(

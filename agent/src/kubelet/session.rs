@@ -11,7 +11,8 @@ use super::prestart::PreStart;
 use crate::Config;
 use crate::identity::Resource;
 use crate::node::{Event, Note, Owner};
-use futures::StreamExt as _;
+use futures::future::FusedFuture as _;
+use futures::{FutureExt as _, StreamExt as _};
 use inotify::{Inotify, WatchMask};
 use proto::deviceplugin::RegisterRequest;
 use proto::deviceplugin::device_plugin_server::DevicePluginServer;
@@ -158,7 +159,8 @@ impl Session {
                 UnixListenerStream::new(listener),
                 close.clone().cancelled_owned(),
             );
-        let mut serve = std::pin::pin!(serve);
+        // Fused: it may end before the rest does, and is waited for again below.
+        let mut serve = std::pin::pin!(serve.fuse());
         let ended = {
             let life = async {
                 match self.register(&dir).await {
@@ -186,9 +188,15 @@ impl Session {
         };
         // Streams first: the kubelet must not find an old one when we are back.
         close.cancel();
-        let _ = tokio::time::timeout(DRAIN, &mut serve).await;
+        if !serve.is_terminated() {
+            let _ = tokio::time::timeout(DRAIN, &mut serve).await;
+        }
         if !matches!(ended, Ended::Removed) {
             let _ = std::fs::remove_file(&socket);
+        }
+        // A stop ends streams and server too, and they may be quicker to say so.
+        if stop.is_cancelled() {
+            return Ended::Stopped;
         }
         ended
     }

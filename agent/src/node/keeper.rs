@@ -38,31 +38,46 @@ pub async fn run(
     let mut last = MpsView::default();
     loop {
         let plan = mps::plan(&state.borrow_and_update());
+        // The answer comes when the plan is settled; a newer one does not wait for that.
         let answer = tokio::select! {
             answer = client.ensure(plan.clone()) => answer,
+            changed = another(&mut state, &plan) => match changed {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
             () = stop.cancelled() => return,
         };
+        let plan_is_empty = plan.servers.is_empty();
         let view = view(plan, answer, &last);
-        let settled = view.unreachable.is_empty() && is_settled(&view);
+        // Where nothing is shared, nobody waits for a supervisor.
+        let idle = view.applied.servers.is_empty() && plan_is_empty;
+        let settled = if view.unreachable.is_empty() {
+            is_settled(&view)
+        } else {
+            idle
+        };
         last = view.clone();
         if owner.tell(Event::Mps(view)).is_err() {
             return;
         }
-        let mut pause = std::pin::pin!(tokio::time::sleep(if settled { IDLE } else { SOON }));
-        loop {
-            tokio::select! {
-                changed = state.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    // Most changes are of what cards report, not of what they need.
-                    if mps::plan(&state.borrow_and_update()) != last.applied {
-                        break;
-                    }
-                }
-                () = &mut pause => break,
-                () = stop.cancelled() => return,
-            }
+        tokio::select! {
+            changed = another(&mut state, &last.applied) => if changed.is_err() { return },
+            () = tokio::time::sleep(if settled { IDLE } else { SOON }) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// Until the node needs another plan than this. Most changes are of what cards report, not
+/// of what they need.
+async fn another(
+    state: &mut watch::Receiver<Arc<State>>,
+    plan: &proto::mps::Plan,
+) -> Result<(), watch::error::RecvError> {
+    loop {
+        state.changed().await?;
+        if mps::plan(&state.borrow_and_update()) != *plan {
+            return Ok(());
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::ledger::AllocId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
 
 /// Time passes at least so often: hysteresis and graces end without an event.
 const TICK: Duration = Duration::from_secs(1);
@@ -90,13 +91,21 @@ pub struct Outputs {
     pub notes: mpsc::UnboundedSender<Note>,
 }
 
-/// Runs until every ear is gone.
-pub async fn run(mut core: Core, mut inbox: mpsc::UnboundedReceiver<Message>, outputs: Outputs) {
+/// Runs until `stop`, or until every ear is gone.
+pub async fn run(
+    mut core: Core,
+    mut inbox: mpsc::UnboundedReceiver<Message>,
+    outputs: Outputs,
+    stop: CancellationToken,
+) {
     loop {
-        let message = match tokio::time::timeout(TICK, inbox.recv()).await {
-            Ok(None) => return,
-            Ok(Some(message)) => message,
-            Err(_) => Message::Event(Event::Tick),
+        let message = tokio::select! {
+            message = inbox.recv() => match message {
+                None => return,
+                Some(message) => message,
+            },
+            () = tokio::time::sleep(TICK) => Message::Event(Event::Tick),
+            () = stop.cancelled() => return,
         };
         let now = Instant::now();
         // The answer leaves after the state that it follows from: who reads the state

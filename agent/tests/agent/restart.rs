@@ -146,7 +146,13 @@ async fn an_agent_killed_inside_prestart_lets_the_container_start_later() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_is_told_to_stop_closes_its_streams_and_its_sockets() {
     let mut machine = Machine::new(1).await;
+    let told = Instant::now();
     machine.stop_agent().await.unwrap();
+    assert!(
+        told.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        told.elapsed()
+    );
     assert!(
         !machine
             .config
