@@ -1,0 +1,321 @@
+//! A case of the vectors → events for the core.
+
+use anyhow::{Context as _, bail};
+use scheduler_core::ids::{ContainerName, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName};
+use scheduler_core::model::{
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Pod, PodGroup, PodSet, Queue, QueueResource, Share,
+    SubGroup, Topology, TopologyRule, Weight,
+};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
+use scheduler_core::{Config, Event, Placement, Step};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The time at which every round takes place.
+pub(crate) const NOW: u64 = 1_000_000_000;
+
+/// One case.
+pub(crate) struct Case {
+    pub(crate) config: Config,
+    /// Nodes, cards, queues, topologies, groups.
+    pub(crate) facts: Vec<Event>,
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) rounds: usize,
+    pub(crate) accepted: Vec<BTreeMap<String, Expected>>,
+    /// Cards per node, in order.
+    pub(crate) cards: BTreeMap<String, usize>,
+}
+
+/// One task as the case gives it.
+#[derive(Clone)]
+pub(crate) struct Task {
+    pub(crate) pod: Pod,
+    pub(crate) status: String,
+    pub(crate) node: Option<String>,
+    pub(crate) groups: Vec<String>,
+    pub(crate) whole: usize,
+    pub(crate) delete_on_evict: bool,
+}
+
+/// One task as the case wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) status: String,
+    pub(crate) node: Option<String>,
+    pub(crate) groups: Option<Vec<String>>,
+}
+
+pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
+    let mut facts = vec![Event::Tick(Time(NOW))];
+    let mut cards = BTreeMap::new();
+    for node in list(&value["nodes"]) {
+        let name = text(node, "name")?;
+        let gpus = node["gpus"].as_u64().unwrap_or(0);
+        cards.insert(name.to_owned(), usize::try_from(gpus)?);
+        facts.push(Event::Node(self::node(node, name)));
+        facts.push(Event::Cards(NodeCards {
+            node: NodeName::new(name),
+            default_mode: Mode::TimeSlicing,
+            not_offering: None,
+            cards: (0..gpus)
+                .map(|index| {
+                    let total = node["gpu_memory_mib"].as_u64().unwrap_or(100);
+                    Card::named(&card_name(name, index as usize), u32::try_from(index).unwrap_or(0), "", total)
+                })
+                .collect(),
+        }));
+    }
+    for topology in list(&value["topologies"]) {
+        facts.push(Event::Topology(Topology {
+            name: TopologyName::new(text(topology, "name")?),
+            levels: list(&topology["levels"]).iter().filter_map(Value::as_str).map(Arc::from).collect(),
+        }));
+    }
+    for queue in list(&value["queues"]) {
+        facts.push(Event::Queue(self::queue(queue)?));
+    }
+    let mut tasks = Vec::new();
+    for job in list(&value["jobs"]) {
+        facts.push(Event::Group(group(job)?));
+        for task in list(&job["tasks"]) {
+            tasks.push(self::task(job, task)?);
+        }
+    }
+    let rounds = match value["mode"].as_str() {
+        Some("single") => 1,
+        _ => {
+            let count = |key: &str| value[key].as_u64().unwrap_or(0);
+            usize::try_from(count("rounds") + count("rounds_until_match") + count("rounds_after_match"))?
+        }
+    };
+    let accepted = list(&value["accepted"])
+        .iter()
+        .map(|state| {
+            state
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(uid, state)| (uid.clone(), expected(state)))
+                .collect()
+        })
+        .collect();
+    Ok(Case {
+        config: config(value)?,
+        facts,
+        tasks,
+        rounds,
+        accepted,
+        cards,
+    })
+}
+
+pub(crate) fn card_name(node: &str, index: usize) -> String {
+    format!("GPU-{node}-{index}")
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> anyhow::Result<&'a str> {
+    value[key].as_str().with_context(|| format!("{key} is missing"))
+}
+
+fn config(value: &Value) -> anyhow::Result<Config> {
+    let mut config = Config {
+        k_value: 0,
+        consolidation_jobs: None,
+        staleness_grace: Some(Duration(0)),
+        actions: Vec::new(),
+        ..Config::default()
+    };
+    for action in list(&value["actions"]) {
+        config.actions.push(match action.as_str() {
+            Some("allocate") => Step::Allocate,
+            Some("consolidation") => Step::Consolidation,
+            Some("reclaim") => Step::Reclaim,
+            Some("preempt") => Step::Preempt,
+            Some("stalegangeviction") => Step::StaleGangEviction,
+            other => bail!("action {other:?}"),
+        });
+    }
+    for plugin in list(&value["scheduler_conf"]["tiers"]).iter().flat_map(|tier| list(&tier["plugins"])) {
+        if plugin["name"] == "nodeplacement" && plugin["arguments"]["gpu"] == "spread" {
+            config.gpu_placement = Placement::Spread;
+            config.cpu_placement = Placement::Spread;
+        }
+    }
+    Ok(config)
+}
+
+fn node(value: &Value, name: &str) -> Node {
+    let mut node = Node::named(name);
+    node.cpu = CpuMilli(value["cpu_milli"].as_u64().unwrap_or(0));
+    node.memory = Bytes(value["memory"].as_u64().unwrap_or(0));
+    node.pods = value["pods"].as_u64().unwrap_or(110);
+    node.managed = true;
+    for (key, label) in value["labels"].as_object().into_iter().flatten() {
+        node.labels.insert(Arc::from(key.as_str()), Arc::from(label.as_str().unwrap_or_default()));
+    }
+    for (key, count) in value["extended"].as_object().into_iter().flatten() {
+        node.extended.insert(ResourceName::new(key), count.as_u64().unwrap_or(0));
+    }
+    node
+}
+
+fn queue(value: &Value) -> anyhow::Result<Queue> {
+    let mut queue = Queue::unlimited(text(value, "name")?);
+    queue.parent = value["parent"].as_str().map(QueueName::new);
+    queue.priority = i32::try_from(value["priority"].as_i64().unwrap_or(100))?;
+    queue.created = Time(NOW - 100_000_000 + value["created_in_s"].as_u64().unwrap_or(0) * 1000);
+    queue.gpu = resource(&value["gpu"], 1e9);
+    queue.cpu = resource(&value["cpu"], 1.0);
+    queue.memory = resource(&value["memory"], 1e6);
+    let seconds = |key: &str| value[key].as_f64().map(|seconds| Duration(whole(seconds * 1000.0)));
+    queue.preempt_min_runtime = seconds("preempt_min_runtime_s");
+    queue.reclaim_min_runtime = seconds("reclaim_min_runtime_s");
+    Ok(queue)
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(value: f64) -> u64 {
+    value.round().max(0.0) as u64
+}
+
+fn resource(value: &Value, unit: f64) -> QueueResource {
+    let bound = |key: &str| match value[key].as_f64() {
+        Some(amount) if amount < 0.0 => Bound::Unlimited,
+        Some(amount) => Bound::Exactly(whole(amount * unit)),
+        None => Bound::Exactly(0),
+    };
+    QueueResource {
+        quota: bound("quota"),
+        limit: bound("limit"),
+        weight: Weight(whole(value["over_quota_weight"].as_f64().unwrap_or(0.0).abs() * 1e6)),
+        usage: 0,
+    }
+}
+
+fn job_name(job: &Value) -> anyhow::Result<GroupName> {
+    Ok(GroupName::new(format!(
+        "{}/{}",
+        job["namespace"].as_str().unwrap_or_default(),
+        text(job, "name")?
+    )))
+}
+
+fn group(job: &Value) -> anyhow::Result<PodGroup> {
+    let ago = |key: &str| job[key].as_f64().map(|seconds| Time(NOW.saturating_sub(whole(seconds * 1000.0))));
+    let duration = |key: &str| job[key].as_f64().map(|seconds| Duration(whole(seconds * 1000.0)));
+    Ok(PodGroup {
+        name: job_name(job)?,
+        uid: Arc::from(text(job, "name")?),
+        queue: QueueName::new(text(job, "queue")?),
+        priority: i32::try_from(job["priority"].as_i64().unwrap_or(50))?,
+        preemptible: job["preemptible"].as_bool().unwrap_or(true),
+        created: ago("age_s").unwrap_or(Time(NOW)),
+        root: tree(&job["groups"], None),
+        mark_unschedulable: true,
+        park_after_failure: false,
+        last_start: ago("last_start_age_s"),
+        stale_since: ago("stale_age_s"),
+        staleness_grace: duration("staleness_grace_s"),
+        preemption_delay: duration("preemption_delay_s").unwrap_or_default(),
+    })
+}
+
+fn tree(value: &Value, name: Option<SetName>) -> SubGroup {
+    let min = |value: &Value, key: &str| value[key].as_u64().and_then(|count| u32::try_from(count).ok());
+    SubGroup {
+        name,
+        min_children: min(value, "min_sub_group"),
+        topology: rule(&value["topology"]),
+        groups: list(&value["sets"])
+            .iter()
+            .map(|inner| tree(inner, inner["name"].as_str().map(SetName::new)))
+            .collect(),
+        sets: list(&value["pod_sets"])
+            .iter()
+            .map(|set| PodSet {
+                name: SetName::new(set["name"].as_str().unwrap_or("default")),
+                min: min(set, "min").unwrap_or(1),
+                topology: rule(&set["topology"]),
+            })
+            .collect(),
+    }
+}
+
+fn rule(value: &Value) -> Option<TopologyRule> {
+    Some(TopologyRule {
+        topology: TopologyName::new(value["topology"].as_str()?),
+        required: value["required"].as_str().map(Arc::from),
+        preferred: value["preferred"].as_str().map(Arc::from),
+    })
+}
+
+fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
+    let uid = text(value, "uid")?;
+    let mut pod = Pod::named(uid);
+    pod.uid = PodUid::new(uid);
+    pod.namespace = Arc::from(job["namespace"].as_str().unwrap_or_default());
+    pod.group = Some(job_name(job)?);
+    pod.queue = QueueName::new(text(job, "queue")?);
+    pod.sub_group = value["sub_group"].as_str().map(SetName::new);
+    pod.cpu = CpuMilli(value["cpu_milli"].as_u64().unwrap_or(0));
+    pod.memory = Bytes(value["memory"].as_u64().unwrap_or(0));
+    for (key, label) in value["labels"].as_object().into_iter().flatten() {
+        pod.labels.insert(Arc::from(key.as_str()), Arc::from(label.as_str().unwrap_or_default()));
+    }
+    for (profile, count) in value["mig"].as_object().into_iter().flatten() {
+        pod.extended.insert(ResourceName::new(profile), count.as_u64().unwrap_or(0));
+    }
+    if value["legacy_mig"] == true {
+        pod.unsupported.push(Arc::from("legacy MIG annotation"));
+    }
+    if value.get("affinity").is_some() {
+        pod.unsupported.push(Arc::from("pod affinity"));
+    }
+    let devices = u32::try_from(value["gpu_devices"].as_u64().unwrap_or(1))?;
+    let share = |amount| {
+        Ask::Share(Share {
+            amount,
+            devices,
+            compute: None,
+            mode: None,
+        })
+    };
+    let whole_gpus = value["gpus"].as_u64().unwrap_or(0);
+    let ask = if let Some(part) = value["gpu_fraction"].as_f64() {
+        Some(share(Amount::Fraction(NanoGpu(whole(part * 1e9)))))
+    } else if let Some(mib) = value["gpu_memory_mib"].as_u64() {
+        Some(share(Amount::Memory(Mib(mib))))
+    } else {
+        (whole_gpus > 0).then(|| Ask::Whole(u32::try_from(whole_gpus).unwrap_or(u32::MAX)))
+    };
+    pod.gpus.extend(ask.map(|ask| ContainerAsk {
+        container: ContainerName::new("main"),
+        init: false,
+        ask,
+    }));
+    let status = text(value, "status")?.to_owned();
+    pod.gated = status == "Gated";
+    Ok(Task {
+        pod,
+        status,
+        node: value["node"].as_str().map(str::to_owned),
+        groups: list(&value["gpu_groups"]).iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        whole: usize::try_from(whole_gpus)?,
+        delete_on_evict: job["delete_on_evict"] == true,
+    })
+}
+
+fn expected(value: &Value) -> Expected {
+    Expected {
+        status: value["status"].as_str().unwrap_or_default().to_owned(),
+        node: value["node"].as_str().map(str::to_owned),
+        groups: value["gpu_groups"].as_array().map(|groups| {
+            groups.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+        }),
+    }
+}

@@ -1,0 +1,156 @@
+//! Runs recorded decisions of KAI against the core.
+//!
+//! `vectors [--expected FILE] PATH...`: files or folders in the format of
+//! `tests/conformance/README.md`. Prints each failing id with what was expected and what
+//! came, and ends with `N passed, N failed`.
+
+mod case;
+mod judge;
+mod share;
+mod world;
+
+use clap::Parser;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Runs recorded decisions against the core.
+#[derive(Parser)]
+struct Args {
+    /// Files or folders of JSON lines.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+    /// Only cases whose id contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Print what was decided in each round.
+    #[arg(long)]
+    trace: bool,
+    /// Known exceptions: lines of `<id>: <reason>`. Default: `exceptions.txt` beside the
+    /// vectors.
+    #[arg(long)]
+    exceptions: Option<PathBuf>,
+}
+
+/// How a case ended.
+enum End {
+    Passed,
+    /// What was expected and what came.
+    Failed(String),
+    /// Not judged: it needs device claims.
+    Apart(String),
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let args = Args::parse();
+    let files = files(&args.paths)?;
+    let exceptions = exceptions(&args, &files)?;
+    let mut counts: BTreeMap<String, [usize; 4]> = BTreeMap::new();
+    for file in &files {
+        let kind = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        for (number, line) in std::fs::read_to_string(file)?.lines().enumerate() {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let value: Value = serde_json::from_str(line)
+                .map_err(|error| anyhow::anyhow!("{}:{}: {error}", file.display(), number + 1))?;
+            let id = value["id"].as_str().unwrap_or("?").to_owned();
+            if args.only.as_ref().is_some_and(|only| !id.contains(only)) {
+                continue;
+            }
+            let count = counts.entry(kind.clone()).or_default();
+            match run(&value, args.trace) {
+                End::Passed => count[0] += 1,
+                End::Failed(_) if exceptions.contains_key(&id) => count[2] += 1,
+                End::Failed(why) => {
+                    count[1] += 1;
+                    say(&format!("FAILED {id}\n{why}"));
+                }
+                End::Apart(why) => {
+                    count[3] += 1;
+                    if args.trace {
+                        say(&format!("apart  {id}: {why}"));
+                    }
+                }
+            }
+        }
+    }
+    let mut total = [0; 4];
+    for (kind, count) in &counts {
+        say(&format!(
+            "{kind}: {} passed, {} failed, {} known exceptions, {} apart (device claims)",
+            count[0], count[1], count[2], count[3]
+        ));
+        for (sum, more) in total.iter_mut().zip(count) {
+            *sum += more;
+        }
+    }
+    say(&format!("{} passed, {} failed", total[0], total[1]));
+    Ok(if total[1] == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run(value: &Value, trace: bool) -> End {
+    if value.get("total_gpu").is_some() {
+        return share::run(value);
+    }
+    if value.get("dra").is_some() {
+        return End::Apart("device claims".to_owned());
+    }
+    let case = match case::read(value) {
+        Ok(case) => case,
+        Err(error) => return End::Failed(format!("  not understood: {error}")),
+    };
+    let rebuilt = world::play(&case, world::Way::Rebuilt, trace);
+    let lived = world::play(&case, world::Way::Lived, trace);
+    let mut wrong = String::new();
+    if rebuilt != lived {
+        wrong.push_str("  rebuilt and lived cores disagree\n");
+        wrong.push_str(&judge::difference(&case, &rebuilt, &lived));
+    }
+    if let Some(difference) = judge::judge(&case, &rebuilt) {
+        wrong.push_str(&difference);
+    }
+    if wrong.is_empty() { End::Passed } else { End::Failed(wrong) }
+}
+
+fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path)? {
+                let path = entry?.path();
+                if path.extension().is_some_and(|extension| extension == "jsonl") {
+                    files.push(path);
+                }
+            }
+        } else {
+            files.push(path.clone());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn exceptions(args: &Args, files: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
+    let beside = files
+        .first()
+        .and_then(|file| file.parent())
+        .map(|folder| folder.join("exceptions.txt"));
+    let path = args.exceptions.clone().or(beside);
+    let Some(path) = path.filter(|path| Path::exists(path)) else {
+        return Ok(BTreeMap::new());
+    };
+    Ok(std::fs::read_to_string(path)?
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once(": "))
+        .map(|(id, why)| (id.to_owned(), why.to_owned()))
+        .collect())
+}
+
+/// A line for people.
+#[allow(clippy::print_stdout)]
+fn say(line: &str) {
+    println!("{line}");
+}
