@@ -165,7 +165,7 @@ impl Group {
         let tasks = &mut self.tasks;
         let all = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_WORDS, all).await.is_err() {
-            tracing::warn!("some parts did not end in time");
+            tracing::warn!(left = self.tasks.len(), "some parts did not end in time");
         }
         self.tasks.shutdown().await;
     }
