@@ -35,3 +35,56 @@ pub fn plan(state: &State) -> Plan {
         .collect();
     Plan { servers }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Share, SharePhase};
+    use api::grant::PodIdentity;
+
+    fn share(pod: &str, card: &str, mode: Mode, memory: u64, percent: u8) -> Share {
+        Share {
+            pod: PodIdentity {
+                uid: pod.into(),
+                namespace: "ns".into(),
+                name: pod.into(),
+            },
+            container: "main".into(),
+            gpus: vec![GpuUuid::from(card)],
+            memory: Mib(memory),
+            compute_percent: percent,
+            mode,
+            decision: String::new(),
+            phase: SharePhase::Reserved,
+            alloc_id: None,
+            fence: None,
+            observed_limit: None,
+            container_id: None,
+            used: Mib(0),
+        }
+    }
+
+    #[test]
+    fn each_card_with_shares_under_mps_gets_one_server_with_the_largest_of_their_limits() {
+        let mut state = State::default();
+        for share in [
+            share("a", "GPU-1", Mode::Mps, 2000, 100),
+            share("b", "GPU-1", Mode::Mps, 9000, 25),
+            share("c", "GPU-0", Mode::Mps, 500, 10),
+            share("d", "GPU-2", Mode::Exclusive, 40_000, 100),
+            share("e", "GPU-3", Mode::TimeSlicing, 4000, 100),
+        ] {
+            state.ledger.restore(share);
+        }
+        let server = |card: &str, memory, percent| Server {
+            name: card.into(),
+            gpu_uuids: vec![card.into()],
+            multiuser: true,
+            default_memory_mib: memory,
+            default_thread_percent: percent,
+        };
+        let servers = vec![server("GPU-0", 500, 10), server("GPU-1", 9000, 100)];
+        assert_eq!(plan(&state), Plan { servers });
+        assert_eq!(plan(&State::default()), Plan::default());
+    }
+}

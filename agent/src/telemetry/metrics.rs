@@ -1,0 +1,393 @@
+//! Metrics, in the `OpenMetrics` text format.
+//!
+//! In: what happened once, as calls on [`Meters`]; the node's state, read at each scrape,
+//! so that no gauge outlives what it measures. Out: text. Labels of cards are those of
+//! dcgm-exporter, so that its dashboards join; values per share are the share's own.
+
+use crate::inventory::Card;
+use crate::ledger::Share;
+use crate::node::{Note, State};
+use crate::telemetry::report;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, LabelValueEncoder,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tokio::sync::watch;
+
+/// Of the text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// `Allocate` answers within a millisecond; the kubelet's own limit is far away.
+const ALLOCATE: [f64; 9] = [
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.025, 0.1,
+];
+/// `PreStartContainer` waits up to 20 s for what is only late.
+const PRESTART: [f64; 10] = [0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+
+/// One of two words.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: OutcomeWord,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum OutcomeWord {
+    Ok,
+    Error,
+}
+
+impl EncodeLabelValue for OutcomeWord {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        let word = match self {
+            Self::Ok => "ok",
+            Self::Error => "error",
+        };
+        EncodeLabelValue::encode(&word, encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Resource {
+    resource: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Final {
+    r#final: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[expect(non_snake_case, reason = "dcgm-exporter's label")]
+struct Fault {
+    UUID: String,
+    xid: u64,
+}
+
+/// What is counted.
+#[derive(Debug)]
+pub struct Meters {
+    allocate: Histogram,
+    prestart: Histogram,
+    start_to_registered: Family<Resource, Gauge<f64, AtomicU64>>,
+    registrations: Family<Resource, Counter>,
+    refusals: Family<Final, Counter>,
+    prepared: Family<Outcome, Counter>,
+    freed: Counter,
+    unproven: Counter,
+    xids: Family<Fault, Counter>,
+    streams: Gauge,
+    connects: Counter,
+    status_writes: Family<Outcome, Counter>,
+}
+
+impl Meters {
+    /// Everything at zero, registered.
+    pub fn new(registry: &mut Registry) -> Self {
+        let meters = Self {
+            allocate: Histogram::new(ALLOCATE),
+            prestart: Histogram::new(PRESTART),
+            start_to_registered: Family::default(),
+            registrations: Family::default(),
+            refusals: Family::default(),
+            prepared: Family::default(),
+            freed: Counter::default(),
+            unproven: Counter::default(),
+            xids: Family::default(),
+            streams: Gauge::default(),
+            connects: Counter::default(),
+            status_writes: Family::default(),
+        };
+        registry.register(
+            "aliquot_allocate_seconds",
+            "Time in which Allocate was answered",
+            meters.allocate.clone(),
+        );
+        registry.register(
+            "aliquot_prestart_seconds",
+            "Time in which PreStartContainer was answered, waits included",
+            meters.prestart.clone(),
+        );
+        registry.register(
+            "aliquot_start_to_registered_seconds",
+            "Time from the agent's start until the kubelet had accepted a resource",
+            meters.start_to_registered.clone(),
+        );
+        registry.register(
+            "aliquot_registrations",
+            "Registrations that the kubelet accepted; all but the first are after its restart",
+            meters.registrations.clone(),
+        );
+        registry.register(
+            "aliquot_refusals",
+            "Grants that were not honoured",
+            meters.refusals.clone(),
+        );
+        registry.register(
+            "aliquot_containers_prepared",
+            "Answers to PreStartContainer; with outcome ok the CDI file was in place",
+            meters.prepared.clone(),
+        );
+        registry.register(
+            "aliquot_shares_freed",
+            "Shares whose holder was gone",
+            meters.freed.clone(),
+        );
+        registry.register(
+            "aliquot_unproven_containers",
+            "Containers that ran with our token and without the hook's proof",
+            meters.unproven.clone(),
+        );
+        registry.register(
+            "aliquot_xid_errors",
+            "Faults that the driver reported",
+            meters.xids.clone(),
+        );
+        registry.register(
+            "aliquot_telemetry_streams",
+            "Streams to schedulers that are open",
+            meters.streams.clone(),
+        );
+        registry.register(
+            "aliquot_telemetry_connects",
+            "Streams to schedulers that were accepted",
+            meters.connects.clone(),
+        );
+        registry.register(
+            "aliquot_status_writes",
+            "Writes of the GpuNode's status",
+            meters.status_writes.clone(),
+        );
+        // Families show nothing before their first use: those with known labels start at zero.
+        for outcome in [OutcomeWord::Ok, OutcomeWord::Error] {
+            drop(meters.prepared.get_or_create(&Outcome { outcome }));
+            drop(meters.status_writes.get_or_create(&Outcome { outcome }));
+        }
+        for r#final in [false, true] {
+            drop(meters.refusals.get_or_create(&Final { r#final }));
+        }
+        meters
+    }
+
+    /// Counts it.
+    pub fn note(&self, note: &Note) {
+        match note {
+            Note::Refused(refusal) => {
+                let r#final = refusal.is_final;
+                self.refusals.get_or_create(&Final { r#final }).inc();
+            }
+            Note::Allocated { took } => self.allocate.observe(took.as_secs_f64()),
+            Note::PreStarted { took, granted } => {
+                self.prestart.observe(took.as_secs_f64());
+                count(&self.prepared, *granted);
+            }
+            Note::Registered {
+                resource,
+                since_start,
+            } => {
+                let label = Resource { resource };
+                let before = self.registrations.get_or_create(&label).inc();
+                if before == 0 {
+                    self.start_to_registered
+                        .get_or_create(&label)
+                        .set(since_start.as_secs_f64());
+                }
+            }
+            Note::Xid { gpu, xid } => {
+                let label = Fault {
+                    UUID: gpu.to_string(),
+                    xid: *xid,
+                };
+                self.xids.get_or_create(&label).inc();
+            }
+            Note::Freed { .. } => {
+                self.freed.inc();
+            }
+            Note::Unproven { .. } => {
+                self.unproven.inc();
+            }
+        }
+    }
+
+    /// A stream was accepted.
+    pub fn connected(&self) {
+        self.connects.inc();
+        self.streams.inc();
+    }
+
+    /// A stream that was accepted ended.
+    pub fn disconnected(&self) {
+        self.streams.dec();
+    }
+
+    /// The status was written, or was not.
+    pub fn status_written(&self, ok: bool) {
+        count(&self.status_writes, ok);
+    }
+}
+
+fn count(family: &Family<Outcome, Counter>, ok: bool) {
+    let outcome = if ok {
+        OutcomeWord::Ok
+    } else {
+        OutcomeWord::Error
+    };
+    family.get_or_create(&Outcome { outcome }).inc();
+}
+
+/// Reads the node's state at each scrape.
+#[derive(Debug)]
+pub struct NodeCollector {
+    /// The node.
+    pub state: watch::Receiver<Arc<State>>,
+}
+
+/// dcgm-exporter's labels; namespace, pod and container are empty for a card as a whole.
+fn labels(state: &State, card: &Card, share: Option<&Share>) -> [(&'static str, String); 8] {
+    let (namespace, pod, container) = share.map_or(("", "", ""), |share| {
+        (
+            share.pod.namespace.as_str(),
+            share.pod.name.as_str(),
+            share.container.as_str(),
+        )
+    });
+    [
+        ("gpu", card.index.to_string()),
+        ("UUID", card.uuid.to_string()),
+        ("device", format!("nvidia{}", card.minor)),
+        ("modelName", card.product.clone()),
+        ("Hostname", state.node.name.clone()),
+        ("namespace", namespace.to_owned()),
+        ("pod", pod.to_owned()),
+        ("container", container.to_owned()),
+    ]
+}
+
+type OfCard = fn(&State, &Card) -> u64;
+type OfShare = fn(&Share) -> u64;
+
+const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 9] = [
+    (
+        "aliquot_gpu_memory_total",
+        "Memory of the card",
+        Some(Unit::Bytes),
+        |_, card| bytes(card.total),
+    ),
+    (
+        "aliquot_gpu_memory_reserved",
+        "Kept by driver, MPS server and administrator",
+        Some(Unit::Bytes),
+        |_, card| bytes(card.reserved),
+    ),
+    (
+        "aliquot_gpu_memory_used",
+        "In use by the driver's account, strangers and contexts included",
+        Some(Unit::Bytes),
+        |_, card| bytes(card.used),
+    ),
+    (
+        "aliquot_gpu_memory_granted",
+        "Sum of the limits of the shares",
+        Some(Unit::Bytes),
+        |state, card| bytes(state.ledger.granted(&card.uuid)),
+    ),
+    (
+        "aliquot_gpu_memory_grantable",
+        "The most that limits may sum to",
+        Some(Unit::Bytes),
+        |_, card| bytes(card.grantable),
+    ),
+    (
+        "aliquot_gpu_memory_strangers",
+        "Held by processes without a grant",
+        Some(Unit::Bytes),
+        |_, card| {
+            card.strangers
+                .iter()
+                .fold(0, |sum, one| sum.saturating_add(bytes(one.memory)))
+        },
+    ),
+    (
+        "aliquot_gpu_healthy",
+        "1 when the card works",
+        None,
+        |_, card| card.health.is_healthy().into(),
+    ),
+    (
+        "aliquot_gpu_ready",
+        "1 when a container with a grant on the card could start now",
+        None,
+        |state, card| report::is_ready(state, card).into(),
+    ),
+    (
+        "aliquot_gpu_mps_ready",
+        "1 when the card's MPS server takes clients",
+        None,
+        |state, card| (report::mps_state(state, &card.uuid) == "Ready").into(),
+    ),
+];
+
+const SHARE_GAUGES: [(&str, &str, Option<Unit>, OfShare); 4] = [
+    (
+        "aliquot_share_memory_limit",
+        "The share's limit on this card",
+        Some(Unit::Bytes),
+        |share| bytes(share.memory),
+    ),
+    (
+        "aliquot_share_memory_used",
+        "What the share's processes hold, over all its cards",
+        Some(Unit::Bytes),
+        |share| bytes(share.used),
+    ),
+    (
+        "aliquot_share_compute_percent",
+        "The share's compute ceiling",
+        None,
+        |share| share.compute_percent.into(),
+    ),
+    (
+        "aliquot_share_running",
+        "1 when the hook let the container start",
+        None,
+        |share| (share.phase == crate::ledger::SharePhase::Running).into(),
+    ),
+];
+
+impl Collector for NodeCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let state = Arc::clone(&self.state.borrow());
+        for (name, help, unit, value) in &CARD_GAUGES {
+            let mut metric =
+                encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+            for card in &state.inventory.cards {
+                metric
+                    .encode_family(&labels(&state, card, None))?
+                    .encode_gauge(&value(&state, card))?;
+            }
+        }
+        for (name, help, unit, value) in &SHARE_GAUGES {
+            let mut metric =
+                encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+            for share in state.ledger.shares() {
+                for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
+                    let labels = labels(&state, card, Some(share));
+                    metric.encode_family(&labels)?.encode_gauge(&value(share))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bytes(mib: api::Mib) -> u64 {
+    mib.bytes().unwrap_or(u64::MAX)
+}

@@ -1,0 +1,142 @@
+//! The node's state → the message that schedulers get.
+//!
+//! Pure. In: [`State`]. Out: [`NodeState`], whole each time, in the state's own order.
+
+use crate::inventory::{Card, GpuUuid};
+use crate::ledger::Share;
+use crate::node::{self, State};
+use api::Mode;
+use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger};
+
+/// State of an MPS server that nobody asked for.
+const NO_SERVER: &str = "Absent";
+
+/// What schedulers are told of the node.
+pub fn node_state(state: &State) -> NodeState {
+    NodeState {
+        node: state.node.name.clone(),
+        node_uid: state.node.uid.clone(),
+        gpus: state
+            .inventory
+            .cards
+            .iter()
+            .map(|c| gpu(state, c))
+            .collect(),
+        shares: state.ledger.shares().map(share).collect(),
+        strangers: state.inventory.cards.iter().flat_map(strangers).collect(),
+        not_offering: state.not_offering.clone().unwrap_or_default(),
+        driver_version: state.inventory.driver_version.clone(),
+    }
+}
+
+/// What schedulers are told of a grant that is not honoured.
+pub fn refusal(refusal: &node::Refusal) -> Refusal {
+    Refusal {
+        pod_uid: refusal.pod.uid.clone(),
+        pod_namespace: refusal.pod.namespace.clone(),
+        pod_name: refusal.pod.name.clone(),
+        container: refusal.container.clone(),
+        decision_id: refusal.decision.clone(),
+        reason: refusal.reason.clone(),
+        r#final: refusal.is_final,
+    }
+}
+
+/// State of a card's MPS server, by its supervisor's account.
+pub fn mps_state(state: &State, card: &GpuUuid) -> String {
+    state
+        .mps
+        .seen
+        .servers
+        .iter()
+        .find(|server| server.name == card.as_str())
+        .map_or(NO_SERVER, |server| server.state.as_str())
+        .to_owned()
+}
+
+/// Whether a container with a grant on this card could start now: an idle card is switched
+/// to its grant's mode by the start itself, one in use must have what its mode needs.
+pub fn is_ready(state: &State, card: &Card) -> bool {
+    if !card.health.is_healthy() || state.not_offering.is_some() {
+        return false;
+    }
+    match state.ledger.mode_of(&card.uuid) {
+        Some(Mode::Mps) => {
+            state.mps.unreachable.is_empty() && mps_state(state, &card.uuid) == "Ready"
+        }
+        Some(_) | None => true,
+    }
+}
+
+fn gpu(state: &State, card: &Card) -> Gpu {
+    let pool = state.kubelet_pools.get(&card.uuid).copied();
+    Gpu {
+        uuid: card.uuid.to_string(),
+        index: card.index,
+        product: card.product.clone(),
+        memory_total_mib: card.total.0,
+        memory_reserved_mib: card.reserved.0,
+        memory_used_mib: card.used.0,
+        memory_granted_mib: state.ledger.granted(&card.uuid).0,
+        memory_grantable_mib: card.grantable.0,
+        mode: state
+            .ledger
+            .mode_of(&card.uuid)
+            .map(|mode| mode.as_str().to_owned())
+            .unwrap_or_default(),
+        switchable_modes: card
+            .switchable
+            .iter()
+            .map(|mode| mode.as_str().to_owned())
+            .collect(),
+        ready: is_ready(state, card),
+        mps_state: mps_state(state, &card.uuid),
+        health: card.health.word().to_owned(),
+        health_reason: card.health.reason().to_owned(),
+        compute_capability: card.compute_capability.clone(),
+        pci_bus_id: card.pci.clone(),
+        numa_node: card
+            .numa
+            .and_then(|node| i32::try_from(node).ok())
+            .unwrap_or(-1),
+        nvlink_peers: card.nvlink_peers.clone(),
+        client_slots: card.client_slots,
+        client_slots_used: state.ledger.slots_used(&card.uuid),
+        cordoned: card.cordoned,
+        mig_enabled: card.mig,
+        kubelet_pool: pool.unwrap_or_default().as_str().to_owned(),
+        context_allowance_mib: card.context_allowance.0,
+    }
+}
+
+fn share(share: &Share) -> ProtoShare {
+    ProtoShare {
+        pod_uid: share.pod.uid.clone(),
+        pod_namespace: share.pod.namespace.clone(),
+        pod_name: share.pod.name.clone(),
+        container: share.container.clone(),
+        gpu_uuids: share.gpus.iter().map(ToString::to_string).collect(),
+        memory_mib: share.memory.0,
+        compute_percent: share.compute_percent.into(),
+        mode: share.mode.as_str().to_owned(),
+        alloc_id: share.alloc_id.map(|id| id.to_string()).unwrap_or_default(),
+        phase: share.phase.as_str().to_owned(),
+        memory_used_mib: share.used.0,
+        fence: share
+            .fence
+            .map(|fence| fence.as_str().to_owned())
+            .unwrap_or_default(),
+        observed_limit_mib: share.observed_limit.map_or(0, |limit| limit.0),
+        decision_id: share.decision.clone(),
+    }
+}
+
+fn strangers(card: &Card) -> impl Iterator<Item = Stranger> {
+    card.strangers.iter().map(|stranger| Stranger {
+        gpu_uuid: card.uuid.to_string(),
+        pid: stranger.pid,
+        command: stranger.command.clone(),
+        container_id: stranger.container_id.clone().unwrap_or_default(),
+        memory_mib: stranger.memory.0,
+    })
+}

@@ -1,0 +1,200 @@
+//! The node's state → the status of its `GpuNode`, and when it is worth a write.
+//!
+//! Pure. In: [`State`], the status that was written last, time as a value. Out: the status
+//! to write; [`urgency`] of writing it. Fast values are quantised with hysteresis, so that
+//! a job that takes and frees memory all the time writes nothing.
+
+use super::report;
+use crate::inventory::Card;
+use crate::ledger::Share;
+use crate::node::State;
+use api::Mib;
+use api::gpu_node::{GpuNodeStatus, GpuStatus, GrantStatus, StrangerStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// Whether the node offers shares.
+const OFFERING: &str = "Offering";
+/// The CRD's limits.
+const MOST_CARDS: usize = 64;
+const MOST_GRANTS: usize = 64;
+const MOST_STRANGERS: usize = 16;
+/// Larger statuses lose their lists of grants and strangers, card by card alike.
+const MOST_BYTES: usize = 128 << 10;
+
+/// How soon a status must be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// Nothing changed.
+    None,
+    /// Only quantised fast values did.
+    Low,
+    /// Anything else.
+    High,
+}
+
+/// The status of now. `last`: as it was written last, for what must not flicker.
+pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> GpuNodeStatus {
+    let cards = || state.inventory.cards.iter().take(MOST_CARDS);
+    let sum = |of: &dyn Fn(&Card) -> Mib| {
+        cards().fold(Mib(0), |sum, card| Mib(sum.0.saturating_add(of(card).0)))
+    };
+    let generation = state.policy.as_ref().map(|policy| policy.generation);
+    let mut status = GpuNodeStatus {
+        observed_generation: generation,
+        driver_version: state.inventory.driver_version.clone(),
+        gpu_count: u32::try_from(state.inventory.cards.len()).unwrap_or(u32::MAX),
+        product: cards()
+            .next()
+            .map(|card| card.product.clone())
+            .unwrap_or_default(),
+        granted_mib: sum(&|card| state.ledger.granted(&card.uuid)),
+        grantable_mib: sum(&|card| card.grantable),
+        share_count: u32::try_from(state.ledger.shares().count()).unwrap_or(u32::MAX),
+        gpus: cards().map(|card| gpu(state, card, last)).collect(),
+        conditions: vec![offering(state, generation, last, now)],
+    };
+    cap(&mut status);
+    status
+}
+
+/// How soon `now` must replace `last`.
+pub fn urgency(last: &GpuNodeStatus, now: &GpuNodeStatus) -> Urgency {
+    if last == now {
+        return Urgency::None;
+    }
+    let slow = |status: &GpuNodeStatus| {
+        let mut status = status.clone();
+        for gpu in &mut status.gpus {
+            gpu.used_mib = Mib(0);
+            for stranger in &mut gpu.strangers {
+                stranger.memory_mib = Mib(0);
+            }
+        }
+        status
+    };
+    if slow(last) == slow(now) {
+        Urgency::Low
+    } else {
+        Urgency::High
+    }
+}
+
+fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
+    let last = last.and_then(|status| {
+        let uuid = card.uuid.as_str();
+        status.gpus.iter().find(|gpu| gpu.uuid == uuid)
+    });
+    let mps = report::mps_state(state, &card.uuid);
+    GpuStatus {
+        uuid: card.uuid.to_string(),
+        index: card.index,
+        product: card.product.clone(),
+        total_mib: card.total,
+        reserved_mib: card.reserved,
+        used_mib: quantised(card.used, step(card.total), last.map(|gpu| gpu.used_mib)),
+        granted_mib: state.ledger.granted(&card.uuid),
+        grantable_mib: card.grantable,
+        mode: state.ledger.mode_of(&card.uuid),
+        switchable_modes: card.switchable.clone(),
+        ready: report::is_ready(state, card),
+        mps: if mps == "Absent" { String::new() } else { mps },
+        health: card.health.word().to_owned(),
+        health_reason: card.health.reason().to_owned(),
+        compute_capability: card.compute_capability.clone(),
+        pci: card.pci.clone(),
+        numa: card.numa,
+        nvlink_peers: card.nvlink_peers.clone(),
+        cordoned: card.cordoned,
+        grants: state
+            .ledger
+            .on(&card.uuid)
+            .take(MOST_GRANTS)
+            .map(grant)
+            .collect(),
+        strangers: card
+            .strangers
+            .iter()
+            .take(MOST_STRANGERS)
+            .map(|stranger| {
+                let before = last.and_then(|gpu| {
+                    let same = |s: &&StrangerStatus| s.pid == stranger.pid;
+                    gpu.strangers.iter().find(same).map(|s| s.memory_mib)
+                });
+                StrangerStatus {
+                    pid: stranger.pid,
+                    command: stranger.command.clone(),
+                    memory_mib: quantised(stranger.memory, step(card.total), before),
+                }
+            })
+            .collect(),
+    }
+}
+
+fn grant(share: &Share) -> GrantStatus {
+    GrantStatus {
+        pod: share.pod.to_string(),
+        pod_uid: share.pod.uid.clone(),
+        container: share.container.clone(),
+        memory_mib: share.memory,
+        compute_percent: share.compute_percent,
+        phase: share.phase.as_str().to_owned(),
+        fence: share.fence,
+    }
+}
+
+/// A hundredth of the card, and at least 64 MiB.
+fn step(total: Mib) -> Mib {
+    Mib((total.0 / 100).max(64))
+}
+
+/// What is shown for `value`: what was shown before while that is within one step of it,
+/// else the nearest multiple of the step.
+fn quantised(value: Mib, step: Mib, shown: Option<Mib>) -> Mib {
+    match shown {
+        Some(shown) if shown.0.abs_diff(value.0) <= step.0 => shown,
+        _ => Mib((value.0 + step.0 / 2) / step.0 * step.0),
+    }
+}
+
+/// Its time changes only when its status does.
+fn offering(
+    state: &State,
+    generation: Option<i64>,
+    last: Option<&GpuNodeStatus>,
+    now: Timestamp,
+) -> Condition {
+    let (status, reason, message) = match &state.not_offering {
+        None => ("True", "Offering", String::new()),
+        Some(why) => ("False", "NotOffering", why.clone()),
+    };
+    let since = last
+        .and_then(|last| last.conditions.iter().find(|c| c.type_ == OFFERING))
+        .filter(|condition| condition.status == status)
+        .map_or(Time(now), |condition| {
+            condition.last_transition_time.clone()
+        });
+    Condition {
+        type_: OFFERING.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: generation,
+        last_transition_time: since,
+    }
+}
+
+fn cap(status: &mut GpuNodeStatus) {
+    let mut most = MOST_GRANTS;
+    while most > 0 {
+        let size = serde_json::to_string(&status).map_or(0, |text| text.len());
+        if size <= MOST_BYTES {
+            return;
+        }
+        most /= 2;
+        for gpu in &mut status.gpus {
+            gpu.grants.truncate(most);
+            gpu.strangers.truncate(most);
+        }
+    }
+}

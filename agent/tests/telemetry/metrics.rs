@@ -1,0 +1,229 @@
+//! Metrics and health pages.
+
+use crate::sample;
+use agent::inventory::GpuUuid;
+use agent::node::{Note, Refusal, State};
+use agent::telemetry::http::{Pages, router};
+use agent::telemetry::metrics::{Meters, NodeCollector};
+use api::grant::PodIdentity;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode};
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tower::ServiceExt as _;
+
+struct Scene {
+    meters: Meters,
+    pages: Pages,
+    state: watch::Sender<Arc<State>>,
+}
+
+fn scene() -> Scene {
+    let mut registry = Registry::default();
+    let meters = Meters::new(&mut registry);
+    let (state, receiver) = watch::channel(Arc::new(sample::state()));
+    registry.register_collector(Box::new(NodeCollector {
+        state: receiver.clone(),
+    }));
+    let pages = Pages {
+        registry: Arc::new(registry),
+        state: receiver,
+    };
+    Scene {
+        meters,
+        pages,
+        state,
+    }
+}
+
+impl Scene {
+    async fn get(&self, path: &str) -> (StatusCode, String, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let answer = router(self.pages.clone()).oneshot(request).await.unwrap();
+        let status = answer.status();
+        let kind = answer.headers()["content-type"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let body = to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+        (status, kind, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn value(&self, series: &str) -> Option<String> {
+        let (_, _, text) = self.get("/metrics").await;
+        text.lines()
+            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
+            .map(str::to_owned)
+    }
+}
+
+#[tokio::test]
+async fn gauges_are_those_of_the_state_at_the_scrape_with_dcgm_exporters_labels() {
+    let scene = scene();
+    let (status, kind, text) = scene.get("/metrics").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(
+        kind,
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    );
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let card = r#"gpu="0",UUID="GPU-0",device="nvidia4",modelName="NVIDIA RTX 6000 Ada Generation",Hostname="n1""#;
+    let whole = format!(r#"{{{card},namespace="",pod="",container=""}}"#);
+    let held = format!(r#"{{{card},namespace="ns",pod="p",container="main"}}"#);
+    for (series, value) in [
+        (
+            format!("aliquot_gpu_memory_granted_bytes{whole}"),
+            2000_u64 << 20,
+        ),
+        (
+            format!("aliquot_gpu_memory_strangers_bytes{whole}"),
+            200 << 20,
+        ),
+        (format!("aliquot_gpu_ready{whole}"), 1),
+        (
+            format!("aliquot_share_memory_limit_bytes{held}"),
+            2000 << 20,
+        ),
+        (format!("aliquot_share_memory_used_bytes{held}"), 1200 << 20),
+        (format!("aliquot_share_running{held}"), 1),
+    ] {
+        assert_eq!(
+            scene.value(&series).await,
+            Some(value.to_string()),
+            "{series}\n{text}"
+        );
+    }
+    scene.state.send_replace(Arc::new(State::default()));
+    let gone = format!("aliquot_share_memory_limit_bytes{held}");
+    assert_eq!(scene.value(&gone).await, None);
+}
+
+#[tokio::test]
+async fn every_note_moves_its_metric() {
+    let scene = scene();
+    let took = Duration::from_millis(2);
+    let resource = "aliquot.dev/gpu-share";
+    let pod = PodIdentity {
+        uid: "u".into(),
+        namespace: "ns".into(),
+        name: "p".into(),
+    };
+    let since = |seconds| Note::Registered {
+        resource,
+        since_start: Duration::from_secs(seconds),
+    };
+    let refusal = Refusal {
+        pod: pod.clone(),
+        container: "main".into(),
+        decision: "d".into(),
+        reason: "taken".into(),
+        is_final: true,
+    };
+    let before = scene.get("/metrics").await.2;
+    for note in [
+        Note::Refused(refusal),
+        Note::Allocated { took },
+        Note::PreStarted {
+            took,
+            granted: true,
+        },
+        Note::PreStarted {
+            took,
+            granted: false,
+        },
+        since(1),
+        since(100),
+        Note::Xid {
+            gpu: GpuUuid::from("GPU-0"),
+            xid: 79,
+        },
+        Note::Freed { pod: "ns/p".into() },
+        Note::Unproven {
+            pod,
+            container: "main".into(),
+        },
+    ] {
+        scene.meters.note(&note);
+    }
+    scene.meters.connected();
+    scene.meters.connected();
+    scene.meters.disconnected();
+    scene.meters.status_written(true);
+    scene.meters.status_written(false);
+    let after = scene.get("/metrics").await.2;
+    for (series, value) in [
+        (r#"aliquot_refusals_total{final="true"}"#, "1"),
+        (r#"aliquot_refusals_total{final="false"}"#, "0"),
+        ("aliquot_allocate_seconds_count", "1"),
+        (r#"aliquot_allocate_seconds_bucket{le="0.0025"}"#, "1"),
+        (r#"aliquot_allocate_seconds_bucket{le="0.001"}"#, "0"),
+        ("aliquot_prestart_seconds_count", "2"),
+        (r#"aliquot_containers_prepared_total{outcome="ok"}"#, "1"),
+        (r#"aliquot_containers_prepared_total{outcome="error"}"#, "1"),
+        (
+            r#"aliquot_registrations_total{resource="aliquot.dev/gpu-share"}"#,
+            "2",
+        ),
+        (
+            r#"aliquot_start_to_registered_seconds{resource="aliquot.dev/gpu-share"}"#,
+            "1.0",
+        ),
+        (r#"aliquot_xid_errors_total{UUID="GPU-0",xid="79"}"#, "1"),
+        ("aliquot_shares_freed_total", "1"),
+        ("aliquot_unproven_containers_total", "1"),
+        ("aliquot_telemetry_streams", "1"),
+        ("aliquot_telemetry_connects_total", "2"),
+        (r#"aliquot_status_writes_total{outcome="ok"}"#, "1"),
+        (r#"aliquot_status_writes_total{outcome="error"}"#, "1"),
+    ] {
+        let line = format!("{series} {value}\n");
+        assert!(after.contains(&line), "{line}{after}");
+    }
+    // Nothing is registered that nothing moves: every family that is ours and no gauge of
+    // the state's has another text now.
+    for family in before
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+    {
+        let name = family.split(' ').next().unwrap();
+        if name.starts_with("aliquot_gpu_") || name.starts_with("aliquot_share_") {
+            continue;
+        }
+        let of = |text: &str| {
+            let lines = text.lines().filter(|line| line.starts_with(name));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_ne!(of(&before), of(&after), "{name} is never moved");
+    }
+}
+
+#[tokio::test]
+async fn health_says_what_is_missing() {
+    let scene = scene();
+    assert_eq!(scene.get("/healthz").await.0, StatusCode::OK);
+    assert_eq!(scene.get("/readyz").await.0, StatusCode::OK);
+    let mut state = sample::state();
+    state.ready.registered = false;
+    scene.state.send_replace(Arc::new(state));
+    let (status, _, text) = scene.get("/readyz").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(text, "waits for the kubelet to take our registration\n");
+    let Scene {
+        pages,
+        state,
+        meters,
+    } = scene;
+    drop(state);
+    let (unused, _) = watch::channel(Arc::new(State::default()));
+    let orphan = Scene {
+        meters,
+        pages,
+        state: unused,
+    };
+    assert_eq!(
+        orphan.get("/healthz").await.0,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+}

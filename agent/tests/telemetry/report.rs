@@ -1,0 +1,100 @@
+//! The message for schedulers.
+
+use crate::sample;
+use agent::inventory::Health;
+use agent::telemetry::report::{is_ready, node_state};
+
+#[test]
+fn a_card_in_use_is_told_with_its_mode_server_and_sums() {
+    let told = node_state(&sample::state());
+    assert_eq!(
+        (told.node.as_str(), told.node_uid.as_str()),
+        ("n1", "node-uid")
+    );
+    let [first, second] = told.gpus.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert_eq!(first.memory_granted_mib, 2000);
+    assert_eq!(first.memory_grantable_mib, 48376);
+    assert_eq!(
+        (first.mode.as_str(), first.mps_state.as_str()),
+        ("mps", "Ready")
+    );
+    assert_eq!(first.switchable_modes, ["exclusive", "mps"]);
+    assert_eq!((first.client_slots, first.client_slots_used), (48, 1));
+    assert_eq!((first.numa_node, second.numa_node), (-1, 1));
+    assert_eq!(
+        (first.kubelet_pool.as_str(), second.kubelet_pool.as_str()),
+        ("shared", "whole")
+    );
+    assert_eq!(
+        (second.mode.as_str(), second.mps_state.as_str()),
+        ("", "Absent")
+    );
+    assert!(second.cordoned && first.ready && second.ready);
+}
+
+#[test]
+fn a_share_is_told_with_what_is_really_active() {
+    let told = node_state(&sample::state());
+    let [share] = told.shares.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert_eq!(
+        (share.pod_name.as_str(), share.container.as_str()),
+        ("p", "main")
+    );
+    assert_eq!(
+        (
+            share.memory_mib,
+            share.memory_used_mib,
+            share.observed_limit_mib
+        ),
+        (2000, 1200, 2000)
+    );
+    assert_eq!(
+        (share.fence.as_str(), share.phase.as_str()),
+        ("ClientLimit", "Running")
+    );
+    assert_eq!(share.alloc_id, format!("{:032x}", 0xab));
+    assert_eq!(told.strangers[0].command, "Xorg");
+    let mut before = sample::share("q", 1, 10);
+    (before.fence, before.observed_limit, before.alloc_id) = (None, None, None);
+    let mut state = sample::state();
+    state.ledger.restore(before);
+    let told = node_state(&state);
+    let share = told
+        .shares
+        .iter()
+        .find(|share| share.pod_name == "q")
+        .unwrap();
+    assert_eq!(
+        (
+            share.fence.as_str(),
+            share.observed_limit_mib,
+            share.alloc_id.as_str()
+        ),
+        ("", 0, "")
+    );
+}
+
+#[test]
+fn a_card_is_ready_when_a_container_on_it_could_start() {
+    let ready =
+        |state: &agent::node::State, index: usize| is_ready(state, &state.inventory.cards[index]);
+    let mut state = sample::state();
+    state.mps.seen.servers[0].state = "Starting".into();
+    // In use and its server is not up; the idle one is switched by the start itself.
+    assert_eq!((ready(&state, 0), ready(&state, 1)), (false, true));
+    let mut state = sample::state();
+    state.mps.unreachable = "no socket".into();
+    assert_eq!((ready(&state, 0), ready(&state, 1)), (false, true));
+    let mut state = sample::state();
+    state.inventory.cards[1].health = Health::Unhealthy {
+        reason: "XID 79".into(),
+    };
+    assert_eq!((ready(&state, 0), ready(&state, 1)), (true, false));
+    state.not_offering = Some("the runtime ignores CDI".into());
+    assert!(!ready(&state, 0));
+    assert_eq!(node_state(&state).not_offering, "the runtime ignores CDI");
+}

@@ -1,0 +1,109 @@
+//! A node to speak of.
+
+use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
+use agent::ledger::{AllocId, Ledger, Share, SharePhase};
+use agent::node::{MpsView, Node, Pool, Readiness, State};
+use api::grant::PodIdentity;
+use api::units::Fence;
+use api::{Mib, Mode};
+use proto::mps::{Observation, ServerState};
+
+pub(crate) fn card(index: u32) -> Card {
+    Card {
+        uuid: uuid(index),
+        index,
+        minor: index + 4,
+        product: "NVIDIA RTX 6000 Ada Generation".into(),
+        total: Mib(49140),
+        reserved: Mib(564),
+        used: Mib(300),
+        strangers: Vec::new(),
+        grantable: Mib(48576),
+        health: Health::Healthy,
+        compute_mode: ComputeMode::Default,
+        mig: false,
+        cordoned: false,
+        hidden_from_other_plugins: false,
+        only_mode: None,
+        switchable: vec![Mode::Exclusive, Mode::Mps],
+        compute_capability: "8.9".into(),
+        pci: format!("00000000:0{index}:00.0"),
+        numa: None,
+        nvlink_peers: Vec::new(),
+        client_slots: 48,
+        context_allowance: Mib(512),
+    }
+}
+
+pub(crate) fn uuid(index: u32) -> GpuUuid {
+    GpuUuid::from(format!("GPU-{index}").as_str())
+}
+
+pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
+    Share {
+        pod: PodIdentity {
+            uid: format!("uid-{pod}"),
+            namespace: "ns".into(),
+            name: pod.into(),
+        },
+        container: "main".into(),
+        gpus: vec![uuid(index)],
+        memory: Mib(memory),
+        compute_percent: 50,
+        mode: Mode::Mps,
+        decision: format!("d-{pod}"),
+        phase: SharePhase::Running,
+        alloc_id: Some(AllocId::new(0xab)),
+        fence: Some(Fence::ClientLimit),
+        observed_limit: Some(Mib(memory)),
+        container_id: Some("c1".into()),
+        used: Mib(1200),
+    }
+}
+
+/// Two cards; the first one with a share of 2000 MiB, a stranger and a server.
+pub(crate) fn state() -> State {
+    let mut first = card(0);
+    first.strangers.push(Stranger {
+        pid: 77,
+        command: "Xorg".into(),
+        container_id: None,
+        memory: Mib(200),
+    });
+    first.grantable = Mib(48376);
+    let mut second = card(1);
+    second.numa = Some(1);
+    second.cordoned = true;
+    let mut ledger = Ledger::default();
+    ledger.restore(share("p", 0, 2000));
+    State {
+        node: Node {
+            name: "n1".into(),
+            uid: "node-uid".into(),
+        },
+        inventory: Inventory {
+            driver_version: "570.86.10".into(),
+            cards: vec![first, second],
+        },
+        ledger,
+        mps: MpsView {
+            seen: Observation {
+                servers: vec![ServerState {
+                    name: "GPU-0".into(),
+                    state: "Ready".into(),
+                    ..ServerState::default()
+                }],
+            },
+            ..MpsView::default()
+        },
+        kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
+        not_offering: None,
+        policy: None,
+        trusted_ca: String::new(),
+        ready: Readiness {
+            nvml: true,
+            registered: true,
+            cluster: true,
+        },
+    }
+}
