@@ -14,8 +14,8 @@ pub struct Decision {
     /// In the order in which they were decided. Independent of each other: the shell
     /// may run them side by side, evictions first.
     pub actions: Vec<Action>,
-    /// Pods that have a place as soon as what is being released there has left. Made
-    /// anew by each decision that has anything to decide.
+    /// Pods that have a place as soon as what is being released there has left: all of
+    /// them, also those of earlier decisions that still hold.
     pub promises: Vec<Promise>,
     /// Groups that went from nothing to something now: `last-start-timestamp`.
     pub started: Vec<GroupName>,

@@ -65,10 +65,6 @@ impl JobQueue {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.top.is_empty()
-    }
-
     /// Adds many jobs: leaves first, so that queues are compared with their best job.
     pub(crate) fn fill(&mut self, state: &State, shares: &Shares, entries: Vec<Entry>) {
         let mut by_queue: BTreeMap<QueueKey, Vec<Entry>> = BTreeMap::new();

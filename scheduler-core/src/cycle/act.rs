@@ -1,12 +1,12 @@
 //! What was decided becomes actions: bindings with their cards, evictions, promises.
 
-use super::{Cycle, Purpose};
+use super::Cycle;
 use crate::action::{Action, Bind, Evict, EvictCause, Promise, Received};
 use crate::fit::seat::choose_whole;
 use crate::ids::{DecisionId, NodeName, NodeUid, PodUid};
 use crate::model::{Ask, ContainerGrant};
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{Hold, NodeKey, Spec, TaskKey};
+use crate::state::rows::{Hold, JobKey, NodeKey, Spec, TaskKey};
 use crate::state::{OpenDecision, State};
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Cycle<'_> {
     pub(super) fn evict(
         &mut self,
         task: TaskKey,
-        purpose: Option<Purpose>,
+        for_job: Option<JobKey>,
         cause: EvictCause,
         message: &str,
     ) {
@@ -103,13 +103,13 @@ impl Cycle<'_> {
             }
             _ => return,
         }
-        self.say_evict(task, purpose, cause, message);
+        self.say_evict(task, for_job, cause, message);
     }
 
     fn say_evict(
         &mut self,
         task: TaskKey,
-        purpose: Option<Purpose>,
+        for_job: Option<JobKey>,
         cause: EvictCause,
         message: &str,
     ) {
@@ -132,8 +132,8 @@ impl Cycle<'_> {
                 timed_out: false,
             },
         );
-        let in_favour_of = purpose
-            .and_then(|purpose| self.state.jobs.get(purpose.job))
+        let in_favour_of = for_job
+            .and_then(|job| self.state.jobs.get(job))
             .map(|row| row.name.clone());
         self.decision.actions.push(Action::Evict(Evict {
             decision: id,

@@ -21,7 +21,7 @@ mod solve;
 mod stale;
 mod topology;
 
-use crate::action::{Decision, EvictCause, ReasonKind};
+use crate::action::{Decision, Promise, ReasonKind};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang, Pick};
 use crate::job_queue::{Entry, JobRank};
@@ -44,6 +44,8 @@ pub(crate) struct Memory {
     stirred: Option<u64>,
     /// Nor before this time.
     wake: Option<Time>,
+    /// What was promised then still holds.
+    promises: Vec<Promise>,
 }
 
 /// A decision in the making.
@@ -72,6 +74,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     if memory.stirred == Some(state.stirred) && !due {
         return Decision {
             wake_at: earlier(memory.wake, pauses_end(state)),
+            promises: memory.promises.clone(),
             ..Decision::default()
         };
     }
@@ -106,6 +109,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     let mut decision = cycle.decision;
     memory.stirred = Some(state.stirred);
     memory.wake = wake;
+    memory.promises.clone_from(&decision.promises);
     decision.wake_at = earlier(wake, pauses_end(state));
     decision
 }
@@ -234,9 +238,3 @@ impl Cycle<'_> {
     }
 }
 
-/// What an eviction is for, and its words.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Purpose {
-    pub cause: EvictCause,
-    pub job: JobKey,
-}

@@ -9,7 +9,7 @@
 //! are moved, or never leave at all.
 
 use super::place::Way;
-use super::{Cycle, Purpose};
+use super::Cycle;
 use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};
@@ -423,10 +423,6 @@ impl Cycle<'_> {
         for task in tasks {
             self.promise(*task);
         }
-        let purpose = Some(Purpose {
-            cause: rules.cause(),
-            job,
-        });
         let victims: BTreeMap<usize, TaskKey> = scenario
             .units()
             .flat_map(|unit| unit.tasks.iter().copied())
@@ -436,7 +432,7 @@ impl Cycle<'_> {
             let status = self.state.cell(task).status;
             if matches!(status, Status::Victim | Status::Promised) {
                 let message = rules.message(self, job, task);
-                self.evict(task, purpose, rules.cause(), &message);
+                self.evict(task, Some(job), rules.cause(), &message);
             }
         }
         // What waits with it in a victim's job and was promised a place on the way.
