@@ -156,6 +156,6 @@ async fn an_agent_that_knows_nothing_yet_writes_nothing() {
     scene
         .state
         .send_modify(|state| Arc::make_mut(state).ready.cluster = true);
-    scene.writes(1).await;
+    assert_eq!(scene.writes(1).await.len(), 1);
     scene.end().await;
 }

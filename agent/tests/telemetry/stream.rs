@@ -186,8 +186,9 @@ async fn serve(
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let tls = ServerTlsConfig::new().identity(authority.identity.clone());
-    let incoming = TcpListenerStream::new(listener).inspect(move |_| {
+    let incoming = TcpListenerStream::new(listener).map(move |connection| {
         connections.fetch_add(1, Ordering::SeqCst);
+        connection
     });
     let server = Server::builder()
         .tls_config(tls)
