@@ -34,6 +34,7 @@ impl Mib {
     }
 
     /// What is left, never below zero.
+    #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }

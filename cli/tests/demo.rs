@@ -12,7 +12,13 @@ struct Desk(tempfile::TempDir);
 impl Desk {
     fn new() -> Self {
         let mut builder = tempfile::Builder::new();
-        Self(builder.prefix("d").rand_bytes(4).tempdir_in("/tmp").unwrap())
+        Self(
+            builder
+                .prefix("d")
+                .rand_bytes(4)
+                .tempdir_in("/tmp")
+                .unwrap(),
+        )
     }
 
     fn demo(&self, args: &[&str]) -> Command {

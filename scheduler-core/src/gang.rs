@@ -48,7 +48,7 @@ pub(crate) struct Gang {
     pub root: Option<Arc<SubGroup>>,
 }
 
-/// How far along a job is: what JobOrder looks at after priority.
+/// How far along a job is: what `JobOrder` looks at after priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Growth {
     Below,
@@ -158,7 +158,7 @@ impl Gang {
         groups.chain(sets).collect()
     }
 
-    fn name<'a>(member: Member<'a>) -> &'a str {
+    fn name(member: Member<'_>) -> &str {
         match member {
             Member::Group(group) => group.name.as_ref().map_or("", |name| name.as_str()),
             Member::Set(set) => set.name.as_str(),

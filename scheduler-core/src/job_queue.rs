@@ -262,10 +262,7 @@ impl JobQueue {
     /// The best job below a queue, and what of it matters to order.
     fn candidate(&self, key: QueueKey) -> Candidate {
         let mut at = key;
-        loop {
-            let Some(node) = self.nodes.get(&at) else {
-                break;
-            };
+        while let Some(node) = self.nodes.get(&at) {
             if let Some(entry) = node.jobs.last() {
                 return Candidate {
                     queue: key,

@@ -195,7 +195,7 @@ pub struct Card {
     pub numa: Option<u32>,
     /// UUIDs of cards with a direct link; empty where none.
     pub nvlink_peers: Vec<GpuUuid>,
-    /// True when the card hangs on an NVSwitch: linked with all such cards of the node.
+    /// True when the card hangs on an `NVSwitch`: linked with all such cards of the node.
     pub nvswitch: bool,
     /// MiB that a fraction gets beside floor(f x T), for the CUDA context.
     pub allowance: Mib,

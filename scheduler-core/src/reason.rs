@@ -6,6 +6,7 @@ use crate::model::{Mode, Taint};
 use crate::units::Mib;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 /// Why a node will not do.
@@ -182,7 +183,7 @@ pub(crate) fn join(verdicts: &[(&str, NodeVerdict)], most: usize) -> String {
         shown += 1;
     }
     if shown < details.len() {
-        line.push_str(&format!(" (and {} more cards)", details.len() - shown));
+        let _ = write!(line, " (and {} more cards)", details.len() - shown);
     }
     cut(line, most)
 }

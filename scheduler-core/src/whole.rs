@@ -1,4 +1,4 @@
-//! Which n of a node's free cards a pod gets: the best NVLink set, then one NUMA node,
+//! Which n of a node's free cards a pod gets: the best `NVLink` set, then one NUMA node,
 //! then the least damage to what remains, then the node's own order.
 //!
 //! In: the free cards in the node's order. Out: n of them, in the same order.

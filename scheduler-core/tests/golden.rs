@@ -4,6 +4,7 @@
 //! Input lines are events (see `scheduler_core::text`) and the commands
 //! `decide [<now>]`, `explain <pod>` and `snapshot`. With `UPDATE_GOLDEN=1` the expected
 //! output is written anew: read the difference before you commit it.
+#![allow(clippy::unwrap_used, clippy::match_bool)] // A test from its first line to its last.
 
 use scheduler_core::units::Time;
 use scheduler_core::{Config, Core, text};

@@ -1,4 +1,9 @@
 //! What must hold for every sequence of events.
+#![allow(
+    clippy::unwrap_used,
+    clippy::manual_is_multiple_of,
+    clippy::cast_possible_truncation
+)] // A test from its first line to its last.
 
 use proptest::prelude::*;
 use scheduler_core::ids::{ContainerName, GpuUuid, PodUid};

@@ -79,6 +79,13 @@ impl Book {
         &self.driver
     }
 
+    /// Who could make a context on a card at the last good look.
+    pub fn compute_mode(&self, uuid: &GpuUuid) -> ComputeMode {
+        self.seen
+            .get(uuid)
+            .map_or(ComputeMode::Default, |(_, reading)| reading.compute_mode)
+    }
+
     /// Processes on a card at the last good look.
     pub fn processes(&self, uuid: &GpuUuid) -> &[Process] {
         self.seen
@@ -86,8 +93,8 @@ impl Book {
             .map_or(&[], |(_, reading)| &reading.processes)
     }
 
-    /// The cards under this policy. `explained` says whether a grant accounts for a pod's
-    /// process on a card.
+    /// The cards under this policy. `explained` says whether a process on a card is
+    /// accounted for.
     pub fn inventory(
         &self,
         policy: &GpuNodeSpec,

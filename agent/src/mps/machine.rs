@@ -11,7 +11,10 @@
 //! ```
 //! An adopted daemon comes in at Reach, what a dead one left behind at Dead.
 
-use api::Mib;
+mod word;
+
+pub use word::{Action, Client, Desired, Event, Limits, ReadBack, ServerStatus, Sight, View};
+
 use std::time::Duration;
 
 /// Since the supervisor's start.
@@ -38,119 +41,6 @@ const STEADY: Duration = Duration::from_mins(1);
 /// Unanswered looks in a row after which the daemon counts as hung.
 const DEAF: u32 = 3;
 
-/// What every client of a server gets at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Per card; 0: none.
-    pub memory: Mib,
-    /// 1 to 100.
-    pub thread_percent: u8,
-}
-
-/// What the plan says of this daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Desired {
-    /// No plan came yet: an adopted daemon is left as it is.
-    Unknown,
-    /// In the plan.
-    Wanted(Limits),
-    /// Not in the plan.
-    Unwanted,
-    /// The supervisor ends: a daemon without clients goes, one with clients stays.
-    Leave,
-}
-
-/// A server's own word for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerStatus {
-    /// Not taking clients yet.
-    Initializing,
-    /// Taking clients.
-    Active,
-    /// A client's fault hit all; no new ones until they are gone.
-    Fault,
-}
-
-/// One process that uses a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Client {
-    /// Its own pid.
-    pub pid: u32,
-    /// Of the server.
-    pub server: u32,
-}
-
-/// What a look at a daemon found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sight {
-    /// Its servers by pid; at most one under protocol 2 that takes clients.
-    pub servers: Vec<(u32, ServerStatus)>,
-    /// Of all its servers.
-    pub clients: Vec<Client>,
-}
-
-/// The limits as the daemon answered them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReadBack {
-    /// MiB, 0 for none; whole GiB where the daemon says no more.
-    pub memory: Mib,
-    /// Per cent.
-    pub thread_percent: u8,
-}
-
-/// What to do next; exactly one at a time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Nothing, for at most so long.
-    Wait(Duration),
-    /// Nothing any more: this daemon's task ends.
-    Finish,
-    /// Directories, shared memory; nothing stale left in them.
-    Prepare,
-    /// The cards' compute mode, read back.
-    SetMode,
-    /// The process.
-    Spawn,
-    /// Ask anything.
-    Reach,
-    /// Defaults and, where servers run, their own; read back and compared.
-    Configure(Limits, Vec<u32>),
-    /// So that no tenant pays for it, and no card is open for lack of it.
-    StartServer,
-    /// Servers, their states, their clients.
-    Look,
-    /// `quit`, with a time limit.
-    Quit,
-    /// The daemon's process group, at once.
-    Kill,
-    /// Which processes of a daemon that ended are still there; `None`: its clients were
-    /// never known.
-    FindLeftovers(Option<Vec<Client>>),
-    /// Servers that outlived their daemon.
-    KillServers(Vec<u32>),
-    /// Compute mode back, directories away.
-    CleanUp,
-}
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The plan.
-    Desired(Desired),
-    /// The last action is done; those that answer more have their own event.
-    Done,
-    /// By `Configure`.
-    Configured(Limits, ReadBack),
-    /// By `Look`.
-    Seen(Sight),
-    /// By `FindLeftovers`: clients and servers that still live.
-    Leftovers(Vec<Client>, Vec<u32>),
-    /// The last action failed.
-    Failed(String),
-    /// The daemon's process is gone.
-    Exited(String),
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Absent,
@@ -166,21 +56,6 @@ enum Phase {
     Dead { not_before: Time },
     CleanUp { not_before: Time },
     Finished,
-}
-
-/// What others see.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
-    /// Absent, Starting, Ready, `ServerFault`, Draining or Dead.
-    pub state: &'static str,
-    /// Why it is so, where that is not plain.
-    pub reason: String,
-    /// As the daemon answered.
-    pub observed: ReadBack,
-    /// Using it now.
-    pub clients: Vec<Client>,
-    /// Starts after the first.
-    pub restarts: u32,
 }
 
 /// One daemon's life.
@@ -253,10 +128,9 @@ impl Machine {
             Phase::Absent | Phase::Finished => "Absent",
             Phase::Dead { .. } => "Dead",
             Phase::Fault => "ServerFault",
-            Phase::CleanUp { .. } => "Draining",
-            Phase::Ending { .. } | Phase::Killing if draining => "Draining",
             Phase::Ready { .. } if self.deaf >= DEAF => "ServerFault",
-            Phase::Ready { .. } if draining => "Draining",
+            Phase::CleanUp { .. } => "Draining",
+            Phase::Ending { .. } | Phase::Killing | Phase::Ready { .. } if draining => "Draining",
             Phase::Ready { .. } if self.up_to_date() => "Ready",
             _ => "Starting",
         };
@@ -300,7 +174,9 @@ impl Machine {
             Phase::Spawn => Action::Spawn,
             Phase::Reach { .. } => self.soon(now, Action::Reach),
             Phase::Configure { not_before } => match wanted {
-                Some(_) if now < not_before => Action::Wait(TICK.min(not_before - now)),
+                Some(_) if now < not_before => {
+                    Action::Wait(TICK.min(not_before.saturating_sub(now)))
+                }
                 Some(_) if !self.mode_set => Action::SetMode,
                 Some(limits) => Action::Configure(limits, self.servers()),
                 None => Action::Look,
@@ -313,7 +189,7 @@ impl Machine {
             Phase::Killing => Action::Kill,
             Phase::Dead { not_before } => self.next_while_dead(now, not_before),
             Phase::CleanUp { not_before } if now < not_before => {
-                Action::Wait(TICK.min(not_before - now))
+                Action::Wait(TICK.min(not_before.saturating_sub(now)))
             }
             Phase::CleanUp { .. } => Action::CleanUp,
         }
@@ -351,7 +227,7 @@ impl Machine {
             _ => return Action::FindLeftovers(self.known.then(|| clients.clone())),
         }
         match self.desired {
-            _ if now < not_before => Action::Wait(TICK.min(not_before - now)),
+            _ if now < not_before => Action::Wait(TICK.min(not_before.saturating_sub(now))),
             Desired::Wanted(_) => Action::Prepare,
             Desired::Unwanted | Desired::Leave => Action::CleanUp,
             Desired::Unknown => Action::Wait(TICK),

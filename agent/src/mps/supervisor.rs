@@ -87,7 +87,7 @@ impl Supervisor {
                 spec: None,
                 desired: Desired::Unknown,
             };
-            supervisor.start(&name, daemon, order);
+            supervisor.start(&name, daemon, order, None);
         }
         supervisor.publish();
         supervisor
@@ -141,26 +141,20 @@ impl Supervisor {
                 spec: Some(spec.clone()),
                 desired: Desired::Wanted(*limits),
             };
-            match self.daemons.get_mut(name) {
-                Some(handle) => {
-                    if handle.orders.borrow().desired != order.desired {
-                        info!(server = name, ?limits, "MPS server wanted");
-                        // Whatever it was before, it is not what is wanted now until its
-                        // task has looked at the order.
-                        "Starting".clone_into(&mut handle.state.state);
-                    }
-                    handle.spec = Some(spec.clone());
-                    handle.orders.send_replace(order);
-                }
-                None => {
+            if let Some(handle) = self.daemons.get_mut(name) {
+                if handle.orders.borrow().desired != order.desired {
                     info!(server = name, ?limits, "MPS server wanted");
-                    let tools = Arc::clone(&self.tools);
-                    let daemon = Daemon::absent(name, spec.clone(), place.clone(), tools);
-                    self.start(name, daemon, order);
-                    if let Some(handle) = self.daemons.get_mut(name) {
-                        handle.spec = Some(spec.clone());
-                    }
+                    // Whatever it was before, it is not what is wanted now until its task
+                    // has looked at the order.
+                    "Starting".clone_into(&mut handle.state.state);
                 }
+                handle.spec = Some(spec.clone());
+                handle.orders.send_replace(order);
+            } else {
+                info!(server = name, ?limits, "MPS server wanted");
+                let tools = Arc::clone(&self.tools);
+                let daemon = Daemon::absent(name, spec.clone(), place.clone(), tools);
+                self.start(name, daemon, order, Some(spec.clone()));
             }
         }
         for (name, handle) in &mut self.daemons {
@@ -176,7 +170,6 @@ impl Supervisor {
         Ok(())
     }
 
-    #[expect(clippy::type_complexity, reason = "read once, by the only caller")]
     fn check(&self, plan: &Plan) -> Result<BTreeMap<String, (Place, Spec, Limits)>, PlanError> {
         let mut wanted = BTreeMap::new();
         for server in &plan.servers {
@@ -215,7 +208,7 @@ impl Supervisor {
         Ok(wanted)
     }
 
-    fn start(&mut self, name: &str, daemon: Daemon, order: Order) {
+    fn start(&mut self, name: &str, daemon: Daemon, order: Order, spec: Option<Spec>) {
         let (orders, orders_in) = watch::channel(order);
         let (requests, requests_in) = mpsc::channel(4);
         self.tasks
@@ -228,7 +221,7 @@ impl Supervisor {
         let handle = Handle {
             orders,
             requests,
-            spec: None,
+            spec,
             state,
         };
         self.daemons.insert(name.to_owned(), handle);
@@ -277,10 +270,7 @@ impl Supervisor {
         ) {
             let tools = Arc::clone(&self.tools);
             let daemon = Daemon::absent(&name, spec.clone(), place, tools);
-            self.start(&name, daemon, order);
-            if let Some(handle) = self.daemons.get_mut(&name) {
-                handle.spec = Some(spec);
-            }
+            self.start(&name, daemon, order, Some(spec));
         }
         self.publish();
     }

@@ -5,7 +5,7 @@
 
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
 use crate::identity::{self, Resource};
-use crate::inventory::{Book, GpuUuid, Inventory, Settings};
+use crate::inventory::{Book, ComputeMode, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
 use crate::nvml::{Driver, Observation, Process, Xid};
@@ -315,10 +315,18 @@ impl Core {
     fn take_stock(&mut self, now: Instant) {
         let default = Policy::default();
         let policy = self.policy.as_ref().unwrap_or(&default);
-        let ledger = &self.ledger;
+        let (ledger, book, mps) = (&self.ledger, &self.book, &self.mps);
         let explained = |card: &GpuUuid, process: &Process| {
             let owner = process.origin.pod_uid.as_deref();
-            owner.is_some_and(|uid| ledger.on(card).any(|share| share.pod.uid == uid))
+            // The one process that an exclusive card lets in beside clients is its server.
+            let server = !process.mps_client
+                && book.compute_mode(card) == ComputeMode::ExclusiveProcess
+                && mps
+                    .seen
+                    .servers
+                    .iter()
+                    .any(|seen| seen.name == card.as_str());
+            server || owner.is_some_and(|uid| ledger.on(card).any(|share| share.pod.uid == uid))
         };
         self.inventory = self.book.inventory(&policy.spec, explained, now);
     }

@@ -239,13 +239,11 @@ async fn the_first_message_is_the_whole_state_and_the_numbers_have_no_gap() {
     let first = scene.next().await;
     assert_eq!((first.sequence, used(&first)), (1, Some(300)));
     assert!(!first.agent_instance.is_empty());
-    let mut last = 1;
-    for value in [1000, 2000, 3000] {
+    for (sequence, value) in [(2, 1000), (3, 2000), (4, 3000)] {
         scene.change(value);
         let message = scene.next().await;
-        assert_eq!((message.sequence, used(&message)), (last + 1, Some(value)));
+        assert_eq!((message.sequence, used(&message)), (sequence, Some(value)));
         assert_eq!(message.agent_instance, first.agent_instance);
-        last += 1;
     }
     scene.end().await;
 }

@@ -237,4 +237,3 @@ impl Cycle<'_> {
         young
     }
 }
-

@@ -63,7 +63,7 @@ impl Cycle<'_> {
             None => self.place_set(gang, gang.sets.first(), None, tasks, nodes, way),
             Some(root) => self.place_group(gang, &Arc::clone(root), tasks, nodes, way),
         }
-        .map_err(|failure| self.in_gang_words(gang, tasks, failure))
+        .map_err(|failure| Self::in_gang_words(gang, tasks, failure))
     }
 
     fn place_group(
@@ -399,7 +399,7 @@ impl Cycle<'_> {
     }
 
     /// KAI's words around a pod's reason, for a pod alone and for a gang.
-    fn in_gang_words(&self, gang: &Gang, tasks: &[TaskKey], failure: Failure) -> Failure {
+    fn in_gang_words(gang: &Gang, tasks: &[TaskKey], failure: Failure) -> Failure {
         let Some((placed, line)) = failure.line.split_once('\n') else {
             return failure;
         };

@@ -18,10 +18,13 @@ use crate::state::cell::QueueUse;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
 use crate::units::Bound;
 use slotmap::SecondaryMap;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 struct Reclaim {
     queue: QueueKey,
+    /// What the whole job still asks for.
+    wanted: Three,
     /// What queues held before any simulation.
     before: SecondaryMap<QueueKey, QueueUse>,
 }
@@ -32,12 +35,9 @@ impl Rules for Reclaim {
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool {
-        let other = cycle
-            .state
-            .jobs
-            .get(job)
-            .is_some_and(|row| row.queue.is_some_and(|queue| queue != self.queue));
-        other && (gang.is_elastic() || !cycle.is_protected(Kind::Reclaim, Some(self.queue), job))
+        let queue = cycle.state.jobs.get(job).and_then(|row| row.queue);
+        queue.is_some_and(|queue| queue != self.queue && self.may_lose(cycle, queue))
+            && (gang.is_elastic() || !cycle.is_protected(Kind::Reclaim, Some(self.queue), job))
     }
 
     fn allows(
@@ -77,6 +77,39 @@ impl Rules for Reclaim {
 type Chunks = Vec<(QueueKey, Vec<Three>)>;
 
 impl Reclaim {
+    /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) Whoever
+    /// cannot stays out of the search, or one such queue early in the order would spoil
+    /// every scenario after it.
+    fn may_lose(&self, cycle: &Cycle, queue: QueueKey) -> bool {
+        let Some((ours, theirs)) = cycle.where_they_part(self.queue, queue) else {
+            return true;
+        };
+        let (Some(our_share), Some(their_share)) =
+            (cycle.shares.of.get(ours), cycle.shares.of.get(theirs))
+        else {
+            return true;
+        };
+        let has = self.has(theirs);
+        if !within(plus(self.has(ours), self.wanted), our_share.quota) {
+            return !within(has, their_share.allocatable());
+        }
+        let mut below = false;
+        for index in 0..3 {
+            let Bound::Exactly(quota) = their_share.quota[index] else {
+                continue;
+            };
+            if self.wanted[index] == 0 {
+                continue;
+            }
+            match has[index].cmp(&u128::from(quota)) {
+                Ordering::Greater => return true,
+                Ordering::Less => below = true,
+                Ordering::Equal => {}
+            }
+        }
+        !below
+    }
+
     fn has(&self, queue: QueueKey) -> Three {
         self.before
             .get(queue)
@@ -133,7 +166,7 @@ impl Reclaim {
                 let above_share = !within(rest, their_share.allocatable());
                 let within_quota = within(plus(self.has(ours), wanted), our_share.quota);
                 let above_quota = !within(rest, their_share.quota);
-                if !above_share && !(within_quota && above_quota) {
+                if !(above_share || within_quota && above_quota) {
                     return false;
                 }
                 for key in cycle.chain_of(*queue) {
@@ -290,7 +323,8 @@ impl Cycle<'_> {
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            if !self.may_reclaim(entry.job) {
+            let wanted = self.still_wanted(entry.job);
+            if !self.may_reclaim(entry.job, wanted) {
                 continue;
             }
             let Some(queue) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
@@ -298,21 +332,24 @@ impl Cycle<'_> {
             };
             let rules = Reclaim {
                 queue,
+                wanted,
                 before: self.state.queue_use.clone(),
             };
             self.make_room(entry.job, &rules);
         }
     }
 
-    /// KAI's `CanReclaimResources`: at the leaf, within fair share, and work that cannot
-    /// be preempted within quota.
-    fn may_reclaim(&self, job: JobKey) -> bool {
+    fn still_wanted(&self, job: JobKey) -> Three {
         let tasks = self
             .gang(job)
             .next(Pick::WaitingAndVictims, &|task| self.may(task));
-        let wanted = self
-            .shares
-            .wanted(self.state, &tasks, self.shares.smallest_card);
+        self.shares
+            .wanted(self.state, &tasks, self.shares.smallest_card)
+    }
+
+    /// KAI's `CanReclaimResources`: at the leaf, within fair share, and work that cannot
+    /// be preempted within quota.
+    fn may_reclaim(&self, job: JobKey, wanted: Three) -> bool {
         let Some((row, queue)) = self
             .state
             .jobs

@@ -8,8 +8,8 @@
 //! set that lets the job in and passes the action's rule wins. Victims that found a place
 //! are moved, or never leave at all.
 
-use super::place::Way;
 use super::Cycle;
+use super::place::Way;
 use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};

@@ -365,7 +365,7 @@ impl State {
 
     /// True when the queue and all its ancestors are there.
     pub(crate) fn queue_exists(&self, name: &QueueName) -> bool {
-        let mut at = Some(name.clone());
+        let mut at = Some(name);
         // A chain longer than all queues goes round.
         for _ in 0..=self.queues.len() {
             let Some(name) = at else {
@@ -373,12 +373,12 @@ impl State {
             };
             let Some(queue) = self
                 .queue_names
-                .get(&name)
+                .get(name)
                 .and_then(|key| self.queues.get(*key)?.queue.as_ref())
             else {
                 return false;
             };
-            at = queue.parent.clone();
+            at = queue.parent.as_ref();
         }
         false
     }

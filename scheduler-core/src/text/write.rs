@@ -255,7 +255,11 @@ impl Text {
         self.unless("slots", card.client_slots, 48);
         self.some("numa", card.numa);
         if !card.nvlink_peers.is_empty() {
-            let peers: Vec<&str> = card.nvlink_peers.iter().map(|peer| peer.as_str()).collect();
+            let peers: Vec<&str> = card
+                .nvlink_peers
+                .iter()
+                .map(crate::ids::GpuUuid::as_str)
+                .collect();
             self.pair("peers", peers.join(","));
         }
         self.flag("nvswitch", card.nvswitch);
@@ -413,7 +417,7 @@ impl Text {
                 match share.amount {
                     Amount::Memory(mib) => self.pair(&format!("gpu-memory.{container}"), mib.0),
                     Amount::Fraction(part) => {
-                        self.pair(&format!("gpu-fraction.{container}"), part.0)
+                        self.pair(&format!("gpu-fraction.{container}"), part.0);
                     }
                 }
                 if share.devices != 1 {
@@ -445,7 +449,11 @@ impl Text {
     fn grants(&mut self, grants: &[ContainerGrant]) {
         for grant in grants {
             self.start("  grant", &grant.container);
-            let cards: Vec<&str> = grant.cards.iter().map(|card| card.as_str()).collect();
+            let cards: Vec<&str> = grant
+                .cards
+                .iter()
+                .map(crate::ids::GpuUuid::as_str)
+                .collect();
             self.pair("cards", cards.join(","));
             self.pair("memory", grant.memory.0);
             self.unless("compute", grant.compute.get(), 100);

@@ -1,4 +1,5 @@
 use super::*;
+use api::Mib;
 use proptest::prelude::*;
 
 const LIMITS: Limits = Limits {
@@ -214,7 +215,7 @@ fn failures_in_a_row_are_spaced_out_up_to_a_minute() {
                 other => panic!("{other:?}"),
             }
         }
-        pauses.push((now - since).as_millis());
+        pauses.push(now.saturating_sub(since).as_millis());
         machine.on(now, failed("no such file"));
     }
     assert_eq!(pauses[..4], [250, 500, 1000, 2000]);

@@ -1,10 +1,12 @@
 //! A case of the vectors → events for the core.
 
 use anyhow::{Context as _, bail};
-use scheduler_core::ids::{ContainerName, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName};
+use scheduler_core::ids::{
+    ContainerName, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
+};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Pod, PodGroup, PodSet, Queue, QueueResource, Share,
-    SubGroup, Topology, TopologyRule, Weight,
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Pod, PodGroup, PodSet, Queue,
+    QueueResource, Share, SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Event, Placement, Step};
@@ -61,7 +63,12 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
             cards: (0..gpus)
                 .map(|index| {
                     let total = node["gpu_memory_mib"].as_u64().unwrap_or(100);
-                    Card::named(&card_name(name, index as usize), u32::try_from(index).unwrap_or(0), "", total)
+                    Card::named(
+                        &card_name(name, index as usize),
+                        u32::try_from(index).unwrap_or(0),
+                        "",
+                        total,
+                    )
                 })
                 .collect(),
         }));
@@ -69,7 +76,11 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
     for topology in list(&value["topologies"]) {
         facts.push(Event::Topology(Topology {
             name: TopologyName::new(text(topology, "name")?),
-            levels: list(&topology["levels"]).iter().filter_map(Value::as_str).map(Arc::from).collect(),
+            levels: list(&topology["levels"])
+                .iter()
+                .filter_map(Value::as_str)
+                .map(Arc::from)
+                .collect(),
         }));
     }
     for queue in list(&value["queues"]) {
@@ -86,7 +97,9 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
         Some("single") => 1,
         _ => {
             let count = |key: &str| value[key].as_u64().unwrap_or(0);
-            usize::try_from(count("rounds") + count("rounds_until_match") + count("rounds_after_match"))?
+            usize::try_from(
+                count("rounds") + count("rounds_until_match") + count("rounds_after_match"),
+            )?
         }
     };
     let accepted = list(&value["accepted"])
@@ -119,7 +132,9 @@ fn list(value: &Value) -> &[Value] {
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> anyhow::Result<&'a str> {
-    value[key].as_str().with_context(|| format!("{key} is missing"))
+    value[key]
+        .as_str()
+        .with_context(|| format!("{key} is missing"))
 }
 
 fn config(value: &Value) -> anyhow::Result<Config> {
@@ -140,7 +155,10 @@ fn config(value: &Value) -> anyhow::Result<Config> {
             other => bail!("action {other:?}"),
         });
     }
-    for plugin in list(&value["scheduler_conf"]["tiers"]).iter().flat_map(|tier| list(&tier["plugins"])) {
+    for plugin in list(&value["scheduler_conf"]["tiers"])
+        .iter()
+        .flat_map(|tier| list(&tier["plugins"]))
+    {
         if plugin["name"] == "nodeplacement" && plugin["arguments"]["gpu"] == "spread" {
             config.gpu_placement = Placement::Spread;
             config.cpu_placement = Placement::Spread;
@@ -156,10 +174,14 @@ fn node(value: &Value, name: &str) -> Node {
     node.pods = value["pods"].as_u64().unwrap_or(110);
     node.managed = true;
     for (key, label) in value["labels"].as_object().into_iter().flatten() {
-        node.labels.insert(Arc::from(key.as_str()), Arc::from(label.as_str().unwrap_or_default()));
+        node.labels.insert(
+            Arc::from(key.as_str()),
+            Arc::from(label.as_str().unwrap_or_default()),
+        );
     }
     for (key, count) in value["extended"].as_object().into_iter().flatten() {
-        node.extended.insert(ResourceName::new(key), count.as_u64().unwrap_or(0));
+        node.extended
+            .insert(ResourceName::new(key), count.as_u64().unwrap_or(0));
     }
     node
 }
@@ -172,7 +194,11 @@ fn queue(value: &Value) -> anyhow::Result<Queue> {
     queue.gpu = resource(&value["gpu"], 1e9);
     queue.cpu = resource(&value["cpu"], 1.0);
     queue.memory = resource(&value["memory"], 1e6);
-    let seconds = |key: &str| value[key].as_f64().map(|seconds| Duration(whole(seconds * 1000.0)));
+    let seconds = |key: &str| {
+        value[key]
+            .as_f64()
+            .map(|seconds| Duration(whole(seconds * 1000.0)))
+    };
     queue.preempt_min_runtime = seconds("preempt_min_runtime_s");
     queue.reclaim_min_runtime = seconds("reclaim_min_runtime_s");
     Ok(queue)
@@ -192,7 +218,9 @@ fn resource(value: &Value, unit: f64) -> QueueResource {
     QueueResource {
         quota: bound("quota"),
         limit: bound("limit"),
-        weight: Weight(whole(value["over_quota_weight"].as_f64().unwrap_or(0.0).abs() * 1e6)),
+        weight: Weight(whole(
+            value["over_quota_weight"].as_f64().unwrap_or(0.0).abs() * 1e6,
+        )),
         usage: 0,
     }
 }
@@ -206,8 +234,16 @@ fn job_name(job: &Value) -> anyhow::Result<GroupName> {
 }
 
 fn group(job: &Value) -> anyhow::Result<PodGroup> {
-    let ago = |key: &str| job[key].as_f64().map(|seconds| Time(NOW.saturating_sub(whole(seconds * 1000.0))));
-    let duration = |key: &str| job[key].as_f64().map(|seconds| Duration(whole(seconds * 1000.0)));
+    let ago = |key: &str| {
+        job[key]
+            .as_f64()
+            .map(|seconds| Time(NOW.saturating_sub(whole(seconds * 1000.0))))
+    };
+    let duration = |key: &str| {
+        job[key]
+            .as_f64()
+            .map(|seconds| Duration(whole(seconds * 1000.0)))
+    };
     Ok(PodGroup {
         name: job_name(job)?,
         uid: Arc::from(text(job, "name")?),
@@ -226,7 +262,11 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
 }
 
 fn tree(value: &Value, name: Option<SetName>) -> SubGroup {
-    let min = |value: &Value, key: &str| value[key].as_u64().and_then(|count| u32::try_from(count).ok());
+    let min = |value: &Value, key: &str| {
+        value[key]
+            .as_u64()
+            .and_then(|count| u32::try_from(count).ok())
+    };
     SubGroup {
         name,
         min_children: min(value, "min_sub_group"),
@@ -265,10 +305,14 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     pod.cpu = CpuMilli(value["cpu_milli"].as_u64().unwrap_or(0));
     pod.memory = Bytes(value["memory"].as_u64().unwrap_or(0));
     for (key, label) in value["labels"].as_object().into_iter().flatten() {
-        pod.labels.insert(Arc::from(key.as_str()), Arc::from(label.as_str().unwrap_or_default()));
+        pod.labels.insert(
+            Arc::from(key.as_str()),
+            Arc::from(label.as_str().unwrap_or_default()),
+        );
     }
     for (profile, count) in value["mig"].as_object().into_iter().flatten() {
-        pod.extended.insert(ResourceName::new(profile), count.as_u64().unwrap_or(0));
+        pod.extended
+            .insert(ResourceName::new(profile), count.as_u64().unwrap_or(0));
     }
     if value["legacy_mig"] == true {
         pod.unsupported.push(Arc::from("legacy MIG annotation"));
@@ -304,7 +348,11 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         pod,
         status,
         node: value["node"].as_str().map(str::to_owned),
-        groups: list(&value["gpu_groups"]).iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        groups: list(&value["gpu_groups"])
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect(),
         whole: usize::try_from(whole_gpus)?,
         delete_on_evict: job["delete_on_evict"] == true,
     })
@@ -315,7 +363,11 @@ fn expected(value: &Value) -> Expected {
         status: value["status"].as_str().unwrap_or_default().to_owned(),
         node: value["node"].as_str().map(str::to_owned),
         groups: value["gpu_groups"].as_array().map(|groups| {
-            groups.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            groups
+                .iter()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect()
         }),
     }
 }

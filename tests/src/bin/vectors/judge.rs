@@ -16,13 +16,20 @@ pub(crate) fn judge(case: &Case, states: &BTreeMap<String, State>) -> Option<Str
                 if state.is_some_and(|state| meets(state, expected)) {
                     return None;
                 }
-                Some(format!("  {uid}: expected {}, got {}", want(expected), got(state)))
+                Some(format!(
+                    "  {uid}: expected {}, got {}",
+                    want(expected),
+                    got(state)
+                ))
             })
             .collect();
         if wrong.is_empty() {
             return None;
         }
-        if nearest.as_ref().is_none_or(|nearest| wrong.len() < nearest.len()) {
+        if nearest
+            .as_ref()
+            .is_none_or(|nearest| wrong.len() < nearest.len())
+        {
             nearest = Some(wrong);
         }
     }
@@ -50,23 +57,43 @@ fn want(expected: &Expected) -> String {
         "{} {} {}",
         expected.status,
         expected.node.as_deref().unwrap_or("-"),
-        expected.groups.as_ref().map(|groups| groups.join(",")).unwrap_or_default()
+        expected
+            .groups
+            .as_ref()
+            .map(|groups| groups.join(","))
+            .unwrap_or_default()
     )
 }
 
 fn got(state: Option<&State>) -> String {
     state.map_or_else(
         || "nothing".to_owned(),
-        |state| format!("{} {} {}", state.status, state.node.as_deref().unwrap_or("-"), state.groups.join(",")),
+        |state| {
+            format!(
+                "{} {} {}",
+                state.status,
+                state.node.as_deref().unwrap_or("-"),
+                state.groups.join(",")
+            )
+        },
     )
 }
 
 /// Where two ways of running a case differ.
-pub(crate) fn difference(_case: &Case, one: &BTreeMap<String, State>, other: &BTreeMap<String, State>) -> String {
+pub(crate) fn difference(
+    _case: &Case,
+    one: &BTreeMap<String, State>,
+    other: &BTreeMap<String, State>,
+) -> String {
     let mut out = String::new();
     for (uid, state) in one {
         if other.get(uid) != Some(state) {
-            let _ = writeln!(out, "  {uid}: rebuilt {}, lived {}", got(Some(state)), got(other.get(uid)));
+            let _ = writeln!(
+                out,
+                "  {uid}: rebuilt {}, lived {}",
+                got(Some(state)),
+                got(other.get(uid))
+            );
         }
     }
     out

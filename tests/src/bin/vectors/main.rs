@@ -3,6 +3,7 @@
 //! `vectors [--expected FILE] PATH...`: files or folders in the format of
 //! `tests/conformance/README.md`. Prints each failing id with what was expected and what
 //! came, and ends with `N passed, N failed`.
+#![allow(clippy::cast_possible_truncation, clippy::assigning_clones)] // Counts of a recorded case are small.
 
 mod case;
 mod judge;
@@ -48,7 +49,10 @@ fn main() -> anyhow::Result<ExitCode> {
     let exceptions = exceptions(&args, &files)?;
     let mut counts: BTreeMap<String, [usize; 4]> = BTreeMap::new();
     for file in &files {
-        let kind = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let kind = file
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+            .unwrap_or_default();
         for (number, line) in std::fs::read_to_string(file)?.lines().enumerate() {
             if line.trim().is_empty() {
                 continue;
@@ -87,7 +91,11 @@ fn main() -> anyhow::Result<ExitCode> {
         }
     }
     say(&format!("{} passed, {} failed", total[0], total[1]));
-    Ok(if total[1] == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if total[1] == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn run(value: &Value, trace: bool) -> End {
@@ -111,7 +119,11 @@ fn run(value: &Value, trace: bool) -> End {
     if let Some(difference) = judge::judge(&case, &rebuilt) {
         wrong.push_str(&difference);
     }
-    if wrong.is_empty() { End::Passed } else { End::Failed(wrong) }
+    if wrong.is_empty() {
+        End::Passed
+    } else {
+        End::Failed(wrong)
+    }
 }
 
 fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
@@ -120,7 +132,10 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         if path.is_dir() {
             for entry in std::fs::read_dir(path)? {
                 let path = entry?.path();
-                if path.extension().is_some_and(|extension| extension == "jsonl") {
+                if path
+                    .extension()
+                    .is_some_and(|extension| extension == "jsonl")
+                {
                     files.push(path);
                 }
             }

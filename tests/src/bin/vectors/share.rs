@@ -9,21 +9,37 @@ use std::fmt::Write as _;
 pub(crate) fn run(value: &Value) -> End {
     let k = value["k_value"].as_f64().unwrap_or(1.0);
     let empty = Vec::new();
-    let mut queues: Vec<&Value> = value["queues"].as_array().unwrap_or(&empty).iter().collect();
+    let mut queues: Vec<&Value> = value["queues"]
+        .as_array()
+        .unwrap_or(&empty)
+        .iter()
+        .collect();
     // The division wants its claims in order of name.
     queues.sort_by_key(|queue| queue["name"].as_str().unwrap_or_default());
     let mut wrong = String::new();
-    for (key, total) in [("gpu", "total_gpu"), ("cpu_milli", "total_cpu_milli"), ("memory", "total_memory")] {
+    for (key, total) in [
+        ("gpu", "total_gpu"),
+        ("cpu_milli", "total_cpu_milli"),
+        ("memory", "total_memory"),
+    ] {
         let claims: Vec<Claim> = queues.iter().map(|queue| claim(queue, key)).collect();
         let shares = divide(value[total].as_f64().unwrap_or(0.0), k, &claims);
         for (queue, share) in queues.iter().zip(shares) {
             let expected = queue[key]["fair_share"].as_f64().unwrap_or(0.0);
             if (share - expected).abs() > 1e-6 * expected.abs().max(1.0) {
-                let _ = writeln!(wrong, "  {} {key}: expected {expected}, got {share}", queue["name"]);
+                let _ = writeln!(
+                    wrong,
+                    "  {} {key}: expected {expected}, got {share}",
+                    queue["name"]
+                );
             }
         }
     }
-    if wrong.is_empty() { End::Passed } else { End::Failed(wrong) }
+    if wrong.is_empty() {
+        End::Passed
+    } else {
+        End::Failed(wrong)
+    }
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

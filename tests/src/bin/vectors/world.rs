@@ -50,7 +50,10 @@ pub(crate) fn play(case: &Case, way: Way, trace: bool) -> BTreeMap<String, State
         }
         let decision = core.decide(Time(NOW));
         if trace {
-            crate::say(&format!("-- {way:?} round {round}\n{}", text::decision(&decision)));
+            crate::say(&format!(
+                "-- {way:?} round {round}\n{}",
+                text::decision(&decision)
+            ));
         }
         let decided = outcome(&mut stands, &decision, &mut names);
         after = states(&decided);
@@ -91,8 +94,13 @@ fn place(case: &Case) -> Vec<Stand> {
         .collect();
     let mut named: BTreeMap<(String, String), String> = BTreeMap::new();
     let mut used: BTreeSet<String> = BTreeSet::new();
-    let holds = |stand: &Stand| ["Running", "Releasing", "StuckInReleasing", "Bound"].contains(&stand.status.as_str());
-    for stand in stands.iter_mut().filter(|stand| holds(stand) && !stand.task.groups.is_empty()) {
+    let holds = |stand: &Stand| {
+        ["Running", "Releasing", "StuckInReleasing", "Bound"].contains(&stand.status.as_str())
+    };
+    for stand in stands
+        .iter_mut()
+        .filter(|stand| holds(stand) && !stand.task.groups.is_empty())
+    {
         let node = stand.node.clone().unwrap_or_default();
         for group in stand.task.groups.clone() {
             let key = (node.clone(), group.clone());
@@ -114,21 +122,27 @@ fn place(case: &Case) -> Vec<Stand> {
             .facts
             .iter()
             .find_map(|event| match event {
-                Event::Cards(cards) if cards.node.as_str() == node => cards.cards.first().map(|card| card.total.0),
+                Event::Cards(cards) if cards.node.as_str() == node => {
+                    cards.cards.first().map(|card| card.total.0)
+                }
                 _ => None,
             })
             .unwrap_or(100);
         stand.memory = match stand.task.pod.gpus.first().map(|ask| &ask.ask) {
             Some(Ask::Share(share)) => match share.amount {
                 Amount::Memory(mib) => mib.0,
-                Amount::Fraction(part) => {
-                    u64::try_from(u128::from(part.0) * u128::from(total) / u128::from(NanoGpu::ONE.0)).unwrap_or(0)
-                }
+                Amount::Fraction(part) => u64::try_from(
+                    u128::from(part.0) * u128::from(total) / u128::from(NanoGpu::ONE.0),
+                )
+                .unwrap_or(0),
             },
             _ => 0,
         };
     }
-    for stand in stands.iter_mut().filter(|stand| holds(stand) && stand.task.whole > 0) {
+    for stand in stands
+        .iter_mut()
+        .filter(|stand| holds(stand) && stand.task.whole > 0)
+    {
         let node = stand.node.clone().unwrap_or_default();
         for _ in 0..stand.task.whole {
             if let Some(card) = free(case, &node, &used) {
@@ -142,7 +156,9 @@ fn place(case: &Case) -> Vec<Stand> {
 
 fn free(case: &Case, node: &str, used: &BTreeSet<String>) -> Option<String> {
     let count = case.cards.get(node).copied().unwrap_or(0);
-    (0..count).map(|index| card_name(node, index)).find(|card| !used.contains(card))
+    (0..count)
+        .map(|index| card_name(node, index))
+        .find(|card| !used.contains(card))
 }
 
 /// A stand as the API server shows it.
@@ -160,7 +176,11 @@ fn shown(stand: &Stand) -> Event {
                     cards: stand.cards.iter().map(GpuUuid::new).collect(),
                     memory: Mib(stand.memory),
                     compute: Percent::FULL,
-                    mode: if whole { Mode::Exclusive } else { Mode::TimeSlicing },
+                    mode: if whole {
+                        Mode::Exclusive
+                    } else {
+                        Mode::TimeSlicing
+                    },
                     note: None,
                 }]
             },
@@ -200,28 +220,60 @@ fn outcome(stands: &mut [Stand], decision: &Decision, names: &mut usize) -> Vec<
         let Some(index) = index.get(bind.pod.as_str()) else {
             continue;
         };
-        let cards: Vec<String> = bind.grants.iter().flat_map(|grant| &grant.cards).map(ToString::to_string).collect();
+        let cards: Vec<String> = bind
+            .grants
+            .iter()
+            .flat_map(|grant| &grant.cards)
+            .map(ToString::to_string)
+            .collect();
         let memory = bind.grants.first().map_or(0, |grant| grant.memory.0);
-        arrive(&mut after, *index, "Binding", bind.node.as_str(), cards, memory, names);
+        arrive(
+            &mut after,
+            *index,
+            "Binding",
+            bind.node.as_str(),
+            cards,
+            memory,
+            names,
+        );
     }
     for promise in &decision.promises {
         if let Some(index) = index.get(promise.pod.as_str()) {
             let cards = promise.cards.iter().map(ToString::to_string).collect();
-            arrive(&mut after, *index, "Pipelined", promise.node.as_str(), cards, 0, names);
+            arrive(
+                &mut after,
+                *index,
+                "Pipelined",
+                promise.node.as_str(),
+                cards,
+                0,
+                names,
+            );
         }
     }
     after
 }
 
 /// A pod gets its place; its shared GPUs join a group or open one.
-fn arrive(after: &mut [Stand], index: usize, status: &str, node: &str, cards: Vec<String>, memory: u64, names: &mut usize) {
+fn arrive(
+    after: &mut [Stand],
+    index: usize,
+    status: &str,
+    node: &str,
+    cards: Vec<String>,
+    memory: u64,
+    names: &mut usize,
+) {
     let is_share = after[index].task.whole == 0;
     let mut groups = Vec::new();
     for card in cards.iter().filter(|_| is_share) {
         let known = after.iter().enumerate().find_map(|(other, stand)| {
-            let stays = ["Running", "Bound", "Binding", "Pipelined"].contains(&stand.status.as_str());
+            let stays =
+                ["Running", "Bound", "Binding", "Pipelined"].contains(&stand.status.as_str());
             let at = stand.cards.iter().position(|held| held == card)?;
-            (other != index && stays).then(|| stand.groups.get(at).cloned()).flatten()
+            (other != index && stays)
+                .then(|| stand.groups.get(at).cloned())
+                .flatten()
         });
         groups.push(known.unwrap_or_else(|| {
             *names += 1;
@@ -238,7 +290,10 @@ fn arrive(after: &mut [Stand], index: usize, status: &str, node: &str, cards: Ve
 
 fn states(stands: &[Stand]) -> BTreeMap<String, State> {
     // Groups opened by the run are numbered per node, in task order.
-    let mut given: BTreeSet<String> = stands.iter().flat_map(|stand| stand.task.groups.clone()).collect();
+    let mut given: BTreeSet<String> = stands
+        .iter()
+        .flat_map(|stand| stand.task.groups.clone())
+        .collect();
     let mut renamed: BTreeMap<String, String> = BTreeMap::new();
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     given.retain(|name| !name.starts_with("opened-"));
