@@ -115,11 +115,13 @@ fn start(
     .map_err(RunError::Thread)?;
 
     let (ear, inbox) = Owner::channel();
-    let (state_out, state) = watch::channel(Arc::default());
-    let (offer_out, offer) = watch::channel(Arc::default());
+    let core = core(config, &mut disk);
+    // Nobody may see a ledger that is empty because it was not rebuilt yet: a plan made of
+    // it would end servers whose tenants run.
+    let (state_out, state) = watch::channel(Arc::new(core.state()));
+    let (offer_out, offer) = watch::channel(Arc::new(core.offer()));
     let (errands_out, errands) = mpsc::unbounded_channel();
     let (notes_out, notes) = mpsc::unbounded_channel();
-    let core = core(config, &mut disk);
     let outputs = Outputs {
         state: state_out,
         offer: offer_out,

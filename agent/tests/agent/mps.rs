@@ -16,6 +16,8 @@ use tonic::{Request, Response, Status};
 pub struct Supervisor {
     pub state: Arc<Mutex<&'static str>>,
     pub plan: Arc<Mutex<Plan>>,
+    /// Every plan that was asked for, in order.
+    pub plans: Arc<Mutex<Vec<Plan>>>,
 }
 
 impl Supervisor {
@@ -23,6 +25,7 @@ impl Supervisor {
         let supervisor = Self {
             state: Arc::new(Mutex::new("Ready")),
             plan: Arc::default(),
+            plans: Arc::default(),
         };
         let listener = UnixListener::bind(socket).unwrap();
         let service = MpsServer::new(supervisor.clone());
@@ -58,7 +61,9 @@ impl Supervisor {
 #[tonic::async_trait]
 impl Mps for Supervisor {
     async fn ensure(&self, request: Request<Plan>) -> Result<Response<Observation>, Status> {
-        *self.plan.lock().unwrap() = request.into_inner();
+        let plan = request.into_inner();
+        self.plans.lock().unwrap().push(plan.clone());
+        *self.plan.lock().unwrap() = plan;
         Ok(Response::new(self.observation()))
     }
 

@@ -91,6 +91,7 @@ async fn an_agent_that_was_killed_rebuilds_what_it_knew_and_touches_nothing() {
     let before = visible(&machine);
     let file = machine.cdi(&entry);
     machine.kill_agent().await;
+    machine.mps.plans.lock().unwrap().clear();
     // The pod's grant is not needed any more: its CDI file tells all.
     machine.start_agent();
     let back = Instant::now();
@@ -100,6 +101,10 @@ async fn an_agent_that_was_killed_rebuilds_what_it_knew_and_touches_nothing() {
     .await;
     assert!(back.elapsed() < Duration::from_secs(5));
     assert_eq!(machine.cdi(&entry), file);
+    // Not for a moment was a server unwanted whose tenant runs.
+    let plans = machine.mps.plans.lock().unwrap().clone();
+    let kept = |plan: &proto::mps::Plan| plan.servers.iter().any(|s| s.name == machine.cards[0]);
+    assert!(!plans.is_empty() && plans.iter().all(kept), "{plans:?}");
     let second = machine.admit("waiting", &waiting).await;
     machine.kubelet.pre_start(&second).await.unwrap();
     // What is held is still held: 15038 - 5000 is left of card 0.
