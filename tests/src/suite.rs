@@ -35,7 +35,7 @@ pub struct Claim {
 macro_rules! claims {
     ($($module:ident :: $name:ident),* $(,)?) => {
         vec![$($crate::suite::Claim {
-            name: stringify!($name),
+            name: concat!(stringify!($module), "::", stringify!($name)),
             run: |cluster| ::std::boxed::Box::pin($module::$name(cluster)),
         }),*]
     };
