@@ -10,8 +10,8 @@
 //!    whole units, as long as somebody wanted less than his part.
 //!    The weight is `n + k (n - usage)`, not below zero, with n the sibling's part of all
 //!    weights that still want something.
-//! 3. What rounding left goes unit by unit to the largest remainders, then to the older,
-//!    then by name.
+//! 3. What rounding left once every priority had its turn goes unit by unit, higher
+//!    priorities first, to the largest remainders, then to the older, then by name.
 //!
 //! Units are KAI's: GPUs, millicores, bytes, as floating point, since rule 2 divides.
 //! Everything is computed from these inputs in the order of names; nothing is kept and
@@ -61,6 +61,7 @@ pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
     let mut priorities: Vec<i32> = claims.iter().map(|claim| claim.priority).collect();
     priorities.sort_unstable_by(|one, other| other.cmp(one));
     priorities.dedup();
+    let mut crumbs = Vec::new();
     for priority in priorities {
         if left <= 0.0 {
             break;
@@ -68,13 +69,30 @@ pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
         let band: Vec<usize> = (0..claims.len())
             .filter(|index| claims[*index].priority == priority)
             .collect();
-        left = divide_band(left, k, claims, &band, &mut shares);
+        let (rest, remainders) = divide_band(left, k, claims, &band, &mut shares);
+        left = rest;
+        crumbs.extend(remainders);
+    }
+    for index in crumbs {
+        if left <= 0.0 {
+            break;
+        }
+        let give = left.min(1.0);
+        shares[index] += give;
+        left -= give;
     }
     shares
 }
 
-/// Rules 2 and 3 within one priority. Returns what nobody took.
-fn divide_band(mut left: f64, k: f64, claims: &[Claim], band: &[usize], shares: &mut [f64]) -> f64 {
+/// Rule 2 within one priority. Returns what nobody took, and who is next for what
+/// rounding left.
+fn divide_band(
+    mut left: f64,
+    k: f64,
+    claims: &[Claim],
+    band: &[usize],
+    shares: &mut [f64],
+) -> (f64, Vec<usize>) {
     let mut remainders: Vec<Option<f64>> = vec![None; claims.len()];
     loop {
         let at_start = left;
@@ -115,9 +133,6 @@ fn divide_band(mut left: f64, k: f64, claims: &[Claim], band: &[usize], shares: 
             break;
         }
     }
-    if left <= 0.0 {
-        return left;
-    }
     let mut waiting: Vec<(usize, f64)> = remainders
         .iter()
         .enumerate()
@@ -131,15 +146,7 @@ fn divide_band(mut left: f64, k: f64, claims: &[Claim], band: &[usize], shares: 
             .then_with(|| first.created.cmp(&second.created))
             .then_with(|| first.name.cmp(&second.name))
     });
-    for (index, _) in waiting {
-        if left == 0.0 {
-            break;
-        }
-        let give = left.min(1.0);
-        shares[index] += give;
-        left -= give;
-    }
-    left
+    (left, waiting.into_iter().map(|(index, _)| index).collect())
 }
 
 /// What each of the band weighs in this round, in the band's order.
