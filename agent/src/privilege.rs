@@ -15,7 +15,7 @@ const KEPT: [Capability; 3] = [
 #[error("capabilities cannot be dropped: {0}")]
 pub struct PrivilegeError(#[from] caps::errors::CapsError);
 
-/// Drops every capability of this thread, and of those that it starts later, but [`KEPT`].
+/// Drops every capability of this thread, and of those that it starts later, but the few of `KEPT`.
 /// Call it before any thread is started.
 ///
 /// # Errors

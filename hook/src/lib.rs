@@ -6,12 +6,12 @@
 //!
 //! - [`expect`]: the command line → [`Expected`].
 //! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.
-//! - [`judge`]: pure: expected and seen → let through, or one line that says why not.
+//! - [`mod@judge`]: pure: expected and seen → let through, or one line that says why not.
 //! - [`proof`]: the file that tells the agent that it ran.
 //!
 //! Linked statically, runs on a host it knows nothing of, works while the agent is down,
 //! and opens no socket. Limits that a driver keeps per cgroup (r615 and later) belong
-//! between [`judge`] and [`proof`]: the container's process is in its leaf cgroup by then.
+//! between [`mod@judge`] and [`proof`]: the container's process is in its leaf cgroup by then.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::missing_panics_doc,

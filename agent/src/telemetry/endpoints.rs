@@ -50,7 +50,11 @@ pub async fn run(sources: Sources, endpoint: String, stop: CancellationToken) {
     let mut streams: BTreeMap<SocketAddr, CancellationToken> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     loop {
-        match tokio::net::lookup_host(&endpoint).await {
+        let found = tokio::select! {
+            () = stop.cancelled() => break,
+            found = tokio::net::lookup_host(&endpoint) => found,
+        };
+        match found {
             Ok(addresses) => {
                 let addresses: BTreeSet<SocketAddr> = addresses.collect();
                 for (address, token) in &streams {

@@ -274,7 +274,7 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> [(&'static str, 
 type OfCard = fn(&State, &Card) -> u64;
 type OfShare = fn(&Share) -> u64;
 
-const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 9] = [
+const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
     (
         "aliquot_gpu_memory_total",
         "Memory of the card",
@@ -332,6 +332,24 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 9] = [
         "1 when the card's MPS server takes clients",
         None,
         |state, card| (report::mps_state(state, &card.uuid) == "Ready").into(),
+    ),
+    (
+        "aliquot_gpu_mps_clients",
+        "Processes that use the card's MPS server",
+        None,
+        |state, card| {
+            let server = report::mps_server(state, &card.uuid);
+            server.map_or(0, |server| server.clients.len() as u64)
+        },
+    ),
+    (
+        "aliquot_gpu_mps_restarts",
+        "Starts of the card's MPS daemon after its first, while its supervisor lives",
+        None,
+        |state, card| {
+            let server = report::mps_server(state, &card.uuid);
+            server.map_or(0, |server| server.restarts.into())
+        },
     ),
 ];
 

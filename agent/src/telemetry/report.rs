@@ -6,6 +6,7 @@ use crate::inventory::{Card, GpuUuid};
 use crate::ledger::Share;
 use crate::node::{self, State};
 use api::Mode;
+use proto::mps::ServerState;
 use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger};
 
 /// State of an MPS server that nobody asked for.
@@ -42,14 +43,15 @@ pub fn refusal(refusal: &node::Refusal) -> Refusal {
     }
 }
 
-/// State of a card's MPS server, by its supervisor's account.
+/// A card's MPS server, by its supervisor's account.
+pub fn mps_server<'a>(state: &'a State, card: &GpuUuid) -> Option<&'a ServerState> {
+    let mut servers = state.mps.seen.servers.iter();
+    servers.find(|server| server.name == card.as_str())
+}
+
+/// State of a card's MPS server.
 pub fn mps_state(state: &State, card: &GpuUuid) -> String {
-    state
-        .mps
-        .seen
-        .servers
-        .iter()
-        .find(|server| server.name == card.as_str())
+    mps_server(state, card)
         .map_or(NO_SERVER, |server| server.state.as_str())
         .to_owned()
 }

@@ -82,6 +82,8 @@ async fn gauges_are_those_of_the_state_at_the_scrape_with_dcgm_exporters_labels(
             200 << 20,
         ),
         (format!("aliquot_gpu_ready{whole}"), 1),
+        (format!("aliquot_gpu_mps_clients{whole}"), 2),
+        (format!("aliquot_gpu_mps_restarts{whole}"), 3),
         (
             format!("aliquot_share_memory_limit_bytes{held}"),
             2000 << 20,

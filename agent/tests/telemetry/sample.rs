@@ -6,7 +6,7 @@ use agent::node::{MpsView, Node, Pool, Readiness, State};
 use api::grant::PodIdentity;
 use api::units::Fence;
 use api::{Mib, Mode};
-use proto::mps::{Observation, ServerState};
+use proto::mps::{Client, Observation, ServerState};
 
 pub(crate) fn card(index: u32) -> Card {
     Card {
@@ -91,6 +91,8 @@ pub(crate) fn state() -> State {
                 servers: vec![ServerState {
                     name: "GPU-0".into(),
                     state: "Ready".into(),
+                    clients: vec![Client::default(); 2],
+                    restarts: 3,
                     ..ServerState::default()
                 }],
             },
