@@ -23,6 +23,9 @@ pub struct Config {
     pub gpu_placement: Placement,
     /// How nodes are chosen for pods without.
     pub cpu_placement: Placement,
+    /// How a node's cards are chosen for shares (KAI's `gpupack` and `gpuspread`);
+    /// `None`: as nodes are for pods with GPUs.
+    pub card_placement: Option<Placement>,
     /// `kValue` in billionths: how much past use counts in fair share.
     pub k_value: u64,
     /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
@@ -85,6 +88,7 @@ impl Default for Config {
             actions: Step::ALL.to_vec(),
             gpu_placement: Placement::Binpack,
             cpu_placement: Placement::Binpack,
+            card_placement: None,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),
             staleness_grace: Some(Duration::seconds(60)),
@@ -92,5 +96,12 @@ impl Default for Config {
             reclaim_min_runtime: Duration(0),
             saturation_multiplier: NanoGpu::ONE.0,
         }
+    }
+}
+
+impl Config {
+    /// How a node's cards are chosen for shares.
+    pub(crate) fn cards(&self) -> Placement {
+        self.card_placement.unwrap_or(self.gpu_placement)
     }
 }

@@ -60,7 +60,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         .iter()
         .filter(|(_, key)| state.nodes.get(**key).is_some_and(|row| row.node.is_some()))
         .map(
-            |(name, key)| match fit::node(state, spec, *key, &config.bases, false) {
+            |(name, key)| match fit::node(state, spec, *key, config, false) {
                 Ok(seat) => NodeVerdict {
                     node: name.clone(),
                     fits: seat.now,

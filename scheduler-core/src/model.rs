@@ -124,6 +124,10 @@ pub struct Taint {
     pub effect: Effect,
 }
 
+/// How an unsupported rule ([`Pod::unsupported`]) is named that KAI took for MIG slices
+/// before profiles were resources: a node on which such a pod stands takes no profiles.
+pub const LEGACY_MIG: &str = "legacy MIG annotation";
+
 /// What a taint does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {

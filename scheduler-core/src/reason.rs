@@ -26,6 +26,10 @@ pub(crate) enum NodeNo {
     NoGpus,
     AgentSilent,
     NotOffering(Arc<str>),
+    NotMig,
+    LegacyMig,
+    MigSingle,
+    MigMixed,
 }
 
 impl fmt::Display for NodeNo {
@@ -51,6 +55,16 @@ impl fmt::Display for NodeNo {
             Self::Gpus | Self::NoGpus => f.write_str("node(s) didn't have enough resources: GPUs"),
             Self::GpuMemory => f.write_str("node(s) didn't have enough resources: GPU memory"),
             Self::AgentSilent => f.write_str("node(s) whose agent has not been heard yet"),
+            Self::NotMig => f.write_str("MIG job cannot be scheduled on non-MIG node"),
+            Self::LegacyMig => {
+                f.write_str("MIG job cannot be scheduled on node with legacy MIG jobs")
+            }
+            Self::MigSingle => {
+                f.write_str("only whole gpu jobs can run on a node with MigStrategy='single'")
+            }
+            Self::MigMixed => {
+                f.write_str("non MIG jobs cant run on a node with MigStrategy='mixed'")
+            }
             Self::NotOffering(why) => write!(f, "node(s) that offer no shares: {why}"),
         }
     }

@@ -7,7 +7,7 @@ use crate::model::{Amount, Ask, Mode, Node, NodeCards};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
-use crate::state::rows::{AgentWord, CardRow, Hold, NodeKey, Spec, TaskKey};
+use crate::state::rows::{AgentWord, CardRow, Hold, MigStrategy, NodeKey, Spec, TaskKey};
 use crate::units::NanoGpu;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>
     if row.node.as_ref() == Some(&node) {
         return;
     }
+    row.mig = MigStrategy::of(&node);
     row.node = Some(node);
     state.touch_node(key);
     state.loosen();

@@ -103,6 +103,8 @@ impl Cycle<'_> {
             }
             _ => return,
         }
+        // What the victim leaves may be promised to somebody.
+        self.state.loosened += 1;
         self.say_evict(task, for_job, cause, message);
     }
 

@@ -199,13 +199,8 @@ impl Cycle<'_> {
         let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
         let mut over = None;
         for key in nodes {
-            let Ok(seat) = fit::node(
-                self.state,
-                spec,
-                *key,
-                &self.config.bases,
-                way == Way::Promise,
-            ) else {
+            let Ok(seat) = fit::node(self.state, spec, *key, self.config, way == Way::Promise)
+            else {
                 continue;
             };
             let mut score = score::node(self.state, self.config, spec, *key, &seat);
@@ -238,6 +233,7 @@ impl Cycle<'_> {
             let at = self.state.loosened;
             if way == Way::Real
                 && all
+                && !self.state.is_tentative()
                 && let Some(spec) = self.state.specs.get_mut(spec_key)
             {
                 spec.no_fit = Some(crate::state::rows::NoFit {

@@ -96,7 +96,7 @@ pub(crate) fn no_fit_line(
         .filter_map(|key| {
             let row = state.nodes.get(*key)?;
             row.node.as_ref()?;
-            let no = fit::node(state, spec, *key, &config.bases, false).err()?;
+            let no = fit::node(state, spec, *key, config, false).err()?;
             Some((row.name.as_str(), no))
         })
         .collect();

@@ -13,11 +13,12 @@
 pub(crate) mod card;
 pub(crate) mod seat;
 
+use crate::config::Config;
 use crate::model::{Effect, Node, NodeRules, NodeTerm, Operator, Requirement, Taint, Toleration};
 use crate::reason::{NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
-use crate::state::rows::{NodeKey, Spec, SpecRow};
+use crate::state::rows::{MigStrategy, NodeKey, Spec, SpecRow};
 pub(crate) use seat::Seat;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub(crate) fn node(
     state: &State,
     spec: &SpecRow,
     key: NodeKey,
-    bases: &Bases,
+    config: &Config,
     promise: bool,
 ) -> Result<Seat, NodeVerdict> {
     let no = |why: Vec<NodeNo>| NodeVerdict {
@@ -46,7 +47,10 @@ pub(crate) fn node(
     if !short.is_empty() {
         return Err(no(short));
     }
-    seat::cards(state, spec, key, bases, room)
+    if spec.wants_gpus() {
+        mig(state, spec, key).map_err(|why| no(vec![why]))?;
+    }
+    seat::cards(state, spec, key, config, room)
 }
 
 /// Whether countable resources are free now, or only later.
@@ -77,6 +81,36 @@ pub(crate) fn rules(node: &Node, spec: &Spec) -> Result<(), NodeNo> {
         return Err(NodeNo::Selector);
     }
     Ok(())
+}
+
+/// What a node's MIG strategy lets in (KAI's `PredicateByNodeResourcesType`).
+fn mig(state: &State, spec: &SpecRow, key: NodeKey) -> Result<(), NodeNo> {
+    let Some(strategy) = state.nodes.get(key).map(|row| row.mig) else {
+        return Ok(());
+    };
+    let wants_profile = spec.mig_nano > 0;
+    match strategy {
+        MigStrategy::Off if wants_profile => Err(NodeNo::NotMig),
+        MigStrategy::Off => Ok(()),
+        _ if wants_profile && has_legacy_mig(state, key) => Err(NodeNo::LegacyMig),
+        MigStrategy::Single if wants_profile || spec.shares => Err(NodeNo::MigSingle),
+        MigStrategy::Mixed if !wants_profile => Err(NodeNo::MigMixed),
+        _ => Ok(()),
+    }
+}
+
+/// A pod that KAI placed by an annotation of old holds slices which nobody counts.
+fn has_legacy_mig(state: &State, key: NodeKey) -> bool {
+    state.on_node.get(key).into_iter().flatten().any(|task| {
+        state
+            .tasks
+            .get(*task)
+            .and_then(|row| state.specs.get(row.spec))
+            .is_some_and(|spec| {
+                let rules = &spec.spec.unsupported;
+                rules.iter().any(|rule| **rule == *crate::model::LEGACY_MIG)
+            })
+    })
 }
 
 /// Kubernetes' own taint for the flag.

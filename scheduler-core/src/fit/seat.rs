@@ -4,8 +4,9 @@
 //! ([`choose_whole`]): all whole cards of a node are alike until then. Shares are put on
 //! cards at once, the fullest that still holds them first, as KAI's `gpupack` does.
 
+use super::Room;
 use super::card;
-use super::{Bases, Room};
+use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
 use crate::model::{Ask, Mode, Share};
@@ -101,7 +102,7 @@ pub(crate) fn cards(
     state: &State,
     spec: &SpecRow,
     key: NodeKey,
-    bases: &Bases,
+    config: &Config,
     room: Room,
 ) -> Result<Seat, NodeVerdict> {
     let mut seat = Seat {
@@ -157,7 +158,7 @@ pub(crate) fn cards(
             container,
             share,
             agent.default_mode,
-            bases,
+            config,
             count,
             room.promise,
             &mut scratch,
@@ -253,6 +254,7 @@ fn candidate(
     used: CardUse,
     share: &Share,
     mode: Mode,
+    placement: Placement,
 ) -> Result<Candidate, crate::reason::CardNo> {
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
@@ -269,16 +271,16 @@ fn candidate(
         now: offer_now.is_ok(),
         opens,
         costs_whole: opens && whole,
-        rank: if opens {
+        rank: match (opens, placement) {
             // Idle ones first, then those that are no whole GPU anyhow, then the smallest.
-            (
-                false,
+            (true, _) => (
+                placement == Placement::Spread,
                 u128::from(used.holders() == 0),
                 !whole,
                 Reverse(cap.0),
-            )
-        } else {
-            (true, fullness, false, Reverse(0))
+            ),
+            (false, Placement::Binpack) => (true, fullness, false, Reverse(0)),
+            (false, Placement::Spread) => (false, u128::MAX - fullness, false, Reverse(0)),
         },
     })
 }
@@ -291,7 +293,7 @@ fn seat_share(
     container: &ContainerName,
     share: &Share,
     default: Mode,
-    bases: &Bases,
+    config: &Config,
     count: WholeCount,
     promise: bool,
     scratch: &mut Scratch,
@@ -311,7 +313,15 @@ fn seat_share(
             if !order.contains(&mode) {
                 order.push(mode);
             }
-            match candidate(state, *key, row, scratch.of(state, *key), share, mode) {
+            match candidate(
+                state,
+                *key,
+                row,
+                scratch.of(state, *key),
+                share,
+                mode,
+                config.cards(),
+            ) {
                 Ok(candidate) => {
                     found.entry(mode).or_default().push(candidate);
                     fits = true;
@@ -362,7 +372,11 @@ fn seat_share(
     seat.allocatable &= now;
     if promise || !now {
         // A promise opens what is leaving before what is idle.
-        candidates.sort_by_key(|candidate| (candidate.opens, candidate.opens && candidate.now));
+        let packs = config.cards() == Placement::Binpack;
+        candidates.sort_by_key(|candidate| {
+            let last = candidate.opens == packs;
+            (last, candidate.opens && candidate.now)
+        });
     }
     candidates.truncate(wanted);
     seat.now &= now && candidates.iter().all(|candidate| candidate.now);
@@ -372,7 +386,7 @@ fn seat_share(
         container,
         share,
         mode,
-        bases,
+        config,
         &candidates,
         scratch,
         seat,
@@ -386,7 +400,7 @@ fn take(
     container: &ContainerName,
     share: &Share,
     mode: Mode,
-    bases: &Bases,
+    config: &Config,
     candidates: &[Candidate],
     scratch: &mut Scratch,
     seat: &mut Seat,
@@ -422,7 +436,7 @@ fn take(
             card: candidate.key,
             limit,
             nominal: candidate.offer.nominal,
-            nano: card::nano(row, share.amount, bases),
+            nano: card::nano(row, share.amount, &config.bases),
             compute: card::compute(share, mode),
             mode,
             note: note.clone(),

@@ -255,6 +255,12 @@ impl State {
         self.journal.open > 0
     }
 
+    /// True inside a transaction that has moved something: what is found out now may not
+    /// hold after it.
+    pub(crate) fn is_tentative(&self) -> bool {
+        !self.journal.old.is_empty()
+    }
+
     fn swap(&mut self, cell: Cell) -> Cell {
         match cell {
             Cell::Task(key, mut value) => {

@@ -157,6 +157,7 @@ impl State {
             name: name.clone(),
             node: None,
             agent: None,
+            mig: rows::MigStrategy::default(),
             cards: Vec::new(),
             generation: 0,
         });

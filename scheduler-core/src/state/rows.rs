@@ -36,10 +36,47 @@ pub(crate) struct NodeRow {
     pub node: Option<Node>,
     /// The agent's word; `None` while it is not heard.
     pub agent: Option<AgentWord>,
+    /// What its labels say of MIG.
+    pub mig: MigStrategy,
     /// All cards that are known of it, by index, then UUID.
     pub cards: Vec<CardKey>,
     /// Changes with every fact or sum that a placement here may depend on.
     pub generation: u64,
+}
+
+/// How a node offers MIG, by KAI's reading of its labels and resources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MigStrategy {
+    /// Not at all.
+    #[default]
+    Off,
+    /// It does, and does not say how.
+    On,
+    /// Its slices look like whole GPUs.
+    Single,
+    /// By profile.
+    Mixed,
+}
+
+impl MigStrategy {
+    /// Which one, from the node's facts.
+    pub(crate) fn of(node: &Node) -> Self {
+        let label = |key| node.labels.get(key).map(|value| &**value);
+        let on = match label("node-role.kubernetes.io/mig-enabled") {
+            // The words that KAI takes for yes.
+            Some(value) => ["1", "t", "T", "TRUE", "true", "True"].contains(&value),
+            None => node
+                .extended
+                .iter()
+                .any(|(name, count)| name.as_str().starts_with("nvidia.com/mig-") && *count > 0),
+        };
+        match label("nvidia.com/mig.strategy") {
+            _ if !on => Self::Off,
+            Some("single") => Self::Single,
+            Some("mixed") => Self::Mixed,
+            _ => Self::On,
+        }
+    }
 }
 
 /// What an agent says of its node as a whole.

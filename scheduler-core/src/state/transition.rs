@@ -112,7 +112,8 @@ impl State {
                 self.move_allocated(key, job, at.holds(), way);
             }
         }
-        if at.status == Status::Pending {
+        // KAI's `Gated` is no `Pending`: it is no claim to a fair share yet.
+        if at.status == Status::Pending && self.tasks.get(key).is_some_and(|row| !row.gated) {
             self.move_pending(key, job, way);
         }
     }

@@ -1,12 +1,13 @@
 //! A case of the vectors → events for the core.
 
+use crate::rules;
 use anyhow::{Context as _, bail};
 use scheduler_core::ids::{
     ContainerName, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
 };
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Pod, PodGroup, PodSet, Queue,
-    QueueResource, Share, SubGroup, Topology, TopologyRule, Weight,
+    Amount, Ask, Card, ContainerAsk, LEGACY_MIG, Mode, Node, NodeCards, Pod, PodGroup, PodSet,
+    Queue, QueueResource, Share, SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Event, Placement, Step};
@@ -90,7 +91,9 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
     for job in list(&value["jobs"]) {
         facts.push(Event::Group(group(job)?));
         for task in list(&job["tasks"]) {
-            tasks.push(self::task(job, task)?);
+            let mut task = self::task(job, task)?;
+            rules::need_known_memory(&mut task.pod, &value["nodes"]);
+            tasks.push(task);
         }
     }
     let rounds = match value["mode"].as_str() {
@@ -159,9 +162,19 @@ fn config(value: &Value) -> anyhow::Result<Config> {
         .iter()
         .flat_map(|tier| list(&tier["plugins"]))
     {
-        if plugin["name"] == "nodeplacement" && plugin["arguments"]["gpu"] == "spread" {
-            config.gpu_placement = Placement::Spread;
-            config.cpu_placement = Placement::Spread;
+        match plugin["name"].as_str() {
+            Some("nodeplacement") => {
+                let spreads = |kind: &str| plugin["arguments"][kind] == "spread";
+                if spreads("gpu") {
+                    config.gpu_placement = Placement::Spread;
+                }
+                if spreads("cpu") {
+                    config.cpu_placement = Placement::Spread;
+                }
+            }
+            Some("gpuspread") => config.card_placement = Some(Placement::Spread),
+            Some("gpupack") => config.card_placement = Some(Placement::Binpack),
+            _ => {}
         }
     }
     Ok(config)
@@ -314,12 +327,15 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         pod.extended
             .insert(ResourceName::new(profile), count.as_u64().unwrap_or(0));
     }
+    pod.task_order = task_order(value);
     if value["legacy_mig"] == true {
-        pod.unsupported.push(Arc::from("legacy MIG annotation"));
+        pod.unsupported.push(Arc::from(LEGACY_MIG));
     }
-    if value.get("affinity").is_some() {
+    pod.nodes.terms = rules::terms(&value["affinity"])?;
+    if rules::has_pod_affinity(&value["affinity"]) {
         pod.unsupported.push(Arc::from("pod affinity"));
     }
+    pod.tolerations = rules::tolerations(&value["tolerations"]);
     let devices = u32::try_from(value["gpu_devices"].as_u64().unwrap_or(1))?;
     let share = |amount| {
         Ask::Share(Share {
@@ -343,7 +359,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         ask,
     }));
     let status = text(value, "status")?.to_owned();
-    pod.gated = status == "Gated";
+    pod.gated = status == "Gated" || status == "Pending" && job["not_ready"] == true;
     Ok(Task {
         pod,
         status,
@@ -356,6 +372,17 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         whole: usize::try_from(whole_gpus)?,
         delete_on_evict: job["delete_on_evict"] == true,
     })
+}
+
+/// A larger `kai.scheduler/task-priority` goes first; a pod without one after those, one
+/// with an unreadable one last.
+fn task_order(task: &Value) -> i32 {
+    match task["labels"]["kai.scheduler/task-priority"].as_str() {
+        Some(text) => text
+            .parse::<i32>()
+            .map_or(i32::MAX, |priority| priority.saturating_neg()),
+        None => i32::MAX - 1,
+    }
 }
 
 fn expected(value: &Value) -> Expected {

@@ -7,6 +7,7 @@
 
 mod case;
 mod judge;
+mod rules;
 mod share;
 mod world;
 
