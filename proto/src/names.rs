@@ -70,6 +70,22 @@ pub mod kai {
     pub const DEFAULT_QUEUE: &str = "default-queue";
     /// Label: name of a `PriorityClass`, wins over the pod's spec.
     pub const PRIORITY_CLASS_LABEL: &str = "priorityClassName";
+    /// Label: `preemptible` or `non-preemptible`.
+    pub const PREEMPTIBILITY_LABEL: &str = "kai.scheduler/preemptibility";
+    /// Label: the queue where no queue label is set.
+    pub const PROJECT_LABEL: &str = "project";
+    /// Annotation on a pod: its pod group.
+    pub const POD_GROUP: &str = "pod-group-name";
+    /// Label on a pod: its pod set of the group.
+    pub const SUB_GROUP_LABEL: &str = "kai.scheduler/subgroup-name";
+    /// Label on a pod: order inside its group, higher first.
+    pub const TASK_PRIORITY_LABEL: &str = "kai.scheduler/task-priority";
+    /// Annotation on a pod group: when it last went from nothing to something, RFC 3339.
+    pub const LAST_START: &str = "kai.scheduler/last-start-timestamp";
+    /// Annotation on a pod group: since when it is below its minimum, RFC 3339.
+    pub const STALE_SINCE: &str = "kai.scheduler/stale-podgroup-timestamp";
+    /// Annotation on a pod group: a Go duration that it waits before it may evict others.
+    pub const PREEMPTION_DELAY: &str = "kai.scheduler/preemption-delay";
 }
 
 /// Container device interface.

@@ -1,1 +1,36 @@
-//! TBD
+//! The scheduler's shell: everything around `scheduler-core` that touches the world.
+//!
+//! ```text
+//! watch ─► convert ─► cycle: Core::apply, Core::decide ─► act ─► Outcome ─┐
+//! telemetry ─► convert ─┘ ▲                                               │
+//!                         └───────────────────────────────────────────────┘
+//! ```
+//!
+//! In the order of the data's way:
+//! - [`config`]: flags; [`run`]: starts everything, ends with the first part that ends.
+//! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
+//! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
+//! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
+//! - [`convert`]: a fact into the core's events.
+//! - [`cycle`]: the only owner of the core; coalesces, decides.
+//! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
+//! - [`lease`]: which replica acts.
+//! - [`status`]: metrics, health and the view, as one page each.
+//!
+//! Decides nothing itself.
+#![forbid(unsafe_code)]
+
+pub mod act;
+pub mod admission;
+pub mod config;
+pub mod convert;
+pub mod cycle;
+pub mod lease;
+mod run;
+pub mod status;
+pub mod telemetry;
+pub mod trust;
+pub mod watch;
+
+pub use config::Config;
+pub use run::{Listeners, RunError, run, run_on};

@@ -1,3 +1,63 @@
-//! TBD
+//! `aliquot-scheduler`: places the pods that ask for it.
 
-fn main() {}
+use clap::Parser;
+use scheduler::Config;
+use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Aliquot's scheduler.
+#[derive(Parser)]
+#[command(name = "aliquot-scheduler", version)]
+struct Arguments {
+    #[command(flatten)]
+    config: Config,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    match serve(arguments.config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let stop = stop_on_signals()?;
+        let mut access = kube::Config::infer().await?;
+        // Each write ends in one outcome that the core hears of: retries are decided there.
+        access.default_retry = false;
+        let client = kube::Client::try_from(access)?;
+        scheduler::run(config, client, stop).await?;
+        Ok(())
+    })
+}
+
+/// Cancelled by SIGTERM or SIGINT.
+fn stop_on_signals() -> std::io::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let told = stop.clone();
+    // Ends with the runtime; it owns nothing.
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        told.cancel();
+    });
+    Ok(stop)
+}

@@ -60,7 +60,7 @@ impl Cluster {
 
         let library = place.path().join("nvml.so");
         std::fs::write(&library, NVML)?;
-        let telemetry = embed::scheduler(&mut ours, &client)?;
+        let telemetry = embed::scheduler(&mut ours, &client).await?;
         let mut cluster = Self {
             client,
             api,

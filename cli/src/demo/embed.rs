@@ -4,6 +4,7 @@
 use super::cluster::{Group, Paths};
 use anyhow::Context as _;
 use kube::Client;
+use std::net::{Ipv4Addr, SocketAddr};
 
 /// Between two looks of an agent at its cards.
 const NVML_INTERVAL_MS: u64 = 250;
@@ -11,9 +12,22 @@ const NVML_INTERVAL_MS: u64 = 250;
 const CDI_SETTLE_MS: u64 = 1;
 
 /// The scheduler; answers where agents reach it.
-#[allow(clippy::unnecessary_wraps)] // Starting it will be able to fail.
-pub(super) fn scheduler(_group: &mut Group, _client: &Client) -> anyhow::Result<String> {
-    Ok(String::new())
+pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Result<String> {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let mut config = scheduler::Config {
+        webhook: any,
+        telemetry: any,
+        ..scheduler::Config::default()
+    };
+    let listeners = scheduler::Listeners::bind(&config).await?;
+    // Nothing routes Services here: the API server calls the webhook where it listens.
+    config.webhook_url = Some(format!("https://{}", listeners.webhook.local_addr()?));
+    let telemetry = listeners.telemetry.local_addr()?.to_string();
+    let running = scheduler::run_on(listeners, config, client.clone(), group.stop.clone());
+    group
+        .tasks
+        .spawn(async move { running.await.context("scheduler") });
+    Ok(telemetry)
 }
 
 /// The agent of one node and its MPS supervisor.

@@ -1,0 +1,157 @@
+//! Pod conditions: why a pod waits, and what fences its share.
+//!
+//! Each write names the pod's UID, so that a pod made anew under the same name is not
+//! told what its predecessor did.
+
+use super::Hands;
+use super::answer::{self, Answer};
+use super::notice::{Notice, PodName};
+use super::pace::Due;
+use crate::convert::Isolation;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use proto::names::condition::ISOLATION_VERIFIED;
+use scheduler_core::Evict;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// The longest message, in bytes.
+const MAX_MESSAGE: usize = 8192;
+
+/// `PodScheduled=False`, and the same as an event.
+pub(super) async fn waiting(hands: &Hands, due: &Due) {
+    let reason = &due.reason;
+    let message = message(&reason.line, &due.cards);
+    hands.notices.say(Notice {
+        about: PodName::of(&reason.namespace, &reason.name, reason.pod.as_str()),
+        warning: true,
+        reason: "Unschedulable",
+        action: "Scheduling",
+        note: message.clone(),
+    });
+    let condition = json!({
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": if reason.kind == scheduler_core::ReasonKind::Gated { "SchedulingGated" } else { "Unschedulable" },
+        "message": message,
+        "lastTransitionTime": due.since.to_string(),
+    });
+    patch(
+        hands,
+        &reason.namespace,
+        &reason.name,
+        reason.pod.as_str(),
+        condition,
+    )
+    .await;
+}
+
+/// `IsolationVerified`, as the agent observes it.
+pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
+    let condition = json!({
+        "type": ISOLATION_VERIFIED,
+        "status": if isolation.verified { "True" } else { "False" },
+        "reason": if isolation.verified { "LimitReadBack" } else { "NotVerified" },
+        "message": message(&isolation.message, &[]),
+        "lastTransitionTime": now(),
+    });
+    patch(
+        hands,
+        &isolation.namespace,
+        &isolation.name,
+        &isolation.pod_uid,
+        condition,
+    )
+    .await;
+}
+
+/// `IsolationVerified=False`: the grant is not honoured.
+pub(super) async fn unhonoured(hands: &Hands, evict: &Evict, note: &str) {
+    let condition = json!({
+        "type": ISOLATION_VERIFIED,
+        "status": "False",
+        "reason": "GrantRefused",
+        "message": message(note, &[]),
+        "lastTransitionTime": now(),
+    });
+    patch(
+        hands,
+        &evict.namespace,
+        &evict.name,
+        evict.pod.as_str(),
+        condition,
+    )
+    .await;
+}
+
+fn now() -> String {
+    // Kubernetes keeps whole seconds.
+    Timestamp::from_second(Timestamp::now().as_second())
+        .unwrap_or_default()
+        .to_string()
+}
+
+/// The reason, then a line per card, cut at a line where it is too long.
+fn message(line: &str, cards: &[String]) -> String {
+    let mut text = line.to_owned();
+    for (at, card) in cards.iter().enumerate() {
+        if text.len() + card.len() + 1 > MAX_MESSAGE {
+            let _ = write!(text, "\n... and {} more", cards.len() - at);
+            break;
+        }
+        text.push('\n');
+        text.push_str(card);
+    }
+    if text.len() > MAX_MESSAGE + 64 {
+        let mut end = MAX_MESSAGE;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+    }
+    text
+}
+
+async fn patch(hands: &Hands, namespace: &str, name: &str, uid: &str, condition: Value) {
+    let api: Api<Pod> = Api::namespaced(hands.client.clone(), namespace);
+    let patch =
+        Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
+    let params = PatchParams::default();
+    let request = api.patch_status(name, &params, &patch);
+    match answer::of(request).await {
+        // Gone, or made anew.
+        Answer::Done(_) | Answer::Refused(404 | 409, _) => {}
+        Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+            hands.meters.lost_condition();
+            tracing::warn!(pod = %format!("{namespace}/{name}"), why, "a condition is not written");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_per_card_follows_the_reason_and_too_many_are_counted() {
+        let cards = vec!["GPU-1: full".to_owned(), "GPU-2: full".to_owned()];
+        assert_eq!(
+            message("no room", &cards),
+            "no room\nGPU-1: full\nGPU-2: full"
+        );
+        let many: Vec<String> = (0..1000)
+            .map(|at| format!("GPU-{at}: 0 of 15360 MiB free"))
+            .collect();
+        let text = message("no room", &many);
+        assert!(text.len() <= MAX_MESSAGE + 64);
+        assert!(text.lines().last().unwrap().starts_with("... and "));
+    }
+
+    #[test]
+    fn a_text_is_never_cut_inside_a_character() {
+        let text = message(&"é".repeat(MAX_MESSAGE), &[]);
+        assert!(text.len() <= MAX_MESSAGE);
+    }
+}

@@ -1,0 +1,80 @@
+//! One pod deleted, by its UID; or told, where nobody would make it anew.
+
+use super::Hands;
+use super::answer::{self, Answer};
+use super::condition;
+use super::notice::{Notice, PodName};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Preconditions};
+use kube::{Api, ResourceExt as _};
+use scheduler_core::{Evict, EvictCause, OutcomeResult};
+
+/// Evicts, and says how that ended.
+pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
+    let api: Api<Pod> = Api::namespaced(hands.client.clone(), &evict.namespace);
+    if evict.cause == EvictCause::GrantRefused {
+        match answer::of(api.get_opt(&evict.name)).await {
+            Answer::Done(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
+                if !is_owned(&pod) {
+                    tell(hands, evict).await;
+                    return OutcomeResult::Confirmed;
+                }
+            }
+            Answer::Done(_) => return OutcomeResult::Confirmed,
+            Answer::Refused(_, why) => return refused(why),
+            Answer::Busy(_) | Answer::Unknown(_) => return OutcomeResult::TimedOut,
+        }
+    }
+    notice(hands, evict, evict.message.to_string());
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: Some(evict.pod.to_string()),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match answer::of(api.delete(&evict.name, &params)).await {
+        // 404, 409: gone, or another pod under its name; the watch says so.
+        Answer::Done(_) | Answer::Refused(404 | 409, _) => OutcomeResult::Confirmed,
+        Answer::Refused(_, why) | Answer::Busy(why) => refused(why),
+        Answer::Unknown(_) => OutcomeResult::TimedOut,
+    }
+}
+
+fn refused(why: String) -> OutcomeResult {
+    OutcomeResult::Refused {
+        reason: why.into(),
+        retryable: true,
+    }
+}
+
+/// Somebody makes such a pod anew.
+fn is_owned(pod: &Pod) -> bool {
+    pod.owner_references()
+        .iter()
+        .any(|owner| owner.controller == Some(true))
+}
+
+/// A bare pod that were deleted would be lost: its user is told instead.
+async fn tell(hands: &Hands, evict: &Evict) {
+    let note = format!(
+        "{}. Nobody would make this pod anew, so it is left as it is: delete it and create it again",
+        evict.message.trim_end_matches('.')
+    );
+    condition::unhonoured(hands, evict, &note).await;
+    notice(hands, evict, note);
+}
+
+fn notice(hands: &Hands, evict: &Evict, note: String) {
+    hands.notices.say(Notice {
+        about: PodName::of(&evict.namespace, &evict.name, evict.pod.as_str()),
+        warning: evict.cause == EvictCause::GrantRefused,
+        reason: if evict.cause == EvictCause::GrantRefused {
+            "GrantRefused"
+        } else {
+            "Evict"
+        },
+        action: "Evicting",
+        note,
+    });
+}

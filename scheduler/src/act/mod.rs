@@ -1,0 +1,273 @@
+//! Carries decisions out.
+//!
+//! - `bind`: one `Binding` with its signed grant; `evict`: one pod deleted, or told.
+//! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
+//! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
+//!
+//! In: [`Work`]. Out: exactly one [`Outcome`] for each action, whatever happens to it.
+//! Decides nothing, and retries only what the API server certainly did not take.
+
+mod answer;
+mod bind;
+mod condition;
+mod evict;
+mod group;
+mod notice;
+mod pace;
+
+use crate::convert::Isolation;
+use crate::status::Meters;
+use crate::trust::Trust;
+use kube::Client;
+use notice::Notices;
+use pace::Pace;
+use scheduler_core::ids::{DecisionId, GroupName, PodUid};
+use scheduler_core::units::Time;
+use scheduler_core::{Action, Outcome, OutcomeResult, PodReason};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::{Id, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// After a stop, writes under way have so long.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// One thing to do.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// A decision; it wants an outcome.
+    Action(Box<Action>),
+    /// Why a pod waits; a line per card follows the reason where there is one.
+    Reason(PodReason, Vec<String>),
+    /// A group went from nothing to something.
+    Started(GroupName, Time),
+    /// A group is below its minimum since then, or no longer.
+    Stale(GroupName, Option<Time>),
+    /// What fences a share.
+    Isolation(Isolation),
+}
+
+/// What every write needs.
+#[derive(Clone)]
+struct Hands {
+    client: Client,
+    trust: Trust,
+    notices: Notices,
+    /// The server takes a Binding's annotations, but not its labels.
+    labels_apart: bool,
+    meters: Arc<Meters>,
+}
+
+/// Settings of this part.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// In events.
+    pub scheduler_name: String,
+    /// Of this process, in events.
+    pub identity: String,
+    /// Writes under way at once.
+    pub at_once: usize,
+}
+
+/// Carries out what comes until `stop` or until nobody sends any more.
+pub async fn run(
+    settings: Settings,
+    client: Client,
+    trust: Trust,
+    meters: Arc<Meters>,
+    work: mpsc::UnboundedReceiver<Work>,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+    stop: CancellationToken,
+) {
+    let (notices, publishing) = notice::channel(
+        client.clone(),
+        settings.scheduler_name.clone(),
+        settings.identity.clone(),
+    );
+    let labels_apart = labels_apart(&client).await;
+    let hands = Hands {
+        client,
+        trust,
+        notices,
+        labels_apart,
+        meters,
+    };
+    let actor = Actor {
+        hands,
+        seats: Arc::new(Semaphore::new(settings.at_once.max(1))),
+        outcomes,
+        actions: JoinSet::new(),
+        decisions: HashMap::new(),
+        chores: JoinSet::new(),
+        pace: Pace::default(),
+    };
+    tokio::select! {
+        () = actor.run(work, stop) => {}
+        () = publishing => {}
+    }
+}
+
+/// Servers before 1.35 drop a Binding's labels
+/// (KEP-4742's change to `assignPod`; its annotations have been copied since 1.0).
+async fn labels_apart(client: &Client) -> bool {
+    let version = match client.apiserver_version().await {
+        Ok(version) => version,
+        Err(error) => {
+            tracing::warn!(%error, "the API server's version is not known; labels are written apart");
+            return true;
+        }
+    };
+    let number = |text: &str| -> Option<u32> {
+        let end = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
+        text.get(..end)?.parse().ok()
+    };
+    match (number(&version.major), number(&version.minor)) {
+        (Some(1), Some(minor)) => minor < 35,
+        (Some(major), _) => major < 1,
+        _ => true,
+    }
+}
+
+struct Actor {
+    hands: Hands,
+    seats: Arc<Semaphore>,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+    actions: JoinSet<OutcomeResult>,
+    decisions: HashMap<Id, DecisionId>,
+    /// Writes without an outcome.
+    chores: JoinSet<Option<PodUid>>,
+    pace: Pace,
+}
+
+impl Actor {
+    async fn run(mut self, mut work: mpsc::UnboundedReceiver<Work>, stop: CancellationToken) {
+        loop {
+            for reason in self.pace.due(Instant::now()) {
+                self.report(reason);
+            }
+            let next = self.pace.next();
+            let wake = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(done) = self.actions.join_next_with_id() => self.settle(done),
+                Some(done) = self.chores.join_next() => self.put_down(done),
+                item = work.recv() => match item {
+                    Some(item) => self.take(item),
+                    None => break,
+                },
+                () = wake => {}
+            }
+        }
+        let rest = async {
+            while let Some(done) = self.actions.join_next_with_id().await {
+                self.settle(done);
+            }
+        };
+        if tokio::time::timeout(LAST_WORDS, rest).await.is_err() {
+            tracing::warn!("some bindings did not end in time");
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        match work {
+            Work::Action(action) => self.act(*action),
+            Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
+            Work::Started(group, at) => {
+                let hands = self.hands.clone();
+                self.chores.spawn(async move {
+                    group::started(&hands, &group, at).await;
+                    None
+                });
+            }
+            Work::Stale(group, since) => {
+                let hands = self.hands.clone();
+                self.chores.spawn(async move {
+                    group::stale(&hands, &group, since).await;
+                    None
+                });
+            }
+            Work::Isolation(isolation) => {
+                let hands = self.hands.clone();
+                self.chores.spawn(async move {
+                    condition::isolation(&hands, &isolation).await;
+                    None
+                });
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        let decision = action.decision();
+        let hands = self.hands.clone();
+        let seats = self.seats.clone();
+        // A reason under way would come after the binding and say that the pod waits.
+        let before = match &action {
+            Action::Bind(bind) => self.pace.bound(&bind.pod),
+            Action::Evict(_) => None,
+        };
+        let task = self.actions.spawn(async move {
+            if let Some(reported) = before {
+                let _ = reported.await;
+            }
+            let Ok(_seat) = seats.acquire().await else {
+                return OutcomeResult::TimedOut;
+            };
+            match action {
+                Action::Bind(bind) => bind::bind(&hands, &bind).await,
+                Action::Evict(evict) => evict::evict(&hands, &evict).await,
+            }
+        });
+        self.decisions.insert(task.id(), decision);
+    }
+
+    /// Every action ends here, also one whose task broke.
+    fn settle(&mut self, done: Result<(Id, OutcomeResult), tokio::task::JoinError>) {
+        let (id, result) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "an action's task broke");
+                (error.id(), OutcomeResult::TimedOut)
+            }
+        };
+        let Some(decision) = self.decisions.remove(&id) else {
+            return;
+        };
+        self.hands.meters.outcome(&result);
+        if let OutcomeResult::Refused { reason, .. } = &result {
+            tracing::warn!(%decision, %reason, "refused");
+        }
+        // The cycle is gone only when everything ends.
+        let _ = self.outcomes.send(Outcome { decision, result });
+    }
+
+    fn report(&mut self, due: pace::Due) {
+        let hands = self.hands.clone();
+        let (done, reported) = oneshot::channel();
+        self.pace.writing(&due.reason.pod, reported);
+        self.chores.spawn(async move {
+            condition::waiting(&hands, &due).await;
+            // Nobody may wait for it.
+            let _ = done.send(());
+            Some(due.reason.pod)
+        });
+    }
+
+    fn put_down(&mut self, done: Result<Option<PodUid>, tokio::task::JoinError>) {
+        match done {
+            Ok(Some(pod)) => self.pace.written(&pod),
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, "a write's task broke"),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! When a reason is written: the first at once, another only when it changed and not
+//! within thirty seconds of the last.
+//!
+//! Pure: time comes in with each call.
+
+use jiff::Timestamp;
+use scheduler_core::PodReason;
+use scheduler_core::ids::PodUid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// Between two writes about one pod.
+const PAUSE: Duration = Duration::from_secs(30);
+/// A pod about which nothing was said for so long is forgotten.
+const MEMORY: Duration = Duration::from_mins(10);
+/// Most pods that are remembered beyond those that wait for a write.
+const SWEEP_AT: usize = 4096;
+
+/// A reason to write now.
+#[derive(Clone, Debug)]
+pub(super) struct Due {
+    /// The reason.
+    pub(super) reason: PodReason,
+    /// A line per card.
+    pub(super) cards: Vec<String>,
+    /// Since when the pod waits, as far as was told, in whole seconds.
+    pub(super) since: Timestamp,
+}
+
+#[derive(Debug)]
+struct Told {
+    since: Timestamp,
+    /// The last write, and what it said.
+    last: Option<(Instant, String)>,
+    /// To be written at that time.
+    next: Option<(Instant, PodReason, Vec<String>)>,
+    /// A write is under way; answers when it is over.
+    writing: Option<oneshot::Receiver<()>>,
+}
+
+/// What was said about each pod.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    pods: BTreeMap<PodUid, Told>,
+    agenda: BTreeSet<(Instant, PodUid)>,
+}
+
+impl Pace {
+    /// A reason changed.
+    pub(super) fn say(&mut self, reason: PodReason, cards: Vec<String>, now: Instant) {
+        if !reason.mark {
+            return;
+        }
+        if self.pods.len() > SWEEP_AT {
+            self.sweep(now);
+        }
+        let pod = reason.pod.clone();
+        let told = self.pods.entry(pod.clone()).or_insert_with(|| Told {
+            since: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+            last: None,
+            next: None,
+            writing: None,
+        });
+        if let Some((at, ..)) = told.next.take() {
+            self.agenda.remove(&(at, pod.clone()));
+        }
+        if told
+            .last
+            .as_ref()
+            .is_some_and(|(_, said)| *said == text(&reason, &cards))
+        {
+            return;
+        }
+        let at = told
+            .last
+            .as_ref()
+            .map_or(now, |(last, _)| now.max(*last + PAUSE));
+        told.next = Some((at, reason, cards));
+        self.agenda.insert((at, pod));
+    }
+
+    /// What is to be written by now.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<Due> {
+        let mut due = Vec::new();
+        while let Some((at, pod)) = self.agenda.first().cloned() {
+            if at > now {
+                break;
+            }
+            self.agenda.remove(&(at, pod.clone()));
+            let Some(told) = self.pods.get_mut(&pod) else {
+                continue;
+            };
+            if let Some((_, reason, cards)) = told.next.take() {
+                told.last = Some((now, text(&reason, &cards)));
+                due.push(Due {
+                    reason,
+                    cards,
+                    since: told.since,
+                });
+            }
+        }
+        due
+    }
+
+    /// When to ask for what is due again.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.agenda.first().map(|(at, _)| *at)
+    }
+
+    /// A write is under way.
+    pub(super) fn writing(&mut self, pod: &PodUid, reported: oneshot::Receiver<()>) {
+        if let Some(told) = self.pods.get_mut(pod) {
+            told.writing = Some(reported);
+        }
+    }
+
+    /// It is over.
+    pub(super) fn written(&mut self, pod: &PodUid) {
+        if let Some(told) = self.pods.get_mut(pod) {
+            told.writing = None;
+        }
+    }
+
+    /// The pod is bound now: nothing more is said, and a write under way is waited for.
+    pub(super) fn bound(&mut self, pod: &PodUid) -> Option<oneshot::Receiver<()>> {
+        let told = self.pods.remove(pod)?;
+        if let Some((at, ..)) = told.next {
+            self.agenda.remove(&(at, pod.clone()));
+        }
+        told.writing
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        self.pods.retain(|_, told| {
+            told.next.is_some()
+                || told.writing.is_some()
+                || told.last.as_ref().is_some_and(|(at, _)| now < *at + MEMORY)
+        });
+    }
+}
+
+fn text(reason: &PodReason, cards: &[String]) -> String {
+    let mut text = reason.line.to_string();
+    for card in cards {
+        text.push('\n');
+        text.push_str(card);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler_core::ReasonKind;
+    use std::sync::Arc;
+
+    fn reason(pod: &str, line: &str) -> PodReason {
+        PodReason {
+            pod: PodUid::new(pod),
+            namespace: Arc::from("ns"),
+            name: Arc::from(pod),
+            mark: true,
+            kind: ReasonKind::Unschedulable,
+            line: Arc::from(line),
+        }
+    }
+
+    fn lines(due: Vec<Due>) -> Vec<String> {
+        due.into_iter()
+            .map(|due| due.reason.line.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn the_first_is_written_at_once_the_next_after_thirty_seconds_and_only_the_last_of_many() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut pace = Pace::default();
+        pace.say(reason("a", "one"), vec![], start);
+        assert_eq!(lines(pace.due(start)), ["one"]);
+        pace.say(reason("a", "two"), vec![], after(1));
+        pace.say(reason("a", "three"), vec![], after(2));
+        assert!(pace.due(after(29)).is_empty());
+        assert_eq!(pace.next(), Some(after(30)));
+        assert_eq!(lines(pace.due(after(30))), ["three"]);
+        assert_eq!(pace.next(), None);
+    }
+
+    #[test]
+    fn what_was_said_is_not_said_again_and_a_reason_that_came_back_cancels_the_write() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        pace.say(reason("a", "one"), vec![], start);
+        pace.due(start);
+        pace.say(reason("a", "one"), vec![], start + PAUSE);
+        assert_eq!(pace.next(), None);
+        pace.say(reason("a", "two"), vec![], start);
+        pace.say(reason("a", "one"), vec![], start);
+        assert_eq!(pace.next(), None);
+    }
+
+    #[test]
+    fn after_a_binding_nothing_is_said_and_a_write_under_way_is_waited_for() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        pace.say(reason("a", "one"), vec![], start);
+        pace.due(start);
+        let (_done, reported) = oneshot::channel();
+        pace.writing(&PodUid::new("a"), reported);
+        pace.say(reason("a", "two"), vec![], start);
+        assert!(pace.bound(&PodUid::new("a")).is_some());
+        assert!(pace.due(start + PAUSE).is_empty());
+    }
+
+    #[test]
+    fn a_group_that_wants_no_condition_gets_none() {
+        let mut pace = Pace::default();
+        let quiet = PodReason {
+            mark: false,
+            ..reason("a", "one")
+        };
+        pace.say(quiet, vec![], Instant::now());
+        assert_eq!(pace.next(), None);
+    }
+}

@@ -1,0 +1,279 @@
+//! A pod → the same with its token and amount. Pure.
+//!
+//! The chosen container of a share gets one token `aliquot.dev/gpu-share: 1`, by which
+//! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
+//! of a node. Admission may look at a pod several times: the second look changes nothing.
+
+use api::request::{self, Amount, GpuRequest, RequestError, ShareRequest};
+use k8s_openapi::api::core::v1::Pod;
+use proto::names::resource;
+use serde_json::{Map, Value, json};
+
+/// `nano` of a card in thousandths.
+const NANO_PER_MILLI: u64 = 1_000_000;
+
+/// Why a pod is refused. The text is what the user reads.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(super) enum AmendError {
+    /// A contradiction in what is asked for.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The token by hand.
+    #[error(
+        "container {0} sets {name} itself: ask with the annotation gpu-memory or gpu-fraction instead",
+        name = resource::SHARE
+    )]
+    Token(String),
+    /// No pod.
+    #[error("the object is no pod: {0}")]
+    Pod(String),
+}
+
+/// The pod as it is to be.
+pub(super) fn amended(pod: &Value) -> Result<Value, AmendError> {
+    let typed: Pod =
+        serde_json::from_value(pod.clone()).map_err(|e| AmendError::Pod(e.to_string()))?;
+    let request = request::of(&typed)?;
+    let mut pod = pod.clone();
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        let containers = pod
+            .pointer_mut(&format!("/spec/{list}"))
+            .and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
+            let name = container["name"].as_str().unwrap_or_default().to_owned();
+            let asked = request.containers.iter().find(|asked| asked.name == name);
+            match asked.map(|asked| &asked.gpus) {
+                Some(GpuRequest::Share(share)) if list != "ephemeralContainers" => {
+                    give(container, share);
+                }
+                _ if holds(container, resource::SHARE) => return Err(AmendError::Token(name)),
+                _ => {}
+            }
+        }
+    }
+    let shares = request
+        .containers
+        .iter()
+        .any(|asked| matches!(asked.gpus, GpuRequest::Share(_)));
+    if shares {
+        strip_zero(&mut pod);
+    }
+    Ok(pod)
+}
+
+/// Token and amount, as limit and as request: extended resources want both alike.
+fn give(container: &mut Value, share: &ShareRequest) {
+    let devices = u64::from(share.devices);
+    let (name, amount) = match share.amount {
+        Amount::Memory(mib) => (resource::MEMORY_MIB, mib.0.saturating_mul(devices)),
+        Amount::Fraction(nano) => (
+            resource::MILLI,
+            nano.saturating_mul(devices).div_ceil(NANO_PER_MILLI),
+        ),
+    };
+    for list in ["limits", "requests"] {
+        let Some(resources) = object(container, "resources").map(|all| &mut all[list]) else {
+            return;
+        };
+        if !resources.is_object() {
+            *resources = json!({});
+        }
+        for other in [resource::MEMORY_MIB, resource::MILLI] {
+            if let Some(resources) = resources.as_object_mut() {
+                resources.remove(other);
+            }
+        }
+        resources[resource::SHARE] = json!("1");
+        resources[name] = json!(amount.to_string());
+    }
+}
+
+/// The object of this name, made when it is absent or null.
+fn object<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Value> {
+    let value = parent.as_object_mut()?.entry(name).or_insert(Value::Null);
+    if value.is_null() {
+        *value = Value::Object(Map::new());
+    }
+    value.is_object().then_some(value)
+}
+
+fn holds(container: &Value, name: &str) -> bool {
+    ["limits", "requests"]
+        .iter()
+        .any(|list| container["resources"][list].get(name).is_some())
+}
+
+/// Charts that always print `nvidia.com/gpu: 0` meet a plugin that would be asked for
+/// nothing; what asks for nothing is left out.
+fn strip_zero(pod: &mut Value) {
+    for list in ["initContainers", "containers"] {
+        let containers = pod
+            .pointer_mut(&format!("/spec/{list}"))
+            .and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
+            for kind in ["limits", "requests"] {
+                let resources = container
+                    .pointer_mut(&format!("/resources/{kind}"))
+                    .and_then(Value::as_object_mut);
+                if let Some(resources) = resources
+                    && resources.get(resource::GPU).is_some_and(is_zero)
+                {
+                    resources.remove(resource::GPU);
+                }
+            }
+        }
+    }
+}
+
+fn is_zero(quantity: &Value) -> bool {
+    match quantity {
+        Value::Number(number) => number.as_u64() == Some(0),
+        Value::String(text) => text.parse() == Ok(0_u64),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(annotations: Value, container: Value) -> Value {
+        json!({
+            "metadata": {"name": "p", "annotations": annotations},
+            "spec": {"schedulerName": "kai-scheduler", "containers": [container, {"name": "side"}]},
+        })
+    }
+
+    fn resources(annotations: Value, container: Value) -> Value {
+        let pod = pod(annotations, container);
+        let once = amended(&pod).expect("allowed");
+        assert_eq!(
+            amended(&once).as_ref(),
+            Ok(&once),
+            "the second look changes nothing"
+        );
+        let typed: Pod = serde_json::from_value(once.clone()).expect("still a pod");
+        assert_eq!(
+            request::of(&typed),
+            request::of(&serde_json::from_value(pod).expect("a pod")),
+            "it asks for what it asked for"
+        );
+        assert_eq!(once["spec"]["containers"][1], json!({"name": "side"}));
+        once["spec"]["containers"][0]["resources"].clone()
+    }
+
+    fn both(amount: &Value) -> Value {
+        json!({"limits": amount, "requests": amount})
+    }
+
+    #[test]
+    fn a_share_gets_one_token_and_its_amount() {
+        for (annotations, amount) in [
+            (
+                json!({"gpu-memory": "2000"}),
+                json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "2000"}),
+            ),
+            (
+                json!({"gpu-memory": "2000", "gpu-fraction-num-devices": "3"}),
+                json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "6000"}),
+            ),
+            (
+                json!({"gpu-fraction": "0.5"}),
+                json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-milli": "500"}),
+            ),
+            (
+                json!({"gpu-fraction": "0.0001", "gpu-fraction-num-devices": "2"}),
+                json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-milli": "1"}),
+            ),
+            (
+                json!({"nvidia.com/container.c.gpu-memory.request": "1Gi"}),
+                json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "1024"}),
+            ),
+        ] {
+            for container in [
+                json!({"name": "c"}),
+                json!({"name": "c", "resources": null}),
+                json!({"name": "c", "resources": {}}),
+                json!({"name": "c", "resources": {"limits": null, "requests": {}}}),
+            ] {
+                assert_eq!(
+                    resources(annotations.clone(), container),
+                    both(&amount),
+                    "{annotations}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn other_resources_stay_and_a_gpu_count_of_zero_goes() {
+        let got = resources(
+            json!({"gpu-memory": "5"}),
+            json!({"name": "c", "resources": {"limits": {"cpu": "1", "nvidia.com/gpu": "0"}, "requests": {"nvidia.com/gpu": 0}}}),
+        );
+        assert_eq!(
+            got["limits"],
+            json!({"cpu": "1", "aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "5"})
+        );
+        assert_eq!(
+            got["requests"],
+            json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "5"})
+        );
+    }
+
+    #[test]
+    fn an_amount_by_hand_is_replaced_by_the_one_asked_for() {
+        let by_hand = json!({"aliquot.dev/gpu-milli": "1", "aliquot.dev/gpu-memory-mib": "1"});
+        let got = resources(
+            json!({"gpu-memory": "5"}),
+            json!({"name": "c", "resources": {"limits": by_hand, "requests": by_hand}}),
+        );
+        assert_eq!(
+            got["limits"],
+            json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "5"})
+        );
+    }
+
+    #[test]
+    fn pods_that_ask_for_no_share_stay_as_they_are() {
+        for container in [
+            json!({"name": "c", "resources": {"limits": {"nvidia.com/gpu": "2"}}}),
+            json!({"name": "c", "resources": {"limits": {"nvidia.com/gpu": "0"}}}),
+            json!({"name": "c"}),
+        ] {
+            let pod = pod(json!({}), container);
+            assert_eq!(amended(&pod).as_ref(), Ok(&pod));
+        }
+    }
+
+    #[test]
+    fn an_init_container_gets_what_it_was_chosen_for() {
+        let pod = json!({
+            "metadata": {"annotations": {"gpu-memory": "5", "gpu-fraction-container-name": "i"}},
+            "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]},
+        });
+        let got = amended(&pod).expect("allowed");
+        assert_eq!(
+            got["spec"]["initContainers"][0]["resources"]["limits"]["aliquot.dev/gpu-share"],
+            "1"
+        );
+        assert_eq!(got["spec"]["containers"][0], json!({"name": "c"}));
+    }
+
+    #[test]
+    fn refusals_are_one_sentence_that_names_the_fix() {
+        let token = json!({"name": "c", "resources": {"limits": {"aliquot.dev/gpu-share": "1"}}});
+        for (pod, says) in [
+            (
+                pod(json!({"gpu-memory": "0"}), json!({"name": "c"})),
+                "gpu-memory annotation value must be a positive integer greater than 0",
+            ),
+            (pod(json!({}), token), "gpu-memory"),
+            (json!({"spec": 5}), "no pod"),
+        ] {
+            let refusal = amended(&pod).expect_err("refused").to_string();
+            assert!(refusal.contains(says), "{refusal}");
+            assert_eq!(refusal.lines().count(), 1);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The `MutatingWebhookConfiguration`: what is sent here, and whom the API server
+//! believes. Written by this process because only it knows its authority.
+
+use super::{PATH, Settings};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::api::{Api, Patch, PatchParams};
+use proto::names::{kai, object};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Between two looks: two versions of us that want different things, during an upgrade,
+/// write no more often.
+const LOOK: Duration = Duration::from_secs(10);
+/// Between two tries.
+const RETRY: Duration = Duration::from_secs(1);
+/// The API server waits so long for an answer, seconds.
+const TIMEOUT_S: i32 = 5;
+
+/// How the API server comes to the webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// By this URL: scheme, host and port.
+    Url(String),
+    /// By Service `aliquot-webhook` in our namespace.
+    Service,
+}
+
+/// The object as it must be.
+#[derive(Debug)]
+pub(super) struct Configuration(Value);
+
+impl Configuration {
+    pub(super) fn new(settings: &Settings, ca_pem: &str) -> Self {
+        let mut client = match &settings.reach {
+            Reach::Url(base) => json!({"url": format!("{}{PATH}", base.trim_end_matches('/'))}),
+            Reach::Service => json!({"service": {
+                "namespace": settings.namespace,
+                "name": object::WEBHOOK_SERVICE,
+                "path": PATH,
+                "port": 443,
+            }}),
+        };
+        client["caBundle"] = json!(STANDARD.encode(ca_pem));
+        let mut exempt = vec!["kube-system", settings.namespace.as_str()];
+        exempt.extend(settings.exempt_namespaces.iter().map(String::as_str));
+        exempt.sort_unstable();
+        exempt.dedup();
+        Self(json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {
+                "name": object::WEBHOOK_CONFIGURATION,
+                "labels": {"app.kubernetes.io/part-of": "aliquot"},
+            },
+            "webhooks": [{
+                "name": "pods.aliquot.dev",
+                "admissionReviewVersions": ["v1"],
+                "clientConfig": client,
+                "rules": [{
+                    "operations": ["CREATE"],
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "resources": ["pods"],
+                    "scope": "Namespaced",
+                }],
+                "failurePolicy": "Fail",
+                "matchPolicy": "Equivalent",
+                "sideEffects": "None",
+                "reinvocationPolicy": "IfNeeded",
+                "timeoutSeconds": TIMEOUT_S,
+                "namespaceSelector": {"matchExpressions": [{
+                    "key": "kubernetes.io/metadata.name",
+                    "operator": "NotIn",
+                    "values": exempt,
+                }]},
+                "matchConditions": [{
+                    "name": "pods-of-this-scheduler",
+                    "expression": format!(
+                        "object.spec.schedulerName == {}", quoted(&settings.scheduler_name)
+                    ),
+                }],
+            }],
+        }))
+    }
+
+    /// Keeps it so in the cluster, until `stop`. It stays when we go: other replicas
+    /// serve it, and pods of ours are not to be made without it.
+    pub(super) async fn keep(&self, client: kube::Client, stop: CancellationToken) {
+        let api = Api::all(client);
+        loop {
+            let pause = match self.look(&api).await {
+                Ok(()) => LOOK,
+                Err(error) => {
+                    let name = object::WEBHOOK_CONFIGURATION;
+                    tracing::warn!(%error, "MutatingWebhookConfiguration {name}");
+                    RETRY
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn look(&self, api: &Api<MutatingWebhookConfiguration>) -> kube::Result<()> {
+        let name = object::WEBHOOK_CONFIGURATION;
+        let found = api.get_opt(name).await?;
+        let found = serde_json::to_value(&found).map_err(kube::Error::SerdeError)?;
+        if covers(&found["webhooks"], &self.0["webhooks"]) {
+            return Ok(());
+        }
+        let parameters = PatchParams::apply(object::SCHEDULER_ACCOUNT).force();
+        api.patch(name, &parameters, &Patch::Apply(&self.0)).await?;
+        tracing::info!(scheduler = kai::SCHEDULER_NAME, "the webhook is configured");
+        Ok(())
+    }
+}
+
+/// A CEL string literal.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("'");
+    for c in text.chars() {
+        if matches!(c, '\'' | '\\') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out.push('\'');
+    out
+}
+
+/// Whether all that is wanted is there; what the server adds beside it is its own.
+fn covers(found: &Value, wanted: &Value) -> bool {
+    match (found, wanted) {
+        (Value::Object(found), Value::Object(wanted)) => wanted
+            .iter()
+            .all(|(key, wanted)| found.get(key).is_some_and(|found| covers(found, wanted))),
+        (Value::Array(found), Value::Array(wanted)) => {
+            found.len() == wanted.len()
+                && found
+                    .iter()
+                    .zip(wanted)
+                    .all(|(found, wanted)| covers(found, wanted))
+        }
+        _ => found == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_adds_is_not_fought_over_and_what_is_changed_is_mended() {
+        let wanted = json!([{"name": "a", "rules": [{"x": 1}]}]);
+        for (found, holds) in [
+            (
+                json!([{"name": "a", "rules": [{"x": 1, "scope": "*"}], "timeoutSeconds": 10}]),
+                true,
+            ),
+            (json!([{"name": "a", "rules": []}]), false),
+            (json!([{"name": "a", "rules": [{"x": 2}]}]), false),
+            (json!([{"name": "a"}]), false),
+            (Value::Null, false),
+            (
+                json!([{"name": "a", "rules": [{"x": 1}]}, {"name": "b"}]),
+                false,
+            ),
+        ] {
+            assert_eq!(covers(&found, &wanted), holds, "{found}");
+        }
+    }
+
+    #[test]
+    fn a_schedulers_name_cannot_break_out_of_the_condition() {
+        assert_eq!(quoted("kai-scheduler"), "'kai-scheduler'");
+        assert_eq!(quoted(r"a'b\"), r"'a\'b\\'");
+    }
+}

@@ -1,0 +1,108 @@
+//! An `AdmissionReview` → its answer.
+
+use super::amend;
+use axum::Json;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use serde_json::{Value, json};
+
+/// The HTTP handler. Everything that cannot be answered is refused in words.
+pub(super) async fn answer(Json(review): Json<AdmissionReview<DynamicObject>>) -> Json<Value> {
+    let response = match review.try_into() {
+        Ok(request) => judge(&request),
+        Err(error) => AdmissionResponse::invalid(error.to_string()),
+    };
+    let patch = response.patch.as_ref().map(|patch| STANDARD.encode(patch));
+    let mut answer = json!(response.into_review());
+    // The library prints bytes as a list of numbers, which Go's decoder takes as well; the
+    // API says base64.
+    if let Some(patch) = patch {
+        answer["response"]["patch"] = Value::String(patch);
+    }
+    Json(answer)
+}
+
+fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
+    let Some(object) = &request.object else {
+        return response.deny("there is no pod in the request");
+    };
+    let pod = match serde_json::to_value(object) {
+        Ok(pod) => pod,
+        Err(error) => return response.deny(format!("the pod cannot be read: {error}")),
+    };
+    match amend::amended(&pod) {
+        Ok(amended) => allow(response, &pod, &amended),
+        Err(refusal) => {
+            let namespace = request.namespace.as_deref().unwrap_or_default();
+            tracing::info!(namespace, pod = request.name, "refused: {refusal}");
+            response.deny(refusal.to_string())
+        }
+    }
+}
+
+fn allow(response: AdmissionResponse, pod: &Value, amended: &Value) -> AdmissionResponse {
+    let patch = json_patch::diff(pod, amended);
+    if patch.0.is_empty() {
+        return response;
+    }
+    match response.with_patch(patch) {
+        Ok(response) => response,
+        Err(error) => AdmissionResponse::invalid(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn respond(pod: Value) -> Value {
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "operation": "CREATE", "name": "p", "namespace": "ns", "userInfo": {},
+                "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "object": pod, "oldObject": null, "dryRun": false, "options": {},
+            },
+        });
+        let review = serde_json::from_value(review).expect("a review");
+        let Json(mut answer) = answer(Json(review)).await;
+        answer["response"].take()
+    }
+
+    #[tokio::test]
+    async fn the_patch_of_the_answer_makes_the_amended_pod() {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "p", "annotations": {"gpu-memory": "5"}},
+            "spec": {"containers": [{"name": "c", "later": {"unknown": [1]}}]},
+        });
+        let response = respond(pod.clone()).await;
+        assert_eq!(
+            (&response["uid"], &response["allowed"]),
+            (&json!("u"), &json!(true))
+        );
+        let patch = response["patch"].as_str().expect("a patch");
+        let patch = STANDARD.decode(patch).expect("base64");
+        let patch: json_patch::Patch = serde_json::from_slice(&patch).expect("RFC 6902");
+        let amended = amend::amended(&pod).expect("allowed");
+        json_patch::patch(&mut pod, &patch).expect("it applies");
+        assert_eq!(pod, amended);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_says_why_and_nothing_changes() {
+        let pod = json!({"metadata": {"annotations": {"gpu-memory": "0"}}, "spec": {"containers": [{"name": "c"}]}});
+        let response = respond(pod).await;
+        assert_eq!(response["allowed"], false);
+        let message = response["status"]["message"].as_str().expect("a message");
+        assert!(
+            message.starts_with("gpu-memory annotation value must be"),
+            "{message}"
+        );
+        assert_eq!(response["patch"], Value::Null);
+    }
+}

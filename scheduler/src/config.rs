@@ -1,0 +1,165 @@
+//! Flags of the scheduler: wiring, and KAI's settings of the core under KAI's names.
+
+use scheduler_core::Placement;
+use scheduler_core::units::Duration;
+use std::net::SocketAddr;
+
+/// Wiring and settings of one scheduler.
+#[derive(Clone, Debug, PartialEq, clap::Args)]
+pub struct Config {
+    /// Pods that name this scheduler are ours.
+    #[arg(long, default_value = proto::names::kai::SCHEDULER_NAME)]
+    pub scheduler_name: String,
+    /// Where keys, certificates and the lease are kept.
+    #[arg(long, default_value = proto::names::NAMESPACE)]
+    pub namespace: String,
+
+    /// Where the admission webhook listens.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    pub webhook: SocketAddr,
+    /// How the API server reaches the webhook, where it cannot by its Service:
+    /// `https://HOST:PORT`.
+    #[arg(long)]
+    pub webhook_url: Option<String>,
+    /// Namespaces whose pods the webhook does not see, beside kube-system and our own.
+    #[arg(long, value_delimiter = ',')]
+    pub exempt_namespaces: Vec<String>,
+    /// Where agents are heard.
+    #[arg(long, default_value = "0.0.0.0:9443")]
+    pub telemetry: SocketAddr,
+    /// More names or addresses under which agents and the API server reach this process,
+    /// for its certificate.
+    #[arg(long, value_delimiter = ',')]
+    pub certificate_names: Vec<String>,
+    /// Where metrics, health and the state are served; nowhere when unset.
+    #[arg(long)]
+    pub metrics: Option<SocketAddr>,
+
+    /// Act only while holding the lease: needed with more than one replica.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+    /// Name of this replica in the lease; the host's name when unset.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+
+    /// How nodes are chosen for pods with GPUs.
+    #[arg(long, value_enum, default_value_t = Strategy::Binpack)]
+    pub gpu_placement: Strategy,
+    /// How nodes are chosen for pods without.
+    #[arg(long, value_enum, default_value_t = Strategy::Binpack)]
+    pub cpu_placement: Strategy,
+    /// Jobs that one consolidation may move; -1: no bound.
+    #[arg(long, default_value_t = 16, allow_negative_numbers = true)]
+    pub max_consolidation_preemptees: i64,
+    /// Seconds until what is left of a broken gang is evicted; negative: never.
+    #[arg(long, default_value_t = 60, allow_negative_numbers = true)]
+    pub default_staleness_grace_period_s: i64,
+
+    /// Bindings and evictions under way at once.
+    #[arg(long, default_value_t = 64)]
+    pub writes_at_once: usize,
+    /// So long without a change before deciding, milliseconds.
+    #[arg(long, default_value_t = 10)]
+    pub quiet_ms: u64,
+    /// At most so long after the first change before deciding, milliseconds.
+    #[arg(long, default_value_t = 100)]
+    pub patience_ms: u64,
+}
+
+/// `placementStrategy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Strategy {
+    /// The fullest that will do.
+    Binpack,
+    /// The emptiest.
+    Spread,
+}
+
+impl From<Strategy> for Placement {
+    fn from(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Binpack => Self::Binpack,
+            Strategy::Spread => Self::Spread,
+        }
+    }
+}
+
+impl Default for Config {
+    /// Every flag at its default, for an embedded scheduler.
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Defaults {
+            #[command(flatten)]
+            config: Config,
+        }
+        <Defaults as clap::Parser>::try_parse_from(["scheduler"])
+            .expect("every flag has a default")
+            .config
+    }
+}
+
+impl Config {
+    /// Settings of the core. `epoch` tells this start's decisions from those of others.
+    pub fn core(&self, epoch: u64) -> scheduler_core::Config {
+        scheduler_core::Config {
+            epoch,
+            gpu_placement: self.gpu_placement.into(),
+            cpu_placement: self.cpu_placement.into(),
+            consolidation_jobs: u32::try_from(self.max_consolidation_preemptees).ok(),
+            staleness_grace: u64::try_from(self.default_staleness_grace_period_s)
+                .ok()
+                .map(Duration::seconds),
+            ..scheduler_core::Config::default()
+        }
+    }
+
+    /// Names under which this process is reached, for its certificate.
+    pub fn names(&self) -> Vec<String> {
+        use proto::names::object::{TELEMETRY_SERVICE, WEBHOOK_SERVICE};
+        let mut names = Vec::new();
+        for service in [WEBHOOK_SERVICE, TELEMETRY_SERVICE] {
+            let base = format!("{service}.{}.svc", self.namespace);
+            names.push(format!("{base}.cluster.local"));
+            names.push(format!("{service}.{}", self.namespace));
+            names.push(base);
+        }
+        names.extend(self.certificate_names.iter().cloned());
+        let host = self.webhook_url.as_deref().and_then(|url| {
+            let url: http::Uri = url.parse().ok()?;
+            url.host()
+                .map(|host| host.trim_matches(['[', ']']).to_owned())
+        });
+        names.extend(host);
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_certificate_carries_the_services_and_the_urls_host() {
+        let config = Config {
+            webhook_url: Some("https://10.99.0.1:8443".into()),
+            ..Config::default()
+        };
+        let names = config.names();
+        assert!(names.contains(&"aliquot-telemetry.aliquot-system.svc".to_owned()));
+        assert!(names.contains(&"10.99.0.1".to_owned()));
+    }
+
+    #[test]
+    fn negative_numbers_lift_a_bound() {
+        let config = Config {
+            max_consolidation_preemptees: -1,
+            default_staleness_grace_period_s: -1,
+            ..Config::default()
+        };
+        let core = config.core(7);
+        assert_eq!(
+            (core.epoch, core.consolidation_jobs, core.staleness_grace),
+            (7, None, None)
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! An agent's word on its node → the core's cards.
+//!
+//! Samples of used memory stay out: only what changes what may be granted enters the core,
+//! in steps, so that a stranger that breathes does not wake every decision.
+
+use proto::telemetry::{Gpu, NodeState};
+use scheduler_core::ids::{GpuUuid, NodeName};
+use scheduler_core::model::{Card, Mode, NodeCards, Pool};
+use scheduler_core::units::Mib;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What strangers hold is taken in steps of so many MiB, rounded up.
+const STEP: u64 = 256;
+
+/// What strangers hold by card, as it was last taken in.
+pub(super) type Strangers = BTreeMap<String, Mib>;
+
+/// Cards of a node, against what was taken in before. `default_mode` is the admin's, for
+/// shares that name none.
+pub(super) fn of(
+    state: &NodeState,
+    default_mode: Mode,
+    before: &Strangers,
+) -> (NodeCards, Strangers) {
+    let mut held = Strangers::new();
+    for stranger in &state.strangers {
+        let sum = held.entry(stranger.gpu_uuid.clone()).or_default();
+        sum.0 = sum.0.saturating_add(stranger.memory_mib);
+    }
+    for (uuid, memory) in &mut held {
+        *memory = stepped(*memory, before.get(uuid).copied().unwrap_or_default());
+    }
+    let cards = NodeCards {
+        node: NodeName::new(&state.node),
+        default_mode,
+        not_offering: Some(state.not_offering.as_str())
+            .filter(|why| !why.is_empty())
+            .map(Arc::from),
+        cards: state
+            .gpus
+            .iter()
+            .map(|gpu| card(gpu, held.get(&gpu.uuid).copied().unwrap_or_default()))
+            .collect(),
+    };
+    (cards, held)
+}
+
+/// Up at once, in steps; down only by a whole step.
+fn stepped(memory: Mib, before: Mib) -> Mib {
+    let up = Mib(memory.0.div_ceil(STEP).saturating_mul(STEP));
+    if up < before && memory.0.saturating_add(STEP) > before.0 {
+        before
+    } else {
+        up
+    }
+}
+
+fn card(gpu: &Gpu, strangers: Mib) -> Card {
+    let mut card = Card::named(&gpu.uuid, gpu.index, &gpu.product, gpu.memory_total_mib);
+    card.reserved = Mib(gpu.memory_reserved_mib);
+    let most = card.total.less(card.reserved).less(strangers);
+    // The agent's own figure holds where it is lower for a reason of its own; what
+    // strangers take of it is taken in steps here.
+    let exact = Mib(gpu.memory_grantable_mib);
+    card.grantable = if strangers == Mib(0) {
+        exact.min(most)
+    } else {
+        most
+    };
+    card.strangers = strangers;
+    card.mode = Mode::parse(&gpu.mode);
+    card.switchable = gpu
+        .switchable_modes
+        .iter()
+        .filter_map(|name| Mode::parse(name))
+        .collect();
+    card.ready = gpu.ready;
+    card.unhealthy = (gpu.health != "Healthy").then(|| {
+        let reason = if gpu.health_reason.is_empty() {
+            "unhealthy"
+        } else {
+            gpu.health_reason.as_str()
+        };
+        Arc::from(reason)
+    });
+    card.cordoned = gpu.cordoned;
+    card.mig = gpu.mig_enabled;
+    card.client_slots = gpu.client_slots;
+    card.numa = u32::try_from(gpu.numa_node).ok();
+    card.nvlink_peers = gpu.nvlink_peers.iter().map(GpuUuid::new).collect();
+    card.allowance = Mib(gpu.context_allowance_mib);
+    card.pool = match gpu.kubelet_pool.as_str() {
+        "whole" => Pool::Whole,
+        "shared" => Pool::Shared,
+        "none" => Pool::None,
+        _ => Pool::Unknown,
+    };
+    card
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::telemetry::Stranger;
+
+    fn state(strangers: &[u64]) -> NodeState {
+        NodeState {
+            node: "n1".into(),
+            gpus: vec![Gpu {
+                uuid: "GPU-1".into(),
+                memory_total_mib: 16_000,
+                memory_reserved_mib: 500,
+                memory_grantable_mib: 15_500 - strangers.iter().sum::<u64>(),
+                switchable_modes: vec!["exclusive".into(), "mps".into()],
+                health: "Healthy".into(),
+                numa_node: -1,
+                ..Gpu::default()
+            }],
+            strangers: strangers
+                .iter()
+                .map(|memory| Stranger {
+                    gpu_uuid: "GPU-1".into(),
+                    memory_mib: *memory,
+                    ..Stranger::default()
+                })
+                .collect(),
+            ..NodeState::default()
+        }
+    }
+
+    #[test]
+    fn what_strangers_hold_rises_at_once_and_falls_in_whole_steps() {
+        let mut before = Strangers::new();
+        let mut seen = Vec::new();
+        for held in [0, 1, 255, 300, 257, 250, 200, 10] {
+            let (cards, after) = of(&state(&[held]), Mode::Mps, &before);
+            seen.push(after["GPU-1"].0);
+            assert_eq!(cards.cards[0].grantable, Mib(15_500 - after["GPU-1"].0));
+            before = after;
+        }
+        assert_eq!(seen, [0, 256, 256, 512, 512, 256, 256, 256]);
+    }
+
+    #[test]
+    fn a_card_without_strangers_grants_what_its_agent_says() {
+        let mut state = state(&[]);
+        state.gpus[0].memory_grantable_mib = 15_000;
+        assert_eq!(
+            of(&state, Mode::Mps, &Strangers::new()).0.cards[0].grantable,
+            Mib(15_000)
+        );
+    }
+
+    #[test]
+    fn an_unhealthy_card_says_why() {
+        let mut state = state(&[]);
+        state.gpus[0].health = "Unhealthy".into();
+        state.gpus[0].health_reason = "XID 79".into();
+        let (cards, _) = of(&state, Mode::Mps, &Strangers::new());
+        assert_eq!(cards.cards[0].unhealthy.as_deref(), Some("XID 79"));
+        assert_eq!(cards.cards[0].numa, None);
+    }
+}

@@ -1,0 +1,113 @@
+//! A node as Kubernetes has it → the core's.
+
+use super::quantity;
+use super::rules::labels;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Taint as KubeTaint};
+use proto::names::resource;
+use scheduler_core::ids::ResourceName;
+use scheduler_core::model::{Effect, Node, Taint};
+use scheduler_core::units::{Bytes, CpuMilli};
+use std::sync::Arc;
+
+/// Conditions that keep pods away: type, the status that is fine, KAI's words for the rest.
+const CONDITIONS: [(&str, &str, &str); 5] = [
+    ("Ready", "True", "node(s) were not ready"),
+    ("MemoryPressure", "False", "node(s) had memory pressure"),
+    ("DiskPressure", "False", "node(s) had disk pressure"),
+    ("PIDPressure", "False", "node(s) had PID pressure"),
+    (
+        "NetworkUnavailable",
+        "False",
+        "node(s) had no network available",
+    ),
+];
+
+/// The node; `managed` when a `GpuNode` of its name exists.
+pub(super) fn of(node: &KubeNode, managed: bool) -> Node {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let mut out = Node::named(name);
+    out.uid = node.metadata.uid.as_deref().unwrap_or_default().into();
+    out.labels = labels(node.metadata.labels.as_ref());
+    out.managed = managed;
+    if let Some(spec) = &node.spec {
+        out.unschedulable = spec.unschedulable.unwrap_or(false);
+        out.taints = spec.taints.iter().flatten().filter_map(taint).collect();
+    }
+    let Some(status) = &node.status else {
+        return out;
+    };
+    for (name, amount) in status.allocatable.iter().flatten() {
+        match name.as_str() {
+            "cpu" => out.cpu = CpuMilli(quantity::milli(amount).unwrap_or(0)),
+            "memory" => out.memory = Bytes(quantity::down(amount).unwrap_or(0)),
+            "pods" => out.pods = quantity::down(amount).unwrap_or(0),
+            resource::GPU => {
+                let gpus = quantity::down(amount).unwrap_or(0);
+                out.gpus = u32::try_from(gpus).unwrap_or(u32::MAX);
+            }
+            resource::MEMORY_MIB | resource::MILLI => {}
+            other => {
+                if let Some(amount) = quantity::down(amount) {
+                    out.extended.insert(ResourceName::new(other), amount);
+                }
+            }
+        }
+    }
+    out.not_ready = status
+        .conditions
+        .iter()
+        .flatten()
+        .filter_map(|condition| {
+            let (_, fine, words) = CONDITIONS
+                .iter()
+                .find(|(kind, ..)| *kind == condition.type_)?;
+            (condition.status != *fine).then(|| Arc::from(*words))
+        })
+        .collect();
+    out
+}
+
+fn taint(taint: &KubeTaint) -> Option<Taint> {
+    Some(Taint {
+        key: Arc::from(taint.key.as_str()),
+        value: Arc::from(taint.value.as_deref().unwrap_or_default()),
+        effect: match taint.effect.as_str() {
+            "NoSchedule" => Effect::NoSchedule,
+            "NoExecute" => Effect::NoExecute,
+            _ => return None,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_a_node_offers_and_what_keeps_pods_away() {
+        let node: KubeNode = serde_json::from_value(json!({
+            "metadata": {"name": "n1", "uid": "u1", "labels": {"zone": "a"}},
+            "spec": {"taints": [
+                {"key": "a", "effect": "NoSchedule"},
+                {"key": "b", "effect": "PreferNoSchedule"}]},
+            "status": {
+                "allocatable": {"cpu": "3500m", "memory": "1Ki", "pods": "110", "nvidia.com/gpu": "2",
+                    "aliquot.dev/gpu-share": "96", "aliquot.dev/gpu-memory-mib": "96k"},
+                "conditions": [
+                    {"type": "Ready", "status": "Unknown"},
+                    {"type": "MemoryPressure", "status": "False"},
+                    {"type": "Strange", "status": "True"}]},
+        }))
+        .unwrap();
+        let node = of(&node, true);
+        assert_eq!(
+            (node.cpu, node.memory, node.pods, node.gpus),
+            (CpuMilli(3500), Bytes(1024), 110, 2)
+        );
+        assert_eq!(node.taints.len(), 1);
+        assert_eq!(node.extended.len(), 1, "{:?}", node.extended);
+        assert_eq!(node.not_ready.len(), 1);
+        assert!(node.managed);
+    }
+}

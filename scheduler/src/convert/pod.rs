@@ -1,0 +1,342 @@
+//! A pod as Kubernetes has it → the core's.
+//!
+//! In: the pod, the priority classes. Out: what the core needs of it. A pod of another
+//! scheduler counts where it stands and is nothing before.
+
+use super::queue::{created, group_name, preemptible};
+use super::{resources, rules};
+use api::grant::Grant;
+use api::request::{Amount as AskedAmount, GpuRequest};
+use k8s_openapi::api::core::v1::Pod as KubePod;
+use kube::ResourceExt as _;
+use proto::names::{grant, kai};
+use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, QueueName, SetName};
+use scheduler_core::model::{
+    Amount, Ask, ContainerAsk, ContainerGrant, Labels, Mode, Phase, Placement, Pod, Share,
+};
+use scheduler_core::units::{Mib, NanoGpu, Percent};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Value of a workload's priority where no class says one: KAI's `train`.
+const DEFAULT_PRIORITY: i32 = 50;
+
+/// Values of priority classes, as far as they are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Classes {
+    /// By name.
+    pub(super) values: BTreeMap<String, i32>,
+    /// The name of the class that is the cluster's default.
+    pub(super) default: Option<String>,
+}
+
+impl Classes {
+    /// The value of the first of these classes that exists, else of the cluster's default,
+    /// else KAI's.
+    pub(super) fn value<'a>(&'a self, names: impl IntoIterator<Item = Option<&'a String>>) -> i32 {
+        names
+            .into_iter()
+            .chain([self.default.as_ref()])
+            .flatten()
+            .find_map(|name| self.values.get(name))
+            .copied()
+            .unwrap_or(DEFAULT_PRIORITY)
+    }
+}
+
+/// Whether the scheduler of that name places this pod.
+pub(super) fn is_ours(pod: &KubePod, scheduler: &str) -> bool {
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.scheduler_name.as_deref())
+        == Some(scheduler)
+}
+
+/// The pod; `None` while it concerns nobody: another scheduler's that stands nowhere.
+/// `held` is what the node's agent reports that it holds, where that is known to differ
+/// from its grant.
+pub(super) fn of(
+    pod: &KubePod,
+    scheduler: &str,
+    classes: &Classes,
+    held: Option<&[ContainerGrant]>,
+) -> Option<Pod> {
+    let spec = pod.spec.as_ref()?;
+    let uid = pod.metadata.uid.as_deref()?;
+    let ours = is_ours(pod, scheduler);
+    let phase = phase(pod, held);
+    if !ours && matches!(phase, Phase::Pending | Phase::Releasing(None)) {
+        return None;
+    }
+    let label = |key: &str| pod.labels().get(key);
+    let request = resources::of(spec);
+    let priority = classes.value([
+        label(kai::PRIORITY_CLASS_LABEL),
+        spec.priority_class_name.as_ref(),
+    ]);
+    let mut out = Pod::named(&pod.name_any());
+    out.uid = uid.into();
+    out.namespace = Arc::from(pod.namespace().unwrap_or_default());
+    out.ours = ours;
+    out.queue = QueueName::new(
+        [kai::QUEUE_LABEL, kai::QUEUE_LABEL_OLD, kai::PROJECT_LABEL]
+            .into_iter()
+            .filter_map(label)
+            .find(|name| !name.is_empty())
+            .map_or(kai::DEFAULT_QUEUE, String::as_str),
+    );
+    out.group = pod
+        .annotations()
+        .get(kai::POD_GROUP)
+        .filter(|name| !name.is_empty())
+        .map(|name| group_name(&out.namespace, name));
+    out.sub_group = label(kai::SUB_GROUP_LABEL)
+        .filter(|name| !name.is_empty())
+        .map(SetName::new);
+    out.priority = priority;
+    out.preemptible = preemptible(
+        label(kai::PREEMPTIBILITY_LABEL).map(String::as_str),
+        priority,
+    );
+    out.created = created(&pod.metadata);
+    out.task_order = task_order(label(kai::TASK_PRIORITY_LABEL));
+    // No rule that the core knows looks at another pod's labels.
+    out.labels = Labels::new();
+    out.cpu = request.cpu;
+    out.memory = request.memory;
+    out.extended = request.extended;
+    out.tolerations = rules::tolerations(spec);
+    out.gated = spec
+        .scheduling_gates
+        .as_ref()
+        .is_some_and(|gates| !gates.is_empty());
+    let nominated = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.nominated_node_name.as_deref());
+    out.nodes = rules::nodes(spec, nominated);
+    if ours {
+        out.unsupported = rules::unsupported(spec);
+    }
+    match api::request::of(pod) {
+        Ok(asked) => {
+            let pending = matches!(phase, Phase::Pending);
+            out.gpus = asked.containers.iter().map(ask).collect();
+            let shares = asked
+                .containers
+                .iter()
+                .any(|container| matches!(container.gpus, GpuRequest::Share(_)));
+            let token = out.extended.contains_key(proto::names::resource::SHARE);
+            if ours && pending && shares && !token {
+                out.unsupported.push(Arc::from(
+                    "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)",
+                ));
+            }
+        }
+        // Nobody can tell what it means; admission refuses such pods when it is there.
+        Err(error) => out.unsupported.push(Arc::from(error.to_string())),
+    }
+    out.phase = phase;
+    Some(out)
+}
+
+/// Higher first; unlabelled after labelled, unreadable last.
+fn task_order(label: Option<&String>) -> i32 {
+    match label.map(|text| text.parse::<i32>()) {
+        Some(Ok(order)) => order.checked_neg().unwrap_or(i32::MAX).min(i32::MAX - 2),
+        None => i32::MAX - 1,
+        Some(Err(_)) => i32::MAX,
+    }
+}
+
+fn ask(container: &api::request::ContainerRequest) -> ContainerAsk {
+    ContainerAsk {
+        container: ContainerName::new(&container.name),
+        init: container.init,
+        ask: match &container.gpus {
+            GpuRequest::Whole(count) => Ask::Whole(*count),
+            GpuRequest::Share(share) => Ask::Share(Share {
+                amount: match share.amount {
+                    AskedAmount::Memory(memory) => Amount::Memory(Mib(memory.0)),
+                    AskedAmount::Fraction(nano) => Amount::Fraction(NanoGpu(nano)),
+                },
+                devices: share.devices,
+                compute: share.compute_percent.and_then(Percent::new),
+                mode: share.mode.map(mode),
+            }),
+        },
+    }
+}
+
+/// The same four, in the core's type.
+pub(super) fn mode(mode: api::Mode) -> Mode {
+    match mode {
+        api::Mode::Exclusive => Mode::Exclusive,
+        api::Mode::Mps => Mode::Mps,
+        api::Mode::MpsIsolated => Mode::MpsIsolated,
+        api::Mode::TimeSlicing => Mode::TimeSlicing,
+    }
+}
+
+fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
+    let status = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    match status {
+        Some("Succeeded") => return Phase::Succeeded,
+        Some("Failed") => return Phase::Failed,
+        _ => {}
+    }
+    let node = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .filter(|node| !node.is_empty());
+    let placement = node.map(|node| placement(pod, node, held));
+    let leaving = pod.metadata.deletion_timestamp.is_some();
+    match (placement, leaving) {
+        (placement, true) => Phase::Releasing(placement),
+        (None, false) => Phase::Pending,
+        (Some(placement), false) if status == Some("Running") => Phase::Running(placement),
+        (Some(placement), false) => Phase::Bound(placement),
+    }
+}
+
+/// What a bound pod holds. A grant that names another pod or node is not its own and
+/// counts as none: its agent refuses it too.
+fn placement(pod: &KubePod, node: &str, held: Option<&[ContainerGrant]>) -> Placement {
+    let grant = pod
+        .annotations()
+        .get(grant::GRANT)
+        .and_then(|text| Grant::peek(text).ok())
+        .filter(|grant| {
+            Some(grant.pod.uid.as_str()) == pod.metadata.uid.as_deref() && grant.node.name == node
+        });
+    Placement {
+        node: NodeName::new(node),
+        decision: grant
+            .as_ref()
+            .and_then(|grant| DecisionId::parse(&grant.decision)),
+        grants: match (held, grant) {
+            (Some(held), _) => held.to_vec(),
+            (None, Some(grant)) => grant.containers.iter().map(container_grant).collect(),
+            (None, None) => Vec::new(),
+        },
+    }
+}
+
+fn container_grant(container: &api::grant::ContainerGrant) -> ContainerGrant {
+    ContainerGrant {
+        container: ContainerName::new(&container.name),
+        cards: container.gpus.iter().map(GpuUuid::new).collect(),
+        memory: Mib(container.memory_mib.0),
+        compute: Percent::new(container.compute_percent).unwrap_or(Percent::FULL),
+        mode: mode(container.mode),
+        note: container.note.as_deref().map(Arc::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const US: &str = kai::SCHEDULER_NAME;
+
+    fn read(patch: Value) -> Option<Pod> {
+        let mut pod = json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u1"},
+            "spec": {"schedulerName": US, "containers": [{"name": "main"}]},
+        });
+        json_patch::merge(&mut pod, &patch);
+        let classes = Classes {
+            values: BTreeMap::from([("build".to_owned(), 100), ("low".to_owned(), 10)]),
+            default: None,
+        };
+        of(&serde_json::from_value(pod).unwrap(), US, &classes, None)
+    }
+
+    #[test]
+    fn another_schedulers_pod_counts_only_where_it_stands() {
+        assert_eq!(read(json!({"spec": {"schedulerName": "other"}})), None);
+        let bound = read(json!({"spec": {"schedulerName": "other", "nodeName": "n1"}})).unwrap();
+        assert!(!bound.ours);
+        assert!(matches!(bound.phase, Phase::Bound(_)));
+    }
+
+    #[test]
+    fn the_queue_is_the_label_the_old_label_the_project_or_the_default() {
+        for (labels, queue) in [
+            (json!({"kai.scheduler/queue": "a", "runai/queue": "b"}), "a"),
+            (json!({"runai/queue": "b", "project": "c"}), "b"),
+            (json!({"project": "c"}), "c"),
+            (json!({}), "default-queue"),
+        ] {
+            let pod = read(json!({"metadata": {"labels": labels}})).unwrap();
+            assert_eq!(pod.queue.as_str(), queue);
+        }
+    }
+
+    #[test]
+    fn priority_is_the_labels_class_then_the_pods_then_50() {
+        for (label, class, priority) in [
+            (Some("build"), Some("low"), 100),
+            (Some("missing"), Some("low"), 10),
+            (None, Some("missing"), 50),
+        ] {
+            let pod = read(
+                json!({"metadata": {"labels": {"priorityClassName": label}}, "spec": {"priorityClassName": class}}),
+            );
+            let pod = pod.unwrap();
+            assert_eq!((pod.priority, pod.preemptible), (priority, priority < 100));
+        }
+    }
+
+    #[test]
+    fn labelled_tasks_go_first_higher_before_lower_and_unreadable_last() {
+        let order = |label: Option<&str>| task_order(label.map(str::to_owned).as_ref());
+        let orders = [Some("7"), Some("3"), Some("-2"), None, Some("x")].map(order);
+        assert!(orders.is_sorted(), "{orders:?}");
+    }
+
+    #[test]
+    fn a_share_without_its_token_waits_and_says_what_to_do() {
+        let share = json!({"metadata": {"annotations": {"gpu-memory": "2000"}}});
+        let pod = read(share).unwrap();
+        assert!(
+            pod.unsupported[0].contains("token"),
+            "{:?}",
+            pod.unsupported
+        );
+        let admitted = json!({"metadata": {"annotations": {"gpu-memory": "2000"}},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": {"aliquot.dev/gpu-share": "1"}}}]}});
+        let pod = read(admitted).unwrap();
+        assert!(pod.unsupported.is_empty());
+        assert_eq!(pod.gpus.len(), 1);
+    }
+
+    #[test]
+    fn a_grant_of_another_pod_counts_as_none() {
+        let grant = |uid: &str| {
+            format!(
+                "sig.{}",
+                json!({"v": 1, "key": "k", "cluster": "c", "decision": "7-1",
+                    "pod": {"uid": uid, "namespace": "ns", "name": "p"}, "node": {"name": "n1", "uid": "x"},
+                    "containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 2000, "computePercent": 100, "mode": "mps"}]})
+            )
+        };
+        let place = |uid: &str| {
+            let pod = read(
+                json!({"metadata": {"annotations": {"aliquot.dev/grant": grant(uid)}}, "spec": {"nodeName": "n1"}}),
+            );
+            match pod.unwrap().phase {
+                Phase::Bound(placement) => placement,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(place("u1").grants[0].memory, Mib(2000));
+        assert_eq!(place("u1").decision, DecisionId::parse("7-1"));
+        assert!(place("u2").grants.is_empty());
+    }
+}

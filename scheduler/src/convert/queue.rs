@@ -1,0 +1,309 @@
+//! KAI's queues, pod groups and topologies → the core's.
+//!
+//! Units: GPUs → nano-GPU, millicores stay, MB of 10^6 bytes → bytes; -1 is unlimited.
+
+use api::kai;
+use kube::ResourceExt as _;
+use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
+use scheduler_core::model::{
+    PodGroup, PodSet, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
+};
+use scheduler_core::units::{Bound, Duration, Time};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Queue priority where none is set.
+const QUEUE_PRIORITY: i32 = 100;
+/// Work of a lower priority may be evicted where the group does not say.
+const PREEMPTIBLE_BELOW: i32 = 100;
+/// The pod set of a group without sub-groups.
+const DEFAULT_SET: &str = "default";
+
+/// When an object was made, milliseconds since 1970.
+pub(super) fn created(meta: &kube::api::ObjectMeta) -> Time {
+    let stamp = meta.creation_timestamp.as_ref();
+    Time(stamp.map_or(0, |stamp| {
+        u64::try_from(stamp.0.as_millisecond()).unwrap_or(0)
+    }))
+}
+
+/// A queue.
+pub(super) fn queue(queue: &kai::Queue) -> Queue {
+    let spec = &queue.spec;
+    let resources = spec.resources.clone().unwrap_or_default();
+    Queue {
+        name: QueueName::from(queue.name_any()),
+        parent: spec
+            .parent_queue
+            .as_deref()
+            .filter(|parent| !parent.is_empty())
+            .map(QueueName::new),
+        display_name: spec
+            .display_name
+            .as_deref()
+            .filter(|name| !name.is_empty())
+            .map(Arc::from),
+        priority: spec.priority.unwrap_or(QUEUE_PRIORITY),
+        created: created(&queue.metadata),
+        gpu: resource(resources.gpu, 1e9),
+        cpu: resource(resources.cpu, 1.0),
+        memory: resource(resources.memory, 1e6),
+        preempt_min_runtime: duration(spec.preempt_min_runtime.as_deref()),
+        reclaim_min_runtime: duration(spec.reclaim_min_runtime.as_deref()),
+    }
+}
+
+fn resource(resource: kai::QueueResource, unit: f64) -> QueueResource {
+    QueueResource {
+        quota: bound(resource.quota, unit),
+        limit: bound(resource.limit, unit),
+        weight: Weight(whole(resource.over_quota_weight * 1e6)),
+        usage: 0,
+    }
+}
+
+/// -1 is unlimited; other negative amounts are nobody's meaning and count as nothing.
+#[allow(clippy::float_cmp)] // -1 is written as -1.
+fn bound(amount: f64, unit: f64) -> Bound {
+    if amount == -1.0 {
+        Bound::Unlimited
+    } else {
+        Bound::Exactly(whole(amount * unit))
+    }
+}
+
+/// The nearest whole number; nothing for negative numbers and for what is none.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
+fn whole(amount: f64) -> u64 {
+    amount.round().max(0.0) as u64
+}
+
+/// Go's duration; negative or unreadable: as if unset.
+fn duration(text: Option<&str>) -> Option<Duration> {
+    let parsed: kube::core::Duration = text?.parse().ok()?;
+    if parsed.is_negative() {
+        return None;
+    }
+    let length = std::time::Duration::from(parsed);
+    Some(Duration(
+        u64::try_from(length.as_millis()).unwrap_or(u64::MAX),
+    ))
+}
+
+/// Name of a pod group in the core.
+pub(super) fn group_name(namespace: &str, name: &str) -> GroupName {
+    GroupName::from(format!("{namespace}/{name}"))
+}
+
+/// A pod group with the value of its priority class.
+pub(super) fn group(group: &kai::PodGroup, priority: i32) -> PodGroup {
+    let spec = &group.spec;
+    let namespace = group.namespace().unwrap_or_default();
+    let annotation = |key: &str| group.annotations().get(key).map(String::as_str);
+    PodGroup {
+        name: group_name(&namespace, &group.name_any()),
+        uid: Arc::from(group.uid().unwrap_or_default()),
+        queue: QueueName::new(
+            spec.queue
+                .as_deref()
+                .filter(|queue| !queue.is_empty())
+                .unwrap_or(proto::names::kai::DEFAULT_QUEUE),
+        ),
+        priority,
+        preemptible: preemptible(spec.preemptibility.as_deref(), priority),
+        created: created(&group.metadata),
+        root: tree(spec),
+        mark_unschedulable: spec.mark_unschedulable.unwrap_or(true),
+        park_after_failure: spec.scheduling_backoff == Some(1),
+        last_start: stamp(annotation(proto::names::kai::LAST_START)),
+        stale_since: stamp(annotation(proto::names::kai::STALE_SINCE)),
+        staleness_grace: None,
+        preemption_delay: duration(annotation(proto::names::kai::PREEMPTION_DELAY))
+            .unwrap_or_default(),
+    }
+}
+
+/// `preemptible`, `non-preemptible`; anything else: by priority.
+pub(super) fn preemptible(word: Option<&str>, priority: i32) -> bool {
+    match word {
+        Some("preemptible") => true,
+        Some("non-preemptible") => false,
+        _ => priority < PREEMPTIBLE_BELOW,
+    }
+}
+
+/// RFC 3339.
+fn stamp(text: Option<&str>) -> Option<Time> {
+    let stamp: jiff::Timestamp = text?.parse().ok()?;
+    u64::try_from(stamp.as_millisecond()).ok().map(Time)
+}
+
+fn tree(spec: &kai::PodGroupSpec) -> SubGroup {
+    let topology = rule(spec.topology_constraint.as_ref());
+    if spec.sub_groups.is_empty() {
+        return SubGroup {
+            topology,
+            sets: vec![PodSet {
+                name: SetName::new(DEFAULT_SET),
+                min: spec
+                    .min_member
+                    .and_then(|min| u32::try_from(min).ok())
+                    .unwrap_or(1)
+                    .max(1),
+                topology: None,
+            }],
+            ..SubGroup::default()
+        };
+    }
+    let mut root = branch(&spec.sub_groups, None, &mut BTreeSet::new());
+    root.topology = topology;
+    root
+}
+
+/// What has `parent` as its parent. A sub-group that is its own ancestor hangs on nobody
+/// and is left out, as is one whose parent is missing: its pods name a set that is not there.
+fn branch<'a>(
+    all: &'a [kai::SubGroup],
+    parent: Option<&'a str>,
+    seen: &mut BTreeSet<&'a str>,
+) -> SubGroup {
+    let mut out = SubGroup::default();
+    let children = all
+        .iter()
+        .filter(|sub| sub.parent.as_deref().filter(|name| !name.is_empty()) == parent);
+    for sub in children {
+        let name = sub.name.as_str();
+        if !seen.insert(name) {
+            continue;
+        }
+        let inner = all
+            .iter()
+            .any(|other| other.parent.as_deref() == Some(name));
+        let topology = rule(sub.topology_constraint.as_ref());
+        if inner {
+            let mut group = branch(all, Some(name), seen);
+            group.name = Some(SetName::new(name));
+            group.topology = topology;
+            out.groups.push(group);
+        } else {
+            out.sets.push(PodSet {
+                name: SetName::new(name),
+                min: u32::try_from(sub.min_member).unwrap_or(1).max(1),
+                topology,
+            });
+        }
+    }
+    out
+}
+
+fn rule(constraint: Option<&kai::TopologyConstraint>) -> Option<TopologyRule> {
+    let constraint = constraint?;
+    let text = |text: &Option<String>| -> Option<Arc<str>> {
+        text.as_deref()
+            .filter(|text| !text.is_empty())
+            .map(Arc::from)
+    };
+    Some(TopologyRule {
+        topology: TopologyName::new(text(&constraint.topology)?),
+        required: text(&constraint.required_topology_level),
+        preferred: text(&constraint.preferred_topology_level),
+    })
+}
+
+/// A topology.
+pub(super) fn topology(topology: &kai::Topology) -> Topology {
+    Topology {
+        name: TopologyName::from(topology.name_any()),
+        levels: topology
+            .spec
+            .levels
+            .iter()
+            .map(|level| Arc::from(level.node_label.as_str()))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn units_of_a_queue_are_kais() {
+        let read: kai::Queue = serde_json::from_value(json!({
+            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
+            "spec": {"parentQueue": "", "displayName": "A", "preemptMinRuntime": "1m30s", "reclaimMinRuntime": "-1s",
+                "resources": {
+                    "gpu": {"quota": 0.5, "limit": -1, "overQuotaWeight": 2},
+                    "cpu": {"quota": 1000, "limit": -2},
+                    "memory": {"quota": 10, "limit": -1}}},
+        }))
+        .unwrap();
+        let queue = queue(&read);
+        assert_eq!(queue.parent, None);
+        assert_eq!(queue.gpu.quota, Bound::Exactly(500_000_000));
+        assert_eq!(queue.gpu.limit, Bound::Unlimited);
+        assert_eq!(queue.gpu.weight, Weight(2_000_000));
+        assert_eq!(queue.cpu.limit, Bound::Exactly(0));
+        assert_eq!(queue.memory.quota, Bound::Exactly(10_000_000));
+        assert_eq!(queue.preempt_min_runtime, Some(Duration(90_000)));
+        assert_eq!(queue.reclaim_min_runtime, None);
+        assert_eq!(queue.priority, 100);
+    }
+
+    fn read_group(spec: serde_json::Value) -> PodGroup {
+        let read: kai::PodGroup = serde_json::from_value(json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": {"name": "g", "namespace": "ns", "annotations": {
+                "kai.scheduler/last-start-timestamp": "1970-01-01T00:00:02Z"}},
+            "spec": spec,
+        }))
+        .unwrap();
+        group(&read, 50)
+    }
+
+    #[test]
+    fn a_group_without_sub_groups_has_the_default_set() {
+        let group = read_group(json!({"minMember": 3}));
+        assert_eq!(group.name.as_str(), "ns/g");
+        assert_eq!(group.queue.as_str(), "default-queue");
+        assert_eq!(
+            (group.root.sets[0].name.as_str(), group.root.sets[0].min),
+            ("default", 3)
+        );
+        assert_eq!(group.last_start, Some(Time(2000)));
+        assert!(group.preemptible);
+    }
+
+    #[test]
+    fn sub_groups_become_a_tree_and_a_ring_of_them_nothing() {
+        let group = read_group(json!({"minMember": 3, "subGroups": [
+            {"name": "root", "minMember": 1},
+            {"name": "a", "minMember": 2, "parent": "root"},
+            {"name": "b", "minMember": 0, "parent": "root"},
+            {"name": "x", "minMember": 1, "parent": "y"},
+            {"name": "y", "minMember": 1, "parent": "x"},
+        ]}));
+        assert_eq!(group.root.groups.len(), 1);
+        let sets: Vec<_> = group.root.groups[0]
+            .sets
+            .iter()
+            .map(|set| (set.name.to_string(), set.min))
+            .collect();
+        assert_eq!(sets, [("a".to_owned(), 2), ("b".to_owned(), 1)]);
+        assert!(group.root.sets.is_empty());
+    }
+
+    #[test]
+    fn preemptible_is_what_is_said_else_below_priority_100() {
+        for (word, priority, expected) in [
+            (None, 99, true),
+            (None, 100, false),
+            (Some("preemptible"), 125, true),
+            (Some("non-preemptible"), 50, false),
+            (Some("perhaps"), 50, true),
+        ] {
+            assert_eq!(preemptible(word, priority), expected, "{word:?} {priority}");
+        }
+    }
+}

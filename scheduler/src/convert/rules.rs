@@ -1,0 +1,223 @@
+//! Where a pod may go: selectors, affinity, tolerations; and what of it the core does not
+//! know, so that such a pod waits and says so instead of landing in a wrong place.
+
+use k8s_openapi::api::core::v1::{
+    NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration as KubeToleration,
+};
+use scheduler_core::ids::NodeName;
+use scheduler_core::model::{
+    Effect, Labels, NodeRules, NodeTerm, Operator, Requirement, Toleration,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Labels as the core has them.
+pub(super) fn labels(labels: Option<&BTreeMap<String, String>>) -> Labels {
+    labels
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| (Arc::from(key.as_str()), Arc::from(value.as_str())))
+        .collect()
+}
+
+/// Which nodes will do.
+pub(super) fn nodes(spec: &PodSpec, nominated: Option<&str>) -> NodeRules {
+    let required = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|node| {
+            node.required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    NodeRules {
+        selector: labels(spec.node_selector.as_ref()),
+        terms: required.map(|selector| selector.node_selector_terms.iter().map(term).collect()),
+        nominated: nominated.map(NodeName::new),
+    }
+}
+
+/// A requirement that cannot be read makes a term that matches nothing, as in Kubernetes.
+fn term(term: &NodeSelectorTerm) -> NodeTerm {
+    let read = |list: &Option<Vec<NodeSelectorRequirement>>| -> Option<Vec<Requirement>> {
+        list.iter().flatten().map(requirement).collect()
+    };
+    match (read(&term.match_expressions), read(&term.match_fields)) {
+        (Some(labels), Some(name)) => NodeTerm { labels, name },
+        _ => NodeTerm::default(),
+    }
+}
+
+fn requirement(requirement: &NodeSelectorRequirement) -> Option<Requirement> {
+    let values = || -> Vec<Arc<str>> {
+        let values = requirement.values.iter().flatten();
+        values.map(|value| Arc::from(value.as_str())).collect()
+    };
+    let number = || match requirement.values.as_deref() {
+        Some([only]) => only.parse::<i64>().ok(),
+        _ => None,
+    };
+    let operator = match requirement.operator.as_str() {
+        "In" => Operator::In(values()),
+        "NotIn" => Operator::NotIn(values()),
+        "Exists" => Operator::Exists,
+        "DoesNotExist" => Operator::DoesNotExist,
+        "Gt" => Operator::Above(number()?),
+        "Lt" => Operator::Below(number()?),
+        _ => return None,
+    };
+    Some(Requirement {
+        key: Arc::from(requirement.key.as_str()),
+        operator,
+    })
+}
+
+/// Tolerations; one with an operator that is not known tolerates nothing.
+pub(super) fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
+    spec.tolerations
+        .iter()
+        .flatten()
+        .filter_map(toleration)
+        .collect()
+}
+
+fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
+    let key = toleration.key.as_deref().filter(|key| !key.is_empty());
+    let value = match toleration.operator.as_deref() {
+        Some("Exists") => None,
+        None | Some("" | "Equal") => {
+            Some(Arc::from(toleration.value.as_deref().unwrap_or_default()))
+        }
+        Some(_) => return None,
+    };
+    let effect = match toleration.effect.as_deref() {
+        None | Some("") => None,
+        Some("NoSchedule") => Some(Effect::NoSchedule),
+        Some("NoExecute") => Some(Effect::NoExecute),
+        Some(_) => return None,
+    };
+    // Only "Exists" may go without a key.
+    if key.is_none() && value.is_some() {
+        return None;
+    }
+    Some(Toleration {
+        key: key.map(Arc::from),
+        value,
+        effect,
+    })
+}
+
+/// Rules that the pod uses and nobody here follows, each as its user would name it.
+pub(super) fn unsupported(spec: &PodSpec) -> Vec<Arc<str>> {
+    let affinity = spec.affinity.as_ref();
+    let pods = affinity
+        .and_then(|affinity| affinity.pod_affinity.as_ref())
+        .and_then(|pods| {
+            pods.required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    let anti = affinity
+        .and_then(|affinity| affinity.pod_anti_affinity.as_ref())
+        .and_then(|pods| {
+            pods.required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    let spread = spec
+        .topology_spread_constraints
+        .iter()
+        .flatten()
+        .any(|constraint| constraint.when_unsatisfiable == "DoNotSchedule");
+    let claims = spec
+        .volumes
+        .iter()
+        .flatten()
+        .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some());
+    let ports = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .flat_map(|container| container.ports.iter().flatten())
+        .any(|port| port.host_port.is_some_and(|port| port != 0));
+    [
+        (pods.is_some_and(|terms| !terms.is_empty()), "pod affinity"),
+        (
+            anti.is_some_and(|terms| !terms.is_empty()),
+            "pod anti-affinity",
+        ),
+        (spread, "topology spread constraints"),
+        (
+            spec.resource_claims
+                .as_ref()
+                .is_some_and(|claims| !claims.is_empty()),
+            "resource claims",
+        ),
+        (claims, "persistent volume claims"),
+        (ports, "host ports"),
+    ]
+    .into_iter()
+    .filter(|(used, _)| *used)
+    .map(|(_, name)| Arc::from(name))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn spec(rest: serde_json::Value) -> PodSpec {
+        let mut spec = json!({"containers": []});
+        for (key, value) in rest.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_term_with_an_unreadable_requirement_matches_nothing() {
+        let rules = nodes(
+            &spec(
+                json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["x"]}]},
+                    {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["5"]}],
+                     "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+                ]}}}}),
+            ),
+            None,
+        );
+        let terms = rules.terms.unwrap();
+        assert_eq!(terms[0], NodeTerm::default());
+        assert_eq!(terms[1].labels[0].operator, Operator::Above(5));
+        assert_eq!(terms[1].name.len(), 1);
+    }
+
+    #[test]
+    fn a_toleration_that_is_not_understood_tolerates_nothing() {
+        let read = |toleration| tolerations(&spec(json!({"tolerations": [toleration]})));
+        assert_eq!(read(json!({"operator": "Exists"})).len(), 1);
+        assert_eq!(read(json!({"key": "a", "value": "b"})).len(), 1);
+        assert_eq!(read(json!({"value": "b"})).len(), 0);
+        assert_eq!(
+            read(json!({"key": "a", "operator": "Gt", "value": "1"})).len(),
+            0
+        );
+        assert_eq!(
+            read(json!({"key": "a", "operator": "Exists", "effect": "PreferNoSchedule"})).len(),
+            0
+        );
+    }
+
+    #[test]
+    fn rules_that_nobody_follows_are_named() {
+        let names = unsupported(&spec(json!({
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
+        })));
+        assert_eq!(
+            names.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
+            ["topology spread constraints", "persistent volume claims"]
+        );
+        assert!(unsupported(&spec(json!({"volumes": [{"name": "e", "emptyDir": {}}]}))).is_empty());
+    }
+}

@@ -1,0 +1,192 @@
+//! Claims about what is remembered between facts.
+
+use super::*;
+use proto::telemetry::Gpu;
+use serde_json::{Value, json};
+
+fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
+    Seen::There(serde_json::from_value(object).unwrap())
+}
+
+fn gone<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
+    Seen::Gone(serde_json::from_value(object).unwrap())
+}
+
+fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
+    json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
+        "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
+            {"name": "main", "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}}}]}})
+}
+
+fn world() -> World {
+    World::new("kai-scheduler")
+}
+
+#[test]
+fn what_a_new_listing_does_not_name_is_gone() {
+    let mut world = world();
+    world.take(Fact::Pod(Seen::Listing));
+    world.take(Fact::Pod(there(pod("u1", None, 0))));
+    world.take(Fact::Pod(there(pod("u2", None, 0))));
+    assert!(world.take(Fact::Pod(Seen::Listed)).is_empty());
+    world.take(Fact::Pod(Seen::Listing));
+    world.take(Fact::Pod(there(pod("u2", None, 0))));
+    assert_eq!(
+        world.take(Fact::Pod(Seen::Listed)),
+        [Event::PodGone(PodUid::new("u1"))]
+    );
+    assert_eq!(
+        world.take(Fact::Pod(gone(pod("u2", None, 0)))),
+        [Event::PodGone(PodUid::new("u2"))]
+    );
+    assert!(world.take(Fact::Pod(gone(pod("u2", None, 0)))).is_empty());
+}
+
+#[test]
+fn nothing_is_complete_before_every_kind_was_listed() {
+    let mut world = world();
+    assert_eq!(world.missing().len(), 7);
+    for fact in [
+        Fact::Pod(Seen::Listed),
+        Fact::Node(Seen::Listed),
+        Fact::GpuNode(Seen::Listed),
+        Fact::Queue(Seen::Listed),
+        Fact::Group(Seen::Listed),
+        Fact::Topology(Seen::Listed),
+    ] {
+        world.take(fact);
+    }
+    assert_eq!(world.missing(), ["priorityclasses"]);
+    world.take(Fact::Class(Seen::Listed));
+    assert!(world.missing().is_empty());
+}
+
+#[test]
+fn a_node_is_managed_while_its_gpu_node_exists_and_heartbeats_are_no_news() {
+    let mut world = world();
+    let node = json!({"metadata": {"name": "n1", "uid": "x"}});
+    let gpu_node = json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": {}});
+    let managed = |events: Vec<Event>| match events.as_slice() {
+        [Event::Node(node)] => node.managed,
+        other => panic!("{other:?}"),
+    };
+    assert!(!managed(world.take(Fact::Node(there(node.clone())))));
+    assert!(world.take(Fact::Node(there(node))).is_empty());
+    assert!(managed(world.take(Fact::GpuNode(there(gpu_node.clone())))));
+    assert!(
+        world
+            .take(Fact::GpuNode(there(gpu_node.clone())))
+            .is_empty()
+    );
+    assert!(!managed(world.take(Fact::GpuNode(gone(gpu_node)))));
+}
+
+fn state(shares: Vec<HeldShare>) -> NodeState {
+    NodeState {
+        node: "n1".into(),
+        gpus: vec![Gpu {
+            uuid: "GPU-1".into(),
+            memory_total_mib: 1000,
+            memory_grantable_mib: 1000,
+            health: "Healthy".into(),
+            ..Gpu::default()
+        }],
+        shares,
+        ..NodeState::default()
+    }
+}
+
+fn heard(state: NodeState) -> Heard {
+    Heard::State {
+        node: "n1".into(),
+        state,
+    }
+}
+
+#[test]
+fn the_same_word_twice_is_no_event_and_silence_is_one() {
+    let mut world = world();
+    assert_eq!(world.hear(heard(state(vec![]))).0.len(), 1);
+    let mut used = state(vec![]);
+    used.gpus[0].memory_used_mib = 77;
+    assert!(
+        world.hear(heard(used)).0.is_empty(),
+        "a sample entered the core"
+    );
+    let lost = || Heard::Lost { node: "n1".into() };
+    assert_eq!(
+        world.hear(lost()).0,
+        [Event::AgentLost(NodeName::new("n1"))]
+    );
+    assert!(world.hear(lost()).0.is_empty());
+    assert_eq!(world.hear(heard(state(vec![]))).0.len(), 1);
+}
+
+#[test]
+fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
+    let mut world = world();
+    world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    let share = HeldShare {
+        pod_uid: "u1".into(),
+        container: "main".into(),
+        gpu_uuids: vec!["GPU-2".into()],
+        memory_mib: 1000,
+        mode: "exclusive".into(),
+        ..HeldShare::default()
+    };
+    let (events, _) = world.hear(heard(state(vec![share.clone()])));
+    let adopted = events.iter().find_map(|event| match event {
+        Event::Pod(pod) => placement(pod).map(|placement| placement.grants.clone()),
+        _ => None,
+    });
+    assert_eq!(adopted.unwrap()[0].cards, [GpuUuid::new("GPU-2")]);
+    // Said once; and the pod's next change keeps it.
+    assert!(world.hear(heard(state(vec![share]))).0.is_empty());
+    let events = world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    let Event::Pod(pod) = &events[0] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(placement(pod).unwrap().grants.len(), 1);
+}
+
+#[test]
+fn isolation_is_verified_only_when_the_limit_was_read_back() {
+    let mut world = world();
+    let share = |observed| HeldShare {
+        pod_uid: "u1".into(),
+        pod_namespace: "ns".into(),
+        pod_name: "p".into(),
+        container: "main".into(),
+        memory_mib: 2000,
+        mode: "mps".into(),
+        phase: "Running".into(),
+        fence: "ClientLimit".into(),
+        observed_limit_mib: observed,
+        ..HeldShare::default()
+    };
+    let said = |world: &mut World, observed| world.hear(heard(state(vec![share(observed)]))).1;
+    assert!(!said(&mut world, 0)[0].verified);
+    assert!(said(&mut world, 0).is_empty(), "said twice");
+    assert!(!said(&mut world, 3000)[0].verified);
+    let verified = said(&mut world, 2000);
+    assert!(verified[0].verified);
+    assert_eq!(
+        verified[0].message,
+        "container main: ClientLimit, 2000 MiB granted, 2000 MiB read back"
+    );
+}
+
+#[test]
+fn a_groups_priority_follows_its_class() {
+    let mut world = world();
+    let group = json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+        "metadata": {"name": "g", "namespace": "ns"}, "spec": {"priorityClassName": "high"}});
+    let priority = |events: Vec<Event>| match events.as_slice() {
+        [Event::Group(group)] => group.priority,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(priority(world.take(Fact::Group(there(group)))), 50);
+    let class = json!({"metadata": {"name": "high"}, "value": 125});
+    assert_eq!(priority(world.take(Fact::Class(there(class.clone())))), 125);
+    assert_eq!(priority(world.take(Fact::Class(gone(class)))), 50);
+}

@@ -1,0 +1,313 @@
+//! The only owner of the core: takes facts in, decides when they have settled, hands
+//! decisions on.
+//!
+//! In: facts, agents' words, outcomes, questions. Out: [`Work`], the state of this part.
+//! Changes are coalesced: a decision comes after a quiet moment, or when patience ends.
+//! Nothing is decided before every kind of object was listed, nor without the lease.
+
+use crate::act::Work;
+use crate::convert::World;
+use crate::status::{Meters, Status};
+use crate::telemetry::Heard;
+use crate::watch::Fact;
+use scheduler_core::units::Time;
+use scheduler_core::{Core, Decision, Event, Outcome, Problem, text};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Reasons of one decision that get a line per card; the others are answered on demand.
+const DETAILS: usize = 64;
+/// A reason has a line for so many cards at most.
+const CARD_LINES: usize = 64;
+/// Events taken in before the time is looked at again.
+const BATCH: usize = 4096;
+/// Problems are logged once each; so many are remembered.
+const KNOWN_PROBLEMS: usize = 10_000;
+
+/// Where everything comes from.
+#[derive(Debug)]
+pub struct Inputs {
+    /// Of the API server.
+    pub facts: mpsc::UnboundedReceiver<Fact>,
+    /// Of the agents.
+    pub heard: mpsc::UnboundedReceiver<Heard>,
+    /// Of actions.
+    pub outcomes: mpsc::UnboundedReceiver<Outcome>,
+    /// Of people.
+    pub questions: mpsc::Receiver<Question>,
+    /// Whether this replica acts.
+    pub leading: watch::Receiver<bool>,
+}
+
+/// Where everything goes.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// Things to do.
+    pub work: mpsc::UnboundedSender<Work>,
+    /// For health.
+    pub status: watch::Sender<Status>,
+    /// For metrics.
+    pub meters: Arc<Meters>,
+}
+
+/// What people ask; answered between decisions.
+#[derive(Debug)]
+pub enum Question {
+    /// The state as the events that rebuild it, as text.
+    Snapshot(oneshot::Sender<String>),
+    /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
+    Explain(scheduler_core::ids::PodUid, oneshot::Sender<Option<String>>),
+}
+
+/// How changes are coalesced.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// So long without a change.
+    pub quiet: Duration,
+    /// At most so long after the first.
+    pub patience: Duration,
+}
+
+/// Runs until `stop` or until an input ends.
+pub async fn run(
+    core: Core,
+    world: World,
+    pace: Pace,
+    mut inputs: Inputs,
+    outputs: Outputs,
+    stop: CancellationToken,
+) {
+    let mut cycle = Cycle {
+        core,
+        world,
+        pace,
+        outputs,
+        change: None,
+        wake_at: None,
+        said: BTreeSet::new(),
+    };
+    loop {
+        let leading = *inputs.leading.borrow_and_update();
+        cycle.publish(leading);
+        let due = if leading { cycle.due() } else { None };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = at(due) => cycle.decide(),
+            changed = inputs.leading.changed() => match changed {
+                // Whatever was missed is looked at now.
+                Ok(()) => cycle.changed(),
+                Err(_) => return,
+            },
+            Some(question) = inputs.questions.recv() => cycle.answer(question),
+            Some(outcome) = inputs.outcomes.recv() => {
+                cycle.apply(Event::Outcome(outcome));
+                for _ in 0..BATCH {
+                    let Ok(outcome) = inputs.outcomes.try_recv() else { break };
+                    cycle.apply(Event::Outcome(outcome));
+                }
+            }
+            heard = inputs.heard.recv() => match heard {
+                Some(heard) => cycle.hear(heard),
+                None => return,
+            },
+            fact = inputs.facts.recv() => match fact {
+                Some(fact) => {
+                    cycle.take(fact);
+                    for _ in 0..BATCH {
+                        let Ok(fact) = inputs.facts.try_recv() else { break };
+                        cycle.take(fact);
+                    }
+                }
+                None => return,
+            },
+        }
+    }
+}
+
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+struct Cycle {
+    core: Core,
+    world: World,
+    pace: Pace,
+    outputs: Outputs,
+    /// The first and the last change since the last decision.
+    change: Option<(Instant, Instant)>,
+    /// The core wants to be asked at this time.
+    wake_at: Option<Instant>,
+    said: BTreeSet<String>,
+}
+
+impl Cycle {
+    fn take(&mut self, fact: Fact) {
+        for event in self.world.take(fact) {
+            self.apply(event);
+        }
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        let (events, isolation) = self.world.hear(heard);
+        for event in events {
+            self.apply(event);
+        }
+        for isolation in isolation {
+            self.send(Work::Isolation(isolation));
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.outputs.meters.event();
+        let problems = self.core.apply(event);
+        for problem in problems {
+            self.complain(&problem);
+        }
+        self.changed();
+    }
+
+    fn changed(&mut self) {
+        let now = Instant::now();
+        self.change = Some((self.change.map_or(now, |(first, _)| first), now));
+    }
+
+    fn complain(&mut self, problem: &Problem) {
+        self.outputs.meters.problem();
+        let text = problem.to_string();
+        if self.said.len() >= KNOWN_PROBLEMS {
+            self.said.clear();
+        }
+        if !self.said.contains(&text) {
+            tracing::warn!("{text}");
+            self.said.insert(text);
+        }
+    }
+
+    /// When to decide next; `None`: only after a change.
+    fn due(&self) -> Option<Instant> {
+        if !self.world.missing().is_empty() {
+            return None;
+        }
+        let settled = self
+            .change
+            .map(|(first, last)| (last + self.pace.quiet).min(first + self.pace.patience));
+        match (settled, self.wake_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    fn decide(&mut self) {
+        self.change = None;
+        let begin = Instant::now();
+        let now = clock();
+        let decision = self.core.decide(now);
+        self.outputs.meters.decided(&decision, begin.elapsed());
+        if !decision.actions.is_empty() {
+            tracing::info!(
+                actions = decision.actions.len(),
+                steps = decision.steps,
+                micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX),
+                "decided"
+            );
+        }
+        self.wake_at = decision.wake_at.map(|time| {
+            // Not before the next millisecond: a time that has come is no reason to spin.
+            begin + Duration::from_millis(time.0.saturating_sub(now.0).max(1))
+        });
+        if decision.cut_short {
+            self.changed();
+        }
+        self.hand_on(decision, now);
+    }
+
+    fn hand_on(&mut self, decision: Decision, now: Time) {
+        for (at, reason) in decision.reasons.into_iter().enumerate() {
+            let cards = if at < DETAILS {
+                self.cards(&reason.pod)
+            } else {
+                Vec::new()
+            };
+            self.send(Work::Reason(reason, cards));
+        }
+        let (evictions, bindings): (Vec<_>, Vec<_>) = decision
+            .actions
+            .into_iter()
+            .partition(|action| matches!(action, scheduler_core::Action::Evict(_)));
+        for action in evictions.into_iter().chain(bindings) {
+            self.send(Work::Action(Box::new(action)));
+        }
+        for group in decision.started {
+            self.send(Work::Started(group, now));
+        }
+        for (group, since) in decision.stale {
+            self.send(Work::Stale(group, since));
+        }
+    }
+
+    /// A line per card that will not do; nothing where there are too many to read.
+    fn cards(&self, pod: &scheduler_core::ids::PodUid) -> Vec<String> {
+        let Some(explanation) = self.core.explain(pod) else {
+            return Vec::new();
+        };
+        let cards = || explanation.nodes.iter().flat_map(|node| &node.cards);
+        if cards().count() > CARD_LINES {
+            return Vec::new();
+        }
+        cards().map(ToString::to_string).collect()
+    }
+
+    fn send(&self, work: Work) {
+        // Its reader is gone only when everything ends.
+        let _ = self.outputs.work.send(work);
+    }
+
+    fn answer(&self, question: Question) {
+        match question {
+            Question::Snapshot(to) => {
+                let _ = to.send(text::write(&self.core.snapshot()));
+            }
+            Question::Explain(pod, to) => {
+                let _ = to.send(self.core.explain(&pod).map(|explanation| {
+                    let mut lines = vec![explanation.line.to_string()];
+                    for node in &explanation.nodes {
+                        let verdict = if node.fits { "fits" } else { "does not fit" };
+                        let reasons: Vec<&str> = node.reasons.iter().map(AsRef::as_ref).collect();
+                        lines.push(format!("{}: {verdict} {}", node.node, reasons.join(", ")));
+                        lines.extend(node.cards.iter().map(|card| format!("  {card}")));
+                    }
+                    lines.join("\n")
+                }));
+            }
+        }
+    }
+
+    fn publish(&self, leading: bool) {
+        let status = Status {
+            missing: self.world.missing(),
+            leading,
+            agents: self.world.agents(),
+        };
+        self.outputs.status.send_if_modified(|old| {
+            let changed = *old != status;
+            *old = status;
+            changed
+        });
+    }
+}
+
+/// Milliseconds since 1970, as stamps on objects are.
+fn clock() -> Time {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

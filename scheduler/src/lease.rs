@@ -1,0 +1,349 @@
+//! Which replica acts: a `Lease`, with client-go's times.
+//!
+//! The holder renews every 2 s and stops acting when it could not for 10 s; others wait
+//! 15 s by their own clock since they last saw it renewed. So the loser stops before the
+//! winner starts, whatever the clocks say.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, ObjectMeta, PostParams};
+use proto::names::object;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Others wait so long since the holder's last sign.
+const DURATION: Duration = Duration::from_secs(15);
+/// The holder gives up after so long without one.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Between two tries.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// The lease is gone, and with it the right to act.
+#[derive(Debug, thiserror::Error)]
+#[error("Lease {0} could not be renewed in time: another replica may act now")]
+pub struct LeaseError(String);
+
+/// One replica's view. Pure: times are given.
+#[derive(Debug)]
+struct Election {
+    identity: String,
+    /// What was seen last, and when it was seen first.
+    seen: Option<(LeaseSpec, Instant)>,
+    /// When the last write that made us holder was sent.
+    renewed: Option<Instant>,
+}
+
+/// What is to be done with the lease.
+#[derive(Debug, PartialEq)]
+enum Step {
+    /// Somebody else holds it.
+    Wait,
+    /// Write this.
+    Hold(Box<LeaseSpec>),
+}
+
+impl Election {
+    fn new(identity: String) -> Self {
+        Self {
+            identity,
+            seen: None,
+            renewed: None,
+        }
+    }
+
+    fn next(&mut self, found: Option<&LeaseSpec>, now: Instant, wall: jiff::Timestamp) -> Step {
+        let Some(found) = found else {
+            return Step::Hold(Box::new(self.hold(None, wall)));
+        };
+        let since = match &self.seen {
+            Some((spec, since)) if spec == found => *since,
+            _ => {
+                self.seen = Some((found.clone(), now));
+                now
+            }
+        };
+        let holder = found.holder_identity.as_deref().unwrap_or_default();
+        let seconds = found.lease_duration_seconds.unwrap_or_default();
+        let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+        if !holder.is_empty() && holder != self.identity && now < since + lasts {
+            return Step::Wait;
+        }
+        Step::Hold(Box::new(self.hold(Some(found), wall)))
+    }
+
+    fn hold(&self, found: Option<&LeaseSpec>, wall: jiff::Timestamp) -> LeaseSpec {
+        let now = Some(MicroTime(wall));
+        let ours = found.filter(|spec| spec.holder_identity.as_ref() == Some(&self.identity));
+        let transitions = found.map_or(0, |spec| {
+            let before = spec.lease_transitions.unwrap_or_default();
+            before.saturating_add(i32::from(ours.is_none()))
+        });
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            acquire_time: ours
+                .and_then(|spec| spec.acquire_time.clone())
+                .or_else(|| now.clone()),
+            renew_time: now,
+            lease_transitions: Some(transitions),
+            ..LeaseSpec::default()
+        }
+    }
+
+    /// Our write, sent at `sent`, was taken.
+    fn held(&mut self, sent: Instant) {
+        self.renewed = Some(sent);
+    }
+
+    /// Somebody else holds it.
+    fn lost(&self) -> bool {
+        self.renewed.is_some()
+    }
+
+    /// Until when we may act.
+    fn until(&self) -> Option<Instant> {
+        self.renewed.map(|renewed| renewed + DEADLINE)
+    }
+}
+
+/// Says in `leading` whether this replica acts, until `stop`; the lease is then given back.
+///
+/// # Errors
+/// It was held and is lost: `leading` is false by then, and the process ought to end.
+pub async fn run(
+    client: kube::Client,
+    namespace: String,
+    identity: String,
+    leading: watch::Sender<bool>,
+    stop: CancellationToken,
+) -> Result<(), LeaseError> {
+    let leases: Api<Lease> = Api::namespaced(client, &namespace);
+    let mut election = Election::new(identity);
+    let mut pause = tokio::time::interval(RETRY);
+    pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let lost = || LeaseError(format!("{namespace}/{}", object::LEASE));
+    loop {
+        let deadline = election.until();
+        let too_late = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        let round = async {
+            pause.tick().await;
+            attempt(&leases, &mut election).await
+        };
+        let outcome = tokio::select! {
+            () = stop.cancelled() => break,
+            () = too_late => {
+                leading.send_replace(false);
+                return Err(lost());
+            }
+            outcome = round => outcome,
+        };
+        match outcome {
+            Ok(true) => {
+                if !leading.send_replace(true) {
+                    tracing::info!(identity = election.identity, "this replica acts");
+                }
+            }
+            Ok(false) if election.lost() => {
+                leading.send_replace(false);
+                return Err(lost());
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "the lease"),
+        }
+    }
+    if leading.send_replace(false) {
+        release(&leases, &election.identity).await;
+    }
+    Ok(())
+}
+
+/// Whether we hold it now.
+async fn attempt(leases: &Api<Lease>, election: &mut Election) -> kube::Result<bool> {
+    let found = leases.get_opt(object::LEASE).await?;
+    let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
+    let sent = Instant::now();
+    let Step::Hold(spec) = election.next(spec, sent, jiff::Timestamp::now()) else {
+        return Ok(false);
+    };
+    let parameters = PostParams::default();
+    let written = match found {
+        Some(mut lease) => {
+            lease.spec = Some(*spec);
+            leases.replace(object::LEASE, &parameters, &lease).await
+        }
+        None => {
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(object::LEASE.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(*spec),
+            };
+            leases.create(&parameters, &lease).await
+        }
+    };
+    // A conflict: somebody was quicker, which the next round sees.
+    written?;
+    election.held(sent);
+    Ok(true)
+}
+
+/// So that the next one need not wait. Best effort: it waits otherwise.
+async fn release(leases: &Api<Lease>, identity: &str) {
+    let released = async {
+        let mut lease = leases.get(object::LEASE).await?;
+        let spec = lease.spec.get_or_insert_default();
+        if spec.holder_identity.as_deref() == Some(identity) {
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+            leases
+                .replace(object::LEASE, &PostParams::default(), &lease)
+                .await?;
+        }
+        Ok::<(), kube::Error>(())
+    };
+    match tokio::time::timeout(RETRY, released).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "the lease is not given back"),
+        Err(_) => tracing::warn!("the lease is not given back in time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wall() -> jiff::Timestamp {
+        jiff::Timestamp::UNIX_EPOCH
+    }
+
+    fn held_by(step: Step) -> LeaseSpec {
+        match step {
+            Step::Hold(spec) => *spec,
+            Step::Wait => panic!("waits"),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_when_it_is_free_ours_or_old_by_our_own_clock() {
+        let start = Instant::now();
+        let theirs = held_by(Election::new("b".into()).next(None, start, wall()));
+        assert_eq!(theirs.lease_transitions, Some(0));
+        let mut a = Election::new("a".into());
+        assert_eq!(a.next(Some(&theirs), start, wall()), Step::Wait);
+        let late = start + DURATION - Duration::from_millis(1);
+        assert_eq!(a.next(Some(&theirs), late, wall()), Step::Wait);
+        let ours = held_by(a.next(Some(&theirs), start + DURATION, wall()));
+        assert_eq!(ours.holder_identity.as_deref(), Some("a"));
+        assert_eq!(ours.lease_transitions, Some(1));
+
+        let again = held_by(a.next(Some(&ours), start + DURATION, wall()));
+        assert_eq!(
+            again.lease_transitions,
+            Some(1),
+            "renewing is no transition"
+        );
+        assert_eq!(again.acquire_time, ours.acquire_time);
+
+        let mut free = theirs.clone();
+        free.holder_identity = Some(String::new());
+        held_by(Election::new("a".into()).next(Some(&free), start, wall()));
+    }
+
+    #[test]
+    fn a_renewal_starts_the_wait_anew() {
+        let start = Instant::now();
+        let mut theirs = held_by(Election::new("b".into()).next(None, start, wall()));
+        let mut a = Election::new("a".into());
+        for round in 0..10 {
+            let now = start + DURATION * round;
+            theirs.renew_time = Some(MicroTime(
+                wall() + jiff::SignedDuration::from_secs(i64::from(round)),
+            ));
+            assert_eq!(a.next(Some(&theirs), now, wall()), Step::Wait);
+        }
+    }
+
+    #[test]
+    fn the_loser_stops_before_the_winner_starts() {
+        let sent = Instant::now();
+        let mut holder = Election::new("a".into());
+        let spec = held_by(holder.next(None, sent, wall()));
+        holder.held(sent);
+        // Seen by the other at the very moment it was sent: the worst case.
+        let mut other = Election::new("b".into());
+        assert_eq!(other.next(Some(&spec), sent, wall()), Step::Wait);
+        let stops = holder.until().expect("it holds");
+        assert_eq!(other.next(Some(&spec), stops + RETRY, wall()), Step::Wait);
+    }
+
+    async fn server() -> (kube::Client, tokio_util::sync::DropGuard) {
+        use sim_cluster::api_server::{ApiServer, Config};
+        let server = ApiServer::bind(Config::default()).await.expect("a port");
+        let client = kube::Client::try_from(server.handle().config()).expect("a client");
+        let stop = CancellationToken::new();
+        tokio::spawn(server.serve(stop.clone()));
+        (client, stop.drop_guard())
+    }
+
+    #[tokio::test]
+    async fn one_acts_and_the_next_one_when_it_stops() {
+        let (client, _server) = server().await;
+        let start = |name: &str| {
+            let (leading, acts) = watch::channel(false);
+            let stop = CancellationToken::new();
+            let namespace = "default".to_owned();
+            let task = run(
+                client.clone(),
+                namespace,
+                name.to_owned(),
+                leading,
+                stop.clone(),
+            );
+            (tokio::spawn(task), acts, stop)
+        };
+        let (first, mut first_acts, first_stop) = start("a");
+        first_acts.wait_for(|acts| *acts).await.expect("it runs");
+        let (second, mut second_acts, second_stop) = start("b");
+        tokio::time::sleep(RETRY * 2).await;
+        assert!(!*second_acts.borrow(), "two act at once");
+        first_stop.cancel();
+        first.await.expect("no panic").expect("told to stop");
+        // Released: no need to wait for the lease's end.
+        tokio::time::timeout(RETRY * 3, second_acts.wait_for(|acts| *acts))
+            .await
+            .expect("in time")
+            .expect("it runs");
+        second_stop.cancel();
+        second.await.expect("no panic").expect("told to stop");
+    }
+
+    #[tokio::test]
+    async fn who_finds_another_holder_stops_acting() {
+        let (client, _server) = server().await;
+        let (leading, mut acts) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let namespace = "default".to_owned();
+        let task = tokio::spawn(run(client.clone(), namespace, "a".into(), leading, stop));
+        acts.wait_for(|acts| *acts).await.expect("it runs");
+        let leases: Api<Lease> = Api::namespaced(client, "default");
+        let mut stolen = leases.get(object::LEASE).await.expect("a lease");
+        stolen.spec.as_mut().expect("a spec").holder_identity = Some("thief".into());
+        leases
+            .replace(object::LEASE, &PostParams::default(), &stolen)
+            .await
+            .expect("replaced");
+        let ended = tokio::time::timeout(RETRY * 3, task)
+            .await
+            .expect("in time");
+        assert!(ended.expect("no panic").is_err());
+        assert!(!*acts.borrow());
+    }
+}

@@ -1,0 +1,323 @@
+//! Starts everything of one scheduler, and ends with the first part that ends.
+
+use crate::act::{self, Settings};
+use crate::admission::{self, Reach};
+use crate::convert::World;
+use crate::cycle::{self, Inputs, Outputs, Pace};
+use crate::status::{Meters, Pages, Status, router};
+use crate::trust::{self, Trust};
+use crate::{Config, lease, telemetry, watch as facts};
+use kube::Client;
+use scheduler_core::Core;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// After a stop, so long is waited for what is in flight.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Questions of people that wait.
+const QUESTIONS: usize = 16;
+
+/// Why a scheduler ended, other than by being told.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An address cannot be listened at.
+    #[error("cannot listen at {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Keys or certificates.
+    #[error(transparent)]
+    Trust(#[from] trust::TrustError),
+    /// The webhook.
+    #[error(transparent)]
+    Admission(#[from] admission::AdmissionError),
+    /// The agents' server.
+    #[error(transparent)]
+    Telemetry(#[from] telemetry::TelemetryError),
+    /// The lease went to another replica.
+    #[error(transparent)]
+    Lease(#[from] lease::LeaseError),
+    /// The pages.
+    #[error("metrics and health cannot be served: {0}")]
+    Pages(#[source] io::Error),
+    /// A part ended that never ends by itself.
+    #[error("{0} ended")]
+    Ended(&'static str),
+    /// A part panicked.
+    #[error("a task failed: {0}")]
+    Failed(#[source] tokio::task::JoinError),
+}
+
+/// What a task says when it ends.
+type Part = Result<&'static str, RunError>;
+
+/// Where a scheduler listens. Bound apart, so that an embedder can take free ports and
+/// know them.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Admission.
+    pub webhook: TcpListener,
+    /// Agents.
+    pub telemetry: TcpListener,
+    /// Metrics, health, state.
+    pub metrics: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// At the addresses that the flags say.
+    ///
+    /// # Errors
+    /// One of them is taken.
+    pub async fn bind(config: &Config) -> Result<Self, RunError> {
+        Ok(Self {
+            webhook: listen(config.webhook).await?,
+            telemetry: listen(config.telemetry).await?,
+            metrics: match config.metrics {
+                Some(address) => Some(listen(address).await?),
+                None => None,
+            },
+        })
+    }
+}
+
+/// Runs one scheduler until `stop`.
+///
+/// # Errors
+/// What kept it from starting, or which part ended on its own.
+pub async fn run(config: Config, client: Client, stop: CancellationToken) -> Result<(), RunError> {
+    let listeners = Listeners::bind(&config).await?;
+    run_on(listeners, config, client, stop).await
+}
+
+/// Runs one scheduler on these listeners until `stop`; their addresses in `config` count
+/// for nothing.
+///
+/// # Errors
+/// What kept it from starting, or which part ended on its own.
+pub async fn run_on(
+    listeners: Listeners,
+    config: Config,
+    client: Client,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
+    let end = stop.child_token();
+    let _guard = end.clone().drop_guard();
+    let mut tasks: JoinSet<Part> = JoinSet::new();
+    let started = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        started = start(&config, listeners, client, &end, &mut tasks) => started,
+    };
+    let result = match started {
+        Ok(()) => first_end(&mut tasks, &stop).await,
+        Err(error) => Err(error),
+    };
+    end.cancel();
+    let rest = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_WORDS, rest).await.is_err() {
+        tracing::warn!("some tasks did not end in time");
+    }
+    result
+}
+
+async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Result<(), RunError> {
+    tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        ended = tasks.join_next() => match ended {
+            // Told to stop, and quicker than this select.
+            Some(Ok(Ok(_))) if stop.is_cancelled() => Ok(()),
+            Some(Ok(Ok(part))) => Err(RunError::Ended(part)),
+            Some(Ok(Err(error))) => Err(error),
+            Some(Err(error)) => Err(RunError::Failed(error)),
+            None => Ok(()),
+        },
+    }
+}
+
+async fn start(
+    config: &Config,
+    listeners: Listeners,
+    client: Client,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) -> Result<(), RunError> {
+    let identity = config.identity.clone().unwrap_or_else(identity);
+    let (meters, registry) = Meters::registered();
+    let meters = Arc::new(meters);
+
+    let (status_out, status) = watch::channel(Status {
+        missing: vec!["anything"],
+        ..Status::default()
+    });
+    let (questions_out, questions) = mpsc::channel(QUESTIONS);
+    if let Some(listener) = listeners.metrics {
+        let pages = router(Pages {
+            registry: Arc::new(registry),
+            status,
+            questions: questions_out,
+        });
+        let end = end.clone();
+        tasks.spawn(async move {
+            axum::serve(listener, pages)
+                .with_graceful_shutdown(end.cancelled_owned())
+                .await
+                .map_err(RunError::Pages)?;
+            Ok("the pages")
+        });
+    }
+
+    let names = config.names();
+    let trust = trust::establish(&client, &config.namespace, &names).await?;
+    tasks.spawn(named(
+        "the keys' keeper",
+        trust::keep(
+            trust.clone(),
+            client.clone(),
+            config.namespace.clone(),
+            names,
+            end.clone(),
+        ),
+    ));
+    serve_admission(config, listeners.webhook, &trust, &client, end, tasks)?;
+
+    let (heard_out, heard) = mpsc::unbounded_channel();
+    {
+        let listener = listeners.telemetry;
+        let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
+        let namespace = config.namespace.clone();
+        tasks.spawn(async move {
+            telemetry::run(listener, trust, client, namespace, heard_out, end).await?;
+            Ok("telemetry")
+        });
+    }
+
+    let (leading_out, leading) = watch::channel(!config.leader_elect);
+    if config.leader_elect {
+        let (client, end) = (client.clone(), end.clone());
+        let (namespace, identity) = (config.namespace.clone(), identity.clone());
+        tasks.spawn(async move {
+            lease::run(client, namespace, identity, leading_out, end).await?;
+            Ok("the lease")
+        });
+    } else {
+        let end = end.clone();
+        tasks.spawn(async move {
+            end.cancelled().await;
+            drop(leading_out);
+            Ok("leading")
+        });
+    }
+
+    let (facts_out, facts) = mpsc::unbounded_channel();
+    tasks.spawn(named(
+        "the watches",
+        facts::run(client.clone(), facts_out, end.clone()),
+    ));
+    let (work_out, work) = mpsc::unbounded_channel();
+    let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+    tasks.spawn(named(
+        "the hands",
+        act::run(
+            Settings {
+                scheduler_name: config.scheduler_name.clone(),
+                identity,
+                at_once: config.writes_at_once,
+            },
+            client,
+            trust,
+            meters.clone(),
+            work,
+            outcomes_out,
+            end.clone(),
+        ),
+    ));
+    tasks.spawn(named(
+        "the cycle",
+        cycle::run(
+            Core::new(config.core(epoch())),
+            World::new(&config.scheduler_name),
+            Pace {
+                quiet: Duration::from_millis(config.quiet_ms),
+                patience: Duration::from_millis(config.patience_ms),
+            },
+            Inputs {
+                facts,
+                heard,
+                outcomes,
+                questions,
+                leading,
+            },
+            Outputs {
+                work: work_out,
+                status: status_out,
+                meters,
+            },
+            end.clone(),
+        ),
+    ));
+    Ok(())
+}
+
+fn serve_admission(
+    config: &Config,
+    listener: TcpListener,
+    trust: &Trust,
+    client: &Client,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) -> Result<(), RunError> {
+    let listener = listener.into_std().map_err(|source| RunError::Listen {
+        address: config.webhook,
+        source,
+    })?;
+    let settings = admission::Settings {
+        listener,
+        reach: match &config.webhook_url {
+            Some(url) => Reach::Url(url.clone()),
+            None => Reach::Service,
+        },
+        namespace: config.namespace.clone(),
+        scheduler_name: config.scheduler_name.clone(),
+        exempt_namespaces: config.exempt_namespaces.clone(),
+    };
+    let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
+    tasks.spawn(async move {
+        admission::run(settings, trust, client, end).await?;
+        Ok("admission")
+    });
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| RunError::Listen { address, source })
+}
+
+async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
+    part.await;
+    Ok(name)
+}
+
+/// Rises with each start.
+fn epoch() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The host's name, and which process on it.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{}", host.trim(), std::process::id())
+}

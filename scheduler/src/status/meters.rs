@@ -1,0 +1,117 @@
+//! Counters and times of this process.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use scheduler_core::{Action, Decision, OutcomeResult};
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Meters {
+    events: Counter,
+    problems: Counter,
+    steps: Counter,
+    decide: Histogram,
+    actions: Family<Kind, Counter>,
+    outcomes: Family<Kind, Counter>,
+    reasons: Family<Kind, Counter>,
+    lost_conditions: Counter,
+}
+
+impl Meters {
+    /// New ones, in a registry of their own.
+    pub fn registered() -> (Self, Registry) {
+        let meters = Self {
+            events: Counter::default(),
+            problems: Counter::default(),
+            steps: Counter::default(),
+            // 10 us to 10 s.
+            decide: Histogram::new(exponential_buckets(1e-5, 4.0, 11)),
+            actions: Family::default(),
+            outcomes: Family::default(),
+            reasons: Family::default(),
+            lost_conditions: Counter::default(),
+        };
+        let mut registry = Registry::with_prefix("aliquot_scheduler");
+        registry.register("events", "Changes taken in", meters.events.clone());
+        registry.register(
+            "problems",
+            "Changes that contradict what was known",
+            meters.problems.clone(),
+        );
+        registry.register("steps", "Search steps", meters.steps.clone());
+        registry.register_with_unit(
+            "decide",
+            "Time of one decision",
+            Unit::Seconds,
+            meters.decide.clone(),
+        );
+        registry.register("actions", "Decided, by kind", meters.actions.clone());
+        registry.register(
+            "outcomes",
+            "Actions that ended, by how",
+            meters.outcomes.clone(),
+        );
+        registry.register(
+            "reasons",
+            "Reasons for waiting that were given, by kind",
+            meters.reasons.clone(),
+        );
+        registry.register(
+            "lost_conditions",
+            "Pod conditions that could not be written",
+            meters.lost_conditions.clone(),
+        );
+        (meters, registry)
+    }
+
+    /// A change was taken in.
+    pub fn event(&self) {
+        self.events.inc();
+    }
+
+    /// A change contradicts what was known.
+    pub fn problem(&self) {
+        self.problems.inc();
+    }
+
+    /// A decision was taken in that time.
+    pub fn decided(&self, decision: &Decision, time: Duration) {
+        self.decide.observe(time.as_secs_f64());
+        self.steps.inc_by(decision.steps);
+        for action in &decision.actions {
+            let kind = match action {
+                Action::Bind(_) => "bind",
+                Action::Evict(evict) => evict.cause.as_str(),
+            };
+            self.actions.get_or_create(&Kind { kind }).inc();
+        }
+        for reason in &decision.reasons {
+            let kind = reason.kind.as_str();
+            self.reasons.get_or_create(&Kind { kind }).inc();
+        }
+    }
+
+    /// An action ended.
+    pub fn outcome(&self, result: &OutcomeResult) {
+        let kind = match result {
+            OutcomeResult::Confirmed => "confirmed",
+            OutcomeResult::Refused { .. } => "refused",
+            OutcomeResult::TimedOut => "timed-out",
+        };
+        self.outcomes.get_or_create(&Kind { kind }).inc();
+    }
+
+    /// A condition could not be written.
+    pub fn lost_condition(&self) {
+        self.lost_conditions.inc();
+    }
+}

@@ -1,0 +1,104 @@
+//! `/metrics`, `/healthz`, `/readyz`, and for people: `/snapshot`, `/explain?pod=UID`.
+
+use super::Status;
+use crate::cycle::Question;
+use axum::Router;
+use axum::extract::{Query, State as Extract};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use serde::Deserialize;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// `OpenMetrics` 1.0.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What is served.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    /// All metrics.
+    pub registry: Arc<Registry>,
+    /// Where the cycle is.
+    pub status: watch::Receiver<Status>,
+    /// To the cycle.
+    pub questions: mpsc::Sender<Question>,
+}
+
+/// All pages.
+pub fn router(pages: Pages) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/snapshot", get(snapshot))
+        .route("/explain", get(explain))
+        .with_state(pages)
+}
+
+async fn metrics(Extract(pages): Extract<Pages>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &pages.registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// The cycle lives.
+async fn healthz(Extract(pages): Extract<Pages>) -> Response {
+    if pages.status.has_changed().is_ok() {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the cycle has ended\n").into_response()
+    }
+}
+
+/// Everything was listed; a replica without the lease is ready too.
+async fn readyz(Extract(pages): Extract<Pages>) -> Response {
+    let missing = pages.status.borrow().missing.clone();
+    if missing.is_empty() {
+        "ok\n".into_response()
+    } else {
+        let text = format!("not listed yet: {}\n", missing.join(", "));
+        (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+    }
+}
+
+async fn snapshot(Extract(pages): Extract<Pages>) -> Response {
+    let (to, answer) = oneshot::channel();
+    if pages.questions.send(Question::Snapshot(to)).await.is_err() {
+        return gone();
+    }
+    match answer.await {
+        Ok(text) => text.into_response(),
+        Err(_) => gone(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Which {
+    pod: String,
+}
+
+async fn explain(Extract(pages): Extract<Pages>, Query(which): Query<Which>) -> Response {
+    let (to, answer) = oneshot::channel();
+    let question = Question::Explain(which.pod.as_str().into(), to);
+    if pages.questions.send(question).await.is_err() {
+        return gone();
+    }
+    match answer.await {
+        Ok(Some(text)) => format!("{text}\n").into_response(),
+        Ok(None) => (
+            StatusCode::NOT_FOUND,
+            format!("no pod has the UID {}\n", which.pod),
+        )
+            .into_response(),
+        Err(_) => gone(),
+    }
+}
+
+fn gone() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "the cycle has ended\n").into_response()
+}

@@ -1,0 +1,78 @@
+//! What agents say of their nodes: the server end of their streams.
+//!
+//! - [`caller`]: a token → the node that it speaks for, judged by the API server.
+//! - [`session`]: pure: one stream's rules: whose node, which order.
+//! - [`presence`]: which stream speaks for a node now, and nodes that fell silent.
+//! - [`server`]: gRPC around them.
+//!
+//! Observes, never commands: agents hear nothing but what was taken in.
+
+mod caller;
+mod presence;
+mod server;
+mod session;
+
+use crate::trust::Trust;
+use caller::Callers;
+use presence::Presence;
+use proto::telemetry::telemetry_server::TelemetryServer;
+use proto::telemetry::{NodeState, Refusal};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+/// A fact from a node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Heard {
+    /// All that its agent knows.
+    State {
+        /// Whose token it was.
+        node: String,
+        /// As said.
+        state: NodeState,
+    },
+    /// A grant that is not honoured there.
+    Refusal {
+        /// Whose token it was.
+        node: String,
+        /// As said.
+        refusal: Refusal,
+    },
+    /// Nothing was heard for 15 s.
+    Lost {
+        /// Which.
+        node: String,
+    },
+}
+
+/// Why agents are no longer heard.
+#[derive(Debug, thiserror::Error)]
+#[error("agents cannot be heard: {0}")]
+pub struct TelemetryError(#[from] std::io::Error);
+
+/// Hears agents until `stop`.
+///
+/// # Errors
+/// The listener broke.
+pub async fn run(
+    listener: TcpListener,
+    trust: Trust,
+    client: kube::Client,
+    namespace: String,
+    heard: mpsc::UnboundedSender<Heard>,
+    stop: CancellationToken,
+) -> Result<(), TelemetryError> {
+    let service = server::Service {
+        callers: Callers::new(client, &namespace),
+        presence: Presence::new(heard.clone()),
+        heard,
+        stop: stop.clone(),
+    };
+    let routes = Routes::new(TelemetryServer::from_arc(Arc::new(service))).into_axum_router();
+    Ok(trust.serve(listener.into_std()?, routes, stop).await?)
+}
+
+#[cfg(test)]
+mod tests;

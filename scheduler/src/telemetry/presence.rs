@@ -1,0 +1,160 @@
+//! Which stream speaks for a node now, and nodes that fell silent.
+//!
+//! The newest stream wins: an agent that comes back is not kept out by what is left of
+//! its former connection. (Two agents at once are prevented on the node itself.)
+
+use super::Heard;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// After so long without a word a node is lost: three heartbeats.
+pub(super) const SILENCE: Duration = Duration::from_secs(15);
+
+/// The streams that speak now. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Presence(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    speakers: Mutex<Speakers>,
+    heard: mpsc::UnboundedSender<Heard>,
+}
+
+#[derive(Debug, Default)]
+struct Speakers {
+    last: u64,
+    by_node: HashMap<String, (u64, CancellationToken)>,
+}
+
+/// The right to speak for a node, while nobody newer has it.
+#[derive(Debug)]
+pub(super) struct Speaker {
+    presence: Presence,
+    node: String,
+    number: u64,
+    superseded: CancellationToken,
+}
+
+impl Presence {
+    pub(super) fn new(heard: mpsc::UnboundedSender<Heard>) -> Self {
+        Self(Arc::new(Inner {
+            speakers: Mutex::default(),
+            heard,
+        }))
+    }
+
+    /// A stream begins; an older one of the node is over.
+    pub(super) fn enter(&self, node: &str) -> Speaker {
+        let superseded = CancellationToken::new();
+        let mut speakers = self.speakers();
+        speakers.last += 1;
+        let number = speakers.last;
+        let place = (number, superseded.clone());
+        if let Some((_, older)) = speakers.by_node.insert(node.to_owned(), place) {
+            older.cancel();
+        }
+        Speaker {
+            presence: self.clone(),
+            node: node.to_owned(),
+            number,
+            superseded,
+        }
+    }
+
+    fn speakers(&self) -> MutexGuard<'_, Speakers> {
+        let speakers = self.0.speakers.lock();
+        speakers.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node is lost, unless somebody newer speaks for it.
+    fn lose(&self, node: &str, number: u64) {
+        let mut speakers = self.speakers();
+        if speakers
+            .by_node
+            .get(node)
+            .is_some_and(|(now, _)| *now == number)
+        {
+            speakers.by_node.remove(node);
+            let _ = self.0.heard.send(Heard::Lost {
+                node: node.to_owned(),
+            });
+        }
+    }
+}
+
+impl Speaker {
+    /// Returns when a newer stream speaks for the node.
+    pub(super) async fn superseded(&self) {
+        self.superseded.cancelled().await;
+    }
+
+    /// Passes a fact on, unless somebody newer speaks: what an old connection still holds
+    /// must not come after the news of the new one.
+    pub(super) fn pass(&self, heard: Heard) {
+        // Under the lock, so that nobody newer begins in between.
+        let speakers = self.presence.speakers();
+        if speakers
+            .by_node
+            .get(&self.node)
+            .is_some_and(|(now, _)| *now == self.number)
+        {
+            let _ = self.presence.0.heard.send(heard);
+        }
+    }
+
+    /// The stream is over. The node is lost unless another stream begins in `grace`.
+    pub(super) async fn leave(self, grace: Duration) {
+        tokio::select! {
+            () = self.superseded.cancelled() => {}
+            () = tokio::time::sleep(grace) => self.presence.lose(&self.node, self.number),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::advance;
+
+    fn lost(node: &str) -> Heard {
+        Heard::Lost { node: node.into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_lost_when_no_stream_follows_and_only_then() {
+        let (out, mut heard) = mpsc::unbounded_channel();
+        let presence = Presence::new(out);
+        let first = presence.enter("n1");
+        let leaving = tokio::spawn(first.leave(SILENCE));
+        advance(SILENCE / 2).await;
+        let second = presence.enter("n1");
+        leaving.await.expect("no panic");
+        advance(SILENCE * 2).await;
+        assert!(heard.try_recv().is_err(), "another stream followed");
+        second.leave(SILENCE).await;
+        assert_eq!(heard.recv().await, Some(lost("n1")));
+        assert!(heard.try_recv().is_err(), "said once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_stream_wins_and_the_old_one_cannot_speak() {
+        let (out, mut heard) = mpsc::unbounded_channel();
+        let presence = Presence::new(out);
+        let (old, other) = (presence.enter("n1"), presence.enter("n2"));
+        let new = presence.enter("n1");
+        old.superseded().await;
+        old.pass(lost("old"));
+        new.pass(lost("new"));
+        other.pass(lost("other"));
+        assert_eq!(heard.recv().await, Some(lost("new")));
+        assert_eq!(heard.recv().await, Some(lost("other")));
+        old.leave(Duration::ZERO).await;
+        assert!(
+            heard.try_recv().is_err(),
+            "who was superseded loses nothing"
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! gRPC: a stream from its token to its end.
+
+use super::Heard;
+use super::caller::Callers;
+use super::presence::{Presence, SILENCE, Speaker};
+use super::session::Session;
+use proto::telemetry::telemetry_server::Telemetry;
+use proto::telemetry::{AgentMessage, SchedulerMessage};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Acknowledgements that wait for a slow agent; more are left out, since each says all
+/// that those before it said.
+const ANSWERS: usize = 16;
+
+/// The service.
+pub(super) struct Service {
+    pub(super) callers: Callers,
+    pub(super) presence: Presence,
+    pub(super) heard: mpsc::UnboundedSender<Heard>,
+    pub(super) stop: CancellationToken,
+}
+
+type Answer = Result<SchedulerMessage, Status>;
+
+#[tonic::async_trait]
+impl Telemetry for Service {
+    type ReportStream = ReceiverStream<Answer>;
+
+    async fn report(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Self::ReportStream>, Status> {
+        if self.heard.is_closed() {
+            return Err(Status::unavailable("the scheduler stops"));
+        }
+        let caller = self.callers.node(request.metadata()).await;
+        let node = caller.inspect_err(|status| {
+            tracing::warn!(
+                peer = ?request.remote_addr(),
+                code = ?status.code(),
+                "telemetry refused: {}",
+                status.message()
+            );
+        })?;
+        let (answers, stream) = mpsc::channel(ANSWERS);
+        let speaker = self.presence.enter(&node);
+        let stop = self.stop.clone();
+        tokio::spawn(hear(node, request.into_inner(), speaker, answers, stop));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// One stream, and the time after it in which another one may follow.
+async fn hear(
+    node: String,
+    mut messages: Streaming<AgentMessage>,
+    speaker: Speaker,
+    answers: mpsc::Sender<Answer>,
+    stop: CancellationToken,
+) {
+    tracing::info!(node, "telemetry begins");
+    let mut session = Session::new(node.clone());
+    let (ended, grace) = loop {
+        let message = tokio::select! {
+            () = stop.cancelled() => {
+                let stops = Status::unavailable("the scheduler stops");
+                let _ = answers.try_send(Err(stops));
+                return;
+            }
+            () = speaker.superseded() => {
+                let newer = "another stream speaks for this node";
+                break (Some(Status::aborted(newer)), Duration::ZERO);
+            }
+            message = timeout(SILENCE, messages.message()) => message,
+        };
+        match message {
+            Err(_) => {
+                let silent = format!("nothing heard for {} s", SILENCE.as_secs());
+                break (Some(Status::deadline_exceeded(silent)), Duration::ZERO);
+            }
+            Ok(Err(status)) => {
+                tracing::debug!(node, %status, "telemetry broke off");
+                break (None, SILENCE);
+            }
+            Ok(Ok(None)) => break (None, SILENCE),
+            Ok(Ok(Some(message))) => match session.take(message) {
+                Err(status) => break (Some(status), SILENCE),
+                Ok(heard) => {
+                    if let Some(heard) = heard {
+                        speaker.pass(heard);
+                    }
+                    let _ = answers.try_send(Ok(SchedulerMessage {
+                        acknowledged: session.taken(),
+                    }));
+                }
+            },
+        }
+    };
+    let why = ended.as_ref().map_or("the agent ended it", Status::message);
+    tracing::info!(node, why, "telemetry ends");
+    if let Some(status) = ended {
+        let _ = timeout(SILENCE, answers.send(Err(status))).await;
+    }
+    drop(answers);
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = speaker.leave(grace) => {}
+    }
+}

@@ -1,0 +1,200 @@
+//! What makes this scheduler believable: the key that signs grants, the authority that
+//! signs its certificates, and the place where both are made known.
+//!
+//! - [`certificate`]: pure: an authority, and serving certificates of it.
+//! - [`objects`]: the Secrets and the `ConfigMap`, made when absent, never overwritten.
+//! - [`serve`]: a TLS server with that certificate.
+//!
+//! Replicas share the Secrets; each makes its own serving certificate, in memory. Public
+//! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
+//! them out, so that grants of pods that run stay valid through a change of keys.
+
+mod certificate;
+mod objects;
+mod serve;
+
+pub use certificate::CertificateError;
+
+use api::Signer;
+use certificate::{Authority, Serving};
+use futures::{StreamExt as _, TryStreamExt as _};
+use kube::Client;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use objects::{Objects, Publication};
+use proto::names::object;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Between two tries against an API server that does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+/// Between two looks at the serving certificate; a fraction of what it is valid for.
+const RENEWAL: Duration = Duration::from_hours(12);
+
+/// Keys and certificates of one process. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug)]
+pub struct Trust(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    signer: Arc<Signer>,
+    cluster_id: String,
+    authority: Authority,
+    serving: Arc<Serving>,
+    tls: Arc<rustls::ServerConfig>,
+}
+
+impl Trust {
+    /// Signs grants.
+    pub fn signer(&self) -> &Arc<Signer> {
+        &self.0.signer
+    }
+
+    /// The UID of namespace `kube-system`: as long as this lasts, it is this cluster.
+    pub fn cluster_id(&self) -> &str {
+        &self.0.cluster_id
+    }
+
+    /// The authority that agents and the API server are to believe, PEM.
+    pub fn ca_pem(&self) -> &str {
+        self.0.authority.pem()
+    }
+
+    /// For every server of this process; its certificate is renewed in place.
+    pub fn tls(&self) -> Arc<rustls::ServerConfig> {
+        self.0.tls.clone()
+    }
+
+    fn publication(&self) -> Publication {
+        Publication {
+            ca_pem: self.ca_pem().to_owned(),
+            key_id: self.signer().key_id().to_owned(),
+            public_key: self.signer().public_key(),
+            cluster_id: self.cluster_id().to_owned(),
+        }
+    }
+}
+
+/// Why there are no keys.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    /// The API server refuses.
+    #[error("cannot {what}: {source}")]
+    Api {
+        /// "read Secret x/y", say.
+        what: String,
+        /// Its words.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// Somebody put something else there.
+    #[error("{object} cannot be used: {why}; delete it and a new one is made")]
+    Content {
+        /// "Secret x/y".
+        object: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A name that no certificate can carry, or no randomness.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// No randomness.
+    #[error(transparent)]
+    Key(#[from] api::grant::KeyError),
+}
+
+impl TrustError {
+    /// Worth another try: the server is not there, or too busy, or somebody was quicker.
+    fn passes(&self) -> bool {
+        let Self::Api { source, .. } = self else {
+            return false;
+        };
+        match source.as_ref() {
+            kube::Error::Api(status) => matches!(status.code, 409 | 429 | 500..),
+            kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => {
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Reads the keys, makes those that are missing, and makes the public ones known. The
+/// certificate will carry these names. Waits for an API server that does not answer.
+///
+/// # Errors
+/// The API server refuses, or what is stored cannot be used.
+pub async fn establish(
+    client: &Client,
+    namespace: &str,
+    names: &[String],
+) -> Result<Trust, TrustError> {
+    let objects = Objects::new(client, namespace);
+    loop {
+        match attempt(&objects, names).await {
+            Err(error) if error.passes() => {
+                tracing::warn!(%error, "keys: trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+async fn attempt(objects: &Objects, names: &[String]) -> Result<Trust, TrustError> {
+    let cluster_id = objects.cluster_id().await?;
+    let signer = Arc::new(objects.signer().await?);
+    let authority = objects.authority().await?;
+    let serving = Arc::new(Serving::new(&authority, names)?);
+    let trust = Trust(Arc::new(Inner {
+        tls: serving.tls()?,
+        signer,
+        cluster_id,
+        authority,
+        serving,
+    }));
+    objects.publish(&trust.publication()).await?;
+    Ok(trust)
+}
+
+/// Keeps the public keys known and the certificate young, until `stop`.
+pub async fn keep(
+    trust: Trust,
+    client: Client,
+    namespace: String,
+    names: Vec<String>,
+    stop: CancellationToken,
+) {
+    let objects = Objects::new(&client, &namespace);
+    let publication = trust.publication();
+    let of_ours =
+        watcher::Config::default().fields(&format!("metadata.name={}", object::TRUST_CONFIG_MAP));
+    let mut changes = watcher::watcher(objects.config_maps(), of_ours)
+        .default_backoff()
+        .map_ok(|_| ())
+        .boxed();
+    let mut renewal = tokio::time::interval(RENEWAL);
+    renewal.tick().await;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            change = changes.next() => match change {
+                Some(Ok(())) => {
+                    if let Err(error) = objects.publish(&publication).await {
+                        tracing::warn!(%error, "keys");
+                    }
+                }
+                Some(Err(error)) => tracing::debug!(%error, "keys: watch"),
+                None => return,
+            },
+            _ = renewal.tick() => {
+                if let Err(error) = trust.0.serving.renew(&trust.0.authority, &names) {
+                    tracing::error!(%error, "the certificate is not renewed");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

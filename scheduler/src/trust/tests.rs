@@ -1,0 +1,126 @@
+use super::*;
+use base64::Engine as _;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use sim_cluster::api_server::{ApiServer, Config};
+
+const NS: &str = "default";
+
+async fn server() -> (Client, tokio_util::sync::DropGuard) {
+    let server = ApiServer::bind(Config::default()).await.unwrap();
+    let client = Client::try_from(server.handle().config()).unwrap();
+    let stop = CancellationToken::new();
+    tokio::spawn(server.serve(stop.clone()));
+    (client, stop.drop_guard())
+}
+
+fn names() -> Vec<String> {
+    vec![
+        "aliquot-telemetry.aliquot-system.svc".into(),
+        "127.0.0.1".into(),
+    ]
+}
+
+#[tokio::test]
+async fn replicas_that_start_at_once_agree() {
+    let (client, _server) = server().await;
+    let names = names();
+    let (a, b, c) = tokio::join!(
+        establish(&client, NS, &names),
+        establish(&client, NS, &names),
+        establish(&client, NS, &names),
+    );
+    let (a, b, c) = (a.unwrap(), b.unwrap(), c.unwrap());
+    for other in [&b, &c] {
+        assert_eq!(a.signer().key_id(), other.signer().key_id());
+        assert_eq!(a.ca_pem(), other.ca_pem());
+        assert_eq!(a.cluster_id(), other.cluster_id());
+    }
+    let again = establish(&client, NS, &names).await.unwrap();
+    assert_eq!(a.signer().public_key(), again.signer().public_key());
+}
+
+#[tokio::test]
+async fn what_is_published_verifies_what_is_signed() {
+    let (client, _server) = server().await;
+    let trust = establish(&client, NS, &names()).await.unwrap();
+    let map: Api<ConfigMap> = Api::namespaced(client, NS);
+    let data = map
+        .get(object::TRUST_CONFIG_MAP)
+        .await
+        .unwrap()
+        .data
+        .unwrap();
+    assert_eq!(data[object::TRUST_CLUSTER_ID], trust.cluster_id());
+    assert_eq!(data[object::TRUST_CA], trust.ca_pem());
+    let keys: std::collections::BTreeMap<String, String> =
+        serde_json::from_str(&data[object::TRUST_KEYS]).unwrap();
+    let key = base64::engine::general_purpose::STANDARD.decode(&keys[trust.signer().key_id()]);
+    assert_eq!(key.unwrap(), trust.signer().public_key());
+}
+
+#[tokio::test]
+async fn a_config_map_that_is_altered_or_deleted_comes_back() {
+    let (client, _server) = server().await;
+    let trust = establish(&client, NS, &names()).await.unwrap();
+    let stop = CancellationToken::new();
+    let kept = keep(
+        trust.clone(),
+        client.clone(),
+        NS.into(),
+        names(),
+        stop.clone(),
+    );
+    let kept = tokio::spawn(kept);
+    let maps: Api<ConfigMap> = Api::namespaced(client, NS);
+    let whole = maps.get(object::TRUST_CONFIG_MAP).await.unwrap().data;
+    let back = async || loop {
+        let map = maps.get_opt(object::TRUST_CONFIG_MAP).await.unwrap();
+        if map.is_some_and(|map| map.data == whole) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let patch = Patch::Merge(json!({"data": {"grant-keys.json": "{}"}}));
+    maps.patch(object::TRUST_CONFIG_MAP, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    tokio::time::timeout(Duration::from_secs(10), back())
+        .await
+        .expect("altered");
+    maps.delete(object::TRUST_CONFIG_MAP, &DeleteParams::default())
+        .await
+        .unwrap();
+    tokio::time::timeout(Duration::from_secs(10), back())
+        .await
+        .expect("deleted");
+    stop.cancel();
+    kept.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_secret_that_holds_something_else_is_named_and_not_overwritten() {
+    let (client, _server) = server().await;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NS);
+    let foreign: Secret = serde_json::from_value(json!({
+        "metadata": {"name": object::GRANT_KEY_SECRET}, "data": {"key.pk8": "AAEC"},
+    }))
+    .unwrap();
+    secrets
+        .create(&kube::api::PostParams::default(), &foreign)
+        .await
+        .unwrap();
+    let error = establish(&client, NS, &names())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("Secret default/aliquot-grant-key"),
+        "{error}"
+    );
+    assert!(error.contains("delete it"), "{error}");
+    let left = secrets.get(object::GRANT_KEY_SECRET).await.unwrap();
+    assert_eq!(left.data, foreign.data);
+}
