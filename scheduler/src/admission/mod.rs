@@ -1,8 +1,8 @@
 //! What a pod of ours becomes before it exists, or why it does not.
 //!
-//! - [`amend`]: pure: a pod → the same with its token and amount, or one sentence.
-//! - [`review`]: an `AdmissionReview` → its answer.
-//! - [`configuration`]: the `MutatingWebhookConfiguration`, kept as it must be.
+//! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
+//! - `review`: an `AdmissionReview` → its answer.
+//! - `configuration`: the `MutatingWebhookConfiguration`, kept as it must be.
 //!
 //! `failurePolicy: Fail`, for pods that name our scheduler alone: without the webhook no
 //! such pod is made, and every other pod is.

@@ -1,9 +1,9 @@
 //! What agents say of their nodes: the server end of their streams.
 //!
-//! - [`caller`]: a token → the node that it speaks for, judged by the API server.
-//! - [`session`]: pure: one stream's rules: whose node, which order.
-//! - [`presence`]: which stream speaks for a node now, and nodes that fell silent.
-//! - [`server`]: gRPC around them.
+//! - `caller`: a token → the node that it speaks for, judged by the API server.
+//! - `session`: pure: one stream's rules: whose node, which order.
+//! - `presence`: which stream speaks for a node now, and nodes that fell silent.
+//! - `server`: gRPC around them.
 //!
 //! Observes, never commands: agents hear nothing but what was taken in.
 

@@ -1,9 +1,9 @@
 //! What makes this scheduler believable: the key that signs grants, the authority that
 //! signs its certificates, and the place where both are made known.
 //!
-//! - [`certificate`]: pure: an authority, and serving certificates of it.
-//! - [`objects`]: the Secrets and the `ConfigMap`, made when absent, never overwritten.
-//! - [`serve`]: a TLS server with that certificate.
+//! - `certificate`: pure: an authority, and serving certificates of it.
+//! - `objects`: the Secrets and the `ConfigMap`, made when absent, never overwritten.
+//! - `serve`: a TLS server with that certificate.
 //!
 //! Replicas share the Secrets; each makes its own serving certificate, in memory. Public
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
