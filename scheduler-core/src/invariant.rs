@@ -123,7 +123,7 @@ fn sums(state: &State, wrong: &mut Vec<String>) {
 fn counts(cell: &TaskCell) -> bool {
     matches!(
         cell.status,
-        Status::Assumed | Status::Bound | Status::Running | Status::Releasing
+        Status::Assumed | Status::Bound | Status::Running | Status::Releasing | Status::Stuck
     )
 }
 

@@ -146,6 +146,7 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
         Seen::Bound => Phase::Bound(placement()?),
         Seen::Running => Phase::Running(placement()?),
         Seen::Releasing => Phase::Releasing(placement()),
+        Seen::Stuck => Phase::Stuck(placement()?),
         Seen::Succeeded => Phase::Succeeded,
         Seen::Failed => Phase::Failed,
     };

@@ -123,11 +123,14 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
         Phase::Bound(_) => Seen::Bound,
         Phase::Running(_) => Seen::Running,
         Phase::Releasing(_) => Seen::Releasing,
+        Phase::Stuck(_) => Seen::Stuck,
         Phase::Succeeded => Seen::Succeeded,
         Phase::Failed => Seen::Failed,
     };
-    if let Phase::Bound(placement) | Phase::Running(placement) | Phase::Releasing(Some(placement)) =
-        &pod.phase
+    if let Phase::Bound(placement)
+    | Phase::Running(placement)
+    | Phase::Releasing(Some(placement))
+    | Phase::Stuck(placement) = &pod.phase
     {
         row.granted_by = placement.decision;
     }
@@ -250,6 +253,7 @@ fn target(
         Phase::Releasing(Some(placement)) => {
             placed(state, config, key, placement, Status::Releasing, problems)
         }
+        Phase::Stuck(placement) => placed(state, config, key, placement, Status::Stuck, problems),
         // Deleted while its binding was under way: it may have been bound.
         Phase::Releasing(None)
             if before.status == Status::Assumed || before.status == Status::Releasing =>

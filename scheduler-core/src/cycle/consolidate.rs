@@ -2,7 +2,8 @@
 //! must have a place (KAI, `actions/consolidation`).
 
 use super::Cycle;
-use super::solve::{Rules, Scenario};
+use super::scenario::Scenario;
+use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::fit::card;

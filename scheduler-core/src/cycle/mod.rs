@@ -4,7 +4,8 @@
 //! 1. Pauses that are over end; grants that an agent refused for good are evicted.
 //! 2. Fair shares of all queues, once.
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
-//!    [`stale`]; the three in the middle search with [`solve`].
+//!    [`stale`]; the three in the middle search with [`solve`] and
+//!    [`scenario`].
 //! 4. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
 //! 5. Pods that stay have a reason; changed reasons are returned.
@@ -17,6 +18,7 @@ mod preempt;
 mod reason;
 mod reclaim;
 mod runtime;
+mod scenario;
 mod solve;
 mod stale;
 mod topology;

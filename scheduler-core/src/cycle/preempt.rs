@@ -3,7 +3,8 @@
 
 use super::Cycle;
 use super::runtime::Kind;
-use super::solve::{Rules, Scenario};
+use super::scenario::Scenario;
+use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::capacity::{self, Check};
 use crate::gang::{Gang, Pick};

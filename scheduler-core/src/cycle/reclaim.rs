@@ -9,7 +9,8 @@
 
 use super::Cycle;
 use super::runtime::Kind;
-use super::solve::{Rules, Scenario};
+use super::scenario::Scenario;
+use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::gang::{Gang, Pick};
 use crate::job_queue::JobQueue;

@@ -6,7 +6,7 @@
 //! part, or of what is above it.
 
 use super::Cycle;
-use super::solve::Scenario;
+use super::scenario::Scenario;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey};
 use crate::units::Duration;

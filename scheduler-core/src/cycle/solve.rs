@@ -3,13 +3,15 @@
 //!
 //! A job's pods are probed in growing numbers (1, 2, 4, ... then halving) so that the
 //! victims of a smaller part are known when a larger one is tried. A probe takes victims
-//! unit by unit in the order in which queues lose; after each, all victims so far are
-//! taken off, then the job and the victims are placed again in ordinary order. The first
-//! set that lets the job in and passes the action's rule wins. Victims that found a place
-//! are moved, or never leave at all.
+//! unit by unit in the order in which queues lose; after each, the sets that
+//! [`super::scenario`] makes of those taken so far are tried: they are taken off, then
+//! the job and the victims are placed again in ordinary order. The first set that lets
+//! the job in and passes the action's rule wins. Victims that found a place are moved,
+//! or never leave at all.
 
 use super::Cycle;
 use super::place::Way;
+use super::scenario::{Generator, Scenario, Unit};
 use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};
@@ -17,40 +19,6 @@ use crate::state::cell::{Leaving, Mark, Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Pods of one job that leave together.
-#[derive(Clone, Debug)]
-pub(super) struct Unit {
-    pub job: JobKey,
-    pub tasks: Vec<TaskKey>,
-}
-
-/// A set of victims that is tried.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Scenario {
-    /// What a smaller part of the job already needed.
-    pub recorded: Vec<Unit>,
-    pub potential: Vec<Unit>,
-}
-
-impl Scenario {
-    pub(super) fn units(&self) -> impl Iterator<Item = &Unit> {
-        self.recorded.iter().chain(&self.potential)
-    }
-
-    /// Victims by job, in the order in which they were taken.
-    pub(super) fn by_job(&self) -> Vec<Unit> {
-        let mut jobs: Vec<Unit> = Vec::new();
-        // As KAI builds its table: what was recorded first.
-        for unit in self.units() {
-            match jobs.iter_mut().find(|known| known.job == unit.job) {
-                Some(known) => known.tasks.extend(unit.tasks.iter().copied()),
-                None => jobs.push(unit.clone()),
-            }
-        }
-        jobs
-    }
-}
 
 /// The rules of one action.
 pub(super) trait Rules {
@@ -69,6 +37,21 @@ pub(super) trait Rules {
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
 }
 
+/// A job that room is made for, and what is looked at for it.
+struct Search<'a> {
+    job: JobKey,
+    gang: &'a Gang,
+    /// Its pods, in the order in which they are added.
+    tasks: &'a [TaskKey],
+    rules: &'a dyn Rules,
+    /// Jobs that may lose pods.
+    victims: &'a [JobKey],
+    feasible: BTreeSet<NodeKey>,
+}
+
+/// What did not help: so many pods of the job, and these victims in this order.
+type Failed = BTreeSet<(usize, Vec<TaskKey>)>;
+
 impl Cycle<'_> {
     /// Makes room for a job. True when it was found; the state then holds it.
     pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
@@ -82,50 +65,46 @@ impl Cycle<'_> {
         if victims.is_empty() {
             return false;
         }
-        let feasible = self.feasible_nodes(&tasks);
-        let mut recorded: Vec<Unit> = Vec::new();
-        if !self.search(
+        let search = Search {
             job,
-            &gang,
-            &tasks,
+            gang: &gang,
+            tasks: &tasks,
             rules,
-            &victims,
-            &feasible,
-            &mut recorded,
-        ) {
-            return false;
-        }
-        let Some((mark, scenario)) =
-            self.probe(job, &gang, &tasks, rules, &victims, &feasible, &recorded)
-        else {
-            return false;
+            victims: &victims,
+            feasible: self.feasible_nodes(&tasks),
         };
-        if !self.gang(job).is_satisfied() {
-            self.state.rollback(mark);
-            return false;
+        let mut failed = Failed::default();
+        for generator in Generator::ALL {
+            let Some(recorded) = self.largest_part(&search, generator, &mut failed) else {
+                continue;
+            };
+            let Some((mark, scenario)) =
+                self.probe(&search, tasks.len(), generator, &recorded, &mut failed)
+            else {
+                continue;
+            };
+            if !self.gang(job).is_satisfied() {
+                self.state.rollback(mark);
+                return false;
+            }
+            self.state.keep(mark);
+            self.keep_solution(job, &tasks, &scenario, rules);
+            return true;
         }
-        self.state.keep(mark);
-        self.keep_solution(job, &tasks, &scenario, rules);
-        true
+        false
     }
 
-    /// Finds the largest part of the job that can be made room for, and the victims that
-    /// it needs. True when there is any.
-    #[allow(clippy::too_many_arguments)]
-    fn search(
+    /// Finds the largest part of the job that can be made room for. `Some`: there is one,
+    /// and the victims that it needs.
+    fn largest_part(
         &mut self,
-        job: JobKey,
-        gang: &Gang,
-        tasks: &[TaskKey],
-        rules: &dyn Rules,
-        victims: &[JobKey],
-        feasible: &BTreeSet<NodeKey>,
-        recorded: &mut Vec<Unit>,
-    ) -> bool {
-        let try_part = |cycle: &mut Self, count: usize, recorded: &mut Vec<Unit>| {
-            let part = &tasks[..count];
-            let Some((mark, scenario)) =
-                cycle.probe(job, gang, part, rules, victims, feasible, recorded)
+        search: &Search,
+        generator: Generator,
+        failed: &mut Failed,
+    ) -> Option<Vec<Unit>> {
+        let mut recorded: Vec<Unit> = Vec::new();
+        let mut try_part = |cycle: &mut Self, count: usize, recorded: &mut Vec<Unit>| {
+            let Some((mark, scenario)) = cycle.probe(search, count, generator, recorded, failed)
             else {
                 return false;
             };
@@ -133,27 +112,27 @@ impl Cycle<'_> {
             cycle.state.rollback(mark);
             true
         };
-        let all = tasks.len();
+        let all = search.tasks.len();
         let (mut known, mut count) = (0, 1);
-        let mut failed = loop {
-            if !try_part(self, count, recorded) {
+        let mut too_many = loop {
+            if !try_part(self, count, &mut recorded) {
                 break count;
             }
             known = count;
             if count == all {
-                return true;
+                return Some(recorded);
             }
             count = (count * 2).min(all);
         };
-        while failed - known > 1 {
-            let middle = usize::midpoint(known, failed);
-            if try_part(self, middle, recorded) {
+        while too_many - known > 1 {
+            let middle = usize::midpoint(known, too_many);
+            if try_part(self, middle, &mut recorded) {
                 known = middle;
             } else {
-                failed = middle;
+                too_many = middle;
             }
         }
-        known > 0
+        (known > 0).then_some(recorded)
     }
 
     /// Units of which some pod is still a victim, or moved, after a simulation.
@@ -206,21 +185,19 @@ impl Cycle<'_> {
             .collect()
     }
 
-    /// Tries one set of victims after another. `Some`: the job is in, in a trial that is
-    /// left open.
-    #[allow(clippy::too_many_arguments)]
+    /// Tries one set of victims after another. `Some`: the first `count` pods of the job
+    /// are in, in a trial that is left open.
     fn probe(
         &mut self,
-        job: JobKey,
-        gang: &Gang,
-        tasks: &[TaskKey],
-        rules: &dyn Rules,
-        victims: &[JobKey],
-        feasible: &BTreeSet<NodeKey>,
+        search: &Search,
+        count: usize,
+        generator: Generator,
         recorded: &[Unit],
+        failed: &mut Failed,
     ) -> Option<(Mark, Scenario)> {
         let mut queue = JobQueue::new(true);
-        let entries = victims
+        let entries = search
+            .victims
             .iter()
             .map(|victim| {
                 let gang = self.gang(*victim);
@@ -232,29 +209,33 @@ impl Cycle<'_> {
             .iter()
             .flat_map(|unit| unit.tasks.iter().copied())
             .collect();
-        let mut scenario = Scenario {
+        let mut whole = Scenario {
             recorded: recorded.to_vec(),
             potential: Vec::new(),
         };
         let others: Vec<Entry> = self
             .waiting_jobs()
             .into_iter()
-            .filter(|other| *other != job)
+            .filter(|other| *other != search.job)
             .map(|other| self.entry(other))
             .collect();
+        let demand = self.demand(&search.tasks[..count], &search.feasible);
         loop {
-            if scenario.units().next().is_some() {
-                if let Some(mark) =
-                    self.try_scenario(job, gang, tasks, rules, feasible, &scenario, &others)
-                {
+            for scenario in self.scenarios(generator, &demand, &whole) {
+                let victims = scenario.tasks();
+                if victims.is_empty() || failed.contains(&(count, victims.clone())) {
+                    continue;
+                }
+                if let Some(mark) = self.try_scenario(search, count, &scenario, &others) {
                     return Some((mark, scenario));
                 }
+                failed.insert((count, victims));
                 if self.decision.steps >= self.config.budget {
                     self.decision.cut_short = true;
                     return None;
                 }
             }
-            self.next_victims(&mut queue, &known, &mut scenario)?;
+            self.next_victims(&mut queue, &known, &mut whole)?;
         }
     }
 
@@ -304,26 +285,19 @@ impl Cycle<'_> {
 
     /// Takes the victims off and places everybody again. `Some`: the job is in and the
     /// rules allow it.
-    #[allow(clippy::too_many_arguments)]
     fn try_scenario(
         &mut self,
-        job: JobKey,
-        gang: &Gang,
-        tasks: &[TaskKey],
-        rules: &dyn Rules,
-        feasible: &BTreeSet<NodeKey>,
+        search: &Search,
+        count: usize,
         scenario: &Scenario,
         others: &[Entry],
     ) -> Option<Mark> {
+        let tasks = &search.tasks[..count];
         let mark = self.state.mark();
-        let mut nodes = feasible.clone();
-        let victims: Vec<TaskKey> = scenario
-            .units()
-            .flat_map(|unit| unit.tasks.iter().copied())
-            .collect();
-        for task in &victims {
-            nodes.extend(self.state.cell(*task).node);
-            self.make_victim(*task);
+        let mut nodes = search.feasible.clone();
+        for task in scenario.tasks() {
+            nodes.extend(self.state.cell(task).node);
+            self.make_victim(task);
         }
         let nodes: Vec<NodeKey> = self
             .nodes
@@ -332,8 +306,8 @@ impl Cycle<'_> {
             .filter(|node| nodes.contains(node))
             .collect();
         self.decision.steps += 1;
-        if self.simulate(job, gang, tasks, &nodes, scenario, others)
-            && rules.allows(self, job, tasks, scenario)
+        if self.simulate(search.job, search.gang, tasks, &nodes, scenario, others)
+            && search.rules.allows(self, search.job, tasks, scenario)
         {
             return Some(mark);
         }

@@ -33,6 +33,8 @@ pub(crate) enum Status {
     Victim,
     /// On its way out, still holding.
     Releasing,
+    /// It should be gone and is not: holds, for nobody knows how long.
+    Stuck,
     /// Holds nothing any more, or never will.
     Done,
 }
@@ -68,7 +70,7 @@ impl Leaving {
 impl Status {
     /// KAI's `activeUsed`.
     pub(crate) fn is_active(self) -> bool {
-        self.is_allocated() || matches!(self, Self::Releasing | Self::Victim)
+        self.is_allocated() || matches!(self, Self::Releasing | Self::Stuck | Self::Victim)
     }
 
     /// KAI's `activeAllocated`: promises too, what is on its way out not.

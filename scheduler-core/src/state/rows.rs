@@ -159,6 +159,7 @@ pub(crate) enum Seen {
     Bound,
     Running,
     Releasing,
+    Stuck,
     Succeeded,
     Failed,
 }

@@ -101,14 +101,14 @@ impl State {
             self.move_place(leaving.node, &spec, leaving.holds(), As::Leaving, way);
         }
         let how = match at.status {
-            Status::Assumed | Status::Bound | Status::Running => Some(As::Taken),
+            Status::Assumed | Status::Bound | Status::Running | Status::Stuck => Some(As::Taken),
             Status::Releasing => Some(As::Leaving),
             Status::Promised => Some(As::Promised),
             Status::Detached | Status::Pending | Status::Victim | Status::Done => None,
         };
         if let (Some(node), Some(how)) = (at.node, how) {
             self.move_place(node, &spec, at.holds(), how, way);
-            if how != As::Leaving {
+            if how != As::Leaving && at.status != Status::Stuck {
                 self.move_allocated(key, job, at.holds(), way);
             }
         }

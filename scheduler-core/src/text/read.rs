@@ -477,6 +477,7 @@ fn phase(line: &Line) -> Read<Phase> {
         Some("bound") => Phase::Bound(needs(placement)?),
         Some("running") => Phase::Running(needs(placement)?),
         Some("releasing") => Phase::Releasing(placement),
+        Some("stuck") => Phase::Stuck(needs(placement)?),
         Some("succeeded") => Phase::Succeeded,
         Some("failed") => Phase::Failed,
         Some(other) => return Err(line.error(format!("{other} is no phase"))),

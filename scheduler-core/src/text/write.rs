@@ -402,6 +402,7 @@ impl Text {
             Phase::Bound(placement) => (Some("bound"), Some(placement)),
             Phase::Running(placement) => (None, Some(placement)),
             Phase::Releasing(placement) => (Some("releasing"), placement.as_ref()),
+            Phase::Stuck(placement) => (Some("stuck"), Some(placement)),
             Phase::Succeeded => (Some("succeeded"), None),
             Phase::Failed => (Some("failed"), None),
         };

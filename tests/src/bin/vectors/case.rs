@@ -380,7 +380,7 @@ fn task_order(task: &Value) -> i32 {
     match task["labels"]["kai.scheduler/task-priority"].as_str() {
         Some(text) => text
             .parse::<i32>()
-            .map_or(i32::MAX, |priority| priority.saturating_neg()),
+            .map_or(i32::MAX, i32::saturating_neg),
         None => i32::MAX - 1,
     }
 }

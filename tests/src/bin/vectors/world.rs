@@ -190,7 +190,8 @@ fn shown(stand: &Stand) -> Event {
     pod.phase = match stand.status.as_str() {
         "Running" => Phase::Running(placement()),
         "Bound" => Phase::Bound(placement()),
-        "Releasing" | "StuckInReleasing" => Phase::Releasing(Some(placement())),
+        "Releasing" => Phase::Releasing(Some(placement())),
+        "StuckInReleasing" => Phase::Stuck(placement()),
         "Succeeded" => Phase::Succeeded,
         "Failed" => Phase::Failed,
         _ => Phase::Pending,

@@ -1,0 +1,273 @@
+//! Sets of victims that are worth a simulation, cheapest first (KAI's scenario
+//! generators, `plugins/nodelocalgreedy` and `plugins/multinodegang`).
+//!
+//! In: the victims taken so far, unit by unit, in the order in which queues lose. Out:
+//! subsets of them to try. Nothing here is simulated.
+//! - [`Generator::NodeLocal`]: of each node on which the newest victim's job stands, all
+//!   who were taken there so far, each job of them whole.
+//! - [`Generator::MultiNode`]: the nodes with the least to give that cover the demand
+//!   together, then one more, two more, four more and so on to all of them; whoever
+//!   stands on one of them is taken, each unit whole.
+
+use super::Cycle;
+use crate::state::rows::{NodeKey, TaskKey};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Pods of one job that leave together.
+#[derive(Clone, Debug)]
+pub(super) struct Unit {
+    pub job: crate::state::rows::JobKey,
+    pub tasks: Vec<TaskKey>,
+}
+
+/// A set of victims that is tried.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scenario {
+    /// What a smaller part of the job already needed.
+    pub recorded: Vec<Unit>,
+    pub potential: Vec<Unit>,
+}
+
+impl Scenario {
+    pub(super) fn units(&self) -> impl Iterator<Item = &Unit> {
+        self.recorded.iter().chain(&self.potential)
+    }
+
+    /// Every victim once, in the order in which they were taken.
+    pub(super) fn tasks(&self) -> Vec<TaskKey> {
+        self.units()
+            .flat_map(|unit| unit.tasks.iter().copied())
+            .collect()
+    }
+
+    /// Victims by job, in the order in which they were taken.
+    pub(super) fn by_job(&self) -> Vec<Unit> {
+        by_job(self.units())
+    }
+
+    fn with(&self, potential: Vec<Unit>) -> Self {
+        Self {
+            recorded: self.recorded.clone(),
+            potential,
+        }
+    }
+}
+
+/// As KAI builds its table: what came first stands first.
+fn by_job<'a>(units: impl Iterator<Item = &'a Unit>) -> Vec<Unit> {
+    let mut jobs: Vec<Unit> = Vec::new();
+    for unit in units {
+        match jobs.iter_mut().find(|known| known.job == unit.job) {
+            Some(known) => known.tasks.extend(unit.tasks.iter().copied()),
+            None => jobs.push(unit.clone()),
+        }
+    }
+    jobs
+}
+
+/// Which subsets are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Generator {
+    NodeLocal,
+    MultiNode,
+}
+
+impl Generator {
+    /// One after the other: the second where the first finds nothing for the whole job.
+    pub(super) const ALL: [Self; 2] = [Self::NodeLocal, Self::MultiNode];
+}
+
+/// What a probe's generator looks at: GPUs only, as KAI does. Nano-GPU.
+#[derive(Debug)]
+pub(super) struct Demand {
+    /// Of all pods of this probe.
+    pub all: u128,
+    /// Of the pod that wants least.
+    pub least: u128,
+    /// What the nodes have free or leaving before anybody is taken off.
+    pub free: BTreeMap<NodeKey, u128>,
+    /// Nodes that are tried in any case.
+    pub feasible: BTreeSet<NodeKey>,
+}
+
+impl Cycle<'_> {
+    /// What these pods want of which nodes.
+    pub(super) fn demand(&self, tasks: &[TaskKey], feasible: &BTreeSet<NodeKey>) -> Demand {
+        let wants = |task: &TaskKey| {
+            self.state
+                .tasks
+                .get(*task)
+                .and_then(|row| self.state.specs.get(row.spec))
+                .map_or(0, |spec| spec.request()[0])
+        };
+        Demand {
+            all: tasks.iter().map(wants).sum(),
+            least: tasks.iter().map(wants).min().unwrap_or(0),
+            free: self
+                .nodes
+                .iter()
+                .map(|node| (*node, self.free_gpus(*node).0))
+                .collect(),
+            feasible: feasible.clone(),
+        }
+    }
+
+    /// The sets to try now that the newest unit was added.
+    pub(super) fn scenarios(
+        &self,
+        generator: Generator,
+        demand: &Demand,
+        whole: &Scenario,
+    ) -> Vec<Scenario> {
+        if whole.potential.is_empty() {
+            return vec![whole.clone()];
+        }
+        match generator {
+            Generator::NodeLocal => self.node_local(whole),
+            Generator::MultiNode => self.multi_node(demand, whole),
+        }
+    }
+
+    fn node_local(&self, whole: &Scenario) -> Vec<Scenario> {
+        let Some(newest) = whole.potential.last() else {
+            return Vec::new();
+        };
+        let nodes: BTreeSet<NodeKey> = self
+            .gang(newest.job)
+            .tasks()
+            .filter_map(|(task, _)| self.state.cell(task).node)
+            .collect();
+        let mut seen: BTreeSet<Vec<TaskKey>> = BTreeSet::new();
+        let mut scenarios = Vec::new();
+        for node in self.by_name(nodes) {
+            let stands = |unit: &Unit| {
+                unit.tasks
+                    .iter()
+                    .any(|task| self.state.cell(*task).node == Some(node))
+            };
+            let there: BTreeSet<_> = whole
+                .potential
+                .iter()
+                .filter(|unit| stands(unit))
+                .map(|unit| unit.job)
+                .collect();
+            let taken = by_job(
+                whole
+                    .potential
+                    .iter()
+                    .filter(|unit| there.contains(&unit.job)),
+            );
+            if !taken.is_empty() && seen.insert(sorted(&taken)) {
+                scenarios.push(whole.with(taken));
+            }
+        }
+        scenarios
+    }
+
+    fn multi_node(&self, demand: &Demand, whole: &Scenario) -> Vec<Scenario> {
+        let stands: BTreeSet<TaskKey> = whole.tasks().into_iter().collect();
+        let freed = |tasks: &[TaskKey], into: &mut BTreeMap<NodeKey, u128>| {
+            for task in tasks.iter().filter(|task| stands.contains(task)) {
+                let cell = self.state.cell(*task);
+                if let Some(node) = cell.node {
+                    *into.entry(node).or_default() += self.state.charge(*task, cell.holds())[0];
+                }
+            }
+        };
+        let mut gives = demand.free.clone();
+        for unit in &whole.recorded {
+            freed(&unit.tasks, &mut gives);
+        }
+        // Units by the nodes that they stand on, nodes in the order in which they came up.
+        let mut bearing: Vec<(NodeKey, Vec<usize>)> = Vec::new();
+        let mut baseline = gives.clone();
+        for (index, unit) in whole.potential.iter().enumerate() {
+            freed(&unit.tasks, &mut gives);
+            for task in &unit.tasks {
+                let Some(node) = self.state.cell(*task).node else {
+                    continue;
+                };
+                baseline.remove(&node);
+                match bearing.iter_mut().find(|(known, _)| *known == node) {
+                    Some((_, units)) if units.last() == Some(&index) => {}
+                    Some((_, units)) => units.push(index),
+                    None => bearing.push((node, vec![index])),
+                }
+            }
+        }
+        let gives_of = |node: &NodeKey| gives.get(node).copied().unwrap_or(0);
+        bearing.retain(|(node, _)| demand.least == 0 || gives_of(node) >= demand.least);
+        // Stable: equals stay in the order in which they came up.
+        bearing.sort_by_key(|(node, _)| gives_of(node));
+        let recorded: BTreeSet<NodeKey> = whole
+            .recorded
+            .iter()
+            .flat_map(|unit| &unit.tasks)
+            .filter_map(|task| self.state.cell(*task).node)
+            .collect();
+        let there: u128 = baseline
+            .iter()
+            .filter(|(node, _)| demand.feasible.contains(node) || recorded.contains(node))
+            .map(|(_, gives)| gives)
+            .sum();
+        let missing = demand.all.saturating_sub(there);
+        let Some(mut count) = covering(&bearing, missing, gives_of) else {
+            return Vec::new();
+        };
+        let mut step = 1;
+        let mut scenarios = Vec::new();
+        loop {
+            let picked: BTreeSet<usize> = bearing[..count]
+                .iter()
+                .flat_map(|(_, units)| units.iter().copied())
+                .collect();
+            scenarios.push(
+                whole.with(
+                    picked
+                        .into_iter()
+                        .map(|index| whole.potential[index].clone())
+                        .collect(),
+                ),
+            );
+            if count == bearing.len() {
+                return scenarios;
+            }
+            count = (count + step).min(bearing.len());
+            step *= 2;
+        }
+    }
+
+    fn by_name(&self, nodes: BTreeSet<NodeKey>) -> Vec<NodeKey> {
+        let mut nodes: Vec<NodeKey> = nodes.into_iter().collect();
+        nodes.sort_by(|one, other| {
+            let name = |node: &NodeKey| self.state.nodes.get(*node).map(|row| &row.name);
+            name(one).cmp(&name(other))
+        });
+        nodes
+    }
+}
+
+fn sorted(units: &[Unit]) -> Vec<TaskKey> {
+    let mut tasks: Vec<TaskKey> = units
+        .iter()
+        .flat_map(|unit| unit.tasks.iter().copied())
+        .collect();
+    tasks.sort();
+    tasks
+}
+
+/// How many of the nodes cover what is missing; `None`: all of them do not.
+fn covering(
+    bearing: &[(NodeKey, Vec<usize>)],
+    missing: u128,
+    gives: impl Fn(&NodeKey) -> u128,
+) -> Option<usize> {
+    let mut sum = 0;
+    if missing == 0 {
+        return Some(0);
+    }
+    bearing.iter().enumerate().find_map(|(index, (node, _))| {
+        sum += gives(node);
+        (sum >= missing).then_some(index + 1)
+    })
+}
