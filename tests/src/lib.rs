@@ -15,6 +15,7 @@
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
+//! - [`verdict`]: what the API server says to a write, without the write taking place.
 //! - [`wait`]: polling a condition until a deadline.
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
@@ -36,4 +37,5 @@ pub mod scheduler;
 pub mod share;
 pub mod suite;
 pub mod token;
+pub mod verdict;
 pub mod wait;

@@ -2,9 +2,11 @@
 //!
 //! Started outside, it enters the cluster's namespaces and runs itself again there.
 
+mod accounts;
 mod admission;
 mod bench;
 mod fence;
+mod guard;
 mod identity;
 mod placement;
 mod recovery;
@@ -140,6 +142,18 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             selftest::a_command_runs_in_a_container,
             selftest::the_simulated_driver_is_seen_by_nvidia_smi_and_ends,
             selftest::a_token_bound_to_the_node_names_it_to_its_audience_alone,
+            guard::every_policy_type_checks_and_is_bound,
+            guard::visible_devices_and_mps_are_set_by_nobody,
+            guard::folders_of_ours_and_devices_are_mounted_by_nobody,
+            guard::devices_are_named_to_the_runtime_by_nobody,
+            guard::a_share_is_asked_for_by_annotation_alone,
+            guard::a_share_has_no_way_around_its_containers_walls,
+            guard::exempt_are_the_namespaces_that_a_binding_names,
+            guard::a_policy_in_warn_mode_lets_through_and_says_so,
+            accounts::a_grant_is_written_by_the_scheduler_alone,
+            accounts::an_agent_writes_two_amounts_of_its_own_node_alone,
+            accounts::an_agent_makes_and_reports_its_own_gpu_node_alone,
+            accounts::each_account_may_do_what_its_program_does_and_no_more,
             seed::seed_004_pod_gets_exactly_2000_mib,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             placement::two_halves_fit_one_card,

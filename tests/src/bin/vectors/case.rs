@@ -378,9 +378,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
 /// with an unreadable one last.
 fn task_order(task: &Value) -> i32 {
     match task["labels"]["kai.scheduler/task-priority"].as_str() {
-        Some(text) => text
-            .parse::<i32>()
-            .map_or(i32::MAX, i32::saturating_neg),
+        Some(text) => text.parse::<i32>().map_or(i32::MAX, i32::saturating_neg),
         None => i32::MAX - 1,
     }
 }

@@ -1,0 +1,367 @@
+//! What the service accounts of `deploy/` may write: by their rights, and by the guard where
+//! rights cannot say it. With tokens as the programs have them; none of the programs runs.
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::control_plane;
+use aliquot_tests::node;
+use aliquot_tests::token::{self, AccountToken, Credential};
+use aliquot_tests::verdict::Write;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use proto::names::{NAMESPACE, grant, object, resource};
+use serde_json::{Value, json};
+
+use crate::guard::{Table, creates, guarded, live};
+
+/// A node that has no kubelet.
+const OTHER: &str = "other-node";
+
+pub(crate) async fn a_grant_is_written_by_the_scheduler_alone(cluster: &mut Cluster) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let policy = "aliquot-grant";
+    cluster.apply_one(&live(&ns, &json!({}))).await?;
+    let path = format!("/api/v1/namespaces/{ns}/pods/live");
+    let keys = grant::PROTECTED
+        .into_iter()
+        .chain(["runai-gpu-group/GPU-1"]);
+    let carriers: Vec<(String, Value)> = keys
+        .flat_map(|key| {
+            ["annotations", "labels"].map(|kind| {
+                (
+                    key.to_owned(),
+                    json!({ "metadata": { kind: { key: "x" } } }),
+                )
+            })
+        })
+        .collect();
+    let bound = |metadata: &Value| {
+        let mut binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": { "name": "live", "namespace": ns },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node::NAME },
+        });
+        for (key, value) in metadata["metadata"].as_object().into_iter().flatten() {
+            binding["metadata"][key] = value.clone();
+        }
+        binding
+    };
+    let binding = format!("{path}/binding");
+    let mut others = Table::new(cluster, policy, &ns);
+    let mut scheduler = Table::new(cluster, policy, &ns);
+    for (key, metadata) in &carriers {
+        others.refused(metadata.clone(), key);
+        others.refused_write(creates("kube-system", metadata), key);
+        others.refused_write(Write::patch(&path, metadata.clone()), key);
+        others.refused_write(
+            Write::patch(format!("{path}/status"), metadata.clone()),
+            key,
+        );
+        others.refused_write(Write::create(&binding, bound(metadata)), key);
+        others.refused_write(
+            Write::create(format!("/api/v1/namespaces/{ns}/bindings"), bound(metadata)),
+            key,
+        );
+        scheduler.admitted_write(Write::create(&binding, bound(metadata)));
+        scheduler.admitted_write(Write::patch(&path, metadata.clone()));
+    }
+    let note = json!({ "metadata": { "annotations": { "example.com/note": "x" }, "labels": { "a": "b" } } });
+    others.admitted(note.clone());
+    others.admitted_write(Write::patch(&path, note.clone()));
+    others.admitted_write(Write::patch(format!("{path}/status"), note.clone()));
+    others.admitted_write(Write::create(&binding, bound(&json!({}))));
+    others.holds().await?;
+    let client = account(cluster, object::SCHEDULER_ACCOUNT, None).await?;
+    scheduler.by(client.clone()).admits().await?;
+
+    // Written once, it is neither changed nor taken away, and does not hold up other writes.
+    let request = http::Request::post(&binding)
+        .header("content-type", "application/json")
+        .body(serde_json::to_vec(&bound(&json!({ "metadata": {
+            "annotations": { (grant::GRANT): "x", (grant::RECEIVED_TYPE): "Fraction" },
+        } })))?)?;
+    client.request_text(request).await?;
+    let mut others = Table::new(cluster, policy, &ns);
+    for (key, value) in [
+        (grant::GRANT, json!("y")),
+        (grant::GRANT, Value::Null),
+        (grant::RECEIVED_TYPE, json!("Regular")),
+    ] {
+        let change = json!({ "metadata": { "annotations": { key: value } } });
+        others.refused_write(Write::patch(&path, change.clone()), key);
+        others.refused_write(Write::patch(format!("{path}/status"), change), key);
+    }
+    others.admitted_write(Write::patch(&path, note.clone()));
+    others.admitted_write(Write::patch(format!("{path}/status"), note));
+    others.holds().await
+}
+
+pub(crate) async fn an_agent_writes_two_amounts_of_its_own_node_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    with_other_node(cluster, async |cluster| {
+        let policy = "aliquot-agent-node";
+        let status = |name: &str| format!("/api/v1/nodes/{name}/status");
+        let capacity = |name: &str| json!({ "status": { "capacity": { name: "12345" } } });
+        let mut table = Table::new(cluster, policy, &ns);
+        for (path, change, word) in [
+            (status(OTHER), capacity(resource::MEMORY_MIB), "own node"),
+            (status(node::NAME), capacity("cpu"), "not cpu"),
+            (status(node::NAME), capacity(resource::GPU), resource::GPU),
+            (
+                status(node::NAME),
+                capacity(resource::SHARE),
+                resource::SHARE,
+            ),
+            (
+                status(node::NAME),
+                json!({ "status": { "allocatable": { (resource::MILLI): "1" } } }),
+                "status.allocatable",
+            ),
+            (
+                status(node::NAME),
+                json!({ "status": { "conditions": [] } }),
+                "status.conditions",
+            ),
+            (
+                status(node::NAME),
+                json!({ "status": { "nodeInfo": { "kubeletVersion": "v9" } } }),
+                "status.nodeInfo",
+            ),
+            (
+                status(node::NAME),
+                json!({ "metadata": { "labels": { "a": "b" } } }),
+                "metadata",
+            ),
+            (
+                status(node::NAME),
+                json!({ "metadata": { "annotations": { "a": "b" } } }),
+                "metadata",
+            ),
+        ] {
+            table.refused_write(Write::patch(path, change), word);
+        }
+        for name in [resource::MEMORY_MIB, resource::MILLI] {
+            table.admitted_write(Write::patch(status(node::NAME), capacity(name)));
+        }
+        let agent = account(cluster, object::AGENT_ACCOUNT, Some(node::NAME)).await?;
+        table.by(agent).holds().await?;
+        // A token that names another node, or none.
+        for of in [Some(OTHER), None] {
+            let mut table = Table::new(cluster, policy, &ns);
+            let write = Write::patch(status(node::NAME), capacity(resource::MILLI));
+            table.refused_write(write, "own node");
+            let agent = account(cluster, object::AGENT_ACCOUNT, of).await?;
+            table.by(agent).refuses().await?;
+        }
+        // Whoever is no agent is not meant.
+        let mut admin = Table::new(cluster, policy, &ns);
+        admin.admitted_write(Write::patch(status(OTHER), capacity("example.com/thing")));
+        admin.admits().await
+    })
+    .await
+}
+
+pub(crate) async fn an_agent_makes_and_reports_its_own_gpu_node_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    with_other_node(cluster, async |cluster| {
+        let all = "/apis/aliquot.dev/v1alpha1/gpunodes";
+        let gpu_node = |name: &str| json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": { "name": name }, "spec": {},
+        });
+        let report = |name: &str| {
+            Write::patch(format!("{all}/{name}/status"), json!({ "status": { "product": "x" } }))
+        };
+        let policy = "aliquot-agent-gpunode";
+        let of_other = account(cluster, object::AGENT_ACCOUNT, Some(OTHER)).await?;
+        let mut table = Table::new(cluster, policy, &ns);
+        table.refused_write(Write::create(all, gpu_node(node::NAME)), "own node");
+        table.admitted_write(Write::create(all, gpu_node(OTHER)));
+        table.by(of_other.clone()).holds().await?;
+
+        cluster.apply_one(&gpu_node(OTHER)).await?;
+        let mut table = Table::new(cluster, policy, &ns);
+        table.admitted_write(report(OTHER));
+        table.by(of_other).admits().await?;
+        for of in [Some(node::NAME), None] {
+            let mut table = Table::new(cluster, policy, &ns);
+            table.refused_write(report(OTHER), "own node");
+            let agent = account(cluster, object::AGENT_ACCOUNT, of).await?;
+            table.by(agent).refuses().await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Account, verb, resource with group and subresource, then namespace and name where it is
+/// not all of them.
+const MAY: &str = "
+scheduler watch pods
+scheduler watch nodes
+scheduler watch gpunodes.aliquot.dev
+scheduler watch queues.scheduling.run.ai
+scheduler watch podgroups.scheduling.run.ai
+scheduler watch topologies.kai.scheduler
+scheduler watch priorityclasses.scheduling.k8s.io
+scheduler get namespaces - kube-system
+scheduler create pods/binding
+scheduler patch pods/status
+scheduler patch pods
+scheduler delete pods
+scheduler patch podgroups.scheduling.run.ai
+scheduler create events.events.k8s.io
+scheduler create tokenreviews.authentication.k8s.io
+scheduler create secrets aliquot-system
+scheduler update secrets aliquot-system aliquot-grant-key
+scheduler update secrets aliquot-system aliquot-tls
+scheduler watch secrets aliquot-system aliquot-tls
+scheduler create configmaps aliquot-system
+scheduler update configmaps aliquot-system aliquot-trust
+scheduler create leases.coordination.k8s.io aliquot-system
+scheduler update leases.coordination.k8s.io aliquot-system aliquot-scheduler
+scheduler create mutatingwebhookconfigurations.admissionregistration.k8s.io
+scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
+agent watch pods
+agent watch nodes
+agent patch nodes/status
+agent watch gpunodes.aliquot.dev
+agent create gpunodes.aliquot.dev
+agent patch gpunodes/status.aliquot.dev
+agent watch configmaps aliquot-system aliquot-trust
+";
+
+/// What none of them does, and what would do harm.
+const MAY_NOT: &str = "
+scheduler get secrets aliquot-system of-others
+scheduler list secrets aliquot-system
+scheduler get secrets elsewhere aliquot-tls
+scheduler get secrets
+scheduler create pods
+scheduler create pods/exec
+scheduler patch nodes
+scheduler patch gpunodes.aliquot.dev
+scheduler update leases.coordination.k8s.io aliquot-system of-others
+scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - of-others
+scheduler patch validatingadmissionpolicies.admissionregistration.k8s.io
+scheduler create clusterrolebindings.rbac.authorization.k8s.io
+agent patch gpunodes.aliquot.dev
+agent patch nodes
+agent patch pods
+agent delete pods
+agent create pods/binding
+agent get secrets aliquot-system aliquot-grant-key
+agent list configmaps aliquot-system
+agent update configmaps aliquot-system aliquot-trust
+mps get pods
+mps get nodes
+mps get configmaps aliquot-system aliquot-trust
+";
+
+pub(crate) async fn each_account_may_do_what_its_program_does_and_no_more(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    guarded(cluster).await?;
+    let reviews: Api<SubjectAccessReview> = Api::all(cluster.client.clone());
+    let mut wrong = Vec::new();
+    for (rows, may) in [(MAY, true), (MAY_NOT, false)] {
+        for row in rows.lines().filter(|row| !row.is_empty()) {
+            let review = serde_json::from_value(review(row)?)?;
+            let answer = reviews.create(&PostParams::default(), &review).await?;
+            if answer.status.context("no answer")?.allowed != may {
+                wrong.push(row);
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "not so: {wrong:?}");
+    Ok(())
+}
+
+/// The question of a row.
+fn review(row: &str) -> Result<Value> {
+    let words: Vec<&str> = row.split(' ').collect();
+    let [account, verb, kind, rest @ ..] = words.as_slice() else {
+        anyhow::bail!("not a row: {row}");
+    };
+    let account = match *account {
+        "scheduler" => object::SCHEDULER_ACCOUNT,
+        "agent" => object::AGENT_ACCOUNT,
+        "mps" => "aliquot-mps",
+        other => anyhow::bail!("no such account: {other}"),
+    };
+    let (resource, group) = kind.split_once('.').unwrap_or((kind, ""));
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let place = |at: usize| rest.get(at).copied().filter(|word| *word != "-");
+    Ok(json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "metadata": {},
+        "spec": {
+            "user": format!("system:serviceaccount:{NAMESPACE}:{account}"),
+            "groups": [
+                "system:serviceaccounts",
+                format!("system:serviceaccounts:{NAMESPACE}"),
+                "system:authenticated",
+            ],
+            "resourceAttributes": {
+                "verb": verb,
+                "group": group,
+                "resource": resource,
+                "subresource": subresource,
+                "namespace": place(0).unwrap_or_default(),
+                "name": place(1).unwrap_or_default(),
+            },
+        },
+    }))
+}
+
+/// A client with a token of this account, bound to this node.
+async fn account(cluster: &Cluster, account: &str, node: Option<&str>) -> Result<Client> {
+    let name = format!("{account}-{}", node.unwrap_or("unbound"));
+    let state = cluster.work.state();
+    let token = AccountToken {
+        namespace: NAMESPACE.to_owned(),
+        account: account.to_owned(),
+        node: node.map(str::to_owned),
+        audience: None,
+        file: state.join(format!("{name}.token")),
+    };
+    token.write(&cluster.client).await?;
+    let kubeconfig = state.join(format!("{name}.kubeconfig"));
+    token::write_kubeconfig(
+        &kubeconfig,
+        &control_plane::url(),
+        &cluster.control_plane.authority(),
+        &Credential::File(token.file.clone()),
+    )?;
+    cluster.client_of(&kubeconfig).await
+}
+
+/// Makes [`OTHER`] for as long as `claim` runs, and takes away what it leaves under that name.
+async fn with_other_node(
+    cluster: &Cluster,
+    claim: impl AsyncFnOnce(&Cluster) -> Result<()>,
+) -> Result<()> {
+    let other = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": OTHER },
+        // Nothing is placed there.
+        "spec": { "unschedulable": true },
+    });
+    cluster.apply_one(&other).await?;
+    let outcome = claim(cluster).await;
+    let kubectl = &cluster.kubectl;
+    kubectl
+        .run(&["delete", "--ignore-not-found", "gpunode", OTHER])
+        .await?;
+    kubectl
+        .run(&["delete", "--ignore-not-found", "node", OTHER])
+        .await?;
+    outcome
+}

@@ -1,0 +1,533 @@
+//! The guard: what the API server refuses by itself, with no program of ours running, and
+//! what it must let through. Every table has both sides.
+
+use std::time::Duration;
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::manifest::documents;
+use aliquot_tests::scheduler;
+use aliquot_tests::verdict::{Verdict, Write, judge};
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use proto::names::{NAMESPACE, resource};
+use serde_json::{Value, json};
+
+/// A policy is in force some time after it was applied, and not before.
+const IN_FORCE: Duration = Duration::from_secs(20);
+
+pub(crate) async fn every_policy_type_checks_and_is_bound(cluster: &mut Cluster) -> Result<()> {
+    guarded(cluster).await?;
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(cluster.client.clone());
+    let names = names_of("ValidatingAdmissionPolicy", cluster)?;
+    ensure!(!names.is_empty(), "no policies in deploy/");
+    for name in names {
+        until(
+            &format!("{name} type-checked"),
+            Duration::from_secs(30),
+            || async {
+                let policy = policies.get(&name).await?;
+                let status = policy.status.clone().unwrap_or_default();
+                let Some(checked) = status
+                    .type_checking
+                    .filter(|_| status.observed_generation == policy.metadata.generation)
+                else {
+                    return Ok(Seen::NotYet("not checked".to_owned()));
+                };
+                let warnings = checked.expression_warnings.unwrap_or_default();
+                Ok(if warnings.is_empty() {
+                    Seen::Done(())
+                } else {
+                    Seen::Never(anyhow::anyhow!("{warnings:?}"))
+                })
+            },
+        )
+        .await?;
+        let binding = bindings.get(&name).await?;
+        let spec = binding.spec;
+        ensure!(
+            spec.policy_name == name && spec.validation_actions == ["Deny"],
+            "{name}: {spec:?}"
+        );
+    }
+    Ok(())
+}
+
+pub(crate) async fn visible_devices_and_mps_are_set_by_nobody(cluster: &mut Cluster) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let set = |name: &str, value: &str| json!({ "env": [{ "name": name, "value": value }] });
+    let from = |name: &str| json!({ "env": [{ "name": name, "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }] });
+    let mount = |path: &str| json!({ "volumeMounts": [{ "name": "null", "mountPath": path }] });
+    let null = json!({ "volumes": [{ "name": "null", "hostPath": { "path": "/dev/null" } }] });
+    let mut table = Table::new(cluster, "aliquot-visible-devices", &ns);
+    for (container, word) in [
+        (
+            set("NVIDIA_VISIBLE_DEVICES", "all"),
+            "NVIDIA_VISIBLE_DEVICES",
+        ),
+        (set("NVIDIA_VISIBLE_DEVICES", ""), "NVIDIA_VISIBLE_DEVICES"),
+        (from("NVIDIA_VISIBLE_DEVICES"), "NVIDIA_VISIBLE_DEVICES"),
+        (
+            set("CUDA_MPS_PIPE_DIRECTORY", "/tmp"),
+            "CUDA_MPS_PIPE_DIRECTORY",
+        ),
+        (
+            set("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=80G"),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        ),
+        (
+            mount("/var/run/nvidia-container-devices/all"),
+            "/var/run/nvidia-container-devices/all",
+        ),
+        (
+            mount("//run/./nvidia-container-devices/0"),
+            "nvidia-container-devices",
+        ),
+    ] {
+        table.refused(with_container(&container, &null), word);
+        table.refused(with_init_container(&container, &null), "container prepare");
+    }
+    for container in [
+        set("NVIDIA_VISIBLE_DEVICES", "void"),
+        set("NVIDIA_DRIVER_CAPABILITIES", "compute"),
+        set("CUDA_VISIBLE_DEVICES", "0"),
+        set("MY_CUDA_MPS_NOTE", "x"),
+        mount("/var/run/nvidia-container-devices-of-mine"),
+    ] {
+        table.admitted(with_container(&container, &null));
+    }
+    // A container that joins later is no way around it.
+    cluster.apply_one(&live(&ns, &json!({}))).await?;
+    let joins = |env: Value| {
+        let mut container = json!({ "name": "late", "image": "busybox" });
+        merge(&mut container, &env);
+        Write::strategic(
+            format!("/api/v1/namespaces/{ns}/pods/live/ephemeralcontainers"),
+            json!({ "spec": { "ephemeralContainers": [container] } }),
+        )
+    };
+    table.refused_write(
+        joins(set("NVIDIA_VISIBLE_DEVICES", "all")),
+        "container late",
+    );
+    table.admitted_write(joins(set("HOME", "/")));
+    table.holds().await
+}
+
+pub(crate) async fn folders_of_ours_and_devices_are_mounted_by_nobody(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let mut table = Table::new(cluster, "aliquot-host-paths", &ns);
+    for path in [
+        "/run/aliquot",
+        "/run/aliquot/mps/GPU-0/pipe",
+        "/var/run/aliquot",
+        "/run//aliquot/",
+        "/run/./aliquot",
+        "/var/lib/aliquot/bin",
+        "/var/run/cdi",
+        "/run/cdi",
+        "/etc/cdi",
+        "/tmp/nvidia-mps",
+        "/run/nvidia/mps",
+        "/dev/nvidia0",
+        "/dev/nvidiactl",
+        "/dev/nvidia-caps",
+        "/dev/char/195:0",
+        "/run/nvidia/driver/dev/nvidia0",
+        "/var/lib/kubelet/device-plugins",
+        "/proc/1/root/run/aliquot",
+        "/proc/self/root",
+    ] {
+        table.refused(mounts(path), "hostPath volume names /");
+    }
+    for path in [
+        "/data",
+        "/run/aliquots",
+        "/run/nvidia-fabricmanager",
+        "/dev/null",
+        "/proc",
+        "/tmp",
+        "/var/lib/kubelet",
+        "/home/run/aliquot",
+        // Who may mount these owns the node; that is for Pod Security to say.
+        "/",
+        "/dev",
+    ] {
+        table.admitted(mounts(path));
+    }
+    // A pod with a share has no business in what lies above either.
+    for path in [
+        "/",
+        "/run",
+        "/var/run",
+        "/dev/",
+        "/var/lib",
+        "/etc",
+        "/tmp",
+        "/var//lib",
+    ] {
+        table.refused(share(&mounts(path)), "something narrower");
+    }
+    for path in ["/data", "/dev/null", "/var/lib/models", "/dev/shm"] {
+        table.admitted(share(&mounts(path)));
+    }
+    table.holds().await
+}
+
+pub(crate) async fn devices_are_named_to_the_runtime_by_nobody(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let mut table = Table::new(cluster, "aliquot-cdi-names", &ns);
+    let annotated =
+        |key: &str, value: &str| json!({ "metadata": { "annotations": { key: value } } });
+    let (ours, all) = (
+        "aliquot.dev/grant=0123456789abcdef0123456789abcdef",
+        "nvidia.com/gpu=all",
+    );
+    for (key, value) in [
+        ("cdi.k8s.io/thief", ours),
+        ("cdi.k8s.io/thief", all),
+        ("cdi.k8s.io/thief", "vendor.com/net=eth0,nvidia.com/gpu=0"),
+        (
+            "nvidia.cdi.k8s.io/container.main",
+            "management.nvidia.com/gpu=all",
+        ),
+    ] {
+        table.refused(annotated(key, value), "CDI");
+    }
+    for (key, value) in [
+        ("cdi.k8s.io/net", "vendor.com/net=eth0"),
+        ("cdi.k8s.io/net", "notaliquot.dev/grant=1"),
+        ("example.com/note", ours),
+    ] {
+        table.admitted(annotated(key, value));
+    }
+    cluster.apply_one(&live(&ns, &json!({}))).await?;
+    let path = format!("/api/v1/namespaces/{ns}/pods/live");
+    table.refused_write(
+        Write::patch(&path, annotated("cdi.k8s.io/thief", ours)),
+        "cdi.k8s.io/thief",
+    );
+    table.admitted_write(Write::patch(&path, annotated("example.com/note", "x")));
+    table.holds().await
+}
+
+pub(crate) async fn a_share_is_asked_for_by_annotation_alone(cluster: &mut Cluster) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let mut table = Table::new(cluster, "aliquot-requests", &ns);
+    let asks = |name: &str| {
+        let amount = json!({ name: "1" });
+        json!({ "resources": { "limits": amount, "requests": amount } })
+    };
+    let nothing = json!({});
+    for name in [resource::SHARE, resource::MEMORY_MIB, resource::MILLI] {
+        table.refused(with_container(&asks(name), &nothing), "grant");
+        table.refused(
+            with_init_container(&asks(name), &nothing),
+            "container prepare",
+        );
+        // As the webhook leaves it.
+        for annotated in shares(&with_container(&asks(name), &nothing)) {
+            table.admitted(annotated);
+        }
+    }
+    for name in ["aliquot.dev/grant", "aliquot.dev/gpu"] {
+        table.refused(share(&with_container(&asks(name), &nothing)), name);
+    }
+    table.admitted(with_container(&asks(resource::GPU), &nothing));
+    table.admitted(nothing);
+    table.holds().await
+}
+
+pub(crate) async fn a_share_has_no_way_around_its_containers_walls(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let mut table = Table::new(cluster, "aliquot-share-isolation", &ns);
+    let privileged = json!({ "securityContext": { "privileged": true } });
+    let nothing = json!({});
+    for (around, word) in [
+        (
+            with_container(&privileged, &nothing),
+            "container main is privileged",
+        ),
+        (
+            with_init_container(&privileged, &nothing),
+            "container prepare is privileged",
+        ),
+        (json!({ "spec": { "hostPID": true } }), "hostPID"),
+        (json!({ "spec": { "hostIPC": true } }), "hostIPC"),
+    ] {
+        for annotated in shares(&around) {
+            table.refused(annotated, word);
+        }
+        table.admitted(around);
+    }
+    let walls = json!({ "securityContext": { "privileged": false } });
+    table.admitted(share(&with_container(&walls, &json!({ "hostPID": false }))));
+    cluster.apply_one(&live(&ns, &share(&nothing))).await?;
+    let joins = |context: Value| {
+        let container = json!({ "name": "late", "image": "busybox", "securityContext": context });
+        Write::strategic(
+            format!("/api/v1/namespaces/{ns}/pods/live/ephemeralcontainers"),
+            json!({ "spec": { "ephemeralContainers": [container] } }),
+        )
+    };
+    table.refused_write(joins(json!({ "privileged": true })), "container late");
+    table.admitted_write(joins(json!({})));
+    table.holds().await
+}
+
+pub(crate) async fn exempt_are_the_namespaces_that_a_binding_names(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let thief = with_container(
+        &json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }),
+        &json!({}),
+    );
+    let mut table = Table::new(cluster, "aliquot-visible-devices", &ns);
+    table.refused(thief.clone(), "NVIDIA_VISIBLE_DEVICES");
+    table.refused_write(creates("default", &thief), "NVIDIA_VISIBLE_DEVICES");
+    for exempt in ["kube-system", NAMESPACE] {
+        table.admitted_write(creates(exempt, &thief));
+    }
+    table.holds().await
+}
+
+pub(crate) async fn a_policy_in_warn_mode_lets_through_and_says_so(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let thief = creates(&ns, &mounts("/run/aliquot"));
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(cluster.client.clone());
+    let name = "aliquot-host-paths";
+    let set = |actions: &[&str]| Patch::Merge(json!({ "spec": { "validationActions": actions } }));
+    let parameters = PatchParams::default();
+    bindings
+        .patch(name, &parameters, &set(&["Warn", "Audit"]))
+        .await?;
+    let warned = until("a warning instead of a refusal", IN_FORCE, || async {
+        Ok(match judge(&cluster.client, &thief).await? {
+            Verdict::Admitted(warnings) => Seen::when(
+                warnings
+                    .iter()
+                    .any(|warning| warning.contains("/run/aliquot/")),
+                format!("admitted with {warnings:?}"),
+            ),
+            Verdict::Refused(why) => Seen::NotYet(why),
+        })
+    })
+    .await;
+    bindings.patch(name, &parameters, &set(&["Deny"])).await?;
+    warned?;
+    let mut table = Table::new(cluster, name, &ns);
+    table.refused_write(thief, "/run/aliquot/");
+    table.refuses().await
+}
+
+/// What must be refused and what must be admitted, by one policy.
+pub(crate) struct Table {
+    client: Client,
+    policy: &'static str,
+    namespace: String,
+    refused: Vec<(Write, String)>,
+    admitted: Vec<Write>,
+}
+
+impl Table {
+    pub(crate) fn new(cluster: &Cluster, policy: &'static str, namespace: &str) -> Self {
+        Self {
+            client: cluster.client.clone(),
+            policy,
+            namespace: namespace.to_owned(),
+            refused: Vec::new(),
+            admitted: Vec::new(),
+        }
+    }
+
+    /// The same as another user.
+    pub(crate) fn by(self, client: Client) -> Self {
+        Self { client, ..self }
+    }
+
+    /// A pod that differs from a plain one by `pod` is refused, in a line with `word`.
+    pub(crate) fn refused(&mut self, pod: Value, word: &str) {
+        self.refused_write(creates(&self.namespace, &pod), word);
+    }
+
+    pub(crate) fn refused_write(&mut self, write: Write, word: &str) {
+        self.refused.push((write, word.to_owned()));
+    }
+
+    /// A pod that differs from a plain one by `pod` is admitted.
+    pub(crate) fn admitted(&mut self, pod: Value) {
+        self.admitted_write(creates(&self.namespace, &pod));
+    }
+
+    pub(crate) fn admitted_write(&mut self, write: Write) {
+        self.admitted.push(write);
+    }
+
+    /// Both sides; what must be admitted comes last, when the policy is in force.
+    pub(crate) async fn holds(self) -> Result<()> {
+        self.refuses().await?;
+        self.admits().await
+    }
+
+    /// The one side alone.
+    pub(crate) async fn refuses(&self) -> Result<()> {
+        let policy = self.policy;
+        ensure!(!self.refused.is_empty(), "nothing to refuse");
+        let mut limit = IN_FORCE;
+        for (write, word) in &self.refused {
+            let why = until(&format!("{policy} refuses {write:?}"), limit, || async {
+                Ok(match judge(&self.client, write).await? {
+                    Verdict::Refused(why) => Seen::Done(why),
+                    Verdict::Admitted(_) => Seen::NotYet("admitted".to_owned()),
+                })
+            })
+            .await?;
+            ensure!(
+                why.contains(&format!("'{policy}'")) && why.contains(word.as_str()),
+                "{write:?} is refused, but not by {policy} with `{word}`: {why}"
+            );
+            ensure!(why.lines().count() == 1, "more than one line: {why}");
+            // The first one waited for the policy; from here on it is in force.
+            limit = Duration::ZERO;
+        }
+        Ok(())
+    }
+
+    /// The other side alone.
+    pub(crate) async fn admits(&self) -> Result<()> {
+        ensure!(!self.admitted.is_empty(), "nothing to admit");
+        for write in &self.admitted {
+            if let Verdict::Refused(why) = judge(&self.client, write).await? {
+                anyhow::bail!("{write:?} is refused: {why}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `deploy/` is applied, and nothing of ours runs that need not. Answers a namespace.
+pub(crate) async fn guarded(cluster: &mut Cluster) -> Result<String> {
+    if cluster.scheduler.is_none() {
+        cluster.make_namespace(NAMESPACE).await?;
+        for document in scheduler::manifests(&cluster.programs.tree)? {
+            cluster.apply_one(&document).await?;
+        }
+    }
+    cluster.namespace().await
+}
+
+/// Names of the objects of a kind in `deploy/scheduler.yaml`.
+fn names_of(kind: &str, cluster: &Cluster) -> Result<Vec<String>> {
+    let path = cluster.programs.tree.join("deploy/scheduler.yaml");
+    let yaml = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(documents(&yaml)?
+        .into_iter()
+        .filter(|document| document["kind"] == kind)
+        .filter_map(|document| Some(document["metadata"]["name"].as_str()?.to_owned()))
+        .collect())
+}
+
+/// A pod that nobody places.
+pub(crate) fn pod(namespace: &str, change: &Value) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "namespace": namespace, "name": "pod" },
+        "spec": {
+            "schedulerName": "nobody",
+            "containers": [{ "name": "main", "image": "busybox" }],
+        },
+    });
+    merge(&mut pod, change);
+    pod
+}
+
+/// One that is really made, beside those that are only judged.
+pub(crate) fn live(namespace: &str, change: &Value) -> Value {
+    let mut pod = pod(namespace, change);
+    pod["metadata"]["name"] = json!("live");
+    pod
+}
+
+pub(crate) fn creates(namespace: &str, change: &Value) -> Write {
+    Write::create(
+        format!("/api/v1/namespaces/{namespace}/pods"),
+        pod(namespace, change),
+    )
+}
+
+/// `container main` with these fields, in a pod with these.
+fn with_container(container: &Value, spec: &Value) -> Value {
+    in_pod("containers", "main", container, spec)
+}
+
+fn with_init_container(container: &Value, spec: &Value) -> Value {
+    in_pod("initContainers", "prepare", container, spec)
+}
+
+fn in_pod(list: &str, name: &str, container: &Value, spec: &Value) -> Value {
+    let mut whole = json!({ "name": name, "image": "busybox" });
+    merge(&mut whole, container);
+    let mut change = json!({ "spec": { list: [whole] } });
+    merge(&mut change["spec"], spec);
+    change
+}
+
+fn mounts(path: &str) -> Value {
+    json!({ "spec": { "volumes": [{ "name": "host", "hostPath": { "path": path } }] } })
+}
+
+/// The same pod, asking for a share.
+fn share(change: &Value) -> Value {
+    let mut change = change.clone();
+    merge(
+        &mut change,
+        &json!({ "metadata": { "annotations": { "gpu-memory": "2000" } } }),
+    );
+    change
+}
+
+/// The same pod, asking for a share in each way.
+fn shares(change: &Value) -> Vec<Value> {
+    [
+        ("gpu-memory", "2000"),
+        ("gpu-fraction", "0.5"),
+        ("nvidia.com/container.main.gpu-memory.request", "2000Mi"),
+    ]
+    .into_iter()
+    .map(|(key, value)| {
+        let mut change = change.clone();
+        merge(
+            &mut change,
+            &json!({ "metadata": { "annotations": { key: value } } }),
+        );
+        change
+    })
+    .collect()
+}
+
+/// Objects are merged, everything else is replaced.
+fn merge(into: &mut Value, change: &Value) {
+    match (into, change) {
+        (Value::Object(into), Value::Object(change)) => {
+            for (key, value) in change {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, change) => *into = change.clone(),
+    }
+}
