@@ -66,16 +66,67 @@ impl Cycle<'_> {
         }
     }
 
+    /// True for a binding that this very decision has decided: nobody has acted on it.
+    pub(super) fn is_ours(&self, decision: Option<DecisionId>) -> bool {
+        decision.is_some_and(|id| id.epoch == self.config.epoch && id.sequence > self.since)
+    }
+
+    /// Takes a binding of this decision back. (KAI binds such a pod and deletes it at
+    /// once.)
+    fn withdraw(&mut self, task: TaskKey, decision: Option<DecisionId>) {
+        let Some(id) = decision else {
+            return;
+        };
+        self.withdrawn.insert(task);
+        self.state.loosened += 1;
+        self.state.open.remove(&id);
+        self.decision
+            .actions
+            .retain(|action| action.decision() != id);
+        let Some(job) = self.state.tasks.get(task).and_then(|row| row.job) else {
+            return;
+        };
+        let stands = self
+            .gang(job)
+            .tasks()
+            .any(|(_, status)| status.is_allocated() && status != Status::Promised);
+        let Some(index) = self.starts.iter().position(|(started, _)| *started == job) else {
+            return;
+        };
+        if !stands && let Some(row) = self.state.jobs.get_mut(job) {
+            row.last_start = self.starts.swap_remove(index).1;
+            let name = &row.name;
+            self.decision.started.retain(|started| started != name);
+        }
+    }
+
     /// An eviction that is kept. A victim that was promised another place keeps the
-    /// promise for the rest of this decision.
+    /// promise for the rest of this decision. False where nobody has to leave: the pod's
+    /// binding was withdrawn, or it only had a promise.
     pub(super) fn evict(
         &mut self,
         task: TaskKey,
         for_job: Option<JobKey>,
         cause: EvictCause,
         message: &str,
-    ) {
+    ) -> bool {
         let cell = self.state.cell(task);
+        let bound = match &cell.leaving {
+            Some(leaving) => leaving.decision,
+            None => cell.decision,
+        };
+        if self.is_ours(bound) {
+            let to = match cell.status {
+                Status::Promised => TaskCell {
+                    leaving: None,
+                    ..cell
+                },
+                _ => TaskCell::of(Status::Pending),
+            };
+            self.state.transition(task, to);
+            self.withdraw(task, bound);
+            return false;
+        }
         match (cell.status, &cell.leaving) {
             (Status::Victim, Some(leaving)) => {
                 let to = TaskCell {
@@ -90,9 +141,9 @@ impl Cycle<'_> {
             (Status::Victim, None) => {
                 // It was only promised a place: it waits on.
                 self.state.transition(task, TaskCell::of(Status::Pending));
-                return;
+                return false;
             }
-            (Status::Promised, Some(_)) => self.promise(task),
+            (Status::Promised, Some(_)) => {}
             (Status::Bound | Status::Running | Status::Assumed, _) => {
                 let to = TaskCell {
                     status: Status::Releasing,
@@ -101,11 +152,19 @@ impl Cycle<'_> {
                 };
                 self.state.transition(task, to);
             }
-            _ => return,
+            _ => return false,
         }
         // What the victim leaves may be promised to somebody.
         self.state.loosened += 1;
-        self.say_evict(task, for_job, cause, message);
+        let said = self
+            .state
+            .tasks
+            .get(task)
+            .is_some_and(|row| self.is_ours(row.evicting));
+        if !said {
+            self.say_evict(task, for_job, cause, message);
+        }
+        true
     }
 
     fn say_evict(

@@ -72,9 +72,10 @@ impl Cycle<'_> {
         true
     }
 
-    fn started(&mut self, job: JobKey) {
+    pub(super) fn started(&mut self, job: JobKey) {
         let now = self.state.now;
         if let Some(row) = self.state.jobs.get_mut(job) {
+            self.starts.push((job, row.last_start));
             row.last_start = Some(now);
             if row.group.is_some() {
                 self.decision.started.push(row.name.clone());

@@ -60,6 +60,13 @@ pub(crate) struct Cycle<'a> {
     pub nodes: Arc<[NodeKey]>,
     /// Who was promised a place, in order.
     promised: Vec<TaskKey>,
+    /// The last sequence number of the decisions before this one.
+    since: u64,
+    /// Whose binding this decision took back: they wait for the next one, as a pod does
+    /// that was evicted.
+    withdrawn: BTreeSet<TaskKey>,
+    /// Jobs that this decision started, and when they had started before.
+    starts: Vec<(JobKey, Option<Time>)>,
     /// Why a job did not get what it wanted, for its pods.
     failures: BTreeMap<JobKey, (ReasonKind, Arc<str>)>,
     /// When something will change by time alone.
@@ -89,6 +96,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         nodes,
         decision: Decision::default(),
         promised: Vec::new(),
+        since: state.sequence,
+        withdrawn: BTreeSet::new(),
+        starts: Vec::new(),
         failures: BTreeMap::new(),
         wake: None,
         scores: FxHashMap::default(),
@@ -137,10 +147,12 @@ impl Cycle<'_> {
 
     /// True while the pod may be placed: no gate, no pause, nothing wrong with it.
     fn may(&self, task: TaskKey) -> bool {
-        self.state
-            .tasks
-            .get(task)
-            .is_some_and(|row| hindrance(self.state, row).is_none())
+        !self.withdrawn.contains(&task)
+            && self
+                .state
+                .tasks
+                .get(task)
+                .is_some_and(|row| hindrance(self.state, row).is_none())
     }
 
     fn gang(&self, job: JobKey) -> Gang {

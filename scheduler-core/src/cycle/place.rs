@@ -173,7 +173,12 @@ impl Cycle<'_> {
     }
 
     /// Puts one pod on the best node, or says why there is none.
-    fn place_task(&mut self, task: TaskKey, nodes: &[NodeKey], way: Way) -> Result<(), Arc<str>> {
+    pub(super) fn place_task(
+        &mut self,
+        task: TaskKey,
+        nodes: &[NodeKey],
+        way: Way,
+    ) -> Result<(), Arc<str>> {
         let Some(row) = self.state.tasks.get(task) else {
             return Err(Arc::from(""));
         };

@@ -17,7 +17,7 @@ use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The rules of one action.
@@ -162,8 +162,10 @@ impl Cycle<'_> {
                 self.state.jobs.get(*victim).is_some_and(|row| row.is_preemptible(self.state))
                     && gang.tasks().any(|(_, status)| status.is_allocated())
                     // A binding under way is settled first: its pod cannot be told to go
-                    // and to come at once.
-                    && !gang.tasks().any(|(_, status)| status == Status::Assumed)
+                    // and to come at once. One of this decision can be taken back.
+                    && !gang.tasks().any(|(task, status)| {
+                        status == Status::Assumed && !self.is_ours(self.state.cell(task).decision)
+                    })
                     && rules.may_be_victim(self, *victim, &gang)
             })
             .collect()
@@ -394,35 +396,77 @@ impl Cycle<'_> {
         scenario: &Scenario,
         rules: &dyn Rules,
     ) {
-        for task in tasks {
-            self.promise(*task);
-        }
-        let victims: BTreeMap<usize, TaskKey> = scenario
-            .units()
-            .flat_map(|unit| unit.tasks.iter().copied())
-            .enumerate()
-            .collect();
-        for task in victims.into_values() {
+        let mut promised = tasks.to_vec();
+        let withdrawn = self.withdrawn.len();
+        let mut leaves = false;
+        for task in scenario.tasks() {
             let status = self.state.cell(task).status;
             if matches!(status, Status::Victim | Status::Promised) {
                 let message = rules.message(self, job, task);
-                self.evict(task, Some(job), rules.cause(), &message);
+                leaves |= self.evict(task, Some(job), rules.cause(), &message);
             }
         }
-        // What waits with it in a victim's job and was promised a place on the way.
-        let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
-        for loser in losers {
-            let promised: Vec<TaskKey> = self
-                .gang(loser)
-                .tasks()
-                .filter(|(_, status)| *status == Status::Promised)
-                .map(|(task, _)| task)
-                .collect();
+        // Victims that found a place, and what waits with them in their jobs and was
+        // promised a place on the way.
+        for unit in scenario.by_job() {
+            promised.extend(
+                self.gang(unit.job)
+                    .tasks()
+                    .filter(|(_, status)| *status == Status::Promised)
+                    .map(|(task, _)| task),
+            );
+        }
+        self.failures.remove(&job);
+        // Where bindings were taken back and nobody else has to leave, there is nothing
+        // to wait for. To promise it all would give the next decision the same state to
+        // find the same in, for ever.
+        let free = !leaves && self.withdrawn.len() > withdrawn;
+        if !(free && self.bind_promised(&promised)) {
             for task in promised {
                 self.promise(task);
             }
         }
-        self.failures.remove(&job);
+    }
+
+    /// Binds pods to the places that they were promised. False, and nothing is changed,
+    /// when one of them is not free now.
+    fn bind_promised(&mut self, tasks: &[TaskKey]) -> bool {
+        let mark = self.state.mark();
+        let places: Vec<(TaskKey, Option<NodeKey>)> = tasks
+            .iter()
+            .map(|task| (*task, self.state.cell(*task).node))
+            .collect();
+        for (task, _) in &places {
+            self.state.transition(*task, TaskCell::of(Status::Pending));
+        }
+        for (task, node) in &places {
+            let placed =
+                node.is_some_and(|node| self.place_task(*task, &[node], Way::Real).is_ok());
+            if !placed || self.state.cell(*task).status != Status::Assumed {
+                self.state.rollback(mark);
+                return false;
+            }
+        }
+        self.state.keep(mark);
+        let mut jobs: Vec<JobKey> = Vec::new();
+        for task in tasks {
+            self.bind(*task);
+            if let Some(job) = self.state.tasks.get(*task).and_then(|row| row.job)
+                && !jobs.contains(&job)
+            {
+                jobs.push(job);
+            }
+        }
+        self.promised.retain(|task| !tasks.contains(task));
+        for job in jobs {
+            let stood = self.gang(job).tasks().any(|(task, status)| {
+                status.is_allocated() && status != Status::Promised && !tasks.contains(&task)
+            });
+            if !stood {
+                self.started(job);
+            }
+        }
+        true
     }
 }
 
