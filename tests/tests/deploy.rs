@@ -1,0 +1,571 @@
+//! `deploy/` against the programs and the names: what is applied is what was built.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
+
+use aliquot_tests::manifest::documents;
+use clap::Parser;
+use proto::names::{self, NAMESPACE, env, grant, object, request, resource, telemetry};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+const MPS_ACCOUNT: &str = "aliquot-mps";
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// Every YAML file below `deploy/`, by its path there.
+fn files() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for folder in ["", "crds/"] {
+        for entry in fs::read_dir(deploy().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "yaml")
+            {
+                let name = path.file_name().unwrap().to_str().unwrap();
+                files.insert(
+                    format!("{folder}{name}"),
+                    fs::read_to_string(&path).unwrap(),
+                );
+            }
+        }
+    }
+    files
+}
+
+/// Everything that is applied.
+static OBJECTS: LazyLock<Vec<Value>> = LazyLock::new(|| {
+    files()
+        .into_iter()
+        .filter(|(name, _)| name != "kustomization.yaml")
+        .flat_map(|(name, text)| documents(&text).unwrap_or_else(|e| panic!("{name}: {e:#}")))
+        .collect()
+});
+
+fn of_kind(kind: &str) -> Vec<Value> {
+    let all = OBJECTS.iter();
+    all.filter(|object| object["kind"] == kind)
+        .cloned()
+        .collect()
+}
+
+fn one(kind: &str, name: &str) -> Value {
+    of_kind(kind)
+        .into_iter()
+        .find(|object| object["metadata"]["name"] == name)
+        .unwrap_or_else(|| panic!("no {kind} {name}"))
+}
+
+fn list(value: &Value) -> Vec<&Value> {
+    value.as_array().into_iter().flatten().collect()
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    list(value)
+        .into_iter()
+        .map(|item| item.as_str().unwrap())
+        .collect()
+}
+
+/// The one container of a workload.
+fn container(workload: &Value) -> &Value {
+    let containers = &workload["spec"]["template"]["spec"]["containers"];
+    assert_eq!(
+        list(containers).len(),
+        1,
+        "{}",
+        workload["metadata"]["name"]
+    );
+    &containers[0]
+}
+
+fn workloads() -> [Value; 3] {
+    [
+        one("Deployment", "aliquot-scheduler"),
+        one("DaemonSet", "aliquot-agent"),
+        one("DaemonSet", "aliquot-mps"),
+    ]
+}
+
+#[derive(Parser)]
+struct SchedulerLine {
+    #[command(flatten)]
+    config: scheduler::Config,
+}
+
+#[derive(Parser)]
+enum AgentLine {
+    Run(Box<agent::Config>),
+    Mps(Box<agent::Config>),
+}
+
+/// The command line of a workload, with what its environment gives.
+fn line(workload: &Value) -> Vec<String> {
+    let container = container(workload);
+    let program = container["command"][0].as_str().unwrap();
+    let mut line = vec![program.to_owned()];
+    line.extend(strings(&container["args"]).into_iter().map(str::to_owned));
+    if has_env(container, "NODE_NAME", "spec.nodeName") {
+        line.push("--node-name=n1".to_owned());
+    }
+    line
+}
+
+fn has_env(container: &Value, name: &str, field: &str) -> bool {
+    list(&container["env"]).iter().any(|variable| {
+        variable["name"] == name && variable["valueFrom"]["fieldRef"]["fieldPath"] == field
+    })
+}
+
+fn scheduler_config() -> scheduler::Config {
+    let line = line(&one("Deployment", "aliquot-scheduler"));
+    SchedulerLine::try_parse_from(line)
+        .unwrap_or_else(|e| panic!("{e}"))
+        .config
+}
+
+fn agent_config(name: &str) -> agent::Config {
+    let line = line(&one("DaemonSet", name));
+    match AgentLine::try_parse_from(line).unwrap_or_else(|e| panic!("{e}")) {
+        AgentLine::Run(config) if name == "aliquot-agent" => *config,
+        AgentLine::Mps(config) if name == "aliquot-mps" => *config,
+        _ => panic!("{name} runs the other one's command"),
+    }
+}
+
+#[test]
+fn every_object_has_its_own_name_and_lies_in_our_namespace_if_in_any() {
+    let cluster_wide = [
+        "Namespace",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "PriorityClass",
+        "Queue",
+        "CustomResourceDefinition",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ];
+    let mut seen = BTreeSet::new();
+    for object in OBJECTS.iter() {
+        let kind = object["kind"].as_str().unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap();
+        assert!(seen.insert(format!("{kind}/{name}")), "{kind}/{name} twice");
+        let namespace = object["metadata"]["namespace"].as_str();
+        let wanted = (!cluster_wide.contains(&kind)).then_some(NAMESPACE);
+        assert_eq!(namespace, wanted, "{kind}/{name}");
+    }
+    assert!(seen.contains(&format!("Namespace/{NAMESPACE}")));
+    assert!(seen.contains(&format!("Queue/{}", names::kai::DEFAULT_QUEUE)));
+}
+
+#[test]
+fn definitions_are_what_the_types_say() {
+    let made = tempfile::tempdir().unwrap();
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_crds"))
+        .arg(made.path())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(made.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let new = fs::read_to_string(made.path().join(&name)).unwrap();
+        let old = fs::read_to_string(deploy().join("crds").join(&name)).unwrap_or_default();
+        assert!(
+            new == old,
+            "deploy/crds/{name} is old: cargo run -p aliquot-tests --bin crds -- deploy/crds"
+        );
+        found.insert(format!("crds/{name}"));
+    }
+    let there: BTreeSet<String> = files()
+        .into_keys()
+        .filter(|name| name.starts_with("crds/"))
+        .collect();
+    assert_eq!(there, found);
+}
+
+#[test]
+fn every_flag_is_one_that_its_program_knows() {
+    let scheduler = scheduler_config();
+    assert!(
+        scheduler.leader_elect,
+        "two replicas at once during an update"
+    );
+    assert!(has_env(
+        container(&one("Deployment", "aliquot-scheduler")),
+        "POD_NAME",
+        "metadata.name"
+    ));
+    let (agent, mps) = (agent_config("aliquot-agent"), agent_config("aliquot-mps"));
+    // The agent's plan and the supervisor's deeds are about the same places.
+    assert_eq!(agent.run_dir, mps.run_dir);
+    assert_eq!(agent.mps_socket(), mps.mps_socket());
+    assert_eq!(agent.driver_root, mps.driver_root);
+    assert_eq!(agent.driver_root_here(), mps.driver_root_here());
+    assert!(agent.hook_binary.is_some() && agent.drop_capabilities);
+}
+
+#[test]
+fn every_path_that_a_program_is_told_of_is_mounted_where_it_looks() {
+    for (name, writes) in [("aliquot-agent", true), ("aliquot-mps", false)] {
+        let (workload, config) = (one("DaemonSet", name), agent_config(name));
+        let mounts = list(&container(&workload)["volumeMounts"]);
+        let volumes = list(&workload["spec"]["template"]["spec"]["volumes"]);
+        // The mount that holds a path: whether it can be written, and what it is on the host.
+        let holds = |path: &Path| {
+            let mount = mounts
+                .iter()
+                .filter(|mount| path.starts_with(mount["mountPath"].as_str().unwrap()))
+                .max_by_key(|mount| mount["mountPath"].as_str().unwrap().len())
+                .unwrap_or_else(|| panic!("{name}: nothing is mounted at {}", path.display()));
+            let volume = volumes
+                .iter()
+                .find(|volume| volume["name"] == mount["name"])
+                .unwrap_or_else(|| panic!("{name}: no volume {}", mount["name"]));
+            let below = path
+                .strip_prefix(mount["mountPath"].as_str().unwrap())
+                .unwrap();
+            let host = volume["hostPath"]["path"]
+                .as_str()
+                .map(|host| Path::new(host).join(below));
+            (!mount["readOnly"].as_bool().unwrap_or(false), host)
+        };
+        // What the runtime, the kubelet or the other DaemonSet reads has one path for all.
+        let shared = |path: &Path, write: bool| {
+            let (writable, host) = holds(path);
+            assert!(
+                writable || !write,
+                "{name}: {} cannot be written",
+                path.display()
+            );
+            assert_eq!(host.as_deref(), Some(path), "{name}");
+        };
+        shared(&config.run_dir, true);
+        let (_, driver) = holds(config.driver_root_here());
+        assert_eq!(
+            driver.as_deref(),
+            Some(config.driver_root.as_path()),
+            "{name}"
+        );
+        shared(Path::new("/dev/nvidiactl"), false);
+        if !writes {
+            continue;
+        }
+        shared(&config.cdi_dir, true);
+        shared(&config.plugin_dir(), true);
+        shared(&config.pod_resources(), false);
+        shared(&config.hook_path, true);
+        for dir in &config.nvidia_cdi_dirs {
+            shared(dir, false);
+        }
+        let (_, nvml) = holds(&config.nvml);
+        assert!(nvml.unwrap().starts_with(&config.driver_root));
+        // The token is the kubelet's to write.
+        let token = holds(&config.telemetry_token_file);
+        assert_eq!(token, (false, None));
+    }
+}
+
+#[test]
+fn ports_are_the_same_in_flags_containers_services_and_names() {
+    let [scheduler, agent, _] = workloads();
+    let port = |workload: &Value, name: &str| {
+        list(&container(workload)["ports"])
+            .into_iter()
+            .find(|port| port["name"] == name)
+            .unwrap_or_else(|| panic!("no port {name}"))["containerPort"]
+            .as_u64()
+            .unwrap()
+    };
+    let of = |address: SocketAddr| u64::from(address.port());
+    let config = scheduler_config();
+    assert_eq!(port(&scheduler, "webhook"), of(config.webhook));
+    assert_eq!(port(&scheduler, "telemetry"), of(config.telemetry));
+    assert_eq!(port(&scheduler, "metrics"), of(config.metrics.unwrap()));
+    assert_eq!(of(config.telemetry), u64::from(telemetry::PORT));
+    let agents = agent_config("aliquot-agent");
+    assert_eq!(port(&agent, "metrics"), of(agents.listen.unwrap()));
+    for workload in [&scheduler, &agent] {
+        let template = &workload["spec"]["template"]["metadata"]["annotations"];
+        assert_eq!(
+            template["prometheus.io/port"],
+            port(workload, "metrics").to_string()
+        );
+        for probe in ["livenessProbe", "readinessProbe"] {
+            assert_eq!(container(workload)[probe]["httpGet"]["port"], "metrics");
+        }
+    }
+    for (service, name, outside) in [
+        (object::WEBHOOK_SERVICE, "webhook", 443),
+        (
+            object::TELEMETRY_SERVICE,
+            "telemetry",
+            u64::from(telemetry::PORT),
+        ),
+    ] {
+        let service = one("Service", service);
+        assert_eq!(service["spec"]["ports"][0]["targetPort"], name);
+        assert_eq!(service["spec"]["ports"][0]["port"], outside);
+        assert_eq!(
+            service["spec"]["selector"],
+            scheduler["spec"]["selector"]["matchLabels"]
+        );
+    }
+    // Every replica has an address of its own there, ready or not.
+    let telemetry = one("Service", object::TELEMETRY_SERVICE);
+    assert_eq!(telemetry["spec"]["clusterIP"], "None");
+    assert_eq!(telemetry["spec"]["publishNotReadyAddresses"], true);
+    // The agents look for it under a name that is in the certificate.
+    let endpoint = agents.telemetry_endpoint.unwrap();
+    let (host, to) = endpoint.rsplit_once(':').unwrap();
+    assert_eq!(to, telemetry::PORT.to_string());
+    assert!(config.names().iter().any(|name| name == host), "{host}");
+}
+
+#[test]
+fn accounts_and_their_objects_have_the_names_that_the_programs_use() {
+    let [scheduler, agent, mps] = workloads();
+    for (workload, account) in [
+        (&scheduler, object::SCHEDULER_ACCOUNT),
+        (&agent, object::AGENT_ACCOUNT),
+        (&mps, MPS_ACCOUNT),
+    ] {
+        assert_eq!(
+            workload["spec"]["template"]["spec"]["serviceAccountName"],
+            account
+        );
+        one("ServiceAccount", account);
+        assert_eq!(
+            workload["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"],
+            workload["metadata"]["name"]
+        );
+    }
+    let tokens: Vec<&Value> = list(&agent["spec"]["template"]["spec"]["volumes"])
+        .into_iter()
+        .filter_map(|volume| volume.pointer("/projected/sources/0/serviceAccountToken"))
+        .collect();
+    assert_eq!(tokens.len(), 1);
+    assert_eq!(tokens[0]["audience"], telemetry::AUDIENCE);
+    let file = agent_config("aliquot-agent").telemetry_token_file;
+    assert_eq!(
+        tokens[0]["path"],
+        file.file_name().unwrap().to_str().unwrap()
+    );
+
+    // Rules that name objects name these, and no others.
+    let mut named: BTreeSet<String> = BTreeSet::new();
+    for kind in ["ClusterRole", "Role"] {
+        for role in of_kind(kind) {
+            for rule in list(&role["rules"]) {
+                named.extend(
+                    strings(&rule["resourceNames"])
+                        .into_iter()
+                        .map(str::to_owned),
+                );
+            }
+        }
+    }
+    let wanted = [
+        object::GRANT_KEY_SECRET,
+        object::TLS_SECRET,
+        object::TRUST_CONFIG_MAP,
+        object::WEBHOOK_CONFIGURATION,
+        object::LEASE,
+        "kube-system",
+    ];
+    assert_eq!(named, wanted.map(str::to_owned).into());
+}
+
+#[test]
+fn no_right_is_a_wildcard_and_every_right_belongs_to_an_account_that_exists() {
+    for kind in ["ClusterRole", "Role"] {
+        for role in of_kind(kind) {
+            for rule in list(&role["rules"]) {
+                let all = ["apiGroups", "resources", "verbs"].map(|field| strings(&rule[field]));
+                assert!(!all.concat().contains(&"*"), "{rule}");
+            }
+            let name = role["metadata"]["name"].as_str().unwrap();
+            let binding = one(&format!("{kind}Binding"), name);
+            assert_eq!(binding["roleRef"]["kind"], kind);
+            assert_eq!(binding["roleRef"]["name"], name);
+            for subject in list(&binding["subjects"]) {
+                assert_eq!(subject["namespace"], NAMESPACE);
+                one("ServiceAccount", subject["name"].as_str().unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_image_is_named_once_for_all_and_is_of_this_version() {
+    let text = files().remove("kustomization.yaml").unwrap();
+    let kustomization = documents(&text).unwrap().remove(0);
+    let images = list(&kustomization["images"]);
+    assert_eq!(images.len(), 1);
+    let (name, version) = (
+        images[0]["name"].as_str().unwrap(),
+        env!("CARGO_PKG_VERSION"),
+    );
+    assert_eq!(images[0]["newTag"], version);
+    for workload in workloads() {
+        assert_eq!(container(&workload)["image"], format!("{name}:{version}"));
+    }
+    let listed: BTreeSet<&str> = strings(&kustomization["resources"]).into_iter().collect();
+    let files = files();
+    let there: BTreeSet<&str> = files
+        .keys()
+        .map(String::as_str)
+        .filter(|name| *name != "kustomization.yaml")
+        .collect();
+    assert_eq!(listed, there);
+}
+
+#[test]
+fn the_scheduler_holds_no_privilege_and_tenants_outlive_the_agents_upgrade() {
+    let [scheduler, agent, mps] = workloads();
+    let pod = &scheduler["spec"]["template"]["spec"];
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(
+        pod["securityContext"]["seccompProfile"]["type"],
+        "RuntimeDefault"
+    );
+    let context = &container(&scheduler)["securityContext"];
+    assert_eq!(context["allowPrivilegeEscalation"], false);
+    assert_eq!(context["readOnlyRootFilesystem"], true);
+    assert_eq!(strings(&context["capabilities"]["drop"]), ["ALL"]);
+    for name in ["hostPID", "hostIPC", "hostNetwork", "volumes"] {
+        assert!(pod.get(name).is_none(), "{name}");
+    }
+    // It cannot place itself.
+    assert_eq!(pod["schedulerName"], "default-scheduler");
+
+    assert_eq!(agent["spec"]["updateStrategy"]["type"], "RollingUpdate");
+    assert_eq!(mps["spec"]["updateStrategy"]["type"], "OnDelete");
+    let resources = &container(&mps)["resources"];
+    assert_eq!(resources["requests"], resources["limits"], "not Guaranteed");
+    for name in ["cpu", "memory"] {
+        assert!(resources["limits"].get(name).is_some(), "not Guaranteed");
+    }
+    let run = agent_config("aliquot-mps").run_dir;
+    let mount = list(&container(&mps)["volumeMounts"])
+        .into_iter()
+        .find(|mount| mount["mountPath"] == run.to_str().unwrap())
+        .unwrap();
+    assert_eq!(mount["mountPropagation"], "Bidirectional");
+    let (agent, mps) = (
+        &agent["spec"]["template"]["spec"],
+        &mps["spec"]["template"]["spec"],
+    );
+    for field in [
+        "nodeSelector",
+        "affinity",
+        "tolerations",
+        "priorityClassName",
+        "hostPID",
+    ] {
+        assert_eq!(agent[field], mps[field], "{field}");
+        assert!(!agent[field].is_null(), "{field}");
+    }
+    assert_eq!(mps["automountServiceAccountToken"], false);
+}
+
+#[test]
+fn every_policy_is_bound_refuses_when_in_doubt_and_speaks_in_one_line() {
+    let policies = of_kind("ValidatingAdmissionPolicy");
+    assert_eq!(
+        policies.len(),
+        of_kind("ValidatingAdmissionPolicyBinding").len()
+    );
+    let mut exempt = BTreeSet::new();
+    for policy in policies {
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        let binding = one("ValidatingAdmissionPolicyBinding", name);
+        assert_eq!(binding["spec"]["policyName"], name);
+        assert_eq!(strings(&binding["spec"]["validationActions"]), ["Deny"]);
+        assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+        for validation in list(&policy["spec"]["validations"]) {
+            let said = ["message", "messageExpression"].map(|field| validation[field].as_str());
+            let said = said.into_iter().flatten().collect::<Vec<_>>();
+            assert_eq!(said.len(), 1, "{name}: {validation}");
+            assert_eq!(said[0].trim().lines().count(), 1, "{name}: {}", said[0]);
+        }
+        let selector = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"];
+        for expression in list(selector) {
+            assert_eq!(expression["operator"], "NotIn");
+            exempt.insert(strings(&expression["values"]).join(" "));
+        }
+    }
+    // One list for all that have exemptions, and our own programs are in it.
+    assert_eq!(exempt.len(), 1, "{exempt:?}");
+    assert!(
+        exempt
+            .first()
+            .unwrap()
+            .split(' ')
+            .any(|name| name == NAMESPACE)
+    );
+}
+
+#[test]
+fn the_guard_speaks_of_the_names_that_the_programs_use() {
+    let text = |name: &str| one("ValidatingAdmissionPolicy", name)["spec"].to_string();
+    let quoted = |name: &str| format!("'{name}'");
+    let account = |name: &str| format!("'system:serviceaccount:{NAMESPACE}:{name}'");
+    let asks = [
+        quoted(request::MEMORY),
+        quoted(request::FRACTION),
+        quoted(request::CONTAINER_PREFIX),
+        quoted(request::CONTAINER_MEMORY_REQUEST),
+    ];
+    let resources = [resource::SHARE, resource::MEMORY_MIB, resource::MILLI].map(quoted);
+    let mut wanted: Vec<(&str, Vec<String>)> = vec![
+        (
+            "aliquot-visible-devices",
+            vec![quoted(env::NVIDIA_VISIBLE_DEVICES)],
+        ),
+        ("aliquot-requests", [&asks[..], &resources[..]].concat()),
+        (
+            "aliquot-share-isolation",
+            [&asks[..], &resources[..1]].concat(),
+        ),
+        ("aliquot-host-paths", asks.to_vec()),
+        ("aliquot-grant", grant::PROTECTED.map(quoted).to_vec()),
+        ("aliquot-agent-node", resources[1..].to_vec()),
+    ];
+    wanted.push(("aliquot-grant", vec![account(object::SCHEDULER_ACCOUNT)]));
+    for policy in ["aliquot-agent-node", "aliquot-agent-gpunode"] {
+        let node = quoted(telemetry::NODE_NAME_EXTRA);
+        wanted.push((policy, vec![account(object::AGENT_ACCOUNT), node]));
+    }
+    for (policy, words) in wanted {
+        for word in words {
+            assert!(text(policy).contains(&word), "{policy} lacks {word}");
+        }
+    }
+    // Every variable that is ours to set for MPS, by its prefix.
+    for name in [
+        env::MPS_PIPE_DIRECTORY,
+        env::MPS_PINNED_DEVICE_MEM_LIMIT,
+        env::MPS_ACTIVE_THREAD_PERCENTAGE,
+    ] {
+        assert!(name.starts_with("CUDA_MPS_"));
+    }
+    assert!(text("aliquot-visible-devices").contains("startsWith('CUDA_MPS_')"));
+    // What the agent's flags say is ours is what nobody may mount.
+    let paths = text("aliquot-host-paths");
+    let agent = agent_config("aliquot-agent");
+    for path in [
+        &agent.run_dir,
+        &agent.cdi_dir,
+        &agent.plugin_dir(),
+        agent.hook_path.parent().unwrap().parent().unwrap(),
+    ] {
+        let path = path.to_str().unwrap().replace("/var/run/", "/run/");
+        assert!(paths.contains(&format!("'{path}/'")), "{path}");
+    }
+}
