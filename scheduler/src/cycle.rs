@@ -258,11 +258,15 @@ impl Cycle {
         let Some(explanation) = self.core.explain(pod) else {
             return Vec::new();
         };
-        let cards = || explanation.nodes.iter().flat_map(|node| &node.cards);
-        if cards().count() > CARD_LINES {
-            return Vec::new();
+        let lines = explanation.nodes.iter().flat_map(|node| {
+            let line = |card: &Arc<str>| format!("node {}: {card}", node.node);
+            node.cards.iter().map(line)
+        });
+        let mut lines: Vec<String> = lines.take(CARD_LINES + 1).collect();
+        if lines.len() > CARD_LINES {
+            lines.clear();
         }
-        cards().map(ToString::to_string).collect()
+        lines
     }
 
     fn send(&self, work: Work) {

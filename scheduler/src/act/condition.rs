@@ -23,19 +23,18 @@ const MAX_MESSAGE: usize = 8192;
 /// `PodScheduled=False`, and the same as an event.
 pub(super) async fn waiting(hands: &Hands, due: &Due) {
     let reason = &due.reason;
-    let message = message(&reason.line, &due.cards);
     hands.notices.say(Notice {
         about: PodName::of(&reason.namespace, &reason.name, reason.pod.as_str()),
         warning: true,
         reason: "Unschedulable",
         action: "Scheduling",
-        note: message.clone(),
+        note: reason.line.to_string(),
     });
     let condition = json!({
         "type": "PodScheduled",
         "status": "False",
         "reason": if reason.kind == scheduler_core::ReasonKind::Gated { "SchedulingGated" } else { "Unschedulable" },
-        "message": message,
+        "message": message(headline(&reason.line, &due.cards), &due.cards),
         "lastTransitionTime": due.since.to_string(),
     });
     patch(
@@ -93,6 +92,14 @@ fn now() -> String {
         .to_string()
 }
 
+/// The one line without its cards: here each has a line of its own.
+fn headline<'a>(line: &'a str, cards: &[String]) -> &'a str {
+    cards
+        .first()
+        .and_then(|card| line.split_once(card.as_str()))
+        .map_or(line, |(head, _)| head.trim_end())
+}
+
 /// The reason, then a line per card, cut at a line where it is too long.
 fn message(line: &str, cards: &[String]) -> String {
     let mut text = line.to_owned();
@@ -147,6 +154,15 @@ mod tests {
         let text = message("no room", &many);
         assert!(text.len() <= MAX_MESSAGE + 64);
         assert!(text.lines().last().unwrap().starts_with("... and "));
+    }
+
+    #[test]
+    fn a_card_that_the_one_line_names_gets_its_line_once() {
+        let cards = ["node n1: GPU-1: full".to_owned(), "node n1: GPU-2: full".to_owned()];
+        let line = "no nodes: GPUs. node n1: GPU-1: full; node n1: GPU-2: full";
+        assert_eq!(headline(line, &cards), "no nodes: GPUs.");
+        assert_eq!(headline("over its limit", &cards), "over its limit");
+        assert_eq!(headline(line, &[]), line);
     }
 
     #[test]

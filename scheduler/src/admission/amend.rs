@@ -20,7 +20,7 @@ pub(super) enum AmendError {
     Request(#[from] RequestError),
     /// The token by hand.
     #[error(
-        "container {0} sets {name} itself: ask with the annotation gpu-memory or gpu-fraction instead",
+        "container {0} asks for {name} itself, which gives nothing without a grant: ask with the annotation gpu-memory or gpu-fraction instead",
         name = resource::SHARE
     )]
     Token(String),

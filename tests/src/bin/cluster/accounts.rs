@@ -220,7 +220,8 @@ scheduler create tokenreviews.authentication.k8s.io
 scheduler create secrets aliquot-system
 scheduler update secrets aliquot-system aliquot-grant-key
 scheduler update secrets aliquot-system aliquot-tls
-scheduler watch secrets aliquot-system aliquot-tls
+scheduler get secrets aliquot-system aliquot-tls
+scheduler watch configmaps aliquot-system aliquot-trust
 scheduler create configmaps aliquot-system
 scheduler update configmaps aliquot-system aliquot-trust
 scheduler create leases.coordination.k8s.io aliquot-system
@@ -240,9 +241,11 @@ agent watch configmaps aliquot-system aliquot-trust
 const MAY_NOT: &str = "
 scheduler get secrets aliquot-system of-others
 scheduler list secrets aliquot-system
+scheduler watch secrets aliquot-system aliquot-grant-key
 scheduler get secrets elsewhere aliquot-tls
 scheduler get secrets
 scheduler create pods
+scheduler update pods
 scheduler create pods/exec
 scheduler patch nodes
 scheduler patch gpunodes.aliquot.dev

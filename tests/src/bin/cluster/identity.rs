@@ -76,8 +76,10 @@ pub(crate) async fn an_init_container_and_its_app_container_get_their_own_grants
             "{name}: {report}"
         );
     }
+    // Both for the pod's life: the kubelet may run an init container anew.
+    let name = format!("{ns}/pod");
     cluster
-        .ledger_is(&[(&format!("{ns}/pod"), "main", 2000)])
+        .ledger_is(&[(&name, "main", 2000), (&name, "prepare", 1000)])
         .await?;
     Ok(())
 }
@@ -180,17 +182,21 @@ fn large(ns: &str, name: &str) -> Value {
     pod(ns, name, &[("gpu-memory", "12000")], "report hold")
 }
 
-/// One card, and `holder` on it.
+/// Two cards, `holder` on one, `filler` on the other. No card has room for 6000 MiB more,
+/// but the node's sum has: what is refused is refused by the agent, not by the kubelet's
+/// own count of the opaque amount.
 async fn full_card(cluster: &mut Cluster) -> Result<(String, Pod)> {
-    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    cluster.aliquot(&Hardware::preset("T4", 2)).await?;
     let ns = cluster.namespace().await?;
     let holder = cluster.run_share(&large(&ns, "holder")).await?;
+    cluster.run_share(&large(&ns, "filler")).await?;
     Ok((ns, holder))
 }
 
-/// A second share like it, which the scheduler has said must wait.
+/// A share that the scheduler has said must wait.
 async fn waiting(cluster: &Cluster, ns: &str) -> Result<Pod> {
-    cluster.apply_one(&large(ns, "waiting")).await?;
+    let manifest = pod(ns, "waiting", &[("gpu-memory", "6000")], "report hold");
+    cluster.apply_one(&manifest).await?;
     cluster.reason(ns, "waiting").await?;
     Ok(cluster.pods(ns).get("waiting").await?)
 }
