@@ -31,13 +31,17 @@ use crate::shares::{Shares, plus};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
-use crate::units::Time;
+use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use reason::{hindrance, no_fit_line};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// KAI's schedule period: after so long a pod is looked at again whose binding was taken
+/// back, though nothing else has happened.
+const PERIOD: Duration = Duration::seconds(1);
 
 /// What one decision leaves for the next.
 #[derive(Debug, Default)]
@@ -114,6 +118,10 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
             Step::Preempt => cycle.preempt(),
             Step::StaleGangEviction => cycle.evict_stale(),
         }
+    }
+    if !cycle.withdrawn.is_empty() {
+        let again = cycle.state.now.after(PERIOD);
+        cycle.wake_at(again);
     }
     cycle.say_why();
     cycle.let_go_of_promises();

@@ -47,48 +47,10 @@ enum End {
 fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     let files = files(&args.paths)?;
-    let exceptions = exceptions(&args, &files)?;
-    let mut counts: BTreeMap<String, [usize; 4]> = BTreeMap::new();
-    for file in &files {
-        let kind = file
-            .file_stem()
-            .map(|stem| stem.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        for (number, line) in std::fs::read_to_string(file)?.lines().enumerate() {
-            if line.trim().is_empty() {
-                continue;
-            }
-            let value: Value = serde_json::from_str(line)
-                .map_err(|error| anyhow::anyhow!("{}:{}: {error}", file.display(), number + 1))?;
-            let id = value["id"].as_str().unwrap_or("?").to_owned();
-            if args.only.as_ref().is_some_and(|only| !id.contains(only)) {
-                continue;
-            }
-            let count = counts.entry(kind.clone()).or_default();
-            match run(&value, args.trace) {
-                End::Passed if exceptions.contains_key(&id) => {
-                    count[1] += 1;
-                    say(&format!(
-                        "FAILED {id}\n  is listed as an exception and passes"
-                    ));
-                }
-                End::Passed => count[0] += 1,
-                End::Failed(_) if exceptions.contains_key(&id) => count[2] += 1,
-                End::Failed(why) => {
-                    count[1] += 1;
-                    say(&format!("FAILED {id}\n{why}"));
-                }
-                End::Apart(why) => {
-                    count[3] += 1;
-                    if args.trace {
-                        say(&format!("apart  {id}: {why}"));
-                    }
-                }
-            }
-        }
-    }
+    let exceptions = exceptions(args.exceptions.as_deref(), &files)?;
+    let tally = play_all(&files, &exceptions, args.only.as_deref(), args.trace)?;
     let mut total = [0; 4];
-    for (kind, count) in &counts {
+    for (kind, count) in &tally {
         say(&format!(
             "{kind}: {} passed, {} failed, {} known exceptions, {} apart (device claims)",
             count[0], count[1], count[2], count[3]
@@ -103,6 +65,58 @@ fn main() -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// By file: how many passed, failed, failed as listed, and were not judged.
+type Tally = BTreeMap<String, [usize; 4]>;
+
+/// Runs every case of the files, and says which fail and how.
+fn play_all(
+    files: &[PathBuf],
+    exceptions: &BTreeMap<String, String>,
+    only: Option<&str>,
+    trace: bool,
+) -> anyhow::Result<Tally> {
+    let mut tally = Tally::new();
+    for file in files {
+        let kind = file
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        for (number, line) in std::fs::read_to_string(file)?.lines().enumerate() {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let value: Value = serde_json::from_str(line)
+                .map_err(|error| anyhow::anyhow!("{}:{}: {error}", file.display(), number + 1))?;
+            let id = value["id"].as_str().unwrap_or("?").to_owned();
+            if only.is_some_and(|only| !id.contains(only)) {
+                continue;
+            }
+            let count = tally.entry(kind.clone()).or_default();
+            match run(&value, trace) {
+                End::Passed if exceptions.contains_key(&id) => {
+                    count[1] += 1;
+                    say(&format!(
+                        "FAILED {id}\n  is listed as an exception and passes"
+                    ));
+                }
+                End::Passed => count[0] += 1,
+                End::Failed(_) if exceptions.contains_key(&id) => count[2] += 1,
+                End::Failed(why) => {
+                    count[1] += 1;
+                    say(&format!("FAILED {id}\n{why}"));
+                }
+                End::Apart(why) => {
+                    count[3] += 1;
+                    if trace {
+                        say(&format!("apart  {id}: {why}"));
+                    }
+                }
+            }
+        }
+    }
+    Ok(tally)
 }
 
 fn run(value: &Value, trace: bool) -> End {
@@ -154,12 +168,12 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn exceptions(args: &Args, files: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
+fn exceptions(named: Option<&Path>, files: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
     let beside = files
         .first()
         .and_then(|file| file.parent())
         .map(|folder| folder.join("exceptions.txt"));
-    let path = args.exceptions.clone().or(beside);
+    let path = named.map(Path::to_path_buf).or(beside);
     let Some(path) = path.filter(|path| Path::exists(path)) else {
         return Ok(BTreeMap::new());
     };
@@ -175,4 +189,46 @@ fn exceptions(args: &Args, files: &[PathBuf]) -> anyhow::Result<BTreeMap<String,
 #[allow(clippy::print_stdout)]
 fn say(line: &str) {
     println!("{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn recorded() -> Vec<PathBuf> {
+        files(&[Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance")]).unwrap()
+    }
+
+    #[test]
+    fn every_recorded_decision_is_taken_or_listed_with_its_reason() {
+        let files = recorded();
+        let exceptions = exceptions(None, &files).unwrap();
+        assert!(exceptions.len() <= 15, "{} exceptions", exceptions.len());
+        let tally = play_all(&files, &exceptions, None, false).unwrap();
+        let total = tally.values().fold([0; 4], |mut total, count| {
+            for (sum, more) in total.iter_mut().zip(count) {
+                *sum += more;
+            }
+            total
+        });
+        assert_eq!(total[1], 0, "failed; {tally:?}");
+        // None was lost on the way.
+        assert_eq!(total.iter().sum::<usize>(), 735, "{tally:?}");
+        assert_eq!(total[2], exceptions.len(), "listed, and not there");
+    }
+
+    #[test]
+    fn another_outcome_than_the_recorded_one_fails() {
+        let line = std::fs::read_to_string(recorded().last().unwrap()).unwrap();
+        let mut value: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
+        assert!(matches!(run(&value, false), End::Passed));
+        for state in value["accepted"].as_array_mut().unwrap() {
+            for task in state.as_object_mut().unwrap().values_mut() {
+                task["status"] = Value::from("Succeeded");
+            }
+        }
+        assert!(matches!(run(&value, false), End::Failed(_)));
+    }
 }
