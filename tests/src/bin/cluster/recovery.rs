@@ -62,8 +62,8 @@ pub(crate) async fn killed_during_prestart_and_with_the_kubelet_restarted_nothin
 
     let mark = cluster.node.kubelet.mark()?;
     cluster.node.kubelet.start_again()?;
-    cluster.node_ready().await?;
     gpus(cluster)?.agent.start_again()?;
+    cluster.node_ready().await?;
     registered(cluster, mark, Instant::now()).await?;
 
     cluster.pod_phase(&ns, "third", "Running").await?;
