@@ -161,6 +161,9 @@ fn judge(role: &Role, scene: &Scene) -> Option<String> {
     };
     match role.want {
         Want::Runs => match phase {
+            "Running" if cards == 0 && granted(pod) => {
+                Some("runs, but no GpuNode shows its share yet".to_owned())
+            }
             "Running" | "Succeeded" => None,
             _ => Some(format!("is {phase}: {}", super::view::why(pod))),
         },
@@ -178,6 +181,11 @@ fn judge(role: &Role, scene: &Scene) -> Option<String> {
             _ => Some(format!("is {phase}, should wait")),
         },
     }
+}
+
+fn granted(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(proto::names::grant::GRANT))
 }
 
 fn phase(pod: &Pod) -> &str {
