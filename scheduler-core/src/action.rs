@@ -154,8 +154,8 @@ impl EvictCause {
     }
 }
 
-/// Why a pod waits, when that changed. The shell writes `PodScheduled=False` with it, at
-/// most every 30 s per pod.
+/// Why a pod waits, when that changed. The shell writes `PodScheduled=False` with it, the
+/// first few changes soon, then at most every 30 s per pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodReason {
     /// Which pod.

@@ -14,6 +14,7 @@ use crate::reason::{NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
+use crate::state::transition::mig_slices;
 use crate::units::{NanoGpu, Percent};
 use crate::whole;
 use std::cmp::Reverse;
@@ -76,6 +77,51 @@ pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
         now: idle - taken,
         later: open - taken + signed(used.releasing.gpus) - signed(used.promised.gpus),
     }
+}
+
+/// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB.
+pub(crate) fn free_gpus(state: &State, key: NodeKey) -> (u128, u128) {
+    let Some(row) = state.nodes.get(key) else {
+        return (0, 0);
+    };
+    let whole = u128::try_from(whole_count(state, key).later).unwrap_or(0);
+    let mut nano = whole * u128::from(NanoGpu::ONE.0);
+    let mut mib = 0;
+    let mut largest = 0;
+    for key in &row.cards {
+        let (Some(card), Some(used)) = (state.cards.get(*key), state.card_use.get(*key)) else {
+            continue;
+        };
+        let cap = u128::from(card::memory(card).cap.0);
+        largest = largest.max(cap);
+        let after = used.after();
+        if after.holds() > 0 && after.modes[0] == 0 && cap > 0 {
+            let free = cap.saturating_sub(after.limits);
+            mib += free;
+            nano += free * u128::from(NanoGpu::ONE.0) / cap;
+        }
+    }
+    mib += whole * largest;
+    let mig: u128 = row.node.as_ref().map_or(0, |node| {
+        node.extended
+            .iter()
+            .map(|(name, count)| {
+                let slices = u128::from(mig_slices(name.as_str()));
+                if slices == 0 {
+                    return 0;
+                }
+                let used = state
+                    .extra_use
+                    .get(&(key, name.clone()))
+                    .copied()
+                    .unwrap_or_default();
+                slices
+                    * (u128::from(*count) + used.releasing)
+                        .saturating_sub(used.used + used.promised)
+            })
+            .sum()
+    });
+    (nano + mig * u128::from(NanoGpu::ONE.0), mib)
 }
 
 /// What is tentatively taken while the containers of one pod are seated in turn.
@@ -143,7 +189,7 @@ pub(crate) fn cards(
         let why = if node.gpus == 0 {
             NodeNo::NoGpus
         } else {
-            NodeNo::GpuMemory
+            NodeNo::NotOffering(Arc::from("no agent is there"))
         };
         return Err(no(why, Vec::new()));
     };

@@ -158,7 +158,10 @@ mod tests {
 
     #[test]
     fn a_card_that_the_one_line_names_gets_its_line_once() {
-        let cards = ["node n1: GPU-1: full".to_owned(), "node n1: GPU-2: full".to_owned()];
+        let cards = [
+            "node n1: GPU-1: full".to_owned(),
+            "node n1: GPU-2: full".to_owned(),
+        ];
         let line = "no nodes: GPUs. node n1: GPU-1: full; node n1: GPU-2: full";
         assert_eq!(headline(line, &cards), "no nodes: GPUs.");
         assert_eq!(headline("over its limit", &cards), "over its limit");

@@ -1,5 +1,7 @@
-//! When a reason is written: the first at once, another only when it changed and not
-//! within thirty seconds of the last.
+//! When a reason is written: the first at once, another only when it changed, and ever
+//! later: a second after the first, five after the second, then every thirty. A cluster
+//! that just started is told soon what it really lacks; one that waits long is not busy
+//! with saying so.
 //!
 //! Pure: time comes in with each call.
 
@@ -11,8 +13,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Between two writes about one pod.
-const PAUSE: Duration = Duration::from_secs(30);
+/// Between two writes about one pod, by how many there were; the last one from then on.
+const PAUSES: [Duration; 3] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(30),
+];
 /// A pod about which nothing was said for so long is forgotten.
 const MEMORY: Duration = Duration::from_mins(10);
 /// Most pods that are remembered beyond those that wait for a write.
@@ -34,6 +40,8 @@ struct Told {
     since: Timestamp,
     /// The last write, and what it said.
     last: Option<(Instant, String)>,
+    /// How many there were, as far as it matters.
+    writes: usize,
     /// To be written at that time.
     next: Option<(Instant, PodReason, Vec<String>)>,
     /// A write is under way; answers when it is over.
@@ -60,6 +68,7 @@ impl Pace {
         let told = self.pods.entry(pod.clone()).or_insert_with(|| Told {
             since: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
             last: None,
+            writes: 0,
             next: None,
             writing: None,
         });
@@ -76,7 +85,7 @@ impl Pace {
         let at = told
             .last
             .as_ref()
-            .map_or(now, |(last, _)| now.max(*last + PAUSE));
+            .map_or(now, |(last, _)| now.max(*last + pause_after(told.writes)));
         told.next = Some((at, reason, cards));
         self.agenda.insert((at, pod));
     }
@@ -94,6 +103,7 @@ impl Pace {
             };
             if let Some((_, reason, cards)) = told.next.take() {
                 told.last = Some((now, text(&reason, &cards)));
+                told.writes = PAUSES.len().min(told.writes + 1);
                 due.push(Due {
                     reason,
                     cards,
@@ -141,6 +151,12 @@ impl Pace {
     }
 }
 
+fn pause_after(writes: usize) -> Duration {
+    let [.., longest] = PAUSES;
+    let pause = writes.checked_sub(1).and_then(|at| PAUSES.get(at));
+    pause.copied().unwrap_or(longest)
+}
+
 fn text(reason: &PodReason, cards: &[String]) -> String {
     let mut text = reason.line.to_string();
     for card in cards {
@@ -174,18 +190,23 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_written_at_once_the_next_after_thirty_seconds_and_only_the_last_of_many() {
+    fn the_first_is_written_at_once_others_ever_later_and_only_the_last_of_many() {
         let start = Instant::now();
-        let after = |seconds| start + Duration::from_secs(seconds);
         let mut pace = Pace::default();
-        pace.say(reason("a", "one"), vec![], start);
-        assert_eq!(lines(pace.due(start)), ["one"]);
-        pace.say(reason("a", "two"), vec![], after(1));
-        pace.say(reason("a", "three"), vec![], after(2));
-        assert!(pace.due(after(29)).is_empty());
-        assert_eq!(pace.next(), Some(after(30)));
-        assert_eq!(lines(pace.due(after(30))), ["three"]);
-        assert_eq!(pace.next(), None);
+        pace.say(reason("a", "first"), vec![], start);
+        assert_eq!(lines(pace.due(start)), ["first"]);
+        let mut last = start;
+        for (round, seconds) in [1, 5, 30, 30, 30].into_iter().enumerate() {
+            let due = last + Duration::from_secs(seconds);
+            let early = due.checked_sub(Duration::from_millis(1)).unwrap();
+            pace.say(reason("a", "passes"), vec![], last);
+            pace.say(reason("a", &format!("last {round}")), vec![], early);
+            assert!(pace.due(early).is_empty(), "{round}");
+            assert_eq!(pace.next(), Some(due), "{round}");
+            assert_eq!(lines(pace.due(due)), [format!("last {round}")]);
+            assert_eq!(pace.next(), None);
+            last = due;
+        }
     }
 
     #[test]
@@ -194,7 +215,7 @@ mod tests {
         let mut pace = Pace::default();
         pace.say(reason("a", "one"), vec![], start);
         pace.due(start);
-        pace.say(reason("a", "one"), vec![], start + PAUSE);
+        pace.say(reason("a", "one"), vec![], start + PAUSES[0]);
         assert_eq!(pace.next(), None);
         pace.say(reason("a", "two"), vec![], start);
         pace.say(reason("a", "one"), vec![], start);
@@ -211,7 +232,7 @@ mod tests {
         pace.writing(&PodUid::new("a"), reported);
         pace.say(reason("a", "two"), vec![], start);
         assert!(pace.bound(&PodUid::new("a")).is_some());
-        assert!(pace.due(start + PAUSE).is_empty());
+        assert!(pace.due(start + PAUSES[2]).is_empty());
     }
 
     #[test]

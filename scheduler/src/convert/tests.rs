@@ -15,7 +15,7 @@ fn gone<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
 fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
     json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
         "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
-            {"name": "main", "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}}}]}})
+            {"name": "main", "resources": {"limits": {proto::names::resource::GPU: gpus.to_string()}}}]}})
 }
 
 fn world() -> World {

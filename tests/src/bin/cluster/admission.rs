@@ -3,7 +3,9 @@
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::share::pod;
+use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
+use std::time::Duration;
 
 const MEMORY: &str = "gpu-memory annotation value must be a positive integer greater than 0";
 const FRACTION: &str = "gpu-fraction annotation value must be a positive number smaller than 1.0";
@@ -47,10 +49,14 @@ pub(crate) async fn a_value_that_is_merely_too_large_waits_with_a_reason(
     cluster
         .apply_one(&pod(&ns, "huge", &[("gpu-memory", "99999999")], "report"))
         .await?;
-    let reason = cluster.reason(&ns, "huge").await?;
-    ensure!(
-        reason.contains("99999999"),
-        "the reason does not say what was asked for: {reason}"
-    );
-    Ok(())
+    // The first reason may be that no agent was heard yet.
+    until(
+        "a reason that says what was asked for",
+        Duration::from_secs(10),
+        || async {
+            let reason = cluster.reason(&ns, "huge").await?;
+            Ok(Seen::when(reason.contains("99999999"), reason))
+        },
+    )
+    .await
 }
