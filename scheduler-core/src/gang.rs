@@ -2,15 +2,16 @@
 //!
 //! Rules (KAI, `api/podgroup_info`): a set below its minimum is filled at once, all sets
 //! that the group's tree needs together; above the minimum one pod at a time. In the
-//! other direction the last pod of a set above its minimum goes first, one at a time;
-//! else the whole gang goes.
+//! other direction the last pod of a set above its minimum goes first, one at a time,
+//! then the least member of a group that has more than it needs; else the whole gang
+//! goes.
 
 use crate::ids::SetName;
 use crate::model::{PodGroup, SubGroup};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, JobRow, TaskKey};
-use std::cmp::Reverse;
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// One pod set of a job with the pods that belong to it.
@@ -207,21 +208,21 @@ impl Gang {
             .collect()
     }
 
-    /// KAI's order of sub-groups: below the minimum first, then the relatively emptier,
-    /// then by name.
+    /// KAI's order of sub-groups: below the minimum first; then those that must be there
+    /// before those that need not, the relatively emptier first; then by name.
     fn ordered<'a>(&'a self, group: &'a SubGroup) -> Vec<Member<'a>> {
         let mut members = self.members(group);
         members.sort_by(|one, other| {
             let ((a, a_min), (b, b_min)) = (self.progress(*one), self.progress(*other));
-            (a >= a_min)
-                .cmp(&(b >= b_min))
-                .then_with(|| {
-                    // a / a_min against b / b_min without dividing.
-                    let left = u64::from(a) * u64::from(b_min.max(1));
-                    let right = u64::from(b) * u64::from(a_min.max(1));
-                    left.cmp(&right)
-                })
-                .then_with(|| Self::name(*one).cmp(Self::name(*other)))
+            let by_fill = if a < a_min && b < b_min {
+                Ordering::Equal
+            } else {
+                // a / a_min against b / b_min without dividing.
+                let left = u64::from(a) * u64::from(b_min.max(1));
+                let right = u64::from(b) * u64::from(a_min.max(1));
+                (a >= a_min, a_min == 0, left).cmp(&(b >= b_min, b_min == 0, right))
+            };
+            by_fill.then_with(|| Self::name(*one).cmp(Self::name(*other)))
         });
         members
     }
@@ -276,9 +277,9 @@ impl Gang {
         let mut growth = Growth::Exactly;
         for set in &self.sets {
             match set.allocated().cmp(&set.min) {
-                std::cmp::Ordering::Less => return Growth::Below,
-                std::cmp::Ordering::Equal => {}
-                std::cmp::Ordering::Greater => growth = Growth::Above,
+                Ordering::Less => return Growth::Below,
+                Ordering::Equal => {}
+                Ordering::Greater => growth = Growth::Above,
             }
         }
         growth
@@ -347,34 +348,55 @@ impl Gang {
 
     /// The pods that leave first, together, last first; and whether more would follow.
     pub(crate) fn leave(&self) -> (Vec<TaskKey>, bool) {
-        let mut sets: Vec<&Set> = self.sets.iter().collect();
-        sets.sort_by_key(|set| {
-            let allocated = set.allocated();
-            // a / min in millionths: finer than any set is large.
-            let ratio = u64::from(allocated) * 1_000_000 / u64::from(set.min.max(1));
-            Reverse((allocated >= set.min, ratio, set.name.clone()))
-        });
-        let above = self.sets.iter().any(|set| set.allocated() > set.min);
-        let take = if above { 1 } else { sets.len() };
-        let mut leaving = Vec::new();
-        for set in sets.into_iter().take(take) {
-            let most = if set.allocated() > set.min {
-                1
-            } else {
-                usize::MAX
-            };
-            leaving.extend(
-                set.tasks
-                    .iter()
-                    .rev()
-                    .filter(|(_, status)| status.is_allocated())
-                    .map(|(task, _)| *task)
-                    .take(most),
-            );
+        let mut leaving = match &self.root {
+            None => self.sets.first().map(last_of_surplus).unwrap_or_default(),
+            Some(root) => self.surplus(root),
+        };
+        if leaving.is_empty() {
+            let mut sets: Vec<&Set> = self.sets.iter().collect();
+            sets.sort_by(|one, other| other.name.cmp(&one.name));
+            leaving = sets.into_iter().flat_map(all_of_set).collect();
         }
         let all: u32 = self.sets.iter().map(Set::allocated).sum();
         let more = leaving.len() < all as usize;
         (leaving, more)
+    }
+
+    /// What a group can lose and still have what it needs: a pod deeper in the tree, else
+    /// the least of its members whole. Empty: nothing.
+    fn surplus(&self, group: &SubGroup) -> Vec<TaskKey> {
+        let has = self.satisfied(group);
+        if has == 0 {
+            return Vec::new();
+        }
+        let mut members = self.ordered(group);
+        members.reverse();
+        let pods = members.iter().map(|member| match member {
+            Member::Group(inner) => self.surplus(inner),
+            Member::Set(set) => last_of_surplus(set),
+        });
+        if let Some(pods) = pods.into_iter().find(|pods| !pods.is_empty()) {
+            return pods;
+        }
+        if has <= needed(group) {
+            return Vec::new();
+        }
+        members
+            .iter()
+            .map(|member| self.all_of(*member))
+            .find(|pods| !pods.is_empty())
+            .unwrap_or_default()
+    }
+
+    fn all_of(&self, member: Member<'_>) -> Vec<TaskKey> {
+        match member {
+            Member::Set(set) => all_of_set(set),
+            Member::Group(group) => self
+                .members(group)
+                .into_iter()
+                .flat_map(|inner| self.all_of(inner))
+                .collect(),
+        }
     }
 
     /// The same job with some of its pods only.
@@ -405,6 +427,24 @@ impl Gang {
 fn needed(group: &SubGroup) -> u32 {
     let all = u32::try_from(group.groups.len() + group.sets.len()).unwrap_or(u32::MAX);
     group.min_children.unwrap_or(all)
+}
+
+/// The pods of a set that stand or are promised a place, last first.
+fn all_of_set(set: &Set) -> Vec<TaskKey> {
+    set.tasks
+        .iter()
+        .rev()
+        .filter(|(_, status)| status.is_allocated())
+        .map(|(task, _)| *task)
+        .collect()
+}
+
+/// The last pod of a set that has more than its minimum.
+fn last_of_surplus(set: &Set) -> Vec<TaskKey> {
+    let mut pods = all_of_set(set);
+    let keep = usize::from(pods.len() > set.min as usize);
+    pods.truncate(keep);
+    pods
 }
 
 fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {

@@ -3,7 +3,7 @@
 
 use crate::config::{Config, Placement};
 use crate::fit::Seat;
-use crate::fit::seat::whole_count;
+use crate::fit::seat::{free_gpus, whole_count};
 use crate::state::State;
 use crate::state::rows::{MigStrategy, NodeKey, SpecRow};
 
@@ -61,6 +61,8 @@ pub(crate) fn node(
     };
     let placement = match strategy {
         Placement::Binpack => -free,
+        // Parts of shared cards count here, as in KAI.
+        Placement::Spread if has > 0 && wants_gpus => signed(free_gpus(state, key).0) / has,
         Placement::Spread if has > 0 => free.saturating_mul(1_000_000_000) / has,
         Placement::Spread => 0,
     };

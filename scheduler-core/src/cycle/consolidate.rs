@@ -6,13 +6,11 @@ use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::config::Placement;
-use crate::fit::card;
-use crate::fit::seat::whole_count;
+use crate::fit::seat;
 use crate::gang::{Gang, Pick};
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
-use crate::units::NanoGpu;
 use std::cell::Cell;
 
 struct Consolidation {
@@ -119,46 +117,7 @@ impl Cycle<'_> {
 
     /// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB.
     pub(super) fn free_gpus(&self, node: NodeKey) -> (u128, u128) {
-        let Some(row) = self.state.nodes.get(node) else {
-            return (0, 0);
-        };
-        let whole = u128::try_from(whole_count(self.state, node).later).unwrap_or(0);
-        let mut nano = whole * u128::from(NanoGpu::ONE.0);
-        let mut mib = 0;
-        let mut largest = 0;
-        for key in &row.cards {
-            let (Some(card), Some(used)) =
-                (self.state.cards.get(*key), self.state.card_use.get(*key))
-            else {
-                continue;
-            };
-            let cap = u128::from(card::memory(card).cap.0);
-            largest = largest.max(cap);
-            let after = used.after();
-            if after.holds() > 0 && after.modes[0] == 0 && cap > 0 {
-                let free = cap.saturating_sub(after.limits);
-                mib += free;
-                nano += free * u128::from(NanoGpu::ONE.0) / cap;
-            }
-        }
-        mib += whole * largest;
-        let mig: u128 = row.node.as_ref().map_or(0, |node| {
-            node.extended
-                .iter()
-                .map(|(name, count)| {
-                    let used = self
-                        .state
-                        .extra_use
-                        .get(&(row_key(self, node), name.clone()))
-                        .copied()
-                        .unwrap_or_default();
-                    let free = (u128::from(*count) + used.releasing)
-                        .saturating_sub(used.used + used.promised);
-                    u128::from(crate::state::transition::mig_slices(name.as_str())) * free
-                })
-                .sum()
-        });
-        (nano + mig * u128::from(NanoGpu::ONE.0), mib)
+        seat::free_gpus(self.state, node)
     }
 
     /// A pod's name for messages.
@@ -179,13 +138,4 @@ impl Cycle<'_> {
                 _ => row.name.to_string(),
             })
     }
-}
-
-fn row_key(cycle: &Cycle, node: &crate::model::Node) -> NodeKey {
-    cycle
-        .state
-        .node_names
-        .get(&node.name)
-        .copied()
-        .unwrap_or_default()
 }

@@ -173,7 +173,9 @@ impl Cycle<'_> {
         self.state
             .pending
             .iter()
-            .filter_map(|(_, task)| self.state.tasks.get(*task)?.job)
+            .filter_map(|(_, task)| self.state.tasks.get(*task))
+            .filter(|row| !row.gated)
+            .filter_map(|row| row.job)
             .filter(|job| seen.insert(*job))
             .collect()
     }

@@ -66,14 +66,32 @@ impl Cycle<'_> {
         let Some(lowest) = preferred.into_iter().chain(required).max() else {
             return Ok(vec![nodes.to_vec()]);
         };
+        if let (Some(preferred), Some(required)) = (preferred, required)
+            && preferred < required
+        {
+            // KAI walks from the preferred level up and never meets a wider one.
+            return Err(no_such_level(
+                rule,
+                "preferred",
+                rule.preferred.as_deref().unwrap_or_default(),
+            ));
+        }
         let homogeneous = self.is_homogeneous(tasks);
         let wanted: Vec<Amounts> = tasks.iter().map(|task| self.wants(*task)).collect();
         let inside: Vec<(NodeKey, Id)> = nodes
             .iter()
             .filter_map(|node| Some((*node, self.path(*node, &levels)?)))
             .collect();
-        let mut tree = self.tree(&inside, homogeneous, &wanted);
         let common = common_id(&inside, preferred);
+        // A domain counts whole, also where not all of its nodes are candidates.
+        let all: Vec<(NodeKey, Id)> = self
+            .nodes
+            .iter()
+            .filter_map(|node| Some((*node, self.path(*node, &levels)?)))
+            .filter(|(_, path)| path.starts_with(&common))
+            .collect();
+        let mut tree = self.tree(&all, homogeneous, &wanted);
+        let candidates: BTreeSet<NodeKey> = inside.iter().map(|(node, _)| *node).collect();
         let mut sum = Amounts::new();
         for wants in &wanted {
             for (resource, amount) in wants {
@@ -126,7 +144,14 @@ impl Cycle<'_> {
                     && holds(&tree, &id)
                     && let Some(domain) = tree.get(&id)
                 {
-                    found.push(domain.nodes.clone());
+                    found.push(
+                        domain
+                            .nodes
+                            .iter()
+                            .copied()
+                            .filter(|node| candidates.contains(node))
+                            .collect(),
+                    );
                 }
             }
         }
@@ -370,11 +395,15 @@ fn level_of(
     };
     match levels.iter().position(|level| level == wanted) {
         Some(index) => Ok(Some(index + 1)),
-        None => Err(format!(
-            "topology constraint error: workload specified '{wanted}' as the {what} topology constraint level, but the topology tree '{}' does not contain a level with this name",
-            rule.topology
-        )),
+        None => Err(no_such_level(rule, what, wanted)),
     }
+}
+
+fn no_such_level(rule: &TopologyRule, what: &str, wanted: &str) -> String {
+    format!(
+        "topology constraint error: workload specified '{wanted}' as the {what} topology constraint level, but the topology tree '{}' does not contain a level with this name",
+        rule.topology
+    )
 }
 
 /// The deepest domain that holds all nodes, not deeper than the preferred level.
