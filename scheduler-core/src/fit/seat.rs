@@ -54,6 +54,8 @@ pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
     let signed = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
     let mut idle = 0;
     let mut open = 0;
+    // The kubelet refuses a pod for good when its node does not list the count (yet).
+    let listed = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
     if row.node.as_ref().is_some_and(|node| node.managed) {
         if row.agent.is_none() {
             return WholeCount::default();
@@ -69,12 +71,12 @@ pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
             open += i64::from(sums.promised.holds() == 0);
         }
     } else {
-        idle = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
+        idle = listed;
         open = idle;
     }
     let taken = signed(used.used.gpus);
     WholeCount {
-        now: idle - taken,
+        now: idle.min(listed) - taken,
         later: open - taken + signed(used.releasing.gpus) - signed(used.promised.gpus),
     }
 }

@@ -53,6 +53,17 @@ pub(super) fn of(node: &KubeNode, managed: bool) -> Node {
             }
         }
     }
+    // The kubelet refuses a pod for good that asks for what its node does not list: the
+    // tokens count only where the amounts are listed too.
+    let lists = |name: &str| {
+        let amount = status.allocatable.as_ref().and_then(|all| all.get(name));
+        amount
+            .and_then(quantity::down)
+            .is_some_and(|amount| amount > 0)
+    };
+    if !lists(resource::MEMORY_MIB) || !lists(resource::MILLI) {
+        out.extended.remove(&ResourceName::new(resource::SHARE));
+    }
     out.not_ready = status
         .conditions
         .iter()
@@ -93,7 +104,7 @@ mod tests {
                 {"key": "b", "effect": "PreferNoSchedule"}]},
             "status": {
                 "allocatable": {"cpu": "3500m", "memory": "1Ki", "pods": "110", "nvidia.com/gpu": "2",
-                    "aliquot.dev/gpu-share": "96", "aliquot.dev/gpu-memory-mib": "96k"},
+                    "aliquot.dev/gpu-share": "96", "aliquot.dev/gpu-memory-mib": "96k", "aliquot.dev/gpu-milli": "2k"},
                 "conditions": [
                     {"type": "Ready", "status": "Unknown"},
                     {"type": "MemoryPressure", "status": "False"},
@@ -109,5 +120,21 @@ mod tests {
         assert_eq!(node.extended.len(), 1, "{:?}", node.extended);
         assert_eq!(node.not_ready.len(), 1);
         assert!(node.managed);
+    }
+
+    #[test]
+    fn a_share_is_not_sent_where_the_kubelet_does_not_count_its_amounts_yet() {
+        let tokens = |amounts: serde_json::Value| {
+            let mut allocatable = json!({"aliquot.dev/gpu-share": "96"});
+            json_patch::merge(&mut allocatable, &amounts);
+            let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}});
+            let node = of(&serde_json::from_value(node).unwrap(), true);
+            node.extended.values().sum::<u64>()
+        };
+        let (mib, milli) = ("aliquot.dev/gpu-memory-mib", "aliquot.dev/gpu-milli");
+        assert_eq!(tokens(json!({})), 0);
+        assert_eq!(tokens(json!({mib: "96k"})), 0);
+        assert_eq!(tokens(json!({mib: "0", milli: "2k"})), 0);
+        assert_eq!(tokens(json!({mib: "96k", milli: "2k"})), 96);
     }
 }

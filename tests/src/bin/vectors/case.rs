@@ -186,6 +186,7 @@ fn node(value: &Value, name: &str) -> Node {
     node.memory = Bytes(value["memory"].as_u64().unwrap_or(0));
     node.pods = value["pods"].as_u64().unwrap_or(110);
     node.managed = true;
+    node.gpus = u32::try_from(value["gpus"].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
     for (key, label) in value["labels"].as_object().into_iter().flatten() {
         node.labels.insert(
             Arc::from(key.as_str()),
