@@ -57,6 +57,26 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             wrong.push("an assumed task has no decision, or another has one".to_owned());
         }
     }
+    let mut stand: BTreeMap<crate::state::rows::JobKey, u32> = BTreeMap::new();
+    for (key, cell) in &state.task_cells {
+        if let Some(row) = state.tasks.get(key)
+            && let Some(job) = row.job
+            && cell.status.is_allocated()
+            && state.preemptible(row)
+        {
+            *stand.entry(job).or_default() += 1;
+        }
+    }
+    let listed: BTreeMap<_, u32> = state
+        .standing
+        .values()
+        .flat_map(BTreeMap::values)
+        .flatten()
+        .map(|job| (*job, state.standing_at.get(*job).map_or(0, |at| at.pods)))
+        .collect();
+    if stand != listed {
+        wrong.push("jobs with standing pods are not those that are listed".to_owned());
+    }
     let standing: usize = state
         .on_node
         .values()

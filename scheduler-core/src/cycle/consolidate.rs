@@ -7,15 +7,15 @@ use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::fit::seat;
-use crate::gang::{Gang, Pick};
+use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
-use std::cell::Cell;
 
 struct Consolidation {
-    /// How many more jobs may be taken.
-    left: Cell<u64>,
+    job: JobKey,
+    /// How many jobs may be taken; `None`: any number.
+    most: Option<usize>,
 }
 
 impl Rules for Consolidation {
@@ -23,10 +23,23 @@ impl Rules for Consolidation {
         EvictCause::Consolidation
     }
 
-    fn may_be_victim(&self, _cycle: &mut Cycle, _job: JobKey, _gang: &Gang) -> bool {
-        let left = self.left.get();
-        self.left.set(left.saturating_sub(1));
-        left > 0
+    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
+        let Some(most) = self.most else {
+            return cycle.state.standing_at.keys().collect();
+        };
+        // Which ones is KAI's chance; here it is their names.
+        cycle
+            .state
+            .job_names
+            .values()
+            .copied()
+            .filter(|job| *job != self.job && cycle.state.standing_at.contains_key(*job))
+            .take(most)
+            .collect()
+    }
+
+    fn may_be_victim(&self, _cycle: &mut Cycle, _victim: JobKey) -> bool {
+        true
     }
 
     fn allows(
@@ -73,16 +86,9 @@ impl Cycle<'_> {
         while let Some(entry) = queue.pop(self.state, &self.shares) {
             if self.enough_in_sum(entry.job) {
                 // KAI's bound lets one more through than it says.
-                let most = self
-                    .config
-                    .consolidation_jobs
-                    .map_or(u64::MAX, |most| u64::from(most) + 1);
-                self.make_room(
-                    entry.job,
-                    &Consolidation {
-                        left: Cell::new(most),
-                    },
-                );
+                let most = self.config.consolidation_jobs.map(|most| most as usize + 1);
+                let job = entry.job;
+                self.make_room(job, &Consolidation { job, most });
             }
         }
     }

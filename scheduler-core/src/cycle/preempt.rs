@@ -7,7 +7,7 @@ use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::capacity::{self, Check};
-use crate::gang::{Gang, Pick};
+use crate::gang::Pick;
 use crate::ids::QueueName;
 use crate::job_queue::JobQueue;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
@@ -22,11 +22,18 @@ impl Rules for Preemption {
         EvictCause::Preempt
     }
 
-    fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool {
-        let lower = cycle.state.jobs.get(job).is_some_and(|row| {
-            row.queue == self.queue && row.priority(cycle.state) < self.priority
-        });
-        lower && (gang.is_elastic() || !cycle.is_protected(Kind::Preempt, self.queue, job))
+    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
+        self.queue
+            .and_then(|queue| cycle.state.standing.get(&queue))
+            .into_iter()
+            .flat_map(|by_priority| by_priority.range(..self.priority))
+            .flat_map(|(_, jobs)| jobs)
+            .copied()
+            .collect()
+    }
+
+    fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
+        !cycle.is_protected(Kind::Preempt, self.queue, victim) || cycle.gang(victim).is_elastic()
     }
 
     fn allows(

@@ -12,7 +12,7 @@ use super::runtime::Kind;
 use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
-use crate::gang::{Gang, Pick};
+use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::shares::{Share, Three, less, plus, within};
 use crate::state::cell::QueueUse;
@@ -35,10 +35,21 @@ impl Rules for Reclaim {
         EvictCause::Reclaim
     }
 
-    fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool {
-        let queue = cycle.state.jobs.get(job).and_then(|row| row.queue);
-        queue.is_some_and(|queue| queue != self.queue && self.may_lose(cycle, queue))
-            && (gang.is_elastic() || !cycle.is_protected(Kind::Reclaim, Some(self.queue), job))
+    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
+        cycle
+            .state
+            .standing
+            .iter()
+            .filter(|(queue, _)| **queue != self.queue && self.may_lose(cycle, **queue))
+            .flat_map(|(_, by_priority)| by_priority.values())
+            .flatten()
+            .copied()
+            .collect()
+    }
+
+    fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
+        !cycle.is_protected(Kind::Reclaim, Some(self.queue), victim)
+            || cycle.gang(victim).is_elastic()
     }
 
     fn allows(

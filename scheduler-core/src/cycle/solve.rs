@@ -23,8 +23,10 @@ use std::sync::Arc;
 /// The rules of one action.
 pub(super) trait Rules {
     fn cause(&self) -> EvictCause;
-    /// Whose pods may be victims for this job.
-    fn may_be_victim(&self, cycle: &mut Cycle, job: JobKey, gang: &Gang) -> bool;
+    /// Jobs with standing pods that this action may take from, in any order.
+    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey>;
+    /// Whether one of them may lose anything now.
+    fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool;
     /// Whether these victims, as they stand after the simulation, are allowed.
     fn allows(
         &self,
@@ -153,22 +155,23 @@ impl Cycle<'_> {
 
     /// Jobs that may lose pods, by the action's rule.
     fn victims(&mut self, job: JobKey, rules: &dyn Rules) -> Vec<JobKey> {
-        let names: Vec<JobKey> = self.state.job_names.values().copied().collect();
-        names
-            .into_iter()
-            .filter(|victim| *victim != job)
-            .filter(|victim| {
-                let gang = self.gang(*victim);
-                self.state.jobs.get(*victim).is_some_and(|row| row.is_preemptible(self.state))
-                    && gang.tasks().any(|(_, status)| status.is_allocated())
-                    // A binding under way is settled first: its pod cannot be told to go
-                    // and to come at once. One of this decision can be taken back.
-                    && !gang.tasks().any(|(task, status)| {
-                        status == Status::Assumed && !self.is_ours(self.state.cell(task).decision)
-                    })
-                    && rules.may_be_victim(self, *victim, &gang)
+        let mut victims = rules.candidates(self);
+        victims.retain(|victim| {
+            *victim != job && !self.is_being_bound(*victim) && rules.may_be_victim(self, *victim)
+        });
+        victims
+    }
+
+    /// A binding under way is settled first: its pod cannot be told to go and to come at
+    /// once. One of this decision can be taken back.
+    fn is_being_bound(&self, job: JobKey) -> bool {
+        self.state.jobs.get(job).is_some_and(|row| {
+            row.tasks.iter().any(|task| {
+                self.state.task_cells.get(*task).is_some_and(|cell| {
+                    cell.status == Status::Assumed && !self.is_ours(cell.decision)
+                })
             })
-            .collect()
+        })
     }
 
     /// Nodes with something to give, for jobs of which every pod wants GPUs; else all.

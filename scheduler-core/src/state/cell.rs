@@ -6,8 +6,8 @@
 //! cells inside [`State::swap`], forwards and backwards alike. Generations are no cells:
 //! they only rise, also on the way back.
 
-use super::State;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
+use super::{Standing, State};
 use crate::ids::{DecisionId, ResourceName};
 use std::sync::Arc;
 
@@ -323,6 +323,7 @@ impl State {
                 }
             }
         }
+        let (stood, stands) = (old.status.is_allocated(), new.status.is_allocated());
         if (old.status == Status::Pending) != (new.status == Status::Pending)
             && let Some(row) = self.tasks.get(key)
         {
@@ -332,6 +333,68 @@ impl State {
             } else {
                 self.pending.remove(&entry);
             }
+        }
+        if stood != stands {
+            self.restand(key, stands);
+        }
+    }
+
+    /// One more, or one less, of a job's pods stands.
+    fn restand(&mut self, key: TaskKey, stands: bool) {
+        let Some((row, job)) = self.tasks.get(key).and_then(|row| Some((row, row.job?))) else {
+            return;
+        };
+        if !self.preemptible(row) {
+            return;
+        }
+        if stands {
+            if let Some(at) = self.standing_at.get_mut(job) {
+                at.pods += 1;
+                return;
+            }
+            let Some((queue, priority)) = self
+                .jobs
+                .get(job)
+                .and_then(|row| Some((row.queue?, row.priority(self))))
+            else {
+                return;
+            };
+            self.standing_at.insert(
+                job,
+                Standing {
+                    queue,
+                    priority,
+                    pods: 1,
+                },
+            );
+            self.standing
+                .entry(queue)
+                .or_default()
+                .entry(priority)
+                .or_default()
+                .insert(job);
+            return;
+        }
+        let Some(at) = self.standing_at.get_mut(job) else {
+            return;
+        };
+        at.pods -= 1;
+        let at = *at;
+        if at.pods > 0 {
+            return;
+        }
+        self.standing_at.remove(job);
+        let Some(by_priority) = self.standing.get_mut(&at.queue) else {
+            return;
+        };
+        if let Some(jobs) = by_priority.get_mut(&at.priority) {
+            jobs.remove(&job);
+            if jobs.is_empty() {
+                by_priority.remove(&at.priority);
+            }
+        }
+        if by_priority.is_empty() {
+            self.standing.remove(&at.queue);
         }
     }
 }

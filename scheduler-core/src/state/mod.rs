@@ -68,6 +68,11 @@ pub(crate) struct State {
     pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
     /// Who waits, in order.
     pub pending: BTreeSet<(Order, TaskKey)>,
+    /// Jobs that may be victims: with pods that stand or are promised a place, by queue
+    /// and priority.
+    pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
+    /// Under what each of them is listed, and how many such pods it has.
+    pub standing_at: SecondaryMap<JobKey, Standing>,
     /// Decisions without an outcome, and whose they are.
     pub open: BTreeMap<DecisionId, OpenDecision>,
     /// Tasks to be evicted for an agent's last word, until that is decided.
@@ -88,6 +93,14 @@ pub(crate) struct State {
     pub stirred: u64,
     /// Rises with every change of a node.
     pub touched: u64,
+}
+
+/// Where a job with standing pods is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub queue: QueueKey,
+    pub priority: i32,
+    pub pods: u32,
 }
 
 /// A decision whose outcome is still open.

@@ -29,6 +29,9 @@ struct Args {
     /// Print what was decided in each round.
     #[arg(long)]
     trace: bool,
+    /// Print how long each decision took.
+    #[arg(long)]
+    time: bool,
     /// Known exceptions: lines of `<id>: <reason>`. Default: `exceptions.txt` beside the
     /// vectors.
     #[arg(long)]
@@ -48,7 +51,11 @@ fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     let files = files(&args.paths)?;
     let exceptions = exceptions(args.exceptions.as_deref(), &files)?;
-    let tally = play_all(&files, &exceptions, args.only.as_deref(), args.trace)?;
+    let tell = world::Tell {
+        trace: args.trace,
+        time: args.time,
+    };
+    let tally = play_all(&files, &exceptions, args.only.as_deref(), tell)?;
     let mut total = [0; 4];
     for (kind, count) in &tally {
         say(&format!(
@@ -75,7 +82,7 @@ fn play_all(
     files: &[PathBuf],
     exceptions: &BTreeMap<String, String>,
     only: Option<&str>,
-    trace: bool,
+    tell: world::Tell,
 ) -> anyhow::Result<Tally> {
     let mut tally = Tally::new();
     for file in files {
@@ -94,7 +101,7 @@ fn play_all(
                 continue;
             }
             let count = tally.entry(kind.clone()).or_default();
-            match run(&value, trace) {
+            match run(&value, tell) {
                 End::Passed if exceptions.contains_key(&id) => {
                     count[1] += 1;
                     say(&format!(
@@ -109,7 +116,7 @@ fn play_all(
                 }
                 End::Apart(why) => {
                     count[3] += 1;
-                    if trace {
+                    if tell.trace {
                         say(&format!("apart  {id}: {why}"));
                     }
                 }
@@ -119,7 +126,7 @@ fn play_all(
     Ok(tally)
 }
 
-fn run(value: &Value, trace: bool) -> End {
+fn run(value: &Value, tell: world::Tell) -> End {
     if value.get("total_gpu").is_some() {
         return share::run(value);
     }
@@ -130,8 +137,8 @@ fn run(value: &Value, trace: bool) -> End {
         Ok(case) => case,
         Err(error) => return End::Failed(format!("  not understood: {error}")),
     };
-    let rebuilt = world::play(&case, world::Way::Rebuilt, trace);
-    let lived = world::play(&case, world::Way::Lived, trace);
+    let rebuilt = world::play(&case, world::Way::Rebuilt, tell);
+    let lived = world::play(&case, world::Way::Lived, tell);
     let mut wrong = String::new();
     if rebuilt != lived {
         wrong.push_str("  rebuilt and lived cores disagree\n");
@@ -206,7 +213,7 @@ mod tests {
         let files = recorded();
         let exceptions = exceptions(None, &files).unwrap();
         assert!(exceptions.len() <= 15, "{} exceptions", exceptions.len());
-        let tally = play_all(&files, &exceptions, None, false).unwrap();
+        let tally = play_all(&files, &exceptions, None, world::Tell::default()).unwrap();
         let total = tally.values().fold([0; 4], |mut total, count| {
             for (sum, more) in total.iter_mut().zip(count) {
                 *sum += more;
@@ -223,12 +230,13 @@ mod tests {
     fn another_outcome_than_the_recorded_one_fails() {
         let line = std::fs::read_to_string(recorded().last().unwrap()).unwrap();
         let mut value: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
-        assert!(matches!(run(&value, false), End::Passed));
+        let silent = world::Tell::default();
+        assert!(matches!(run(&value, silent), End::Passed));
         for state in value["accepted"].as_array_mut().unwrap() {
             for task in state.as_object_mut().unwrap().values_mut() {
                 task["status"] = Value::from("Succeeded");
             }
         }
-        assert!(matches!(run(&value, false), End::Failed(_)));
+        assert!(matches!(run(&value, silent), End::Failed(_)));
     }
 }

@@ -7,6 +7,7 @@ use scheduler_core::model::{Amount, Ask, ContainerGrant, Mode, Phase, Placement}
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, text};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 /// How the core gets to a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,17 @@ struct Stand {
     memory: u64,
 }
 
+/// What is said while a case is played.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tell {
+    /// What was decided.
+    pub(crate) trace: bool,
+    /// How long it took.
+    pub(crate) time: bool,
+}
+
 /// Plays a case. The state after the last round's actions, by uid.
-pub(crate) fn play(case: &Case, way: Way, trace: bool) -> BTreeMap<String, State> {
+pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State> {
     let mut stands = place(case);
     let mut core = fresh(case, &stands);
     let mut names = 0;
@@ -48,8 +58,17 @@ pub(crate) fn play(case: &Case, way: Way, trace: bool) -> BTreeMap<String, State
         if way == Way::Rebuilt && round > 0 {
             core = fresh(case, &stands);
         }
+        let start = Instant::now();
         let decision = core.decide(Time(NOW));
-        if trace {
+        if tell.time {
+            crate::say(&format!(
+                "{way:?} round {round}: {:?}, {} steps, {} actions",
+                start.elapsed(),
+                decision.steps,
+                decision.actions.len()
+            ));
+        }
+        if tell.trace {
             crate::say(&format!(
                 "-- {way:?} round {round}\n{}",
                 text::decision(&decision)
@@ -60,7 +79,7 @@ pub(crate) fn play(case: &Case, way: Way, trace: bool) -> BTreeMap<String, State
         let last = stands;
         stands = feed_back(&decided);
         if way == Way::Lived {
-            tell(&mut core, &decision, &last, &stands);
+            report(&mut core, &decision, &last, &stands);
         }
     }
     after
@@ -351,7 +370,7 @@ fn feed_back(after: &[Stand]) -> Vec<Stand> {
 }
 
 /// Tells a living core how its actions ended and what changed.
-fn tell(core: &mut Core, decision: &Decision, before: &[Stand], after: &[Stand]) {
+fn report(core: &mut Core, decision: &Decision, before: &[Stand], after: &[Stand]) {
     for action in &decision.actions {
         let _ = core.apply(Event::Outcome(Outcome {
             decision: action.decision(),
