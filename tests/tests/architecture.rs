@@ -175,6 +175,10 @@ fn only_one_module_touches_nvml() {
 fn names_that_two_processes_share_are_written_once() {
     for folder in ["agent/src", "scheduler/src", "hook/src", "cdi/src"] {
         for (path, text) in sources(folder) {
+            // Tests write out what others say.
+            if path.ends_with("tests.rs") {
+                continue;
+            }
             for (number, line) in shipped(&text).lines().enumerate() {
                 let code = line.trim_start();
                 if code.starts_with("//") {

@@ -271,3 +271,6 @@ impl Actor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! Against the simulated API server, which loses answers and refuses as it is told.
+
+use super::*;
+use crate::trust;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use proto::names::grant as key;
+use scheduler_core::ids::{ContainerName, GpuUuid, NodeName, NodeUid};
+use scheduler_core::model::{ContainerGrant, Mode};
+use scheduler_core::units::{Mib, Percent};
+use scheduler_core::{Bind, Evict, EvictCause, ReasonKind, Received};
+use serde_json::json;
+use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
+
+const NS: &str = "default";
+
+struct Site {
+    client: Client,
+    server: Handle,
+    work: mpsc::UnboundedSender<Work>,
+    outcomes: mpsc::UnboundedReceiver<Outcome>,
+    trust: Trust,
+    decisions: u64,
+    stop: CancellationToken,
+}
+
+impl Site {
+    async fn start() -> Self {
+        let server = ApiServer::bind(Config::default()).await.unwrap();
+        let handle = server.handle();
+        let mut config = handle.config();
+        config.default_retry = false;
+        let client = Client::try_from(config).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.serve(stop.clone()));
+        let names = ["localhost".to_owned()];
+        let trust = trust::establish(&client, NS, &names).await.unwrap();
+        let (work, todo) = mpsc::unbounded_channel();
+        let (said, outcomes) = mpsc::unbounded_channel();
+        tokio::spawn(run(
+            Settings {
+                scheduler_name: "kai-scheduler".into(),
+                identity: "test".into(),
+                at_once: 8,
+            },
+            client.clone(),
+            trust.clone(),
+            Arc::new(Meters::registered().0),
+            todo,
+            said,
+            stop.clone(),
+        ));
+        Self {
+            client,
+            server: handle,
+            work,
+            outcomes,
+            trust,
+            decisions: 0,
+            stop,
+        }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NS)
+    }
+
+    async fn pod(&self, name: &str, owned: bool) -> Pod {
+        let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "o", "controller": true}]);
+        let pod = json!({
+            "metadata": {"name": name, "ownerReferences": if owned { owner } else { json!([]) }},
+            "spec": {"schedulerName": "kai-scheduler", "containers": [{"name": "c", "image": "i"}]},
+        });
+        let pod = serde_json::from_value(pod).unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap()
+    }
+
+    fn decision(&mut self) -> DecisionId {
+        self.decisions += 1;
+        DecisionId {
+            epoch: 1,
+            sequence: self.decisions,
+        }
+    }
+
+    fn bind(&mut self, pod: &Pod, node: &str) -> DecisionId {
+        let decision = self.decision();
+        let name = pod.metadata.name.clone().unwrap();
+        self.act(Action::Bind(Bind {
+            decision,
+            pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
+            namespace: NS.into(),
+            name: name.as_str().into(),
+            node: NodeName::new(node),
+            node_uid: NodeUid::new("node-uid"),
+            grants: vec![ContainerGrant {
+                container: ContainerName::new("c"),
+                cards: vec![GpuUuid::new("GPU-1")],
+                memory: Mib(2000),
+                compute: Percent::FULL,
+                mode: Mode::Mps,
+                note: None,
+            }],
+            received: Received::Fraction,
+        }));
+        decision
+    }
+
+    fn evict(&mut self, pod: &Pod, cause: EvictCause) -> DecisionId {
+        let decision = self.decision();
+        self.act(Action::Evict(Evict {
+            decision,
+            pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
+            namespace: NS.into(),
+            name: pod.metadata.name.as_deref().unwrap().into(),
+            cause,
+            message: "room is needed".into(),
+            in_favour_of: None,
+        }));
+        decision
+    }
+
+    fn act(&self, action: Action) {
+        self.work.send(Work::Action(Box::new(action))).unwrap();
+    }
+
+    async fn outcome(&mut self) -> Outcome {
+        let outcome = tokio::time::timeout(Duration::from_secs(20), self.outcomes.recv()).await;
+        outcome.expect("in time").expect("it runs")
+    }
+
+    /// Everything that is under way has ended and said nothing more.
+    async fn nothing_more(mut self) {
+        self.stop.cancel();
+        assert_eq!(self.outcomes.recv().await, None, "an outcome too many");
+    }
+}
+
+#[tokio::test]
+async fn a_binding_carries_node_and_a_grant_signed_for_this_pod() {
+    let mut site = Site::start().await;
+    let pod = site.pod("p", false).await;
+    let decision = site.bind(&pod, "n1");
+    let expected = Outcome {
+        decision,
+        result: OutcomeResult::Confirmed,
+    };
+    assert_eq!(site.outcome().await, expected);
+    let bound = site.pods().get("p").await.unwrap();
+    assert_eq!(bound.spec.unwrap().node_name.as_deref(), Some("n1"));
+    let annotations = bound.metadata.annotations.unwrap();
+    assert_eq!(annotations[key::RECEIVED_TYPE], "Fraction");
+    let keys = [(
+        site.trust.signer().key_id().to_owned(),
+        site.trust.signer().public_key(),
+    )];
+    let verifier = api::Verifier::new(site.trust.cluster_id(), keys.into());
+    let identity = api::grant::PodIdentity {
+        namespace: NS.into(),
+        name: "p".into(),
+        uid: pod.metadata.uid.unwrap(),
+    };
+    let node = api::grant::NodeIdentity {
+        name: "n1".into(),
+        uid: "node-uid".into(),
+    };
+    let grant = verifier
+        .verify(&annotations[key::GRANT], &identity, &node)
+        .unwrap();
+    assert_eq!(grant.containers[0].memory_mib.0, 2000);
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn whatever_becomes_of_the_answer_a_pod_is_bound_once_and_that_is_said_once() {
+    for faults in [
+        vec![Fault::LoseAnswer],
+        vec![Fault::TooManyRequests],
+        vec![Fault::InternalError],
+        vec![Fault::TooManyRequests, Fault::LoseAnswer],
+        vec![
+            Fault::InternalError,
+            Fault::TooManyRequests,
+            Fault::LoseAnswer,
+        ],
+    ] {
+        let mut site = Site::start().await;
+        let pod = site.pod("p", false).await;
+        for fault in &faults {
+            site.server.plan("POST", "/p/binding", *fault);
+        }
+        let decision = site.bind(&pod, "n1");
+        let expected = Outcome {
+            decision,
+            result: OutcomeResult::Confirmed,
+        };
+        assert_eq!(site.outcome().await, expected, "{faults:?}");
+        let bound = site.pods().get("p").await.unwrap();
+        assert_eq!(
+            bound.spec.unwrap().node_name.as_deref(),
+            Some("n1"),
+            "{faults:?}"
+        );
+        site.nothing_more().await;
+    }
+}
+
+#[tokio::test]
+async fn an_api_server_that_stays_busy_ends_in_a_refusal_that_may_be_tried_again() {
+    let mut site = Site::start().await;
+    let pod = site.pod("p", false).await;
+    for _ in 0..10 {
+        site.server
+            .plan("POST", "/p/binding", Fault::TooManyRequests);
+    }
+    site.bind(&pod, "n1");
+    let outcome = site.outcome().await;
+    assert!(
+        matches!(
+            outcome.result,
+            OutcomeResult::Refused {
+                retryable: true,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
+    let pod = site.pods().get("p").await.unwrap();
+    assert_eq!(pod.spec.unwrap().node_name, None);
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn who_is_bound_elsewhere_gone_or_made_anew_is_not_bound_by_us() {
+    let mut site = Site::start().await;
+    let elsewhere = site.pod("elsewhere", false).await;
+    site.bind(&elsewhere, "n2");
+    site.outcome().await;
+    site.bind(&elsewhere, "n1");
+    let outcome = site.outcome().await;
+    assert!(
+        matches!(outcome.result, OutcomeResult::Refused { .. }),
+        "{outcome:?}"
+    );
+
+    let gone = site.pod("p", false).await;
+    site.pods()
+        .delete("p", &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    site.bind(&gone, "n1");
+    let outcome = site.outcome().await;
+    assert!(
+        matches!(
+            outcome.result,
+            OutcomeResult::Refused {
+                retryable: false,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
+
+    site.pod("p", false).await;
+    site.bind(&gone, "n1");
+    let outcome = site.outcome().await;
+    assert!(
+        matches!(outcome.result, OutcomeResult::Refused { .. }),
+        "{outcome:?}"
+    );
+    let anew = site.pods().get("p").await.unwrap();
+    assert_eq!(
+        anew.spec.unwrap().node_name,
+        None,
+        "another pod of the same name"
+    );
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn an_eviction_deletes_that_pod_and_never_its_successor() {
+    let mut site = Site::start().await;
+    let old = site.pod("p", true).await;
+    site.evict(&old, EvictCause::Preempt);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    let deleting = site.pods().get_opt("p").await.unwrap();
+    assert!(deleting.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()));
+    site.pods()
+        .delete("p", &DeleteParams::default().grace_period(0))
+        .await
+        .ok();
+
+    site.pod("p", true).await;
+    site.evict(&old, EvictCause::Preempt);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    let successor = site.pods().get("p").await.unwrap();
+    assert_eq!(successor.metadata.deletion_timestamp, None);
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn a_bare_pod_whose_grant_is_refused_is_told_and_not_lost() {
+    let mut site = Site::start().await;
+    let (bare, owned) = (site.pod("bare", false).await, site.pod("owned", true).await);
+    for pod in [&bare, &owned] {
+        site.evict(pod, EvictCause::GrantRefused);
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    }
+    let told = site.pods().get("bare").await.unwrap();
+    assert_eq!(told.metadata.deletion_timestamp, None);
+    let conditions = told.status.unwrap().conditions.unwrap();
+    assert!(
+        conditions.iter().any(|one| one
+            .message
+            .as_ref()
+            .is_some_and(|text| text.contains("create it again"))),
+        "{conditions:?}"
+    );
+    let owned = site.pods().get_opt("owned").await.unwrap();
+    assert!(owned.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()));
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn a_reason_becomes_a_condition_that_autoscalers_read() {
+    let site = Site::start().await;
+    let pod = site.pod("p", false).await;
+    let reason = PodReason {
+        pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
+        namespace: NS.into(),
+        name: "p".into(),
+        mark: true,
+        kind: ReasonKind::Unschedulable,
+        line: "no nodes: GPUs. node n1: GPU-1: full".into(),
+    };
+    let cards = vec!["node n1: GPU-1: full".to_owned()];
+    site.work.send(Work::Reason(reason, cards)).unwrap();
+    let written = async {
+        loop {
+            let pod = site.pods().get("p").await.unwrap();
+            let conditions = pod.status.and_then(|status| status.conditions);
+            if let Some(condition) = conditions.unwrap_or_default().into_iter().next() {
+                return condition;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let condition = tokio::time::timeout(Duration::from_secs(5), written)
+        .await
+        .unwrap();
+    assert_eq!(
+        (condition.type_.as_str(), condition.status.as_str()),
+        ("PodScheduled", "False")
+    );
+    assert_eq!(condition.reason.as_deref(), Some("Unschedulable"));
+    assert_eq!(
+        condition.message.as_deref(),
+        Some("no nodes: GPUs.\nnode n1: GPU-1: full")
+    );
+    site.nothing_more().await;
+}
