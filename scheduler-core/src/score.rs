@@ -5,7 +5,7 @@ use crate::config::{Config, Placement};
 use crate::fit::Seat;
 use crate::fit::seat::{free_gpus, whole_count};
 use crate::state::State;
-use crate::state::rows::{MigStrategy, NodeKey, SpecRow};
+use crate::state::rows::{NodeKey, SpecRow};
 
 /// Larger is better. The caller breaks ties by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,7 +71,7 @@ pub(crate) fn node(
         topology: 0,
         joins: seat.joins && config.gpu_placement == Placement::Binpack,
         now: seat.allocatable,
-        plain: !wants_gpus && gpus == 0 && row.mig == MigStrategy::Off,
+        plain: !wants_gpus && row.is_plain(),
         placement,
     }
 }

@@ -243,9 +243,13 @@ fn target(
             state.end_pause(key);
             for hold in cell.holds() {
                 if let Some(row) = state.cards.get_mut(hold.card)
-                    && let Some(until) = row.pause.take().and_then(|pause| pause.until)
+                    && let Some(pause) = row.pause.take()
                 {
-                    state.card_pauses.remove(&(until, hold.card));
+                    let node = row.node;
+                    if let Some(until) = pause.until {
+                        state.card_pauses.remove(&(until, hold.card));
+                    }
+                    state.touch_node(node);
                 }
             }
             cell

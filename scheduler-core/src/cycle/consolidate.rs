@@ -6,11 +6,10 @@ use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::config::Placement;
-use crate::fit::seat;
 use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::state::rows::{JobKey, TaskKey};
 
 struct Consolidation {
     job: JobKey,
@@ -94,7 +93,8 @@ impl Cycle<'_> {
     }
 
     /// The cluster has as much as the job wants, in sum.
-    fn enough_in_sum(&self, job: JobKey) -> bool {
+    fn enough_in_sum(&mut self, job: JobKey) -> bool {
+        self.state.refresh_rooms();
         let tasks = self
             .gang(job)
             .next(Pick::WaitingAndVictims, &|task| self.may(task));
@@ -104,26 +104,8 @@ impl Cycle<'_> {
             .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
             .map(|spec| spec.share_mib)
             .sum();
-        let (mut gpus, mut free_mib) = (0, 0);
-        for node in self.nodes.iter() {
-            let ready = self
-                .state
-                .nodes
-                .get(*node)
-                .and_then(|row| row.node.as_ref())
-                .is_some_and(|node| node.not_ready.is_empty());
-            if ready {
-                let (nano, mib) = self.free_gpus(*node);
-                gpus += nano;
-                free_mib += mib;
-            }
-        }
-        wanted[0] <= gpus && mib <= free_mib
-    }
-
-    /// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB.
-    pub(super) fn free_gpus(&self, node: NodeKey) -> (u128, u128) {
-        seat::free_gpus(self.state, node)
+        let rooms = &self.state.rooms;
+        wanted[0] <= rooms.nano && mib <= rooms.mib
     }
 
     /// A pod's name for messages.

@@ -13,6 +13,7 @@
 mod act;
 mod allocate;
 mod consolidate;
+mod find;
 mod place;
 mod preempt;
 mod reason;

@@ -2,16 +2,18 @@
 //! each pod (KAI, `actions/common/allocate.go`).
 
 use super::Cycle;
+use super::find;
 use super::reason::no_fit_line;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit::{self, Seat};
 use crate::gang::{Gang, Set};
+use crate::ids::NodeName;
 use crate::model::{Mode, SubGroup, TopologyRule};
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
-use crate::state::rows::{Hold, JobKey, NodeKey, TaskKey};
-use std::collections::BTreeSet;
+use crate::state::rows::{Hold, JobKey, NodeKey, SpecRow, TaskKey};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Whether pods may be bound now, or are only promised.
@@ -199,45 +201,36 @@ impl Cycle<'_> {
         {
             return Err(Arc::clone(&no_fit.line));
         }
-        self.decision.steps += nodes.len() as u64;
-        let topology = self.topology_scores(task, &set);
-        let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
         let mut over = None;
-        for key in nodes {
-            let Ok(seat) = fit::node(self.state, spec, *key, self.config, way == Way::Promise)
-            else {
-                continue;
-            };
-            let mut score = score::node(self.state, self.config, spec, *key, &seat);
-            score.topology = topology
-                .and_then(|scores| scores.get(key))
-                .copied()
-                .unwrap_or(0);
-            let avoided = self
-                .state
-                .nodes
-                .get(*key)
-                .is_some_and(|row| avoid.contains(&row.name));
-            let rank = (!avoided, score);
-            // The first of equals: nodes come in order of name.
-            if best.as_ref().is_some_and(|best| rank <= best.0) {
-                continue;
-            }
-            if let Some(line) = self.over_capacity_there(task, &seat) {
-                over = Some(line);
-                continue;
-            }
-            best = Some((rank, *key, seat));
-        }
-        let Some((_, node, seat)) = best else {
+        let all = nodes.len() == self.nodes.len();
+        let topology = self.topology_scores(task, &set);
+        let best = if all && avoid.is_empty() && topology.is_none() && self.is_sorted_for(spec) {
+            let found = find::best(self, task, spec_key, way, &mut over);
+            self.decision.steps += found.looked_at;
+            debug_assert_eq!(
+                found.best,
+                self.state.specs.get(spec_key).and_then(|spec| {
+                    self.best_of(task, spec, nodes, way, None, &[], &mut None)
+                }),
+                "the index finds another node than looking at each"
+            );
+            found.best
+        } else {
+            let best = self.best_of(task, spec, nodes, way, topology, &avoid, &mut over);
+            self.decision.steps += nodes.len() as u64;
+            best
+        };
+        let Some((node, seat)) = best else {
             if let Some(line) = over {
                 return Err(Arc::from(line));
             }
-            let all = nodes.len() == self.nodes.len();
+            let Some(spec) = self.state.specs.get(spec_key).filter(|_| way == Way::Real) else {
+                // A simulation's reasons reach nobody.
+                return Err(Arc::from(""));
+            };
             let line = no_fit_line(self.state, self.config, spec, nodes);
             let at = self.state.loosened;
-            if way == Way::Real
-                && all
+            if all
                 && !self.state.is_tentative()
                 && let Some(spec) = self.state.specs.get_mut(spec_key)
             {
@@ -257,8 +250,51 @@ impl Cycle<'_> {
         }
     }
 
+    /// The best of these nodes, each looked at.
+    #[allow(clippy::too_many_arguments)]
+    fn best_of(
+        &self,
+        task: TaskKey,
+        spec: &SpecRow,
+        nodes: &[NodeKey],
+        way: Way,
+        topology: Option<&BTreeMap<NodeKey, u8>>,
+        avoid: &[NodeName],
+        over: &mut Option<String>,
+    ) -> Option<(NodeKey, Seat)> {
+        let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
+        for key in nodes {
+            let promise = way == Way::Promise;
+            let Ok(seat) = fit::node(self.state, spec, *key, self.config, promise) else {
+                continue;
+            };
+            let mut score = score::node(self.state, self.config, spec, *key, &seat);
+            score.topology = topology
+                .and_then(|scores| scores.get(key))
+                .copied()
+                .unwrap_or(0);
+            let avoided = !avoid.is_empty()
+                && self
+                    .state
+                    .nodes
+                    .get(*key)
+                    .is_some_and(|row| avoid.contains(&row.name));
+            let rank = (!avoided, score);
+            // The first of equals: nodes come in order of name.
+            if best.as_ref().is_some_and(|best| rank <= best.0) {
+                continue;
+            }
+            if let Some(line) = self.over_capacity_there(task, &seat) {
+                *over = Some(line);
+                continue;
+            }
+            best = Some((rank, *key, seat));
+        }
+        best.map(|(_, key, seat)| (key, seat))
+    }
+
     /// GPU memory counts differently on each node: judged again where it would stand.
-    fn over_capacity_there(&self, task: TaskKey, seat: &Seat) -> Option<String> {
+    pub(super) fn over_capacity_there(&self, task: TaskKey, seat: &Seat) -> Option<String> {
         let row = self.state.tasks.get(task)?;
         let spec = self.state.specs.get(row.spec)?;
         if spec.share_mib == 0 {

@@ -84,8 +84,6 @@ pub(super) struct Demand {
     pub all: u128,
     /// Of the pod that wants least.
     pub least: u128,
-    /// What the nodes have free or leaving before anybody is taken off.
-    pub free: BTreeMap<NodeKey, u128>,
     /// Nodes that are tried in any case.
     pub feasible: BTreeSet<NodeKey>,
 }
@@ -103,11 +101,6 @@ impl Cycle<'_> {
         Demand {
             all: tasks.iter().map(wants).sum(),
             least: tasks.iter().map(wants).min().unwrap_or(0),
-            free: self
-                .nodes
-                .iter()
-                .map(|node| (*node, self.free_gpus(*node).0))
-                .collect(),
             feasible: feasible.clone(),
         }
     }
@@ -174,20 +167,23 @@ impl Cycle<'_> {
                 }
             }
         };
-        let mut gives = demand.free.clone();
+        // What a node has before anybody is taken off, and what victims give on top.
+        let has = |node: &NodeKey| self.state.rooms.of(*node).nano;
+        let mut gives: BTreeMap<NodeKey, u128> = BTreeMap::new();
         for unit in &whole.recorded {
             freed(&unit.tasks, &mut gives);
         }
         // Units by the nodes that they stand on, nodes in the order in which they came up.
         let mut bearing: Vec<(NodeKey, Vec<usize>)> = Vec::new();
-        let mut baseline = gives.clone();
+        let mut potential_nodes: BTreeSet<NodeKey> = BTreeSet::new();
+        let recorded: BTreeMap<NodeKey, u128> = gives.clone();
         for (index, unit) in whole.potential.iter().enumerate() {
             freed(&unit.tasks, &mut gives);
             for task in &unit.tasks {
                 let Some(node) = self.state.cell(*task).node else {
                     continue;
                 };
-                baseline.remove(&node);
+                potential_nodes.insert(node);
                 match bearing.iter_mut().find(|(known, _)| *known == node) {
                     Some((_, units)) if units.last() == Some(&index) => {}
                     Some((_, units)) => units.push(index),
@@ -195,20 +191,21 @@ impl Cycle<'_> {
                 }
             }
         }
-        let gives_of = |node: &NodeKey| gives.get(node).copied().unwrap_or(0);
+        let gives_of = |node: &NodeKey| has(node) + gives.get(node).copied().unwrap_or(0);
         bearing.retain(|(node, _)| demand.least == 0 || gives_of(node) >= demand.least);
         // Stable: equals stay in the order in which they came up.
         bearing.sort_by_key(|(node, _)| gives_of(node));
-        let recorded: BTreeSet<NodeKey> = whole
-            .recorded
+        // Nodes that are tried in any case and that nobody has to leave for it.
+        let there: u128 = demand
+            .feasible
             .iter()
-            .flat_map(|unit| &unit.tasks)
-            .filter_map(|task| self.state.cell(*task).node)
-            .collect();
-        let there: u128 = baseline
-            .iter()
-            .filter(|(node, _)| demand.feasible.contains(node) || recorded.contains(node))
-            .map(|(_, gives)| gives)
+            .chain(
+                recorded
+                    .keys()
+                    .filter(|node| !demand.feasible.contains(*node)),
+            )
+            .filter(|node| !potential_nodes.contains(*node))
+            .map(|node| has(node) + recorded.get(node).copied().unwrap_or(0))
             .sum();
         let missing = demand.all.saturating_sub(there);
         let Some(mut count) = covering(&bearing, missing, gives_of) else {

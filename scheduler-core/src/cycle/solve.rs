@@ -67,13 +67,14 @@ impl Cycle<'_> {
         if victims.is_empty() {
             return false;
         }
+        let feasible = self.feasible_nodes(&tasks);
         let search = Search {
             job,
             gang: &gang,
             tasks: &tasks,
             rules,
             victims: &victims,
-            feasible: self.feasible_nodes(&tasks),
+            feasible,
         };
         let mut failed = Failed::default();
         for generator in Generator::ALL {
@@ -175,7 +176,7 @@ impl Cycle<'_> {
     }
 
     /// Nodes with something to give, for jobs of which every pod wants GPUs; else all.
-    fn feasible_nodes(&self, tasks: &[TaskKey]) -> BTreeSet<NodeKey> {
+    fn feasible_nodes(&mut self, tasks: &[TaskKey]) -> BTreeSet<NodeKey> {
         let gpus_only = tasks.iter().all(|task| {
             self.state
                 .tasks
@@ -183,10 +184,15 @@ impl Cycle<'_> {
                 .and_then(|row| self.state.specs.get(row.spec))
                 .is_some_and(crate::state::rows::SpecRow::wants_gpus)
         });
-        self.nodes
+        if !gpus_only {
+            return self.nodes.iter().copied().collect();
+        }
+        self.state.refresh_rooms();
+        let rooms = &self.state.rooms;
+        rooms
+            .some_gpu
             .iter()
-            .copied()
-            .filter(|node| !gpus_only || self.free_gpus(*node).0 > 0)
+            .filter_map(|rank| rooms.node(*rank))
             .collect()
     }
 
@@ -226,6 +232,8 @@ impl Cycle<'_> {
             .collect();
         let demand = self.demand(&search.tasks[..count], &search.feasible);
         loop {
+            // Trials leave the index where they were.
+            self.state.refresh_rooms();
             for scenario in self.scenarios(generator, &demand, &whole) {
                 let victims = scenario.tasks();
                 if victims.is_empty() || failed.contains(&(count, victims.clone())) {

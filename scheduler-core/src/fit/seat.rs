@@ -428,7 +428,14 @@ fn seat_share(
     }
     candidates.truncate(wanted);
     seat.now &= now && candidates.iter().all(|candidate| candidate.now);
-    seat.joins |= candidates.iter().any(|candidate| !candidate.opens);
+    // A card that another container of this pod opens was not shared before.
+    seat.joins |= candidates.iter().any(|candidate| {
+        !candidate.opens
+            && state
+                .card_use
+                .get(candidate.key)
+                .is_some_and(|used| used.after().holds() > 0)
+    });
     take(
         state,
         container,

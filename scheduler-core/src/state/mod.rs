@@ -3,12 +3,14 @@
 //! - [`rows`]: what is known of each object; changed by events alone.
 //! - [`cell`]: what a decision may move, and the one setter with its journal.
 //! - [`transition`]: the one function that moves sums.
+//! - [`room`]: nodes in the order of what they have to give.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
 
 pub(crate) mod cell;
 mod queue_tree;
+pub(crate) mod room;
 pub(crate) mod rows;
 pub(crate) mod transition;
 
@@ -64,6 +66,8 @@ pub(crate) struct State {
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
     pub journal: Journal,
 
+    /// Nodes by what they have to give.
+    pub rooms: room::Rooms,
     /// Who stands on a node.
     pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
     /// Who waits, in order.
@@ -119,6 +123,7 @@ impl State {
     /// Something about the node changed: what was computed from it is void.
     pub(crate) fn touch_node(&mut self, key: NodeKey) {
         self.touched += 1;
+        self.rooms.touch(key);
         if let Some(row) = self.nodes.get_mut(key) {
             row.generation = self.touched;
         }
@@ -177,6 +182,7 @@ impl State {
         self.node_use.insert(key, NodeUse::default());
         self.on_node.insert(key, BTreeSet::new());
         self.node_names.insert(name.clone(), key);
+        self.rooms.rename();
         key
     }
 
@@ -188,6 +194,7 @@ impl State {
             });
         if empty && let Some(row) = self.nodes.remove(key) {
             self.node_names.remove(&row.name);
+            self.rooms.rename();
             self.node_use.remove(key);
             self.on_node.remove(key);
         }

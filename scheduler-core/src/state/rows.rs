@@ -44,6 +44,18 @@ pub(crate) struct NodeRow {
     pub generation: u64,
 }
 
+impl NodeRow {
+    /// It has no GPUs, and offers no MIG.
+    pub(crate) fn is_plain(&self) -> bool {
+        let gpus = match &self.node {
+            Some(node) if node.managed => self.cards.len(),
+            Some(node) => node.gpus as usize,
+            None => 0,
+        };
+        gpus == 0 && self.mig == MigStrategy::Off
+    }
+}
+
 /// How a node offers MIG, by KAI's reading of its labels and resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MigStrategy {

@@ -1,0 +1,193 @@
+//! What nodes have to give, in the order in which a pod would look at them: the index
+//! that keeps placing one pod from walking over every node.
+//!
+//! In: nodes that were touched. Out: for each node what is free or leaving, and the nodes
+//! sorted by it, then by name. Brought up to date when it is asked ([`State::refresh_rooms`]);
+//! in between it only remembers who was touched, so trials and their undoing cost nothing
+//! here. It decides nothing: whoever asks checks each node again with `fit`.
+
+use super::State;
+use super::rows::NodeKey;
+use crate::fit::{card, seat};
+use crate::units::Mib;
+use slotmap::SecondaryMap;
+use std::collections::BTreeSet;
+
+/// One node's room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Whole GPUs free or leaving, less promises.
+    pub whole: i64,
+    /// GPUs free or leaving, whole and in parts: nano-GPU and MiB.
+    pub nano: u128,
+    pub mib: u128,
+    /// Nothing keeps the node from taking pods.
+    pub ready: bool,
+    /// It has GPUs, or offers MIG: pods without GPUs go elsewhere first.
+    pub has_gpus: bool,
+    /// Millicores free or leaving, less promises.
+    pub cpu: i128,
+    /// The most that a share may be nominally worth to join one of its shared cards;
+    /// `None`: it has none.
+    pub shared: Option<u64>,
+    /// The smallest card: what a fraction is worth at least.
+    pub smallest: u64,
+    /// Some card may be opened for a share and is no whole GPU.
+    pub odd: bool,
+}
+
+/// All nodes' rooms, and their orders.
+#[derive(Debug, Default)]
+pub(crate) struct Rooms {
+    /// Touched since the last time.
+    dirty: Vec<NodeKey>,
+    /// A node came or went: ranks are to be given anew.
+    names_changed: bool,
+    /// Nodes by name.
+    by_rank: Vec<NodeKey>,
+    rank: SecondaryMap<NodeKey, u32>,
+    at: SecondaryMap<NodeKey, Room>,
+    /// By whole GPUs, then name.
+    pub by_whole: BTreeSet<(i64, u32)>,
+    /// Those with shared cards, in the same order.
+    pub sharing: BTreeSet<(i64, u32)>,
+    /// Without GPUs first, then by millicores, then name.
+    pub by_cpu: BTreeSet<(bool, i128, u32)>,
+    /// With GPUs free or leaving, whole or in parts.
+    pub some_gpu: BTreeSet<u32>,
+    /// Over all ready nodes.
+    pub nano: u128,
+    pub mib: u128,
+}
+
+impl Rooms {
+    /// The node has changed somehow.
+    pub(crate) fn touch(&mut self, key: NodeKey) {
+        // The newest is the likeliest to be touched again.
+        if self.dirty.last() != Some(&key) {
+            self.dirty.push(key);
+        }
+    }
+
+    /// Nodes came or went.
+    pub(crate) fn rename(&mut self) {
+        self.names_changed = true;
+    }
+
+    /// The node of that rank.
+    pub(crate) fn node(&self, rank: u32) -> Option<NodeKey> {
+        self.by_rank.get(rank as usize).copied()
+    }
+
+    /// A node's room, as of the last refresh.
+    pub(crate) fn of(&self, key: NodeKey) -> Room {
+        self.at.get(key).copied().unwrap_or_default()
+    }
+
+    fn take_out(&mut self, rank: u32, room: &Room) {
+        self.by_whole.remove(&(room.whole, rank));
+        if room.shared.is_some() {
+            self.sharing.remove(&(room.whole, rank));
+        }
+        self.by_cpu.remove(&(room.has_gpus, room.cpu, rank));
+        if room.nano > 0 {
+            self.some_gpu.remove(&rank);
+        }
+        if room.ready {
+            self.nano -= room.nano;
+            self.mib -= room.mib;
+        }
+    }
+
+    fn put_in(&mut self, rank: u32, room: &Room) {
+        self.by_whole.insert((room.whole, rank));
+        if room.shared.is_some() {
+            self.sharing.insert((room.whole, rank));
+        }
+        self.by_cpu.insert((room.has_gpus, room.cpu, rank));
+        if room.nano > 0 {
+            self.some_gpu.insert(rank);
+        }
+        if room.ready {
+            self.nano += room.nano;
+            self.mib += room.mib;
+        }
+    }
+}
+
+impl State {
+    /// Brings the index up to date with every node that was touched.
+    pub(crate) fn refresh_rooms(&mut self) {
+        if self.rooms.names_changed {
+            self.rooms = Rooms::default();
+            let keys: Vec<NodeKey> = self.node_names.values().copied().collect();
+            for (rank, key) in (0..).zip(&keys) {
+                let room = self.room(*key);
+                self.rooms.rank.insert(*key, rank);
+                self.rooms.put_in(rank, &room);
+                self.rooms.at.insert(*key, room);
+            }
+            self.rooms.by_rank = keys;
+            return;
+        }
+        let mut dirty = std::mem::take(&mut self.rooms.dirty);
+        dirty.sort_unstable();
+        dirty.dedup();
+        for key in dirty.drain(..) {
+            let Some(rank) = self.rooms.rank.get(key).copied() else {
+                continue;
+            };
+            let (old, new) = (self.rooms.of(key), self.room(key));
+            if old != new {
+                self.rooms.take_out(rank, &old);
+                self.rooms.put_in(rank, &new);
+                self.rooms.at.insert(key, new);
+            }
+        }
+        // Its memory serves the next time.
+        self.rooms.dirty = dirty;
+    }
+
+    /// A node's room, computed.
+    pub(crate) fn room(&self, key: NodeKey) -> Room {
+        let Some(row) = self.nodes.get(key) else {
+            return Room::default();
+        };
+        let Some(node) = &row.node else {
+            return Room::default();
+        };
+        let used = self.node_use.get(key).copied().unwrap_or_default();
+        let (nano, mib) = seat::free_gpus(self, key);
+        let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
+        let mut room = Room {
+            whole: seat::whole_count(self, key).later,
+            nano,
+            mib,
+            ready: node.not_ready.is_empty(),
+            has_gpus: !row.is_plain(),
+            cpu: signed(u128::from(node.cpu.0) + used.releasing.cpu)
+                - signed(used.used.cpu + used.promised.cpu),
+            smallest: u64::MAX,
+            ..Room::default()
+        };
+        for key in &row.cards {
+            let (Some(card_row), Some(used)) = (self.cards.get(*key), self.card_use.get(*key))
+            else {
+                continue;
+            };
+            let memory = card::memory(card_row);
+            room.smallest = room.smallest.min(memory.total.0);
+            let after = used.after();
+            if after.holds() > 0 && after.modes[0] == 0 {
+                let small = |amount: u128| Mib(u64::try_from(amount).unwrap_or(u64::MAX));
+                let free = memory.cap.less(small(after.limits));
+                let last =
+                    Mib(memory.cap.0.saturating_add(memory.reserved.0)).less(small(after.nominal));
+                let most = if free.0 > 0 { free.max(last) } else { free };
+                room.shared = room.shared.max(Some(most.0));
+            }
+            room.odd |= card::whole_usable(self, card_row).is_err();
+        }
+        room
+    }
+}
