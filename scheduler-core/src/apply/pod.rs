@@ -53,7 +53,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
     state.transition(key, TaskCell::of(Status::Detached));
-    state.open.retain(|_, open| open.task != key);
+    state.open.forget(key);
     state.to_evict.remove(&(uid.clone(), key));
     state.end_pause(key);
     state.leave_job(key);
@@ -296,13 +296,7 @@ fn settle(state: &mut State, key: TaskKey, status: Status) {
     if matches!(status, Status::Pending | Status::Assumed) {
         return;
     }
-    for open in state
-        .open
-        .values_mut()
-        .filter(|open| open.task == key && open.evicts.is_none())
-    {
-        open.settled = true;
-    }
+    state.open.settle_bindings(key);
 }
 
 fn placed(

@@ -3,23 +3,24 @@
 //! - [`rows`]: what is known of each object; changed by events alone.
 //! - [`cell`]: what a decision may move, and the one setter with its journal.
 //! - [`transition`]: the one function that moves sums.
+//! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
 
 pub(crate) mod cell;
+mod open;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
 pub(crate) mod transition;
 
-use crate::ids::{
-    DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName,
-};
+use crate::ids::{GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName};
 use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
+pub(crate) use open::{Open, OpenDecision};
 use rows::{
     CardKey, CardRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Spec, SpecKey, SpecRow,
     TaskKey, TaskRow,
@@ -78,7 +79,7 @@ pub(crate) struct State {
     /// Under what each of them is listed, and how many such pods it has.
     pub standing_at: SecondaryMap<JobKey, Standing>,
     /// Decisions without an outcome, and whose they are.
-    pub open: BTreeMap<DecisionId, OpenDecision>,
+    pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
     pub to_evict: BTreeSet<(PodUid, TaskKey)>,
     /// The last sequence number given.
@@ -105,18 +106,6 @@ pub(crate) struct Standing {
     pub queue: QueueKey,
     pub priority: i32,
     pub pods: u32,
-}
-
-/// A decision whose outcome is still open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OpenDecision {
-    pub task: TaskKey,
-    /// An eviction, not a binding.
-    pub evicts: Option<crate::action::EvictCause>,
-    /// Confirmed or timed out: stays taken until the pod is seen.
-    pub settled: bool,
-    /// Timed out: a pod seen pending after that was not bound.
-    pub timed_out: bool,
 }
 
 impl State {

@@ -1,0 +1,76 @@
+//! Decisions without an outcome: by their id, and by the pod that they are about.
+
+use super::rows::TaskKey;
+use crate::action::EvictCause;
+use crate::ids::DecisionId;
+use slotmap::SecondaryMap;
+use std::collections::BTreeMap;
+
+/// A decision whose outcome is still open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OpenDecision {
+    pub task: TaskKey,
+    /// An eviction, not a binding.
+    pub evicts: Option<EvictCause>,
+    /// Confirmed or timed out: stays taken until the pod is seen.
+    pub settled: bool,
+    /// Timed out: a pod seen pending after that was not bound.
+    pub timed_out: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Open {
+    by_id: BTreeMap<DecisionId, OpenDecision>,
+    of_task: SecondaryMap<TaskKey, Vec<DecisionId>>,
+}
+
+impl Open {
+    pub(crate) fn get(&self, id: &DecisionId) -> Option<&OpenDecision> {
+        self.by_id.get(id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: &DecisionId) -> Option<&mut OpenDecision> {
+        self.by_id.get_mut(id)
+    }
+
+    pub(crate) fn insert(&mut self, id: DecisionId, open: OpenDecision) {
+        self.remove(&id);
+        if let Some(ids) = self.of_task.get_mut(open.task) {
+            ids.push(id);
+        } else {
+            self.of_task.insert(open.task, vec![id]);
+        }
+        self.by_id.insert(id, open);
+    }
+
+    pub(crate) fn remove(&mut self, id: &DecisionId) {
+        let Some(open) = self.by_id.remove(id) else {
+            return;
+        };
+        if let Some(ids) = self.of_task.get_mut(open.task) {
+            ids.retain(|other| other != id);
+            if ids.is_empty() {
+                self.of_task.remove(open.task);
+            }
+        }
+    }
+
+    /// The pod is gone, and what was decided about it with it.
+    pub(crate) fn forget(&mut self, task: TaskKey) {
+        for id in self.of_task.remove(task).unwrap_or_default() {
+            self.by_id.remove(&id);
+        }
+    }
+
+    /// The API server has shown where the pod is: its bindings are answered.
+    pub(crate) fn settle_bindings(&mut self, task: TaskKey) {
+        for id in self.of_task.get(task).into_iter().flatten() {
+            if let Some(open) = self.by_id.get_mut(id)
+                && open.evicts.is_none()
+            {
+                open.settled = true;
+            }
+        }
+    }
+}
