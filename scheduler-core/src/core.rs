@@ -8,6 +8,7 @@ use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::ids::PodUid;
 use crate::problem::Problem;
+use crate::queues::{self, QueueView};
 use crate::snapshot;
 use crate::state::State;
 use crate::units::Time;
@@ -54,6 +55,11 @@ impl Core {
     /// Why a pod waits, node by node and card by card. `None`: no such pod.
     pub fn explain(&self, pod: &PodUid) -> Option<Explanation> {
         explain::explain(&self.state, &self.config, pod)
+    }
+
+    /// What each queue has, wants and may have now.
+    pub fn queues(&self) -> Vec<QueueView> {
+        queues::views(&self.state, &self.config)
     }
 
     /// The events from which an equal core can be built: objects, open decisions,

@@ -15,7 +15,7 @@
 //! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
 //!   `job_queue`: who goes next; `gang`: what goes together.
 //! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
-//! - `reason`, [`explain`]: why something waits.
+//! - `reason`, [`explain`]: why something waits; [`queues`]: what each queue has and may have.
 //! - [`text`]: events and decisions as text that people read and write.
 //! - `snapshot`: the state as the event list that rebuilds it; `invariant`: what holds
 //!   after every event.
@@ -45,6 +45,7 @@ mod ledger;
 pub mod model;
 pub mod problem;
 mod queue_order;
+pub mod queues;
 mod reason;
 mod score;
 mod shares;
@@ -62,3 +63,4 @@ pub use core::Core;
 pub use event::{Backoff, Event, Outcome, OutcomeResult, Refusal};
 pub use explain::Explanation;
 pub use problem::Problem;
+pub use queues::QueueView;

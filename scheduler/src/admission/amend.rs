@@ -14,7 +14,7 @@ const NANO_PER_MILLI: u64 = 1_000_000;
 
 /// Why a pod is refused. The text is what the user reads.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub(super) enum AmendError {
+pub enum AmendError {
     /// A contradiction in what is asked for.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -30,7 +30,7 @@ pub(super) enum AmendError {
 }
 
 /// The pod as it is to be.
-pub(super) fn amended(pod: &Value) -> Result<Value, AmendError> {
+pub fn amended(pod: &Value) -> Result<Value, AmendError> {
     let typed: Pod =
         serde_json::from_value(pod.clone()).map_err(|e| AmendError::Pod(e.to_string()))?;
     let request = request::of(&typed)?;

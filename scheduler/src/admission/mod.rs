@@ -11,6 +11,7 @@ mod amend;
 mod configuration;
 mod review;
 
+pub use amend::{AmendError, amended};
 pub use configuration::Reach;
 
 use crate::trust::Trust;

@@ -1,0 +1,85 @@
+//! What each queue has, wants and may have, for people: the numbers of the next decision.
+
+use crate::config::Config;
+use crate::ids::QueueName;
+use crate::shares::Shares;
+use crate::state::State;
+use crate::state::cell::Status;
+use crate::units::Bound;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One queue. Amounts are of its whole subtree and come as GPU (nano), CPU (milli), memory
+/// (bytes).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueView {
+    /// Which queue.
+    pub queue: QueueName,
+    /// Its parent; `None` for a top-level queue.
+    pub parent: Option<QueueName>,
+    /// `spec.displayName`.
+    pub display_name: Option<Arc<str>>,
+    /// Higher is served first.
+    pub priority: i32,
+    /// Guaranteed.
+    pub quota: [Bound; 3],
+    /// Never more than.
+    pub limit: [Bound; 3],
+    /// What it deserves of the cluster as it is now, given what everybody wants; `None`
+    /// while its parent is missing.
+    pub fair: Option<[u128; 3]>,
+    /// What its pods hold.
+    pub held: [u128; 3],
+    /// What its waiting pods want; GPU memory counted over the smallest card there is.
+    pub wanted: [u128; 3],
+    /// Pods that hold something.
+    pub holding: u32,
+    /// Pods that wait.
+    pub waiting: u32,
+}
+
+/// Every queue that is there, in order of name.
+#[allow(clippy::cast_precision_loss)] // A factor near 1.
+pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
+    let shares = Shares::compute(state, config.k_value as f64 / 1e9);
+    let mut pods: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    for (key, row) in &state.tasks {
+        let status = state.cell(key).status;
+        let queue = row
+            .job
+            .and_then(|job| state.jobs.get(job)?.queue)
+            .and_then(|queue| state.queues.get(queue));
+        for ancestor in queue
+            .map(|queue| queue.chain.as_slice())
+            .unwrap_or_default()
+        {
+            let Some(name) = state.queues.get(*ancestor).map(|row| row.name.as_str()) else {
+                continue;
+            };
+            let (holding, waiting) = pods.entry(name).or_default();
+            *holding += u32::from(status.is_active());
+            *waiting += u32::from(status == Status::Pending);
+        }
+    }
+    let view = |(name, key): (&QueueName, &_)| {
+        let queue = state.queues.get(*key)?.queue.as_ref()?;
+        let used = state.queue_use.get(*key).copied().unwrap_or_default();
+        let mut wanted = used.pending;
+        wanted[0] += shares.gpu_of_memory(used.pending_mib, shares.smallest_card);
+        let (holding, waiting) = pods.get(name.as_str()).copied().unwrap_or_default();
+        Some(QueueView {
+            queue: name.clone(),
+            parent: queue.parent.clone(),
+            display_name: queue.display_name.clone(),
+            priority: queue.priority,
+            quota: queue.bound3(|resource| resource.quota),
+            limit: queue.bound3(|resource| resource.limit),
+            fair: shares.of.get(*key).map(|share| share.fair),
+            held: used.allocated,
+            wanted,
+            holding,
+            waiting,
+        })
+    };
+    state.queue_names.iter().filter_map(view).collect()
+}
