@@ -86,11 +86,21 @@ pub(super) struct Demand {
     pub least: u128,
     /// Nodes that are tried in any case.
     pub feasible: BTreeSet<NodeKey>,
+    /// What these have, and what victims that are recorded give.
+    pub reach: u128,
+    /// Where every pod wants the same number of whole GPUs and nothing else of cards: how
+    /// many pods there are, that number, and for how many the feasible nodes have them.
+    whole: Option<(i64, i64, i64)>,
 }
 
 impl Cycle<'_> {
     /// What these pods want of which nodes.
-    pub(super) fn demand(&self, tasks: &[TaskKey], feasible: &BTreeSet<NodeKey>) -> Demand {
+    pub(super) fn demand(
+        &self,
+        tasks: &[TaskKey],
+        feasible: &BTreeSet<NodeKey>,
+        recorded: &[Unit],
+    ) -> Demand {
         let wants = |task: &TaskKey| {
             self.state
                 .tasks
@@ -102,7 +112,83 @@ impl Cycle<'_> {
             all: tasks.iter().map(wants).sum(),
             least: tasks.iter().map(wants).min().unwrap_or(0),
             feasible: feasible.clone(),
+            reach: feasible
+                .iter()
+                .map(|node| self.state.rooms.of(*node).nano)
+                .sum::<u128>()
+                + recorded.iter().map(|unit| self.gives(unit)).sum::<u128>(),
+            whole: self.same_whole(tasks).map(|wanted| {
+                let slots = feasible
+                    .iter()
+                    .map(|node| self.state.rooms.of(*node).whole.max(0) / wanted)
+                    .sum();
+                (
+                    i64::try_from(tasks.len()).unwrap_or(i64::MAX),
+                    wanted,
+                    slots,
+                )
+            }),
         }
+    }
+
+    /// What a unit holds, in the queues' count of GPUs.
+    pub(super) fn gives(&self, unit: &Unit) -> u128 {
+        unit.tasks
+            .iter()
+            .map(|task| self.state.charge(*task, self.state.cell(*task).holds())[0])
+            .sum()
+    }
+
+    fn same_whole(&self, tasks: &[TaskKey]) -> Option<i64> {
+        let mut wanted = None;
+        for task in tasks {
+            let spec = self.state.specs.get(self.state.tasks.get(*task)?.spec)?;
+            let same = wanted.is_none_or(|wanted| wanted == spec.whole);
+            if spec.whole == 0 || spec.shares || spec.mig_nano > 0 || !same {
+                return None;
+            }
+            wanted = Some(spec.whole);
+        }
+        wanted.map(i64::from)
+    }
+
+    /// False where the pods cannot all sit even if everything that the victims touch were
+    /// free: no simulation can show anything else.
+    pub(super) fn may_fit(&self, demand: &Demand, scenario: &Scenario) -> bool {
+        let Some((pods, wanted, slots)) = demand.whole else {
+            return true;
+        };
+        let mut freed: BTreeMap<NodeKey, i64> = BTreeMap::new();
+        for task in scenario.units().flat_map(|unit| &unit.tasks) {
+            let cell = self.state.cell(*task);
+            let Some(node) = cell.node else {
+                continue;
+            };
+            // A share may be the last on its card.
+            let cards = match cell.holds().len() {
+                0 => self
+                    .state
+                    .tasks
+                    .get(*task)
+                    .and_then(|row| self.state.specs.get(row.spec))
+                    .map_or(0, |spec| spec.whole as usize),
+                holds => holds,
+            };
+            *freed.entry(node).or_default() += i64::try_from(cards).unwrap_or(i64::MAX);
+        }
+        let more: i64 = freed
+            .iter()
+            .map(|(node, freed)| {
+                let has = self.state.rooms.of(*node).whole;
+                let before = if demand.feasible.contains(node) {
+                    has.max(0) / wanted
+                } else {
+                    0
+                };
+                (has + freed).max(0) / wanted - before
+            })
+            .sum();
+        slots + more >= pods
     }
 
     /// The sets to try now that the newest unit was added.

@@ -230,13 +230,30 @@ impl Cycle<'_> {
             .filter(|other| *other != search.job)
             .map(|other| self.entry(other))
             .collect();
-        let demand = self.demand(&search.tasks[..count], &search.feasible);
+        self.state.refresh_rooms();
+        let demand = self.demand(&search.tasks[..count], &search.feasible, recorded);
+        let mut reach = demand.reach;
         loop {
             // Trials leave the index where they were.
             self.state.refresh_rooms();
-            for scenario in self.scenarios(generator, &demand, &whole) {
+            let enough = generator == Generator::NodeLocal || reach >= demand.all;
+            let scenarios = if enough {
+                self.scenarios(generator, &demand, &whole)
+            } else {
+                Vec::new()
+            };
+            for scenario in scenarios {
                 let victims = scenario.tasks();
                 if victims.is_empty() || failed.contains(&(count, victims.clone())) {
+                    continue;
+                }
+                if !self.may_fit(&demand, &scenario) {
+                    debug_assert!(
+                        self.try_scenario(search, count, &scenario, &others)
+                            .is_none(),
+                        "a set of victims was skipped that lets the job in"
+                    );
+                    self.state.refresh_rooms();
                     continue;
                 }
                 if let Some(mark) = self.try_scenario(search, count, &scenario, &others) {
@@ -249,6 +266,8 @@ impl Cycle<'_> {
                 }
             }
             self.next_victims(&mut queue, &known, &mut whole)?;
+            self.state.refresh_rooms();
+            reach += whole.potential.last().map_or(0, |unit| self.gives(unit));
         }
     }
 
