@@ -10,7 +10,7 @@ use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
 use crate::model::{Ask, Mode, Share};
-use crate::reason::{NodeNo, NodeVerdict};
+use crate::reason::{CardNo, NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
@@ -268,9 +268,13 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
         .filter_map(|key| {
             let card = state.cards.get(*key)?;
             let used = state.card_use.get(*key).copied().unwrap_or_default();
-            let no = card::whole_usable(state, card)
-                .err()
-                .or_else(|| card::whole_taken(used))?;
+            let taken = card::whole_taken(used);
+            let no = match card::whole_usable(state, card) {
+                // Who is on it says more than what follows from it.
+                Err(CardNo::PoolShared) => taken.unwrap_or(CardNo::PoolShared),
+                Err(no) => no,
+                Ok(()) => taken?,
+            };
             Some(format!("{}: {no}", card::name(card)))
         })
         .collect();
