@@ -94,25 +94,13 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         }),
     }
     sets.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut tasks: Vec<_> = job
-        .tasks
-        .iter()
-        .filter_map(|task| {
-            let row = state.tasks.get(*task)?;
-            let status = state.task_cells.get(*task)?.status;
-            Some((
-                (row.task_order, row.created, row.uid.clone()),
-                *task,
-                status,
-                row,
-            ))
-        })
-        .collect();
-    tasks.sort_by(|one, other| one.0.cmp(&other.0));
-    for (_, task, status, row) in tasks {
+    for task in &job.tasks {
+        let (Some(row), Some(cell)) = (state.tasks.get(*task), state.task_cells.get(*task)) else {
+            continue;
+        };
         let name = row.set.as_ref().map_or(DEFAULT_SET, |name| name.as_str());
         if let Some(set) = sets.iter_mut().find(|set| set.name.as_str() == name) {
-            set.tasks.push((task, status));
+            set.tasks.push((*task, cell.status));
         }
     }
     Gang {

@@ -194,9 +194,7 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
             None => GroupName::new(format!("pod:{}", pod.uid)),
         };
         let job = state.job(&name, pod.group.is_none());
-        if let Some(row) = state.jobs.get_mut(job) {
-            row.tasks.push(key);
-        }
+        state.join_job(key, job);
         if let Some(row) = state.tasks.get_mut(key) {
             row.job = Some(job);
         }

@@ -11,11 +11,8 @@ use std::sync::Arc;
 
 impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
-        let entries = self
-            .ready_jobs()
-            .into_iter()
-            .map(|job| self.entry(job))
-            .collect();
+        let ready = self.ready_jobs();
+        let entries = ready.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {

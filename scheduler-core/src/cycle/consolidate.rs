@@ -6,7 +6,6 @@ use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::config::Placement;
-use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, TaskKey};
@@ -95,9 +94,7 @@ impl Cycle<'_> {
     /// The cluster has as much as the job wants, in sum.
     fn enough_in_sum(&mut self, job: JobKey) -> bool {
         self.state.refresh_rooms();
-        let tasks = self
-            .gang(job)
-            .next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let tasks = self.next_tasks(job);
         let wanted = self.shares.wanted(self.state, &tasks, 0);
         let mib: u128 = tasks
             .iter()

@@ -55,6 +55,16 @@ pub(crate) struct Memory {
     promises: Vec<Promise>,
 }
 
+/// What follows from where the pods of a job are.
+#[derive(Clone)]
+struct Known {
+    /// [`crate::state::rows::JobRow::stamp`] at that time.
+    stamp: u64,
+    ready: bool,
+    next: Arc<[TaskKey]>,
+    entry: Entry,
+}
+
 /// A decision in the making.
 pub(crate) struct Cycle<'a> {
     pub state: &'a mut State,
@@ -76,6 +86,8 @@ pub(crate) struct Cycle<'a> {
     failures: BTreeMap<JobKey, (ReasonKind, Arc<str>)>,
     /// When something will change by time alone.
     wake: Option<Time>,
+    /// What follows from where the pods of a job are.
+    known: FxHashMap<JobKey, Known>,
     /// Preferred topology domains of the job being placed: node scores by set name.
     scores: FxHashMap<String, BTreeMap<NodeKey, u8>>,
 }
@@ -106,6 +118,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         starts: Vec::new(),
         failures: BTreeMap::new(),
         wake: None,
+        known: FxHashMap::default(),
         scores: FxHashMap::default(),
         state,
         config,
@@ -185,12 +198,11 @@ impl Cycle<'_> {
     fn ready_jobs(&mut self) -> Vec<JobKey> {
         let mut ready = Vec::new();
         for job in self.waiting_jobs() {
-            let gang = self.gang(job);
-            let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
-            if gang.is_ready(&gated) {
+            if self.known(job).ready {
                 ready.push(job);
             } else if !self.state.jobs.get(job).is_some_and(|row| row.single) {
-                let line = reason::not_ready_line(&gang, &gated);
+                let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
+                let line = reason::not_ready_line(&self.gang(job), &gated);
                 self.failures.insert(job, (ReasonKind::NotReady, line));
             }
         }
@@ -198,19 +210,41 @@ impl Cycle<'_> {
     }
 
     /// A job as it stands in the queue of those that want something.
-    fn entry(&self, job: JobKey) -> Entry {
+    fn entry(&mut self, job: JobKey) -> Entry {
+        self.known(job).entry
+    }
+
+    /// The pods that a job would place next, victims of the trial among them.
+    fn next_tasks(&mut self, job: JobKey) -> Arc<[TaskKey]> {
+        self.known(job).next
+    }
+
+    /// What follows from where a job's pods are; computed again when one has moved.
+    fn known(&mut self, job: JobKey) -> Known {
+        let stamp = self.state.jobs.get(job).map_or(0, |row| row.stamp);
+        if let Some(known) = self.known.get(&job).filter(|known| known.stamp == stamp) {
+            return known.clone();
+        }
         let gang = self.gang(job);
-        let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
+        let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
         let wanted = self
             .shares
-            .wanted(self.state, &tasks, self.shares.smallest_card);
-        Entry {
-            job,
-            rank: self.rank(job, &gang),
-            wanted,
-            held: [0; 3],
-            part: None,
-        }
+            .wanted(self.state, &next, self.shares.smallest_card);
+        let known = Known {
+            stamp,
+            ready: gang.is_ready(&gated),
+            next: Arc::from(next),
+            entry: Entry {
+                job,
+                rank: self.rank(job, &gang),
+                wanted,
+                held: [0; 3],
+                part: None,
+            },
+        };
+        self.known.insert(job, known.clone());
+        known
     }
 
     fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {

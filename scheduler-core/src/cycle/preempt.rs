@@ -7,7 +7,6 @@ use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::capacity::{self, Check};
-use crate::gang::Pick;
 use crate::ids::QueueName;
 use crate::job_queue::JobQueue;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
@@ -66,9 +65,7 @@ impl Cycle<'_> {
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            let tasks = self
-                .gang(entry.job)
-                .next(Pick::WaitingAndVictims, &|task| self.may(task));
+            let tasks = self.next_tasks(entry.job);
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);

@@ -12,7 +12,6 @@ use super::runtime::Kind;
 use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
-use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::shares::{Share, Three, less, plus, within};
 use crate::state::cell::QueueUse;
@@ -351,12 +350,8 @@ impl Cycle<'_> {
         }
     }
 
-    fn still_wanted(&self, job: JobKey) -> Three {
-        let tasks = self
-            .gang(job)
-            .next(Pick::WaitingAndVictims, &|task| self.may(task));
-        self.shares
-            .wanted(self.state, &tasks, self.shares.smallest_card)
+    fn still_wanted(&mut self, job: JobKey) -> Three {
+        self.entry(job).wanted
     }
 
     /// KAI's `CanReclaimResources`: at the leaf, within fair share, and work that cannot

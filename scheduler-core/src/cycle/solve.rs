@@ -224,12 +224,9 @@ impl Cycle<'_> {
             recorded: recorded.to_vec(),
             potential: Vec::new(),
         };
-        let others: Vec<Entry> = self
-            .waiting_jobs()
-            .into_iter()
-            .filter(|other| *other != search.job)
-            .map(|other| self.entry(other))
-            .collect();
+        let mut waiting = self.waiting_jobs();
+        waiting.retain(|other| *other != search.job);
+        let others: Vec<Entry> = waiting.into_iter().map(|other| self.entry(other)).collect();
         self.state.refresh_rooms();
         let demand = self.demand(&search.tasks[..count], &search.feasible, recorded);
         let mut reach = demand.reach;

@@ -334,8 +334,16 @@ impl State {
                 self.pending.remove(&entry);
             }
         }
+        let moved = old.status != new.status;
         if stood != stands {
             self.restand(key, stands);
+        }
+        if moved
+            && let Some(job) = self.tasks.get(key).and_then(|row| row.job)
+            && let Some(row) = self.jobs.get_mut(job)
+        {
+            self.touched += 1;
+            row.stamp = self.touched;
         }
     }
 

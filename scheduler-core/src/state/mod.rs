@@ -309,6 +309,7 @@ impl State {
             queue: None,
             last_start: None,
             stale_since: None,
+            stamp: 0,
         });
         self.job_names.insert(name.clone(), key);
         key
@@ -333,6 +334,20 @@ impl State {
             }
             self.release_queue(key);
         }
+    }
+
+    /// Puts a detached task into a job, in its order there.
+    pub(crate) fn join_job(&mut self, task: TaskKey, job: JobKey) {
+        let tasks = &self.tasks;
+        let Some((row, own)) = self.jobs.get_mut(job).zip(tasks.get(task)) else {
+            return;
+        };
+        let at = row.tasks.partition_point(|other| {
+            tasks
+                .get(*other)
+                .is_some_and(|other| other.in_job() < own.in_job())
+        });
+        row.tasks.insert(at, task);
     }
 
     /// Takes a detached task out of its job.

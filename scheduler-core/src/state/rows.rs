@@ -154,6 +154,13 @@ pub(crate) struct TaskRow {
     pub said: Option<(crate::action::ReasonKind, Arc<str>)>,
 }
 
+impl TaskRow {
+    /// What orders the pods of a job.
+    pub(crate) fn in_job(&self) -> (i32, Time, &PodUid) {
+        (self.task_order, self.created, &self.uid)
+    }
+}
+
 /// A grant that its agent does not honour.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
@@ -229,7 +236,10 @@ pub(crate) struct JobRow {
     pub root: Option<Arc<SubGroup>>,
     /// True for a pod of its own.
     pub single: bool,
+    /// In their order.
     pub tasks: Vec<TaskKey>,
+    /// Another one whenever a pod of it has moved: what was computed from it is void.
+    pub stamp: u64,
     pub queue: Option<QueueKey>,
     /// When it last went from nothing to something.
     pub last_start: Option<Time>,
