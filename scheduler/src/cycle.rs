@@ -206,9 +206,12 @@ impl Cycle {
     }
 
     fn decide(&mut self) {
-        self.change = None;
         let begin = Instant::now();
         let now = clock();
+        for event in self.world.elapse(now) {
+            self.apply(event);
+        }
+        self.change = None;
         let decision = self.core.decide(now);
         self.outputs.meters.decided(&decision, begin.elapsed());
         if !decision.actions.is_empty() {
@@ -219,7 +222,8 @@ impl Cycle {
                 "decided"
             );
         }
-        self.wake_at = decision.wake_at.map(|time| {
+        let wake_at = decision.wake_at.into_iter().chain(self.world.wake_at());
+        self.wake_at = wake_at.min().map(|time| {
             // Not before the next millisecond: a time that has come is no reason to spin.
             begin + Duration::from_millis(time.0.saturating_sub(now.0).max(1))
         });

@@ -25,8 +25,8 @@ use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::ids::{
     ContainerName, DecisionId, GpuUuid, NodeName, PodUid, QueueName, TopologyName,
 };
-use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards};
-use scheduler_core::units::{Mib, Percent};
+use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase};
+use scheduler_core::units::{Mib, Percent, Time};
 use scheduler_core::{Event, Refusal};
 use std::collections::BTreeMap;
 
@@ -99,6 +99,10 @@ pub struct World {
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: BTreeMap<String, Isolation>,
+    /// Running pods that are being deleted, until nobody counts on their end any more.
+    leaving: BTreeMap<String, (Time, Box<KubePod>)>,
+    /// As far as was told.
+    now: Time,
 }
 
 impl World {
@@ -123,6 +127,8 @@ impl World {
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
             isolation: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            now: Time(0),
         }
     }
 
@@ -145,6 +151,26 @@ impl World {
     /// Agents that are heard.
     pub fn agents(&self) -> usize {
         self.states.len()
+    }
+
+    /// Time went on: pods that ought to be gone by now, and are not.
+    pub fn elapse(&mut self, now: Time) -> Vec<Event> {
+        self.now = self.now.max(now);
+        let due = |(at, _): &(Time, Box<KubePod>)| *at <= self.now;
+        let due: Vec<Box<KubePod>> = self
+            .leaving
+            .values()
+            .filter(|leaving| due(leaving))
+            .map(|(_, pod)| pod.clone())
+            .collect();
+        due.into_iter()
+            .flat_map(|pod| self.pod_there(*pod))
+            .collect()
+    }
+
+    /// When time is to be told next; `None`: not before another fact.
+    pub fn wake_at(&self) -> Option<Time> {
+        self.leaving.values().map(|(at, _)| *at).min()
     }
 
     /// A fact of the API server.
@@ -209,10 +235,19 @@ impl World {
             return Vec::new();
         };
         let held = self.held.get(&uid).map(Vec::as_slice);
-        let Some(converted) = pod::of(&pod, &self.scheduler, &self.classes, held) else {
+        let Some(mut converted) = pod::of(&pod, &self.scheduler, &self.classes, held) else {
             return self.pod_gone(&uid);
         };
         self.pods.there(&uid);
+        self.leaving.remove(&uid);
+        if let Some(at) = pod::given_up_at(&pod) {
+            if at > self.now {
+                self.leaving
+                    .insert(uid.clone(), (at, Box::new(pod.clone())));
+            } else if let Phase::Releasing(Some(placement)) = converted.phase {
+                converted.phase = Phase::Stuck(placement);
+            }
+        }
         let whole = converted
             .gpus
             .iter()
@@ -238,6 +273,7 @@ impl World {
         self.whole.remove(uid);
         self.held.remove(uid);
         self.isolation.remove(uid);
+        self.leaving.remove(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }
 

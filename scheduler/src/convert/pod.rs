@@ -14,10 +14,12 @@ use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, QueueNam
 use scheduler_core::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Labels, Mode, Phase, Placement, Pod, Share,
 };
-use scheduler_core::units::{Mib, NanoGpu, Percent};
+use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// See [`given_up_at`].
+const PATIENCE_MS: u64 = 120_000;
 /// Value of a workload's priority where no class says one: KAI's `train`.
 const DEFAULT_PRIORITY: i32 = 50;
 
@@ -201,6 +203,19 @@ fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
         (Some(placement), false) if status == Some("Running") => Phase::Running(placement),
         (Some(placement), false) => Phase::Bound(placement),
     }
+}
+
+/// When nobody counts any more on the end of a pod that is being deleted (KAI's
+/// `stuck-in-releasing-threshold`: two minutes after the time by which it was to be gone).
+/// `None`: it is not being deleted, or does not run.
+pub(super) fn given_up_at(pod: &KubePod) -> Option<Time> {
+    let status = pod.status.as_ref()?;
+    let deletion = pod.metadata.deletion_timestamp.as_ref()?;
+    if status.phase.as_deref() != Some("Running") {
+        return None;
+    }
+    let due = u64::try_from(deletion.0.as_millisecond()).unwrap_or(0);
+    Some(Time(due.saturating_add(PATIENCE_MS)))
 }
 
 /// What a bound pod holds. A grant that names another pod or node is not its own and

@@ -81,6 +81,36 @@ fn a_node_is_managed_while_its_gpu_node_exists_and_heartbeats_are_no_news() {
     assert!(!managed(world.take(Fact::GpuNode(gone(gpu_node)))));
 }
 
+#[test]
+fn nobody_counts_on_a_pod_that_was_to_be_gone_two_minutes_ago() {
+    let mut world = world();
+    let mut leaving = pod("u1", Some("n1"), 1);
+    leaving["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:01:00Z");
+    leaving["status"] = json!({"phase": "Running"});
+    let phase = |events: Vec<Event>| match <[Event; 1]>::try_from(events) {
+        Ok([Event::Pod(pod)]) => pod.phase,
+        other => panic!("{other:?}"),
+    };
+    let seen = || Fact::Pod(there(leaving.clone()));
+    assert!(matches!(
+        phase(world.take(seen())),
+        Phase::Releasing(Some(_))
+    ));
+    assert_eq!(world.wake_at(), Some(Time(180_000)));
+    assert!(world.elapse(Time(179_999)).is_empty());
+    assert!(matches!(
+        phase(world.elapse(Time(180_000))),
+        Phase::Stuck(_)
+    ));
+    assert_eq!(world.wake_at(), None, "said once");
+    assert!(
+        matches!(phase(world.take(seen())), Phase::Stuck(_)),
+        "and it stays so"
+    );
+    world.take(Fact::Pod(gone(leaving.clone())));
+    assert_eq!(world.wake_at(), None);
+}
+
 fn state(shares: Vec<HeldShare>) -> NodeState {
     NodeState {
         node: "n1".into(),
