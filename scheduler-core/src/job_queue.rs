@@ -9,7 +9,7 @@ use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
 use crate::units::Time;
 use std::cmp::{Ordering, Reverse};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Order of jobs in one queue: smaller goes first.
@@ -39,6 +39,8 @@ struct Node {
     parent: Option<QueueKey>,
     /// Sorted, the best last. Leaves only.
     jobs: Vec<Entry>,
+    /// Jobs of a [`Line`], and how many of them are still in.
+    line: Option<(Arc<[Entry]>, usize)>,
     /// A heap, the best first. Inner queues only.
     children: Vec<QueueKey>,
     is_leaf: bool,
@@ -47,10 +49,91 @@ struct Node {
     popped: Three,
 }
 
+impl Node {
+    /// The best job.
+    fn best(&self) -> Option<&Entry> {
+        let own = self.jobs.last();
+        let waits = self
+            .line
+            .as_ref()
+            .and_then(|(line, left)| line.get(left.checked_sub(1)?));
+        match (own, waits) {
+            (Some(own), Some(waits)) if waits.rank < own.rank => Some(waits),
+            (None, waits) => waits,
+            (own, _) => own,
+        }
+    }
+
+    /// Takes the best job out.
+    fn take(&mut self, skip: &BTreeSet<JobKey>) -> Option<Entry> {
+        let best = self.best()?.clone();
+        if self.jobs.last().is_some_and(|own| own.job == best.job) {
+            self.jobs.pop();
+        } else if let Some((_, left)) = &mut self.line {
+            *left -= 1;
+            self.pass_over(skip);
+        }
+        Some(best)
+    }
+
+    /// Jobs that are in the tree otherwise, or not at all, have no place in the line.
+    fn pass_over(&mut self, skip: &BTreeSet<JobKey>) {
+        let Some((line, left)) = &mut self.line else {
+            return;
+        };
+        while line
+            .get(left.wrapping_sub(1))
+            .is_some_and(|entry| skip.contains(&entry.job))
+        {
+            *left -= 1;
+        }
+    }
+}
+
+/// Waiting jobs, sorted once for many trees.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    by_queue: Vec<(QueueKey, Arc<[Entry]>)>,
+}
+
+impl Line {
+    pub(crate) fn new(state: &State, entries: Vec<Entry>) -> Self {
+        let by_queue = sorted(state, entries, false);
+        Self {
+            by_queue: by_queue
+                .into_iter()
+                .map(|(queue, jobs)| (queue, Arc::from(jobs)))
+                .collect(),
+        }
+    }
+}
+
+/// Jobs by queue in order of the queues' names, the best last.
+fn sorted(state: &State, entries: Vec<Entry>, victims: bool) -> Vec<(QueueKey, Vec<Entry>)> {
+    let mut by_queue: BTreeMap<QueueKey, Vec<Entry>> = BTreeMap::new();
+    for entry in entries {
+        if let Some(queue) = state.jobs.get(entry.job).and_then(|job| job.queue) {
+            by_queue.entry(queue).or_default().push(entry);
+        }
+    }
+    let mut by_queue: Vec<(QueueKey, Vec<Entry>)> = by_queue.into_iter().collect();
+    for (_, jobs) in &mut by_queue {
+        jobs.sort_by(|one, other| order(victims, &other.rank, &one.rank));
+    }
+    // In order of name, not of keys.
+    by_queue.sort_by(|one, other| {
+        let name = |key: QueueKey| state.queues.get(key).map(|row| &row.name);
+        name(one.0).cmp(&name(other.0))
+    });
+    by_queue
+}
+
 /// The tree.
 #[derive(Debug)]
 pub(crate) struct JobQueue {
     victims: bool,
+    /// Jobs of the line that are not served from there.
+    skip: BTreeSet<JobKey>,
     top: Vec<QueueKey>,
     nodes: BTreeMap<QueueKey, Node>,
 }
@@ -60,6 +143,7 @@ impl JobQueue {
     pub(crate) fn new(victims: bool) -> Self {
         Self {
             victims,
+            skip: BTreeSet::new(),
             top: Vec::new(),
             nodes: BTreeMap::new(),
         }
@@ -67,22 +151,39 @@ impl JobQueue {
 
     /// Adds many jobs: leaves first, so that queues are compared with their best job.
     pub(crate) fn fill(&mut self, state: &State, shares: &Shares, entries: Vec<Entry>) {
-        let mut by_queue: BTreeMap<QueueKey, Vec<Entry>> = BTreeMap::new();
-        for entry in entries {
-            if let Some(queue) = state.jobs.get(entry.job).and_then(|job| job.queue) {
-                by_queue.entry(queue).or_default().push(entry);
-            }
+        for (queue, jobs) in sorted(state, entries, self.victims) {
+            self.link(state, shares, queue, jobs, None);
         }
-        // In order of name, not of keys.
-        let mut queues: Vec<QueueKey> = by_queue.keys().copied().collect();
-        queues.sort_by_key(|key| state.queues.get(*key).map(|row| row.name.clone()));
-        for queue in queues {
-            let Some(mut jobs) = by_queue.remove(&queue) else {
-                continue;
+    }
+
+    /// The same with a line of waiting jobs, less those in `skip`.
+    pub(crate) fn fill_beside(
+        &mut self,
+        state: &State,
+        shares: &Shares,
+        entries: Vec<Entry>,
+        line: &Line,
+        skip: BTreeSet<JobKey>,
+    ) {
+        self.skip = skip;
+        let mut own = sorted(state, entries, false).into_iter().peekable();
+        let mut line = line.by_queue.iter().peekable();
+        let name = |key: QueueKey| state.queues.get(key).map(|row| &row.name);
+        loop {
+            let order = match (own.peek(), line.peek()) {
+                (None, None) => return,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some((one, _)), Some((other, _))) => name(*one).cmp(&name(*other)),
             };
-            let victims = self.victims;
-            jobs.sort_by(|one, other| order(victims, &other.rank, &one.rank));
-            self.link(state, shares, queue, jobs);
+            let jobs = (order != Ordering::Greater).then(|| own.next()).flatten();
+            let waits = (order != Ordering::Less).then(|| line.next()).flatten();
+            let queue = match (&jobs, waits) {
+                (Some((queue, _)), _) | (None, Some((queue, _))) => *queue,
+                (None, None) => return,
+            };
+            let jobs = jobs.map(|(_, jobs)| jobs).unwrap_or_default();
+            self.link(state, shares, queue, jobs, waits.map(|(_, line)| line));
         }
     }
 
@@ -98,13 +199,20 @@ impl JobQueue {
             });
             node.jobs.insert(at, entry);
         } else {
-            self.link(state, shares, queue, vec![entry]);
+            self.link(state, shares, queue, vec![entry], None);
         }
         self.mark(queue);
     }
 
     /// A new leaf and what is missing above it.
-    fn link(&mut self, state: &State, shares: &Shares, queue: QueueKey, jobs: Vec<Entry>) {
+    fn link(
+        &mut self,
+        state: &State,
+        shares: &Shares,
+        queue: QueueKey,
+        jobs: Vec<Entry>,
+        line: Option<&Arc<[Entry]>>,
+    ) {
         let Some(row) = state.queues.get(queue) else {
             return;
         };
@@ -112,18 +220,21 @@ impl JobQueue {
         if !row.children.is_empty() || row.chain.is_empty() {
             return;
         }
+        let mut leaf = Node {
+            parent: row.chain.get(1).copied(),
+            jobs,
+            line: line.map(|line| (Arc::clone(line), line.len())),
+            children: Vec::new(),
+            is_leaf: true,
+            stale: false,
+            popped: [0; 3],
+        };
+        leaf.pass_over(&self.skip);
+        if leaf.best().is_none() {
+            return;
+        }
         let chain = row.chain.clone();
-        self.nodes.insert(
-            queue,
-            Node {
-                parent: chain.get(1).copied(),
-                jobs,
-                children: Vec::new(),
-                is_leaf: true,
-                stale: false,
-                popped: [0; 3],
-            },
-        );
+        self.nodes.insert(queue, leaf);
         for (index, key) in chain.iter().enumerate() {
             let parent = chain.get(index + 1).copied();
             match parent {
@@ -142,6 +253,7 @@ impl JobQueue {
                             Node {
                                 parent: chain.get(index + 2).copied(),
                                 jobs: Vec::new(),
+                                line: None,
                                 children: Vec::new(),
                                 is_leaf: false,
                                 stale: false,
@@ -202,11 +314,11 @@ impl JobQueue {
         }
         let leaf = at?;
         let node = self.nodes.get_mut(&leaf)?;
-        let entry = node.jobs.pop()?;
+        let entry = node.take(&self.skip)?;
         if self.victims {
             node.popped = plus(node.popped, entry.held);
         }
-        if node.jobs.is_empty() {
+        if node.best().is_none() {
             self.prune(state, shares, leaf);
         } else {
             self.mark(leaf);
@@ -263,7 +375,7 @@ impl JobQueue {
     fn candidate(&self, key: QueueKey) -> Candidate {
         let mut at = key;
         while let Some(node) = self.nodes.get(&at) {
-            if let Some(entry) = node.jobs.last() {
+            if let Some(entry) = node.best() {
                 return Candidate {
                     queue: key,
                     wanted: entry.wanted,

@@ -14,7 +14,7 @@ use super::place::Way;
 use super::scenario::{Generator, Scenario, Unit};
 use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
-use crate::job_queue::{Entry, JobQueue};
+use crate::job_queue::{Entry, JobQueue, Line};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
 use std::collections::BTreeSet;
@@ -49,6 +49,8 @@ struct Search<'a> {
     /// Jobs that may lose pods.
     victims: &'a [JobKey],
     feasible: BTreeSet<NodeKey>,
+    /// Other jobs that wait: they take their turn and get nothing.
+    others: Line,
 }
 
 /// What did not help: so many pods of the job, and these victims in this order.
@@ -68,7 +70,11 @@ impl Cycle<'_> {
             return false;
         }
         let feasible = self.feasible_nodes(&tasks);
+        let mut waiting = self.waiting_jobs();
+        waiting.retain(|other| *other != job);
+        let others = waiting.into_iter().map(|other| self.entry(other)).collect();
         let search = Search {
+            others: Line::new(self.state, others),
             job,
             gang: &gang,
             tasks: &tasks,
@@ -224,9 +230,6 @@ impl Cycle<'_> {
             recorded: recorded.to_vec(),
             potential: Vec::new(),
         };
-        let mut waiting = self.waiting_jobs();
-        waiting.retain(|other| *other != search.job);
-        let others: Vec<Entry> = waiting.into_iter().map(|other| self.entry(other)).collect();
         self.state.refresh_rooms();
         let demand = self.demand(&search.tasks[..count], &search.feasible, recorded);
         let mut reach = demand.reach;
@@ -246,14 +249,13 @@ impl Cycle<'_> {
                 }
                 if !self.may_fit(&demand, &scenario) {
                     debug_assert!(
-                        self.try_scenario(search, count, &scenario, &others)
-                            .is_none(),
+                        self.try_scenario(search, count, &scenario).is_none(),
                         "a set of victims was skipped that lets the job in"
                     );
                     self.state.refresh_rooms();
                     continue;
                 }
-                if let Some(mark) = self.try_scenario(search, count, &scenario, &others) {
+                if let Some(mark) = self.try_scenario(search, count, &scenario) {
                     return Some((mark, scenario));
                 }
                 failed.insert((count, victims));
@@ -314,13 +316,7 @@ impl Cycle<'_> {
 
     /// Takes the victims off and places everybody again. `Some`: the job is in and the
     /// rules allow it.
-    fn try_scenario(
-        &mut self,
-        search: &Search,
-        count: usize,
-        scenario: &Scenario,
-        others: &[Entry],
-    ) -> Option<Mark> {
+    fn try_scenario(&mut self, search: &Search, count: usize, scenario: &Scenario) -> Option<Mark> {
         let tasks = &search.tasks[..count];
         let mark = self.state.mark();
         let mut nodes = search.feasible.clone();
@@ -335,7 +331,7 @@ impl Cycle<'_> {
             .filter(|node| nodes.contains(node))
             .collect();
         self.decision.steps += 1;
-        if self.simulate(search.job, search.gang, tasks, &nodes, scenario, others)
+        if self.simulate(search, tasks, &nodes, scenario)
             && search.rules.allows(self, search.job, tasks, scenario)
         {
             return Some(mark);
@@ -370,20 +366,17 @@ impl Cycle<'_> {
     /// The job and the victims, in ordinary order among all that wait.
     fn simulate(
         &mut self,
-        job: JobKey,
-        gang: &Gang,
+        search: &Search,
         tasks: &[TaskKey],
         nodes: &[NodeKey],
         scenario: &Scenario,
-        others: &[Entry],
     ) -> bool {
+        let (job, gang) = (search.job, search.gang);
         let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
-        let mut entries: Vec<Entry> = others
-            .iter()
-            .filter(|entry| !losers.contains(&entry.job))
-            .cloned()
-            .collect();
-        entries.extend(losers.iter().map(|loser| self.entry(*loser)));
+        let mut entries: Vec<Entry> = Vec::with_capacity(losers.len() + 1);
+        for loser in &losers {
+            entries.push(self.entry(*loser));
+        }
         let mut own = self.entry(job);
         own.rank.growth = Growth::Below;
         own.wanted = self
@@ -391,10 +384,21 @@ impl Cycle<'_> {
             .wanted(self.state, tasks, self.shares.smallest_card);
         entries.push(own);
         let mut queue = JobQueue::new(false);
-        queue.fill(self.state, &self.shares, entries);
+        // Once these are through, nobody looks at who comes after.
+        let mut left = entries.len();
+        queue.fill_beside(
+            self.state,
+            &self.shares,
+            entries,
+            &search.others,
+            losers.clone(),
+        );
         let part = as_alone(gang, tasks);
         let mut placed = false;
-        while let Some(entry) = queue.pop(self.state, &self.shares) {
+        while left > 0
+            && let Some(entry) = queue.pop(self.state, &self.shares)
+        {
+            left -= usize::from(entry.job == job || losers.contains(&entry.job));
             if entry.job == job {
                 if self
                     .place_job(job, &part, tasks, nodes, Way::Promise)
