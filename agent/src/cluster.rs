@@ -58,6 +58,26 @@ pub async fn run(
     }
 }
 
+/// What the API server said, or why it could not be asked: one line.
+pub fn in_words(error: &kube::Error) -> String {
+    match error {
+        // Its own sentence names object and reason; the rest of a Status says it again.
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The same of a watch.
+fn watch_in_words(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => in_words(error),
+        watcher::Error::WatchError(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// What the Node's watch tells the writers.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Known {
@@ -83,7 +103,7 @@ where
                     Some(event)
                 }
                 Err(error) => {
-                    let text = error.to_string();
+                    let text = watch_in_words(&error);
                     if text != last {
                         tracing::warn!(kind, error = text, "a watch failed; trying again");
                         last = text;
@@ -265,7 +285,8 @@ async fn capacities(
             match written {
                 Ok(_) => tracing::info!(?wanted, "the node's capacity says what its cards have"),
                 Err(error) => {
-                    tracing::warn!(%error, "the node's capacity cannot be written");
+                    let error = in_words(&error);
+                    tracing::warn!(error, "the node's capacity cannot be written");
                     failed = true;
                 }
             }
@@ -322,7 +343,8 @@ async fn presence(
                 // Ours or an admin's, a moment ago; the watch says so.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the GpuNode cannot be made");
+                    let error = in_words(&error);
+                    tracing::warn!(error, "the GpuNode cannot be made");
                     failed = true;
                 }
             }

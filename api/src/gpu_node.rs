@@ -45,6 +45,54 @@ pub struct GpuNodeSpec {
     /// Shares under a weaker fence are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_fence: Option<Fence>,
+    /// How long a process has a card in mode `time-slicing` while another one waits; the
+    /// driver's own when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<TimeSlice>,
+    /// What happens to a container that holds more than its share, or uses a card past its
+    /// MPS server; `Kill` when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_violation: Option<Reaction>,
+    /// What happens to a process of a pod that uses a card without a grant; `Report` when
+    /// unset. Processes outside of pods are only reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_stranger: Option<Reaction>,
+}
+
+/// The driver's time slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TimeSlice {
+    /// The driver's own.
+    Default,
+    /// Shorter: less delay, less throughput.
+    Short,
+    /// In between.
+    Medium,
+    /// Longer: more throughput, more delay.
+    Long,
+}
+
+impl TimeSlice {
+    /// As `nvidia-smi compute-policy --set-timeslice` numbers it.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Default => 0,
+            Self::Short => 1,
+            Self::Medium => 2,
+            Self::Long => 3,
+        }
+    }
+}
+
+/// What is done about what should not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Reaction {
+    /// Told and counted.
+    Report,
+    /// Told; the scheduler evicts the pod.
+    Evict,
+    /// Its processes are killed on the node.
+    Kill,
 }
 
 /// What the admin wants of one card.

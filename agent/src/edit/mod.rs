@@ -5,6 +5,7 @@
 //! so that a container that starts again finds its file unchanged.
 
 pub mod driver;
+pub mod hints;
 
 pub use driver::{DriverFiles, trimmed};
 
@@ -45,17 +46,22 @@ pub struct MpsDirs {
     pub shm: PathBuf,
 }
 
-/// The sealed CDI file of one allocation. `driver` are the edits for the share's cards;
-/// `mps` is needed in mode `mps`.
-pub fn spec(
-    share: &Share,
-    alloc: AllocId,
-    driver: ContainerEdits,
-    mps: Option<&MpsDirs>,
-    places: &Places,
-) -> Spec {
-    let mut edits = driver;
-    edits.merge(own(share, alloc, mps, places));
+/// What a share's edit is made of, beside the share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Made<'a> {
+    /// For the share's cards.
+    pub driver: ContainerEdits,
+    /// In the modes that have a server.
+    pub mps: Option<&'a MpsDirs>,
+    /// In mode `time-slicing`: [`hints`].
+    pub hints: Vec<String>,
+}
+
+/// The sealed CDI file of one allocation.
+pub fn spec(share: &Share, alloc: AllocId, made: Made<'_>, places: &Places) -> Spec {
+    let mut edits = made.driver;
+    edits.merge(own(share, alloc, made.mps, places));
+    edits.env.extend(made.hints);
     let mut spec = Spec {
         kind: names::cdi::KIND.to_owned(),
         annotations: BTreeMap::from([(record_key(), share.to_record())]),
@@ -86,25 +92,28 @@ fn own(share: &Share, alloc: AllocId, mps: Option<&MpsDirs>, places: &Places) ->
         ..Mount::default()
     }];
     if let Some(dirs) = mps {
-        env.extend([
-            format!(
-                "{}={}",
-                names::env::MPS_PIPE_DIRECTORY,
-                names::container::MPS_PIPE
-            ),
-            // One device is visible, so its ordinal is 0. A UUID is not understood by
-            // every driver, and a second entry would lift the limit.
-            format!(
-                "{}=0={}M",
-                names::env::MPS_PINNED_DEVICE_MEM_LIMIT,
-                share.memory.0
-            ),
-            format!(
-                "{}={}",
-                names::env::MPS_ACTIVE_THREAD_PERCENTAGE,
-                share.compute_percent
-            ),
-        ]);
+        env.extend([format!(
+            "{}={}",
+            names::env::MPS_PIPE_DIRECTORY,
+            names::container::MPS_PIPE
+        )]);
+        if share.mode == Mode::Mps {
+            // In mode `mps-isolated` the server says both, and nobody has to be asked.
+            env.extend([
+                // One device is visible, so its ordinal is 0. A UUID is not understood by
+                // every driver, and a second entry would lift the limit.
+                format!(
+                    "{}=0={}M",
+                    names::env::MPS_PINNED_DEVICE_MEM_LIMIT,
+                    share.memory.0
+                ),
+                format!(
+                    "{}={}",
+                    names::env::MPS_ACTIVE_THREAD_PERCENTAGE,
+                    share.compute_percent
+                ),
+            ]);
+        }
         // Clients write to the daemon's pipes and to shared memory.
         let shared = options(&["rw", "nosuid", "nodev", "noexec", "rbind", "rprivate"]);
         mounts.extend([
@@ -240,8 +249,12 @@ mod tests {
             pipe: "/run/aliquot/mps/GPU-0/pipe".into(),
             shm: "/run/aliquot/mps/GPU-0/shm".into(),
         };
-        let mps = (mode == Mode::Mps).then_some(&dirs);
-        spec(&share(mode), AllocId::new(0xab), driver(), mps, &places())
+        let made = Made {
+            driver: driver(),
+            mps: matches!(mode, Mode::Mps | Mode::MpsIsolated).then_some(&dirs),
+            hints: Vec::new(),
+        };
+        spec(&share(mode), AllocId::new(0xab), made, &places())
     }
 
     #[test]
@@ -281,6 +294,20 @@ mod tests {
                  --spec /var/run/cdi/aliquot.dev-grant_000000000000000000000000000000ab.json"
             )
         );
+    }
+
+    #[test]
+    fn an_isolated_share_has_its_limit_at_its_server_alone() {
+        let spec = made(Mode::MpsIsolated);
+        spec.check().unwrap();
+        let edits = &spec.devices[0].container_edits;
+        for (name, value) in [
+            ("CUDA_MPS_PIPE_DIRECTORY", Some("/run/aliquot/mps/pipe")),
+            ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", None),
+            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None),
+        ] {
+            assert_eq!(edits.env_value(name), value, "{name}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Looks and policy → [`Inventory`].
 
 use super::health::HealthBook;
-use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
+use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger, fence_of};
 use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
+use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -181,11 +182,12 @@ impl Book {
             cordoned: own.cordoned,
             hidden_from_other_plugins: own.hidden_from_other_plugins,
             only_mode: own.mode,
-            switchable: switchable(reading.mig, own.mode),
+            switchable: switchable(reading.mig, own.mode, policy.minimum_fence),
             compute_capability: identity.compute_capability.clone(),
             pci: identity.pci.clone(),
             numa: identity.numa,
             nvlink_peers: identity.nvlink_peers.clone(),
+            server_reserve: self.settings.mps_reserve,
             client_slots: self.settings.client_slots,
             context_allowance: policy
                 .context_allowance_mib
@@ -194,14 +196,21 @@ impl Book {
     }
 }
 
-/// Modes that this agent can put an idle card into.
-fn switchable(mig: bool, only: Option<Mode>) -> Vec<Mode> {
-    let able = [Mode::Exclusive, Mode::Mps];
-    match only {
-        _ if mig => Vec::new(),
-        Some(only) => able.into_iter().filter(|mode| *mode == only).collect(),
-        None => able.to_vec(),
-    }
+/// Modes that this agent can put an idle card into: all, less those that the admin does not
+/// want, by name or for the fence that they have.
+fn switchable(mig: bool, only: Option<Mode>, minimum: Option<Fence>) -> Vec<Mode> {
+    let able = [
+        Mode::Exclusive,
+        Mode::Mps,
+        Mode::MpsIsolated,
+        Mode::TimeSlicing,
+    ];
+    let wanted = |mode: &Mode| {
+        // Strongest first.
+        let strong = minimum.is_none_or(|least| fence_of(*mode).is_none_or(|fence| fence <= least));
+        !mig && only.is_none_or(|only| only == *mode) && strong
+    };
+    able.into_iter().filter(wanted).collect()
 }
 
 /// MPS's own processes hold what the reserve is for.
@@ -330,11 +339,39 @@ mod tests {
             ..GpuNodeSpec::default()
         };
         let inventory = inventory(&seen(&[], false), &policy);
-        assert_eq!(inventory.cards[0].switchable, [Mode::Exclusive, Mode::Mps]);
+        let all = [
+            Mode::Exclusive,
+            Mode::Mps,
+            Mode::MpsIsolated,
+            Mode::TimeSlicing,
+        ];
+        assert_eq!(inventory.cards[0].switchable, all);
         assert!(!inventory.cards[0].cordoned);
         assert_eq!(inventory.cards[1].switchable, [Mode::Mps]);
         assert!(inventory.cards[1].cordoned);
         assert_eq!(inventory.cards[1].context_allowance, Mib(0));
+    }
+
+    #[test]
+    fn modes_with_a_weaker_fence_than_the_admin_wants_are_not_offered() {
+        for (least, sharing) in [
+            (
+                Fence::WatchdogOnly,
+                &[Mode::Mps, Mode::MpsIsolated, Mode::TimeSlicing][..],
+            ),
+            (Fence::ClientLimit, &[Mode::Mps, Mode::MpsIsolated]),
+            (Fence::ServerLimit, &[Mode::MpsIsolated]),
+            (Fence::DriverLimit, &[]),
+        ] {
+            let policy = GpuNodeSpec {
+                minimum_fence: Some(least),
+                ..GpuNodeSpec::default()
+            };
+            let card = inventory(&seen(&[], false), &policy).cards[0].clone();
+            let whole = [Mode::Exclusive];
+            let expected: Vec<Mode> = whole.iter().chain(sharing).copied().collect();
+            assert_eq!(card.switchable, expected, "{least}");
+        }
     }
 
     #[test]

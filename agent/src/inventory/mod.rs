@@ -8,6 +8,7 @@ pub mod health;
 
 pub use build::{Book, Settings};
 
+use api::units::Fence;
 use api::{Mib, Mode};
 use std::fmt;
 use std::sync::Arc;
@@ -100,6 +101,8 @@ pub struct Card {
     pub numa: Option<u32>,
     /// UUIDs of cards that a link joins to it, or `nvswitch`.
     pub nvlink_peers: Vec<String>,
+    /// What one MPS server's context takes of it; one of them is in `reserved`.
+    pub server_reserve: Mib,
     /// Containers that may hold a share of it.
     pub client_slots: u32,
     /// What a fraction is allowed beside its part, for the CUDA context.
@@ -110,6 +113,17 @@ impl Card {
     /// G: what could be granted if no stranger held anything.
     pub fn capacity(&self) -> Mib {
         self.total.saturating_sub(self.reserved)
+    }
+}
+
+/// What stops a share in this mode that takes more than its limit; `None` for a whole card,
+/// which has no limit.
+pub fn fence_of(mode: Mode) -> Option<Fence> {
+    match mode {
+        Mode::Exclusive => None,
+        Mode::Mps => Some(Fence::ClientLimit),
+        Mode::MpsIsolated => Some(Fence::ServerLimit),
+        Mode::TimeSlicing => Some(Fence::WatchdogOnly),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed};
 use crate::identity::{self, Checkpoint, Resource};
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share};
+use crate::mps::plan;
 use crate::node::{Ask, MpsView, Note, Outcome, Owner, Refusal, Source, State, Unready};
 use api::Mode;
 use cdi::dir::{OwnDir, Written};
@@ -249,48 +250,78 @@ impl PreStart {
     }
 }
 
-/// Whether the card's mode is what the share needs; else what is missing, in one line.
+/// Whether the cards' mode is what the share needs; else what is missing, in one line.
 fn warmth(mps: &MpsView, share: &Share) -> Result<(), String> {
-    let server = |card: &GpuUuid| mps.seen.servers.iter().find(|s| s.name == card.as_str());
-    let planned = |card: &GpuUuid| mps.applied.servers.iter().find(|s| s.name == card.as_str());
     for card in &share.gpus {
-        match share.mode {
-            Mode::Mps => {
-                if !mps.unreachable.is_empty() {
-                    return Err(format!(
-                        "the MPS supervisor does not answer: {}",
-                        mps.unreachable
-                    ));
-                }
-                let enough = planned(card).is_some_and(|server| {
-                    server.default_memory_mib == 0 || server.default_memory_mib >= share.memory.0
-                });
-                let state = server(card).map_or(("Absent", ""), |s| (&*s.state, &*s.reason));
-                match state {
-                    ("Ready", _) if enough => {}
-                    ("Ready", _) => {
-                        return Err(format!(
-                            "the MPS server of card {card} is not yet told of this share"
-                        ));
-                    }
-                    (state, "") => return Err(format!("the MPS server of card {card} is {state}")),
-                    (state, reason) => {
-                        return Err(format!(
-                            "the MPS server of card {card} is {state}: {reason}"
-                        ));
-                    }
-                }
+        let others = mps.seen.servers.iter().any(|server| {
+            plan::holds(server, card) && Some(&server.name) != plan::server_name(share).as_ref()
+        });
+        let planned = mps.applied.servers.iter().any(|s| s.name == card.as_str());
+        let own = share.mode == Mode::Mps;
+        if share.mode != Mode::MpsIsolated && (others || planned && !own) {
+            // One that still holds the card would be all that can use it.
+            return Err(format!("an MPS server still holds card {card}"));
+        }
+        if share.mode == Mode::MpsIsolated && (planned || seen_of_card(mps, card)) {
+            return Err(format!("the MPS server of card {card} still holds it"));
+        }
+    }
+    if share.mode == Mode::Exclusive {
+        return Ok(());
+    }
+    if !mps.unreachable.is_empty() {
+        return Err(format!(
+            "the MPS supervisor does not answer: {}",
+            mps.unreachable
+        ));
+    }
+    match plan::server_name(share) {
+        Some(name) => served(mps, share, &name),
+        None => sliced(mps, share),
+    }
+}
+
+/// Whether the card's one server is still there.
+fn seen_of_card(mps: &MpsView, card: &GpuUuid) -> bool {
+    let mut servers = mps.seen.servers.iter();
+    servers.any(|server| server.name == card.as_str() && plan::holds(server, card))
+}
+
+/// Whether the share's server takes it.
+fn served(mps: &MpsView, share: &Share, name: &str) -> Result<(), String> {
+    let whose = match share.mode {
+        Mode::Mps => format!("of card {name}"),
+        _ => "of this share".to_owned(),
+    };
+    let told = mps.applied.servers.iter().any(|server| {
+        let memory = server.default_memory_mib;
+        server.name == *name && (memory == 0 || memory >= share.memory.0)
+    });
+    let seen = mps.seen.servers.iter().find(|s| s.name == *name);
+    match seen.map_or(("Absent", ""), |s| (&*s.state, &*s.reason)) {
+        ("Ready", _) if told => Ok(()),
+        ("Ready", _) => Err(format!(
+            "the MPS server {whose} is not yet told of this share"
+        )),
+        (state, "") => Err(format!("the MPS server {whose} is {state}")),
+        (state, reason) => Err(format!("the MPS server {whose} is {state}: {reason}")),
+    }
+}
+
+/// Whether the cards take processes side by side.
+fn sliced(mps: &MpsView, share: &Share) -> Result<(), String> {
+    for card in &share.gpus {
+        let told = mps.applied.cards.iter().any(|c| c.uuid == card.as_str());
+        let seen = mps.seen.cards.iter().find(|c| c.uuid == card.as_str());
+        match seen {
+            Some(seen) if seen.ready && told => {}
+            Some(seen) if !seen.reason.is_empty() => {
+                return Err(format!(
+                    "card {card} cannot be time-sliced: {}",
+                    seen.reason
+                ));
             }
-            // A server that still holds the card would be all that can use it.
-            Mode::Exclusive => {
-                let gone = server(card).is_none_or(|s| matches!(&*s.state, "Absent" | "Dead" | ""));
-                if !gone || planned(card).is_some() {
-                    return Err(format!("an MPS server still holds card {card}"));
-                }
-            }
-            Mode::MpsIsolated | Mode::TimeSlicing => {
-                return Err(format!("mode {} is not offered by this agent", share.mode));
-            }
+            _ => return Err(format!("card {card} is not yet set to time-slicing")),
         }
     }
     Ok(())
@@ -309,17 +340,23 @@ enum MakeError {
 /// The share's CDI file.
 fn made(config: &Config, state: &State, share: &Share, alloc: AllocId) -> Result<Spec, MakeError> {
     let driver = driver_edits(config, state, share)?;
-    let mps = match (share.mode, share.gpus.first()) {
-        (Mode::Mps, Some(card)) => Some(mps_dirs(config, &state.mps, card)),
-        _ => None,
-    };
+    let mps = plan::server_name(share).map(|name| mps_dirs(config, &state.mps, &name));
     let places = Places {
         cdi_dir: config.cdi_dir.clone(),
         share_dir: config.share_dir(),
         proof_dir: config.proof_dir(),
         hook: config.hook_path.clone(),
     };
-    Ok(edit::spec(share, alloc, driver, mps.as_ref(), &places))
+    let hints = match share.mode {
+        Mode::TimeSlicing => edit::hints::of(share, &state.inventory),
+        _ => Vec::new(),
+    };
+    let made = edit::Made {
+        driver,
+        mps: mps.as_ref(),
+        hints,
+    };
+    Ok(edit::spec(share, alloc, made, &places))
 }
 
 /// NVIDIA's own edits where every card has them, else what is found under the driver root.
@@ -357,11 +394,11 @@ fn driver_edits(
 }
 
 /// As the supervisor says, else where it puts them by its rules.
-fn mps_dirs(config: &Config, mps: &MpsView, card: &GpuUuid) -> MpsDirs {
-    let server = mps.seen.servers.iter().find(|s| s.name == card.as_str());
-    let place = |told: Option<&str>, name: &str| match told {
+fn mps_dirs(config: &Config, mps: &MpsView, name: &str) -> MpsDirs {
+    let server = mps.seen.servers.iter().find(|s| s.name == *name);
+    let place = |told: Option<&str>, part: &str| match told {
         Some(told) if !told.is_empty() => PathBuf::from(told),
-        _ => config.mps_dir().join(card.as_str()).join(name),
+        _ => config.mps_dir().join(name).join(part),
     };
     MpsDirs {
         pipe: place(server.map(|s| s.pipe_dir.as_str()), "pipe"),
@@ -439,6 +476,7 @@ mod tests {
                     })
                     .into_iter()
                     .collect(),
+                ..Plan::default()
             },
             seen: Observation {
                 servers: state
@@ -449,6 +487,7 @@ mod tests {
                     })
                     .into_iter()
                     .collect(),
+                ..Observation::default()
             },
             unreachable: String::new(),
         }
@@ -480,6 +519,65 @@ mod tests {
             warmth(&silent, &share).unwrap_err(),
             "the MPS supervisor does not answer: connection refused"
         );
+    }
+
+    #[test]
+    fn an_isolated_share_waits_for_its_own_server_and_for_the_cards_to_leave() {
+        let share = share("mps-isolated");
+        let name = AllocId::new(1).to_string();
+        let mut own = view(Some(2000), Some("Ready"));
+        own.applied.servers[0].name.clone_from(&name);
+        own.seen.servers[0].name.clone_from(&name);
+        own.seen.servers[0].gpu_uuids = vec!["GPU-0".into()];
+        assert_eq!(warmth(&own, &share), Ok(()));
+        assert_eq!(
+            warmth(&MpsView::default(), &share).unwrap_err(),
+            "the MPS server of this share is Absent"
+        );
+        own.seen.servers.push(ServerState {
+            name: "GPU-0".into(),
+            state: "Draining".into(),
+            ..ServerState::default()
+        });
+        assert_eq!(
+            warmth(&own, &share).unwrap_err(),
+            "the MPS server of card GPU-0 still holds it"
+        );
+    }
+
+    #[test]
+    fn a_slice_waits_for_the_cards_mode_and_for_servers_to_leave() {
+        let share = share("time-slicing");
+        let card = |ready, reason: &str| {
+            let mut view = MpsView::default();
+            view.applied.cards = vec![proto::mps::Card {
+                uuid: "GPU-0".into(),
+                time_slice: None,
+            }];
+            view.seen.cards = vec![proto::mps::CardState {
+                uuid: "GPU-0".into(),
+                ready,
+                reason: reason.into(),
+            }];
+            view
+        };
+        assert_eq!(warmth(&card(true, ""), &share), Ok(()));
+        for (view, expected) in [
+            (
+                MpsView::default(),
+                "card GPU-0 is not yet set to time-slicing",
+            ),
+            (
+                card(false, "no permission"),
+                "card GPU-0 cannot be time-sliced: no permission",
+            ),
+            (
+                view(None, Some("Draining")),
+                "an MPS server still holds card GPU-0",
+            ),
+        ] {
+            assert_eq!(warmth(&view, &share).unwrap_err(), expected);
+        }
     }
 
     #[test]

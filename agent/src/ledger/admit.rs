@@ -49,9 +49,6 @@ impl Claim {
 /// Why a claim is not in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Types are there, the way is not.
-    #[error("mode {0} is not offered by this agent")]
-    ModeNotOffered(Mode),
     /// A container has one MPS pipe directory.
     #[error("mode mps gives a container one card, the grant names {0}")]
     SeveralCards(usize),
@@ -114,10 +111,7 @@ pub enum Refused {
 impl Refused {
     /// Whether waiting can help: a predecessor leaves, a card recovers, NVML comes up.
     pub fn may_pass(&self) -> bool {
-        !matches!(
-            self,
-            Self::ModeNotOffered(_) | Self::SeveralCards(_) | Self::Empty(_)
-        )
+        !matches!(self, Self::SeveralCards(_) | Self::Empty(_))
     }
 }
 
@@ -234,12 +228,8 @@ impl Ledger {
 
     /// Whether `claim` may hold `gpus` beside all others.
     fn fits(&self, claim: &Claim, gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {
-        match claim.mode {
-            Mode::Mps if gpus.len() > 1 => return Err(Refused::SeveralCards(gpus.len())),
-            Mode::Exclusive | Mode::Mps => {}
-            mode @ (Mode::MpsIsolated | Mode::TimeSlicing) => {
-                return Err(Refused::ModeNotOffered(mode));
-            }
+        if claim.mode == Mode::Mps && gpus.len() > 1 {
+            return Err(Refused::SeveralCards(gpus.len()));
         }
         if gpus.is_empty() {
             return Err(Refused::Empty("no card"));
@@ -282,16 +272,17 @@ impl Ledger {
             }
         }
         let wanted = claim.memory;
-        let free = card.grantable.saturating_sub(limits);
+        let grantable = self.grantable_beside(card, claim.mode, &key);
+        let free = grantable.saturating_sub(limits);
         if wanted > free {
             return Err(Refused::Memory {
                 card: card.uuid.clone(),
                 free,
-                grantable: card.grantable,
+                grantable,
                 wanted,
             });
         }
-        if claim.mode == Mode::Mps && slots >= card.client_slots {
+        if is_mps(claim.mode) && slots >= card.client_slots {
             return Err(Refused::Slots {
                 card: card.uuid.clone(),
                 slots: card.client_slots,
@@ -299,6 +290,11 @@ impl Ledger {
         }
         Ok(())
     }
+}
+
+/// Whether a share's processes are clients of an MPS server.
+fn is_mps(mode: Mode) -> bool {
+    matches!(mode, Mode::Mps | Mode::MpsIsolated)
 }
 
 fn healthy(gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {

@@ -12,7 +12,7 @@ pub use admit::{Claim, Refused};
 pub use record::key as record_key;
 pub use share::{AllocId, HolderKey, Share, SharePhase};
 
-use crate::inventory::GpuUuid;
+use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
 use std::collections::BTreeMap;
 
@@ -56,6 +56,34 @@ impl Ledger {
             }
         }
         Mib(whole.0.saturating_add(parts.0))
+    }
+
+    /// The most that limits on a card may sum to. In mode `mps-isolated` each share's server
+    /// has a context of its own: one is in the card's reserve, for the share that comes
+    /// next; those that are there come on top.
+    pub fn grantable(&self, card: &Card) -> Mib {
+        let next = self.grantable_in(card, |_| true);
+        // What is granted stays so; there may be no room for a next one.
+        next.max(self.granted(&card.uuid).min(card.grantable))
+    }
+
+    /// The same for a share that is to be placed beside the others, or again.
+    fn grantable_beside(&self, card: &Card, mode: Mode, key: &HolderKey) -> Mib {
+        if mode == Mode::MpsIsolated {
+            self.grantable_in(card, |share| share.key() != *key)
+        } else {
+            card.grantable
+        }
+    }
+
+    fn grantable_in(&self, card: &Card, counts: impl Fn(&Share) -> bool) -> Mib {
+        let servers = self
+            .on(&card.uuid)
+            .filter(|share| share.mode == Mode::MpsIsolated && counts(share))
+            .count();
+        let servers = u64::try_from(servers).unwrap_or(u64::MAX);
+        let held = Mib(card.server_reserve.0.saturating_mul(servers));
+        card.grantable.saturating_sub(held)
     }
 
     /// The mode that a card is in while something holds it.

@@ -57,6 +57,13 @@ impl Client {
         Ok(answer.into_inner())
     }
 
+    /// What is, now and whenever it changes; ends when the supervisor does.
+    pub async fn watch(&self) -> Result<tonic::Streaming<Observation>, ClientError> {
+        // The endpoint's limit is for the answer's beginning.
+        let answer = self.service.clone().watch(ObserveRequest {}).await?;
+        Ok(answer.into_inner())
+    }
+
     /// Breaks off the GPU work of these processes, on the host's pids; answers which.
     pub async fn terminate(&self, server: &str, pids: Vec<u32>) -> Result<Vec<u32>, ClientError> {
         let request = TerminateRequest {

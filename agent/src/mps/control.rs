@@ -172,6 +172,49 @@ impl Control {
         Ok(read_back)
     }
 
+    /// Whether the daemon's defaults and the servers' own limits still are as they were set:
+    /// whoever reaches the control pipe as its user can set others. `Err` inside: what is not.
+    pub async fn verify(
+        &self,
+        limits: Limits,
+        devices: usize,
+        servers: &[u32],
+    ) -> Result<Result<(), String>, ControlError> {
+        let targets = std::iter::once(None).chain(servers.iter().copied().map(Some));
+        for server in targets {
+            let word = |what: &str| match server {
+                None => format!("get_default_{what}"),
+                Some(pid) => format!("get_{what} {pid}"),
+            };
+            let whose = server.map_or("by default".to_owned(), |pid| format!("of server {pid}"));
+            if limits.memory > Mib(0) {
+                for device in 0..devices {
+                    let get = format!("{} {device}", word("device_pinned_mem_limit"));
+                    let lines = self.exchange(&[get], ANSWER).await?;
+                    let answer = single(&lines).and_then(parse_memory);
+                    if !answer.is_some_and(|answer| answer.may_be(limits.memory)) {
+                        let now = one_line(&lines.join("; "));
+                        return Ok(Err(format!(
+                            "the memory limit {whose} was set to {} and reads {now:?}",
+                            limits.memory
+                        )));
+                    }
+                }
+            }
+            let lines = self
+                .exchange(&[word("active_thread_percentage")], ANSWER)
+                .await?;
+            if single(&lines).and_then(parse_percent) != Some(limits.thread_percent) {
+                let now = one_line(&lines.join("; "));
+                return Ok(Err(format!(
+                    "the thread percentage {whose} was set to {} and reads {now:?}",
+                    limits.thread_percent
+                )));
+            }
+        }
+        Ok(Ok(()))
+    }
+
     /// Breaks off a client's GPU work; true when the daemon says that it did.
     pub async fn terminate(&self, client: Client) -> Result<bool, ControlError> {
         let command = format!("terminate_client {} {}", client.server, client.pid);

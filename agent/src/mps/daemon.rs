@@ -5,10 +5,11 @@
 //! the machine what came of it, and so on; nothing else decides.
 
 use super::control::{self, Control};
-use super::machine::{Action, Client, Desired, Event, Machine, Sight, Time};
+use super::machine::{Action, Client, Desired, Event, Machine, ServerStatus, Sight, Time};
 use super::place::{DAEMON_LOG, Place};
 use super::process::{Process, Processes};
 use super::smi::{ComputeMode, Smi};
+use api::Mib;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use proto::mps::{Client as ProtoClient, ServerState};
@@ -45,8 +46,10 @@ pub struct Tools {
 pub struct Spec {
     /// The cards.
     pub gpu_uuids: Vec<String>,
-    /// One server for all users, `EXCLUSIVE_PROCESS`.
+    /// One server for all users.
     pub multiuser: bool,
+    /// `EXCLUSIVE_PROCESS`: the only server of its cards.
+    pub exclusive: bool,
 }
 
 /// What the plan says, with the number of the plan.
@@ -91,6 +94,12 @@ pub struct Daemon {
     child: Option<Child>,
     /// Clients that were seen, so that a pid used again is not taken for one of them.
     known: BTreeMap<u32, Process>,
+    /// By the log of the server with this pid: the limit on each of its cards, to the MiB.
+    exact: Option<(u32, Mib)>,
+    /// Servers that were seen.
+    servers: Vec<Process>,
+    /// Bytes of their log at the last look.
+    server_log: u64,
     driver_version: String,
     generation: u64,
     start: Instant,
@@ -132,6 +141,9 @@ impl Daemon {
             process,
             child: None,
             known: BTreeMap::new(),
+            exact: None,
+            servers: Vec::new(),
+            server_log: 0,
             driver_version: String::new(),
             generation: 0,
             start: Instant::now(),
@@ -155,6 +167,9 @@ impl Daemon {
             if let Some(reason) = self.ended() {
                 warn!(server = self.name, reason, "MPS daemon ended");
                 self.machine.on(self.start.elapsed(), Event::Exited(reason));
+            }
+            if self.stirred() {
+                self.machine.on(self.start.elapsed(), Event::Stirred);
             }
             let report = self.report();
             if last.as_ref() != Some(&report) {
@@ -192,7 +207,7 @@ impl Daemon {
     async fn act(&mut self, action: Action) -> Event {
         let quiet = matches!(
             action,
-            Action::Look | Action::Reach | Action::FindLeftovers(_)
+            Action::Look | Action::Reach | Action::FindLeftovers(_) | Action::Verify(..)
         );
         if !quiet {
             info!(server = self.name, ?action, "MPS");
@@ -221,11 +236,29 @@ impl Daemon {
             Action::Look => match control.look().await {
                 Ok(sight) => {
                     self.remember(&sight);
+                    if let [(server, ServerStatus::Active)] = sight.servers[..]
+                        && self.exact.is_none_or(|(pid, _)| pid != server)
+                    {
+                        let said = self.place.limit_in_log(server, self.spec.gpu_uuids.len());
+                        self.exact = said.map(|limit| (server, limit));
+                    }
                     self.place.rotate_logs();
                     Event::Seen(sight)
                 }
                 Err(error) => Event::Failed(error.to_string()),
             },
+            Action::Verify(limits, servers) => {
+                let devices = self.spec.gpu_uuids.len();
+                match control.verify(limits, devices, &servers).await {
+                    Ok(verdict) => {
+                        if let Err(what) = &verdict {
+                            warn!(server = self.name, what, "somebody drove the MPS daemon");
+                        }
+                        Event::Verified(verdict)
+                    }
+                    Err(error) => Event::Failed(error.to_string()),
+                }
+            }
             Action::Quit => done(control.quit().await.map_err(|e| e.to_string())),
             Action::Kill => {
                 if let Some(process) = self.process {
@@ -244,7 +277,12 @@ impl Daemon {
             }
             Action::CleanUp => {
                 // An exclusive card without a server would be one process's, whoever is first.
-                let mode = self.set_mode(ComputeMode::Default).await;
+                // Another server's card has its mode already.
+                let mode = if self.spec.exclusive {
+                    self.set_mode(ComputeMode::Default).await
+                } else {
+                    Ok(())
+                };
                 done(mode.and_then(|()| self.place.remove().map_err(|e| e.to_string())))
             }
             Action::Wait(_) | Action::Finish => Event::Done,
@@ -258,7 +296,7 @@ impl Daemon {
     }
 
     fn mode(&self) -> ComputeMode {
-        if self.spec.multiuser {
+        if self.spec.exclusive {
             ComputeMode::ExclusiveProcess
         } else {
             ComputeMode::Default
@@ -352,7 +390,23 @@ impl Daemon {
         Some("the control daemon ended".to_owned())
     }
 
+    /// Whether a server that was seen is gone, or a server wrote something: both are cheap
+    /// to find out, and a look at the daemon is not.
+    fn stirred(&mut self) -> bool {
+        let processes = &self.tools.processes;
+        let before = self.servers.len();
+        self.servers.retain(|server| processes.lives(*server));
+        let log = std::fs::metadata(self.place.log().join("server.log")).map_or(0, |m| m.len());
+        let grown = std::mem::replace(&mut self.server_log, log) != log;
+        grown || self.servers.len() < before
+    }
+
     fn remember(&mut self, sight: &Sight) {
+        self.servers = sight
+            .servers
+            .iter()
+            .filter_map(|(pid, _)| self.tools.processes.find(*pid))
+            .collect();
         let pids: Vec<u32> = sight.clients.iter().map(|client| client.pid).collect();
         self.known.retain(|pid, _| pids.contains(pid));
         for pid in pids {
@@ -412,6 +466,10 @@ impl Daemon {
 
     fn report(&self) -> Report {
         let view = self.machine.view();
+        // A daemon answers in whole GiB; what its server's log says is used where both agree.
+        let floor = view.observed.memory;
+        let exact = self.exact.map(|(_, limit)| limit);
+        let memory = exact.filter(|limit| limit.0 >> 10 == floor.0 >> 10);
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         Report {
             generation: self.generation,
@@ -420,7 +478,7 @@ impl Daemon {
                 gpu_uuids: self.spec.gpu_uuids.clone(),
                 state: view.state.to_owned(),
                 reason: view.reason,
-                observed_default_memory_mib: view.observed.memory.0,
+                observed_default_memory_mib: memory.filter(|_| floor > Mib(0)).unwrap_or(floor).0,
                 observed_default_thread_percent: view.observed.thread_percent.into(),
                 clients: view
                     .clients
@@ -435,6 +493,8 @@ impl Daemon {
                 pipe_dir: text(self.place.pipe()),
                 shm_dir: text(self.place.shm()),
                 log_dir: text(self.place.log()),
+                blamed_pid: view.blamed,
+                tampered: view.tampered,
             },
         }
     }

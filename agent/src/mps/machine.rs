@@ -34,6 +34,8 @@ const WARM: Duration = Duration::from_secs(10);
 const END: Duration = Duration::from_secs(5);
 /// Longest pause between two starts.
 const MAX_BACKOFF: Duration = Duration::from_mins(1);
+/// Between two comparisons of the limits with those that were set.
+const VERIFY: Duration = Duration::from_secs(5);
 /// For clients that are just ending when the supervisor does.
 const LEAVE: Duration = Duration::from_secs(1);
 /// A daemon that was Ready for this long has left its failures behind.
@@ -77,6 +79,9 @@ pub struct Machine {
     deaf: u32,
     failures: u32,
     starts: u32,
+    verified: Option<Time>,
+    blamed: u32,
+    tampered: String,
 }
 
 impl Machine {
@@ -118,6 +123,9 @@ impl Machine {
             deaf: 0,
             failures: 0,
             starts: 0,
+            verified: None,
+            blamed: 0,
+            tampered: String::new(),
         }
     }
 
@@ -146,6 +154,12 @@ impl Machine {
             observed: self.observed,
             clients: self.sight.clients.clone(),
             restarts: self.starts.saturating_sub(1),
+            blamed: if matches!(state, "ServerFault" | "Dead") {
+                self.blamed
+            } else {
+                0
+            },
+            tampered: self.tampered.clone(),
         }
     }
 
@@ -210,6 +224,13 @@ impl Machine {
                     Action::SetMode
                 }
             }
+            Desired::Wanted(limits)
+                if fresh
+                    && matches!(self.phase, Phase::Ready { .. })
+                    && self.verified.is_none_or(|at| now >= at + VERIFY) =>
+            {
+                Action::Verify(limits, self.servers())
+            }
             _ if fresh => Action::Wait(TICK),
             _ => Action::Look,
         }
@@ -261,6 +282,7 @@ impl Machine {
             Event::Configured(limits, read_back) => {
                 self.applied = Some(limits);
                 self.observed = read_back;
+                self.verified = Some(now);
                 self.reason.clear();
                 if matches!(self.phase, Phase::Configure { .. }) {
                     self.phase = Phase::Warm {
@@ -272,6 +294,17 @@ impl Machine {
                 self.looked = None;
             }
             Event::Seen(sight) => self.seen(now, sight),
+            Event::Stirred => self.looked = None,
+            Event::Verified(Ok(())) => {
+                self.verified = Some(now);
+                self.deaf = 0;
+            }
+            Event::Verified(Err(what)) => {
+                // Set right by the next step; who came meanwhile keeps what he got.
+                self.applied = None;
+                self.observed = ReadBack::default();
+                self.tampered = what;
+            }
             Event::Leftovers(clients, servers) => {
                 self.sight.clients = clients;
                 self.sight.servers = servers
@@ -462,6 +495,13 @@ impl Machine {
             .servers
             .iter()
             .any(|(_, status)| *status == ServerStatus::Active);
+        if fault && !matches!(self.phase, Phase::Fault) {
+            // NVIDIA reports a fault to all clients without saying whose it was.
+            self.blamed = match &self.sight.clients[..] {
+                [only] if sight.clients.iter().all(|client| client == only) => only.pid,
+                _ => 0,
+            };
+        }
         self.sight = sight;
         self.known = true;
         match self.phase {

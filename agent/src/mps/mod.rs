@@ -11,11 +11,13 @@
 //! - [`machine`]: pure: what happened → the one next thing to do.
 //! - [`control`]: the control daemon's command language.
 //! - [`place`]: directories, shared memory, logs.
-//! - [`process`], [`smi`]: processes of the node; compute mode.
+//! - [`card`]: one card that is used without a server.
+//! - [`process`], [`smi`]: processes of the node; compute mode and time slice.
 //!
 //! The two never share a process group, a container or a fate: an agent's upgrade must not
 //! end a server, and with it every tenant of a card.
 
+pub mod card;
 pub mod client;
 pub mod control;
 pub mod daemon;

@@ -4,7 +4,9 @@
 //! write into but where it must; stale files gone; logs of bounded size. Without the right
 //! to mount, shared memory is the node's own `/dev/shm`, and a warning says so.
 
+use api::Mib;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -173,6 +175,17 @@ impl Place {
         }
     }
 
+    /// The memory limit that a server says it started with, the same on all its devices;
+    /// `None` where its log does not say so.
+    pub fn limit_in_log(&self, server: u32, devices: usize) -> Option<Mib> {
+        let text = fs::read(self.log().join("server.log")).ok()?;
+        let tail = &text[text.len().saturating_sub(64 << 10)..];
+        let limits = limits_in(&String::from_utf8_lossy(tail), server);
+        let first = *limits.values().next()?;
+        let all = (0..devices).all(|device| limits.get(&device) == Some(&first));
+        all.then_some(first)
+    }
+
     /// The last line that the daemon wrote to standard error, for a reason.
     pub fn last_words(&self) -> String {
         let text = fs::read(self.log().join(DAEMON_LOG)).unwrap_or_default();
@@ -187,6 +200,22 @@ impl Place {
             .take(200)
             .collect()
     }
+}
+
+/// `[… Server 42] Device pinned memory limit for device 0 set to 0x7d000000 bytes`
+fn limits_in(text: &str, server: u32) -> BTreeMap<usize, Mib> {
+    let one = |line: &str| {
+        let (head, said) = line.split_once("] ")?;
+        if head.split_whitespace().last()? != server.to_string() {
+            return None;
+        }
+        let said = said.strip_prefix("Device pinned memory limit for device ")?;
+        let (device, said) = said.split_once(" set to 0x")?;
+        let bytes = u64::from_str_radix(said.strip_suffix(" bytes")?, 16).ok()?;
+        let whole = bytes % (1 << 20) == 0;
+        Some((device.parse().ok()?, whole.then_some(Mib(bytes >> 20))?))
+    };
+    text.lines().filter_map(one).collect()
 }
 
 /// Whether something is mounted there: it is on another file system than its parent.
@@ -255,6 +284,17 @@ mod tests {
         }
         place.remove().unwrap();
         assert!(!tmp.path().join("GPU-1").exists());
+    }
+
+    #[test]
+    fn a_servers_log_tells_its_limit_to_the_mib() {
+        let log = "[2026-02-06 09:34:17.770 Server    42] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n\
+                   [2026-02-06 09:34:18.770 Server    43] Device pinned memory limit for device 0 set to 0x40000000 bytes\n\
+                   [2026-02-06 09:34:18.770 Server    43] Device pinned memory limit for device 1 set to 0x40000001 bytes\n\
+                   noise\n[x] Device pinned";
+        assert_eq!(limits_in(log, 42), BTreeMap::from([(0, Mib(2000))]));
+        assert_eq!(limits_in(log, 43), BTreeMap::from([(0, Mib(1024))]));
+        assert!(limits_in(log, 4).is_empty());
     }
 
     #[test]

@@ -1,45 +1,114 @@
-//! What the node holds → which MPS servers it needs.
+//! What the node holds → which MPS servers it needs, and which cards need none.
 //!
-//! Pure. In: the node's state. Out: the whole plan. A server's defaults are the largest of
-//! what its card's shares may have: the smallest ceiling that holds for a tenant who takes
-//! its own, lower limit out of its environment.
+//! Pure. In: the node's state. Out: the whole plan. In mode `mps` a server's defaults are
+//! the largest of what its card's shares may have: the smallest ceiling that holds for a
+//! tenant who takes its own, lower limit out of its environment. In mode `mps-isolated`
+//! they are the share's own.
+//!
+//! A card changes its mode one step at a time: nothing is planned on it while a server of
+//! another kind is still seen there.
 
 use crate::inventory::GpuUuid;
+use crate::ledger::Share;
 use crate::node::State;
 use api::{Mib, Mode};
-use proto::mps::{Plan, Server};
-use std::collections::BTreeMap;
+use proto::mps::{Card, Plan, Server, ServerState};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// One multiuser server per card that has a share in mode `mps` or is about to have one.
+/// One server per card that has a share in mode `mps` or is about to have one, one per
+/// bound share in mode `mps-isolated`, and the cards that are used in time slices.
 pub fn plan(state: &State) -> Plan {
     let mut largest: BTreeMap<&GpuUuid, (Mib, u8)> = BTreeMap::new();
+    let mut isolated: Vec<(String, &Share)> = Vec::new();
+    let mut sliced: BTreeSet<&GpuUuid> = BTreeSet::new();
     for share in state.ledger.shares() {
-        if share.mode != Mode::Mps {
-            continue;
-        }
-        for card in &share.gpus {
-            let (memory, percent) = largest.entry(card).or_default();
-            *memory = share.memory.max(*memory);
-            *percent = share.compute_percent.max(*percent);
+        match share.mode {
+            Mode::Mps => {
+                for card in &share.gpus {
+                    let (memory, percent) = largest.entry(card).or_default();
+                    *memory = share.memory.max(*memory);
+                    *percent = share.compute_percent.max(*percent);
+                }
+            }
+            Mode::MpsIsolated => {
+                isolated.extend(server_name(share).map(|name| (name, share)));
+            }
+            Mode::TimeSlicing => sliced.extend(&share.gpus),
+            Mode::Exclusive => {}
         }
     }
-    let servers = largest
+    let seen = &state.mps.seen.servers;
+    let shared = largest
         .into_iter()
+        .filter(|(card, _)| {
+            !seen
+                .iter()
+                .any(|s| s.name != card.as_str() && holds(s, card))
+        })
         .map(|(card, (memory, percent))| Server {
             name: card.to_string(),
             gpu_uuids: vec![card.to_string()],
             multiuser: true,
+            exclusive: true,
             default_memory_mib: memory.0,
             default_thread_percent: percent.clamp(1, 100).into(),
+        });
+    let own = isolated
+        .into_iter()
+        .filter(|(_, share)| {
+            let whole = |card: &GpuUuid| seen.iter().any(|s| s.name == card.as_str() && is_up(s));
+            !share.gpus.iter().any(whole)
         })
-        .collect();
-    Plan { servers }
+        .map(|(name, share)| Server {
+            name,
+            gpu_uuids: share.gpus.iter().map(ToString::to_string).collect(),
+            // A tenant's processes may have several users, and root's daemon takes no
+            // commands from any of them but root.
+            multiuser: true,
+            exclusive: false,
+            default_memory_mib: share.memory.0,
+            default_thread_percent: share.compute_percent.clamp(1, 100).into(),
+        });
+    let cards = sliced
+        .into_iter()
+        .filter(|card| !seen.iter().any(|server| holds(server, card)))
+        .map(|card| Card {
+            uuid: card.to_string(),
+            time_slice: state.time_slice(),
+        });
+    Plan {
+        servers: shared.chain(own).collect(),
+        cards: cards.collect(),
+    }
+}
+
+/// Name of the server that a share is a client of; `None` for modes without one, and
+/// before it is bound.
+pub fn server_name(share: &Share) -> Option<String> {
+    match share.mode {
+        Mode::Mps => share.gpus.first().map(ToString::to_string),
+        Mode::MpsIsolated => share.alloc_id.map(|alloc| alloc.to_string()),
+        Mode::Exclusive | Mode::TimeSlicing => None,
+    }
+}
+
+fn is_up(server: &ServerState) -> bool {
+    !matches!(&*server.state, "Absent" | "")
+}
+
+/// Whether a server may still have something of a card. One that was found and is not
+/// known yet may have any.
+pub fn holds(server: &ServerState, card: &GpuUuid) -> bool {
+    let its = server.name == card.as_str()
+        || server.gpu_uuids.is_empty() && !server.name.starts_with("GPU-")
+        || server.gpu_uuids.iter().any(|uuid| uuid == card.as_str());
+    its && is_up(server)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Share, SharePhase};
+    use crate::ledger::{AllocId, SharePhase};
     use api::grant::PodIdentity;
 
     fn share(pod: &str, card: &str, mode: Mode, memory: u64, percent: u8) -> Share {
@@ -50,17 +119,37 @@ mod tests {
                 name: pod.into(),
             },
             container: "main".into(),
-            gpus: vec![GpuUuid::from(card)],
+            gpus: card.split(',').map(GpuUuid::from).collect(),
             memory: Mib(memory),
             compute_percent: percent,
             mode,
             decision: String::new(),
             phase: SharePhase::Reserved,
-            alloc_id: None,
+            alloc_id: (mode == Mode::MpsIsolated).then(|| AllocId::new(7)),
             fence: None,
             observed_limit: None,
             container_id: None,
             used: Mib(0),
+        }
+    }
+
+    fn server(card: &str, memory: u64, percent: u32) -> Server {
+        Server {
+            name: card.into(),
+            gpu_uuids: vec![card.into()],
+            multiuser: true,
+            exclusive: true,
+            default_memory_mib: memory,
+            default_thread_percent: percent,
+        }
+    }
+
+    fn seen(name: &str, cards: &[&str], word: &str) -> ServerState {
+        ServerState {
+            name: name.into(),
+            gpu_uuids: cards.iter().map(|card| (*card).to_owned()).collect(),
+            state: word.into(),
+            ..ServerState::default()
         }
     }
 
@@ -73,18 +162,58 @@ mod tests {
             share("c", "GPU-0", Mode::Mps, 500, 10),
             share("d", "GPU-2", Mode::Exclusive, 40_000, 100),
             share("e", "GPU-3", Mode::TimeSlicing, 4000, 100),
+            share("f", "GPU-4,GPU-5", Mode::MpsIsolated, 700, 30),
         ] {
             state.ledger.restore(share);
         }
-        let server = |card: &str, memory, percent| Server {
-            name: card.into(),
-            gpu_uuids: vec![card.into()],
-            multiuser: true,
-            default_memory_mib: memory,
-            default_thread_percent: percent,
-        };
-        let servers = vec![server("GPU-0", 500, 10), server("GPU-1", 9000, 100)];
-        assert_eq!(plan(&state), Plan { servers });
+        let servers = vec![
+            server("GPU-0", 500, 10),
+            server("GPU-1", 9000, 100),
+            Server {
+                name: AllocId::new(7).to_string(),
+                gpu_uuids: vec!["GPU-4".into(), "GPU-5".into()],
+                exclusive: false,
+                ..server("", 700, 30)
+            },
+        ];
+        let cards = vec![Card {
+            uuid: "GPU-3".into(),
+            time_slice: None,
+        }];
+        assert_eq!(plan(&state), Plan { servers, cards });
         assert_eq!(plan(&State::default()), Plan::default());
+    }
+
+    #[test]
+    fn a_share_that_is_not_bound_yet_has_no_server_of_its_own() {
+        let mut state = State::default();
+        state.ledger.restore(Share {
+            alloc_id: None,
+            ..share("a", "GPU-0", Mode::MpsIsolated, 700, 30)
+        });
+        assert_eq!(plan(&state), Plan::default());
+    }
+
+    #[test]
+    fn a_card_gets_nothing_while_a_server_of_another_kind_is_on_it() {
+        let others = [
+            seen("00", &["GPU-0"], "Draining"),
+            // Found by a supervisor that does not know yet what it serves.
+            seen("00", &[], "Starting"),
+            seen("GPU-0", &[], "Dead"),
+        ];
+        for (mode, blocked) in [
+            (Mode::Mps, [true, true, false]),
+            (Mode::MpsIsolated, [false, false, true]),
+            (Mode::TimeSlicing, [true, true, true]),
+        ] {
+            for (other, blocked) in others.iter().zip(blocked) {
+                let mut state = State::default();
+                state.ledger.restore(share("a", "GPU-0", mode, 700, 30));
+                state.mps.seen.servers = vec![other.clone()];
+                let empty = plan(&state) == Plan::default();
+                assert_eq!(empty, blocked, "{mode} beside {other:?}");
+            }
+        }
     }
 }

@@ -8,6 +8,7 @@ use super::process::Processes;
 use super::smi::Smi;
 use super::supervisor::{PlanError, Request as Ask, Supervisor};
 use crate::config::Config;
+use futures::StreamExt as _;
 use nix::fcntl::{Flock, FlockArg};
 use proto::mps::mps_server::{Mps, MpsServer};
 use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest, TerminateResponse};
@@ -16,10 +17,11 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::info;
@@ -193,6 +195,7 @@ impl Mps for Service {
     async fn ensure(&self, request: Request<Plan>) -> Result<Response<Observation>, Status> {
         let plan = request.into_inner();
         let names: Vec<String> = plan.servers.iter().map(|s| s.name.clone()).collect();
+        let cards: Vec<String> = plan.cards.iter().map(|c| c.uuid.clone()).collect();
         let (reply, answer) = oneshot::channel();
         self.ask(Ask::Ensure(plan, reply)).await?;
         answer
@@ -200,7 +203,7 @@ impl Mps for Service {
             .map_err(|_| ending())?
             .map_err(|error: PlanError| Status::invalid_argument(error.to_string()))?;
         let mut view = self.view.clone();
-        let settled = view.wait_for(|view| is_settled(view, &names));
+        let settled = view.wait_for(|view| is_settled(view, &names, &cards));
         // Late is not wrong: the answer says what is.
         let _ = tokio::time::timeout(SETTLE, settled).await;
         let observation = self.view.borrow().clone();
@@ -210,6 +213,17 @@ impl Mps for Service {
     async fn observe(&self, _: Request<ObserveRequest>) -> Result<Response<Observation>, Status> {
         let observation = self.view.borrow().clone();
         Ok(Response::new(observation))
+    }
+
+    type WatchStream =
+        Pin<Box<dyn tokio_stream::Stream<Item = Result<Observation, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        _: Request<ObserveRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let stream = WatchStream::new(self.view.clone()).map(Ok);
+        Ok(Response::new(Box::pin(stream)))
     }
 
     async fn terminate_clients(
@@ -241,7 +255,7 @@ fn ending() -> Status {
 
 /// Whether nothing more will happen soon: every server that is named is up or cannot be,
 /// and nothing else is on its way out but for its clients.
-fn is_settled(view: &Observation, names: &[String]) -> bool {
+fn is_settled(view: &Observation, names: &[String], cards: &[String]) -> bool {
     let named = names.iter().all(|name| {
         view.servers.iter().any(|server| {
             let up_or_down = matches!(server.state.as_str(), "Ready" | "Dead" | "ServerFault");
@@ -257,7 +271,11 @@ fn is_settled(view: &Observation, names: &[String]) -> bool {
             "Draining" => !server.clients.is_empty(),
             _ => false,
         });
-    named && others
+    let sliced = cards.iter().all(|uuid| {
+        let mut seen = view.cards.iter();
+        seen.any(|card| card.uuid == *uuid && (card.ready || !card.reason.is_empty()))
+    });
+    named && others && sliced
 }
 
 #[cfg(test)]
@@ -300,7 +318,10 @@ mod tests {
             ..ServerState::default()
         };
         let names = ["a".to_owned()];
-        let settled = |servers: Vec<ServerState>| is_settled(&Observation { servers }, &names);
+        let settled = |servers: Vec<ServerState>| {
+            let cards = Vec::new();
+            is_settled(&Observation { servers, cards }, &names, &[])
+        };
         assert!(!settled(vec![]));
         assert!(!settled(vec![server("a", "Starting", 0)]));
         assert!(settled(vec![server("a", "Ready", 0)]));

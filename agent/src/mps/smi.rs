@@ -1,4 +1,4 @@
-//! A card's compute mode, through `nvidia-smi`.
+//! A card's compute mode and time slice, through `nvidia-smi`.
 //!
 //! In: a card and a mode. Out: the mode as read back. The supervisor holds no NVML: it
 //! must outlive driver faults that take a process with NVML along.
@@ -46,8 +46,8 @@ pub enum SmiError {
     /// It says no.
     #[error("nvidia-smi: {0}")]
     Refused(String),
-    /// The card has another mode than was set.
-    #[error("compute mode of {uuid} was set to {wanted} and reads back {answer:?}")]
+    /// The card has another mode or slice than was set.
+    #[error("card {uuid} was set to {wanted} and reads back {answer:?}")]
     NotSet {
         /// Which card.
         uuid: String,
@@ -94,6 +94,38 @@ impl Smi {
                 wanted: mode.word(),
                 answer: now,
             })
+        }
+    }
+
+    /// Sets how long a process has the card while another waits: 0 the driver's own, 1
+    /// short, 2 medium, 3 long. NVML has no call for it. Not every card has it.
+    ///
+    /// # Errors
+    /// Also where the listing afterwards names another slice. Its wording is the driver's:
+    /// one that names no slice at all is not held against it.
+    pub async fn set_time_slice(&self, uuid: &str, slice: u32) -> Result<(), SmiError> {
+        const WORDS: [&str; 4] = ["default", "short", "medium", "long"];
+        let number = slice.to_string();
+        self.run(&["compute-policy", "-i", uuid, "--set-timeslice", &number])
+            .await?;
+        let listed = self.run(&["compute-policy", "-i", uuid, "-l"]).await?;
+        let listed = listed.to_ascii_lowercase();
+        let wanted = usize::try_from(slice).ok().and_then(|at| WORDS.get(at));
+        let says = |word: &&str| {
+            listed
+                .split(|c: char| !c.is_ascii_alphabetic())
+                .any(|w| w == *word)
+        };
+        let other = WORDS
+            .iter()
+            .find(|word| Some(*word) != wanted && says(word));
+        match (wanted, other) {
+            (Some(wanted), Some(_)) if !says(wanted) => Err(SmiError::NotSet {
+                uuid: uuid.to_owned(),
+                wanted,
+                answer: listed.trim().chars().take(200).collect(),
+            }),
+            _ => Ok(()),
         }
     }
 

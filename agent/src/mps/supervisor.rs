@@ -4,11 +4,12 @@
 //! on a watch. A plan is the whole plan: what it does not name goes, once it has no
 //! clients. Before the first plan nothing is started and nothing ends.
 
+use super::card::{self, Wanted};
 use super::daemon::{Daemon, Order, Report, Spec, Terminate, Tools};
 use super::machine::{Desired, Limits};
 use super::place::Place;
 use api::Mib;
-use proto::mps::{Observation, Plan, ServerState};
+use proto::mps::{CardState, Observation, Plan, ServerState};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,9 @@ pub struct Supervisor {
     daemons: BTreeMap<String, Handle>,
     tasks: JoinSet<String>,
     reports: (mpsc::Sender<Report>, mpsc::Receiver<Report>),
+    cards: BTreeMap<String, CardHandle>,
+    card_tasks: JoinSet<String>,
+    card_reports: (mpsc::Sender<CardState>, mpsc::Receiver<CardState>),
     view: watch::Sender<Observation>,
     generation: u64,
 }
@@ -60,6 +64,13 @@ struct Handle {
     state: ServerState,
 }
 
+/// One card without a server, as the supervisor sees it.
+#[derive(Debug)]
+struct CardHandle {
+    orders: watch::Sender<Wanted>,
+    state: CardState,
+}
+
 impl Supervisor {
     /// With every daemon that is found running, and what others left behind.
     pub fn new(tools: Tools) -> Self {
@@ -68,6 +79,9 @@ impl Supervisor {
             daemons: BTreeMap::new(),
             tasks: JoinSet::new(),
             reports: mpsc::channel(64),
+            cards: BTreeMap::new(),
+            card_tasks: JoinSet::new(),
+            card_reports: mpsc::channel(16),
             view: watch::Sender::new(Observation::default()),
             generation: 0,
         };
@@ -78,6 +92,7 @@ impl Supervisor {
             // In mode `mps` a server is named by its card.
             let gpu_uuids = Some(name.clone()).filter(|name| name.starts_with("GPU-"));
             let spec = Spec {
+                exclusive: gpu_uuids.is_some(),
                 gpu_uuids: gpu_uuids.into_iter().collect(),
                 multiuser: true,
             };
@@ -107,6 +122,8 @@ impl Supervisor {
                 Some(request) = requests.recv() => self.answer(request).await,
                 Some(report) = self.reports.1.recv() => self.take(report),
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
+                Some(state) = self.card_reports.1.recv() => self.take_card(state),
+                Some(ended) = self.card_tasks.join_next() => self.card_ended(ended),
             }
         }
         self.leave().await;
@@ -166,8 +183,69 @@ impl Supervisor {
                 });
             }
         }
+        self.ensure_cards(plan);
         self.publish();
         Ok(())
+    }
+
+    fn ensure_cards(&mut self, plan: &Plan) {
+        for card in &plan.cards {
+            let wanted = Wanted::Sliced(card.time_slice);
+            if let Some(handle) = self.cards.get_mut(&card.uuid) {
+                let changed = handle.orders.send_if_modified(|old| {
+                    let changed = *old != wanted;
+                    *old = wanted;
+                    changed
+                });
+                handle.state.ready &= !changed;
+            } else {
+                self.start_card(&card.uuid, wanted);
+            }
+        }
+        for (uuid, handle) in &mut self.cards {
+            if !plan.cards.iter().any(|card| card.uuid == *uuid) {
+                handle.orders.send_if_modified(|old| {
+                    let changed = *old != Wanted::Nothing;
+                    *old = Wanted::Nothing;
+                    changed
+                });
+            }
+        }
+    }
+
+    fn start_card(&mut self, uuid: &str, wanted: Wanted) {
+        let (orders, orders_in) = watch::channel(wanted);
+        let reports = self.card_reports.0.clone();
+        let smi = self.tools.smi.clone();
+        self.card_tasks
+            .spawn(card::run(uuid.to_owned(), smi, orders_in, reports));
+        let state = CardState {
+            uuid: uuid.to_owned(),
+            ..CardState::default()
+        };
+        self.cards
+            .insert(uuid.to_owned(), CardHandle { orders, state });
+    }
+
+    fn take_card(&mut self, state: CardState) {
+        if let Some(handle) = self.cards.get_mut(&state.uuid) {
+            handle.state = state;
+            self.publish();
+        }
+    }
+
+    fn card_ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+        match ended {
+            Ok(uuid) => {
+                let wanted = self.cards.remove(&uuid).map(|h| *h.orders.borrow());
+                // It was wanted again while it ended.
+                if let Some(wanted @ Wanted::Sliced(_)) = wanted {
+                    self.start_card(&uuid, wanted);
+                }
+                self.publish();
+            }
+            Err(error) => warn!(%error, "a card's task ended"),
+        }
     }
 
     fn check(&self, plan: &Plan) -> Result<BTreeMap<String, (Place, Spec, Limits)>, PlanError> {
@@ -189,6 +267,7 @@ impl Supervisor {
             let spec = Spec {
                 gpu_uuids: server.gpu_uuids.clone(),
                 multiuser: server.multiuser,
+                exclusive: server.exclusive,
             };
             let known = self.daemons.get(&server.name).and_then(|h| h.spec.as_ref());
             if known.is_some_and(|known| *known != spec) {
@@ -200,9 +279,32 @@ impl Supervisor {
                 memory: Mib(server.default_memory_mib),
                 thread_percent,
             };
+            let other_kind = |(name, (_, other, _)): (&String, &(Place, Spec, Limits))| {
+                let together = spec
+                    .gpu_uuids
+                    .iter()
+                    .any(|card| other.gpu_uuids.contains(card));
+                *name != server.name && together && (spec.exclusive || other.exclusive)
+            };
+            if wanted.iter().any(other_kind) {
+                return Err(refuse("its card is another server's alone"));
+            }
             let twice = wanted.insert(server.name.clone(), (place, spec, limits));
             if twice.is_some() {
                 return Err(refuse("it is named twice"));
+            }
+        }
+        for card in &plan.cards {
+            let refuse = |what| PlanError {
+                server: card.uuid.clone(),
+                what,
+            };
+            if card.time_slice.is_some_and(|slice| slice > 3) {
+                return Err(refuse("there is no such time slice"));
+            }
+            let served = |(_, spec, _): &(Place, Spec, Limits)| spec.gpu_uuids.contains(&card.uuid);
+            if wanted.values().any(served) {
+                return Err(refuse("it is a server's and used without one"));
             }
         }
         Ok(wanted)
@@ -277,7 +379,8 @@ impl Supervisor {
 
     fn publish(&self) {
         let servers = self.daemons.values().map(|h| h.state.clone()).collect();
-        let observation = Observation { servers };
+        let cards = self.cards.values().map(|h| h.state.clone()).collect();
+        let observation = Observation { servers, cards };
         self.view.send_if_modified(|view| {
             let changed = *view != observation;
             *view = observation;

@@ -8,6 +8,7 @@ use crate::identity::{self, Resource};
 use crate::inventory::{Book, ComputeMode, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
+use crate::mps::plan::server_name;
 use crate::nvml::{Driver, Observation, Process, Xid};
 use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{self, Held, Local, Minted, MintedIds};
@@ -52,6 +53,8 @@ pub enum Event {
     Policy(Option<Policy>),
     /// The MPS supervisor answered, or did not.
     Mps(MpsView),
+    /// Something changed there since.
+    MpsSeen(proto::mps::Observation),
     /// The kubelet told which IDs it can allocate.
     Pools(BTreeMap<GpuUuid, Pool>),
     /// The disk was read.
@@ -191,6 +194,7 @@ impl Core {
             }
             Event::Policy(policy) => self.policy = policy,
             Event::Mps(view) => self.mps = view,
+            Event::MpsSeen(seen) => self.mps.seen = seen,
             Event::Pools(pools) => self.pools = pools,
             Event::Local(local) => self.take_local(local),
             Event::Minted {
@@ -378,12 +382,13 @@ impl Core {
             };
             let (phase, container_id) = reconcile::progress(share, &self.local, &self.pods);
             let used = self.used(share, container_id.as_deref());
-            // The hook has seen the limit in the container's own configuration.
-            let fenced = share.mode == Mode::Mps
-                && container_id.is_some()
+            let started = container_id.is_some()
                 && matches!(phase, SharePhase::Running | SharePhase::Terminating);
-            let fence = fenced.then_some(Fence::ClientLimit);
-            let observed = fenced.then_some(share.memory);
+            let (fence, observed) = if started {
+                self.fence(share)
+            } else {
+                (None, None)
+            };
             self.ledger.update(&key, |share| {
                 share.phase = phase;
                 share.container_id = container_id;
@@ -391,6 +396,27 @@ impl Core {
                 share.fence = fence;
                 share.observed_limit = observed;
             });
+        }
+    }
+
+    /// What really holds a container that the hook let start, and the limit as it was read
+    /// back. Never more than is known now: a server that somebody else told another limit
+    /// fences nothing until it was told again.
+    fn fence(&self, share: &Share) -> (Option<Fence>, Option<Mib>) {
+        let server = server_name(share)
+            .and_then(|name| self.mps.seen.servers.iter().find(|s| s.name == name));
+        match share.mode {
+            Mode::Exclusive => (None, None),
+            // The hook has seen the limit in the container's own configuration.
+            Mode::Mps => (Some(Fence::ClientLimit), Some(share.memory)),
+            Mode::MpsIsolated => match server {
+                Some(server) if server.observed_default_memory_mib > 0 => (
+                    Some(Fence::ServerLimit),
+                    Some(Mib(server.observed_default_memory_mib)),
+                ),
+                _ => (Some(Fence::WatchdogOnly), None),
+            },
+            Mode::TimeSlicing => (Some(Fence::WatchdogOnly), None),
         }
     }
 

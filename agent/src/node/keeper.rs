@@ -16,6 +16,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// While something is on its way, or the supervisor does not answer.
 const SOON: Duration = Duration::from_millis(100);
 
+/// Between two tries to hear of changes.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+
 /// Runs until `stop`.
 pub async fn run(
     socket: PathBuf,
@@ -35,22 +38,43 @@ pub async fn run(
             return stop.cancelled().await;
         }
     };
+    tokio::select! {
+        () = keep(&client, &mut state, &owner) => {}
+        () = listen(&client, &owner) => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+/// What changes by itself: a fault, a client, the end of a server.
+async fn listen(client: &Client, owner: &Owner) {
+    loop {
+        if let Ok(mut changes) = client.watch().await {
+            while let Ok(Some(seen)) = changes.message().await {
+                if owner.tell(Event::MpsSeen(seen)).is_err() {
+                    return;
+                }
+            }
+        }
+        tokio::time::sleep(LISTEN_AGAIN).await;
+    }
+}
+
+async fn keep(client: &Client, state: &mut watch::Receiver<Arc<State>>, owner: &Owner) {
     let mut last = MpsView::default();
     loop {
         let plan = mps::plan(&state.borrow_and_update());
         // The answer comes when the plan is settled; a newer one does not wait for that.
         let answer = tokio::select! {
             answer = client.ensure(plan.clone()) => answer,
-            changed = another(&mut state, &plan) => match changed {
+            changed = another(state, &plan) => match changed {
                 Ok(()) => continue,
                 Err(_) => return,
             },
-            () = stop.cancelled() => return,
         };
-        let plan_is_empty = plan.servers.is_empty();
+        let plan_is_empty = plan == proto::mps::Plan::default();
         let view = view(plan, answer, &last);
         // Where nothing is shared, nobody waits for a supervisor.
-        let idle = view.applied.servers.is_empty() && plan_is_empty;
+        let idle = view.applied == proto::mps::Plan::default() && plan_is_empty;
         let settled = if view.unreachable.is_empty() {
             is_settled(&view)
         } else {
@@ -61,9 +85,8 @@ pub async fn run(
             return;
         }
         tokio::select! {
-            changed = another(&mut state, &last.applied) => if changed.is_err() { return },
+            changed = another(state, &last.applied) => if changed.is_err() { return },
             () = tokio::time::sleep(if settled { IDLE } else { SOON }) => {}
-            () = stop.cancelled() => return,
         }
     }
 }
@@ -115,5 +138,13 @@ fn is_settled(view: &MpsView) -> bool {
             .iter()
             .any(|seen| seen.name == server.name && seen.state == "Ready")
     });
-    ready && view.seen.servers.iter().all(|seen| planned(&seen.name))
+    let sliced = view.applied.cards.iter().all(|card| {
+        let mut seen = view.seen.cards.iter();
+        seen.any(|seen| seen.uuid == card.uuid && seen.ready)
+    });
+    let cards = |uuid: &str| view.applied.cards.iter().any(|card| card.uuid == uuid);
+    ready
+        && sliced
+        && view.seen.servers.iter().all(|seen| planned(&seen.name))
+        && view.seen.cards.iter().all(|seen| cards(&seen.uuid))
 }

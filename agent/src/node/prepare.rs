@@ -3,12 +3,11 @@
 
 use super::core::{Core, Effect};
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
-use crate::inventory::{Card, GpuUuid};
+use crate::inventory::{Card, GpuUuid, fence_of};
 use crate::ledger::{AllocId, Claim, Refused, Share};
 use crate::pods::{PodView, Standing};
+use api::Mib;
 use api::grant::{Grant, PodIdentity};
-use api::units::Fence;
-use api::{Mib, Mode};
 use proto::podresources::PodResources;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -152,11 +151,11 @@ impl Core {
         let claim = self.due(pod, &holder.container, ask)?;
         if let Some(minimum) = self.minimum_fence() {
             // Strongest first; a whole card needs no fence.
-            if claim.mode == Mode::Mps && Fence::ClientLimit > minimum {
+            if let Some(fence) = fence_of(claim.mode).filter(|fence| *fence > minimum) {
                 return Err(Unready {
                     reason: format!(
-                        "the node's minimum fence is {minimum}, mode mps gives {}",
-                        Fence::ClientLimit
+                        "the node's minimum fence is {minimum}, mode {} gives {fence}",
+                        claim.mode
                     ),
                     may_pass: false,
                     is_final: true,

@@ -32,6 +32,14 @@ pub struct State {
     pub ready: Readiness,
 }
 
+impl State {
+    /// The admin's time slice, as the driver numbers it.
+    pub fn time_slice(&self) -> Option<u32> {
+        let policy = self.policy.as_ref()?;
+        policy.spec.time_slice.map(api::gpu_node::TimeSlice::number)
+    }
+}
+
 /// This node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {

@@ -303,7 +303,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
         "aliquot_gpu_memory_grantable",
         "The most that limits may sum to",
         Some(Unit::Bytes),
-        |_, card| bytes(card.grantable),
+        |state, card| bytes(state.ledger.grantable(card)),
     ),
     (
         "aliquot_gpu_memory_strangers",
@@ -338,8 +338,8 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
         "Processes that use the card's MPS server",
         None,
         |state, card| {
-            let server = report::mps_server(state, &card.uuid);
-            server.map_or(0, |server| server.clients.len() as u64)
+            let servers = report::mps_servers(state, &card.uuid);
+            servers.map(|server| server.clients.len() as u64).sum()
         },
     ),
     (
@@ -347,8 +347,8 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
         "Starts of the card's MPS daemon after its first, while its supervisor lives",
         None,
         |state, card| {
-            let server = report::mps_server(state, &card.uuid);
-            server.map_or(0, |server| server.restarts.into())
+            let servers = report::mps_servers(state, &card.uuid);
+            servers.map(|server| u64::from(server.restarts)).sum()
         },
     ),
 ];

@@ -8,6 +8,7 @@ use super::metrics::Meters;
 use super::pace::{Backoff, around, chance};
 use super::status::{Urgency, status, urgency};
 use super::stream::is_worth_telling;
+use crate::cluster::in_words;
 use crate::node::State;
 use api::{GpuNode, GpuNodeStatus};
 use jiff::Timestamp;
@@ -55,7 +56,8 @@ pub async fn run(
         let known = Arc::clone(&state.borrow_and_update());
         let last = written.as_ref().map(|written| &written.status);
         let wanted = status(&known, last, Timestamp::now());
-        let due = if is_worth_telling(&known, start.elapsed()) {
+        // The GpuNode is made when the watch has shown that there is none.
+        let due = if known.policy.is_some() && is_worth_telling(&known, start.elapsed()) {
             due(written.as_ref(), &wanted, now).max(not_before)
         } else {
             now + Duration::from_secs(1)
@@ -119,7 +121,7 @@ async fn write(api: &Api<GpuNode>, node: &str, status: &GpuNodeStatus) -> Result
     let write = api.patch_status(node, &params, &patch);
     match timeout(PATIENCE, write).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Err(error)) => Err(in_words(&error)),
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
     }
 }

@@ -43,16 +43,33 @@ pub fn refusal(refusal: &node::Refusal) -> Refusal {
     }
 }
 
-/// A card's MPS server, by its supervisor's account.
-pub fn mps_server<'a>(state: &'a State, card: &GpuUuid) -> Option<&'a ServerState> {
-    let mut servers = state.mps.seen.servers.iter();
-    servers.find(|server| server.name == card.as_str())
+/// MPS servers on a card, by their supervisor's account: the card's one, or those of its
+/// isolated shares.
+pub fn mps_servers<'a>(
+    state: &'a State,
+    card: &'a GpuUuid,
+) -> impl Iterator<Item = &'a ServerState> {
+    let on = |server: &&ServerState| {
+        server.name == card.as_str() || server.gpu_uuids.iter().any(|uuid| uuid == card.as_str())
+    };
+    state.mps.seen.servers.iter().filter(on)
 }
 
-/// State of a card's MPS server.
+/// State of a card's MPS servers: that of the worst, as all but one matter to their own
+/// share alone.
 pub fn mps_state(state: &State, card: &GpuUuid) -> String {
-    mps_server(state, card)
-        .map_or(NO_SERVER, |server| server.state.as_str())
+    let rank = |word: &str| match word {
+        "Dead" => 5,
+        "ServerFault" => 4,
+        "Starting" => 3,
+        "Draining" => 2,
+        "Ready" => 1,
+        _ => 0,
+    };
+    let words = mps_servers(state, card).map(|server| server.state.as_str());
+    words
+        .max_by_key(|word| rank(word))
+        .unwrap_or(NO_SERVER)
         .to_owned()
 }
 
@@ -64,9 +81,13 @@ pub fn is_ready(state: &State, card: &Card) -> bool {
     }
     match state.ledger.mode_of(&card.uuid) {
         Some(Mode::Mps) => {
-            state.mps.unreachable.is_empty() && mps_state(state, &card.uuid) == "Ready"
+            let mut servers = state.mps.seen.servers.iter();
+            let ready = servers.any(|s| s.name == card.uuid.as_str() && s.state == "Ready");
+            state.mps.unreachable.is_empty() && ready
         }
-        Some(_) | None => true,
+        // A new share gets a server of its own, or none.
+        Some(Mode::MpsIsolated | Mode::TimeSlicing) => state.mps.unreachable.is_empty(),
+        Some(Mode::Exclusive) | None => true,
     }
 }
 
@@ -80,7 +101,7 @@ fn gpu(state: &State, card: &Card) -> Gpu {
         memory_reserved_mib: card.reserved.0,
         memory_used_mib: card.used.0,
         memory_granted_mib: state.ledger.granted(&card.uuid).0,
-        memory_grantable_mib: card.grantable.0,
+        memory_grantable_mib: state.ledger.grantable(card).0,
         mode: state
             .ledger
             .mode_of(&card.uuid)

@@ -49,7 +49,7 @@ pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> Gp
             .map(|card| card.product.clone())
             .unwrap_or_default(),
         granted_mib: sum(&|card| state.ledger.granted(&card.uuid)),
-        grantable_mib: sum(&|card| card.grantable),
+        grantable_mib: sum(&|card| state.ledger.grantable(card)),
         share_count: u32::try_from(state.ledger.shares().count()).unwrap_or(u32::MAX),
         gpus: cards().map(|card| gpu(state, card, last)).collect(),
         conditions: vec![offering(state, generation, last, now)],
@@ -94,7 +94,7 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
         reserved_mib: card.reserved,
         used_mib: quantised(card.used, step(card.total), last.map(|gpu| gpu.used_mib)),
         granted_mib: state.ledger.granted(&card.uuid),
-        grantable_mib: card.grantable,
+        grantable_mib: state.ledger.grantable(card),
         mode: state.ledger.mode_of(&card.uuid),
         switchable_modes: card.switchable.clone(),
         ready: report::is_ready(state, card),

@@ -2,7 +2,7 @@
 
 use proto::mps::mps_server::{Mps, MpsServer};
 use proto::mps::{
-    Observation, ObserveRequest, Plan, ServerState, TerminateRequest, TerminateResponse,
+    CardState, Observation, ObserveRequest, Plan, ServerState, TerminateRequest, TerminateResponse,
 };
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -52,8 +52,14 @@ impl Supervisor {
             observed_default_memory_mib: server.default_memory_mib,
             ..ServerState::default()
         });
+        let cards = plan.cards.iter().map(|card| CardState {
+            uuid: card.uuid.clone(),
+            ready: true,
+            ..CardState::default()
+        });
         Observation {
             servers: servers.collect(),
+            cards: cards.collect(),
         }
     }
 }
@@ -69,6 +75,16 @@ impl Mps for Supervisor {
 
     async fn observe(&self, _: Request<ObserveRequest>) -> Result<Response<Observation>, Status> {
         Ok(Response::new(self.observation()))
+    }
+
+    type WatchStream = tokio_stream::Pending<Result<Observation, Status>>;
+
+    /// Says nothing: the agent asks every now and then as well.
+    async fn watch(
+        &self,
+        _: Request<ObserveRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(tokio_stream::pending()))
     }
 
     async fn terminate_clients(

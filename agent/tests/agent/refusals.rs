@@ -100,7 +100,10 @@ async fn what_the_cards_cannot_honour_is_refused_with_the_figure() {
     let entry = machine.admit("isolated", &isolated).await;
     assert_eq!(
         refused(&machine, &entry).await,
-        "mode mps-isolated is not offered by this agent"
+        format!(
+            "card {} is in mode mps, held by default/first",
+            machine.cards[0]
+        )
     );
 }
 

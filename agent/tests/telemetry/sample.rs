@@ -30,6 +30,7 @@ pub(crate) fn card(index: u32) -> Card {
         pci: format!("00000000:0{index}:00.0"),
         numa: None,
         nvlink_peers: Vec::new(),
+        server_reserve: Mib(64),
         client_slots: 48,
         context_allowance: Mib(512),
     }
@@ -95,12 +96,13 @@ pub(crate) fn state() -> State {
                     restarts: 3,
                     ..ServerState::default()
                 }],
+                ..Observation::default()
             },
             ..MpsView::default()
         },
         kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
         not_offering: None,
-        policy: None,
+        policy: Some(agent::node::Policy::default()),
         trusted_ca: String::new(),
         ready: Readiness {
             nvml: true,

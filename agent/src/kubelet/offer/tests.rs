@@ -26,6 +26,7 @@ fn card(index: u32) -> Card {
         pci: String::new(),
         numa: Some(index / 2),
         nvlink_peers: Vec::new(),
+        server_reserve: Mib(64),
         client_slots: 2,
         context_allowance: Mib(0),
     }

@@ -19,11 +19,17 @@ fn card(index: u32, total: u64) -> Card {
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
-        switchable: vec![Mode::Exclusive, Mode::Mps],
+        switchable: vec![
+            Mode::Exclusive,
+            Mode::Mps,
+            Mode::MpsIsolated,
+            Mode::TimeSlicing,
+        ],
         compute_capability: String::new(),
         pci: String::new(),
         numa: None,
         nvlink_peers: Vec::new(),
+        server_reserve: Mib(64),
         client_slots: 3,
         context_allowance: Mib(0),
     }
@@ -123,14 +129,6 @@ fn what_this_agent_cannot_do_is_refused_for_good_with_a_reason() {
     let (mut ledger, node) = (Ledger::default(), node(2));
     for (claim, text) in [
         (
-            claim(1, Mode::TimeSlicing, &[0], 1),
-            "mode time-slicing is not offered by this agent",
-        ),
-        (
-            claim(1, Mode::MpsIsolated, &[0], 1),
-            "mode mps-isolated is not offered by this agent",
-        ),
-        (
             claim(1, Mode::Mps, &[0, 1], 1),
             "mode mps gives a container one card, the grant names 2",
         ),
@@ -142,6 +140,42 @@ fn what_this_agent_cannot_do_is_refused_for_good_with_a_reason() {
         assert!(!refused.may_pass());
     }
     assert_eq!(ledger, Ledger::default());
+}
+
+#[test]
+fn isolated_shares_leave_room_for_their_servers_and_may_span_cards() {
+    let (mut ledger, node) = (Ledger::default(), node(2));
+    let card = &node.cards[0];
+    let isolated = |pod, gpus: &[u32], mib| claim(pod, Mode::MpsIsolated, gpus, mib);
+    ledger.reserve(&isolated(1, &[0, 1], 400), &node).unwrap();
+    // The first one's server is in the reserve, the second one's comes on top.
+    assert_eq!(ledger.grantable(card), Mib(936));
+    let refused = ledger.reserve(&isolated(2, &[0], 537), &node).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "card GPU-0 has 536 MiB left of 936 MiB grantable, 537 MiB are granted to this container"
+    );
+    ledger.reserve(&isolated(2, &[0], 536), &node).unwrap();
+    assert_eq!(ledger.granted(&card.uuid), Mib(936));
+    // What is granted stays granted, and there is no room for a third.
+    assert_eq!(ledger.grantable(card), Mib(936));
+    assert!(ledger.reserve(&isolated(3, &[0], 1), &node).is_err());
+    // One mode at a time.
+    assert!(matches!(
+        ledger.reserve(&claim(4, Mode::TimeSlicing, &[1], 1), &node),
+        Err(Refused::Taken { .. })
+    ));
+}
+
+#[test]
+fn slices_share_a_card_without_slots_and_may_span_cards() {
+    let (mut ledger, node) = (Ledger::default(), node(2));
+    for pod in 1..=8 {
+        let claim = claim(pod, Mode::TimeSlicing, &[0, 1], 125);
+        ledger.reserve(&claim, &node).unwrap();
+    }
+    let more = ledger.reserve(&claim(9, Mode::TimeSlicing, &[0], 1), &node);
+    assert!(matches!(more, Err(Refused::Memory { .. })));
 }
 
 #[test]

@@ -84,6 +84,8 @@ pub enum Action {
     StartServer,
     /// Servers, their states, their clients.
     Look,
+    /// Whether the limits still read back as they were set.
+    Verify(Limits, Vec<u32>),
     /// `quit`, with a time limit.
     Quit,
     /// The daemon's process group, at once.
@@ -108,6 +110,11 @@ pub enum Event {
     Configured(Limits, ReadBack),
     /// By `Look`.
     Seen(Sight),
+    /// By `Verify`: as set, or what is not.
+    Verified(Result<(), String>),
+    /// Something moved that no one was asked to move: a server's process is gone, or its
+    /// log has a new line. Worth a look.
+    Stirred,
     /// By `FindLeftovers`: clients and servers that still live.
     Leftovers(Vec<Client>, Vec<u32>),
     /// The last action failed.
@@ -129,4 +136,9 @@ pub struct View {
     pub clients: Vec<Client>,
     /// Starts after the first.
     pub restarts: u32,
+    /// While faulted or dead: the client that must have done it, as it was the only one; 0
+    /// where there were several.
+    pub blamed: u32,
+    /// What somebody else set, and that was set right again; empty when nobody did.
+    pub tampered: String,
 }

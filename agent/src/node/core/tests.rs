@@ -68,6 +68,8 @@ struct World {
     checkpoint: Checkpoint,
     files: BTreeMap<AllocId, Option<Share>>,
     proofs: BTreeMap<AllocId, Proof>,
+    /// Pods that left; a UID never comes back.
+    gone: BTreeSet<u32>,
     next_alloc: u128,
     now: Instant,
 }
@@ -79,6 +81,7 @@ impl World {
             checkpoint: Checkpoint::default(),
             files: BTreeMap::new(),
             proofs: BTreeMap::new(),
+            gone: BTreeSet::new(),
             next_alloc: 1,
             now: Instant::now(),
         }
@@ -301,9 +304,7 @@ fn step(world: &mut World, core: &mut Core, step: &Step) {
     match step {
         Step::Bind(n, whole, card, mib) => {
             // A name that comes back has a new UID; a UID never does.
-            if !world.pods.contains_key(&format!("u{n}"))
-                && !matches!(core.pods.standing(&format!("u{n}")), Standing::Gone)
-            {
+            if !world.pods.contains_key(&format!("u{n}")) && !world.gone.contains(n) {
                 let pod = world.pod(*n, *whole, *card, *mib);
                 world.tell(core, Event::Pod(Box::new(pod)));
             }
@@ -326,6 +327,7 @@ fn step(world: &mut World, core: &mut Core, step: &Step) {
         Step::Gone(n) => {
             let uid = format!("u{n}");
             if world.pods.remove(&uid).is_some() {
+                world.gone.insert(*n);
                 world.tell(core, Event::PodGone(uid));
             }
         }

@@ -1,0 +1,86 @@
+//! One card that processes use side by side without a server: the task that owns its
+//! compute mode and its time slice.
+//!
+//! In: what the plan says of it. Out: a [`CardState`] whenever it changed. Must never touch
+//! a card that a server holds: the plan names such a card under its server alone.
+
+use super::smi::{ComputeMode, Smi};
+use proto::mps::CardState;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+/// The driver's own slice.
+const DRIVERS_OWN: u32 = 0;
+/// Between two tries, doubled up to the second.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// What is wanted of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Compute mode DEFAULT, and this slice; `None`: the slice it has.
+    Sliced(Option<u32>),
+    /// Nothing any more: a slice that was set is taken back.
+    Nothing,
+}
+
+/// Keeps the card so until nothing is wanted of it. A card that cannot be set is tried
+/// again; whoever waits for it reads why.
+pub async fn run(
+    uuid: String,
+    smi: Smi,
+    mut orders: watch::Receiver<Wanted>,
+    reports: mpsc::Sender<CardState>,
+) -> String {
+    let mut changed_slice = false;
+    let mut pause = RETRY.0;
+    loop {
+        let wanted = *orders.borrow_and_update();
+        let done = match wanted {
+            Wanted::Sliced(slice) => {
+                changed_slice |= slice.is_some_and(|slice| slice != DRIVERS_OWN);
+                set(&smi, &uuid, slice).await
+            }
+            Wanted::Nothing if changed_slice => smi.set_time_slice(&uuid, DRIVERS_OWN).await,
+            Wanted::Nothing => Ok(()),
+        };
+        let reason = done.as_ref().err().map(ToString::to_string);
+        if let Some(reason) = &reason {
+            warn!(card = uuid, reason, "cannot be set");
+        } else {
+            info!(card = uuid, ?wanted, "card");
+        }
+        let state = CardState {
+            uuid: uuid.clone(),
+            ready: reason.is_none(),
+            reason: reason.clone().unwrap_or_default(),
+        };
+        // A supervisor that is gone has no use for it.
+        let _ = reports.send(state).await;
+        if wanted == Wanted::Nothing && reason.is_none() {
+            return uuid;
+        }
+        let again = async {
+            match reason {
+                Some(_) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = orders.changed() => match changed {
+                Ok(()) => pause = RETRY.0,
+                // The supervisor ends; what is set stays for those who use the card.
+                Err(_) => return uuid,
+            },
+            () = again => pause = (pause * 2).min(RETRY.1),
+        }
+    }
+}
+
+async fn set(smi: &Smi, uuid: &str, slice: Option<u32>) -> Result<(), super::smi::SmiError> {
+    smi.set_compute_mode(uuid, ComputeMode::Default).await?;
+    match slice {
+        Some(slice) => smi.set_time_slice(uuid, slice).await,
+        None => Ok(()),
+    }
+}
