@@ -1,15 +1,36 @@
 //! `aliquot`: the command line, one file or folder per verb.
 //!
+//! - [`connect`]: the way into a cluster; [`report`]: what is answered, and how it is
+//!   printed; [`failure`]: one sentence and an exit code.
+//! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and who waits.
+//! - [`shadow`]: the scheduler's core, fed by lists; [`queues`]: the tree of queues.
+//! - [`explain`]: why a pod waits.
+//! - [`record`]: `snapshot`, `replay`; [`actions`]: what was decided, as a table.
+//! - [`events`]; [`cordon`]: `cordon`, `uncordon`, the one verb that writes.
 //! - [`demo`]: a whole cluster in one process; [`hook`]: what its runtimes run.
 //!
 //! The demo starts this program again under other names, so those come first: the hook of
 //! the containers, the simulated driver with its MPS daemons and workloads, the reaper.
 #![forbid(unsafe_code)]
 
+mod actions;
+mod connect;
+mod cordon;
 mod demo;
+mod events;
+mod explain;
+mod failure;
 mod hook;
+mod inventory;
+mod queues;
+mod record;
+mod report;
+mod shadow;
+mod top;
+mod view;
 
-use clap::{Parser, Subcommand};
+use crate::failure::end;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// GPU sharing for Kubernetes by the MiB, enforced.
@@ -24,6 +45,34 @@ struct Cli {
 enum Verb {
     /// A whole cluster in one process, with simulated cards: no cluster and no GPU needed.
     Demo(demo::Args),
+    /// Cards with what is granted, used and free, shares under them, and who waits.
+    Top(top::Args),
+    /// Nodes with an agent, and what they offer.
+    Nodes(inventory::Args),
+    /// Every card: mode, state, memory.
+    Cards(inventory::Args),
+    /// Who holds which part of which card, and what holds them to it.
+    Shares(inventory::ShareArgs),
+    /// The tree of queues: quota, limit, fair share, used, pending.
+    Queues(queues::Args),
+    /// Why a pod waits, card by card, and the cheapest change that would let it run.
+    Explain(explain::Args),
+    /// What the scheduler has said about pods, newest last.
+    Events(events::Args),
+    /// Place nothing new on a card; what runs there stays.
+    Cordon(cordon::Args),
+    /// Place on a card again.
+    Uncordon(cordon::Args),
+    /// The cluster as the event list that rebuilds it, for replay, simulate and bug reports.
+    Snapshot(record::SnapshotArgs),
+    /// What the scheduler decides on a recorded cluster.
+    Replay(record::ReplayArgs),
+    /// A completion script for your shell, on standard output.
+    Completion {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 fn main() -> ExitCode {
@@ -41,5 +90,25 @@ fn main() -> ExitCode {
     }
     match Cli::parse().verb {
         Verb::Demo(args) => demo::run(&args),
+        Verb::Top(args) => end("top", top::run(&args)),
+        Verb::Nodes(args) => end("nodes", inventory::nodes(&args)),
+        Verb::Cards(args) => end("cards", inventory::cards(&args)),
+        Verb::Shares(args) => end("shares", inventory::shares(&args)),
+        Verb::Queues(args) => end("queues", queues::run(&args)),
+        Verb::Explain(args) => end("explain", explain::run(&args)),
+        Verb::Events(args) => end("events", events::run(&args)),
+        Verb::Cordon(args) => end("cordon", cordon::run(&args, true)),
+        Verb::Uncordon(args) => end("uncordon", cordon::run(&args, false)),
+        Verb::Snapshot(args) => end("snapshot", record::snapshot(&args)),
+        Verb::Replay(args) => end("replay", record::replay(&args)),
+        Verb::Completion { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "aliquot",
+                &mut std::io::stdout(),
+            );
+            ExitCode::SUCCESS
+        }
     }
 }

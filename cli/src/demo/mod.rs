@@ -2,7 +2,7 @@
 //!
 //! - `place`: its directory; `reaper`: who cleans up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`, `manifest`: what is applied; `watch`, `view`: what is seen.
+//! - `story`, `manifest`: what is applied; `watch`: what is seen.
 //!
 //! In: the command line. Out: a table on standard output, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
@@ -13,10 +13,11 @@ mod embed;
 mod manifest;
 mod place;
 pub(crate) mod reaper;
-mod story;
-mod view;
+pub(crate) mod story;
 mod watch;
 
+use crate::report::Screen;
+use crate::view::Scene;
 use anyhow::Context as _;
 use cluster::Cluster;
 use driver::Cards;
@@ -24,14 +25,13 @@ use futures::FutureExt as _;
 use place::Place;
 use reaper::Reaper;
 use serde_json::Value;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use story::{Role, Step, Want};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
-use view::Scene;
 
 /// Changes that come closer together than this are shown as one.
 const QUIET: Duration = Duration::from_millis(100);
@@ -203,7 +203,7 @@ async fn perform(
         ));
     }
     let deadline = begin + Duration::from_secs(args.deadline);
-    let mut screen = Screen::new(!args.once);
+    let mut screen = Screen::new();
     let roles = {
         let applying = if objects.is_empty() {
             tell(args, client, seen.clone(), deadline).left_future()
@@ -217,7 +217,7 @@ async fn perform(
                 changed = seen.changed() => {
                     changed?;
                     tokio::time::sleep(QUIET).await;
-                    screen.show(&seen.borrow_and_update());
+                    show(&mut screen, args, &seen.borrow_and_update())?;
                 }
             }
         }
@@ -226,10 +226,19 @@ async fn perform(
         return settle(&roles, seen, deadline, begin).await;
     }
     loop {
-        screen.show(&seen.borrow_and_update());
+        show(&mut screen, args, &seen.borrow_and_update())?;
         seen.changed().await?;
         tokio::time::sleep(QUIET).await;
     }
+}
+
+/// The table, unless it is wanted at the end alone.
+fn show(screen: &mut Screen, args: &Args, scene: &Scene) -> anyhow::Result<()> {
+    if args.once {
+        return Ok(());
+    }
+    let shown = screen.show(&scene.render());
+    shown.map_err(|failure| anyhow::anyhow!(failure.sentence))
 }
 
 /// The story, step by step: the next begins when the last is placed.
@@ -303,41 +312,4 @@ async fn settle(
         complain(&format!("missing: {line}"));
     }
     Ok(ExitCode::FAILURE)
-}
-
-/// Where tables go: a terminal is redrawn, anything else gets one after the other.
-struct Screen {
-    on: bool,
-    terminal: bool,
-    last: String,
-    lines: usize,
-}
-
-impl Screen {
-    fn new(on: bool) -> Self {
-        Self {
-            on,
-            terminal: std::io::stdout().is_terminal(),
-            last: String::new(),
-            lines: 0,
-        }
-    }
-
-    fn show(&mut self, scene: &Scene) {
-        let table = scene.render();
-        if !self.on || table == self.last {
-            return;
-        }
-        let mut text = String::new();
-        if self.terminal && self.lines > 0 {
-            // Up to where the last table began, and everything below is cleared.
-            text = format!("\x1b[{}F\x1b[J", self.lines);
-        } else if !self.terminal && self.lines > 0 {
-            text.push('\n');
-        }
-        self.lines = table.lines().count();
-        text.push_str(&table);
-        self.last = table;
-        say(&text);
-    }
 }

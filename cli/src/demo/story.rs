@@ -4,16 +4,16 @@
 //! cluster so that this is so whatever `--nodes` and `--gpu` say. Pure: objects and a
 //! verdict; applying and watching are others'.
 
-use super::view::Scene;
+use crate::view::Scene;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 /// Namespace of the story's pods.
-pub(super) const NAMESPACE: &str = "demo";
+pub(crate) const NAMESPACE: &str = "demo";
 
 /// What a pod is to end up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Want {
+pub(crate) enum Want {
     /// So many whole cards.
     Whole(u32),
     /// A share; shares of one name before the dash meet on one card.
@@ -26,21 +26,21 @@ pub(super) enum Want {
 
 /// One pod of the story, or of the user's files.
 #[derive(Clone, Debug)]
-pub(super) struct Role {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) want: Want,
+pub(crate) struct Role {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) want: Want,
 }
 
 /// A pod to apply once all before it are placed.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
-    pub(super) role: Role,
-    pub(super) object: Value,
+pub(crate) struct Step {
+    pub(crate) role: Role,
+    pub(crate) object: Value,
 }
 
 /// Queues that every demo has: KAI's own defaults.
-pub(super) fn default_queues() -> Vec<Value> {
+pub(crate) fn default_queues() -> Vec<Value> {
     vec![
         queue("default-parent-queue", None, -1.0),
         queue("default-queue", Some("default-parent-queue"), -1.0),
@@ -48,7 +48,7 @@ pub(super) fn default_queues() -> Vec<Value> {
 }
 
 /// The story's own queues.
-pub(super) fn queues() -> Vec<Value> {
+pub(crate) fn queues() -> Vec<Value> {
     vec![
         queue("company", None, -1.0),
         queue("research", Some("company"), -1.0),
@@ -69,7 +69,7 @@ fn queue(name: &str, parent: Option<&str>, limit: f64) -> Value {
 }
 
 /// The pods, in the order in which they are applied.
-pub(super) fn steps(nodes: u32, cards: u32) -> Vec<Step> {
+pub(crate) fn steps(nodes: u32, cards: u32) -> Vec<Step> {
     let mut steps = Vec::new();
     let whole = |name: String, count: u32, want: Want| {
         step(
@@ -125,7 +125,7 @@ fn step(name: &str, queue: &str, annotations: &Value, limits: &Value, want: Want
 }
 
 /// What is not as told; empty when all is.
-pub(super) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
+pub(crate) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
     let mut missing: Vec<String> = roles
         .iter()
         .filter_map(|role| {
@@ -145,7 +145,7 @@ pub(super) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
 }
 
 /// Whether a pod has got as far as the next one may be applied.
-pub(super) fn settled(role: &Role, scene: &Scene) -> bool {
+pub(crate) fn settled(role: &Role, scene: &Scene) -> bool {
     judge(role, scene).is_none()
 }
 
@@ -157,7 +157,7 @@ fn judge(role: &Role, scene: &Scene) -> Option<String> {
     let cards = scene.cards_of(&role.namespace, &role.name).len();
     let running = || match phase {
         "Running" => None,
-        _ => Some(format!("is {phase}, should run: {}", super::view::why(pod))),
+        _ => Some(format!("is {phase}, should run: {}", crate::view::why(pod))),
     };
     match role.want {
         Want::Runs => match phase {
@@ -165,7 +165,7 @@ fn judge(role: &Role, scene: &Scene) -> Option<String> {
                 Some("runs, but no GpuNode shows its share yet".to_owned())
             }
             "Running" | "Succeeded" => None,
-            _ => Some(format!("is {phase}: {}", super::view::why(pod))),
+            _ => Some(format!("is {phase}: {}", crate::view::why(pod))),
         },
         Want::Share => running().or_else(|| {
             (cards != 1)
@@ -175,7 +175,7 @@ fn judge(role: &Role, scene: &Scene) -> Option<String> {
             (cards != count as usize)
                 .then(|| format!("holds {cards} cards by the GpuNodes, should hold {count}"))
         }),
-        Want::Waits => match (phase, super::view::reason(pod)) {
+        Want::Waits => match (phase, crate::view::reason(pod)) {
             ("Pending", Some(_)) => None,
             ("Pending", None) => Some("waits without a reason".to_owned()),
             _ => Some(format!("is {phase}, should wait")),

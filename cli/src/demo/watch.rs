@@ -1,7 +1,7 @@
 //! What changes in the cluster, gathered into scenes.
 //! Owns the two watches; out: the latest scene, whenever it is another.
 
-use super::view::{Scene, is_shown};
+use crate::view::{Scene, is_shown};
 use api::GpuNode;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;

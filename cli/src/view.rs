@@ -7,6 +7,7 @@ use api::GpuNode;
 use api::gpu_node::GpuStatus;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -15,20 +16,20 @@ const BAR: u8 = 12;
 
 /// What is known at one moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scene {
+pub(crate) struct Scene {
     /// By name.
-    pub(super) nodes: BTreeMap<String, GpuNode>,
+    pub(crate) nodes: BTreeMap<String, GpuNode>,
     /// By namespace and name.
-    pub(super) pods: BTreeMap<(String, String), Pod>,
+    pub(crate) pods: BTreeMap<(String, String), Pod>,
 }
 
 impl Scene {
-    pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
+    pub(crate) fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
         self.pods.get(&(namespace.to_owned(), name.to_owned()))
     }
 
     /// UUIDs of the cards on which a pod holds something, by the agents' word.
-    pub(super) fn cards_of(&self, namespace: &str, name: &str) -> Vec<&str> {
+    pub(crate) fn cards_of(&self, namespace: &str, name: &str) -> Vec<&str> {
         let holder = format!("{namespace}/{name}");
         self.cards()
             .filter(|(_, card)| card.grants.iter().any(|grant| grant.pod == holder))
@@ -47,7 +48,7 @@ impl Scene {
     }
 
     /// The table, ending in a newline.
-    pub(super) fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let mut text = String::new();
         let width = |lengths: &mut dyn Iterator<Item = usize>, least: usize| {
             lengths.max().unwrap_or_default().max(least)
@@ -56,10 +57,11 @@ impl Scene {
         let products = width(&mut self.cards().map(|(_, card)| card.product.len()), 7);
         let _ = writeln!(
             text,
-            "{:nodes$}  GPU  {:products$}  {:>13}  {:width$}  MODE",
+            "{:nodes$}  GPU  {:products$}  {:>13}  {:>6}  {:width$}  MODE",
             "NODE",
             "PRODUCT",
-            "MIB HELD",
+            "MIB GRANTED",
+            "USED",
             "",
             width = usize::from(BAR),
         );
@@ -68,20 +70,28 @@ impl Scene {
                 Some(mode) if !card.grants.is_empty() => mode.to_string(),
                 _ => "free".to_owned(),
             };
-            let health = if card.health == "Healthy" || card.health.is_empty() {
-                String::new()
-            } else {
-                format!("  {}: {}", card.health, card.health_reason)
+            let state = match crate::inventory::card_state(card) {
+                "ready" => String::new(),
+                word if card.health_reason.is_empty() => format!("  {word}"),
+                word => format!("  {word}: {}", card.health_reason),
             };
             let _ = writeln!(
                 text,
-                "{node:nodes$}  {:>3}  {:products$}  {:>6}/{:<6}  {}  {mode}{health}",
+                "{node:nodes$}  {:>3}  {:products$}  {:>6}/{:<6}  {:>6}  {}  {mode}{state}",
                 card.index,
                 card.product,
                 card.granted_mib.0,
                 card.grantable_mib.0,
-                bar(card.granted_mib.0, card.grantable_mib.0),
+                card.used_mib.0,
+                bar(card),
             );
+            for stranger in &card.strangers {
+                let _ = writeln!(
+                    text,
+                    "{:nodes$}       └ no grant: process {} ({})  {} MiB",
+                    "", stranger.pid, stranger.command, stranger.memory_mib.0
+                );
+            }
             for grant in &card.grants {
                 let phase = if grant.phase == "Running" {
                     String::new()
@@ -104,6 +114,21 @@ impl Scene {
         }
         self.render_others(&mut text);
         text
+    }
+
+    /// The same for programs.
+    pub(crate) fn document(&self) -> Value {
+        let pods = self.pods.iter().map(|((namespace, name), pod)| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+            let phase = phase.unwrap_or_else(|| "Pending".to_owned());
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            json!({"namespace": namespace, "name": name, "phase": phase, "node": node,
+                "why": if phase == "Running" { String::new() } else { why(pod) }})
+        });
+        let cards = self
+            .cards()
+            .map(|(node, card)| json!({"node": node, "card": card}));
+        json!({"cards": cards.collect::<Vec<_>>(), "pods": pods.collect::<Vec<_>>()})
     }
 
     fn render_others(&self, text: &mut String) {
@@ -137,25 +162,25 @@ impl Scene {
     }
 }
 
-fn bar(held: u64, all: u64) -> String {
-    let filled = if all == 0 {
-        0
-    } else {
-        (held * u64::from(BAR)).div_ceil(all)
+/// `█` used, `▒` granted and not used, `░` free.
+fn bar(card: &GpuStatus) -> String {
+    let all = card.grantable_mib.0;
+    let places = |mib: u64| {
+        let part = (mib.min(all) * u64::from(BAR)).div_ceil(all.max(1));
+        u8::try_from(part).unwrap_or(BAR)
     };
+    let (used, granted) = (places(card.used_mib.0), places(card.granted_mib.0));
     (0..BAR)
-        .map(|place| {
-            if u64::from(place) < filled {
-                '█'
-            } else {
-                '░'
-            }
+        .map(|place| match place {
+            _ if place < used => '█',
+            _ if place < granted => '▒',
+            _ => '░',
         })
         .collect()
 }
 
 /// Why the scheduler has not placed a pod, if it said so.
-pub(super) fn reason(pod: &Pod) -> Option<&str> {
+pub(crate) fn reason(pod: &Pod) -> Option<&str> {
     pod.status
         .as_ref()?
         .conditions
@@ -168,7 +193,7 @@ pub(super) fn reason(pod: &Pod) -> Option<&str> {
 }
 
 /// The best that is known of why a pod does not run.
-pub(super) fn why(pod: &Pod) -> String {
+pub(crate) fn why(pod: &Pod) -> String {
     if let Some(reason) = reason(pod) {
         return reason.to_owned();
     }
@@ -212,7 +237,7 @@ pub(super) fn why(pod: &Pod) -> String {
 }
 
 /// Pods of users: not those that belong to the system.
-pub(super) fn is_shown(pod: &Pod) -> bool {
+pub(crate) fn is_shown(pod: &Pod) -> bool {
     pod.namespace().is_none_or(|namespace| {
         !namespace.starts_with("kube-") && namespace != proto::names::NAMESPACE
     })
@@ -220,8 +245,8 @@ pub(super) fn is_shown(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::story::{Role, Want, missing};
     use super::*;
+    use crate::demo::story::{Role, Want, missing};
     use api::{Mib, Mode};
     use serde_json::json;
 
@@ -240,6 +265,8 @@ mod tests {
             product: "NVIDIA L4".into(),
             granted_mib: Mib(grants.iter().map(|(_, mib)| mib).sum()),
             grantable_mib: Mib(20_000),
+            used_mib: Mib(grants.len() as u64 * 1500),
+            ready: true,
             mode: Some(Mode::Mps),
             health: "Healthy".into(),
             grants: grants
@@ -279,11 +306,11 @@ mod tests {
         assert_eq!(
             scene().render(),
             "\
-NODE    GPU  PRODUCT         MIB HELD                MODE
-node-1    0  NVIDIA L4   12000/20000   ████████░░░░  mps
+NODE    GPU  PRODUCT      MIB GRANTED    USED                MODE
+node-1    0  NVIDIA L4   12000/20000     3000  ██▒▒▒▒▒▒░░░░  mps
              └ demo/a  2000 MiB
              └ demo/b  10000 MiB
-node-1    1  NVIDIA L4       0/20000   ░░░░░░░░░░░░  free
+node-1    1  NVIDIA L4       0/20000        0  ░░░░░░░░░░░░  free
 
 WAITING
   demo/c

@@ -1,0 +1,486 @@
+//! Changes that would let a pod run: thought of from what hinders it, tried on copies of
+//! the core, cheapest first.
+//!
+//! A change is tried in two steps: cheaply, whether the pod would fit by itself, and then
+//! for good, whether the core's next decision places it and nobody else takes the room.
+//! What costs nobody anything comes first, then asking for less, then what an admin can
+//! give, then what another pod would lose, then new hardware.
+
+use super::state::State;
+use crate::shadow::Shadow;
+use scheduler_core::ids::{NodeName, QueueName};
+use scheduler_core::model::{Amount, Ask, Node, NodeCards, NodeRules, Phase, Pod, Toleration};
+use scheduler_core::units::{Bound, Mib, NanoGpu};
+use scheduler_core::{Action, Event, ReasonKind};
+use std::sync::Arc;
+
+/// So many changes are told.
+const MOST: usize = 4;
+/// So many pods are tried as the one that would have to end.
+const MOST_HOLDERS: usize = 200;
+/// Fractions are asked for in hundredths.
+const HUNDREDTH: u64 = 10_000_000;
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    /// What to do, as the end of a sentence.
+    pub(super) what: String,
+    /// A command that does it, where there is one.
+    pub(super) command: Option<String>,
+}
+
+/// A change and what would be known after it.
+struct Idea {
+    what: String,
+    command: Option<String>,
+    events: Vec<Event>,
+}
+
+impl Idea {
+    fn new(what: impl Into<String>, events: Vec<Event>) -> Self {
+        Self {
+            what: what.into(),
+            command: None,
+            events,
+        }
+    }
+
+    fn by(mut self, command: String) -> Self {
+        self.command = Some(command);
+        self
+    }
+}
+
+/// What helps, the cheapest first.
+pub(super) fn that_help<'a>(
+    shadow: &'a Shadow,
+    state: &'a State,
+    pod: &'a Pod,
+    kind: Option<ReasonKind>,
+) -> Vec<Change> {
+    let mut trial = Trial {
+        shadow,
+        probe: shadow.copy(),
+        state,
+        pod,
+        kind,
+    };
+    let mut found = Vec::new();
+    let kinds: [fn(&mut Trial<'a>) -> Vec<Idea>; 7] = [
+        Trial::what_it_asks_by_mistake,
+        Trial::closed_cards,
+        Trial::rules,
+        Trial::smaller,
+        Trial::queue,
+        Trial::somebody_ends,
+        Trial::one_more_node,
+    ];
+    for ideas in kinds {
+        for idea in ideas(&mut trial) {
+            if found.len() < MOST && trial.places(&idea.events) {
+                found.push(Change {
+                    what: idea.what,
+                    command: idea.command,
+                });
+                // One of a kind is enough.
+                break;
+            }
+        }
+    }
+    found
+}
+
+struct Trial<'a> {
+    shadow: &'a Shadow,
+    /// Changed and changed back.
+    probe: Shadow,
+    state: &'a State,
+    pod: &'a Pod,
+    /// Of the leading reason.
+    kind: Option<ReasonKind>,
+}
+
+#[allow(clippy::elidable_lifetime_names)] // One lifetime, as the list of kinds needs it.
+impl<'a> Trial<'a> {
+    /// Whether the pod would fit somewhere, others left aside.
+    fn fits(&mut self, pod: &Pod) -> bool {
+        self.probe.apply(Event::Pod(Box::new(pod.clone())));
+        let fits = self.fits_now();
+        self.probe.apply(Event::Pod(Box::new(self.pod.clone())));
+        fits
+    }
+
+    fn fits_now(&self) -> bool {
+        let explanation = self.probe.core().explain(&self.pod.uid);
+        explanation.is_some_and(|explanation| explanation.nodes.iter().any(|node| node.fits))
+    }
+
+    /// Whether the core's decision after these events gives the pod a place.
+    fn places(&self, events: &[Event]) -> bool {
+        let mut copy = self.shadow.copy();
+        events.iter().cloned().for_each(|event| copy.apply(event));
+        let decision = copy.decide();
+        let bound = decision
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Bind(bind) if bind.pod == self.pod.uid));
+        bound || decision.promises.iter().any(|p| p.pod == self.pod.uid)
+    }
+
+    fn changed(&self, change: impl FnOnce(&mut Pod)) -> Vec<Event> {
+        let mut pod = self.pod.clone();
+        change(&mut pod);
+        vec![Event::Pod(Box::new(pod))]
+    }
+
+    /// Gates, a queue that is not there.
+    fn what_it_asks_by_mistake(&mut self) -> Vec<Idea> {
+        let mut ideas = Vec::new();
+        if self.pod.gated {
+            let events = self.changed(|pod| pod.gated = false);
+            ideas.push(Idea::new("remove its scheduling gates", events));
+        }
+        let queue = &self.pod.queue;
+        let there = self.state.queues.iter().any(|known| known.name == *queue);
+        if !there {
+            let default = QueueName::new(proto::names::kai::DEFAULT_QUEUE);
+            if self.state.queues.iter().any(|known| known.name == default) && *queue != default {
+                let events = self.changed(|pod| pod.queue = default);
+                ideas.push(Idea::new(
+                    format!(
+                        "make the queue {queue}, or name another in the label {} ({} exists)",
+                        proto::names::kai::QUEUE_LABEL,
+                        proto::names::kai::DEFAULT_QUEUE
+                    ),
+                    events,
+                ));
+            }
+        }
+        let mode = |ask: &Ask| matches!(ask, Ask::Share(share) if share.mode.is_some());
+        if self.pod.gpus.iter().any(|asked| mode(&asked.ask)) {
+            let events = self.changed(|pod| {
+                for asked in &mut pod.gpus {
+                    if let Ask::Share(share) = &mut asked.ask {
+                        share.mode = None;
+                    }
+                }
+            });
+            ideas.push(Idea::new("leave the sharing mode to the node", events));
+        }
+        ideas
+    }
+
+    /// Cordoned cards and nodes.
+    fn closed_cards(&mut self) -> Vec<Idea> {
+        let mut ideas = Vec::new();
+        for (name, agent) in &self.state.agents {
+            for card in agent.cards.iter().filter(|card| card.cordoned) {
+                let mut agent = agent.clone();
+                for other in &mut agent.cards {
+                    other.cordoned &= other.uuid != card.uuid;
+                }
+                let idea = Idea::new(
+                    format!("open the cordoned GPU {} of node {name}", card.index),
+                    vec![Event::Cards(agent)],
+                );
+                ideas.push(idea.by(format!("aliquot uncordon {name}/{}", card.index)));
+            }
+        }
+        for node in self.state.nodes.values().filter(|node| node.unschedulable) {
+            let mut open = node.clone();
+            open.unschedulable = false;
+            let idea = Idea::new(
+                format!("open the cordoned node {}", node.name),
+                vec![Event::Node(open)],
+            );
+            ideas.push(idea.by(format!("kubectl uncordon {}", node.name)));
+        }
+        ideas
+    }
+
+    /// Selectors, affinities, taints.
+    fn rules(&mut self) -> Vec<Idea> {
+        let mut ideas = Vec::new();
+        if self.pod.nodes != NodeRules::default() {
+            let mut free = self.pod.clone();
+            free.nodes = NodeRules::default();
+            if self.fits(&free) {
+                ideas.push(Idea::new(
+                    "drop its node selector and node affinity",
+                    vec![Event::Pod(Box::new(free))],
+                ));
+            }
+        }
+        let tolerant = |pod: &mut Pod, key: Option<Arc<str>>| {
+            pod.tolerations.push(Toleration {
+                key,
+                value: None,
+                effect: None,
+            });
+        };
+        let mut keys: Vec<Arc<str>> = self
+            .state
+            .nodes
+            .values()
+            .flat_map(|node| node.taints.iter().map(|taint| Arc::clone(&taint.key)))
+            .collect();
+        keys.sort();
+        keys.dedup();
+        for key in keys {
+            let mut pod = self.pod.clone();
+            tolerant(&mut pod, Some(Arc::clone(&key)));
+            if self.fits(&pod) {
+                ideas.push(Idea::new(
+                    format!("let it tolerate the taint {key}"),
+                    vec![Event::Pod(Box::new(pod))],
+                ));
+            }
+        }
+        ideas
+    }
+
+    /// The largest request that fits.
+    fn smaller(&mut self) -> Vec<Idea> {
+        let [asked] = self.pod.gpus.as_slice() else {
+            return Vec::new();
+        };
+        let asked = asked.ask.clone();
+        let with = |trial: &Self, ask: Ask| {
+            let mut pod = trial.pod.clone();
+            if let Some(first) = pod.gpus.first_mut() {
+                first.ask = ask;
+            }
+            pod
+        };
+        let (what, ask) = match asked {
+            Ask::Whole(count) => {
+                let fewer = (1..count).rev().find(|fewer| {
+                    let pod = with(self, Ask::Whole(*fewer));
+                    self.fits(&pod)
+                });
+                let Some(fewer) = fewer else {
+                    return Vec::new();
+                };
+                (
+                    format!("ask for nvidia.com/gpu: {fewer} instead of {count}"),
+                    Ask::Whole(fewer),
+                )
+            }
+            Ask::Share(share) => {
+                let of = |amount: u64| {
+                    let mut share = share.clone();
+                    share.amount = match share.amount {
+                        Amount::Memory(_) => Amount::Memory(Mib(amount)),
+                        Amount::Fraction(_) => Amount::Fraction(NanoGpu(amount * HUNDREDTH)),
+                    };
+                    Ask::Share(share)
+                };
+                let most = match share.amount {
+                    Amount::Memory(mib) => mib.0,
+                    Amount::Fraction(nano) => nano.0.div_ceil(HUNDREDTH),
+                };
+                let largest = largest(most.saturating_sub(1), |amount| {
+                    let pod = with(self, of(amount));
+                    self.fits(&pod)
+                });
+                if largest == 0 {
+                    return Vec::new();
+                }
+                let what = match share.amount {
+                    Amount::Memory(mib) => {
+                        format!("ask for gpu-memory: \"{largest}\" instead of \"{}\"", mib.0)
+                    }
+                    Amount::Fraction(_) => {
+                        format!("ask for gpu-fraction: \"0.{largest:02}\" instead of what it asks")
+                    }
+                };
+                (what, of(largest))
+            }
+        };
+        let pod = with(self, ask);
+        vec![Idea::new(what, vec![Event::Pod(Box::new(pod))])]
+    }
+
+    /// Limits and quotas of its queue and the queues above.
+    fn queue(&mut self) -> Vec<Idea> {
+        let views = self.shadow.core().queues();
+        let mut chain = Vec::new();
+        let mut next = Some(self.pod.queue.clone());
+        while let Some(name) = next.take() {
+            let view = views.iter().find(|view| view.queue == name);
+            if let Some(view) = view.filter(|_| chain.len() <= views.len()) {
+                chain.push(view);
+                next.clone_from(&view.parent);
+            }
+        }
+        let raised = |name: &QueueName, quota: bool| {
+            let queue = self.state.queues.iter().find(|queue| queue.name == *name)?;
+            let mut queue = queue.clone();
+            for resource in [&mut queue.gpu, &mut queue.cpu, &mut queue.memory] {
+                if quota {
+                    resource.quota = Bound::Unlimited;
+                } else {
+                    resource.limit = Bound::Unlimited;
+                }
+            }
+            Some(Event::Queue(queue))
+        };
+        let mut ideas = Vec::new();
+        match self.kind {
+            Some(ReasonKind::OverLimit) => {
+                for view in &chain {
+                    let events: Vec<Event> = raised(&view.queue, false).into_iter().collect();
+                    ideas.push(Idea::new(
+                        format!("raise the limit of the queue {}", view.queue),
+                        events,
+                    ));
+                }
+                let all = chain.iter().filter_map(|view| raised(&view.queue, false));
+                let names: Vec<&str> = chain.iter().map(|view| view.queue.as_str()).collect();
+                ideas.push(Idea::new(
+                    format!("raise the limits of the queues {}", names.join(", ")),
+                    all.collect(),
+                ));
+            }
+            Some(ReasonKind::NonPreemptibleOverQuota) => {
+                let events = self.changed(|pod| pod.preemptible = true);
+                ideas.push(Idea::new(
+                    format!(
+                        "let it be preemptible (label {}: preemptible), which may go over quota",
+                        proto::names::kai::PREEMPTIBILITY_LABEL
+                    ),
+                    events,
+                ));
+                let all = chain.iter().filter_map(|view| raised(&view.queue, true));
+                let names: Vec<&str> = chain.iter().map(|view| view.queue.as_str()).collect();
+                ideas.push(Idea::new(
+                    format!("raise the quota of {}", names.join(" and ")),
+                    all.collect(),
+                ));
+            }
+            _ => {}
+        }
+        ideas
+    }
+
+    /// The pod that holds least and whose end makes room.
+    fn somebody_ends(&mut self) -> Vec<Idea> {
+        let mut holders: Vec<(u64, &Pod)> = self
+            .state
+            .pods
+            .values()
+            .filter(|pod| matches!(pod.phase, Phase::Bound(_) | Phase::Running(_)))
+            .filter_map(|pod| {
+                let (_, grants) = self.state.placement(pod)?;
+                let held = grants
+                    .iter()
+                    .map(|grant| grant.memory.0.saturating_mul(grant.cards.len() as u64))
+                    .fold(0_u64, u64::saturating_add);
+                (held > 0).then_some((held, pod))
+            })
+            .collect();
+        holders.sort_by_key(|(held, pod)| (*held, std::cmp::Reverse(pod.created), pod.uid.clone()));
+        let mut ideas = Vec::new();
+        for (held, holder) in holders.into_iter().take(MOST_HOLDERS) {
+            self.probe.apply(Event::PodGone(holder.uid.clone()));
+            let fits = self.fits_now();
+            self.probe.apply(Event::Pod(Box::new(holder.clone())));
+            if fits {
+                let name = format!("{}/{}", holder.namespace, holder.name);
+                ideas.push(Idea::new(
+                    format!(
+                        "wait for the end of {name} (queue {}, {held} MiB), or end it",
+                        holder.queue
+                    ),
+                    vec![Event::PodGone(holder.uid.clone())],
+                ));
+            }
+        }
+        ideas
+    }
+
+    /// A node like one that there is, empty.
+    fn one_more_node(&mut self) -> Vec<Idea> {
+        let mut kinds: Vec<(&Node, Option<&NodeCards>)> = Vec::new();
+        for (name, node) in &self.state.nodes {
+            let agent = self.state.agents.get(name);
+            let products = |agent: Option<&NodeCards>| -> Vec<Arc<str>> {
+                let cards = agent
+                    .map(|agent| agent.cards.as_slice())
+                    .unwrap_or_default();
+                cards.iter().map(|card| Arc::clone(&card.product)).collect()
+            };
+            let known = kinds
+                .iter()
+                .any(|(_, other)| products(*other) == products(agent));
+            if !known {
+                kinds.push((node, agent));
+            }
+        }
+        let ideas = kinds.into_iter().filter_map(|(node, agent)| {
+            let mut fresh = node.clone();
+            fresh.name = NodeName::new("aliquot-one-more-node");
+            fresh.unschedulable = false;
+            fresh.not_ready.clear();
+            let mut events = vec![Event::Node(fresh.clone())];
+            if let Some(agent) = agent {
+                let mut agent = agent.clone();
+                agent.node = fresh.name.clone();
+                for (at, card) in agent.cards.iter_mut().enumerate() {
+                    card.uuid = format!("GPU-one-more-{at}").into();
+                    card.grantable = card.total.less(card.reserved);
+                    card.strangers = Mib(0);
+                    card.mode = None;
+                    card.unhealthy = None;
+                    card.cordoned = false;
+                    card.ready = true;
+                    card.nvlink_peers.clear();
+                }
+                // What it shows of whole GPUs follows from how it would be used.
+                fresh.gpus = u32::try_from(agent.cards.len()).ok()?;
+                events = vec![Event::Node(fresh), Event::Cards(agent)];
+            }
+            Some(Idea::new(
+                format!("one more node like {}, empty", node.name),
+                events,
+            ))
+        });
+        ideas.collect()
+    }
+}
+
+/// The largest number up to `most` for which `fits` holds, where what fits still fits when
+/// it is smaller; 0 when none does.
+fn largest(most: u64, mut fits: impl FnMut(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::largest;
+
+    #[test]
+    fn the_largest_that_fits_is_found() {
+        for (most, limit) in [
+            (0, 0),
+            (1, 0),
+            (1, 1),
+            (100, 0),
+            (100, 37),
+            (100, 100),
+            (100, 200),
+        ] {
+            assert_eq!(largest(most, |amount| amount <= limit), most.min(limit));
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! `aliquot explain POD`: why it waits, card by card, who holds what it needs, and the
+//! cheapest change that would let it run.
+//!
+//! - `state`: the shadow core's pods and cards, as this verb looks at them.
+//! - `change`: changes that are tried on copies of the core.
+//!
+//! Every sentence is the core's own: the same `fit` decides, and a change is only named
+//! after the core has placed the pod under it.
+
+mod change;
+mod state;
+
+use crate::connect::block_on;
+use crate::failure::{Failure, Outcome};
+use crate::report::{Cell, Column, Output, Report, Table, Tone};
+use crate::shadow::{Shadow, Source};
+use change::Change;
+use scheduler_core::model::{Phase, Pod};
+use scheduler_core::{Action, Explanation, ReasonKind};
+use serde_json::{Value, json};
+use state::State;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Flags of `aliquot explain`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Which pod.
+    #[arg(value_name = "[NAMESPACE/]POD")]
+    pod: String,
+    /// Of the pod; else the context's.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    output: Output,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("node", "NODE"),
+    Column::number("gpu", "GPU"),
+    Column::number("freeMib", "FREE MIB"),
+    Column::text("heldBy", "HELD BY"),
+    Column::text("fits", "FITS"),
+    Column::text("why", "WHY NOT"),
+    Column::text("uuid", "UUID").wide(),
+    Column::text("product", "PRODUCT").wide(),
+];
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Outcome {
+    block_on(async {
+        let (namespace, name) = match args.pod.split_once('/') {
+            Some((namespace, name)) => (namespace.to_owned(), name.to_owned()),
+            None => {
+                let namespace = match &args.namespace {
+                    Some(namespace) => namespace.clone(),
+                    None => args.source.namespace().await?,
+                };
+                (namespace, args.pod.clone())
+            }
+        };
+        let shadow = args.source.load().await?;
+        let report = report(&shadow, &namespace, &name)?;
+        args.output.print(&report)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failure> {
+    let state = State::of(shadow);
+    let pod = state.pod(namespace, name)?;
+    if let Some(lines) = placed(&state, pod) {
+        return Ok(done(pod, &lines));
+    }
+    let Some(mut explanation) = shadow.core().explain(&pod.uid) else {
+        return Err(Failure::no(format!(
+            "{namespace}/{name} is not known to the core"
+        )));
+    };
+    let (verdict, said) = verdict(shadow, pod, &explanation);
+    // What only a decision finds out, such as a limit of its queue.
+    if let Some((kind, line)) = said.filter(|_| explanation.kind.is_none()) {
+        explanation.kind = Some(kind);
+        explanation.line = line;
+    }
+    let changes = match verdict {
+        Verdict::Waits => change::that_help(shadow, &state, pod, explanation.kind),
+        Verdict::Soon(_) => Vec::new(),
+    };
+    let mut report = Report::from(cards(&state, &explanation));
+    let who = format!("{namespace}/{name}");
+    report.above.push(match &verdict {
+        Verdict::Soon(how) => Cell::from(format!("{who}: {how}")).tone(Tone::Good),
+        Verdict::Waits => {
+            let line = match &*explanation.line {
+                "" => "nothing hinders it by itself, others go first",
+                line => line,
+            };
+            Cell::from(format!("{who} waits in queue {}: {line}", pod.queue)).tone(Tone::Warn)
+        }
+    });
+    if verdict == Verdict::Waits {
+        report.below = advice(&changes);
+    }
+    report.document = Some(document(
+        pod,
+        &verdict,
+        &explanation,
+        &report.table,
+        &changes,
+    ));
+    Ok(report)
+}
+
+/// The core's word on why a pod waits.
+type Said = Option<(ReasonKind, Arc<str>)>;
+
+/// What the next decisions do with the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It gets a place without anybody's doing.
+    Soon(String),
+    /// It does not.
+    Waits,
+}
+
+fn verdict(shadow: &Shadow, pod: &Pod, explanation: &Explanation) -> (Verdict, Said) {
+    if explanation.kind == Some(ReasonKind::Promised) {
+        return (Verdict::Soon(explanation.line.to_string()), None);
+    }
+    let mut copy = shadow.copy();
+    let decision = copy.decide();
+    for action in &decision.actions {
+        match action {
+            Action::Bind(bind) if bind.pod == pod.uid => {
+                let how = format!(
+                    "the next decision places it on node {}{}",
+                    bind.node,
+                    gets(&bind.grants)
+                );
+                return (Verdict::Soon(how), None);
+            }
+            _ => {}
+        }
+    }
+    let promise = decision.promises.iter().find(|p| p.pod == pod.uid);
+    match promise {
+        None => {
+            let said = decision.reasons.iter().find(|said| said.pod == pod.uid);
+            let said = said.map(|said| (said.kind, Arc::clone(&said.line)));
+            (Verdict::Waits, said)
+        }
+        Some(promise) => {
+            let evicted: Vec<String> = decision
+                .actions
+                .iter()
+                .filter_map(|action| match action {
+                    Action::Evict(evict) => Some(format!("{}/{}", evict.namespace, evict.name)),
+                    Action::Bind(_) => None,
+                })
+                .collect();
+            let how = if evicted.is_empty() {
+                format!(
+                    "it gets a place on node {} when what is leaving there has left",
+                    promise.node
+                )
+            } else {
+                format!(
+                    "the next decision evicts {} and gives it a place on node {}",
+                    evicted.join(", "),
+                    promise.node
+                )
+            };
+            (Verdict::Soon(how), None)
+        }
+    }
+}
+
+fn gets(grants: &[scheduler_core::model::ContainerGrant]) -> String {
+    let cell = crate::actions::grants(grants);
+    if cell.shown.is_empty() {
+        String::new()
+    } else {
+        format!(", with {}", cell.shown)
+    }
+}
+
+/// What a pod that does not wait has, or that it is over.
+fn placed(state: &State, pod: &Pod) -> Option<Vec<String>> {
+    let (word, placement) = match &pod.phase {
+        Phase::Pending => {
+            let bind = state.assumed(&pod.uid)?;
+            return Some(vec![format!(
+                "is being bound to node {}{}",
+                bind.node,
+                gets(&bind.grants)
+            )]);
+        }
+        Phase::Bound(placement) => ("is bound to node", placement),
+        Phase::Running(placement) => ("runs on node", placement),
+        Phase::Releasing(Some(placement)) => ("is leaving node", placement),
+        Phase::Stuck(placement) => (
+            "should have left and still holds its place on node",
+            placement,
+        ),
+        Phase::Releasing(None) => {
+            return Some(vec!["is being deleted and holds nothing".to_owned()]);
+        }
+        Phase::Succeeded => return Some(vec!["has succeeded and holds nothing".to_owned()]),
+        Phase::Failed => return Some(vec!["has failed and holds nothing".to_owned()]),
+    };
+    Some(vec![format!(
+        "{word} {}{}",
+        placement.node,
+        gets(&placement.grants)
+    )])
+}
+
+fn done(pod: &Pod, lines: &[String]) -> Report {
+    let who = format!("{}/{}", pod.namespace, pod.name);
+    Report {
+        above: lines
+            .iter()
+            .map(|line| Cell::from(format!("{who} {line}")).tone(Tone::Good))
+            .collect(),
+        document: Some(
+            json!({"namespace": &*pod.namespace, "pod": &*pod.name, "uid": pod.uid.as_str(),
+            "queue": pod.queue.as_str(), "waits": false, "line": lines.join("; ")}),
+        ),
+        ..Report::default()
+    }
+}
+
+/// One row per card, and per node that will not do whatever its cards say.
+fn cards(state: &State, explanation: &Explanation) -> Table {
+    let mut table = Table::new(COLUMNS, "the cluster has no nodes");
+    for node in &explanation.nodes {
+        let reasons: Vec<&str> = node.reasons.iter().map(|reason| &**reason).collect();
+        let reasons = reasons.join(", ");
+        let cards = state.cards(&node.node);
+        let fits = |fits: bool| Cell::from(fits).tone(if fits { Tone::Good } else { Tone::Plain });
+        if cards.is_empty() {
+            table.row(vec![
+                node.node.to_string().into(),
+                Cell::from(None::<u32>),
+                Cell::from(None::<u64>),
+                Cell::shown(Value::Array(Vec::new()), ""),
+                fits(node.fits),
+                reasons.into(),
+                "".into(),
+                "".into(),
+            ]);
+            continue;
+        }
+        for held in cards {
+            let said = node.cards.iter().find_map(|line| {
+                let rest = line.strip_prefix(held.card.uuid.as_str())?;
+                let why = rest.split_once(": ").map_or(rest, |(_, why)| why);
+                Some(why.to_owned())
+            });
+            let holders: Vec<Value> = held
+                .holders
+                .iter()
+                .map(|(pod, mib)| json!({"pod": pod, "memoryMib": mib.0}))
+                .collect();
+            let shown: Vec<String> = held
+                .holders
+                .iter()
+                .map(|(pod, mib)| format!("{pod} {}", mib.0))
+                .collect();
+            // A card of which nothing is said is fine by itself; its node may not be.
+            let why = match said {
+                Some(why) if node.reasons.len() > 1 => format!("{why}; {reasons}"),
+                Some(why) => why,
+                None if node.fits => String::new(),
+                None => reasons.clone(),
+            };
+            table.row(vec![
+                node.node.to_string().into(),
+                held.card.index.into(),
+                held.free().0.into(),
+                Cell::shown(holders, shown.join(", ")),
+                fits(node.fits && why.is_empty()),
+                why.into(),
+                held.card.uuid.to_string().into(),
+                held.card.product.to_string().into(),
+            ]);
+        }
+    }
+    table
+}
+
+fn advice(changes: &[Change]) -> Vec<Cell> {
+    let Some(first) = changes.first() else {
+        return vec!["No single change that was tried would let it run.".into()];
+    };
+    let mut lines = vec![
+        Cell::from(format!(
+            "The cheapest change that lets it run: {}",
+            first.what
+        ))
+        .tone(Tone::Good),
+    ];
+    lines.extend(
+        first
+            .command
+            .iter()
+            .map(|command| Cell::from(format!("    {command}"))),
+    );
+    if changes.len() > 1 {
+        lines.push("Also:".into());
+    }
+    for change in changes.iter().skip(1) {
+        lines.push(format!("  - {}", change.what).into());
+        lines.extend(
+            change
+                .command
+                .iter()
+                .map(|command| Cell::from(format!("    {command}"))),
+        );
+    }
+    lines
+}
+
+fn document(
+    pod: &Pod,
+    verdict: &Verdict,
+    explanation: &Explanation,
+    table: &Table,
+    changes: &[Change],
+) -> Value {
+    let nodes: Vec<Value> = explanation
+        .nodes
+        .iter()
+        .map(|node| {
+            let reasons: Vec<&str> = node.reasons.iter().map(|reason| &**reason).collect();
+            json!({"node": node.node.as_str(), "fits": node.fits, "reasons": reasons})
+        })
+        .collect();
+    let changes: Vec<Value> = changes
+        .iter()
+        .map(|change| json!({"what": change.what, "command": change.command}))
+        .collect();
+    json!({
+        "namespace": &*pod.namespace,
+        "pod": &*pod.name,
+        "uid": pod.uid.as_str(),
+        "queue": pod.queue.as_str(),
+        "waits": *verdict == Verdict::Waits,
+        "kind": explanation.kind.map(ReasonKind::as_str),
+        "line": match verdict {
+            Verdict::Soon(how) => how.as_str(),
+            Verdict::Waits => &explanation.line,
+        },
+        "nodes": nodes,
+        "cards": table.objects(),
+        "changes": changes,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+use super::*;
+use scheduler_core::Config;
+
+/// Two nodes with one card each. `small` and `large` stand on the first, `whole` on the
+/// second, so `late` has no place.
+const CLUSTER: &str = "\
+tick 1000
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=1 managed extended.aliquot.dev/gpu-share=48
+cards n1 default=mps
+  card GPU-1 product=L4 total=23034 reserved=34
+node n2 cpu=64000 memory=274877906944 pods=110 gpus=1 managed extended.aliquot.dev/gpu-share=48
+cards n2 default=mps
+  card GPU-2 product=L4 total=23034 reserved=34
+queue default-queue
+pod small ns=team created=1 gpu-memory.main=3000 extended.aliquot.dev/gpu-share=1 phase=running on=n1
+  grant main cards=GPU-1 memory=3000 mode=mps
+pod large ns=team created=2 gpu-memory.main=15000 extended.aliquot.dev/gpu-share=1 phase=running on=n1
+  grant main cards=GPU-1 memory=15000 mode=mps
+pod whole ns=team created=3 gpus.main=1 phase=running on=n2
+  grant main cards=GPU-2 memory=23000 mode=exclusive
+";
+
+fn explained(more: &str, pod: &str) -> Report {
+    let shadow = Shadow::of_text(&format!("{CLUSTER}{more}"), Config::default(), "")
+        .unwrap_or_else(|why| panic!("{why}"));
+    assert_eq!(shadow.problems, Vec::<String>::new());
+    report(&shadow, "team", pod).unwrap_or_else(|failure| panic!("{}", failure.sentence))
+}
+
+fn text(report: &Report) -> String {
+    Output::default().render(report, false)
+}
+
+fn share(name: &str, mib: u64, more: &str) -> String {
+    format!(
+        "pod {name} ns=team created=9 gpu-memory.main={mib} extended.aliquot.dev/gpu-share=1 {more}\n"
+    )
+}
+
+#[test]
+fn a_pod_that_waits_is_told_card_by_card_who_holds_what_it_needs() {
+    let text = text(&explained(&share("late", 6000, ""), "late"));
+    let (head, rest) = text.split_once("\n\n").unwrap();
+    assert!(
+        head.starts_with("team/late waits in queue default-queue: no nodes with enough"),
+        "{text}"
+    );
+    assert_eq!(
+        rest.trim_end(),
+        "\
+NODE  GPU  FREE MIB  HELD BY                            FITS  WHY NOT
+n1      0      5000  team/large 15000, team/small 3000  no    5000 of 23000 MiB free, 6000 needed
+n2      0         0  team/whole 23000                   no    held as a whole GPU
+
+The cheapest change that lets it run: ask for gpu-memory: \"5000\" instead of \"6000\"
+Also:
+  - wait for the end of team/small (queue default-queue, 3000 MiB), or end it
+  - one more node like n1, empty"
+    );
+}
+
+#[test]
+fn what_costs_nobody_anything_comes_first() {
+    let cordoned = "\
+cards n2 default=mps
+  card GPU-2 product=L4 total=23034 reserved=34 cordoned
+pod-gone whole
+";
+    let report = explained(&format!("{cordoned}{}", share("late", 20000, "")), "late");
+    let changes = report.document.unwrap()["changes"].clone();
+    assert_eq!(changes[0]["what"], "open the cordoned GPU 0 of node n2");
+    assert_eq!(changes[0]["command"], "aliquot uncordon n2/0");
+}
+
+#[test]
+fn queues_gates_and_selectors_are_named_where_they_hinder() {
+    for (more, expected) in [
+        (
+            "queue tight gpu=0/0/1000000\n".to_owned() + &share("late", 1000, "queue=tight"),
+            "raise the limit of the queue tight",
+        ),
+        (
+            share("late", 1000, "queue=nowhere"),
+            "make the queue nowhere, or name another",
+        ),
+        (share("late", 1000, "gated"), "remove its scheduling gates"),
+        (
+            share("late", 1000, "selector.zone=b"),
+            "drop its node selector and node affinity",
+        ),
+    ] {
+        let report = explained(&more, "late");
+        let changes = report.document.clone().unwrap()["changes"].clone();
+        let first = changes[0]["what"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{}", text(&report)));
+        assert!(first.starts_with(expected), "{expected}: {}", text(&report));
+    }
+}
+
+#[test]
+fn a_pod_that_runs_or_will_run_says_so() {
+    let runs = explained("", "small");
+    assert_eq!(
+        text(&runs),
+        "team/small runs on node n1, with mps 3000 MiB of GPU-1\n"
+    );
+    let soon = explained(&share("late", 1000, ""), "late");
+    assert!(
+        text(&soon).starts_with(
+            "team/late: the next decision places it on node n1, with mps 1000 MiB of GPU-1\n"
+        ),
+        "{}",
+        text(&soon)
+    );
+    assert_eq!(soon.document.unwrap()["waits"], false);
+}
+
+#[test]
+fn a_pod_that_is_not_there_or_not_ours_is_refused_in_one_sentence() {
+    let shadow = Shadow::of_text(
+        &format!("{CLUSTER}pod foreign ns=team foreign phase=running on=n1\n"),
+        Config::default(),
+        "",
+    )
+    .unwrap();
+    for (name, words) in [
+        ("nobody", "no pod nobody in namespace team"),
+        ("foreign", "team/foreign is placed by another scheduler"),
+    ] {
+        let failure = report(&shadow, "team", name).unwrap_err();
+        assert_eq!(failure.code, 1);
+        assert!(failure.sentence.starts_with(words), "{}", failure.sentence);
+    }
+}

@@ -1,0 +1,71 @@
+//! One row per card.
+
+use super::cards_of;
+use crate::report::{Cell, Column, Table, Tone};
+use api::GpuNode;
+use api::gpu_node::GpuStatus;
+
+const COLUMNS: &[Column] = &[
+    Column::text("node", "NODE"),
+    Column::number("gpu", "GPU"),
+    Column::text("product", "PRODUCT"),
+    Column::text("mode", "MODE"),
+    Column::text("state", "STATE"),
+    Column::number("grantedMib", "GRANTED MIB"),
+    Column::number("usedMib", "USED MIB"),
+    Column::number("grantableMib", "GRANTABLE MIB"),
+    Column::number("shares", "SHARES"),
+    Column::number("totalMib", "TOTAL MIB").wide(),
+    Column::number("reservedMib", "RESERVED MIB").wide(),
+    Column::text("uuid", "UUID").wide(),
+    Column::text("pci", "PCI").wide(),
+    Column::number("numa", "NUMA").wide(),
+    Column::text("mps", "MPS").wide(),
+    Column::number("strangers", "STRANGERS").wide(),
+    Column::text("switchableModes", "CAN BE").wide(),
+    Column::text("why", "WHY").wide(),
+];
+
+/// Whether a card can be used, in one word.
+pub(super) fn state(card: &GpuStatus) -> (&'static str, Tone) {
+    if card.health != "Healthy" {
+        ("unhealthy", Tone::Bad)
+    } else if card.cordoned {
+        ("cordoned", Tone::Warn)
+    } else if !card.ready {
+        ("not ready", Tone::Warn)
+    } else {
+        ("ready", Tone::Good)
+    }
+}
+
+pub(super) fn table(nodes: &[GpuNode]) -> Table {
+    let mut table = Table::new(COLUMNS, "no card is reported");
+    for (node, card) in cards_of(nodes) {
+        let (word, tone) = state(card);
+        let modes: Vec<&str> = card.switchable_modes.iter().map(|m| m.as_str()).collect();
+        // A mode belongs to a card in use.
+        let mode = card.mode.filter(|_| !card.grants.is_empty());
+        table.row(vec![
+            node.into(),
+            card.index.into(),
+            card.product.clone().into(),
+            Cell::from(mode.map(api::Mode::as_str)),
+            Cell::from(word).tone(tone),
+            card.granted_mib.into(),
+            card.used_mib.into(),
+            card.grantable_mib.into(),
+            card.grants.len().into(),
+            card.total_mib.into(),
+            card.reserved_mib.into(),
+            card.uuid.clone().into(),
+            card.pci.clone().into(),
+            card.numa.into(),
+            card.mps.clone().into(),
+            card.strangers.len().into(),
+            Cell::shown(modes.clone(), modes.join(",")),
+            card.health_reason.clone().into(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,163 @@
+//! `aliquot queues`: the tree of queues with what each may have, has and wants.
+//!
+//! Fair shares are those of the next decision, computed by the core itself.
+
+use crate::connect::block_on;
+use crate::failure::Outcome;
+use crate::report::{Cell, Column, Follow, Output, Report, Table, Tone};
+use crate::shadow::Source;
+use scheduler_core::QueueView;
+use scheduler_core::units::Bound;
+use serde_json::Value;
+use std::process::ExitCode;
+
+/// Flags of `aliquot queues`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    follow: Follow,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Outcome {
+    block_on(async {
+        let look = async || Ok(report(&args.source.load().await?.core().queues()));
+        args.follow.print(args.output, look).await
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("queue", "QUEUE"),
+    Column::number("gpuQuota", "QUOTA"),
+    Column::number("gpuLimit", "LIMIT"),
+    Column::number("gpuFairShare", "FAIR SHARE"),
+    Column::number("gpuUsed", "USED"),
+    Column::number("gpuWanted", "WANTED"),
+    Column::number("running", "RUNNING"),
+    Column::number("pending", "PENDING"),
+    Column::number("priority", "PRIORITY").wide(),
+    Column::text("parent", "PARENT").wide(),
+    Column::number("cpuUsedMilli", "CPU USED").wide(),
+    Column::number("cpuFairShareMilli", "CPU FAIR").wide(),
+    Column::number("memoryUsedBytes", "MEMORY USED").wide(),
+    Column::number("memoryFairShareBytes", "MEMORY FAIR").wide(),
+];
+
+fn report(queues: &[QueueView]) -> Report {
+    let mut table = Table::new(COLUMNS, "there are no queues");
+    // A parent that is not there makes its children roots of their own.
+    let there = |name: &str| queues.iter().any(|queue| queue.queue.as_str() == name);
+    let roots = queues.iter().filter(|queue| {
+        let parent = queue.parent.as_ref();
+        parent.is_none_or(|parent| !there(parent.as_str()))
+    });
+    for root in roots {
+        branch(&mut table, queues, root, 0);
+    }
+    Report::from(table)
+}
+
+fn branch(table: &mut Table, queues: &[QueueView], queue: &QueueView, depth: usize) {
+    // Queues that go round are nobody's roots; a tree cannot be deeper than it has queues.
+    if depth > queues.len() {
+        return;
+    }
+    table.row(row(queue, depth));
+    let children = queues
+        .iter()
+        .filter(|child| child.parent.as_ref() == Some(&queue.queue));
+    for child in children {
+        branch(table, queues, child, depth + 1);
+    }
+}
+
+fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
+    let name = queue.queue.as_str();
+    let mut shown = format!("{}{name}", "  ".repeat(depth));
+    if let Some(display) = &queue.display_name {
+        shown = format!("{shown} ({display})");
+    }
+    let used = gpus(queue.held[0]);
+    let over = match queue.quota[0] {
+        Bound::Exactly(quota) => queue.held[0] > u128::from(quota),
+        Bound::Unlimited => false,
+    };
+    let fair = |index: usize| queue.fair.map(|fair| number(fair[index]));
+    vec![
+        Cell::shown(name, shown),
+        bound(queue.quota[0]),
+        bound(queue.limit[0]),
+        Cell::from(queue.fair.map(|fair| gpus(fair[0]))),
+        used.tone(if over { Tone::Warn } else { Tone::Plain }),
+        gpus(queue.wanted[0]),
+        queue.holding.into(),
+        Cell::from(queue.waiting).tone(if queue.waiting > 0 {
+            Tone::Warn
+        } else {
+            Tone::Plain
+        }),
+        Cell::shown(queue.priority, queue.priority.to_string()),
+        Cell::from(queue.parent.as_ref().map(ToString::to_string)),
+        number(queue.held[1]),
+        Cell::from(fair(1)),
+        number(queue.held[2]),
+        Cell::from(fair(2)),
+    ]
+}
+
+fn number(amount: u128) -> Cell {
+    Cell::from(u64::try_from(amount).unwrap_or(u64::MAX))
+}
+
+/// GPUs with three decimals at most.
+#[allow(clippy::cast_precision_loss)] // Far below 2^53 thousandths.
+pub(crate) fn gpus(nano: u128) -> Cell {
+    let text = format!("{:.3}", nano as f64 / 1e9);
+    let text = text.trim_end_matches('0').trim_end_matches('.').to_owned();
+    let value: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+    Cell::shown(value, text)
+}
+
+fn bound(bound: Bound) -> Cell {
+    match bound {
+        Bound::Unlimited => Cell::shown(Value::from(-1), "unlimited"),
+        Bound::Exactly(nano) => gpus(u128::from(nano)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shadow::Shadow;
+
+    #[test]
+    fn queues_are_a_tree_with_what_they_may_have_and_have() {
+        let text = "\
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=2 managed extended.aliquot.dev/gpu-share=96
+cards n1 default=mps
+  card GPU-1 product=L4 total=23034 reserved=34
+  card GPU-2 index=1 product=L4 total=23034 reserved=34
+queue company
+queue team parent=company gpu=500000000/-1/1000000
+pod a queue=team created=1 gpu-fraction.main=500000000 extended.aliquot.dev/gpu-share=1
+pod b queue=team created=2 gpus.main=2
+";
+        let mut shadow = Shadow::of_text(text, scheduler_core::Config::default(), "")
+            .unwrap_or_else(|why| panic!("{why}"));
+        shadow.settle();
+        let output = Output::default();
+        assert_eq!(
+            output.render(&report(&shadow.core().queues()), false),
+            "\
+QUEUE        QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
+company  unlimited  unlimited           2   0.5       2        1        1
+  team         0.5  unlimited           2   0.5       2        1        1
+"
+        );
+    }
+}

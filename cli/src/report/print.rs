@@ -1,0 +1,302 @@
+//! A report as text. Pure but for one question: is standard output a terminal.
+
+use super::Report;
+use super::table::{Cell, Column, Table, Tone};
+use crate::failure::Failure;
+use serde_json::Value;
+use std::io::{IsTerminal as _, Write as _};
+
+/// How an answer is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// Columns that fit a screen.
+    #[default]
+    Table,
+    /// Every column.
+    Wide,
+    /// One document.
+    Json,
+    /// One document.
+    Yaml,
+    /// Every column, RFC 4180, with a line of names.
+    Csv,
+}
+
+/// Flags of every verb that answers with a report.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct Output {
+    /// How the answer is printed.
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t
+    )]
+    pub(crate) format: Format,
+    /// Leave out the line of titles.
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+}
+
+impl Output {
+    /// Prints the report on standard output.
+    pub(crate) fn print(self, report: &Report) -> Result<(), Failure> {
+        let text = self.render(report, colours());
+        say(&text)
+    }
+
+    /// The report as text.
+    pub(crate) fn render(self, report: &Report, coloured: bool) -> String {
+        match self.format {
+            Format::Table | Format::Wide => {
+                let wide = self.format == Format::Wide;
+                people(report, wide, !self.no_headers, coloured)
+            }
+            Format::Json => {
+                let text = serde_json::to_string_pretty(&document(report));
+                text.map_or_else(|error| error.to_string(), |text| text + "\n")
+            }
+            Format::Yaml => yaml(&document(report)),
+            Format::Csv => csv(&report.table, !self.no_headers),
+        }
+    }
+}
+
+/// Whether colours are wanted: on a terminal, unless `NO_COLOR` is set.
+pub(crate) fn colours() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}
+
+/// Writes to standard output; a reader that has gone away is no failure.
+pub(crate) fn say(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::no(format!("standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn document(report: &Report) -> Value {
+    let rows = || report.table.objects();
+    report.document.clone().unwrap_or_else(rows)
+}
+
+fn yaml(document: &Value) -> String {
+    serde_saphyr::to_string(document).unwrap_or_else(|error| error.to_string())
+}
+
+fn people(report: &Report, wide: bool, titles: bool, coloured: bool) -> String {
+    let mut text = String::new();
+    for line in &report.above {
+        text.push_str(&painted(&line.shown, line.tone, coloured));
+        text.push('\n');
+    }
+    if !report.table.columns.is_empty() {
+        if !report.above.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&table(&report.table, wide, titles, coloured));
+    }
+    if !report.below.is_empty() && !text.is_empty() {
+        text.push('\n');
+    }
+    for line in &report.below {
+        text.push_str(&painted(&line.shown, line.tone, coloured));
+        text.push('\n');
+    }
+    text
+}
+
+fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
+    if table.rows.is_empty() {
+        return format!("{}\n", table.empty);
+    }
+    let chosen: Vec<(usize, &Column)> = table
+        .columns
+        .iter()
+        .enumerate()
+        .filter(|(_, column)| wide || !column.wide)
+        .collect();
+    let widths: Vec<usize> = chosen
+        .iter()
+        .map(|(at, column)| {
+            let title = if titles {
+                column.title.chars().count()
+            } else {
+                0
+            };
+            let cells = table.rows.iter().map(|row| row[*at].shown.chars().count());
+            cells.max().unwrap_or(0).max(title)
+        })
+        .collect();
+    let line = |cells: Vec<(&str, Tone)>| {
+        let mut line = String::new();
+        for (place, (text, tone)) in cells.into_iter().enumerate() {
+            if place > 0 {
+                line.push_str("  ");
+            }
+            let pad = " ".repeat(widths[place].saturating_sub(text.chars().count()));
+            let text = painted(text, tone, coloured);
+            if chosen[place].1.right {
+                line.push_str(&pad);
+                line.push_str(&text);
+            } else {
+                line.push_str(&text);
+                line.push_str(&pad);
+            }
+        }
+        let kept = line.trim_end().len();
+        line.truncate(kept);
+        line.push('\n');
+        line
+    };
+    let mut text = String::new();
+    if titles {
+        let titles = chosen.iter().map(|(_, column)| (column.title, Tone::Dim));
+        text.push_str(&line(titles.collect()));
+    }
+    for row in &table.rows {
+        let cells = chosen
+            .iter()
+            .map(|(at, _)| (row[*at].shown.as_str(), row[*at].tone));
+        text.push_str(&line(cells.collect()));
+    }
+    text
+}
+
+/// Names and messages come from anybody: what would steer a terminal is left out.
+fn painted(text: &str, tone: Tone, coloured: bool) -> String {
+    let text: String = text.chars().filter(|c| !c.is_control()).collect();
+    let code = match tone {
+        _ if !coloured || text.is_empty() => return text,
+        Tone::Plain => return text,
+        Tone::Good => "32",
+        Tone::Warn => "33",
+        Tone::Bad => "31",
+        Tone::Dim => "2",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+fn csv(table: &Table, titles: bool) -> String {
+    let mut text = String::new();
+    let mut line = |fields: Vec<String>| {
+        text.push_str(&fields.join(","));
+        text.push_str("\r\n");
+    };
+    if titles {
+        line(
+            table
+                .columns
+                .iter()
+                .map(|column| column.key.to_owned())
+                .collect(),
+        );
+    }
+    for row in &table.rows {
+        line(row.iter().map(field).collect());
+    }
+    text
+}
+
+fn field(cell: &Cell) -> String {
+    let text = match &cell.value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    if text.contains(['"', ',', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const COLUMNS: &[Column] = &[
+        Column::text("name", "NAME"),
+        Column::number("held", "HELD"),
+        Column::text("why", "WHY").wide(),
+    ];
+
+    fn report() -> Report {
+        let mut table = Table::new(COLUMNS, "nothing");
+        table.row(vec!["a".into(), 12_u64.into(), Cell::from("x, \"y\"")]);
+        table.row(vec![
+            Cell::from("longer").tone(Tone::Bad),
+            Cell::from(None::<u64>),
+            "".into(),
+        ]);
+        Report {
+            below: vec!["a note".into()],
+            ..Report::from(table)
+        }
+    }
+
+    fn printed(format: Format) -> String {
+        let output = Output {
+            format,
+            no_headers: false,
+        };
+        output.render(&report(), false)
+    }
+
+    #[test]
+    fn one_report_in_five_formats() {
+        assert_eq!(
+            printed(Format::Table),
+            "NAME    HELD\na         12\nlonger     -\n\na note\n"
+        );
+        assert_eq!(
+            printed(Format::Wide),
+            "NAME    HELD  WHY\na         12  x, \"y\"\nlonger     -\n\na note\n"
+        );
+        let read: Value = serde_json::from_str(&printed(Format::Json)).unwrap();
+        assert_eq!(
+            read,
+            json!([{"name": "a", "held": 12, "why": "x, \"y\""}, {"name": "longer", "held": null, "why": ""}])
+        );
+        assert_eq!(
+            serde_saphyr::from_str::<Value>(&printed(Format::Yaml)).unwrap(),
+            read
+        );
+        assert_eq!(
+            printed(Format::Csv),
+            "name,held,why\r\na,12,\"x, \"\"y\"\"\"\r\nlonger,,\r\n"
+        );
+    }
+
+    #[test]
+    fn colours_are_only_where_they_are_wanted_and_move_nothing() {
+        let output = Output::default();
+        let plain = output.render(&report(), false);
+        assert!(!plain.contains('\x1b'));
+        let coloured = output.render(&report(), true);
+        assert!(
+            coloured.contains("\x1b[31mlonger\x1b[0m     -"),
+            "{coloured}"
+        );
+    }
+
+    #[test]
+    fn a_table_without_rows_says_so_and_documents_are_empty() {
+        let report = Report::from(Table::new(COLUMNS, "no rows here"));
+        let output = |format| Output {
+            format,
+            no_headers: true,
+        };
+        assert_eq!(
+            output(Format::Table).render(&report, false),
+            "no rows here\n"
+        );
+        assert_eq!(output(Format::Json).render(&report, false), "[]\n");
+        assert_eq!(output(Format::Csv).render(&report, false), "");
+    }
+}

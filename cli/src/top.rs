@@ -1,0 +1,91 @@
+//! `aliquot top`: cards with what is granted, used and free, shares under them, and who waits.
+//!
+//! In: `GpuNode`s and pods, by `list` alone. Out: one text, redrawn while it changes.
+
+use crate::connect::{Cluster, Where, block_on};
+use crate::failure::{Failure, Outcome};
+use crate::report::{Output, Report, Screen, say};
+use crate::view::{Scene, is_shown};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Flags of `aliquot top`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print once and leave.
+    #[arg(long)]
+    once: bool,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2,
+        value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+    /// Only the pods of this namespace.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    place: Where,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Outcome {
+    block_on(async {
+        let cluster = args.place.connect().await?;
+        let mut screen = Screen::new();
+        let first = text(args, &look(args, &cluster).await?);
+        if args.once || !matches!(args.output.format, crate::report::Format::Table) {
+            return say(&first);
+        }
+        screen.show(&first)?;
+        loop {
+            tokio::time::sleep(Duration::from_secs(args.interval)).await;
+            match look(args, &cluster).await {
+                Ok(scene) => screen.show(&text(args, &scene))?,
+                Err(failure) => screen.show(&format!("{} (trying again)\n", failure.sentence))?,
+            }
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(args: &Args, scene: &Scene) -> String {
+    match args.output.format {
+        crate::report::Format::Table | crate::report::Format::Wide => scene.render(),
+        _ => {
+            let nodes: Vec<_> = scene.nodes.values().cloned().collect();
+            let table = crate::inventory::cards_table(&nodes);
+            let document = scene.document();
+            let report = Report {
+                document: Some(document),
+                ..Report::from(table)
+            };
+            args.output.render(&report, false)
+        }
+    }
+}
+
+async fn look(args: &Args, cluster: &Cluster) -> Result<Scene, Failure> {
+    let nodes = crate::inventory::chosen(cluster, &[]).await?;
+    let pods: Vec<Pod> = cluster.list_known().await?;
+    let wanted = |pod: &Pod| {
+        is_shown(pod)
+            && args
+                .namespace
+                .as_ref()
+                .is_none_or(|wanted| pod.namespace().as_ref() == Some(wanted))
+    };
+    Ok(Scene {
+        nodes: nodes
+            .into_iter()
+            .map(|node| (node.name_any(), node))
+            .collect(),
+        pods: pods
+            .into_iter()
+            .filter(wanted)
+            .map(|pod| ((pod.namespace().unwrap_or_default(), pod.name_any()), pod))
+            .collect(),
+    })
+}
