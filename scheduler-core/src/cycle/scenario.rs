@@ -10,13 +10,14 @@
 //!   stands on one of them is taken, each unit whole.
 
 use super::Cycle;
-use crate::state::rows::{NodeKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pods of one job that leave together.
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
-    pub job: crate::state::rows::JobKey,
+    pub job: JobKey,
     pub tasks: Vec<TaskKey>,
 }
 
@@ -56,13 +57,70 @@ impl Scenario {
 /// As KAI builds its table: what came first stands first.
 fn by_job<'a>(units: impl Iterator<Item = &'a Unit>) -> Vec<Unit> {
     let mut jobs: Vec<Unit> = Vec::new();
+    let mut at: FxHashMap<JobKey, usize> = FxHashMap::default();
     for unit in units {
-        match jobs.iter_mut().find(|known| known.job == unit.job) {
+        match at.get(&unit.job).and_then(|at| jobs.get_mut(*at)) {
             Some(known) => known.tasks.extend(unit.tasks.iter().copied()),
-            None => jobs.push(unit.clone()),
+            None => {
+                at.insert(unit.job, jobs.len());
+                jobs.push(unit.clone());
+            }
         }
     }
     jobs
+}
+
+/// The victims taken so far in a probe.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub all: Scenario,
+    /// Which of the potential ones have a pod on a node, and which are of a job.
+    on_node: FxHashMap<NodeKey, Vec<usize>>,
+    of_job: FxHashMap<JobKey, Vec<usize>>,
+}
+
+impl Taken {
+    pub(super) fn new(recorded: &[Unit]) -> Self {
+        Self {
+            all: Scenario {
+                recorded: recorded.to_vec(),
+                potential: Vec::new(),
+            },
+            ..Self::default()
+        }
+    }
+
+    /// One unit more, whose pods stand on these nodes.
+    pub(super) fn push(&mut self, unit: Unit, nodes: impl Iterator<Item = NodeKey>) {
+        let index = self.all.potential.len();
+        for node in nodes {
+            let units = self.on_node.entry(node).or_default();
+            if units.last() != Some(&index) {
+                units.push(index);
+            }
+        }
+        self.of_job.entry(unit.job).or_default().push(index);
+        self.all.potential.push(unit);
+    }
+
+    /// Everything that was taken so far of the jobs that have a unit there.
+    fn of_jobs_on(&self, node: NodeKey) -> Vec<Unit> {
+        let units = self.on_node.get(&node).into_iter().flatten();
+        let jobs: BTreeSet<JobKey> = units
+            .filter_map(|index| Some(self.all.potential.get(*index)?.job))
+            .collect();
+        let of_jobs: BTreeSet<usize> = jobs
+            .iter()
+            .filter_map(|job| self.of_job.get(job))
+            .flatten()
+            .copied()
+            .collect();
+        by_job(
+            of_jobs
+                .iter()
+                .filter_map(|index| self.all.potential.get(*index)),
+        )
+    }
 }
 
 /// Which subsets are tried.
@@ -196,19 +254,19 @@ impl Cycle<'_> {
         &self,
         generator: Generator,
         demand: &Demand,
-        whole: &Scenario,
+        taken: &Taken,
     ) -> Vec<Scenario> {
-        if whole.potential.is_empty() {
-            return vec![whole.clone()];
+        if taken.all.potential.is_empty() {
+            return vec![taken.all.clone()];
         }
         match generator {
-            Generator::NodeLocal => self.node_local(whole),
-            Generator::MultiNode => self.multi_node(demand, whole),
+            Generator::NodeLocal => self.node_local(taken),
+            Generator::MultiNode => self.multi_node(demand, &taken.all),
         }
     }
 
-    fn node_local(&self, whole: &Scenario) -> Vec<Scenario> {
-        let Some(newest) = whole.potential.last() else {
+    fn node_local(&self, taken: &Taken) -> Vec<Scenario> {
+        let Some(newest) = taken.all.potential.last() else {
             return Vec::new();
         };
         let nodes: BTreeSet<NodeKey> = self
@@ -219,25 +277,9 @@ impl Cycle<'_> {
         let mut seen: BTreeSet<Vec<TaskKey>> = BTreeSet::new();
         let mut scenarios = Vec::new();
         for node in self.by_name(nodes) {
-            let stands = |unit: &Unit| {
-                unit.tasks
-                    .iter()
-                    .any(|task| self.state.cell(*task).node == Some(node))
-            };
-            let there: BTreeSet<_> = whole
-                .potential
-                .iter()
-                .filter(|unit| stands(unit))
-                .map(|unit| unit.job)
-                .collect();
-            let taken = by_job(
-                whole
-                    .potential
-                    .iter()
-                    .filter(|unit| there.contains(&unit.job)),
-            );
-            if !taken.is_empty() && seen.insert(sorted(&taken)) {
-                scenarios.push(whole.with(taken));
+            let units = taken.of_jobs_on(node);
+            if !units.is_empty() && seen.insert(sorted(&units)) {
+                scenarios.push(taken.all.with(units));
             }
         }
         scenarios

@@ -11,7 +11,7 @@
 
 use super::Cycle;
 use super::place::Way;
-use super::scenario::{Generator, Scenario, Unit};
+use super::scenario::{Generator, Scenario, Taken, Unit};
 use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue, Line};
@@ -226,10 +226,7 @@ impl Cycle<'_> {
             .iter()
             .flat_map(|unit| unit.tasks.iter().copied())
             .collect();
-        let mut whole = Scenario {
-            recorded: recorded.to_vec(),
-            potential: Vec::new(),
-        };
+        let mut taken = Taken::new(recorded);
         self.state.refresh_rooms();
         let demand = self.demand(&search.tasks[..count], &search.feasible, recorded);
         let mut reach = demand.reach;
@@ -238,7 +235,7 @@ impl Cycle<'_> {
             self.state.refresh_rooms();
             let enough = generator == Generator::NodeLocal || reach >= demand.all;
             let scenarios = if enough {
-                self.scenarios(generator, &demand, &whole)
+                self.scenarios(generator, &demand, &taken)
             } else {
                 Vec::new()
             };
@@ -264,9 +261,13 @@ impl Cycle<'_> {
                     return None;
                 }
             }
-            self.next_victims(&mut queue, &known, &mut whole)?;
+            self.next_victims(&mut queue, &known, &mut taken)?;
             self.state.refresh_rooms();
-            reach += whole.potential.last().map_or(0, |unit| self.gives(unit));
+            reach += taken
+                .all
+                .potential
+                .last()
+                .map_or(0, |unit| self.gives(unit));
         }
     }
 
@@ -275,7 +276,7 @@ impl Cycle<'_> {
         &mut self,
         queue: &mut JobQueue,
         known: &BTreeSet<TaskKey>,
-        scenario: &mut Scenario,
+        taken: &mut Taken,
     ) -> Option<()> {
         loop {
             let entry = queue.pop(self.state, &self.shares)?;
@@ -287,7 +288,7 @@ impl Cycle<'_> {
             let (unit, more) = gang.leave();
             let is_known = unit.iter().any(|task| known.contains(task));
             if is_known || more {
-                let taken: &dyn Fn(TaskKey) -> bool = if is_known {
+                let leaves: &dyn Fn(TaskKey) -> bool = if is_known {
                     &|task| known.contains(&task)
                 } else {
                     &|task| unit.contains(&task)
@@ -295,7 +296,7 @@ impl Cycle<'_> {
                 let rest: Arc<[TaskKey]> = gang
                     .tasks()
                     .map(|(task, _)| task)
-                    .filter(|task| !taken(*task))
+                    .filter(|task| !leaves(*task))
                     .collect();
                 if !rest.is_empty() {
                     let gang = gang.with(&|task| rest.contains(&task));
@@ -306,10 +307,15 @@ impl Cycle<'_> {
             if is_known || unit.is_empty() {
                 continue;
             }
-            scenario.potential.push(Unit {
+            let nodes: Vec<NodeKey> = unit
+                .iter()
+                .filter_map(|task| self.state.cell(*task).node)
+                .collect();
+            let unit = Unit {
                 job: entry.job,
                 tasks: unit,
-            });
+            };
+            taken.push(unit, nodes.into_iter());
             return Some(());
         }
     }
