@@ -57,8 +57,10 @@ impl Core {
         explain::explain(&self.state, &self.config, pod)
     }
 
-    /// What each queue has, wants and may have now.
-    pub fn queues(&self) -> Vec<QueueView> {
+    /// What each queue has, wants and may have now. Changes nothing but what the next
+    /// decision would compute first.
+    pub fn queues(&mut self) -> Vec<QueueView> {
+        self.state.refresh_queues();
         queues::views(&self.state, &self.config)
     }
 
