@@ -82,7 +82,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                     cards: no
                         .cards
                         .iter()
-                        .map(|line| Arc::from(line.as_str()))
+                        .map(|line| Arc::from(line.text(state)))
                         .collect(),
                 },
             },

@@ -3,6 +3,8 @@
 use crate::ids::ResourceName;
 use crate::ledger::Short;
 use crate::model::{Mode, Taint};
+use crate::state::State;
+use crate::state::rows::CardKey;
 use crate::units::Mib;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -150,18 +152,48 @@ impl fmt::Display for CardNo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeVerdict {
     pub why: Vec<NodeNo>,
-    /// Lines of the cards, without the node.
-    pub cards: Vec<String>,
+    /// Of its cards. Words are made of it only where somebody reads them.
+    pub cards: Vec<CardLine>,
+}
+
+/// What is said of a node's cards, one line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CardLine {
+    Card(CardKey, CardNo),
+    /// So many whole GPUs are free of those that are wanted.
+    Whole {
+        free: i64,
+        wanted: i64,
+    },
+    /// So many cards are wanted in one mode.
+    OneMode(usize),
+}
+
+impl CardLine {
+    /// The line, without the node.
+    pub(crate) fn text(&self, state: &State) -> String {
+        match self {
+            Self::Card(key, no) => match state.cards.get(*key) {
+                Some(row) => format!("{}: {no}", crate::fit::card::name(row)),
+                None => no.to_string(),
+            },
+            Self::Whole { free, wanted } => format!("{free} of {wanted} whole GPUs free"),
+            Self::OneMode(wanted) => format!("{wanted} cards in one mode needed"),
+        }
+    }
 }
 
 /// One line of at most `most` bytes: KAI's histogram of reasons, then a line per card as
 /// far as there is room.
-pub(crate) fn join(verdicts: &[(&str, NodeVerdict)], most: usize) -> String {
+pub(crate) fn join(state: &State, verdicts: &[(&str, NodeVerdict)], most: usize) -> String {
+    let mut kinds: BTreeMap<&NodeNo, usize> = BTreeMap::new();
+    for why in verdicts.iter().flat_map(|(_, verdict)| &verdict.why) {
+        *kinds.entry(why).or_default() += 1;
+    }
+    // Different reasons may have the same words.
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for (_, verdict) in verdicts {
-        for why in &verdict.why {
-            *counts.entry(why.to_string()).or_default() += 1;
-        }
+    for (why, count) in kinds {
+        *counts.entry(why.to_string()).or_default() += count;
     }
     let mut histogram: Vec<String> = counts
         .into_iter()
@@ -176,28 +208,29 @@ pub(crate) fn join(verdicts: &[(&str, NodeVerdict)], most: usize) -> String {
             histogram.join(", ")
         )
     };
-    let details: Vec<String> = verdicts
-        .iter()
-        .flat_map(|(node, verdict)| {
-            verdict
-                .cards
-                .iter()
-                .map(move |card| format!("node {node}: {card}"))
-        })
-        .collect();
+    let details = || {
+        verdicts
+            .iter()
+            .flat_map(|(node, verdict)| verdict.cards.iter().map(move |card| (node, card)))
+    };
     // Room for the closing count.
     let room = most.saturating_sub(40);
     let mut shown = 0;
-    for detail in &details {
+    for (node, card) in details() {
+        let detail = format!("node {node}: {}", card.text(state));
         if line.len() + detail.len() + 2 > room {
             break;
         }
         line.push_str(if shown == 0 { " " } else { "; " });
-        line.push_str(detail);
+        line.push_str(&detail);
         shown += 1;
     }
-    if shown < details.len() {
-        let _ = write!(line, " (and {} more cards)", details.len() - shown);
+    let all: usize = verdicts
+        .iter()
+        .map(|(_, verdict)| verdict.cards.len())
+        .sum();
+    if shown < all {
+        let _ = write!(line, " (and {} more cards)", all - shown);
     }
     cut(line, most)
 }

@@ -73,6 +73,10 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
 }
 
 fn insert(state: &mut State, pod: &Pod) -> TaskKey {
+    // Before the first pod there are no sums to rebuild.
+    if state.tasks.is_empty() {
+        state.refresh_queues();
+    }
     let nothing = state.spec(Spec {
         cpu: crate::units::CpuMilli(0),
         memory: crate::units::Bytes(0),

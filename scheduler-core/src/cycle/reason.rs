@@ -100,7 +100,7 @@ pub(crate) fn no_fit_line(
             Some((row.name.as_str(), no))
         })
         .collect();
-    Arc::from(reason::join(&verdicts, MAX_LINE))
+    Arc::from(reason::join(state, &verdicts, MAX_LINE))
 }
 
 /// KAI's words for a gang that has too few pods yet.

@@ -10,7 +10,7 @@ use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
 use crate::model::{Ask, Mode, Share};
-use crate::reason::{CardNo, NodeNo, NodeVerdict};
+use crate::reason::{CardLine, CardNo, NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
@@ -261,8 +261,8 @@ fn shares_in_order<'a>(
 }
 
 /// A line for each card that is not free as a whole GPU.
-fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> Vec<String> {
-    let mut lines: Vec<String> = row
+fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> Vec<CardLine> {
+    let mut lines: Vec<CardLine> = row
         .cards
         .iter()
         .filter_map(|key| {
@@ -275,14 +275,14 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
                 Err(no) => no,
                 Ok(()) => taken?,
             };
-            Some(format!("{}: {no}", card::name(card)))
+            Some(CardLine::Card(*key, no))
         })
         .collect();
     if !row.cards.is_empty() {
-        lines.push(format!(
-            "{} of {wanted} whole GPUs free",
-            count.later.max(0)
-        ));
+        lines.push(CardLine::Whole {
+            free: count.later.max(0),
+            wanted,
+        });
     }
     lines
 }
@@ -350,7 +350,7 @@ fn seat_share(
     promise: bool,
     scratch: &mut Scratch,
     seat: &mut Seat,
-) -> Result<(), Vec<String>> {
+) -> Result<(), Vec<CardLine>> {
     let wanted = share.devices as usize;
     let mut found: BTreeMap<Mode, Vec<Candidate>> = BTreeMap::new();
     let mut order: Vec<Mode> = Vec::new();
@@ -384,7 +384,7 @@ fn seat_share(
             }
         }
         if let (false, Some(no)) = (fits, first_no) {
-            lines.push(format!("{}: {no}", card::name(row)));
+            lines.push(CardLine::Card(*key, no));
         }
     }
     let whole_left = |count: i64| usize::try_from((count - scratch.opened).max(0)).unwrap_or(0);
@@ -406,7 +406,7 @@ fn seat_share(
     });
     let Some((mode, mut candidates)) = picked else {
         if wanted > 1 {
-            lines.push(format!("{wanted} cards in one mode needed"));
+            lines.push(CardLine::OneMode(wanted));
         }
         return Err(lines);
     };
