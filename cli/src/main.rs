@@ -102,13 +102,10 @@ fn main() -> ExitCode {
         Verb::Snapshot(args) => end("snapshot", record::snapshot(&args)),
         Verb::Replay(args) => end("replay", record::replay(&args)),
         Verb::Completion { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Cli::command(),
-                "aliquot",
-                &mut std::io::stdout(),
-            );
-            ExitCode::SUCCESS
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "aliquot", &mut script);
+            let said = report::say(&String::from_utf8_lossy(&script));
+            end("completion", said.map(|()| ExitCode::SUCCESS))
         }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Outcome {
     block_on(async {
-        let look = async || Ok(report(&args.source.load().await?.core().queues()));
+        let look = async || Ok(report(&args.source.load().await?.queues()));
         args.follow.print(args.output, look).await
     })?;
     Ok(ExitCode::SUCCESS)
@@ -135,6 +135,10 @@ mod tests {
     use super::*;
     use crate::shadow::Shadow;
 
+    fn output_of(queues: &[QueueView]) -> String {
+        Output::default().render(&report(queues), false)
+    }
+
     #[test]
     fn queues_are_a_tree_with_what_they_may_have_and_have() {
         let text = "\
@@ -149,10 +153,16 @@ pod b queue=team created=2 gpus.main=2
 ";
         let mut shadow = Shadow::of_text(text, scheduler_core::Config::default(), "")
             .unwrap_or_else(|why| panic!("{why}"));
+        let before = output_of(&shadow.queues());
+        assert!(
+            before.contains(
+                "company  unlimited  unlimited           2     0     2.5        0        2"
+            ),
+            "{before}"
+        );
         shadow.settle();
-        let output = Output::default();
         assert_eq!(
-            output.render(&report(&shadow.core().queues()), false),
+            output_of(&shadow.queues()),
             "\
 QUEUE        QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
 company  unlimited  unlimited           2   0.5       2        1        1

@@ -20,7 +20,7 @@ use scheduler::convert::World;
 use scheduler::telemetry::Heard;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, text};
+use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, QueueView, text};
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -264,6 +264,11 @@ impl Shadow {
 
     pub(crate) fn core(&self) -> &Core {
         &self.core
+    }
+
+    /// The tree of queues, in order of name.
+    pub(crate) fn queues(&mut self) -> Vec<QueueView> {
+        self.core.queues()
     }
 
     /// Decides once.

@@ -304,7 +304,7 @@ impl<'a> Trial<'a> {
 
     /// Limits and quotas of its queue and the queues above.
     fn queue(&mut self) -> Vec<Idea> {
-        let views = self.shadow.core().queues();
+        let views = self.probe.queues();
         let mut chain = Vec::new();
         let mut next = Some(self.pod.queue.clone());
         while let Some(name) = next.take() {

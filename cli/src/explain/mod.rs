@@ -96,7 +96,8 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         Verdict::Waits => {
             let line = match &*explanation.line {
                 "" => "nothing hinders it by itself, others go first",
-                line => line,
+                // What follows is card by card, as the table below.
+                line => line.split(". node ").next().unwrap_or(line),
             };
             Cell::from(format!("{who} waits in queue {}: {line}", pod.queue)).tone(Tone::Warn)
         }
