@@ -14,6 +14,7 @@
 //! - [`convert`]: a fact into the core's events.
 //! - [`cycle`]: the only owner of the core; coalesces, decides.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
+//! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - [`lease`]: which replica acts.
 //! - [`status`]: metrics, health and the view, as one page each.
 //!
@@ -25,6 +26,7 @@ pub mod admission;
 pub mod config;
 pub mod convert;
 pub mod cycle;
+pub mod group;
 pub mod lease;
 mod run;
 pub mod status;

@@ -6,7 +6,7 @@ use crate::convert::World;
 use crate::cycle::{self, Inputs, Outputs, Pace};
 use crate::status::{Meters, Pages, Status, router};
 use crate::trust::{self, Trust};
-use crate::{Config, lease, telemetry, watch as facts};
+use crate::{Config, group, lease, telemetry, watch as facts};
 use kube::Client;
 use scheduler_core::Core;
 use std::io;
@@ -222,6 +222,7 @@ async fn start(
         "the watches",
         facts::run(client.clone(), facts_out, end.clone()),
     ));
+    let facts = group_pods(config, &identity, &client, facts, &leading, end, tasks);
     let (work_out, work) = mpsc::unbounded_channel();
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     tasks.spawn(named(
@@ -265,6 +266,33 @@ async fn start(
         ),
     ));
     Ok(())
+}
+
+/// Starts what puts pods into their groups; the facts go through it.
+fn group_pods(
+    config: &Config,
+    identity: &str,
+    client: &Client,
+    facts: mpsc::UnboundedReceiver<facts::Fact>,
+    leading: &watch::Receiver<bool>,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) -> mpsc::UnboundedReceiver<facts::Fact> {
+    let (tee, onward, told) = group::Tee::new(&config.scheduler_name, facts);
+    let settings = group::Settings {
+        scheduler_name: config.scheduler_name.clone(),
+        identity: identity.to_owned(),
+        at_once: config.writes_at_once,
+    };
+    let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
+    tasks.spawn(named("the pod grouper", async move {
+        tokio::select! {
+            () = tee.run() => {}
+            () = group::run(settings, client, told, leading, end.clone()) => {}
+            () = end.cancelled() => {}
+        }
+    }));
+    onward
 }
 
 fn serve_admission(

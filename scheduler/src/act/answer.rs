@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 /// For one request.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is known after one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer<T> {
+pub(crate) enum Answer<T> {
     /// Taken.
     Done(T),
     /// Refused, with the server's code and one line.
@@ -19,7 +19,7 @@ pub(super) enum Answer<T> {
 }
 
 /// Waits for a request, at most [`PATIENCE`].
-pub(super) async fn of<T>(request: impl Future<Output = kube::Result<T>>) -> Answer<T> {
+pub(crate) async fn of<T>(request: impl Future<Output = kube::Result<T>>) -> Answer<T> {
     match tokio::time::timeout(PATIENCE, request).await {
         Ok(Ok(value)) => Answer::Done(value),
         Ok(Err(error)) => judge(&error),
@@ -39,7 +39,7 @@ fn judge<T>(error: &kube::Error) -> Answer<T> {
 }
 
 /// One line of a text that may have several.
-pub(super) fn line(text: &str) -> String {
+pub(crate) fn line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

@@ -7,7 +7,7 @@
 //! In: [`Work`]. Out: exactly one [`Outcome`] for each action, whatever happens to it.
 //! Decides nothing, and retries only what the API server certainly did not take.
 
-mod answer;
+pub(crate) mod answer;
 mod bind;
 mod condition;
 mod evict;

@@ -234,6 +234,10 @@ impl World {
         let Some(uid) = pod.uid() else {
             return Vec::new();
         };
+        // Not there before it is in its group.
+        if crate::group::must_wait(&pod, &self.scheduler) {
+            return self.pod_gone(&uid);
+        }
         let held = self.held.get(&uid).map(Vec::as_slice);
         let Some(mut converted) = pod::of(&pod, &self.scheduler, &self.classes, held) else {
             return self.pod_gone(&uid);

@@ -215,6 +215,17 @@ scheduler patch pods/status
 scheduler patch pods
 scheduler delete pods
 scheduler patch podgroups.scheduling.run.ai
+scheduler create podgroups.scheduling.run.ai
+scheduler get replicasets.apps
+scheduler get deployments.apps
+scheduler get statefulsets.apps
+scheduler get jobs.batch
+scheduler get cronjobs.batch
+scheduler get pytorchjobs.kubeflow.org
+scheduler get rayclusters.ray.io
+scheduler get jobsets.jobset.x-k8s.io
+scheduler get leaderworkersets.leaderworkerset.x-k8s.io
+scheduler get podgangs.scheduler.grove.io
 scheduler create events.events.k8s.io
 scheduler create tokenreviews.authentication.k8s.io
 scheduler create secrets aliquot-system
@@ -247,6 +258,9 @@ scheduler get secrets
 scheduler create pods
 scheduler update pods
 scheduler create pods/exec
+scheduler delete podgroups.scheduling.run.ai
+scheduler patch deployments.apps
+scheduler create jobs.batch
 scheduler patch nodes
 scheduler patch gpunodes.aliquot.dev
 scheduler update leases.coordination.k8s.io aliquot-system of-others

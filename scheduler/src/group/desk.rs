@@ -1,0 +1,316 @@
+//! Groups one pod after the other, many at once, and again where it failed.
+//!
+//! One task, while leading. A pod's work is its own: what one waits for holds up nobody
+//! else, but for the few that are at work at the same time.
+
+use super::draft::Classes;
+use super::groups::{GroupError, Groups};
+use super::need::is_ungrouped;
+use super::object::Object;
+use super::owners::{OwnerError, Owners};
+use super::rules::{self, RuleError, Scene};
+use super::tee::{News, Told};
+use super::{voice, write};
+use crate::act::answer::{self, Answer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::{Id, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// After a first failure; doubled with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// At most so long.
+const LAST_PAUSE: Duration = Duration::from_mins(1);
+/// A failure is said from the second one on: the first is often an owner that is not ready.
+const SAID_FROM: u32 = 2;
+
+/// Settings of this part.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// In the specs of our pods, and in events.
+    pub scheduler_name: String,
+    /// Of this process, in events.
+    pub identity: String,
+    /// Pods that are at work at once.
+    pub at_once: usize,
+}
+
+/// Why a pod is in no group yet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum GroupingError {
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error("its pod group cannot be written on it: {0}")]
+    Pod(String),
+}
+
+/// A pod that wants a group.
+#[derive(Debug)]
+struct Entry {
+    pod: Arc<Object>,
+    /// When it was seen, or tried again: its owners are not older.
+    since: Instant,
+    failures: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// In `ready`.
+    Ready,
+    /// A task has it.
+    AtWork,
+    /// In the agenda.
+    Until(Instant),
+    /// Grouped by us; the watch has not shown it yet.
+    Done,
+}
+
+/// What all pods' tasks share.
+#[derive(Clone)]
+struct Tools {
+    client: Client,
+    owners: Arc<Owners>,
+    groups: Arc<Groups>,
+    voice: voice::Voice,
+}
+
+struct Desk {
+    settings: Settings,
+    tools: Tools,
+    classes: Arc<Classes>,
+    pods: HashMap<String, Entry>,
+    ready: VecDeque<String>,
+    agenda: BTreeSet<(Instant, String)>,
+    tasks: JoinSet<Result<(), GroupingError>>,
+    at_work: HashMap<Id, String>,
+}
+
+/// Groups the pods that it is told of until `stop`, while `leading`.
+pub async fn run(
+    settings: Settings,
+    client: Client,
+    told: Told,
+    leading: watch::Receiver<bool>,
+    stop: CancellationToken,
+) {
+    let (voice, speaking) = voice::channel(
+        client.clone(),
+        settings.scheduler_name.clone(),
+        settings.identity.clone(),
+    );
+    let desk = Desk {
+        tools: Tools {
+            owners: Arc::new(Owners::new(client.clone())),
+            groups: Arc::new(Groups::new(client.clone())),
+            client,
+            voice,
+        },
+        settings,
+        classes: Arc::default(),
+        pods: HashMap::new(),
+        ready: VecDeque::new(),
+        agenda: BTreeSet::new(),
+        tasks: JoinSet::new(),
+        at_work: HashMap::new(),
+    };
+    tokio::select! {
+        () = desk.run(told, leading) => {}
+        () = speaking => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+impl Desk {
+    async fn run(mut self, mut told: Told, mut leading: watch::Receiver<bool>) {
+        loop {
+            let leads = *leading.borrow_and_update();
+            if leads {
+                self.wake(Instant::now());
+                self.start();
+            }
+            let next = self.agenda.first().map(|(at, _)| *at).filter(|_| leads);
+            let wake = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                news = told.0.recv() => match news {
+                    Some(news) => self.hear(news),
+                    None => return,
+                },
+                Some(done) = self.tasks.join_next_with_id() => self.settle(done),
+                changed = leading.changed() => if changed.is_err() {
+                    return;
+                },
+                () = wake => {}
+            }
+        }
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Ungrouped(pod) => self.want(&pod),
+            News::Settled(uid) => {
+                if let Some(entry) = self.pods.remove(&uid)
+                    && let State::Until(at) = entry.state
+                {
+                    self.agenda.remove(&(at, uid));
+                }
+            }
+            News::Classes(classes) => self.classes = classes,
+            News::GroupGone { namespace, name } => self.tools.groups.forget(&namespace, &name),
+            News::Groups => self.tools.groups.forget_all(),
+        }
+    }
+
+    fn want(&mut self, pod: &Pod) {
+        debug_assert!(is_ungrouped(pod, &self.settings.scheduler_name));
+        let object = Arc::new(Object::of_pod(pod));
+        let uid = object.uid().to_owned();
+        if let Some(entry) = self.pods.get_mut(&uid) {
+            // A pod that lost its group again, by a person's hand, is like a new one.
+            if entry.state == State::Done && entry.pod != object {
+                entry.state = State::Ready;
+                entry.since = Instant::now();
+                self.ready.push_back(uid);
+            }
+            entry.pod = object;
+            return;
+        }
+        self.ready.push_back(uid.clone());
+        self.pods.insert(
+            uid,
+            Entry {
+                pod: object,
+                since: Instant::now(),
+                failures: 0,
+                state: State::Ready,
+            },
+        );
+    }
+
+    /// Whose pause is over is ready.
+    fn wake(&mut self, now: Instant) {
+        while let Some((at, uid)) = self.agenda.first().cloned() {
+            if at > now {
+                return;
+            }
+            self.agenda.remove(&(at, uid.clone()));
+            if let Some(entry) = self.pods.get_mut(&uid) {
+                entry.state = State::Ready;
+                entry.since = now;
+                self.ready.push_back(uid);
+            }
+        }
+    }
+
+    fn start(&mut self) {
+        while self.at_work.len() < self.settings.at_once.max(1) {
+            let Some(uid) = self.ready.pop_front() else {
+                return;
+            };
+            let Some(entry) = self.pods.get_mut(&uid) else {
+                continue;
+            };
+            if entry.state != State::Ready {
+                continue;
+            }
+            entry.state = State::AtWork;
+            let tools = self.tools.clone();
+            let (pod, classes) = (entry.pod.clone(), self.classes.clone());
+            let since = entry.since;
+            let task = self
+                .tasks
+                .spawn(async move { tools.group(&pod, &classes, since).await });
+            self.at_work.insert(task.id(), uid);
+        }
+    }
+
+    fn settle(&mut self, done: Result<(Id, Result<(), GroupingError>), tokio::task::JoinError>) {
+        let (id, result) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "a pod's grouping broke");
+                (error.id(), Err(GroupingError::Pod("its task broke".into())))
+            }
+        };
+        let Some(uid) = self.at_work.remove(&id) else {
+            return;
+        };
+        let Some(entry) = self.pods.get_mut(&uid) else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                entry.failures = 0;
+                entry.state = State::Done;
+            }
+            Err(error) => {
+                let pause = FIRST_PAUSE
+                    .saturating_mul(1 << entry.failures.min(16))
+                    .min(LAST_PAUSE);
+                entry.failures += 1;
+                let pod = format!("{}/{}", entry.pod.namespace(), entry.pod.name());
+                tracing::warn!(pod, %error, ?pause, "a pod is in no group yet");
+                if entry.failures >= SAID_FROM {
+                    self.tools.voice.say(&entry.pod, &error.to_string());
+                }
+                let at = Instant::now() + pause;
+                entry.state = State::Until(at);
+                self.agenda.insert((at, uid));
+            }
+        }
+    }
+}
+
+impl Tools {
+    /// Reads, decides, writes the group, then its name on the pod.
+    async fn group(
+        &self,
+        pod: &Object,
+        classes: &Classes,
+        since: Instant,
+    ) -> Result<(), GroupingError> {
+        let chain = self.owners.chain(pod, since).await?;
+        let mut scene = Scene {
+            pod,
+            chain: &chain,
+            extra: None,
+            classes,
+        };
+        let extra = match rules::want(scene) {
+            Some(want) => self.owners.extra(pod.namespace(), &want).await?,
+            None => None,
+        };
+        scene.extra = extra.as_ref();
+        let draft = rules::draft(scene)?;
+        self.groups.ensure(&write::group(&draft)).await?;
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
+        let patch = Patch::Merge(write::pod(&draft, pod));
+        let params = PatchParams::default();
+        match answer::of(api.patch_metadata(pod.name(), &params, &patch)).await {
+            Answer::Done(_) => {
+                tracing::debug!(pod = pod.name(), group = draft.name, "grouped");
+                Ok(())
+            }
+            // Gone, or made anew: the watch says so.
+            Answer::Refused(404 | 409, _) => Ok(()),
+            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+                Err(GroupingError::Pod(why))
+            }
+        }
+    }
+}

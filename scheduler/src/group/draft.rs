@@ -1,0 +1,253 @@
+//! The rules that hold for every group: its name, what it inherits, its queue, its class.
+//!
+//! KAI's `pkg/podgrouper/podgrouper/plugins/defaultgrouper`, in the order in which it
+//! looks; what is left out of its copying is said where it is left out.
+
+use super::object::{Object, Reference, at};
+use api::kai::{SubGroup, TopologyConstraint};
+use proto::names::kai;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// KAI's class of a workload that names none.
+pub(super) const TRAIN: &str = "train";
+/// Of notebooks.
+pub(super) const BUILD: &str = "build";
+/// Of servers.
+pub(super) const INFERENCE: &str = "inference";
+
+/// Label and annotation: who it belongs to; carried.
+const USER: &str = "user";
+/// Annotation on a group: whom it was made for.
+const TOP_OWNER: &str = "kai.scheduler/top-owner-metadata";
+/// Annotations: where a group must or should be together.
+pub(super) const TOPOLOGY: &str = "kai.scheduler/topology";
+pub(super) const REQUIRED: &str = "kai.scheduler/topology-required-placement";
+pub(super) const PREFERRED: &str = "kai.scheduler/topology-preferred-placement";
+
+/// Longest name of an object (RFC 1123 subdomain).
+const MAX_NAME: usize = 253;
+
+/// Names of the priority classes that exist.
+pub(super) type Classes = BTreeSet<String>;
+
+/// A pod group as it should be, and which part of it the pod belongs to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Draft {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) owner: Reference,
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) queue: String,
+    pub(super) class: String,
+    pub(super) preemptibility: Option<String>,
+    /// How many pods must fit at once.
+    pub(super) min: i64,
+    pub(super) topology: Option<TopologyConstraint>,
+    pub(super) sub_groups: Vec<SubGroup>,
+    /// The pod's part; none where there are no parts, or where it is in none of them.
+    pub(super) part: Option<String>,
+}
+
+impl Draft {
+    /// A group of one pod at least for `top`. `owners` are asked for class and the like, in
+    /// this order, then the pod.
+    pub(super) fn of(
+        top: &Object,
+        owners: &[&Object],
+        pod: &Object,
+        classes: &Classes,
+        default_class: &str,
+    ) -> Self {
+        let mut annotations = inherited(top, "annotations");
+        let delay = first(owners, pod, |object| {
+            object.annotation(kai::PREEMPTION_DELAY)
+        });
+        if let Some(delay) = delay {
+            annotations.insert(kai::PREEMPTION_DELAY.to_owned(), delay.to_owned());
+        }
+        if let Some(user) = pod.annotation(USER) {
+            annotations
+                .entry(USER.to_owned())
+                .or_insert(user.to_owned());
+        }
+        annotations.insert(TOP_OWNER.to_owned(), top_owner(&top.reference()));
+        let mut labels = inherited(top, "labels");
+        for key in [USER, kai::NODE_POOL_LABEL] {
+            if let Some(value) = pod.label(key) {
+                labels.entry(key.to_owned()).or_insert(value.to_owned());
+            }
+        }
+        Self {
+            namespace: pod.namespace().to_owned(),
+            name: group_name(top.name(), top.uid()),
+            owner: top.reference(),
+            labels,
+            annotations,
+            queue: queue(top, pod),
+            class: class(owners, pod, classes).unwrap_or_else(|| default_class.to_owned()),
+            preemptibility: first(owners, pod, preemptibility).map(str::to_owned),
+            min: 1,
+            topology: constraint(|key| top.annotation(key)),
+            sub_groups: Vec::new(),
+            part: None,
+        }
+    }
+
+    /// The same for one pod alone: it owns the group, and gives it its name.
+    pub(super) fn of_pod_alone(mut self, pod: &Object) -> Self {
+        self.name = group_name(pod.name(), pod.uid());
+        self.owner = pod.reference();
+        self.min = 1;
+        self.sub_groups.clear();
+        self.part = None;
+        self
+    }
+}
+
+/// `pg-<owner>-<uid>`; the owner's name is cut where the whole would be too long.
+pub(super) fn group_name(name: &str, uid: &str) -> String {
+    let room = MAX_NAME.saturating_sub("pg--".len() + uid.len());
+    let mut end = room.min(name.len());
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    let name = name.get(..end).unwrap_or_default();
+    format!("pg-{name}-{uid}")
+}
+
+/// Three annotations, or the same three of a template; none of them: no constraint.
+pub(super) fn constraint<'a>(
+    annotation: impl Fn(&'static str) -> Option<&'a str>,
+) -> Option<TopologyConstraint> {
+    constraint_of(
+        annotation(TOPOLOGY),
+        annotation(REQUIRED),
+        annotation(PREFERRED),
+    )
+}
+
+/// The same from values.
+pub(super) fn constraint_of(
+    topology: Option<&str>,
+    required: Option<&str>,
+    preferred: Option<&str>,
+) -> Option<TopologyConstraint> {
+    let constraint = TopologyConstraint {
+        topology: topology.map(str::to_owned),
+        required_topology_level: required.map(str::to_owned),
+        preferred_topology_level: preferred.map(str::to_owned),
+    };
+    (constraint != TopologyConstraint::default()).then_some(constraint)
+}
+
+/// An annotation of a pod template.
+pub(super) fn template_annotation<'a>(template: &'a Value, key: &str) -> Option<&'a str> {
+    at(template, &["metadata", "annotations", key])?
+        .as_str()
+        .filter(|text| !text.is_empty())
+}
+
+/// A sub-group without a parent.
+pub(super) fn part(name: &str, min: i64) -> SubGroup {
+    SubGroup {
+        name: name.to_owned(),
+        min_member: count(min),
+        parent: None,
+        topology_constraint: None,
+    }
+}
+
+/// At least one, as definitions of pod groups demand.
+pub(super) fn count(min: i64) -> i32 {
+    i32::try_from(min.max(1)).unwrap_or(i32::MAX)
+}
+
+/// Labels or annotations of the owner, but for what is another's business: kubectl's copy
+/// of the whole object, our own words about a pod, and what is said of a group that runs.
+fn inherited(top: &Object, field: &str) -> BTreeMap<String, String> {
+    let others = [
+        "kubectl.kubernetes.io/last-applied-configuration",
+        "deployment.kubernetes.io/revision",
+        kai::LAST_START,
+        kai::STALE_SINCE,
+        kai::POD_GROUP,
+        kai::SUB_GROUP_LABEL,
+    ];
+    top.pairs(field)
+        .filter(|(key, _)| {
+            !others.contains(key)
+                && !key.starts_with("aliquot.dev/")
+                && !key.starts_with("runai-gpu-group")
+        })
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// The label on the owner, on the pod; the project, with the pod's node pool; the default.
+fn queue(top: &Object, pod: &Object) -> String {
+    let either = |key: &str| top.label(key).or_else(|| pod.label(key));
+    let named = either(kai::QUEUE_LABEL).or_else(|| either(kai::QUEUE_LABEL_OLD));
+    if let Some(queue) = named {
+        return queue.to_owned();
+    }
+    let Some(project) = either(kai::PROJECT_LABEL) else {
+        return kai::DEFAULT_QUEUE.to_owned();
+    };
+    match pod.label(kai::NODE_POOL_LABEL) {
+        Some(pool) => format!("{project}-{pool}"),
+        None => project.to_owned(),
+    }
+}
+
+/// The first class that exists: labels of the owners, of the pod, the pod's own.
+fn class(owners: &[&Object], pod: &Object, classes: &Classes) -> Option<String> {
+    owners
+        .iter()
+        .chain([&pod])
+        .filter_map(|object| object.label(kai::PRIORITY_CLASS_LABEL))
+        .chain(pod.text(&["spec", "priorityClassName"]))
+        .find(|name| classes.contains(*name))
+        .map(str::to_owned)
+}
+
+/// Words that KAI knows; others say nothing.
+pub(super) fn preemptibility(object: &Object) -> Option<&str> {
+    object
+        .label(kai::PREEMPTIBILITY_LABEL)
+        .filter(|word| ["preemptible", "non-preemptible"].contains(word))
+}
+
+fn first<'a>(
+    owners: &[&'a Object],
+    pod: &'a Object,
+    of: impl Fn(&'a Object) -> Option<&'a str>,
+) -> Option<&'a str> {
+    owners.iter().copied().chain([pod]).find_map(of)
+}
+
+/// KAI writes it as YAML.
+fn top_owner(owner: &Reference) -> String {
+    let scalar = |text: &str| {
+        let words = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
+        let plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+            && !words.contains(&text.to_ascii_lowercase().as_str());
+        if plain {
+            text.to_owned()
+        } else {
+            json!(text).to_string()
+        }
+    };
+    format!(
+        "name: {}\nuid: {}\ngroup: {}\nversion: {}\nkind: {}\n",
+        scalar(&owner.name),
+        scalar(&owner.uid),
+        scalar(owner.group()),
+        scalar(owner.version()),
+        scalar(&owner.kind),
+    )
+}

@@ -1,0 +1,292 @@
+//! Which rule groups the pods of which kind of owner.
+//!
+//! KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
+//! nearest to the top, what else a rule asks to see. Out: a [`Draft`], or what is wrong.
+//! Pure.
+
+use super::draft::{BUILD, Classes, Draft, INFERENCE, TRAIN, group_name};
+use super::object::{Object, Reference};
+use super::{gang, jobset, kubeflow, lws, ray};
+
+/// Annotation on a Job or a `JobSet`: how many pods must fit at once.
+const BATCH_MIN_MEMBER: &str = "kai.scheduler/batch-min-member";
+/// The same on a `StatefulSet`.
+const MIN_MEMBER: &str = "kai.scheduler/min-member";
+/// Labels of a pod of Spark; the second names the application.
+const SPARK: [&str; 2] = ["spark-app-name", "spark-app-selector"];
+const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
+
+/// Why a pod has no group yet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum RuleError {
+    /// The object does not say what the rule needs. A person or its operator mends it.
+    #[error("{owner}: {what}")]
+    Says {
+        /// Who.
+        owner: Reference,
+        /// What is wrong, or missing.
+        what: String,
+    },
+}
+
+impl RuleError {
+    pub(super) fn of(object: &Object, what: impl Into<String>) -> Self {
+        Self::Says {
+            owner: object.reference(),
+            what: what.into(),
+        }
+    }
+}
+
+/// What a rule sees.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scene<'a> {
+    pub(super) pod: &'a Object,
+    /// From the nearest to the top; empty for a pod that nobody owns.
+    pub(super) chain: &'a [Object],
+    pub(super) extra: Option<&'a Extra>,
+    pub(super) classes: &'a Classes,
+}
+
+/// What a rule asks to see beside the owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Another object of the pod's namespace.
+    Object {
+        api_version: &'static str,
+        kind: &'static str,
+        name: String,
+    },
+    /// Whether a pod with these labels is there and not being deleted.
+    Pod { labels: String },
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Extra {
+    Object(Box<Object>),
+    Pod(bool),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    /// One group per owner, of one pod at least.
+    Owner(&'static str),
+    /// One group per pod.
+    Pod(&'static str),
+    Bare,
+    Job,
+    CronJob,
+    RunaiJob,
+    StatefulSet,
+    JobSet,
+    Kubeflow(&'static str),
+    PyTorch,
+    Mpi,
+    Ray,
+    LeaderWorkerSet,
+    Knative,
+    Grove,
+    Aml,
+    /// As if it were not there.
+    Skip,
+}
+
+fn rule(owner: &Reference) -> Rule {
+    match (owner.group(), owner.version(), owner.kind.as_str()) {
+        ("", "v1", "Pod") => Rule::Bare,
+        ("apps", "v1", "Deployment") => Rule::Pod(INFERENCE),
+        ("apps", "v1", "StatefulSet") => Rule::StatefulSet,
+        ("batch", "v1", "Job") => Rule::Job,
+        ("batch", "v1", "CronJob") => Rule::CronJob,
+        ("run.ai", "v1", "RunaiJob") => Rule::RunaiJob,
+        ("kubeflow.org", "v1", "TFJob") => Rule::Kubeflow("tfReplicaSpecs"),
+        ("kubeflow.org", "v1", "XGBoostJob") => Rule::Kubeflow("xgbReplicaSpecs"),
+        ("kubeflow.org", "v1", "JAXJob") => Rule::Kubeflow("jaxReplicaSpecs"),
+        ("kubeflow.org", "v1", "PyTorchJob") => Rule::PyTorch,
+        ("kubeflow.org", "v1" | "v2beta1", "MPIJob") => Rule::Mpi,
+        ("kubeflow.org", "v1beta1", "Notebook") => Rule::Owner(BUILD),
+        ("egx.nvidia.io", "v1", "SPOTRequest") => Rule::Owner(INFERENCE),
+        ("ray.io", "v1" | "v1alpha1", "RayCluster" | "RayJob" | "RayService") => Rule::Ray,
+        ("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet") => Rule::LeaderWorkerSet,
+        ("jobset.x-k8s.io", "v1alpha2", "JobSet") => Rule::JobSet,
+        ("serving.knative.dev", "v1", "Service") => Rule::Knative,
+        ("grove.io", "v1alpha1", "PodGangSet" | "PodCliqueSet") => Rule::Grove,
+        ("amlarc.azureml.com", "v1alpha1", "AmlJob") => Rule::Aml,
+        ("argoproj.io", "v1alpha1", "Workflow")
+        | ("trainer.kubeflow.org", _, "TrainJob")
+        | ("nvidia.com", _, "DynamoGraphDeployment")
+        | (
+            "run.ai",
+            _,
+            "TrainingWorkload"
+            | "InteractiveWorkload"
+            | "DistributedWorkload"
+            | "InferenceWorkload"
+            | "DistributedInferenceWorkload"
+            | "WorkloadRunner",
+        ) => Rule::Skip,
+        _ => Rule::Owner(TRAIN),
+    }
+}
+
+/// The owner that decides, with what a skipped one above it hands down, and the owners up
+/// to it.
+fn deciding(scene: Scene<'_>) -> (Object, Vec<&Object>, Rule) {
+    let Some(top) = scene.chain.last() else {
+        return (scene.pod.clone(), vec![scene.pod], Rule::Bare);
+    };
+    let rule_of_top = rule(&top.reference());
+    if rule_of_top != Rule::Skip {
+        return (top.clone(), scene.chain.iter().collect(), rule_of_top);
+    }
+    let below = scene.chain.split_last().map_or(&[][..], |(_, below)| below);
+    let mut inner = below.last().unwrap_or(scene.pod).clone();
+    inner.inherit(top);
+    let rule = match rule(&inner.reference()) {
+        // A skipped owner under another one stands for itself.
+        Rule::Skip => Rule::Owner(TRAIN),
+        rule => rule,
+    };
+    (inner, below.iter().collect(), rule)
+}
+
+/// What else must be read before [`draft`] can tell.
+pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
+    let (top, _, rule) = deciding(scene);
+    match rule {
+        Rule::Grove => scene.pod.label(gang::POD_GANG).map(|name| Want::Object {
+            api_version: "scheduler.grove.io/v1alpha1",
+            kind: "PodGang",
+            name: name.to_owned(),
+        }),
+        Rule::Mpi => kubeflow::launcher_wanted(&top, scene.pod),
+        _ => None,
+    }
+}
+
+/// The group of this pod, as KAI would make it.
+pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
+    let (top, owners, rule) = deciding(scene);
+    let pod = scene.pod;
+    // Rules of their own kind ask the owner that they know, the common one asks them all.
+    let of_top = |class: &str| Draft::of(&top, &[&top], pod, scene.classes, class);
+    match rule {
+        Rule::Owner(class) => {
+            // The one that inherited stands for the one that did not.
+            let owners: Vec<&Object> = owners
+                .into_iter()
+                .map(|owner| {
+                    if owner.uid() == top.uid() {
+                        &top
+                    } else {
+                        owner
+                    }
+                })
+                .collect();
+            Ok(Draft::of(&top, &owners, pod, scene.classes, class))
+        }
+        Rule::Pod(class) => Ok(of_top(class).of_pod_alone(pod)),
+        Rule::Bare => {
+            let mut draft = of_top(TRAIN);
+            if let [Some(_), Some(application)] = SPARK.map(|key| pod.label(key)) {
+                application.clone_into(&mut draft.name);
+            }
+            Ok(draft)
+        }
+        Rule::Job => job(&top, of_top(TRAIN), pod),
+        Rule::CronJob => {
+            let job = scene
+                .chain
+                .iter()
+                .find(|owner| owner.reference().kind == "Job")
+                .ok_or_else(|| RuleError::of(&top, "no Job between it and the pod"))?;
+            Ok(Draft::of(job, &[job], pod, scene.classes, TRAIN))
+        }
+        Rule::RunaiJob => {
+            let mut draft = of_top(TRAIN);
+            let stem = pod
+                .name()
+                .rsplit_once('-')
+                .map_or(pod.name(), |(stem, _)| stem);
+            draft.name = group_name(stem, top.uid());
+            Ok(draft)
+        }
+        Rule::StatefulSet => stateful_set(&top, of_top(TRAIN)),
+        Rule::JobSet => {
+            let min = min_member(&top, BATCH_MIN_MEMBER)?;
+            jobset::draft(&top, of_top(TRAIN), pod, min)
+        }
+        Rule::Kubeflow(specs) => kubeflow::sum(&top, of_top(TRAIN), specs),
+        Rule::PyTorch => kubeflow::pytorch(&top, of_top(TRAIN), pod),
+        Rule::Mpi => kubeflow::mpi(&top, of_top(TRAIN), pod, scene.extra),
+        Rule::Ray => ray::draft(&top, of_top(TRAIN), scene),
+        Rule::LeaderWorkerSet => lws::draft(&top, of_top(TRAIN), pod),
+        Rule::Knative => knative(scene, &top),
+        Rule::Grove => gang::draft(&top, scene),
+        Rule::Aml => {
+            let path = ["spec", "job", "options", "envs", "AZUREML_NODE_COUNT"];
+            let mut draft = of_top(TRAIN);
+            draft.min = top
+                .number(&path)
+                .ok_or_else(|| RuleError::of(&top, "no AZUREML_NODE_COUNT in its spec"))?;
+            Ok(draft)
+        }
+        Rule::Skip => Ok(of_top(TRAIN)),
+    }
+}
+
+/// One group per pod, as pods of a Job do not wait for each other; one per Job where the
+/// user says how many belong together.
+fn job(job: &Object, mut draft: Draft, pod: &Object) -> Result<Draft, RuleError> {
+    match min_member(job, BATCH_MIN_MEMBER)? {
+        Some(min) => draft.min = min,
+        None => draft.name = group_name(pod.name(), job.uid()),
+    }
+    Ok(draft)
+}
+
+fn stateful_set(set: &Object, mut draft: Draft) -> Result<Draft, RuleError> {
+    let Some(min) = min_member(set, MIN_MEMBER)? else {
+        return Ok(draft);
+    };
+    if set.text(&["spec", "podManagementPolicy"]) != Some("Parallel") {
+        return Err(RuleError::of(
+            set,
+            format!(
+                "annotation {MIN_MEMBER} needs podManagementPolicy Parallel: pods that are made one after the other never are so many"
+            ),
+        ));
+    }
+    draft.min = min;
+    Ok(draft)
+}
+
+/// One group per revision, as large as its smallest scale.
+fn knative(scene: Scene<'_>, top: &Object) -> Result<Draft, RuleError> {
+    let revision = scene
+        .chain
+        .iter()
+        .find(|owner| owner.reference().kind == "Revision")
+        .ok_or_else(|| RuleError::of(top, "no Revision between it and the pod"))?;
+    let mut draft = Draft::of(revision, &[revision], scene.pod, scene.classes, INFERENCE);
+    draft.min = revision
+        .annotation(MIN_SCALE)
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1);
+    Ok(draft)
+}
+
+/// The annotation's number, at least 1.
+fn min_member(owner: &Object, key: &str) -> Result<Option<i64>, RuleError> {
+    let Some(text) = owner.annotation(key) else {
+        return Ok(None);
+    };
+    match text.parse::<i32>() {
+        Ok(min) if min >= 1 => Ok(Some(i64::from(min))),
+        _ => Err(RuleError::of(
+            owner,
+            format!("annotation {key} is {text:?}, which is no whole number from 1 on"),
+        )),
+    }
+}

@@ -1,0 +1,161 @@
+//! What is written: the group, what of it changes, what its pod carries.
+//!
+//! A person may edit a group's queue, node pool, `markUnschedulable` and
+//! `schedulingBackoff`: these are written once and never again. Pure.
+
+use super::draft::{Draft, count};
+use super::object::{Object, Reference};
+use api::PodGroup;
+use api::kai::PodGroupSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::ObjectMeta;
+use proto::names::kai;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// The group as it is made.
+pub(super) fn group(draft: &Draft) -> PodGroup {
+    let some = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| map.clone());
+    PodGroup {
+        metadata: ObjectMeta {
+            name: Some(draft.name.clone()),
+            namespace: Some(draft.namespace.clone()),
+            labels: some(&draft.labels),
+            annotations: some(&draft.annotations),
+            owner_references: Some(vec![owner(&draft.owner)]),
+            ..ObjectMeta::default()
+        },
+        spec: PodGroupSpec {
+            min_member: Some(count(draft.min)),
+            queue: Some(draft.queue.clone()),
+            priority_class_name: Some(draft.class.clone()),
+            preemptibility: draft.preemptibility.clone(),
+            topology_constraint: draft.topology.clone(),
+            sub_groups: draft.sub_groups.clone(),
+            ..PodGroupSpec::default()
+        },
+        status: None,
+    }
+}
+
+fn owner(owner: &Reference) -> OwnerReference {
+    OwnerReference {
+        api_version: owner.api_version.clone(),
+        kind: owner.kind.clone(),
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+        ..OwnerReference::default()
+    }
+}
+
+/// What brings a group that is there to what it should be; nothing where it is.
+pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
+    let mut meta = Map::new();
+    let kept = [kai::NODE_POOL_LABEL, kai::QUEUE_LABEL, kai::QUEUE_LABEL_OLD];
+    let labels = news(
+        found.metadata.labels.as_ref(),
+        wanted.metadata.labels.as_ref(),
+        &kept,
+    );
+    let annotations = news(
+        found.metadata.annotations.as_ref(),
+        wanted.metadata.annotations.as_ref(),
+        &[],
+    );
+    for (field, pairs) in [("labels", labels), ("annotations", annotations)] {
+        if !pairs.is_empty() {
+            meta.insert(field.to_owned(), Value::Object(pairs));
+        }
+    }
+    if found.metadata.owner_references != wanted.metadata.owner_references {
+        meta.insert(
+            "ownerReferences".to_owned(),
+            json!(wanted.metadata.owner_references),
+        );
+    }
+    let mut spec = Map::new();
+    let (old, new) = (&found.spec, &wanted.spec);
+    let mut differs = |field: &str, same: bool, value: Value| {
+        if !same {
+            spec.insert(field.to_owned(), value);
+        }
+    };
+    differs(
+        "minMember",
+        old.min_member == new.min_member,
+        json!(new.min_member),
+    );
+    differs(
+        "priorityClassName",
+        old.priority_class_name == new.priority_class_name,
+        json!(new.priority_class_name),
+    );
+    differs(
+        "preemptibility",
+        old.preemptibility.as_deref().unwrap_or_default()
+            == new.preemptibility.as_deref().unwrap_or_default(),
+        json!(new.preemptibility),
+    );
+    differs(
+        "topologyConstraint",
+        old.topology_constraint.clone().unwrap_or_default()
+            == new.topology_constraint.clone().unwrap_or_default(),
+        // A merge would keep the levels that are no longer asked for.
+        json!(new.topology_constraint.as_ref().map(|constraint| json!({
+            "topology": constraint.topology,
+            "requiredTopologyLevel": constraint.required_topology_level,
+            "preferredTopologyLevel": constraint.preferred_topology_level,
+        }))),
+    );
+    differs(
+        "subGroups",
+        old.sub_groups == new.sub_groups,
+        json!(new.sub_groups),
+    );
+    if meta.is_empty() && spec.is_empty() {
+        return None;
+    }
+    // Only what was looked at is changed.
+    meta.insert(
+        "resourceVersion".to_owned(),
+        json!(found.metadata.resource_version),
+    );
+    Some(json!({"metadata": meta, "spec": spec}))
+}
+
+/// Pairs that are not there as they are wanted.
+fn news(
+    found: Option<&BTreeMap<String, String>>,
+    wanted: Option<&BTreeMap<String, String>>,
+    kept: &[&str],
+) -> Map<String, Value> {
+    let same = |key: &String, value: &String| found.and_then(|map| map.get(key)) == Some(value);
+    wanted
+        .into_iter()
+        .flatten()
+        .filter(|(key, value)| !kept.contains(&key.as_str()) && !same(key, value))
+        .map(|(key, value)| (key.clone(), Value::String(value.clone())))
+        .collect()
+}
+
+/// What the pod carries then: its group, its part of it, the group's node pool.
+pub(super) fn pod(draft: &Draft, pod: &Object) -> Value {
+    let mut labels = Map::new();
+    if let Some(part) = &draft.part {
+        labels.insert(kai::SUB_GROUP_LABEL.to_owned(), json!(part));
+    }
+    if let Some(pool) = draft.labels.get(kai::NODE_POOL_LABEL)
+        && pod.label(kai::NODE_POOL_LABEL).is_none()
+    {
+        labels.insert(kai::NODE_POOL_LABEL.to_owned(), json!(pool));
+    }
+    let mut meta = json!({
+        // Not to another pod of that name.
+        "uid": pod.uid(),
+        "annotations": {kai::POD_GROUP: draft.name},
+    });
+    if !labels.is_empty() {
+        meta["labels"] = Value::Object(labels);
+    }
+    json!({"metadata": meta})
+}
