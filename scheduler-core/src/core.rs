@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::cycle::{self, Memory};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
+use crate::groups::{self, GroupView};
 use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
@@ -62,6 +63,11 @@ impl Core {
     pub fn queues(&mut self) -> Vec<QueueView> {
         self.state.refresh_queues();
         queues::views(&self.state, &self.config)
+    }
+
+    /// What each pod group has, wants and waits for.
+    pub fn groups(&self) -> Vec<GroupView> {
+        groups::views(&self.state)
     }
 
     /// The events from which an equal core can be built: objects, open decisions,

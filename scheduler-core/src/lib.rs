@@ -15,7 +15,8 @@
 //! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
 //!   `job_queue`: who goes next; `gang`: what goes together.
 //! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
-//! - `reason`, [`explain`]: why something waits; [`queues`]: what each queue has and may have.
+//! - `reason`, [`explain`]: why something waits; [`queues`], [`groups`]: what each has, wants
+//!   and may have.
 //! - [`text`]: events and decisions as text that people read and write.
 //! - `snapshot`: the state as the event list that rebuilds it; `invariant`: what holds
 //!   after every event.
@@ -38,6 +39,7 @@ pub mod explain;
 pub mod fair_share;
 mod fit;
 mod gang;
+pub mod groups;
 pub mod ids;
 mod invariant;
 mod job_queue;
@@ -62,5 +64,6 @@ pub use config::{Config, Placement, Step};
 pub use core::Core;
 pub use event::{Backoff, Event, Outcome, OutcomeResult, Refusal};
 pub use explain::Explanation;
+pub use groups::GroupView;
 pub use problem::Problem;
 pub use queues::QueueView;

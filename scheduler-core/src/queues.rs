@@ -30,6 +30,8 @@ pub struct QueueView {
     pub fair: Option<[u128; 3]>,
     /// What its pods hold.
     pub held: [u128; 3],
+    /// Of it, what nobody may take away.
+    pub held_non_preemptible: [u128; 3],
     /// What its waiting pods want; GPU memory counted over the smallest card there is.
     pub wanted: [u128; 3],
     /// Pods that hold something.
@@ -76,6 +78,7 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
             limit: queue.bound3(|resource| resource.limit),
             fair: shares.of.get(*key).map(|share| share.fair),
             held: used.allocated,
+            held_non_preemptible: used.non_preemptible,
             wanted,
             holding,
             waiting,
