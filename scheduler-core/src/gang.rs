@@ -451,6 +451,15 @@ fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<Task
 }
 
 impl JobRow {
+    /// One pod is all that it needs, and it is not marked.
+    pub(crate) fn is_never_stale(&self) -> bool {
+        let needs_one = match &self.group {
+            Some(group) => self.root.is_none() && group.root.sets.iter().all(|set| set.min <= 1),
+            None => true,
+        };
+        needs_one && self.stale_since.is_none()
+    }
+
     /// What orders jobs of one queue, growth aside.
     pub(crate) fn priority(&self, state: &State) -> i32 {
         match &self.group {

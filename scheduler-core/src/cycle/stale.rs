@@ -4,12 +4,15 @@
 use super::Cycle;
 use crate::action::EvictCause;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, Seen, TaskKey};
+use crate::state::rows::{JobKey, JobRow, Seen, TaskKey};
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {
         let jobs: Vec<JobKey> = self.state.job_names.values().copied().collect();
         for job in jobs {
+            if self.state.jobs.get(job).is_some_and(JobRow::is_never_stale) {
+                continue;
+            }
             let gang = self.gang(job);
             let stale = gang.is_stale() && !self.has_succeeded(job);
             let now = self.state.now;
