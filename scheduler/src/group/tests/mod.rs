@@ -1,6 +1,7 @@
 //! What all groups have in common, and what is written of it; `kinds`: a row per kind of
 //! owner, as in KAI's own table; `parts`: gangs with parts.
 
+mod desk;
 mod kinds;
 mod parts;
 

@@ -1,0 +1,280 @@
+//! Against the simulated API server: from the watch to the annotation on the pod.
+
+use crate::group::{self, Settings, Tee};
+use crate::watch as facts;
+use api::PodGroup;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client, CustomResourceExt as _, ResourceExt as _};
+use serde_json::{Value, json};
+use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+const NS: &str = "default";
+
+struct Site {
+    client: Client,
+    server: Handle,
+    leading: watch::Sender<bool>,
+    /// What the cycle would get.
+    _facts: mpsc::UnboundedReceiver<facts::Fact>,
+    stop: CancellationToken,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Site {
+    async fn start(leads: bool) -> Self {
+        let server = ApiServer::bind(Config::default()).await.unwrap();
+        let handle = server.handle();
+        let mut config = handle.config();
+        config.default_retry = false;
+        let client = Client::try_from(config).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.serve(stop.clone()));
+        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+        definitions
+            .create(&PostParams::default(), &PodGroup::crd())
+            .await
+            .unwrap();
+        let (facts_out, facts_in) = mpsc::unbounded_channel();
+        tokio::spawn(facts::run(client.clone(), facts_out, stop.clone()));
+        let (tee, facts, told) = Tee::new("kai-scheduler", facts_in);
+        tokio::spawn(tee.run());
+        let (leading, leads) = watch::channel(leads);
+        let settings = Settings {
+            scheduler_name: "kai-scheduler".into(),
+            identity: "test".into(),
+            at_once: 8,
+        };
+        tokio::spawn(group::run(
+            settings,
+            client.clone(),
+            told,
+            leads,
+            stop.clone(),
+        ));
+        Self {
+            client,
+            server: handle,
+            leading,
+            _facts: facts,
+            stop,
+        }
+    }
+
+    async fn make(&self, api_version: &str, kind: &str, plural: &str, object: Value) -> Value {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let gvk = GroupVersionKind::gvk(group, version, kind);
+        let resource = ApiResource::from_gvk_with_plural(&gvk, plural);
+        let mut object = object;
+        object["apiVersion"] = json!(api_version);
+        object["kind"] = json!(kind);
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        let made = Api::namespaced_with(self.client.clone(), NS, &resource)
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+        json!({"apiVersion": api_version, "kind": kind, "name": made.name_any(), "uid": made.uid().unwrap(), "controller": true})
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NS)
+    }
+
+    fn groups(&self) -> Api<PodGroup> {
+        Api::namespaced(self.client.clone(), NS)
+    }
+
+    /// Of the pod's owner, or alone.
+    async fn pod(&self, name: &str, owner: Option<&Value>, labels: Value) -> Pod {
+        let owners: Vec<&Value> = owner.into_iter().collect();
+        let pod = json!({
+            "metadata": {"name": name, "labels": labels, "ownerReferences": owners},
+            "spec": {"schedulerName": "kai-scheduler", "containers": [{"name": "c", "image": "i"}]},
+        });
+        self.pods()
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(pod).unwrap(),
+            )
+            .await
+            .unwrap()
+    }
+
+    /// Its group, once it has one.
+    async fn grouped(&self, name: &str) -> PodGroup {
+        let group = until(|| async {
+            let pod = self.pods().get(name).await.unwrap();
+            pod.annotations().get("pod-group-name").cloned()
+        })
+        .await;
+        self.groups().get(&group).await.unwrap()
+    }
+}
+
+async fn until<T, F: Future<Output = Option<T>>>(mut of: impl FnMut() -> F) -> T {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = of().await {
+            return found;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "in vain");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn pods_of_a_deployment_are_groups_of_their_own_with_its_queue() {
+    let site = Site::start(true).await;
+    let deployment =
+        json!({"metadata": {"name": "web", "labels": {"kai.scheduler/queue": "team"}}});
+    let deployment = site
+        .make("apps/v1", "Deployment", "deployments", deployment)
+        .await;
+    let set = json!({"metadata": {"name": "web-1", "ownerReferences": [deployment]}});
+    let set = site.make("apps/v1", "ReplicaSet", "replicasets", set).await;
+    for name in ["a", "b"] {
+        let pod = site.pod(name, Some(&set), json!({})).await;
+        let group = site.grouped(name).await;
+        assert_eq!(
+            group.name_any(),
+            format!("pg-{name}-{}", pod.uid().unwrap())
+        );
+        assert_eq!(group.spec.queue.as_deref(), Some("team"));
+        assert_eq!(group.spec.priority_class_name.as_deref(), Some("inference"));
+        assert_eq!(group.owner_references()[0].uid, pod.uid().unwrap());
+    }
+}
+
+#[tokio::test]
+async fn pods_of_a_job_that_says_so_share_one_group() {
+    let site = Site::start(true).await;
+    let job = json!({"metadata": {"name": "train", "annotations": {"kai.scheduler/batch-min-member": "3"}}});
+    let job = site.make("batch/v1", "Job", "jobs", job).await;
+    for at in 0..12 {
+        site.pod(&format!("p{at}"), Some(&job), json!({})).await;
+    }
+    let name = format!("pg-train-{}", job["uid"].as_str().unwrap());
+    for at in 0..12 {
+        assert_eq!(site.grouped(&format!("p{at}")).await.name_any(), name);
+    }
+    assert_eq!(
+        site.groups().get(&name).await.unwrap().spec.min_member,
+        Some(3)
+    );
+}
+
+#[tokio::test]
+async fn one_pods_missing_owner_holds_up_nobody_and_is_said() {
+    let site = Site::start(true).await;
+    let gone = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "gone", "uid": "nobody"});
+    for at in 0..20 {
+        site.pod(&format!("lost{at}"), Some(&gone), json!({})).await;
+    }
+    site.pod("alone", None, json!({"kai.scheduler/queue": "q"}))
+        .await;
+    let group = site.grouped("alone").await;
+    assert_eq!(group.spec.queue.as_deref(), Some("q"));
+    let said = until(|| async {
+        let pod = site.pods().get("lost0").await.unwrap();
+        let condition = pod.status?.conditions?.pop()?;
+        (condition.type_ == "PodScheduled").then_some(condition.message?)
+    })
+    .await;
+    assert!(said.contains("Job gone"), "{said}");
+    // Another pod's owner that is there is found all the same.
+    let job = site
+        .make(
+            "batch/v1",
+            "Job",
+            "jobs",
+            json!({"metadata": {"name": "late"}}),
+        )
+        .await;
+    site.pod("found", Some(&job), json!({})).await;
+    site.grouped("found").await;
+}
+
+#[tokio::test]
+async fn a_lost_answer_and_a_refusal_make_no_second_group() {
+    let site = Site::start(true).await;
+    site.server.plan("POST", "/podgroups", Fault::LoseAnswer);
+    site.server.plan("PATCH", "/pods/p", Fault::TooManyRequests);
+    site.server.plan("PATCH", "/pods/p", Fault::LoseAnswer);
+    site.pod("p", None, json!({})).await;
+    site.grouped("p").await;
+    let all = site.groups().list(&ListParams::default()).await.unwrap();
+    assert_eq!(all.items.len(), 1);
+}
+
+#[tokio::test]
+async fn only_the_leader_writes() {
+    let site = Site::start(false).await;
+    site.pod("p", None, json!({})).await;
+    let other = Site::start(true).await;
+    other.pod("q", None, json!({})).await;
+    // The other one is through with the same, so this one would be, too.
+    other.grouped("q").await;
+    assert!(
+        site.groups()
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    site.leading.send(true).unwrap();
+    site.grouped("p").await;
+}
+
+#[tokio::test]
+async fn what_a_person_edited_stays_when_more_pods_come_and_a_deleted_group_is_made_anew() {
+    let site = Site::start(true).await;
+    let set = json!({"metadata": {"name": "s", "labels": {"kai.scheduler/queue": "a"}}});
+    let set = site
+        .make("apps/v1", "StatefulSet", "statefulsets", set)
+        .await;
+    site.pod("s-0", Some(&set), json!({})).await;
+    let name = site.grouped("s-0").await.name_any();
+    let edit = json!({"spec": {"queue": "b", "markUnschedulable": false}});
+    site.groups()
+        .patch(&name, &PatchParams::default(), &Patch::Merge(edit))
+        .await
+        .unwrap();
+    site.pod("s-1", Some(&set), json!({})).await;
+    let group = site.grouped("s-1").await;
+    assert_eq!(
+        (group.name_any(), group.spec.queue.as_deref()),
+        (name.clone(), Some("b"))
+    );
+    assert_eq!(group.spec.mark_unschedulable, Some(false));
+
+    site.groups()
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    let mut at = 2;
+    let again = until(|| {
+        at += 1;
+        let name = name.clone();
+        let (site, set) = (&site, &set);
+        async move {
+            // The watch tells of the deletion before or after the next pod.
+            site.pod(&format!("s-{at}"), Some(set), json!({})).await;
+            site.groups().get_opt(&name).await.unwrap()
+        }
+    })
+    .await;
+    assert_eq!(again.spec.queue.as_deref(), Some("a"));
+}
