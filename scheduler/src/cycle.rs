@@ -7,6 +7,7 @@
 
 use crate::act::Work;
 use crate::convert::World;
+use crate::report::Views;
 use crate::status::{Meters, Status};
 use crate::telemetry::Heard;
 use crate::watch::Fact;
@@ -25,6 +26,8 @@ const DETAILS: usize = 64;
 const CARD_LINES: usize = 64;
 /// Events taken in before the time is looked at again.
 const BATCH: usize = 4096;
+/// Between two looks at all queues and groups for those who report them.
+const REPORT: Duration = Duration::from_secs(1);
 /// Problems are logged once each; so many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
 
@@ -50,6 +53,8 @@ pub struct Outputs {
     pub work: mpsc::UnboundedSender<Work>,
     /// For health.
     pub status: watch::Sender<Status>,
+    /// Queues and groups, for those who report them.
+    pub views: watch::Sender<Views>,
     /// For metrics.
     pub meters: Arc<Meters>,
 }
@@ -89,6 +94,8 @@ pub async fn run(
         change: None,
         wake_at: None,
         said: BTreeSet::new(),
+        report_at: None,
+        reported: Instant::now(),
     };
     loop {
         let leading = *inputs.leading.borrow_and_update();
@@ -98,9 +105,13 @@ pub async fn run(
             biased;
             () = stop.cancelled() => return,
             () = at(due) => cycle.decide(),
+            () = at(cycle.report_at) => cycle.report(leading),
             changed = inputs.leading.changed() => match changed {
                 // Whatever was missed is looked at now.
-                Ok(()) => cycle.changed(),
+                Ok(()) => {
+                    cycle.changed();
+                    cycle.report_at = Some(Instant::now());
+                }
                 Err(_) => return,
             },
             Some(question) = inputs.questions.recv() => cycle.answer(question),
@@ -146,6 +157,9 @@ struct Cycle {
     /// The core wants to be asked at this time.
     wake_at: Option<Instant>,
     said: BTreeSet<String>,
+    /// Something changed that was not reported.
+    report_at: Option<Instant>,
+    reported: Instant,
 }
 
 impl Cycle {
@@ -176,6 +190,8 @@ impl Cycle {
 
     fn changed(&mut self) {
         let now = Instant::now();
+        self.report_at
+            .get_or_insert(now.max(self.reported + REPORT));
         self.change = Some((self.change.map_or(now, |(first, _)| first), now));
     }
 
@@ -295,6 +311,18 @@ impl Cycle {
                     lines.join("\n")
                 }));
             }
+        }
+    }
+
+    fn report(&mut self, leading: bool) {
+        self.report_at = None;
+        self.reported = Instant::now();
+        if self.world.missing().is_empty() {
+            self.outputs.views.send_replace(Views {
+                queues: self.core.queues(),
+                groups: self.core.groups(),
+                leading,
+            });
         }
     }
 

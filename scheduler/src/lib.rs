@@ -16,6 +16,7 @@
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - [`lease`]: which replica acts.
+//! - [`report`]: status and metrics of queues and pod groups.
 //! - [`status`]: metrics, health and the view, as one page each.
 //!
 //! Decides nothing itself.
@@ -28,6 +29,7 @@ pub mod convert;
 pub mod cycle;
 pub mod group;
 pub mod lease;
+pub mod report;
 mod run;
 pub mod status;
 pub mod telemetry;

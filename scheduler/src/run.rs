@@ -4,10 +4,12 @@ use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
 use crate::convert::World;
 use crate::cycle::{self, Inputs, Outputs, Pace};
+use crate::report::{self, QueueMeters, Views};
 use crate::status::{Meters, Pages, Status, router};
 use crate::trust::{self, Trust};
 use crate::{Config, group, lease, telemetry, watch as facts};
 use kube::Client;
+use prometheus_client::registry::Registry;
 use scheduler_core::Core;
 use std::io;
 use std::net::SocketAddr;
@@ -151,8 +153,9 @@ async fn start(
     tasks: &mut JoinSet<Part>,
 ) -> Result<(), RunError> {
     let identity = config.identity.clone().unwrap_or_else(identity);
-    let (meters, registry) = Meters::registered();
-    let meters = Arc::new(meters);
+    let mut registry = Registry::default();
+    let meters = Arc::new(Meters::registered(&mut registry));
+    let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
 
     let (status_out, status) = watch::channel(Status {
         missing: vec!["anything"],
@@ -223,6 +226,11 @@ async fn start(
         facts::run(client.clone(), facts_out, end.clone()),
     ));
     let facts = group_pods(config, &identity, &client, facts, &leading, end, tasks);
+    let (views_out, views) = watch::channel(Views::default());
+    tasks.spawn(named(
+        "the reports",
+        report::run(client.clone(), queue_meters, views, end.clone()),
+    ));
     let (work_out, work) = mpsc::unbounded_channel();
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     tasks.spawn(named(
@@ -260,6 +268,7 @@ async fn start(
             Outputs {
                 work: work_out,
                 status: status_out,
+                views: views_out,
                 meters,
             },
             end.clone(),

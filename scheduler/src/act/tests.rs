@@ -5,6 +5,7 @@ use crate::trust;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use prometheus_client::registry::Registry;
 use proto::names::grant as key;
 use scheduler_core::ids::{ContainerName, GpuUuid, NodeName, NodeUid};
 use scheduler_core::model::{ContainerGrant, Mode};
@@ -46,7 +47,7 @@ impl Site {
             },
             client.clone(),
             trust.clone(),
-            Arc::new(Meters::registered().0),
+            Arc::new(Meters::registered(&mut Registry::default())),
             todo,
             said,
             stop.clone(),

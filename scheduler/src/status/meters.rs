@@ -27,8 +27,8 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// New ones, in a registry of their own.
-    pub fn registered() -> (Self, Registry) {
+    /// New ones, in this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
         let meters = Self {
             events: Counter::default(),
             problems: Counter::default(),
@@ -40,7 +40,7 @@ impl Meters {
             reasons: Family::default(),
             lost_conditions: Counter::default(),
         };
-        let mut registry = Registry::with_prefix("aliquot_scheduler");
+        let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register("events", "Changes taken in", meters.events.clone());
         registry.register(
             "problems",
@@ -70,7 +70,7 @@ impl Meters {
             "Pod conditions that could not be written",
             meters.lost_conditions.clone(),
         );
-        (meters, registry)
+        meters
     }
 
     /// A change was taken in.

@@ -87,7 +87,7 @@ const TABLE: &[(&str, &[(Guard, Outcome)])] = &[
         &[(Exclusive, Escapes), (Isolated, Escapes)],
     ),
     (
-        "drive \"quit -t 0\" unset-mps",
+        "drive \"quit -t 0\" sleep 1 unset-mps",
         &[(Exclusive, Escapes), (Isolated, Escapes)],
     ),
 ];

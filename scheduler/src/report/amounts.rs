@@ -1,0 +1,46 @@
+//! The core's numbers as Kubernetes' quantities.
+
+use proto::names::resource;
+use serde_json::{Map, Value};
+
+/// GPU (nano), CPU (milli), memory (bytes) as a `ResourceList`; nothing is left out, so
+/// that a merge patch sets what fell to zero.
+pub(super) fn list([gpu, cpu, memory]: [u128; 3]) -> Value {
+    let mut list = Map::new();
+    list.insert(resource::GPU.to_owned(), Value::String(gpus(gpu)));
+    list.insert("cpu".to_owned(), Value::String(milli(cpu)));
+    list.insert("memory".to_owned(), Value::String(memory.to_string()));
+    Value::Object(list)
+}
+
+/// Nano-GPU, rounded up to thousandths: what is held is never shown as nothing.
+fn gpus(nano: u128) -> String {
+    milli(nano.div_ceil(1_000_000))
+}
+
+fn milli(amount: u128) -> String {
+    if amount.is_multiple_of(1000) {
+        (amount / 1000).to_string()
+    } else {
+        format!("{amount}m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn quantities_are_written_as_kubernetes_writes_them() {
+        assert_eq!(
+            list([1_500_000_000, 250, 1024]),
+            json!({"nvidia.com/gpu": "1500m", "cpu": "250m", "memory": "1024"})
+        );
+        assert_eq!(
+            list([2_000_000_000, 3000, 0]),
+            json!({"nvidia.com/gpu": "2", "cpu": "3", "memory": "0"})
+        );
+        assert_eq!(list([1, 0, 0])["nvidia.com/gpu"], "1m");
+    }
+}

@@ -1,0 +1,70 @@
+//! A view → the status that an object is to have, in KAI's fields. Pure.
+
+use super::amounts;
+use scheduler_core::{GroupView, QueueView, ReasonKind};
+use serde_json::{Value, json};
+
+/// `UnschedulableOnNodePool` speaks of a pool; ours is the one without a label.
+const POOL: &str = "default";
+
+/// `Queue.status`.
+pub(super) fn queue(view: &QueueView, all: &[QueueView]) -> Value {
+    let children: Vec<&str> = all
+        .iter()
+        .filter(|other| other.parent.as_ref() == Some(&view.queue))
+        .map(|other| other.queue.as_str())
+        .collect();
+    let mut requested = view.held;
+    for (sum, wanted) in requested.iter_mut().zip(view.wanted) {
+        *sum = sum.saturating_add(wanted);
+    }
+    json!({
+        "childQueues": children,
+        "allocated": amounts::list(view.held),
+        "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
+        "requested": amounts::list(requested),
+    })
+}
+
+/// `PodGroup.status`.
+pub(super) fn group(view: &GroupView) -> Value {
+    let phase = match (view.running, view.pending) {
+        (0, _) => "Pending",
+        (_, _) => "Running",
+    };
+    let conditions: Vec<Value> = view
+        .reason
+        .iter()
+        .map(|(kind, line)| {
+            json!({
+                "type": "UnschedulableOnNodePool",
+                "nodePool": POOL,
+                "status": "True",
+                "reason": "Unschedulable",
+                "message": line.as_ref(),
+                "reasons": [{"reason": code(*kind), "message": line.as_ref()}],
+            })
+        })
+        .collect();
+    json!({
+        "phase": phase,
+        "running": view.running,
+        "pending": view.pending,
+        "resourcesStatus": {
+            "allocated": amounts::list(view.held),
+            "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
+            "requested": amounts::list(view.requested),
+        },
+        "schedulingConditions": conditions,
+    })
+}
+
+/// KAI's codes; `PodSchedulingErrors` where it has none of its own.
+fn code(kind: ReasonKind) -> &'static str {
+    match kind {
+        ReasonKind::QueueDoesNotExist
+        | ReasonKind::OverLimit
+        | ReasonKind::NonPreemptibleOverQuota => kind.as_str(),
+        _ => "PodSchedulingErrors",
+    }
+}

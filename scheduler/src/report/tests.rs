@@ -1,0 +1,209 @@
+//! Against the simulated API server.
+
+use super::*;
+use kube::CustomResourceExt as _;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use scheduler_core::units::Bound;
+use scheduler_core::{GroupView, QueueView, ReasonKind};
+use serde_json::json;
+use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
+
+fn queue(name: &str, parent: Option<&str>, held: u128, wanted: u128) -> QueueView {
+    QueueView {
+        queue: name.into(),
+        parent: parent.map(Into::into),
+        display_name: None,
+        priority: 100,
+        quota: [
+            Bound::Exactly(2_000_000_000),
+            Bound::Unlimited,
+            Bound::Unlimited,
+        ],
+        limit: [Bound::Unlimited; 3],
+        fair: Some([1_500_000_000, 0, 0]),
+        held: [held, 250, 0],
+        held_non_preemptible: [0; 3],
+        wanted: [wanted, 0, 0],
+        holding: 1,
+        waiting: 1,
+    }
+}
+
+fn group(reason: Option<&str>) -> GroupView {
+    GroupView {
+        group: "default/g".into(),
+        running: 1,
+        pending: 2,
+        held: [500_000_000, 0, 0],
+        held_non_preemptible: [0; 3],
+        requested: [1_500_000_000, 0, 0],
+        reason: reason.map(|line| (ReasonKind::OverLimit, line.into())),
+    }
+}
+
+struct Site {
+    client: kube::Client,
+    server: Handle,
+    registry: Registry,
+    views: watch::Sender<Views>,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Site {
+    async fn start() -> Self {
+        let server = ApiServer::bind(Config::default()).await.unwrap();
+        let handle = server.handle();
+        let client = kube::Client::try_from(handle.config()).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.serve(stop.clone()));
+        let parameters = kube::api::PostParams::default();
+        let kinds = Api::all(client.clone());
+        for kind in [api::Queue::crd(), api::PodGroup::crd()] {
+            kinds.create(&parameters, &kind).await.unwrap();
+        }
+        let queues: Api<api::Queue> = Api::all(client.clone());
+        for name in ["team", "parent"] {
+            let queue = serde_json::from_value(json!({
+                "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name}, "spec": {},
+            }));
+            queues.create(&parameters, &queue.unwrap()).await.unwrap();
+        }
+        let groups: Api<api::PodGroup> = Api::namespaced(client.clone(), "default");
+        let group = serde_json::from_value(json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup", "metadata": {"name": "g"},
+            "spec": {"minMember": 1, "queue": "team"},
+        }));
+        groups.create(&parameters, &group.unwrap()).await.unwrap();
+        let (views, reported) = watch::channel(Views::default());
+        let mut registry = Registry::default();
+        let meters = Arc::new(QueueMeters::registered(&mut registry));
+        tokio::spawn(run(client.clone(), meters, reported, stop.clone()));
+        Self {
+            client,
+            server: handle,
+            registry,
+            views,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    fn say(&self, queues: Vec<QueueView>, groups: Vec<GroupView>, leading: bool) {
+        self.views.send_replace(Views {
+            queues,
+            groups,
+            leading,
+        });
+    }
+
+    async fn status(&self, path: &str) -> Value {
+        let request = http::Request::get(path).body(Vec::new()).unwrap();
+        let object: Value = self.client.request(request).await.unwrap();
+        object["status"].clone()
+    }
+
+    async fn until(&self, path: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let found = async {
+            loop {
+                last = self.status(path).await;
+                if wanted(&last) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(Duration::from_secs(10), found).await;
+        assert!(in_time.is_ok(), "{path} is {last}");
+        last
+    }
+}
+
+const QUEUE: &str = "/apis/scheduling.run.ai/v2/queues/team";
+const PARENT: &str = "/apis/scheduling.run.ai/v2/queues/parent";
+const GROUP: &str = "/apis/scheduling.run.ai/v2alpha2/namespaces/default/podgroups/g";
+
+#[tokio::test]
+async fn queues_and_groups_show_what_they_have_in_kais_fields() {
+    let site = Site::start().await;
+    let queues = || {
+        vec![
+            queue("team", Some("parent"), 500_000_000, 1_000_000_000),
+            queue("parent", None, 500_000_000, 1_000_000_000),
+        ]
+    };
+    site.say(queues(), vec![group(Some("over its limit"))], true);
+    let status = site.until(QUEUE, Value::is_object).await;
+    assert_eq!(
+        status["allocated"],
+        json!({"nvidia.com/gpu": "500m", "cpu": "250m", "memory": "0"})
+    );
+    assert_eq!(status["requested"]["nvidia.com/gpu"], "1500m");
+    let parent = site.until(PARENT, Value::is_object).await;
+    assert_eq!(parent["childQueues"], json!(["team"]));
+    let status = site.until(GROUP, Value::is_object).await;
+    assert_eq!(
+        (&status["running"], &status["pending"]),
+        (&json!(1), &json!(2))
+    );
+    assert_eq!(
+        status["resourcesStatus"]["requested"]["nvidia.com/gpu"],
+        "1500m"
+    );
+    let condition = &status["schedulingConditions"][0];
+    assert_eq!(condition["type"], "UnschedulableOnNodePool");
+    assert_eq!(condition["reasons"][0]["reason"], "OverLimit");
+    // Nothing hinders it any more: the condition goes.
+    site.say(queues(), vec![group(None)], true);
+    site.until(GROUP, |status| status["schedulingConditions"] == json!([]))
+        .await;
+}
+
+#[tokio::test]
+async fn a_write_that_was_not_taken_is_made_again_without_news() {
+    let site = Site::start().await;
+    for fault in [Fault::InternalError, Fault::LoseAnswer] {
+        site.server.plan("PATCH", "/queues/team/status", fault);
+    }
+    site.say(vec![queue("team", None, 1_000_000_000, 0)], vec![], true);
+    site.until(QUEUE, |status| status["allocated"]["nvidia.com/gpu"] == "1")
+        .await;
+}
+
+#[tokio::test]
+async fn only_the_leader_writes_and_everybody_counts() {
+    let site = Site::start().await;
+    site.say(vec![queue("team", None, 1_000_000_000, 0)], vec![], false);
+    let page = || {
+        let mut text = String::new();
+        encode(&mut text, &site.registry).unwrap();
+        text
+    };
+    let counted = async {
+        while !page().contains(r#"kai_queue_allocated_gpus{queue_name="team"} 1.0"#) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), counted)
+        .await
+        .expect("counted");
+    for line in [
+        r#"kai_queue_fair_share_gpu{queue_name="team"} 1.5"#,
+        r#"kai_queue_deserved_gpus{queue_name="team"} 2.0"#,
+        r#"kai_queue_quota_cpu_cores{queue_name="team"} -1.0"#,
+        r#"kai_queue_allocated_cpu_cores{queue_name="team"} 0.25"#,
+    ] {
+        assert!(page().contains(line), "{line} is not in\n{}", page());
+    }
+    assert_eq!(site.status(QUEUE).await, Value::Null);
+    // A queue that is gone is counted no more.
+    site.say(vec![], vec![], false);
+    let gone = async {
+        while page().contains("team") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone)
+        .await
+        .expect("gone");
+}
