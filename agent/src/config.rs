@@ -47,6 +47,14 @@ pub struct Config {
     #[arg(long, default_value_t = 1000)]
     pub nvml_interval_ms: u64,
 
+    /// Time between two samples of the processes on cards that have shares, milliseconds.
+    #[arg(long, default_value_t = 100)]
+    pub watchdog_interval_ms: u64,
+    /// MiB that the driver's figure of what a process holds may be above what its limit
+    /// counts.
+    #[arg(long, default_value_t = 16)]
+    pub watchdog_slack_mib: u64,
+
     /// The hook's binary in the agent's image, copied to `--hook-path` at start. Not copied when unset.
     #[arg(long)]
     pub hook_binary: Option<PathBuf>,
@@ -184,6 +192,11 @@ impl Config {
     /// Time between two looks at all cards.
     pub fn nvml_interval(&self) -> Duration {
         Duration::from_millis(self.nvml_interval_ms.max(10))
+    }
+
+    /// Time between two samples of the cards that have shares.
+    pub fn watchdog_interval(&self) -> Duration {
+        Duration::from_millis(self.watchdog_interval_ms.max(10))
     }
 
     /// How long `PreStartContainer` waits for what is only late.

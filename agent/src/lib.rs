@@ -9,6 +9,7 @@
 //! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
 //! - [`ledger`]: pure: who holds which part of which card.
 //! - [`reconcile`]: pure: what lives and what died, and the rebuild at start.
+//! - [`watchdog`]: pure: who holds more than its share; [`hands`]: ends what must end.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
 //! - [`kubelet`]: the device-plugin servers and their registration.
 //! - [`edit`]: pure: a share → the CDI file's content.
@@ -22,6 +23,7 @@ pub mod cluster;
 pub mod config;
 pub mod edit;
 pub mod exit;
+pub mod hands;
 pub mod identity;
 pub mod install;
 pub mod inventory;
@@ -35,6 +37,7 @@ pub mod privilege;
 pub mod reconcile;
 mod run;
 pub mod telemetry;
+pub mod watchdog;
 
 pub use config::Config;
 pub use run::{RunError, run};

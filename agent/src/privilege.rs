@@ -3,8 +3,10 @@
 use caps::{CapSet, Capability};
 use std::collections::HashSet;
 
-/// `/proc` of other users' processes, files of other owners under the kubelet's root.
-const KEPT: [Capability; 3] = [
+/// `/proc` of other users' processes, files of other owners under the kubelet's root, and
+/// the end of containers that take more than their share.
+const KEPT: [Capability; 4] = [
+    Capability::CAP_KILL,
     Capability::CAP_DAC_READ_SEARCH,
     Capability::CAP_DAC_OVERRIDE,
     Capability::CAP_SYS_PTRACE,

@@ -11,7 +11,8 @@ use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
 use crate::node::owner::{self, Outputs, Owner};
 use crate::node::{Core, Event, Obstacle, Terms, keeper};
-use crate::{cluster, identity::Resource, install, nvml, telemetry};
+use crate::{cluster, hands, identity::Resource, install, nvml, telemetry};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -104,12 +105,16 @@ fn start(
     tasks: &mut JoinSet<Part>,
 ) -> Result<(), RunError> {
     let mut disk = Disk::open(config).map_err(RunError::Folders)?;
+    let (watched_out, watched) = watch::channel(BTreeSet::new());
+    let (ends_out, ends) = mpsc::unbounded_channel();
     let nvml = nvml::start(
         nvml::Settings {
             library: config.nvml.clone(),
             interval: config.nvml_interval(),
+            sample_interval: config.watchdog_interval(),
             proc_root: config.proc_root.clone(),
         },
+        watched,
         end.clone(),
     )
     .map_err(RunError::Thread)?;
@@ -127,7 +132,18 @@ fn start(
         offer: offer_out,
         errands: errands_out,
         notes: notes_out.clone(),
+        ends: ends_out,
+        watched: watched_out,
     };
+    tasks.spawn(named(
+        "the hands",
+        hands::run(
+            config.proc_root.clone(),
+            config.mps_socket(),
+            ends,
+            end.clone(),
+        ),
+    ));
     tasks.spawn(named(
         "the owner",
         owner::run(core, inbox, outputs, end.clone()),
@@ -224,6 +240,7 @@ fn core(config: &Config, disk: &mut Disk) -> Core {
         },
         serve_whole: config.serve_whole,
         allow_ungranted_whole: config.allow_ungranted_whole,
+        watchdog_slack: api::Mib(config.watchdog_slack_mib),
     });
     let now = std::time::Instant::now();
     core.apply(Event::Local(disk.look()), now);
@@ -246,6 +263,17 @@ async fn bridge(mut nvml: nvml::Outputs, owner: Owner) {
                 }
                 let observation = nvml.observations.borrow_and_update().clone();
                 if owner.tell(Event::Observed(observation)).is_err() {
+                    return;
+                }
+            }
+            changed = nvml.samples.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let sample = nvml.samples.borrow_and_update().clone();
+                if let Some(sample) = sample
+                    && owner.tell(Event::Sampled(sample)).is_err()
+                {
                     return;
                 }
             }

@@ -151,6 +151,7 @@ impl Book {
             .map(|process| Stranger {
                 pid: process.pid,
                 command: process.origin.command.clone(),
+                pod_uid: process.origin.pod_uid.clone(),
                 container_id: process.origin.container_id.clone(),
                 memory: process.memory.unwrap_or_default(),
             })

@@ -182,6 +182,8 @@ pub struct Stranger {
     pub pid: u32,
     /// Its name.
     pub command: String,
+    /// Its pod, where its cgroup names one.
+    pub pod_uid: Option<String>,
     /// Its container, where it has one.
     pub container_id: Option<String>,
     /// What it holds.

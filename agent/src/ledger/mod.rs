@@ -14,7 +14,7 @@ pub use share::{AllocId, HolderKey, Share, SharePhase};
 
 use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Every share on the node, one per container that holds cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,6 +89,14 @@ impl Ledger {
     /// The mode that a card is in while something holds it.
     pub fn mode_of(&self, card: &GpuUuid) -> Option<Mode> {
         self.on(card).map(|share| share.mode).next()
+    }
+
+    /// Cards on which somebody has a limit to keep.
+    pub fn watched(&self) -> BTreeSet<GpuUuid> {
+        let bound = self
+            .shares()
+            .filter(|share| share.mode != Mode::Exclusive && share.alloc_id.is_some());
+        bound.flat_map(|share| share.gpus.iter().cloned()).collect()
     }
 
     /// Client slots taken on a card.

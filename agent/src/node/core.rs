@@ -3,14 +3,16 @@
 //! Order of one step: take in the event; then settle: cards, who died, who is reserved,
 //! how far each share has come. Everything outside reads the result.
 
+use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
+use crate::hands::Errand;
 use crate::identity::{self, Resource};
 use crate::inventory::{Book, ComputeMode, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
 use crate::mps::plan::server_name;
-use crate::nvml::{Driver, Observation, Process, Xid};
-use crate::pods::{PodView, Pods, Standing};
+use crate::nvml::{Driver, Observation, Process, Sample, Xid};
+use crate::pods::{ContainerView, PodView, Pods, Standing};
 use crate::reconcile::{self, Held, Local, Minted, MintedIds};
 use api::grant::Verifier;
 use api::units::Fence;
@@ -30,6 +32,8 @@ pub struct Terms {
     pub serve_whole: bool,
     /// Pods of other schedulers get whole cards.
     pub allow_ungranted_whole: bool,
+    /// What the driver's figure of a process may be off by.
+    pub watchdog_slack: Mib,
 }
 
 /// What happened.
@@ -37,6 +41,8 @@ pub struct Terms {
 pub enum Event {
     /// NVML was asked.
     Observed(Arc<Observation>),
+    /// The processes of the cards with shares were read.
+    Sampled(Arc<Sample>),
     /// The driver reported a fault.
     Fault(Xid),
     /// The whole list of this node's pods.
@@ -92,20 +98,22 @@ pub enum Effect {
     Forget(AllocId),
     /// Tell telemetry.
     Tell(Note),
+    /// End processes of a container.
+    End(Errand),
 }
 
 /// Everything that is known.
 #[derive(Debug)]
 pub struct Core {
-    terms: Terms,
-    book: Book,
+    pub(super) terms: Terms,
+    pub(super) book: Book,
     pub(super) inventory: Inventory,
     pub(super) ledger: Ledger,
     pub(super) pods: Pods,
     pub(super) node: Node,
     pub(super) verifier: Option<Verifier>,
     ca: String,
-    policy: Option<Policy>,
+    pub(super) policy: Option<Policy>,
     /// Of pods with a true grant, with the order in which they were seen.
     claims: BTreeMap<HolderKey, (u64, Claim)>,
     next_claim: u64,
@@ -113,7 +121,8 @@ pub struct Core {
     restored: bool,
     minted: Minted,
     held: Held,
-    mps: MpsView,
+    pub(super) mps: MpsView,
+    pub(super) guard: Guard,
     pools: BTreeMap<GpuUuid, Pool>,
     registered: bool,
     obstacles: BTreeMap<Obstacle, String>,
@@ -145,6 +154,7 @@ impl Core {
             minted: Minted::new(),
             held: Held::new(),
             mps: MpsView::default(),
+            guard: Guard::default(),
             pools: BTreeMap::new(),
             registered: false,
             obstacles: BTreeMap::new(),
@@ -159,6 +169,12 @@ impl Core {
         let mut effects = Vec::new();
         match event {
             Event::Observed(observation) => self.book.observe(&observation, now),
+            Event::Sampled(sample) => {
+                if !self.judge(&sample, now, &mut effects) {
+                    // Nine times of ten nothing follows from it.
+                    return effects;
+                }
+            }
             Event::Fault(xid) => {
                 self.book.fault(&xid, now);
                 effects.push(Effect::Tell(Note::Xid {
@@ -193,8 +209,14 @@ impl Core {
                 }
             }
             Event::Policy(policy) => self.policy = policy,
-            Event::Mps(view) => self.mps = view,
-            Event::MpsSeen(seen) => self.mps.seen = seen,
+            Event::Mps(view) => {
+                self.servers_changed(&view.seen, now, &mut effects);
+                self.mps = view;
+            }
+            Event::MpsSeen(seen) => {
+                self.servers_changed(&seen, now, &mut effects);
+                self.mps.seen = seen;
+            }
             Event::Pools(pools) => self.pools = pools,
             Event::Local(local) => self.take_local(local),
             Event::Minted {
@@ -309,6 +331,8 @@ impl Core {
             }
         }
         self.follow();
+        self.mend(now, effects);
+        self.meet_strangers(now, effects);
         self.suspect(now, effects);
         if !dead.is_empty() {
             // What the dead held is a stranger's now, if it is still there.
@@ -448,6 +472,16 @@ impl Core {
                     pod: pod.identity.clone(),
                     container: key.container.clone(),
                 }));
+                let view = pod.container(&key.container);
+                if let Some(running) = view.and_then(ContainerView::runs) {
+                    effects.push(Effect::End(Errand {
+                        pod_uid: key.pod_uid.clone(),
+                        container_id: Some(running.to_owned()),
+                        pids: Vec::new(),
+                        server: None,
+                        reason: "it runs with our token and never met the hook".to_owned(),
+                    }));
+                }
             }
         }
         self.unproven = found;
@@ -572,6 +606,8 @@ impl Core {
             node: self.node.clone(),
             inventory: self.inventory.clone(),
             ledger: self.ledger.clone(),
+            complaints: self.complaints(),
+            evicts_strangers: self.evicts_strangers(),
             mps: self.mps.clone(),
             kubelet_pools: self.pools.clone(),
             not_offering: self.not_offering(),

@@ -2,6 +2,7 @@
 //!
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
 //! - [`core`]: pure: events in, effects out.
+//! - `guard`: pure: what the core does about violations, broken servers and strangers.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
 //! - [`owner`]: the task around it.
 //! - [`keeper`]: keeps the MPS supervisor at the plan.
@@ -9,6 +10,7 @@
 
 pub mod core;
 pub mod disk;
+mod guard;
 pub mod keeper;
 pub mod owner;
 pub mod prepare;
@@ -17,4 +19,4 @@ pub mod state;
 pub use core::{Core, Effect, Event, Obstacle, Terms};
 pub use owner::{Owner, Stopped};
 pub use prepare::{Ask, Outcome, Source, Unready};
-pub use state::{MpsView, Node, Note, Policy, Pool, Readiness, Refusal, State};
+pub use state::{Complaint, MpsView, Node, Note, Policy, Pool, Readiness, Refusal, State};

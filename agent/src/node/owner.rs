@@ -6,8 +6,11 @@ use super::core::{Core, Effect, Event};
 use super::disk::Errand;
 use super::prepare::{Ask, Outcome};
 use super::state::{Note, State};
+use crate::hands;
+use crate::inventory::GpuUuid;
 use crate::kubelet::offer::Offer;
 use crate::ledger::AllocId;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -89,6 +92,10 @@ pub struct Outputs {
     pub errands: mpsc::UnboundedSender<Errand>,
     /// To telemetry.
     pub notes: mpsc::UnboundedSender<Note>,
+    /// To the hands.
+    pub ends: mpsc::UnboundedSender<hands::Errand>,
+    /// To NVML's thread: cards whose processes are watched.
+    pub watched: watch::Sender<BTreeSet<GpuUuid>>,
 }
 
 /// Runs until `stop`, or until every ear is gone.
@@ -111,8 +118,10 @@ pub async fn run(
         // The answer leaves after the state that it follows from: who reads the state
         // because of the answer must not find an older one.
         let mut answer = None;
+        let mut quiet = false;
         let effects = match message {
             Message::Event(event) => {
+                quiet = matches!(event, Event::Sampled(_));
                 if matters_to_disk(&event) {
                     let _ = outputs.errands.send(Errand::Look);
                 }
@@ -125,12 +134,18 @@ pub async fn run(
             }
             Message::Unbind(alloc) => core.unbind(alloc, now),
         };
-        publish(&core, &outputs);
+        // A sample from which nothing follows changes nothing.
+        if !quiet || !effects.is_empty() {
+            publish(&core, &outputs);
+        }
         for effect in effects {
             // Receivers live as long as the agent.
             match effect {
                 Effect::Forget(alloc) => {
                     let _ = outputs.errands.send(Errand::Forget(alloc));
+                }
+                Effect::End(errand) => {
+                    let _ = outputs.ends.send(errand);
                 }
                 Effect::Tell(note) => {
                     tracing::info!(?note, "noted");
@@ -155,6 +170,12 @@ fn matters_to_disk(event: &Event) -> bool {
 
 fn publish(core: &Core, outputs: &Outputs) {
     let state = core.state();
+    let watched = state.ledger.watched();
+    outputs.watched.send_if_modified(|old| {
+        let changed = *old != watched;
+        *old = watched;
+        changed
+    });
     outputs.state.send_if_modified(|old| {
         let changed = **old != state;
         if changed {

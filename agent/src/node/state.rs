@@ -2,7 +2,7 @@
 //! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
 
 use crate::inventory::{GpuUuid, Inventory};
-use crate::ledger::Ledger;
+use crate::ledger::{HolderKey, Ledger};
 use api::gpu_node::GpuNodeSpec;
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
@@ -18,6 +18,10 @@ pub struct State {
     pub inventory: Inventory,
     /// Who holds what.
     pub ledger: Ledger,
+    /// What is held against containers, or befell them.
+    pub complaints: BTreeMap<HolderKey, Complaint>,
+    /// Pods with a process on a card without a grant should be evicted.
+    pub evicts_strangers: bool,
     /// The last plan that the MPS supervisor carried out, and what it then saw.
     pub mps: MpsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.
@@ -77,6 +81,15 @@ pub struct MpsView {
     pub seen: Observation,
     /// Why it cannot be asked; empty while it answers.
     pub unreachable: String,
+}
+
+/// Why a container should not stay, or what it did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Complaint {
+    /// One sentence.
+    pub text: String,
+    /// Its pod should be evicted for it.
+    pub evict: bool,
 }
 
 /// Where the kubelet shows a card, by its own account.
@@ -152,6 +165,46 @@ pub enum Note {
     Freed {
         /// `namespace/name` of the pod.
         pod: String,
+    },
+    /// A container holds more than its share, or uses a card past its server.
+    Violation {
+        /// Its pod.
+        pod: PodIdentity,
+        /// Its name.
+        container: String,
+        /// What is wrong, as metrics name it.
+        wrong: &'static str,
+        /// What is done about it: warned, reported, evicted, killed.
+        action: &'static str,
+        /// One sentence.
+        text: String,
+    },
+    /// A pod's process uses a card without a grant.
+    Stranger {
+        /// On which card.
+        gpu: GpuUuid,
+        /// UID of its pod.
+        pod_uid: String,
+        /// What is done about it: reported, evicted, killed.
+        action: &'static str,
+    },
+    /// An MPS server does not take clients any more.
+    ServerBroke {
+        /// Its name: a card, or an isolated share.
+        server: String,
+        /// `ServerFault`, `Dead`, or `Starting` where it ended and comes back.
+        state: String,
+        /// The pod whose client did it, where that can be told, else `unknown`.
+        blamed: String,
+        /// One line.
+        reason: String,
+    },
+    /// It takes clients again.
+    ServerMended {
+        /// Its name.
+        server: String,
+        /// Since it broke.
+        after: Duration,
     },
     /// A container runs with our token and without the hook's proof.
     Unproven {

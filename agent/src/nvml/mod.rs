@@ -1,20 +1,25 @@
 //! One thread owns NVML.
 //!
-//! In: the library's path. Out: an [`Observation`] on a watch after every look, an [`Xid`]
-//! on a channel when the driver reports one. Nothing downstream holds a handle of NVML's.
+//! In: the library's path; which cards are watched. Out: an [`Observation`] on a watch after
+//! every look, a [`Sample`] of the watched cards' processes in between, an [`Xid`] on a channel
+//! when the driver reports one. Nothing downstream holds a handle of NVML's.
 //! Must never: decide anything, or give up: a driver that is gone is loaded again.
 
 mod error;
 pub mod observation;
 mod read;
 
-pub use observation::{Counters, Device, Driver, Identity, Observation, Process, Reading, Xid};
+pub use observation::{
+    Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Xid,
+};
 
+use crate::inventory::GpuUuid;
 use error::{Trouble, trouble};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +43,8 @@ pub struct Settings {
     pub library: PathBuf,
     /// Time between two looks.
     pub interval: Duration,
+    /// Between two samples of the cards that are watched.
+    pub sample_interval: Duration,
     /// Where processes are looked up.
     pub proc_root: PathBuf,
 }
@@ -47,6 +54,8 @@ pub struct Settings {
 pub struct Outputs {
     /// The last look; `Driver::Gone` before the first.
     pub observations: watch::Receiver<Arc<Observation>>,
+    /// The last sample; `None` before the first.
+    pub samples: watch::Receiver<Option<Arc<Sample>>>,
     /// Faults, in the driver's order.
     pub xids: mpsc::UnboundedReceiver<Xid>,
     /// Resolves when the thread has ended, for whatever reason.
@@ -57,7 +66,12 @@ pub struct Outputs {
 ///
 /// # Errors
 /// When the machine has no thread left.
-pub fn start(settings: Settings, stop: CancellationToken) -> std::io::Result<Outputs> {
+pub fn start(
+    settings: Settings,
+    watched: watch::Receiver<BTreeSet<GpuUuid>>,
+    stop: CancellationToken,
+) -> std::io::Result<Outputs> {
+    let (samples_out, samples) = watch::channel(None);
     let (out, observations) = watch::channel(Arc::new(Observation::default()));
     let (xid_out, xids) = mpsc::unbounded_channel();
     let (end, ended) = oneshot::channel();
@@ -66,7 +80,9 @@ pub fn start(settings: Settings, stop: CancellationToken) -> std::io::Result<Out
         .spawn(move || {
             Owner {
                 settings,
+                watched,
                 out,
+                samples: samples_out,
                 xids: xid_out,
                 stop,
             }
@@ -75,6 +91,7 @@ pub fn start(settings: Settings, stop: CancellationToken) -> std::io::Result<Out
         })?;
     Ok(Outputs {
         observations,
+        samples,
         xids,
         ended,
     })
@@ -82,7 +99,9 @@ pub fn start(settings: Settings, stop: CancellationToken) -> std::io::Result<Out
 
 struct Owner {
     settings: Settings,
+    watched: watch::Receiver<BTreeSet<GpuUuid>>,
     out: watch::Sender<Arc<Observation>>,
+    samples: watch::Sender<Option<Arc<Sample>>>,
     xids: mpsc::UnboundedSender<Xid>,
     stop: CancellationToken,
 }
@@ -139,8 +158,9 @@ impl Owner {
             .init()?;
         let version = nvml.sys_driver_version()?;
         let mut cards = read::identities(&nvml)?;
+        let mut origins = read::Origins::default();
         // The first look goes out before anything slow is asked for.
-        self.look(&nvml, &version, &cards)?;
+        self.look(&nvml, &version, &cards, &mut origins)?;
         for (card, peers) in cards.clone().iter().zip(read::links(&nvml, &cards)) {
             if let Some(found) = cards.iter_mut().find(|other| other.uuid == card.uuid) {
                 found.nvlink_peers = peers;
@@ -154,7 +174,7 @@ impl Owner {
             if nvml.device_count()? as usize != cards.len() && lost_since.is_none() {
                 return Ok(End::Reload);
             }
-            let answered = self.look(&nvml, &version, &cards)?;
+            let answered = self.look(&nvml, &version, &cards, &mut origins)?;
             silent = if answered == 0 && !cards.is_empty() {
                 silent + 1
             } else {
@@ -169,24 +189,78 @@ impl Owner {
                 return Ok(End::Reload);
             }
             let until = Instant::now() + self.settings.interval;
+            // The look was a sample too.
+            let mut next_sample = Instant::now() + self.settings.sample_interval;
             loop {
                 if self.stop.is_cancelled() {
                     return Ok(End::Stopped);
                 }
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() || self.wait(events.as_ref(), left.min(SLICE)) {
+                let now = Instant::now();
+                let left = until.saturating_duration_since(now);
+                if left.is_zero() {
+                    break;
+                }
+                let watches = !self.watched.borrow().is_empty();
+                if watches && now >= next_sample {
+                    self.sample(&nvml, &mut origins)?;
+                    // From the last one's due time, so that the pace does not slip; a late
+                    // one is not made up for.
+                    next_sample = (next_sample + self.settings.sample_interval).max(now);
+                    continue;
+                }
+                let mut slice = left.min(SLICE);
+                if watches {
+                    slice = slice.min(next_sample.saturating_duration_since(now));
+                }
+                // NVML counts whole milliseconds.
+                if self.wait(events.as_ref(), slice.max(Duration::from_millis(1))) {
                     break;
                 }
             }
         }
     }
 
+    /// The processes of the cards that are watched.
+    fn sample(&self, nvml: &Nvml, origins: &mut read::Origins) -> Result<(), NvmlError> {
+        let watched = self.watched.borrow().clone();
+        let at = Instant::now();
+        let mut cards = Vec::with_capacity(watched.len());
+        for card in watched {
+            let found = read::sample(nvml, &card, &self.settings.proc_root, origins)?;
+            cards.extend(found.map(|processes| (card, processes)));
+        }
+        self.samples
+            .send_replace(Some(Arc::new(Sample { at, cards })));
+        Ok(())
+    }
+
     /// Publishes one look; answers how many cards answered.
-    fn look(&self, nvml: &Nvml, version: &str, cards: &[Identity]) -> Result<usize, NvmlError> {
+    fn look(
+        &self,
+        nvml: &Nvml,
+        version: &str,
+        cards: &[Identity],
+        origins: &mut read::Origins,
+    ) -> Result<usize, NvmlError> {
+        let at = Instant::now();
         let devices = cards
             .iter()
-            .map(|card| read::device(nvml, card, &self.settings.proc_root))
+            .map(|card| read::device(nvml, card, &self.settings.proc_root, origins))
             .collect::<Result<Vec<_>, _>>()?;
+        origins.keep(&devices);
+        let watched = self.watched.borrow().clone();
+        if !watched.is_empty() {
+            let read = devices.iter().filter_map(|device| {
+                let reading = device.reading.as_ref().ok()?;
+                let uuid = device.identity.uuid.clone();
+                watched
+                    .contains(&uuid)
+                    .then(|| (uuid, reading.processes.clone()))
+            });
+            let cards = read.collect();
+            self.samples
+                .send_replace(Some(Arc::new(Sample { at, cards })));
+        }
         let answered = devices.iter().filter(|d| d.reading.is_ok()).count();
         self.out.send_replace(Arc::new(Observation {
             driver: Driver::Up {

@@ -3,6 +3,7 @@
 use crate::attribute::Origin;
 use crate::inventory::{ComputeMode, GpuUuid};
 use api::Mib;
+use std::time::Instant;
 
 /// One look at the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,16 @@ impl Default for Driver {
             reason: "NVML is not up yet".to_owned(),
         }
     }
+}
+
+/// One look at the processes of those cards that are watched; others are not in it, and
+/// neither is one that did not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Before the first was asked.
+    pub at: Instant,
+    /// By card.
+    pub cards: Vec<(GpuUuid, Vec<Process>)>,
 }
 
 /// One card.
@@ -105,6 +116,8 @@ pub struct Counters {
     pub remap_pending: Option<bool>,
     /// Remapping failed.
     pub remap_failed: Option<bool>,
+    /// Uncorrected memory errors since the driver was loaded.
+    pub uncorrected: Option<u64>,
     /// Field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
     pub recovery_action: Option<u32>,
 }

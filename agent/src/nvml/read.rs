@@ -2,14 +2,15 @@
 
 use super::error::{Trouble, trouble};
 use super::observation::{Counters, Device, Identity, Process, Reading};
-use crate::attribute;
+use crate::attribute::{self, Origin};
 use crate::inventory::{ComputeMode, GpuUuid};
 use api::Mib;
 use nvml_wrapper::Nvml;
-use nvml_wrapper::enum_wrappers::device as wire;
+use nvml_wrapper::enum_wrappers::device::{self as wire, EccCounter, MemoryError};
 use nvml_wrapper::enum_wrappers::nv_link::IntDeviceType;
 use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -109,8 +110,9 @@ pub(super) fn device(
     nvml: &Nvml,
     identity: &Identity,
     proc_root: &Path,
+    origins: &mut Origins,
 ) -> Result<Device, NvmlError> {
-    let reading = match reading(nvml, identity, proc_root) {
+    let reading = match reading(nvml, identity, proc_root, origins) {
         Ok(reading) => Ok(reading),
         Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
         Err(error) => Err(error.to_string()),
@@ -121,7 +123,12 @@ pub(super) fn device(
     })
 }
 
-fn reading(nvml: &Nvml, identity: &Identity, proc_root: &Path) -> Result<Reading, NvmlError> {
+fn reading(
+    nvml: &Nvml,
+    identity: &Identity,
+    proc_root: &Path,
+    origins: &mut Origins,
+) -> Result<Reading, NvmlError> {
     let device = nvml.device_by_uuid(identity.uuid.as_str())?;
     let memory = device.memory_info()?;
     let compute_mode = match optional(device.compute_mode())? {
@@ -135,21 +142,99 @@ fn reading(nvml: &Nvml, identity: &Identity, proc_root: &Path) -> Result<Reading
         used: Mib(memory.used.div_ceil(1 << 20)),
         compute_mode,
         mig: optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1),
-        processes: processes(&device, proc_root)?,
+        processes: processes(&device, proc_root, origins)?,
         counters: counters(&device)?,
     })
 }
 
+/// Which process belongs where, as it was read not long ago. Reading it is most of what a
+/// look at a card's processes costs.
+#[derive(Debug, Default)]
+pub(super) struct Origins(BTreeMap<u32, Origin>);
+
+impl Origins {
+    /// Reads it anew, and forgets everyone else when all of a look were asked for.
+    fn read(&mut self, proc_root: &Path, pid: u32) -> Origin {
+        let origin = attribute::origin(proc_root, pid);
+        self.0.insert(pid, origin.clone());
+        origin
+    }
+
+    fn known(&mut self, proc_root: &Path, pid: u32) -> Origin {
+        match self.0.get(&pid) {
+            Some(origin) if *origin != Origin::default() => origin.clone(),
+            _ => self.read(proc_root, pid),
+        }
+    }
+
+    /// Keeps those alone that are in this look at all cards.
+    pub(super) fn keep(&mut self, devices: &[Device]) {
+        let readings = devices
+            .iter()
+            .filter_map(|device| device.reading.as_ref().ok());
+        let pids: BTreeSet<u32> = readings
+            .flat_map(|reading| reading.processes.iter().map(|process| process.pid))
+            .collect();
+        self.0.retain(|pid, _| pids.contains(pid));
+    }
+}
+
+/// The processes of one card, for the watchdog; `None` when it does not answer. Graphics
+/// contexts are left to the full look: they are no tenant's that we started.
+///
+/// # Errors
+/// Those of the whole driver.
+pub(super) fn sample(
+    nvml: &Nvml,
+    card: &GpuUuid,
+    proc_root: &Path,
+    origins: &mut Origins,
+) -> Result<Option<Vec<Process>>, NvmlError> {
+    let mut look = || -> Result<Vec<Process>, NvmlError> {
+        let device = nvml.device_by_uuid(card.as_str())?;
+        let found = listed([
+            (true, retried(|| device.mps_running_compute_processes())),
+            (false, retried(|| device.running_compute_processes())),
+        ])?;
+        Ok(found
+            .into_values()
+            .map(|process| Process {
+                origin: origins.known(proc_root, process.pid),
+                ..process
+            })
+            .collect())
+    };
+    match look() {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if trouble(&error) == Trouble::DriverGone => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+type List = Result<Vec<ProcessInfo>, NvmlError>;
+
 fn processes(
     device: &nvml_wrapper::Device<'_>,
     proc_root: &Path,
+    origins: &mut Origins,
 ) -> Result<Vec<Process>, NvmlError> {
-    let mut found: BTreeMap<u32, Process> = BTreeMap::new();
-    let lists = [
+    let found = listed([
+        (true, retried(|| device.mps_running_compute_processes())),
         (false, retried(|| device.running_compute_processes())),
         (false, retried(|| device.running_graphics_processes())),
-        (true, retried(|| device.mps_running_compute_processes())),
-    ];
+    ])?;
+    Ok(found
+        .into_values()
+        .map(|process| Process {
+            origin: origins.read(proc_root, process.pid),
+            ..process
+        })
+        .collect())
+}
+
+/// Every process of these lists once; the flag says which of them are clients of a server.
+fn listed<const N: usize>(lists: [(bool, List); N]) -> Result<BTreeMap<u32, Process>, NvmlError> {
+    let mut found: BTreeMap<u32, Process> = BTreeMap::new();
     for (mps_client, list) in lists {
         for process in optional(list)?.unwrap_or_default() {
             let memory = match process.used_gpu_memory {
@@ -162,13 +247,7 @@ fn processes(
             entry.mps_client |= mps_client;
         }
     }
-    Ok(found
-        .into_values()
-        .map(|process| Process {
-            origin: attribute::origin(proc_root, process.pid),
-            ..process
-        })
-        .collect())
+    Ok(found)
 }
 
 /// The list is sized by a count taken before it: a burst of starts in between makes it fail.
@@ -183,9 +262,14 @@ fn retried<T>(mut call: impl FnMut() -> Result<T, NvmlError>) -> Result<T, NvmlE
 }
 
 fn counters(device: &nvml_wrapper::Device<'_>) -> Result<Counters, NvmlError> {
+    let errors = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
+    let uncorrected = optional(errors)?;
     let ids = [REMAPPED_PENDING, REMAPPED_FAILURE, RECOVERY_ACTION].map(FieldId);
     let Some(samples) = optional(device.field_values_for(&ids))? else {
-        return Ok(Counters::default());
+        return Ok(Counters {
+            uncorrected,
+            ..Counters::default()
+        });
     };
     let mut values = samples.into_iter().map(|sample| {
         let value = sample.and_then(|sample| sample.value).ok()?;
@@ -201,5 +285,6 @@ fn counters(device: &nvml_wrapper::Device<'_>) -> Result<Counters, NvmlError> {
         remap_pending: next().map(|value| value != 0),
         remap_failed: next().map(|value| value != 0),
         recovery_action: next(),
+        uncorrected,
     })
 }

@@ -33,6 +33,9 @@ const ALLOCATE: [f64; 9] = [
 /// `PreStartContainer` waits up to 20 s for what is only late.
 const PRESTART: [f64; 10] = [0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
 
+/// A server comes back within two seconds of its last client's end.
+const MENDED: [f64; 8] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0];
+
 /// One of two words.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -72,6 +75,17 @@ struct Fault {
     xid: u64,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Violation {
+    wrong: &'static str,
+    action: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Broke {
+    state: String,
+}
+
 /// What is counted.
 #[derive(Debug)]
 pub struct Meters {
@@ -84,6 +98,9 @@ pub struct Meters {
     freed: Counter,
     unproven: Counter,
     xids: Family<Fault, Counter>,
+    violations: Family<Violation, Counter>,
+    servers_broke: Family<Broke, Counter>,
+    servers_mended: Histogram,
     streams: Gauge,
     connects: Counter,
     status_writes: Family<Outcome, Counter>,
@@ -102,6 +119,9 @@ impl Meters {
             freed: Counter::default(),
             unproven: Counter::default(),
             xids: Family::default(),
+            violations: Family::default(),
+            servers_broke: Family::default(),
+            servers_mended: Histogram::new(MENDED),
             streams: Gauge::default(),
             connects: Counter::default(),
             status_writes: Family::default(),
@@ -152,6 +172,21 @@ impl Meters {
             meters.xids.clone(),
         );
         registry.register(
+            "aliquot_violations",
+            "Containers found to hold more than their share, to use a card past their MPS server, or without a grant, by what was done about it",
+            meters.violations.clone(),
+        );
+        registry.register(
+            "aliquot_mps_servers_broke",
+            "MPS servers that faulted, died, or ended and were started again",
+            meters.servers_broke.clone(),
+        );
+        registry.register(
+            "aliquot_mps_mended_seconds",
+            "Time until a broken MPS server took clients again",
+            meters.servers_mended.clone(),
+        );
+        registry.register(
             "aliquot_telemetry_streams",
             "Streams to schedulers that are open",
             meters.streams.clone(),
@@ -170,6 +205,19 @@ impl Meters {
         for outcome in [OutcomeWord::Ok, OutcomeWord::Error] {
             drop(meters.prepared.get_or_create(&Outcome { outcome }));
             drop(meters.status_writes.get_or_create(&Outcome { outcome }));
+        }
+        for wrong in ["memory", "past-server"] {
+            for action in ["warned", "reported", "evicted", "killed"] {
+                drop(
+                    meters
+                        .violations
+                        .get_or_create(&Violation { wrong, action }),
+                );
+            }
+        }
+        for state in ["ServerFault", "Dead", "Starting"] {
+            let state = state.to_owned();
+            drop(meters.servers_broke.get_or_create(&Broke { state }));
         }
         for r#final in [false, true] {
             drop(meters.refusals.get_or_create(&Final { r#final }));
@@ -208,6 +256,24 @@ impl Meters {
                 };
                 self.xids.get_or_create(&label).inc();
             }
+            Note::Violation { wrong, action, .. } => {
+                let label = Violation { wrong, action };
+                self.violations.get_or_create(&label).inc();
+            }
+            Note::Stranger { action, .. } => {
+                let label = Violation {
+                    wrong: "no-grant",
+                    action,
+                };
+                self.violations.get_or_create(&label).inc();
+            }
+            Note::ServerBroke { state, .. } => {
+                let label = Broke {
+                    state: state.clone(),
+                };
+                self.servers_broke.get_or_create(&label).inc();
+            }
+            Note::ServerMended { after, .. } => self.servers_mended.observe(after.as_secs_f64()),
             Note::Freed { .. } => {
                 self.freed.inc();
             }
@@ -390,6 +456,20 @@ impl Collector for NodeCollector {
                 metric
                     .encode_family(&labels(&state, card, None))?
                     .encode_gauge(&value(&state, card))?;
+            }
+        }
+        let mut metric = encoder.encode_descriptor(
+            "aliquot_share_fence",
+            "1 for the fence that is active around the share",
+            None,
+            MetricType::Gauge,
+        )?;
+        for share in state.ledger.shares() {
+            let Some(fence) = share.fence else { continue };
+            for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
+                let mut all = labels(&state, card, Some(share)).to_vec();
+                all.push(("fence", fence.as_str().to_owned()));
+                metric.encode_family(&all)?.encode_gauge(&1_u64)?;
             }
         }
         for (name, help, unit, value) in &SHARE_GAUGES {

@@ -23,8 +23,13 @@ pub fn node_state(state: &State) -> NodeState {
             .iter()
             .map(|c| gpu(state, c))
             .collect(),
-        shares: state.ledger.shares().map(share).collect(),
-        strangers: state.inventory.cards.iter().flat_map(strangers).collect(),
+        shares: state.ledger.shares().map(|s| share(state, s)).collect(),
+        strangers: state
+            .inventory
+            .cards
+            .iter()
+            .flat_map(|card| strangers(state, card))
+            .collect(),
         not_offering: state.not_offering.clone().unwrap_or_default(),
         driver_version: state.inventory.driver_version.clone(),
     }
@@ -132,7 +137,8 @@ fn gpu(state: &State, card: &Card) -> Gpu {
     }
 }
 
-fn share(share: &Share) -> ProtoShare {
+fn share(state: &State, share: &Share) -> ProtoShare {
+    let complaint = state.complaints.get(&share.key());
     ProtoShare {
         pod_uid: share.pod.uid.clone(),
         pod_namespace: share.pod.namespace.clone(),
@@ -151,15 +157,19 @@ fn share(share: &Share) -> ProtoShare {
             .unwrap_or_default(),
         observed_limit_mib: share.observed_limit.map_or(0, |limit| limit.0),
         decision_id: share.decision.clone(),
+        complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
+        evict: complaint.is_some_and(|c| c.evict),
     }
 }
 
-fn strangers(card: &Card) -> impl Iterator<Item = Stranger> {
-    card.strangers.iter().map(|stranger| Stranger {
+fn strangers<'a>(state: &'a State, card: &'a Card) -> impl Iterator<Item = Stranger> + 'a {
+    card.strangers.iter().map(move |stranger| Stranger {
         gpu_uuid: card.uuid.to_string(),
         pid: stranger.pid,
         command: stranger.command.clone(),
         container_id: stranger.container_id.clone().unwrap_or_default(),
         memory_mib: stranger.memory.0,
+        pod_uid: stranger.pod_uid.clone().unwrap_or_default(),
+        evict: state.evicts_strangers && stranger.pod_uid.is_some(),
     })
 }

@@ -143,8 +143,30 @@ async fn every_note_moves_its_metric() {
         },
         Note::Freed { pod: "ns/p".into() },
         Note::Unproven {
+            pod: pod.clone(),
+            container: "main".into(),
+        },
+        Note::Violation {
             pod,
             container: "main".into(),
+            wrong: "memory",
+            action: "killed",
+            text: "holds too much".into(),
+        },
+        Note::Stranger {
+            gpu: GpuUuid::from("GPU-0"),
+            pod_uid: "u".into(),
+            action: "reported",
+        },
+        Note::ServerBroke {
+            server: "GPU-0".into(),
+            state: "ServerFault".into(),
+            blamed: "unknown".into(),
+            reason: "it faulted".into(),
+        },
+        Note::ServerMended {
+            server: "GPU-0".into(),
+            after: took,
         },
     ] {
         scene.meters.note(&note);
@@ -175,6 +197,19 @@ async fn every_note_moves_its_metric() {
         (r#"aliquot_xid_errors_total{UUID="GPU-0",xid="79"}"#, "1"),
         ("aliquot_shares_freed_total", "1"),
         ("aliquot_unproven_containers_total", "1"),
+        (
+            r#"aliquot_violations_total{wrong="memory",action="killed"}"#,
+            "1",
+        ),
+        (
+            r#"aliquot_violations_total{wrong="no-grant",action="reported"}"#,
+            "1",
+        ),
+        (
+            r#"aliquot_mps_servers_broke_total{state="ServerFault"}"#,
+            "1",
+        ),
+        ("aliquot_mps_mended_seconds_count", "1"),
         ("aliquot_telemetry_streams", "1"),
         ("aliquot_telemetry_connects_total", "2"),
         (r#"aliquot_status_writes_total{outcome="ok"}"#, "1"),

@@ -66,6 +66,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
 pub(crate) fn state() -> State {
     let mut first = card(0);
     first.strangers.push(Stranger {
+        pod_uid: None,
         pid: 77,
         command: "Xorg".into(),
         container_id: None,
@@ -87,6 +88,8 @@ pub(crate) fn state() -> State {
             cards: vec![first, second],
         },
         ledger,
+        complaints: std::collections::BTreeMap::default(),
+        evicts_strangers: false,
         mps: MpsView {
             seen: Observation {
                 servers: vec![ServerState {

@@ -185,6 +185,7 @@ fn strangers_sick_cards_slots_and_policy_are_reasons() {
     node.cards[0].strangers = vec![Stranger {
         pid: 1,
         command: "x".into(),
+        pod_uid: None,
         container_id: None,
         memory: Mib(300),
     }];

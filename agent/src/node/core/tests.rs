@@ -58,6 +58,7 @@ fn new_core() -> Core {
             context_allowance: Mib(0),
         },
         serve_whole: true,
+        watchdog_slack: Mib(16),
         allow_ungranted_whole: false,
     })
 }

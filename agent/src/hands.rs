@@ -1,0 +1,201 @@
+//! Ends processes of containers, on the core's word.
+//!
+//! In: [`Errand`]s. Out: a count of what was ended, to the log. A process is looked up
+//! again before it is touched, through a handle that cannot become another process's: what
+//! is not in the container any more is left alone. Clients of an MPS server are taken off
+//! it first, since one that is killed in its work can take the server along.
+
+use crate::attribute;
+use crate::mps::Client;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// For an MPS daemon to break off its clients' work; one that hangs saves nobody.
+const BREAK_OFF: Duration = Duration::from_millis(500);
+
+/// One container, or one process, is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errand {
+    /// Its pod.
+    pub pod_uid: String,
+    /// Its container; `None`: the processes alone that are named.
+    pub container_id: Option<String>,
+    /// Processes of it that use a card.
+    pub pids: Vec<u32>,
+    /// Name of the MPS server whose clients they are.
+    pub server: Option<String>,
+    /// Why, for the log.
+    pub reason: String,
+}
+
+/// Runs errands, several at once, until they end or `stop`.
+pub async fn run(
+    proc_root: PathBuf,
+    socket: PathBuf,
+    mut errands: mpsc::UnboundedReceiver<Errand>,
+    stop: CancellationToken,
+) {
+    let client = Client::new(&socket).ok();
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            errand = errands.recv() => match errand {
+                Some(errand) => {
+                    running.spawn(one(proc_root.clone(), client.clone(), errand));
+                }
+                None => return,
+            },
+            Some(_) = running.join_next() => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+async fn one(proc_root: PathBuf, client: Option<Client>, errand: Errand) {
+    if let (Some(client), Some(server)) = (client, &errand.server)
+        && !errand.pids.is_empty()
+    {
+        let work = client.terminate(server, errand.pids.clone());
+        match tokio::time::timeout(BREAK_OFF, work).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(server, %error, "clients are not taken off"),
+            Err(_) => tracing::warn!(server, "the MPS daemon is slow; killing its clients"),
+        }
+    }
+    let work = tokio::task::spawn_blocking(move || {
+        let killed = end(&proc_root, &errand);
+        tracing::warn!(
+            pod = errand.pod_uid,
+            container = errand.container_id,
+            reason = errand.reason,
+            ?killed,
+            "killed"
+        );
+    });
+    // Only a panic, and a release build aborts on that.
+    let _ = work.await;
+}
+
+/// Ends them and answers which. Blocking.
+fn end(proc_root: &Path, errand: &Errand) -> BTreeSet<u32> {
+    let mut killed: BTreeSet<u32> = errand
+        .pids
+        .iter()
+        .copied()
+        .filter(|pid| kill(proc_root, *pid, errand))
+        .collect();
+    if errand.container_id.is_some() {
+        let rest = all(proc_root).filter(|pid| !killed.contains(pid));
+        let rest: Vec<u32> = rest.collect();
+        killed.extend(rest.into_iter().filter(|pid| kill(proc_root, *pid, errand)));
+    }
+    killed
+}
+
+fn all(proc_root: &Path) -> impl Iterator<Item = u32> {
+    std::fs::read_dir(proc_root)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// Kills one process if it is of that container, or of that pod where no container is said.
+fn kill(proc_root: &Path, pid: u32, errand: &Errand) -> bool {
+    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    // Not this process, and not the machine's first: no mistake upstream ends them.
+    if pid == std::process::id() || pid == 1 {
+        return false;
+    }
+    // The handle comes first: what is read after it is of the same process or of none.
+    let Ok(handle) = pidfd_open(number, PidfdFlags::empty()) else {
+        return false;
+    };
+    let origin = attribute::origin(proc_root, pid);
+    let same_pod = origin.pod_uid.as_deref() == Some(errand.pod_uid.as_str());
+    let same_container =
+        errand.container_id.is_none() || origin.container_id == errand.container_id;
+    if !same_pod || !same_container {
+        return false;
+    }
+    match pidfd_send_signal(&handle, Signal::KILL) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(pid, %error, "not killed");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    const POD: &str = "0f6b1c1e-4d5c-4f5e-9a64-3a1f0e5d7c21";
+
+    /// A process that a `/proc` of ours places in this container.
+    fn placed(proc_root: &Path, pod: &str, container: &str) -> Child {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let folder = proc_root.join(child.id().to_string());
+        std::fs::create_dir(&folder).unwrap();
+        let line = format!("0::/kubepods/burstable/pod{pod}/{container}\n");
+        std::fs::write(folder.join("cgroup"), line).unwrap();
+        child
+    }
+
+    /// Ends it, and answers whether it had been killed before: a process that was told to
+    /// terminate first was not.
+    fn was_killed(mut child: Child) -> bool {
+        use std::os::unix::process::ExitStatusExt as _;
+        let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        child.wait().unwrap().signal() == Some(9)
+    }
+
+    #[test]
+    fn a_container_ends_whole_and_nobody_else_does() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (one, two) = ("a".repeat(64), "b".repeat(64));
+        let other = POD.replace('0', "1");
+        let children = [
+            placed(tmp.path(), POD, &one),
+            placed(tmp.path(), POD, &one),
+            placed(tmp.path(), POD, &two),
+            placed(tmp.path(), &other, &one),
+        ];
+        let errand = Errand {
+            pod_uid: POD.into(),
+            container_id: Some(one),
+            // The last two are others' by now.
+            pids: vec![children[0].id(), children[2].id(), children[3].id(), 1],
+            server: None,
+            reason: "test".into(),
+        };
+        let killed = end(tmp.path(), &errand);
+        assert_eq!(killed, [children[0].id(), children[1].id()].into());
+        assert_eq!(children.map(was_killed), [true, true, false, false]);
+    }
+
+    #[test]
+    fn without_a_container_only_those_that_are_named_end() {
+        let tmp = tempfile::tempdir().unwrap();
+        let one = "a".repeat(64);
+        let children = [placed(tmp.path(), POD, &one), placed(tmp.path(), POD, &one)];
+        let errand = Errand {
+            pod_uid: POD.into(),
+            container_id: None,
+            pids: vec![children[0].id()],
+            server: None,
+            reason: "test".into(),
+        };
+        assert_eq!(end(tmp.path(), &errand), [children[0].id()].into());
+        assert_eq!(children.map(was_killed), [true, false]);
+    }
+}

@@ -1,0 +1,336 @@
+//! What the core does about containers that take too much, servers that broke and processes
+//! that nobody granted anything. Pure, as all of the core.
+
+use super::core::{Core, Effect};
+use super::state::{Complaint, Note};
+use crate::hands::Errand;
+use crate::inventory::{GpuUuid, Stranger};
+use crate::ledger::{HolderKey, Share};
+use crate::mps::plan::server_name;
+use crate::nvml::Sample;
+use crate::pods::Standing;
+use crate::watchdog::{Finding, Watchdog, Wrong, is_of};
+use api::Mode;
+use api::gpu_node::Reaction;
+use proto::mps::{Observation, ServerState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// A client of a server that broke may still end by itself.
+const LEFTOVER_GRACE: Duration = Duration::from_millis(1500);
+/// A process without a grant may be a container's that is just being told about.
+const STRANGER_GRACE: Duration = Duration::from_secs(3);
+/// Between two actions against the same.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// What it remembers.
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    watchdog: Watchdog,
+    broken: BTreeMap<String, Broken>,
+    strangers: BTreeMap<(GpuUuid, u32), Met>,
+}
+
+/// A server that does not take clients any more.
+#[derive(Debug)]
+struct Broken {
+    since: Instant,
+    /// Its clients when it broke.
+    clients: BTreeSet<u32>,
+    acted: Option<Instant>,
+    mended: bool,
+}
+
+/// A process without a grant.
+#[derive(Debug)]
+struct Met {
+    since: Instant,
+    acted: Option<Instant>,
+}
+
+impl Core {
+    fn reaction(&self) -> Reaction {
+        let policy = self.policy.as_ref();
+        policy
+            .and_then(|policy| policy.spec.on_violation)
+            .unwrap_or(Reaction::Kill)
+    }
+
+    /// Looks at a sample; whether anything follows from it.
+    pub(super) fn judge(
+        &mut self,
+        sample: &Sample,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let slack = self.terms.watchdog_slack;
+        let findings = self.guard.watchdog.judge(sample, &self.ledger, slack, now);
+        for finding in &findings {
+            self.react(finding, effects);
+        }
+        findings.iter().any(|finding| finding.sure)
+    }
+
+    fn react(&self, finding: &Finding, effects: &mut Vec<Effect>) {
+        let Some(share) = self.ledger.get(&finding.key) else {
+            return;
+        };
+        let action = match self.reaction() {
+            _ if !finding.sure => "warned",
+            Reaction::Report => "reported",
+            Reaction::Evict => "evicted",
+            Reaction::Kill => "killed",
+        };
+        effects.push(Effect::Tell(Note::Violation {
+            pod: share.pod.clone(),
+            container: share.container.clone(),
+            wrong: finding.wrong.as_str(),
+            action,
+            text: finding.text(),
+        }));
+        if action == "killed" {
+            let client = finding.wrong == Wrong::Memory;
+            effects.push(Effect::End(Errand {
+                pod_uid: share.pod.uid.clone(),
+                container_id: finding.container_id.clone(),
+                pids: finding.pids.clone(),
+                server: client.then(|| server_name(share)).flatten(),
+                reason: finding.text(),
+            }));
+        }
+    }
+
+    /// Which servers broke and which are well again, before `seen` is taken in.
+    pub(super) fn servers_changed(
+        &mut self,
+        seen: &Observation,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) {
+        for server in &seen.servers {
+            let mut before = self.mps.seen.servers.iter();
+            let before = before.find(|old| old.name == server.name).cloned();
+            if let Some(before) = before.filter(|old| old.state == "Ready" && is_broken(server)) {
+                self.broke(server, &before, now, effects);
+            } else if server.state == "Ready"
+                && let Some(broken) = self.guard.broken.get_mut(&server.name)
+                && !broken.mended
+            {
+                broken.mended = true;
+                effects.push(Effect::Tell(Note::ServerMended {
+                    server: server.name.clone(),
+                    after: now.saturating_duration_since(broken.since),
+                }));
+            }
+        }
+    }
+
+    fn broke(
+        &mut self,
+        server: &ServerState,
+        before: &ServerState,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) {
+        let clients = before.clients.iter().chain(&server.clients);
+        let clients = clients.map(|client| client.pid);
+        let broken = Broken {
+            since: now,
+            clients: clients.collect(),
+            acted: None,
+            mended: false,
+        };
+        effects.push(Effect::Tell(Note::ServerBroke {
+            server: server.name.clone(),
+            state: server.state.clone(),
+            blamed: self.blamed(server),
+            reason: server.reason.clone(),
+        }));
+        self.guard.broken.insert(server.name.clone(), broken);
+    }
+
+    /// Whose client a fault was. A server of one share has no other; the driver itself does
+    /// not say.
+    fn blamed(&self, server: &ServerState) -> String {
+        let own = self.ledger.shares().find(|share| {
+            share.mode == Mode::MpsIsolated && server_name(share).as_ref() == Some(&server.name)
+        });
+        let by_pid = || {
+            self.ledger.shares().find(|share| {
+                share.gpus.iter().any(|card| {
+                    let mut processes = self.book.processes(card).iter();
+                    processes.any(|process| {
+                        process.pid == server.blamed_pid && is_of(process, share, &self.ledger)
+                    })
+                })
+            })
+        };
+        let faulted = server.state == "ServerFault";
+        own.or_else(by_pid)
+            .filter(|_| faulted)
+            .map_or_else(|| "unknown".to_owned(), |share| share.pod.to_string())
+    }
+
+    /// Ends clients that a broken server left behind: their work is lost, and a server that
+    /// faulted takes nobody until they are gone.
+    pub(super) fn mend(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let mut guard = std::mem::take(&mut self.guard);
+        guard.broken.retain(|name, broken| {
+            let left = self.leftovers(name, broken);
+            if left.is_empty() {
+                return !broken.mended;
+            }
+            let due = broken
+                .acted
+                .map_or(broken.since + LEFTOVER_GRACE, |at| at + AGAIN);
+            if now >= due {
+                broken.acted = Some(now);
+                for (share, pids) in left {
+                    effects.push(Effect::End(Errand {
+                        pod_uid: share.pod.uid.clone(),
+                        container_id: None,
+                        pids,
+                        server: Some(name.clone()),
+                        reason: format!("its MPS server {name} broke, and it holds up the others"),
+                    }));
+                }
+            }
+            true
+        });
+        self.guard = guard;
+    }
+
+    /// Clients of a broken server that are still there, by share.
+    fn leftovers(&self, name: &str, broken: &Broken) -> Vec<(&Share, Vec<u32>)> {
+        let shares = self.ledger.shares();
+        let its = shares.filter(|share| server_name(share).as_deref() == Some(name));
+        let left = its.map(|share| {
+            let processes = share.gpus.iter().flat_map(|card| self.book.processes(card));
+            let pids: BTreeSet<u32> = processes
+                .filter(|process| broken.clients.contains(&process.pid))
+                .filter(|process| is_of(process, share, &self.ledger))
+                .map(|process| process.pid)
+                .collect();
+            (share, pids.into_iter().collect::<Vec<u32>>())
+        });
+        left.filter(|(_, pids)| !pids.is_empty()).collect()
+    }
+
+    /// Processes of pods that use a card without a grant.
+    pub(super) fn meet_strangers(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let policy = self.policy.as_ref();
+        let reaction = policy.and_then(|policy| policy.spec.on_stranger);
+        let reaction = reaction.unwrap_or(Reaction::Report);
+        let present: Vec<(GpuUuid, Stranger)> = self
+            .inventory
+            .cards
+            .iter()
+            .flat_map(|card| {
+                card.strangers
+                    .iter()
+                    .map(|s| (card.uuid.clone(), s.clone()))
+            })
+            .collect();
+        self.guard.strangers.retain(|(card, pid), _| {
+            present
+                .iter()
+                .any(|(at, stranger)| at == card && stranger.pid == *pid)
+        });
+        for (card, stranger) in present {
+            let Some(pod_uid) = stranger.pod_uid else {
+                continue;
+            };
+            let name = (card.clone(), stranger.pid);
+            let met = self.guard.strangers.entry(name).or_insert(Met {
+                since: now,
+                acted: None,
+            });
+            if now.saturating_duration_since(met.since) < STRANGER_GRACE {
+                continue;
+            }
+            let kills = reaction == Reaction::Kill;
+            // It is told once; a process that did not end is killed again.
+            let due = match met.acted {
+                None => true,
+                Some(acted) => kills && now >= acted + AGAIN,
+            };
+            if !due {
+                continue;
+            }
+            met.acted = Some(now);
+            let action = match reaction {
+                Reaction::Report => "reported",
+                Reaction::Evict => "evicted",
+                Reaction::Kill => "killed",
+            };
+            effects.push(Effect::Tell(Note::Stranger {
+                gpu: card.clone(),
+                pod_uid: pod_uid.clone(),
+                action,
+            }));
+            if kills {
+                effects.push(Effect::End(Errand {
+                    pod_uid,
+                    container_id: stranger.container_id,
+                    pids: vec![stranger.pid],
+                    server: None,
+                    reason: format!("it uses card {card} without a grant"),
+                }));
+            }
+        }
+    }
+
+    /// Whether strangers in pods are to be evicted.
+    pub(super) fn evicts_strangers(&self) -> bool {
+        let policy = self.policy.as_ref();
+        policy.and_then(|policy| policy.spec.on_stranger) == Some(Reaction::Evict)
+    }
+
+    /// What is held against containers, or befell them.
+    pub(super) fn complaints(&self) -> BTreeMap<HolderKey, Complaint> {
+        let evict = self.reaction() == Reaction::Evict;
+        let of = |share: &Share| -> Option<Complaint> {
+            let key = share.key();
+            let sick = share.gpus.iter().find_map(|uuid| {
+                let card = self.inventory.card(uuid)?;
+                (!card.health.is_healthy()).then_some(card)
+            });
+            if let Some(card) = sick {
+                return Some(Complaint {
+                    text: format!("card {} is unhealthy: {}", card.uuid, card.health.reason()),
+                    // The driver's absence is a driver's update more often than a fault.
+                    evict: !self.inventory.driver_version.is_empty(),
+                });
+            }
+            if let Some(text) = self.guard.watchdog.complaint(&key) {
+                return Some(Complaint {
+                    text: text.to_owned(),
+                    evict,
+                });
+            }
+            let name = server_name(share).filter(|_| share.mode == Mode::MpsIsolated)?;
+            let server = self.mps.seen.servers.iter().find(|s| s.name == name)?;
+            (!server.tampered.is_empty()).then(|| Complaint {
+                text: format!("its MPS server was told other limits: {}", server.tampered),
+                evict,
+            })
+        };
+        let standing =
+            |share: &&Share| !matches!(self.pods.standing(&share.pod.uid), Standing::Gone);
+        self.ledger
+            .shares()
+            .filter(standing)
+            .filter_map(|share| Some((share.key(), of(share)?)))
+            .collect()
+    }
+}
+
+/// A server whose clients have lost their work: it faulted, died, or ended and is started
+/// again. One that is only told another limit has no reason to give.
+fn is_broken(server: &ServerState) -> bool {
+    match &*server.state {
+        "ServerFault" | "Dead" => true,
+        "Starting" => !server.reason.is_empty(),
+        _ => false,
+    }
+}

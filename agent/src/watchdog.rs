@@ -1,0 +1,236 @@
+//! Who holds more than its share, and who uses a card past its MPS server.
+//!
+//! Pure. In: [`Sample`]s, the ledger, time as a value. Out: [`Finding`]s, each at the moment
+//! at which something is to be done about it. One sample is never enough: what a process
+//! holds is read card by card, list by list, while it starts and ends. Must never judge by
+//! an old sample, or a process by anything but its cgroup.
+
+use crate::inventory::GpuUuid;
+use crate::ledger::{HolderKey, Ledger, Share};
+use crate::nvml::{Process, Sample};
+use api::{Mib, Mode};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// A sample that waited longer than this says nothing of now.
+pub const STALE: Duration = Duration::from_millis(400);
+/// So many samples within [`WINDOW`] that speak against a container are enough.
+const STRIKES: usize = 2;
+/// So many are enough even if no process was seen twice.
+const MANY_STRIKES: usize = 5;
+/// Longer than a tenant needs that takes and frees between two samples.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Between two actions against the same container for the same thing.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A container that has not been found wanting for so long is in order.
+const FORGIVEN: Duration = Duration::from_secs(10);
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wrong {
+    /// Its processes hold more than its limit.
+    Memory,
+    /// A process of it is no client of the server that its share is held by.
+    PastServer,
+}
+
+impl Wrong {
+    /// The name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::PastServer => "past-server",
+        }
+    }
+}
+
+/// Something is to be done about a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Whose share.
+    pub key: HolderKey,
+    /// On which card.
+    pub gpu: GpuUuid,
+    /// What is wrong.
+    pub wrong: Wrong,
+    /// What its processes hold on the card.
+    pub held: Mib,
+    /// What they may.
+    pub limit: Mib,
+    /// Its container, as the cgroup of one of its processes names it.
+    pub container_id: Option<String>,
+    /// Its processes on the card.
+    pub pids: Vec<u32>,
+    /// Those of them that are wrong by themselves. A process that ends while lists are
+    /// read is on one of them only, once.
+    offenders: Vec<u32>,
+    /// False: seen for the first time, and only worth a line.
+    pub sure: bool,
+}
+
+impl Finding {
+    /// One sentence.
+    pub fn text(&self) -> String {
+        match self.wrong {
+            Wrong::Memory => format!(
+                "holds {} of card {}, {} were granted",
+                self.held, self.gpu, self.limit
+            ),
+            Wrong::PastServer => format!(
+                "uses card {} past its MPS server and holds {}",
+                self.gpu, self.held
+            ),
+        }
+    }
+}
+
+/// What it remembers from sample to sample.
+#[derive(Clone, Debug, Default)]
+pub struct Watchdog {
+    suspects: BTreeMap<(HolderKey, GpuUuid, Wrong), Suspect>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Suspect {
+    strikes: VecDeque<(Instant, Vec<u32>)>,
+    last: Option<Instant>,
+    acted: Option<Instant>,
+    text: String,
+}
+
+impl Watchdog {
+    /// Judges one sample. `slack` is what the driver's figure may be off by.
+    pub fn judge(
+        &mut self,
+        sample: &Sample,
+        ledger: &Ledger,
+        slack: Mib,
+        now: Instant,
+    ) -> Vec<Finding> {
+        self.suspects.retain(|(key, ..), suspect| {
+            let recent = suspect
+                .last
+                .is_some_and(|last| now.saturating_duration_since(last) < FORGIVEN);
+            recent && ledger.get(key).is_some()
+        });
+        if now.saturating_duration_since(sample.at) > STALE {
+            return Vec::new();
+        }
+        let mut findings = Vec::new();
+        for (card, processes) in &sample.cards {
+            for share in ledger.on(card) {
+                for finding in against(share, card, processes, ledger, slack) {
+                    findings.extend(self.strike(finding, sample.at));
+                }
+            }
+        }
+        findings
+    }
+
+    fn strike(&mut self, mut finding: Finding, at: Instant) -> Option<Finding> {
+        let name = (finding.key.clone(), finding.gpu.clone(), finding.wrong);
+        let suspect = self.suspects.entry(name).or_default();
+        let fresh = suspect.last.is_none();
+        suspect.last = Some(at);
+        suspect.text = finding.text();
+        suspect
+            .strikes
+            .retain(|(strike, _)| at.saturating_duration_since(*strike) < WINDOW);
+        let offenders = std::mem::take(&mut finding.offenders);
+        let seen = |pid: &u32| {
+            suspect
+                .strikes
+                .iter()
+                .any(|(_, before)| before.contains(pid))
+        };
+        let again = finding.wrong == Wrong::Memory || offenders.iter().any(seen);
+        suspect.strikes.push_back((at, offenders));
+        let strikes = suspect.strikes.len();
+        finding.sure = strikes >= STRIKES && again || strikes >= MANY_STRIKES;
+        let rested = suspect
+            .acted
+            .is_none_or(|acted| at.saturating_duration_since(acted) >= AGAIN);
+        if finding.sure && rested {
+            suspect.acted = Some(at);
+            return Some(finding);
+        }
+        fresh.then_some(finding)
+    }
+
+    /// What is held against a container, in one sentence; `None` when all is well.
+    pub fn complaint(&self, key: &HolderKey) -> Option<&str> {
+        self.suspects
+            .iter()
+            .find(|((of, ..), suspect)| of == key && suspect.acted.is_some())
+            .map(|(_, suspect)| suspect.text.as_str())
+    }
+}
+
+/// What one share's processes on one card are found to do wrong.
+fn against(
+    share: &Share,
+    card: &GpuUuid,
+    processes: &[Process],
+    ledger: &Ledger,
+    slack: Mib,
+) -> Vec<Finding> {
+    if share.mode == Mode::Exclusive {
+        return Vec::new();
+    }
+    let own: Vec<&Process> = processes
+        .iter()
+        .filter(|process| is_of(process, share, ledger))
+        .collect();
+    let held = own
+        .iter()
+        .filter_map(|process| process.memory)
+        .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)));
+    let finding = |wrong, offenders| Finding {
+        key: share.key(),
+        gpu: card.clone(),
+        wrong,
+        held,
+        limit: share.memory,
+        container_id: own
+            .iter()
+            .find_map(|process| process.origin.container_id.clone()),
+        pids: own.iter().map(|process| process.pid).collect(),
+        offenders,
+        sure: false,
+    };
+    let served = matches!(share.mode, Mode::Mps | Mode::MpsIsolated);
+    let mut findings = Vec::new();
+    let past: Vec<u32> = own
+        .iter()
+        .filter(|process| served && !process.mps_client)
+        .map(|process| process.pid)
+        .collect();
+    if !past.is_empty() {
+        findings.push(finding(Wrong::PastServer, past));
+    }
+    if held.0 > share.memory.0.saturating_add(slack.0) {
+        findings.push(finding(Wrong::Memory, Vec::new()));
+    }
+    findings
+}
+
+/// Whether a process counts for a share. Where a pod has one share, every process of the
+/// pod does: a container that just started again has another id than was written down.
+pub fn is_of(process: &Process, share: &Share, ledger: &Ledger) -> bool {
+    if process.origin.pod_uid.as_deref() != Some(share.pod.uid.as_str()) {
+        return false;
+    }
+    let mut others = ledger
+        .shares()
+        .filter(|other| other.pod.uid == share.pod.uid && other.container != share.container);
+    if others.next().is_none() {
+        return true;
+    }
+    match (&process.origin.container_id, &share.container_id) {
+        (Some(its), Some(known)) => its == known,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+use super::*;
+use crate::attribute::Origin;
+use crate::ledger::AllocId;
+
+const SLACK: Mib = Mib(16);
+
+fn share(pod: &str, container: &str, mode: &str, mib: u64) -> Share {
+    let record = format!(
+        r#"{{"version":1,"pod":{{"uid":"{pod}","namespace":"n","name":"{pod}"}},"container":"{container}",
+           "gpus":["GPU-0"],"memoryMib":{mib},"computePercent":100,"mode":"{mode}","decision":"d"}}"#
+    );
+    let mut share = Share::from_record(AllocId::new(1), &record).unwrap();
+    share.container_id = Some(format!("c-{container}"));
+    share
+}
+
+fn process(pod: &str, container: &str, mib: u64, mps_client: bool) -> Process {
+    Process {
+        pid: u32::try_from(mib).unwrap(),
+        memory: Some(Mib(mib)),
+        mps_client,
+        origin: Origin {
+            pod_uid: Some(pod.into()),
+            container_id: Some(format!("c-{container}")),
+            command: "x".into(),
+        },
+    }
+}
+
+fn ledger(shares: &[Share]) -> Ledger {
+    let mut ledger = Ledger::default();
+    for share in shares {
+        ledger.restore(share.clone());
+    }
+    ledger
+}
+
+fn sample(at: Instant, processes: &[Process]) -> Sample {
+    Sample {
+        at,
+        cards: vec![(GpuUuid::from("GPU-0"), processes.to_vec())],
+    }
+}
+
+/// When it acts, in samples from the first, over a second of samples 100 ms apart.
+fn acts(ledger: &Ledger, processes: &[Process]) -> Vec<(usize, Wrong)> {
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let mut acts = Vec::new();
+    for n in 0..10 {
+        let now = start + Duration::from_millis(100 * n);
+        let found = watchdog.judge(&sample(now, processes), ledger, SLACK, now);
+        let sure = found.into_iter().filter(|finding| finding.sure);
+        acts.extend(sure.map(|finding| (usize::try_from(n).unwrap(), finding.wrong)));
+    }
+    acts
+}
+
+#[test]
+fn the_second_sample_in_a_row_is_acted_on() {
+    let ledger = ledger(&[share("a", "main", "time-slicing", 2000)]);
+    let two = [
+        process("a", "main", 1500, false),
+        process("a", "main", 517, false),
+    ];
+    assert_eq!(acts(&ledger, &two), [(1, Wrong::Memory)]);
+    let at_the_limit = [
+        process("a", "main", 1500, false),
+        process("a", "main", 516, false),
+    ];
+    assert_eq!(acts(&ledger, &at_the_limit), []);
+}
+
+#[test]
+fn a_process_past_its_server_is_wrong_whatever_it_holds() {
+    for mode in ["mps", "mps-isolated"] {
+        let ledger = ledger(&[share("a", "main", mode, 2000)]);
+        let past = [process("a", "main", 1, false)];
+        assert_eq!(acts(&ledger, &past), [(1, Wrong::PastServer)], "{mode}");
+        assert_eq!(acts(&ledger, &[process("a", "main", 1, true)]), []);
+    }
+    let whole = ledger(&[share("a", "main", "exclusive", 2000)]);
+    assert_eq!(acts(&whole, &[process("a", "main", 9000, false)]), []);
+}
+
+#[test]
+fn what_others_hold_is_not_held_against_it() {
+    let shares = [
+        share("a", "main", "time-slicing", 2000),
+        share("b", "one", "time-slicing", 1000),
+        share("b", "two", "time-slicing", 500),
+    ];
+    let ledger = ledger(&shares);
+    let processes = [
+        process("a", "main", 1900, false),
+        process("b", "one", 900, false),
+        process("b", "two", 600, false),
+        process("c", "main", 9000, false),
+        // Not told apart by its pod alone: of no share that is known.
+        process("b", "new", 3000, false),
+    ];
+    let mut watchdog = Watchdog::default();
+    let mut now = Instant::now();
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        found = watchdog.judge(&sample(now, &processes), &ledger, SLACK, now);
+        now += Duration::from_millis(100);
+    }
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].key, shares[2].key());
+    assert_eq!(
+        found[0].text(),
+        "holds 600 MiB of card GPU-0, 500 MiB were granted"
+    );
+    assert_eq!(
+        watchdog.complaint(&shares[2].key()),
+        Some(&*found[0].text())
+    );
+    assert_eq!(watchdog.complaint(&shares[1].key()), None);
+}
+
+#[test]
+fn the_only_share_of_a_pod_answers_for_a_container_that_started_again() {
+    let ledger = ledger(&[share("a", "main", "time-slicing", 2000)]);
+    let again = [process("a", "later", 2500, false)];
+    assert_eq!(acts(&ledger, &again), [(1, Wrong::Memory)]);
+}
+
+#[test]
+fn a_tenant_that_takes_and_frees_between_samples_is_found_all_the_same() {
+    let ledger = ledger(&[share("a", "main", "time-slicing", 2000)]);
+    let (over, under) = (
+        [process("a", "main", 3000, false)],
+        [process("a", "main", 10, false)],
+    );
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let mut sure = 0;
+    for n in 0..10_u32 {
+        let now = start + Duration::from_millis(100) * n;
+        let processes = if n % 3 == 0 { &over } else { &under };
+        let found = watchdog.judge(&sample(now, processes), &ledger, SLACK, now);
+        sure += found.iter().filter(|finding| finding.sure).count();
+    }
+    assert_eq!(sure, 1);
+}
+
+#[test]
+fn old_samples_and_single_ones_do_nothing() {
+    let ledger = ledger(&[share("a", "main", "time-slicing", 2000)]);
+    let over = [process("a", "main", 3000, false)];
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let late = start + STALE + Duration::from_millis(1);
+    for _ in 0..3 {
+        assert!(
+            watchdog
+                .judge(&sample(start, &over), &ledger, SLACK, late)
+                .is_empty()
+        );
+    }
+    let found = watchdog.judge(&sample(late, &over), &ledger, SLACK, late);
+    assert!(found.iter().all(|finding| !finding.sure) && found.len() == 1);
+    let later = late + Duration::from_secs(2);
+    let found = watchdog.judge(&sample(later, &over), &ledger, SLACK, later);
+    assert!(found.iter().all(|finding| !finding.sure));
+}
+
+/// 86,400 seconds of samples of tenants that use all of their shares, start and end:
+/// nothing is ever done about any of them.
+#[test]
+fn a_simulated_day_of_busy_tenants_has_no_false_positive() {
+    let shares: Vec<Share> = (0..3)
+        .map(|n| {
+            let mode = ["mps", "mps-isolated", "time-slicing"][n];
+            share(&format!("p{n}"), "main", mode, 2000)
+        })
+        .collect();
+    let ledger = ledger(&shares);
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let mut chance = 7_u64;
+    let mut next = || {
+        chance = chance
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        chance >> 33
+    };
+    for n in 0..864_000_u64 {
+        let now = start + Duration::from_millis(100 * n);
+        let processes: Vec<Process> = shares
+            .iter()
+            .flat_map(|share| {
+                let mps = share.mode != Mode::TimeSlicing;
+                let first = next() % 2001;
+                let second = next() % (2001 - first);
+                // A client that ends while the lists are read is in one of them only.
+                let torn = mps && next() % 5000 == 0;
+                [
+                    process(&share.pod.uid, "main", first, mps && !torn),
+                    process(&share.pod.uid, "main", second, mps),
+                ]
+            })
+            .collect();
+        let found = watchdog.judge(&sample(now, &processes), &ledger, SLACK, now);
+        assert!(found.iter().all(|finding| !finding.sure), "{found:?}");
+    }
+}
