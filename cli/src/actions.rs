@@ -1,7 +1,7 @@
 //! What the core decided, as a table: bindings, evictions, promises, and who waits.
 
 use crate::report::{Cell, Column, Table, Tone};
-use scheduler_core::ids::GpuUuid;
+use scheduler_core::ids::{GpuUuid, PodUid};
 use scheduler_core::model::ContainerGrant;
 use scheduler_core::{Action, Decision};
 use serde_json::{Value, json};
@@ -17,8 +17,9 @@ const COLUMNS: &[Column] = &[
     Column::text("uid", "UID").wide(),
 ];
 
-/// One row per thing that was decided or said. Of the last round, who waits and why.
-pub(crate) fn table(rounds: &[Decision]) -> Table {
+/// One row per thing that was decided or said. Of the last round, who waits and why, as
+/// far as `about` wants to know of that pod.
+pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Table {
     let mut table = Table::new(COLUMNS, "nothing would be done");
     for (at, decision) in rounds.iter().enumerate() {
         let round = at + 1;
@@ -31,7 +32,11 @@ pub(crate) fn table(rounds: &[Decision]) -> Table {
                     bind.name.to_string().into(),
                     bind.node.to_string().into(),
                     grants(&bind.grants),
-                    "".into(),
+                    if bind.pod.as_str().ends_with(crate::shadow::ANEW) {
+                        "made anew by its controller".into()
+                    } else {
+                        "".into()
+                    },
                     bind.pod.to_string().into(),
                 ],
                 Action::Evict(evict) => vec![
@@ -70,7 +75,7 @@ pub(crate) fn table(rounds: &[Decision]) -> Table {
     // Of several words about one pod the last one counts, and none once it has a place.
     let mut said: Vec<_> = Vec::new();
     for decision in rounds {
-        for reason in &decision.reasons {
+        for reason in decision.reasons.iter().filter(|said| about(&said.pod)) {
             said.retain(|(_, old): &(_, &scheduler_core::PodReason)| old.pod != reason.pod);
             said.push((reason.pod.clone(), reason));
         }

@@ -5,7 +5,9 @@
 //! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and who waits.
 //! - [`shadow`]: the scheduler's core, fed by lists; [`queues`]: the tree of queues.
 //! - [`explain`]: why a pod waits.
+//! - [`trial`]: `fit`, `simulate`: pods that are not there yet; [`manifest`]: their files.
 //! - [`record`]: `snapshot`, `replay`; [`actions`]: what was decided, as a table.
+//! - [`doctor`]: findings with their fixes.
 //! - [`events`]; [`cordon`]: `cordon`, `uncordon`, the one verb that writes.
 //! - [`demo`]: a whole cluster in one process; [`hook`]: what its runtimes run.
 //!
@@ -17,16 +19,19 @@ mod actions;
 mod connect;
 mod cordon;
 mod demo;
+mod doctor;
 mod events;
 mod explain;
 mod failure;
 mod hook;
 mod inventory;
+mod manifest;
 mod queues;
 mod record;
 mod report;
 mod shadow;
 mod top;
+mod trial;
 mod view;
 
 use crate::failure::end;
@@ -57,6 +62,10 @@ enum Verb {
     Queues(queues::Args),
     /// Why a pod waits, card by card, and the cheapest change that would let it run.
     Explain(explain::Args),
+    /// How often a request fits now, and where.
+    Fit(trial::FitArgs),
+    /// What the scheduler would do with these manifests, evictions included.
+    Simulate(trial::SimulateArgs),
     /// What the scheduler has said about pods, newest last.
     Events(events::Args),
     /// Place nothing new on a card; what runs there stays.
@@ -67,6 +76,8 @@ enum Verb {
     Snapshot(record::SnapshotArgs),
     /// What the scheduler decides on a recorded cluster.
     Replay(record::ReplayArgs),
+    /// What is wrong with a cluster, or with the node this runs on, each with its fix.
+    Doctor(doctor::Args),
     /// A completion script for your shell, on standard output.
     Completion {
         /// Which shell.
@@ -96,11 +107,14 @@ fn main() -> ExitCode {
         Verb::Shares(args) => end("shares", inventory::shares(&args)),
         Verb::Queues(args) => end("queues", queues::run(&args)),
         Verb::Explain(args) => end("explain", explain::run(&args)),
+        Verb::Fit(args) => end("fit", trial::fit(&args)),
+        Verb::Simulate(args) => end("simulate", trial::simulate(&args)),
         Verb::Events(args) => end("events", events::run(&args)),
         Verb::Cordon(args) => end("cordon", cordon::run(&args, true)),
         Verb::Uncordon(args) => end("uncordon", cordon::run(&args, false)),
         Verb::Snapshot(args) => end("snapshot", record::snapshot(&args)),
         Verb::Replay(args) => end("replay", record::replay(&args)),
+        Verb::Doctor(args) => end("doctor", doctor::run(&args)),
         Verb::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "aliquot", &mut script);

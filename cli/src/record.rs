@@ -63,7 +63,7 @@ pub(crate) fn replay(args: &ReplayArgs) -> Outcome {
         let lines: Vec<String> = rounds.iter().map(text::decision).collect();
         say(&lines.join("----\n"))?;
     } else {
-        let mut report = Report::from(actions::table(&rounds));
+        let mut report = Report::from(actions::table(&rounds, |_| true));
         report.below = problems.into_iter().map(Into::into).collect();
         args.output.print(&report)?;
     }

@@ -19,9 +19,13 @@ use scheduler::config::Strategy;
 use scheduler::convert::World;
 use scheduler::telemetry::Heard;
 use scheduler::watch::{Fact, Seen};
+use scheduler_core::ids::PodUid;
+use scheduler_core::model::Phase;
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, QueueView, text};
-use std::collections::BTreeMap;
+use scheduler_core::{
+    Action, Core, Decision, Event, Outcome, OutcomeResult, QueueView, Step, text,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -31,6 +35,15 @@ const CONTEXT_ALLOWANCE: u64 = 512;
 /// MPS clients of a card, and from which driver branch on there are more.
 const CLIENTS: u32 = 48;
 const MORE_CLIENTS: (u32, u32) = (590, 60);
+/// At the end of the UID of a pod that was evicted here and made anew.
+pub(crate) const ANEW: &str = "-anew";
+/// KAI's classes and their values.
+const CLASSES: [(&str, i32); 4] = [
+    ("train", 50),
+    ("build-preemptible", 75),
+    ("build", 100),
+    ("inference", 125),
+];
 /// Decisions in a row, each with what came of the last.
 const ROUNDS: usize = 64;
 
@@ -144,6 +157,8 @@ impl Objects {
 #[derive(Debug)]
 pub(crate) struct Shadow {
     config: scheduler_core::Config,
+    /// The name in the specs of our pods.
+    pub(crate) scheduler: String,
     world: World,
     core: Core,
     pub(crate) now: Time,
@@ -162,6 +177,7 @@ impl Shadow {
         let mut shadow = Self {
             core: Core::new(config.clone()),
             config,
+            scheduler: scheduler.to_owned(),
             world: World::new(scheduler),
             now,
             problems: Vec::new(),
@@ -206,6 +222,7 @@ impl Shadow {
         let mut shadow = Self {
             core: Core::new(config.clone()),
             config,
+            scheduler: scheduler.to_owned(),
             world: World::new(scheduler),
             now: Time(0),
             problems: Vec::new(),
@@ -216,12 +233,28 @@ impl Shadow {
             }
             shadow.apply(event);
         }
+        // Events carry the values of classes, not the classes.
+        for (name, value) in CLASSES {
+            let mut class = PriorityClass::default();
+            class.metadata.name = Some(name.to_owned());
+            class.value = Some(value);
+            shadow.take(Fact::Class(Seen::There(Box::new(class))));
+        }
         shadow
+    }
+
+    /// An equal one that only places what fits, and evicts nobody.
+    pub(crate) fn without_evictions(&self) -> Self {
+        let config = scheduler_core::Config {
+            actions: vec![Step::Allocate],
+            ..self.config.clone()
+        };
+        Self::of_events(self.events(), config, &self.scheduler)
     }
 
     /// An equal one, to try things on.
     pub(crate) fn copy(&self) -> Self {
-        Self::of_events(self.events(), self.config.clone(), "")
+        Self::of_events(self.events(), self.config.clone(), &self.scheduler)
     }
 
     fn take_all<K>(&mut self, objects: Vec<K>, of: fn(Seen<K>) -> Fact) {
@@ -277,20 +310,25 @@ impl Shadow {
     }
 
     /// Decides until nothing more happens: every binding is taken by the API server, every
-    /// evicted pod leaves at once. Answers the actions of each round.
+    /// evicted pod leaves at once and is made anew by its controller. Answers the decision
+    /// of each round.
     pub(crate) fn settle(&mut self) -> Vec<Decision> {
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             let decision = self.decide();
             let over = decision.actions.is_empty() && !decision.cut_short;
+            let mut evicted = BTreeSet::new();
             for action in &decision.actions {
                 self.apply(Event::Outcome(Outcome {
                     decision: action.decision(),
                     result: OutcomeResult::Confirmed,
                 }));
                 if let Action::Evict(evict) = action {
-                    self.apply(Event::PodGone(evict.pod.clone()));
+                    evicted.insert(evict.pod.clone());
                 }
+            }
+            if !evicted.is_empty() {
+                self.make_anew(&evicted);
             }
             rounds.push(decision);
             if over {
@@ -298,6 +336,21 @@ impl Shadow {
             }
         }
         rounds
+    }
+
+    fn make_anew(&mut self, evicted: &BTreeSet<PodUid>) {
+        let gone = self.events().into_iter().filter_map(|event| match event {
+            Event::Pod(pod) if evicted.contains(&pod.uid) => Some(pod),
+            _ => None,
+        });
+        let gone: Vec<_> = gone.collect();
+        for mut pod in gone {
+            self.apply(Event::PodGone(pod.uid.clone()));
+            pod.uid = PodUid::new(format!("{}{ANEW}", pod.uid));
+            pod.phase = Phase::Pending;
+            pod.created = self.now;
+            self.apply(Event::Pod(pod));
+        }
     }
 }
 

@@ -4,9 +4,9 @@
 //! Every part is a task of one set; the end of any before its time is the end of the demo.
 
 use super::driver::{Cards, Driver};
-use super::manifest::{apply, ensure_namespace};
 use super::place::Place;
 use super::{embed, story};
+use crate::manifest::{apply, ensure_namespace};
 use anyhow::{Context as _, anyhow};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};

@@ -2,7 +2,7 @@
 //!
 //! - `place`: its directory; `reaper`: who cleans up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`, `manifest`: what is applied; `watch`: what is seen.
+//! - `story`: what is applied; `watch`: what is seen.
 //!
 //! In: the command line. Out: a table on standard output, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
@@ -10,12 +10,12 @@
 mod cluster;
 mod driver;
 mod embed;
-mod manifest;
 mod place;
 pub(crate) mod reaper;
 pub(crate) mod story;
 mod watch;
 
+use crate::manifest;
 use crate::report::Screen;
 use crate::view::Scene;
 use anyhow::Context as _;

@@ -27,7 +27,7 @@ const WITHOUT_CONTROLLER: [&str; 7] = [
 ];
 
 /// The documents of a file.
-pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("{} cannot be read", path.display()))?;
     let documents = parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))?;
@@ -38,7 +38,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
 }
 
 /// The documents of a text; lists are taken apart.
-pub(super) fn parse(text: &str) -> Result<Vec<Value>, String> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Value>, String> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| format!("this is not YAML: {}", first_line(&error.to_string())))?;
     let mut objects = Vec::new();
@@ -77,17 +77,17 @@ fn first_line(text: &str) -> &str {
 
 /// One applied object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Applied {
+pub(crate) struct Applied {
     /// `Pod`, `Queue`.
-    pub(super) kind: String,
+    pub(crate) kind: String,
     /// `default` for a namespaced object without one.
-    pub(super) namespace: String,
+    pub(crate) namespace: String,
     /// As the server knows it.
-    pub(super) name: String,
+    pub(crate) name: String,
 }
 
 /// Applies one object; makes its namespace where it is missing.
-pub(super) async fn apply(client: &Client, object: &Value) -> anyhow::Result<Applied> {
+pub(crate) async fn apply(client: &Client, object: &Value) -> anyhow::Result<Applied> {
     let text = |pointer: &str| {
         object
             .pointer(pointer)
@@ -147,7 +147,7 @@ pub(super) async fn apply(client: &Client, object: &Value) -> anyhow::Result<App
 }
 
 /// What a user should know of a kind that is kept and acted on by nobody.
-pub(super) fn caveat(applied: &Applied) -> Option<String> {
+pub(crate) fn caveat(applied: &Applied) -> Option<String> {
     WITHOUT_CONTROLLER.contains(&applied.kind.as_str()).then(|| {
         format!(
             "{} {}: kept, but the demo has no controller that makes pods of it; apply the pods themselves",
@@ -157,7 +157,7 @@ pub(super) fn caveat(applied: &Applied) -> Option<String> {
 }
 
 /// Makes a namespace unless it is there.
-pub(super) async fn ensure_namespace(client: &Client, name: &str) -> anyhow::Result<()> {
+pub(crate) async fn ensure_namespace(client: &Client, name: &str) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     match namespaces.create(&PostParams::default(), &namespace).await {

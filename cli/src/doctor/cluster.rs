@@ -1,0 +1,642 @@
+//! The cluster: its versions, what is installed, agents, guards, queues, other schedulers.
+
+use super::Finding;
+use crate::connect::Cluster;
+use crate::failure::Failure;
+use api::{GpuNode, Queue};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy,
+};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+use proto::names::{NAMESPACE, kai, object, resource};
+use std::collections::BTreeSet;
+
+/// Kubernetes 1.31: the first with everything that is used.
+const OLDEST: (u32, u32) = (1, 31);
+/// The label by which nodes with GPUs are known.
+const PRESENT: &str = "nvidia.com/gpu.present";
+/// The policies of the guard.
+const GUARD: [&str; 8] = [
+    "aliquot-visible-devices",
+    "aliquot-host-paths",
+    "aliquot-cdi-names",
+    "aliquot-requests",
+    "aliquot-share-isolation",
+    "aliquot-grant",
+    "aliquot-agent-node",
+    "aliquot-agent-gpunode",
+];
+
+/// What was listed. `None`: it may not be read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// Major and minor, and as the server says it.
+    version: Option<(u32, u32, String)>,
+    /// `None`: the kind is not known there, or may not be read.
+    gpu_nodes: Option<Vec<GpuNode>>,
+    queues: Option<Vec<Queue>>,
+    nodes: Option<Vec<Node>>,
+    pods: Option<Vec<Pod>>,
+    webhooks: Option<Vec<MutatingWebhookConfiguration>>,
+    policies: Option<Vec<ValidatingAdmissionPolicy>>,
+}
+
+impl Seen {
+    /// Lists everything; only a server that does not answer at all is a failure.
+    pub(super) async fn look(cluster: &Cluster) -> Result<Self, Failure> {
+        let version = cluster
+            .client
+            .apiserver_version()
+            .await
+            .map_err(|error| cluster.failure("its version", &error))?;
+        let number = |text: &str| {
+            let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+            digits.parse::<u32>().ok()
+        };
+        let version = number(&version.major)
+            .zip(number(&version.minor))
+            .map(|(major, minor)| (major, minor, version.git_version.clone()));
+        let (gpu_nodes, queues, nodes, pods, webhooks, policies) = tokio::join!(
+            cluster.list_known(),
+            cluster.list_known(),
+            cluster.list_known(),
+            cluster.list_known(),
+            cluster.list_known(),
+            cluster.list_known(),
+        );
+        Ok(Self {
+            version,
+            gpu_nodes: gpu_nodes.ok(),
+            queues: queues.ok(),
+            nodes: nodes.ok(),
+            pods: pods.ok(),
+            webhooks: webhooks.ok(),
+            policies: policies.ok(),
+        })
+    }
+}
+
+const GRANT: &str = "grant your account the right to list it";
+
+/// Every check.
+pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
+    let mut findings = vec![
+        version(seen),
+        installed(seen),
+        queues(seen),
+        scheduler(seen),
+        webhook(seen),
+        guard(seen),
+        other_scheduler(seen),
+    ];
+    findings.extend(agents(seen));
+    findings.extend(cards(seen));
+    findings.extend(runtimes(seen));
+    findings.extend(old_pods(seen));
+    findings
+}
+
+fn version(seen: &Seen) -> Finding {
+    let check = "Kubernetes";
+    match &seen.version {
+        Some((major, minor, text)) if (*major, *minor) >= OLDEST => {
+            Finding::fine(check, text.clone())
+        }
+        Some((_, _, text)) => Finding::broken(
+            check,
+            format!("{text} is older than 1.31"),
+            "upgrade the cluster",
+        ),
+        None => Finding::unknown(check, "its version cannot be read", ""),
+    }
+}
+
+fn installed(seen: &Seen) -> Finding {
+    let check = "definitions";
+    if seen.gpu_nodes.is_some() && seen.queues.is_some() {
+        return Finding::fine(check, "GpuNode and Queue are known");
+    }
+    let missing: Vec<&str> = [
+        (seen.gpu_nodes.is_none(), "gpunodes.aliquot.dev"),
+        (seen.queues.is_none(), "queues.scheduling.run.ai"),
+    ]
+    .into_iter()
+    .filter_map(|(missing, name)| missing.then_some(name))
+    .collect();
+    Finding::broken(
+        check,
+        format!("{} cannot be listed", missing.join(" and ")),
+        "kubectl apply -k deploy, or grant your account the right to list them",
+    )
+}
+
+fn queues(seen: &Seen) -> Finding {
+    let check = "queues";
+    let Some(queues) = &seen.queues else {
+        return Finding::unknown(check, "queues cannot be listed", GRANT);
+    };
+    let there = queues
+        .iter()
+        .any(|queue| queue.name_any() == kai::DEFAULT_QUEUE);
+    let names: BTreeSet<String> = queues.iter().map(ResourceExt::name_any).collect();
+    let orphan = queues.iter().find(|queue| {
+        let parent = queue.spec.parent_queue.as_ref();
+        parent.is_some_and(|parent| !parent.is_empty() && !names.contains(parent))
+    });
+    if let Some(orphan) = orphan {
+        return Finding::broken(
+            check,
+            format!(
+                "the parent of queue {} is not there: nothing in it is placed",
+                orphan.name_any()
+            ),
+            "make the parent, or correct spec.parentQueue",
+        );
+    }
+    if there {
+        Finding::fine(check, format!("{} of them", queues.len()))
+    } else {
+        Finding::warning(
+            check,
+            format!(
+                "there is no {}: pods without a queue label wait",
+                kai::DEFAULT_QUEUE
+            ),
+            "kubectl apply -f deploy/scheduler.yaml makes it",
+        )
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn app(pod: &Pod) -> Option<&str> {
+    pod.labels()
+        .get("app.kubernetes.io/name")
+        .map(String::as_str)
+}
+
+fn scheduler(seen: &Seen) -> Finding {
+    let check = "scheduler";
+    let Some(pods) = &seen.pods else {
+        return Finding::unknown(check, "pods cannot be listed", GRANT);
+    };
+    let ours: Vec<&Pod> = pods
+        .iter()
+        .filter(|pod| pod.namespace().as_deref() == Some(NAMESPACE))
+        .filter(|pod| app(pod) == Some("aliquot-scheduler"))
+        .collect();
+    let ready = ours.iter().filter(|pod| is_ready(pod)).count();
+    if ready > 0 {
+        return Finding::fine(check, format!("{ready} of {} replicas ready", ours.len()));
+    }
+    // It may run as a process that is no pod: then somebody still places.
+    Finding::warning(
+        check,
+        if ours.is_empty() {
+            format!("no pod aliquot-scheduler in {NAMESPACE}: it does not run, or not as a pod")
+        } else {
+            "no replica is ready".to_owned()
+        },
+        format!("kubectl -n {NAMESPACE} describe deployment aliquot-scheduler"),
+    )
+}
+
+fn webhook(seen: &Seen) -> Finding {
+    let check = "webhook";
+    let Some(webhooks) = &seen.webhooks else {
+        return Finding::unknown(check, "webhook configurations cannot be listed", GRANT);
+    };
+    let ours = webhooks
+        .iter()
+        .find(|w| w.name_any() == object::WEBHOOK_CONFIGURATION);
+    let signed = ours.is_some_and(|configuration| {
+        let hooks = configuration.webhooks.iter().flatten();
+        hooks.clone().next().is_some()
+            && hooks
+                .clone()
+                .all(|hook| hook.client_config.ca_bundle.is_some())
+    });
+    match (ours, signed) {
+        (Some(_), true) => Finding::fine(check, "configured, with its authority"),
+        (Some(_), false) => Finding::broken(
+            check,
+            "the configuration has no caBundle: pods of this scheduler are refused",
+            "the scheduler writes it within a minute of its start; look at its log",
+        ),
+        (None, _) => Finding::broken(
+            check,
+            "there is none: share pods stay without their token and wait for ever",
+            "start the scheduler, which makes it, then make such pods anew",
+        ),
+    }
+}
+
+fn guard(seen: &Seen) -> Finding {
+    let check = "guard";
+    let Some(policies) = &seen.policies else {
+        return Finding::unknown(check, "admission policies cannot be listed", GRANT);
+    };
+    let names: BTreeSet<String> = policies.iter().map(ResourceExt::name_any).collect();
+    let missing: Vec<&str> = GUARD
+        .into_iter()
+        .filter(|name| !names.contains(*name))
+        .collect();
+    if missing.is_empty() {
+        return Finding::fine(check, format!("all {} policies are there", GUARD.len()));
+    }
+    Finding::warning(
+        check,
+        format!(
+            "without {}: a pod may reach GPUs that it was not granted",
+            missing.join(", ")
+        ),
+        "kubectl apply -f deploy/scheduler.yaml",
+    )
+}
+
+fn other_scheduler(seen: &Seen) -> Finding {
+    let check = "other schedulers";
+    let Some(pods) = &seen.pods else {
+        return Finding::unknown(check, "pods cannot be listed", GRANT);
+    };
+    let image = |pod: &Pod| {
+        let containers = pod.spec.as_ref().map(|spec| spec.containers.clone());
+        let mut containers = containers.into_iter().flatten();
+        containers.any(|container| {
+            let image = container.image.unwrap_or_default();
+            image.contains("kai-scheduler/scheduler") || image.contains("kai-scheduler/binder")
+        })
+    };
+    let kai = pods
+        .iter()
+        .find(|pod| image(pod) && pod.metadata.deletion_timestamp.is_none());
+    match kai {
+        None => Finding::fine(check, "no KAI Scheduler"),
+        Some(pod) => Finding::broken(
+            check,
+            format!(
+                "the KAI Scheduler runs ({}/{}) and takes the same pods",
+                pod.namespace().unwrap_or_default(),
+                pod.name_any()
+            ),
+            "give one of them another scheduler name and node pool (docs/migration.md), or remove KAI",
+        ),
+    }
+}
+
+fn gpus(node: &Node) -> bool {
+    let labelled = node
+        .labels()
+        .get(PRESENT)
+        .is_some_and(|value| value == "true");
+    let status = node.status.as_ref();
+    let allocatable = status.and_then(|status| status.allocatable.as_ref());
+    let shown = allocatable
+        .and_then(|all| all.get(resource::GPU))
+        .is_some_and(|amount| amount.0 != "0");
+    labelled || shown
+}
+
+fn agents(seen: &Seen) -> Vec<Finding> {
+    let check = "agents";
+    let (Some(gpu_nodes), Some(nodes)) = (&seen.gpu_nodes, &seen.nodes) else {
+        return vec![Finding::unknown(
+            check,
+            "nodes or GpuNodes cannot be listed",
+            GRANT,
+        )];
+    };
+    let mut findings = Vec::new();
+    let mut offering = 0;
+    for node in gpu_nodes {
+        let name = node.name_any();
+        let conditions = node.status.iter().flat_map(|status| &status.conditions);
+        match conditions
+            .clone()
+            .find(|condition| condition.type_ == "Offering")
+        {
+            Some(condition) if condition.status == "True" => offering += 1,
+            Some(condition) => findings.push(Finding::broken(
+                check,
+                format!("{name} offers no shares: {}", condition.message),
+                "run `aliquot doctor --node` there",
+            )),
+            None => findings.push(Finding::broken(
+                check,
+                format!("the agent of {name} has not reported"),
+                format!("look at the log of the aliquot-agent pod on {name}"),
+            )),
+        }
+        if !nodes.iter().any(|other| other.name_any() == name) {
+            findings.push(Finding::warning(
+                check,
+                format!("the GpuNode {name} has no node"),
+                format!("kubectl delete gpunode {name}"),
+            ));
+        }
+    }
+    let managed = |name: &str| gpu_nodes.iter().any(|node| node.name_any() == name);
+    for node in nodes
+        .iter()
+        .filter(|node| gpus(node) && !managed(&node.name_any()))
+    {
+        findings.push(Finding::warning(
+            check,
+            format!("{} has GPUs and no agent: whole GPUs only, by its own plugin", node.name_any()),
+            format!(
+                "kubectl label node {} nvidia.com/gpu.deploy.device-plugin=false {PRESENT}=true --overwrite",
+                node.name_any()
+            ),
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(match offering {
+            0 => Finding::broken(
+                check,
+                "no node has an agent",
+                "kubectl apply -f deploy/daemonset.yaml",
+            ),
+            _ => Finding::fine(
+                check,
+                format!("{offering} of {offering} nodes offer shares"),
+            ),
+        });
+    }
+    findings
+}
+
+fn cards(seen: &Seen) -> Vec<Finding> {
+    let nodes = seen.gpu_nodes.as_deref().unwrap_or_default();
+    let mut findings = Vec::new();
+    for (node, card) in crate::inventory::cards_of(nodes) {
+        let which = format!("GPU {} of {node}", card.index);
+        if card.health != "Healthy" {
+            findings.push(Finding::broken(
+                "cards",
+                format!("{which} is unhealthy: {}", card.health_reason),
+                format!(
+                    "drain what runs on it (`aliquot shares {node}`), then reset or replace it"
+                ),
+            ));
+        }
+        if card.cordoned {
+            findings.push(Finding::warning(
+                "cards",
+                format!("{which} is cordoned"),
+                format!("aliquot uncordon {node}/{}", card.index),
+            ));
+        }
+        for stranger in &card.strangers {
+            findings.push(Finding::warning(
+                "cards",
+                format!(
+                    "{which}: process {} ({}) holds {} MiB without a grant",
+                    stranger.pid, stranger.command, stranger.memory_mib.0
+                ),
+                "end it, or keep its memory from shares with spec.reserveMib of the GpuNode",
+            ));
+        }
+    }
+    if findings.is_empty() && !nodes.is_empty() {
+        let count = crate::inventory::cards_of(nodes).count();
+        findings.push(Finding::fine(
+            "cards",
+            format!("{count} healthy, none cordoned, no strangers"),
+        ));
+    }
+    findings
+}
+
+/// What the nodes' runtimes are known to do with CDI names.
+fn runtimes(seen: &Seen) -> Vec<Finding> {
+    let check = "runtimes";
+    let Some(nodes) = &seen.nodes else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    for node in nodes.iter().filter(|node| gpus(node)) {
+        let info = node
+            .status
+            .as_ref()
+            .and_then(|status| status.node_info.as_ref());
+        let runtime = info.map(|info| info.container_runtime_version.as_str());
+        let runtime = runtime.unwrap_or_default();
+        let name = node.name_any();
+        if runtime.starts_with("docker") || runtime.starts_with("containerd://1.6") {
+            findings.push(Finding::broken(
+                check,
+                format!("{name} has {runtime}, which does not know CDI"),
+                "use containerd 1.7 with enable_cdi, containerd 2, or CRI-O",
+            ));
+        } else if runtime.starts_with("containerd://1.7") {
+            findings.push(Finding::warning(
+                check,
+                format!("{name} has {runtime}, where CDI is off unless it was switched on"),
+                format!("run `aliquot doctor --node` on {name}"),
+            ));
+        }
+    }
+    if findings.is_empty() {
+        findings.push(Finding::fine(check, "no runtime that is known to lack CDI"));
+    }
+    findings
+}
+
+/// Pods that were made while there was no webhook.
+fn old_pods(seen: &Seen) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for pod in seen.pods.iter().flatten() {
+        let Some(spec) = &pod.spec else { continue };
+        let waits = spec.node_name.is_none() && pod.metadata.deletion_timestamp.is_none();
+        let ours = spec.scheduler_name.as_deref() == Some(kai::SCHEDULER_NAME);
+        let asks = [
+            proto::names::request::MEMORY,
+            proto::names::request::FRACTION,
+        ]
+        .iter()
+        .any(|key| pod.annotations().contains_key(*key));
+        let init = spec.init_containers.iter().flatten();
+        let token = spec.containers.iter().chain(init).any(|container| {
+            let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
+            limits.is_some_and(|limits| limits.contains_key(resource::SHARE))
+        });
+        if waits && ours && asks && !token {
+            findings.push(Finding::broken(
+                "pods",
+                format!(
+                    "{}/{} was made before the webhook stood and waits for ever",
+                    pod.namespace().unwrap_or_default(),
+                    pod.name_any()
+                ),
+                "delete it and make it anew",
+            ));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Where something is set, to what, and what is found then.
+    type Case = (String, Value, Vec<(&'static str, State)>);
+
+    fn good() -> Value {
+        json!({
+            "gpuNodes": [{"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": {},
+                "status": {"gpus": [{"uuid": "GPU-1", "index": 0, "product": "L4", "totalMib": 1, "reservedMib": 0,
+                    "usedMib": 0, "grantedMib": 0, "grantableMib": 1, "ready": true, "health": "Healthy"}],
+                    "conditions": [{"type": "Offering", "status": "True", "reason": "x", "message": "",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}],
+            "queues": [{"apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "default-queue"}, "spec": {}}],
+            "nodes": [{"metadata": {"name": "n1", "labels": {"nvidia.com/gpu.present": "true"}},
+                "status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.1.0", "architecture": "", "bootID": "",
+                    "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "",
+                    "operatingSystem": "", "osImage": "", "systemUUID": ""}}}],
+            "pods": [{"metadata": {"name": "s", "namespace": "aliquot-system", "labels": {"app.kubernetes.io/name": "aliquot-scheduler"}},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]}}],
+            "webhooks": [{"metadata": {"name": "aliquot"}, "webhooks": [{"name": "a", "admissionReviewVersions": ["v1"],
+                "sideEffects": "None", "clientConfig": {"url": "https://x", "caBundle": "AAAA"}}]}],
+            "policies": GUARD.map(|name| json!({"metadata": {"name": name}})),
+        })
+    }
+
+    fn seen(cluster: &Value) -> Seen {
+        fn of<T: serde::de::DeserializeOwned>(value: &Value) -> Option<T> {
+            serde_json::from_value(value.clone()).unwrap()
+        }
+        Seen {
+            version: Some((1, 36, "v1.36.2".into())),
+            gpu_nodes: of(&cluster["gpuNodes"]),
+            queues: of(&cluster["queues"]),
+            nodes: of(&cluster["nodes"]),
+            pods: of(&cluster["pods"]),
+            webhooks: of(&cluster["webhooks"]),
+            policies: of(&cluster["policies"]),
+        }
+    }
+
+    fn faults(cluster: &Value) -> Vec<(&'static str, State)> {
+        let found = findings(&seen(cluster)).into_iter();
+        let bad = found.filter(|finding| finding.state != State::Fine);
+        bad.map(|finding| {
+            assert!(!finding.fix.is_empty(), "{finding:?}");
+            (finding.check, finding.state)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_cluster_as_it_should_be_has_no_finding() {
+        assert_eq!(faults(&good()), []);
+    }
+
+    #[test]
+    fn each_fault_is_found_and_nothing_else() {
+        use State::{Broken, Unknown, Warning};
+        let node = |path: &str| format!("/gpuNodes/0{path}");
+        let pod = |spec: Value| json!({"metadata": {"name": "p", "namespace": "d", "annotations": {"gpu-memory": "1"}}, "spec": spec});
+        let old = pod(json!({"schedulerName": "kai-scheduler", "containers": [{"name": "c"}]}));
+        let kai = pod(
+            json!({"containers": [{"name": "c", "image": "ghcr.io/kai-scheduler/kai-scheduler/scheduler:v0.9"}]}),
+        );
+        let mut with_old = good()["pods"].clone();
+        with_old.as_array_mut().unwrap().push(old);
+        let mut with_kai = good()["pods"].clone();
+        with_kai.as_array_mut().unwrap().push(kai);
+        let cases: Vec<Case> = vec![
+            (
+                node("/status/gpus/0/health"),
+                json!("Unhealthy"),
+                vec![("cards", Broken)],
+            ),
+            (
+                node("/status/gpus/0/cordoned"),
+                json!(true),
+                vec![("cards", Warning)],
+            ),
+            (
+                node("/status/conditions/0/status"),
+                json!("False"),
+                vec![("agents", Broken)],
+            ),
+            (
+                node("/status/conditions"),
+                json!([]),
+                vec![("agents", Broken)],
+            ),
+            ("/gpuNodes".into(), json!([]), vec![("agents", Warning)]),
+            (
+                "/gpuNodes".into(),
+                Value::Null,
+                vec![("definitions", Broken), ("agents", Unknown)],
+            ),
+            (
+                "/queues/0/metadata/name".into(),
+                json!("other"),
+                vec![("queues", Warning)],
+            ),
+            (
+                "/queues/0/spec/parentQueue".into(),
+                json!("nobody"),
+                vec![("queues", Broken)],
+            ),
+            (
+                "/nodes/0/status/nodeInfo/containerRuntimeVersion".into(),
+                json!("containerd://1.7.3"),
+                vec![("runtimes", Warning)],
+            ),
+            (
+                "/nodes/0/status/nodeInfo/containerRuntimeVersion".into(),
+                json!("docker://20"),
+                vec![("runtimes", Broken)],
+            ),
+            ("/pods".into(), json!([]), vec![("scheduler", Warning)]),
+            ("/pods".into(), with_old, vec![("pods", Broken)]),
+            ("/pods".into(), with_kai, vec![("other schedulers", Broken)]),
+            ("/webhooks".into(), json!([]), vec![("webhook", Broken)]),
+            (
+                "/webhooks/0/webhooks/0/clientConfig/caBundle".into(),
+                Value::Null,
+                vec![("webhook", Broken)],
+            ),
+            (
+                "/policies/3/metadata/name".into(),
+                json!("x"),
+                vec![("guard", Warning)],
+            ),
+            ("/policies".into(), Value::Null, vec![("guard", Unknown)]),
+        ];
+        for (pointer, value, expected) in cases {
+            let mut cluster = good();
+            match cluster.pointer_mut(&pointer) {
+                Some(there) => *there = value.clone(),
+                None => {
+                    let (parent, key) = pointer.rsplit_once('/').unwrap();
+                    cluster.pointer_mut(parent).unwrap()[key] = value.clone();
+                }
+            }
+            assert_eq!(faults(&cluster), expected, "{pointer}: {value}");
+        }
+    }
+
+    #[test]
+    fn an_old_server_is_broken() {
+        let mut seen = seen(&good());
+        seen.version = Some((1, 30, "v1.30.0".into()));
+        assert_eq!(findings(&seen)[0].state, State::Broken);
+    }
+}

@@ -1,0 +1,183 @@
+//! Manifests → facts, as the API server would keep and the scheduler would see them.
+
+use crate::failure::Failure;
+use crate::shadow::Shadow;
+use k8s_openapi::api::core::v1::Pod;
+use scheduler::watch::{Fact, Seen};
+use scheduler_core::Event;
+use scheduler_core::ids::PodUid;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// How the UIDs of pods begin that were never anywhere.
+const UID: &str = "simulated-";
+/// A workload is taken apart into so many pods at most.
+const MOST_PODS: u64 = 10_000;
+
+/// What was taken in.
+#[derive(Debug, Default)]
+pub(super) struct Intake {
+    /// The pods, in the order of the file.
+    pub(super) pods: Vec<(PodUid, String)>,
+    /// What a person should know of the rest.
+    pub(super) notes: Vec<String>,
+    count: u64,
+}
+
+impl Intake {
+    /// One object. Nothing of a file is used before all of it was read.
+    pub(super) fn take(&mut self, shadow: &mut Shadow, object: &Value) -> Result<(), Failure> {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let kind = text("/kind").unwrap_or_default();
+        let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
+        let shown = format!("{kind} {}", name.unwrap_or_default());
+        match kind {
+            "Pod" => self.pod(shadow, object, &shown)?,
+            "Queue" => {
+                shadow.take(Fact::Queue(there(object, &shown)?));
+            }
+            "PodGroup" => {
+                let mut object = object.clone();
+                default_namespace(&mut object);
+                shadow.take(Fact::Group(there(&object, &shown)?));
+            }
+            "Topology" => {
+                shadow.take(Fact::Topology(there(object, &shown)?));
+            }
+            "PriorityClass" => {
+                shadow.take(Fact::Class(there(object, &shown)?));
+            }
+            "Deployment" | "ReplicaSet" | "StatefulSet" | "ReplicationController" => {
+                let replicas = number(object, "/spec/replicas", &shown)?.unwrap_or(1);
+                self.workload(shadow, object, "/spec/template", replicas, &shown)?;
+            }
+            "Job" => {
+                let parallel = number(object, "/spec/parallelism", &shown)?.unwrap_or(1);
+                let wanted = number(object, "/spec/completions", &shown)?.unwrap_or(parallel);
+                self.workload(
+                    shadow,
+                    object,
+                    "/spec/template",
+                    parallel.min(wanted),
+                    &shown,
+                )?;
+            }
+            _ => self
+                .notes
+                .push(format!("{shown}: nothing is decided about a {kind}")),
+        }
+        Ok(())
+    }
+
+    fn workload(
+        &mut self,
+        shadow: &mut Shadow,
+        object: &Value,
+        template: &str,
+        replicas: u64,
+        shown: &str,
+    ) -> Result<(), Failure> {
+        let template = object.pointer(template).cloned().unwrap_or_default();
+        if !template.is_object() {
+            return Err(Failure::input(format!("{shown} has no spec.template")));
+        }
+        if replicas > MOST_PODS {
+            return Err(Failure::input(format!(
+                "{shown} makes {replicas} pods, more than the {MOST_PODS} that are simulated at once"
+            )));
+        }
+        for number in 0..replicas {
+            let mut pod = template.clone();
+            pod["kind"] = json!("Pod");
+            pod["apiVersion"] = json!("v1");
+            if !pod["metadata"].is_object() {
+                pod["metadata"] = json!({});
+            }
+            let name = object.pointer("/metadata/name").and_then(Value::as_str);
+            pod["metadata"]["name"] = json!(format!("{}-{number}", name.unwrap_or("pod")));
+            if let Some(namespace) = object.pointer("/metadata/namespace") {
+                pod["metadata"]["namespace"] = namespace.clone();
+            }
+            // What an owner says of queue and priority holds for its pods.
+            for key in [
+                proto::names::kai::QUEUE_LABEL,
+                proto::names::kai::PRIORITY_CLASS_LABEL,
+            ] {
+                let label = &object["metadata"]["labels"][key];
+                if label.is_string() && pod["metadata"]["labels"][key].is_null() {
+                    if !pod["metadata"]["labels"].is_object() {
+                        pod["metadata"]["labels"] = json!({});
+                    }
+                    pod["metadata"]["labels"][key] = label.clone();
+                }
+            }
+            let shown = format!("{shown}, pod {number}");
+            self.pod(shadow, &pod, &shown)?;
+        }
+        Ok(())
+    }
+
+    fn pod(&mut self, shadow: &mut Shadow, object: &Value, shown: &str) -> Result<(), Failure> {
+        let mut object = object.clone();
+        default_namespace(&mut object);
+        let scheduler = object
+            .pointer("/spec/schedulerName")
+            .and_then(Value::as_str);
+        let scheduler = scheduler.unwrap_or("default-scheduler").to_owned();
+        if scheduler != shadow.scheduler {
+            self.notes.push(format!(
+                "{shown}: its spec.schedulerName is {scheduler}, not {}: another scheduler decides",
+                shadow.scheduler
+            ));
+            return Ok(());
+        }
+        let amended = scheduler::admission::amended(&object)
+            .map_err(|why| Failure::input(format!("{shown} would be refused: {why}")))?;
+        let mut pod: Pod = typed(&amended, shown)?;
+        self.count += 1;
+        let name = match (&pod.metadata.name, &pod.metadata.generate_name) {
+            (Some(name), _) => name.clone(),
+            (None, Some(prefix)) => format!("{prefix}{}", self.count),
+            (None, None) => format!("pod-{}", self.count),
+        };
+        let uid = PodUid::new(format!("{UID}{:06}", self.count));
+        pod.metadata.name = Some(name.clone());
+        pod.metadata.uid = Some(uid.to_string());
+        pod.status = None;
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let events = shadow.take(Fact::Pod(Seen::There(Box::new(pod))));
+        // Newer than everything that is there.
+        for event in events {
+            if let Event::Pod(mut pod) = event {
+                pod.created = shadow.now;
+                shadow.apply(Event::Pod(pod));
+            }
+        }
+        self.pods.push((uid, format!("{namespace}/{name}")));
+        Ok(())
+    }
+}
+
+fn default_namespace(object: &mut Value) {
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.entry("namespace").or_insert(json!("default"));
+    }
+}
+
+fn there<K: DeserializeOwned>(object: &Value, shown: &str) -> Result<Seen<K>, Failure> {
+    Ok(Seen::There(Box::new(typed(object, shown)?)))
+}
+
+fn typed<K: DeserializeOwned>(object: &Value, shown: &str) -> Result<K, Failure> {
+    serde_json::from_value(object.clone())
+        .map_err(|error| Failure::input(format!("{shown} is not as its kind must be: {error}")))
+}
+
+fn number(object: &Value, pointer: &str, shown: &str) -> Result<Option<u64>, Failure> {
+    match object.pointer(pointer) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| {
+            Failure::input(format!("{shown}: {} must be a whole number", &pointer[1..]))
+        }),
+    }
+}

@@ -1,0 +1,232 @@
+//! `aliquot simulate -f FILE`: what the scheduler would do with these manifests.
+
+use super::intake::Intake;
+use crate::actions;
+use crate::connect::block_on;
+use crate::failure::{Failure, NO, Outcome};
+use crate::manifest;
+use crate::report::{Cell, Output, Report, Tone};
+use crate::shadow::{Shadow, Source};
+use scheduler_core::{Action, Decision};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Flags of `aliquot simulate`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Manifests; may be given several times; `-` is standard input.
+    #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Outcome {
+    let mut objects = Vec::new();
+    for file in &args.files {
+        let text = crate::shadow::read(file)?;
+        let documents = manifest::parse(&text)
+            .map_err(|why| Failure::input(format!("{}: {why}", file.display())))?;
+        if documents.is_empty() {
+            return Err(Failure::input(format!(
+                "{} has no manifest in it",
+                file.display()
+            )));
+        }
+        objects.extend(documents);
+    }
+    let report = block_on(async {
+        let shadow = args.source.load().await?;
+        let (report, all) = simulated(shadow, &objects)?;
+        args.output.print(&report)?;
+        Ok(all)
+    })?;
+    Ok(if report {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(NO)
+    })
+}
+
+/// The report, and whether every pod of the manifests gets a place.
+fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Failure> {
+    // What would happen anyway is not these manifests' doing.
+    shadow.settle();
+    let mut intake = Intake::default();
+    // Queues, groups and classes first: pods may come before them in a file.
+    let pods = [
+        "Pod",
+        "Deployment",
+        "ReplicaSet",
+        "StatefulSet",
+        "ReplicationController",
+        "Job",
+    ];
+    let is_pod = |object: &&Value| pods.contains(&object["kind"].as_str().unwrap_or_default());
+    for object in objects.iter().filter(|object| !is_pod(object)) {
+        intake.take(&mut shadow, object)?;
+    }
+    for object in objects.iter().filter(is_pod) {
+        intake.take(&mut shadow, object)?;
+    }
+    let rounds = shadow.settle();
+    let mine = |uid: &scheduler_core::ids::PodUid| intake.pods.iter().any(|(pod, _)| pod == uid);
+    let placed = intake
+        .pods
+        .iter()
+        .filter(|(uid, _)| is_placed(&rounds, uid))
+        .count();
+    let evicted = rounds
+        .iter()
+        .flat_map(|round| &round.actions)
+        .filter(|action| matches!(action, Action::Evict(_)))
+        .count();
+    let total = intake.pods.len();
+    let all = placed == total;
+    let verdict = format!(
+        "{placed} of {total} {} a place{}.",
+        if total == 1 { "pod gets" } else { "pods get" },
+        match evicted {
+            0 => String::new(),
+            1 => "; 1 pod is evicted for it".to_owned(),
+            many => format!("; {many} pods are evicted for it"),
+        }
+    );
+    let mut report = Report::from(actions::table(&rounds, mine));
+    report
+        .below
+        .push(Cell::from(verdict).tone(if all { Tone::Good } else { Tone::Bad }));
+    report.below.extend(
+        intake
+            .notes
+            .iter()
+            .map(|note| Cell::from(note.clone()).tone(Tone::Warn)),
+    );
+    report.document = Some(json!({
+        "pods": total, "placed": placed, "evicted": evicted,
+        "actions": report.table.objects(), "notes": intake.notes,
+    }));
+    Ok((report, all))
+}
+
+fn is_placed(rounds: &[Decision], uid: &scheduler_core::ids::PodUid) -> bool {
+    let bound = |decision: &Decision| {
+        let binds = |action: &Action| matches!(action, Action::Bind(bind) if bind.pod == *uid);
+        decision.actions.iter().any(binds)
+    };
+    let promised = rounds
+        .last()
+        .is_some_and(|last| last.promises.iter().any(|promise| promise.pod == *uid));
+    promised || rounds.iter().any(bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: &str = "\
+tick 100000
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=1 managed extended.aliquot.dev/gpu-share=48
+cards n1 default=mps
+  card GPU-1 product=L4 total=23034 reserved=34
+queue default-queue
+queue rich gpu=1000000000/-1/1000000
+queue poor gpu=0/-1/1000000
+pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
+  grant main cards=GPU-1 memory=23000 mode=exclusive
+";
+
+    fn manifests(text: &str) -> Vec<Value> {
+        manifest::parse(text).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    fn simulate(text: &str) -> Result<(String, bool), String> {
+        let shadow = Shadow::of_text(CLUSTER, scheduler_core::Config::default(), "kai-scheduler")?;
+        let (report, all) =
+            simulated(shadow, &manifests(text)).map_err(|failure| failure.sentence)?;
+        Ok((Output::default().render(&report, false), all))
+    }
+
+    fn pod(name: &str, queue: &str, annotations: &str, limits: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{kai.scheduler/queue: {queue}}}, annotations: {{{annotations}}}}}\nspec: {{schedulerName: kai-scheduler, containers: [{{name: main, image: x, resources: {{limits: {{{limits}}}}}}}]}}\n---\n"
+        )
+    }
+
+    #[test]
+    fn a_share_that_its_queue_deserves_evicts_who_took_it() {
+        let text = pod("mine", "rich", "gpu-memory: \"2000\"", "");
+        let (text, all) = simulate(&text).unwrap();
+        assert!(all, "{text}");
+        assert!(text.contains("evict   team       guest"), "{text}");
+        assert!(text.contains("mps 2000 MiB of GPU-1"), "{text}");
+        assert!(
+            text.contains("1 of 1 pod gets a place; 1 pod is evicted for it."),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn who_gets_no_place_is_told_why() {
+        let (text, all) = simulate(&pod("mine", "poor", "gpu-memory: \"2000\"", "")).unwrap();
+        assert!(!all);
+        assert!(text.contains("waits   default    mine"), "{text}");
+        assert!(text.contains("0 of 1 pod gets a place."), "{text}");
+    }
+
+    #[test]
+    fn workloads_are_taken_apart_and_what_is_not_ours_is_said() {
+        let text = "\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, labels: {kai.scheduler/queue: rich}}
+spec:
+  replicas: 3
+  template:
+    metadata: {annotations: {gpu-memory: \"7000\"}}
+    spec: {schedulerName: kai-scheduler, containers: [{name: main, image: x}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: other}
+spec: {containers: [{name: main, image: x}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: c}
+";
+        let (text, all) = simulate(text).unwrap();
+        assert!(all, "{text}");
+        assert!(text.contains("web-2"), "{text}");
+        assert!(
+            text.contains("3 of 3 pods get a place; 1 pod is evicted for it."),
+            "{text}"
+        );
+        assert!(
+            text.contains("Pod other: its spec.schedulerName is default-scheduler"),
+            "{text}"
+        );
+        assert!(
+            text.contains("ConfigMap c: nothing is decided about a ConfigMap"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_the_webhook_would_refuse_is_refused_in_its_words() {
+        let error = simulate(&pod("bad", "rich", "gpu-memory: \"0\"", "")).unwrap_err();
+        assert_eq!(
+            error,
+            "Pod bad would be refused: gpu-memory annotation value must be a positive integer greater than 0"
+        );
+        let error = simulate("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {schedulerName: kai-scheduler, containers: 7}\n").unwrap_err();
+        assert!(
+            error.starts_with("Pod p would be refused: the object is no pod"),
+            "{error}"
+        );
+    }
+}
