@@ -1,0 +1,131 @@
+//! Every verb as somebody types it: against a running demo, against files, and wrongly.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
+
+mod cluster;
+mod wrong;
+
+use cluster::{Demo, until};
+use serde_json::Value;
+
+const READ: [&[&str]; 12] = [
+    &["nodes"],
+    &["nodes", "node-1"],
+    &["cards"],
+    &["shares"],
+    &["shares", "-n", "demo"],
+    &["queues"],
+    &["top", "--once"],
+    &["explain", "demo/later"],
+    &["explain", "-n", "demo", "inference"],
+    &["events"],
+    &["fit", "--gpu-memory", "1Gi", "--count", "2"],
+    &["doctor"],
+];
+
+#[test]
+fn every_read_verb_answers_in_every_format() {
+    let demo = Demo::start(&[]);
+    for verb in READ {
+        for format in ["table", "wide", "json", "yaml", "csv"] {
+            let args = [verb, &["-o", format]].concat();
+            // The demo keeps no admission policies and has no scheduler pod: the doctor
+            // says so, and nothing is broken by it.
+            let said = demo.told(&args);
+            assert!(
+                !said.out.contains('\x1b'),
+                "{args:?}: colours without a terminal"
+            );
+            if format == "json" {
+                let value = said.json();
+                let empty = value.as_array().is_some_and(Vec::is_empty) || value.is_null();
+                assert!(!empty, "{args:?}: {}", said.out);
+            } else if !(format == "csv" && args[0] == "explain" && args.contains(&"inference")) {
+                assert!(said.out.lines().count() >= 1, "{args:?}");
+            }
+        }
+    }
+    let cards = demo.told(&["cards", "-o", "json"]).json();
+    let modes: Vec<&str> = cards
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|card| card["mode"].as_str())
+        .collect();
+    assert_eq!(modes, ["exclusive", "mps"]);
+    let queues = demo.told(&["queues"]).out;
+    assert!(queues.contains("\n  research  "), "{queues}");
+    let events = demo.told(&["events", "demo/inference"]).out;
+    assert!(
+        events.contains("Successfully assigned pod demo/inference to node node-2"),
+        "{events}"
+    );
+    the_core_is_asked_offline_too(&demo);
+    a_card_is_cordoned_and_opened_again(&demo);
+}
+
+/// A snapshot answers as the cluster did.
+fn the_core_is_asked_offline_too(demo: &Demo) {
+    let snapshot = demo.told(&["snapshot"]).out;
+    let file = demo.write("cluster.txt", &snapshot);
+    let here = ["--snapshot", &file];
+    for verb in [
+        &["explain", "demo/later"][..],
+        &["queues"],
+        &["fit", "--gpu-memory", "9000"],
+    ] {
+        let live = demo.told(verb).out;
+        assert_eq!(demo.told(&[verb, &here].concat()).out, live, "{verb:?}");
+    }
+    let again = demo.told(&[&["snapshot"][..], &here].concat()).out;
+    assert_eq!(again, snapshot);
+    let replayed = demo.told(&["replay", &file, "--text"]).out;
+    assert!(
+        replayed.contains("Unschedulable: no nodes with enough resources"),
+        "{replayed}"
+    );
+
+    // Of 80 GB, a fraction of a half and 2000 MiB are gone: 30 GB once more, not twice.
+    let pod = |name: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, annotations: {{gpu-memory: \"30000\"}}, labels: {{kai.scheduler/queue: product}}}}\nspec:\n  schedulerName: kai-scheduler\n  containers: [{{name: main, image: any}}]\n---\n"
+        )
+    };
+    let one = demo.write("one.yaml", &pod("a"));
+    let two = demo.write("two.yaml", &[pod("a"), pod("b")].concat());
+    let said = demo.told(&["simulate", "-f", &one]);
+    assert!(
+        said.out.contains("1 of 1 pod gets a place."),
+        "{}",
+        said.out
+    );
+    let said = demo.ask(&["simulate", "-f", &two]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(
+        said.out.contains("1 of 2 pods get a place."),
+        "{}",
+        said.out
+    );
+}
+
+fn a_card_is_cordoned_and_opened_again(demo: &Demo) {
+    let state = || {
+        let cards = demo.told(&["cards", "node-2", "-o", "json"]).json();
+        cards[0]["state"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(state(), "ready");
+    demo.told(&["cordon", "node-2/0", "--dry-run"]);
+    assert_eq!(state(), "ready");
+    let said = demo.told(&["cordon", "node-2/0", "-o", "json"]).json();
+    assert_eq!(
+        (&said[0]["was"], &said[0]["now"]),
+        (&Value::from("open"), &Value::from("cordoned"))
+    );
+    until("a cordoned card", || (state() == "cordoned").then_some(()));
+    let said = demo.ask(&["fit", "--gpu-memory", "1000"]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let doctor = demo.told(&["doctor"]).out;
+    assert!(doctor.contains("aliquot uncordon node-2/0"), "{doctor}");
+    demo.told(&["uncordon", "node-2"]);
+    until("an open card", || (state() == "ready").then_some(()));
+    demo.told(&["fit", "--gpu-memory", "1000"]);
+}
