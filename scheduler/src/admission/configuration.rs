@@ -1,12 +1,15 @@
-//! The `MutatingWebhookConfiguration`: what is sent here, and whom the API server
-//! believes. Written by this process because only it knows its authority.
+//! The webhook configurations: what is sent here, and whom the API server believes. Written by this process because only it knows its authority.
 
-use super::{PATH, Settings};
+use super::{OBJECTS, PODS, Settings};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use kube::api::{Api, Patch, PatchParams};
-use proto::names::{kai, object};
+use proto::names::object;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -28,74 +31,84 @@ pub enum Reach {
     Service,
 }
 
-/// The object as it must be.
+/// The objects as they must be.
 #[derive(Debug)]
-pub(super) struct Configuration(Value);
+pub(super) struct Configuration {
+    mutating: Value,
+    validating: Value,
+}
 
 impl Configuration {
     pub(super) fn new(settings: &Settings, ca_pem: &str) -> Self {
-        let mut client = match &settings.reach {
-            Reach::Url(base) => json!({"url": format!("{}{PATH}", base.trim_end_matches('/'))}),
-            Reach::Service => json!({"service": {
-                "namespace": settings.namespace,
-                "name": object::WEBHOOK_SERVICE,
-                "path": PATH,
-                "port": 443,
-            }}),
-        };
-        client["caBundle"] = json!(STANDARD.encode(ca_pem));
         let mut exempt = vec!["kube-system", settings.namespace.as_str()];
         exempt.extend(settings.exempt_namespaces.iter().map(String::as_str));
         exempt.sort_unstable();
         exempt.dedup();
-        Self(json!({
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingWebhookConfiguration",
-            "metadata": {
-                "name": object::WEBHOOK_CONFIGURATION,
-                "labels": {"app.kubernetes.io/part-of": "aliquot"},
-            },
-            "webhooks": [{
-                "name": "pods.aliquot.dev",
-                "admissionReviewVersions": ["v1"],
-                "clientConfig": client,
-                "rules": [{
-                    "operations": ["CREATE"],
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "resources": ["pods"],
-                    "scope": "Namespaced",
-                }],
-                "failurePolicy": "Fail",
-                "matchPolicy": "Equivalent",
-                "sideEffects": "None",
-                "reinvocationPolicy": "IfNeeded",
-                "timeoutSeconds": TIMEOUT_S,
-                "namespaceSelector": {"matchExpressions": [{
-                    "key": "kubernetes.io/metadata.name",
-                    "operator": "NotIn",
-                    "values": exempt,
-                }]},
-                "matchConditions": [{
-                    "name": "pods-of-this-scheduler",
-                    "expression": format!(
-                        "object.spec.schedulerName == {}", quoted(&settings.scheduler_name)
-                    ),
-                }],
+        let rule = |group: &str, version: &str, resource: &str, operations: &[&str]| {
+            json!({
+                "operations": operations,
+                "apiGroups": [group],
+                "apiVersions": [version],
+                "resources": [resource],
+            })
+        };
+        let pods = json!({
+            "name": "pods.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": client(settings, ca_pem, PODS),
+            "rules": [rule("", "v1", "pods", &["CREATE"])],
+            "failurePolicy": "Fail",
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            "reinvocationPolicy": "IfNeeded",
+            "timeoutSeconds": TIMEOUT_S,
+            "namespaceSelector": {"matchExpressions": [{
+                "key": "kubernetes.io/metadata.name",
+                "operator": "NotIn",
+                "values": exempt,
+            }]},
+            "matchConditions": [{
+                "name": "pods-of-this-scheduler",
+                "expression": format!(
+                    "object.spec.schedulerName == {}", quoted(&settings.scheduler_name)
+                ),
             }],
-        }))
+        });
+        let written = ["CREATE", "UPDATE"];
+        let objects = json!({
+            "name": "objects.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": client(settings, ca_pem, OBJECTS),
+            "rules": [
+                rule("scheduling.run.ai", "v2", "queues", &written),
+                rule("scheduling.run.ai", "v2alpha2", "podgroups", &written),
+                rule("kai.scheduler", "v1alpha1", "topologies", &written),
+            ],
+            "failurePolicy": "Ignore",
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT_S,
+        });
+        Self {
+            mutating: object("MutatingWebhookConfiguration", &pods),
+            validating: object("ValidatingWebhookConfiguration", &objects),
+        }
     }
 
-    /// Keeps it so in the cluster, until `stop`. It stays when we go: other replicas
-    /// serve it, and pods of ours are not to be made without it.
+    /// Keeps them so in the cluster, until `stop`. They stay when we go: other replicas
+    /// serve them, and pods of ours are not to be made without.
     pub(super) async fn keep(&self, client: kube::Client, stop: CancellationToken) {
-        let api = Api::all(client);
+        let mutating = Api::<MutatingWebhookConfiguration>::all(client.clone());
+        let validating = Api::<ValidatingWebhookConfiguration>::all(client);
         loop {
-            let pause = match self.look(&api).await {
+            let looked = async {
+                look(&mutating, &self.mutating).await?;
+                look(&validating, &self.validating).await
+            };
+            let pause = match looked.await {
                 Ok(()) => LOOK,
                 Err(error) => {
-                    let name = object::WEBHOOK_CONFIGURATION;
-                    tracing::warn!(%error, "MutatingWebhookConfiguration {name}");
+                    tracing::warn!(%error, "webhook configurations");
                     RETRY
                 }
             };
@@ -105,19 +118,48 @@ impl Configuration {
             }
         }
     }
+}
 
-    async fn look(&self, api: &Api<MutatingWebhookConfiguration>) -> kube::Result<()> {
-        let name = object::WEBHOOK_CONFIGURATION;
-        let found = api.get_opt(name).await?;
-        let found = serde_json::to_value(&found).map_err(kube::Error::SerdeError)?;
-        if covers(&found["webhooks"], &self.0["webhooks"]) {
-            return Ok(());
-        }
-        let parameters = PatchParams::apply(object::SCHEDULER_ACCOUNT).force();
-        api.patch(name, &parameters, &Patch::Apply(&self.0)).await?;
-        tracing::info!(scheduler = kai::SCHEDULER_NAME, "the webhook is configured");
-        Ok(())
+async fn look<K>(api: &Api<K>, wanted: &Value) -> kube::Result<()>
+where
+    K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let name = object::WEBHOOK_CONFIGURATION;
+    let found = api.get_opt(name).await?;
+    let found = serde_json::to_value(&found).map_err(kube::Error::SerdeError)?;
+    if covers(&found["webhooks"], &wanted["webhooks"]) {
+        return Ok(());
     }
+    let parameters = PatchParams::apply(object::SCHEDULER_ACCOUNT).force();
+    api.patch(name, &parameters, &Patch::Apply(wanted)).await?;
+    tracing::info!(kind = wanted["kind"].as_str(), name, "configured");
+    Ok(())
+}
+
+fn object(kind: &str, webhook: &Value) -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": {
+            "name": object::WEBHOOK_CONFIGURATION,
+            "labels": {"app.kubernetes.io/part-of": "aliquot"},
+        },
+        "webhooks": [webhook],
+    })
+}
+
+fn client(settings: &Settings, ca_pem: &str, path: &str) -> Value {
+    let mut client = match &settings.reach {
+        Reach::Url(base) => json!({"url": format!("{}{path}", base.trim_end_matches('/'))}),
+        Reach::Service => json!({"service": {
+            "namespace": settings.namespace,
+            "name": object::WEBHOOK_SERVICE,
+            "path": path,
+            "port": 443,
+        }}),
+    };
+    client["caBundle"] = json!(STANDARD.encode(ca_pem));
+    client
 }
 
 /// A CEL string literal.

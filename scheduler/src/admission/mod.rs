@@ -2,14 +2,17 @@
 //!
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
 //! - `review`: an `AdmissionReview` → its answer.
-//! - `configuration`: the `MutatingWebhookConfiguration`, kept as it must be.
+//! - `validate`: pure: queues, pod groups and topologies that nobody can mean.
+//! - `configuration`: the two webhook configurations, kept as they must be.
 //!
-//! `failurePolicy: Fail`, for pods that name our scheduler alone: without the webhook no
-//! such pod is made, and every other pod is.
+//! Pods: `failurePolicy: Fail`, for those that name our scheduler alone: without the
+//! webhook no such pod is made, and every other pod is. The other kinds: `Ignore`, since
+//! the core copes with whatever they say.
 
 mod amend;
 mod configuration;
 mod review;
+mod validate;
 
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
@@ -20,8 +23,10 @@ use axum::routing::{get, post};
 use configuration::Configuration;
 use tokio_util::sync::CancellationToken;
 
-/// Where reviews are sent.
-const PATH: &str = "/mutate-pods";
+/// Where pods are sent.
+const PODS: &str = "/mutate-pods";
+/// Where the other kinds are sent.
+const OBJECTS: &str = "/validate";
 
 /// What admission needs to know.
 #[derive(Debug)]
@@ -58,7 +63,8 @@ pub async fn run(
 ) -> Result<(), AdmissionError> {
     let configuration = Configuration::new(&settings, trust.ca_pem());
     let routes = Router::new()
-        .route(PATH, post(review::answer))
+        .route(PODS, post(review::pods))
+        .route(OBJECTS, post(review::objects))
         .route("/healthz", get(async || "ok"));
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();

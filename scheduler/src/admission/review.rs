@@ -1,6 +1,6 @@
 //! An `AdmissionReview` → its answer.
 
-use super::amend;
+use super::{amend, validate};
 use axum::Json;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,8 +8,23 @@ use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use serde_json::{Value, json};
 
-/// The HTTP handler. Everything that cannot be answered is refused in words.
-pub(super) async fn answer(Json(review): Json<AdmissionReview<DynamicObject>>) -> Json<Value> {
+type Review = AdmissionReview<DynamicObject>;
+
+/// Pods are amended, or refused.
+pub(super) async fn pods(Json(review): Json<Review>) -> Json<Value> {
+    answer(review, judge)
+}
+
+/// Queues, pod groups and topologies are taken, or refused.
+pub(super) async fn objects(Json(review): Json<Review>) -> Json<Value> {
+    answer(review, check)
+}
+
+/// Everything that cannot be answered is refused in words.
+fn answer(
+    review: Review,
+    judge: impl Fn(&AdmissionRequest<DynamicObject>) -> AdmissionResponse,
+) -> Json<Value> {
     let response = match review.try_into() {
         Ok(request) => judge(&request),
         Err(error) => AdmissionResponse::invalid(error.to_string()),
@@ -43,6 +58,27 @@ fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     }
 }
 
+fn check(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
+    let object = serde_json::to_value(&request.object).unwrap_or_default();
+    let verdict = match request.kind.kind.as_str() {
+        "Queue" => read(object).map(|queue| validate::queue(&queue)),
+        "PodGroup" => read(object).map(|group| validate::pod_group(&group)),
+        "Topology" => read(object).map(|topology| validate::topology(&topology)),
+        // Not asked for: nothing to say.
+        _ => return response,
+    };
+    match verdict {
+        Ok(Ok(())) => response,
+        Ok(Err(invalid)) => response.deny(invalid.to_string()),
+        Err(unreadable) => response.deny(unreadable),
+    }
+}
+
+fn read<K: serde::de::DeserializeOwned>(object: Value) -> Result<K, String> {
+    serde_json::from_value(object).map_err(|error| format!("it cannot be read: {error}"))
+}
+
 fn allow(response: AdmissionResponse, pod: &Value, amended: &Value) -> AdmissionResponse {
     let patch = json_patch::diff(pod, amended);
     if patch.0.is_empty() {
@@ -69,7 +105,7 @@ mod tests {
             },
         });
         let review = serde_json::from_value(review).expect("a review");
-        let Json(mut answer) = answer(Json(review)).await;
+        let Json(mut answer) = pods(Json(review)).await;
         answer["response"].take()
     }
 
@@ -91,6 +127,23 @@ mod tests {
         let amended = amend::amended(&pod).expect("allowed");
         json_patch::patch(&mut pod, &patch).expect("it applies");
         assert_eq!(pod, amended);
+    }
+
+    #[tokio::test]
+    async fn a_queue_without_resources_is_refused_and_other_kinds_are_let_through() {
+        for (kind, allowed) in [("Queue", false), ("Topology", false), ("ConfigMap", true)] {
+            let review = json!({
+                "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+                "request": {
+                    "uid": "u", "operation": "UPDATE", "name": "o", "userInfo": {}, "options": {}, "dryRun": false,
+                    "kind": {"group": "g", "version": "v", "kind": kind},
+                    "resource": {"group": "g", "version": "v", "resource": "r"},
+                    "object": {"apiVersion": "g/v", "kind": kind, "metadata": {"name": "o"}, "spec": {}}, "oldObject": null,
+                },
+            });
+            let Json(answer) = objects(Json(serde_json::from_value(review).unwrap())).await;
+            assert_eq!(answer["response"]["allowed"], allowed, "{kind}: {answer}");
+        }
     }
 
     #[tokio::test]

@@ -239,6 +239,8 @@ scheduler create leases.coordination.k8s.io aliquot-system
 scheduler update leases.coordination.k8s.io aliquot-system aliquot-scheduler
 scheduler create mutatingwebhookconfigurations.admissionregistration.k8s.io
 scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
+scheduler create validatingwebhookconfigurations.admissionregistration.k8s.io
+scheduler patch validatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
 agent watch pods
 agent watch nodes
 agent patch nodes/status

@@ -6,8 +6,11 @@ mod accounts;
 mod admission;
 mod bench;
 mod fence;
+mod grouper;
 mod guard;
+mod hostile;
 mod identity;
+mod modes;
 mod placement;
 mod recovery;
 mod seed;
@@ -164,10 +167,17 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             recovery::killed_during_allocate_an_owned_pod_comes_back_and_others_do_not_notice,
             placement::a_second_share_lands_on_the_same_card,
             placement::a_share_that_no_card_holds_waits_with_a_line_per_card_and_starts_when_one_does,
+            grouper::a_pod_alone_runs_and_has_its_group,
+            grouper::pods_of_a_deployment_have_a_group_each_that_goes_with_them,
+            grouper::a_job_that_is_a_gang_starts_whole_or_not_at_all,
+            grouper::pods_of_a_job_or_a_cron_job_are_grouped_as_kai_does,
+            grouper::a_stateful_sets_group_keeps_what_a_person_edits,
+            grouper::pods_in_a_group_made_by_hand_start_together_and_the_group_is_left_alone,
             identity::two_pods_of_one_shape_bound_in_reverse_order_get_their_own_card,
             placement::limits_never_sum_to_more_than_a_card_can_grant,
             admission::wrong_values_are_refused_at_admission_with_one_sentence,
             admission::a_value_that_is_merely_too_large_waits_with_a_reason,
+            admission::a_queue_or_group_that_nobody_can_mean_is_refused_with_one_sentence,
             identity::a_pod_bound_without_a_grant_gets_no_gpu,
             identity::a_grant_copied_from_another_pod_gives_no_gpu,
             identity::an_altered_grant_gives_no_gpu,
@@ -175,6 +185,16 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             identity::nobody_but_the_scheduler_writes_a_grant,
             identity::a_pod_with_our_cdi_name_in_its_annotations_gets_no_gpu,
             identity::a_token_asked_for_by_hand_gives_no_gpu,
+            modes::each_isolated_share_is_held_by_a_server_of_its_own,
+            modes::a_share_of_several_cards_has_one_server_over_them,
+            modes::a_pod_that_asks_for_time_slices_gets_them_with_hints_and_no_server,
+            modes::a_card_goes_from_every_mode_to_every_other,
+            modes::a_fence_that_the_admin_finds_too_weak_is_not_offered,
+            hostile::the_table_in_the_docs_is_the_one_that_is_run,
+            hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,
+            hostile::under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end,
+            hostile::under_time_slicing_a_hostile_tenant_gets_its_share_or_its_end,
+            hostile::the_watchdog_acts_within_a_quarter_of_a_second,
         ],
         filter,
     );

@@ -1,0 +1,188 @@
+//! Queues, pod groups and topologies that nobody can mean → one sentence. Pure.
+//!
+//! What slips through while the webhook is away does no harm: the core copes with it and
+//! says so. So these are refused as a service to whoever wrote them.
+
+use api::{PodGroup, Queue, Topology};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Why an object is refused. The text is what the user reads.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Invalid {
+    /// KAI's sentence (`queue_webhook.go`).
+    #[error("resources must be specified")]
+    QueueResources,
+    /// A queue above itself.
+    #[error("spec.parentQueue of queue {0} is the queue itself")]
+    QueueParent(String),
+    #[error("spec.subGroups: the name {0} is there twice")]
+    SubGroupTwice(String),
+    #[error("spec.subGroups: the parent {parent} of {name} is not among them")]
+    SubGroupParent { name: String, parent: String },
+    #[error("spec.subGroups: {0} is its own ancestor")]
+    SubGroupCycle(String),
+    #[error("spec.levels: the label {0} is there twice")]
+    LevelTwice(String),
+    #[error("spec.levels: a level without a node label")]
+    LevelEmpty,
+    #[error("spec.levels must name at least one node label")]
+    NoLevels,
+}
+
+pub(super) fn queue(queue: &Queue) -> Result<(), Invalid> {
+    if queue.spec.resources.is_none() {
+        return Err(Invalid::QueueResources);
+    }
+    let name = queue.metadata.name.as_deref().unwrap_or_default();
+    if !name.is_empty() && queue.spec.parent_queue.as_deref() == Some(name) {
+        return Err(Invalid::QueueParent(name.to_owned()));
+    }
+    Ok(())
+}
+
+pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
+    let mut parents: BTreeMap<&str, Option<&str>> = BTreeMap::new();
+    for sub in &group.spec.sub_groups {
+        let parent = sub.parent.as_deref().filter(|parent| !parent.is_empty());
+        if parents.insert(&sub.name, parent).is_some() {
+            return Err(Invalid::SubGroupTwice(sub.name.clone()));
+        }
+    }
+    for (name, parent) in &parents {
+        if let Some(parent) = parent
+            && !parents.contains_key(parent)
+        {
+            return Err(Invalid::SubGroupParent {
+                name: (*name).to_owned(),
+                parent: (*parent).to_owned(),
+            });
+        }
+    }
+    for name in parents.keys() {
+        let mut above = BTreeSet::from([*name]);
+        let mut at = *name;
+        while let Some(Some(parent)) = parents.get(at) {
+            if !above.insert(parent) {
+                return Err(Invalid::SubGroupCycle((*parent).to_owned()));
+            }
+            at = parent;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn topology(topology: &Topology) -> Result<(), Invalid> {
+    let levels = &topology.spec.levels;
+    if levels.is_empty() {
+        return Err(Invalid::NoLevels);
+    }
+    let mut seen = BTreeSet::new();
+    for level in levels {
+        if level.node_label.is_empty() {
+            return Err(Invalid::LevelEmpty);
+        }
+        if !seen.insert(&level.node_label) {
+            return Err(Invalid::LevelTwice(level.node_label.clone()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn group(sub_groups: Value) -> Result<(), Invalid> {
+        pod_group(
+            &serde_json::from_value(json!({
+                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup", "metadata": {"name": "g"},
+                "spec": {"minMember": 1, "queue": "q", "subGroups": sub_groups},
+            }))
+            .unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_tree_of_sub_groups_is_one() {
+        let sub = |name: &str, parent: Option<&str>| json!({"name": name, "minMember": 1, "parent": parent});
+        assert_eq!(group(json!([])), Ok(()));
+        assert_eq!(
+            group(json!([
+                sub("a", None),
+                sub("b", Some("a")),
+                sub("c", Some("b"))
+            ])),
+            Ok(())
+        );
+        for (subs, refusal) in [
+            (
+                json!([sub("a", None), sub("a", None)]),
+                Invalid::SubGroupTwice("a".into()),
+            ),
+            (
+                json!([sub("a", Some("x"))]),
+                Invalid::SubGroupParent {
+                    name: "a".into(),
+                    parent: "x".into(),
+                },
+            ),
+            (
+                json!([sub("a", Some("a"))]),
+                Invalid::SubGroupCycle("a".into()),
+            ),
+            (
+                json!([
+                    sub("a", Some("b")),
+                    sub("b", Some("c")),
+                    sub("c", Some("b"))
+                ]),
+                Invalid::SubGroupCycle("b".into()),
+            ),
+        ] {
+            assert_eq!(group(subs), Err(refusal));
+        }
+    }
+
+    #[test]
+    fn a_queue_says_its_resources_and_is_not_its_own_parent() {
+        let of = |spec: Value| {
+            queue(
+                &serde_json::from_value(json!({
+                    "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "q"}, "spec": spec,
+                }))
+                .unwrap(),
+            )
+        };
+        assert_eq!(of(json!({})), Err(Invalid::QueueResources));
+        assert_eq!(of(json!({"resources": {}})), Ok(()));
+        assert_eq!(
+            of(json!({"resources": {}, "parentQueue": "q"})),
+            Err(Invalid::QueueParent("q".into()))
+        );
+    }
+
+    #[test]
+    fn a_topology_has_levels_each_once() {
+        let of = |labels: &[&str]| {
+            let levels: Vec<Value> = labels
+                .iter()
+                .map(|label| json!({"nodeLabel": label}))
+                .collect();
+            topology(
+                &serde_json::from_value(json!({
+                    "apiVersion": "kai.scheduler/v1alpha1", "kind": "Topology", "metadata": {"name": "t"},
+                    "spec": {"levels": levels},
+                }))
+                .unwrap(),
+            )
+        };
+        assert_eq!(of(&["zone", "rack"]), Ok(()));
+        assert_eq!(of(&[]), Err(Invalid::NoLevels));
+        assert_eq!(of(&["zone", ""]), Err(Invalid::LevelEmpty));
+        assert_eq!(
+            of(&["zone", "zone"]),
+            Err(Invalid::LevelTwice("zone".into()))
+        );
+    }
+}
