@@ -63,6 +63,8 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             && let Some(job) = row.job
             && cell.status.is_allocated()
             && state.preemptible(row)
+            // Of a group that is gone, pods may stand for a while: it is in no queue.
+            && state.jobs.get(job).is_some_and(|row| row.queue.is_some())
         {
             *stand.entry(job).or_default() += 1;
         }
