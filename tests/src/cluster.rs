@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod};
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
@@ -340,6 +340,12 @@ impl Cluster {
             .delete_collection(&now, &all)
             .await?;
         Api::<ReplicaSet>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<StatefulSet>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<CronJob>::namespaced(self.client.clone(), namespace)
             .delete_collection(&now, &all)
             .await?;
         Api::<Job>::namespaced(self.client.clone(), namespace)

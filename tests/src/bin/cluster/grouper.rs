@@ -1,0 +1,400 @@
+//! Workloads of the real controllers, each in the pod group that KAI would give it.
+
+use std::time::Duration;
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::Hardware;
+use aliquot_tests::pod::{describe, phase_of};
+use aliquot_tests::share::{container, pod, why_pending};
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use api::PodGroup;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use proto::names::kai;
+use serde_json::{Value, json};
+
+const QUEUE: &str = "grouped";
+const PARENT: &str = "grouped-parent";
+
+/// One card of 15360 MiB, and a queue that may have all of it for good: servers are not
+/// preemptible, and such work has its quota or nothing.
+async fn ready(cluster: &mut Cluster) -> Result<String> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
+    for (name, parent) in [(PARENT, ""), (QUEUE, PARENT)] {
+        cluster
+            .apply_one(&json!({
+                "apiVersion": "scheduling.run.ai/v2",
+                "kind": "Queue",
+                "metadata": { "name": name },
+                "spec": { "parentQueue": parent, "resources": { "cpu": all, "gpu": all, "memory": all } },
+            }))
+            .await?;
+    }
+    cluster.namespace().await
+}
+
+/// A pod template with a share of so many MiB.
+fn template(mib: &str, restart: &str) -> Value {
+    json!({
+        "metadata": { "labels": { "app": "w" }, "annotations": { "gpu-memory": mib } },
+        "spec": {
+            "schedulerName": kai::SCHEDULER_NAME,
+            "restartPolicy": restart,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [container("main", "report hold")],
+        },
+    })
+}
+
+fn groups(cluster: &Cluster, namespace: &str) -> Api<PodGroup> {
+    Api::namespaced(cluster.client.clone(), namespace)
+}
+
+/// The pods of a workload, once there are so many of them and all of them run.
+async fn running(cluster: &Cluster, namespace: &str, count: usize) -> Result<Vec<Pod>> {
+    let mut found = Vec::new();
+    until(
+        &format!("{count} pods of the workload running"),
+        Duration::from_mins(1),
+        || async {
+            let pods = of_workload(cluster, namespace).await?;
+            let run = pods.iter().filter(|pod| phase_of(pod) == "Running").count();
+            let seen: Vec<String> = pods.iter().map(describe).collect();
+            Ok(Seen::when(
+                run == count && pods.len() == count,
+                seen.join("; "),
+            ))
+        },
+    )
+    .await?;
+    found.extend(of_workload(cluster, namespace).await?);
+    Ok(found)
+}
+
+async fn of_workload(cluster: &Cluster, namespace: &str) -> Result<Vec<Pod>> {
+    let params = ListParams::default().labels("app=w");
+    Ok(cluster.pods(namespace).list(&params).await?.items)
+}
+
+fn group_of(pod: &Pod) -> Result<String> {
+    pod.annotations()
+        .get(kai::POD_GROUP)
+        .cloned()
+        .with_context(|| format!("{} is in no group", pod.name_any()))
+}
+
+/// What the API server calls it.
+async fn uid(cluster: &Cluster, kind: &str, namespace: &str, name: &str) -> Result<String> {
+    let out = cluster
+        .kubectl
+        .run(&[
+            "-n",
+            namespace,
+            "get",
+            kind,
+            name,
+            "-o",
+            "jsonpath={.metadata.uid}",
+        ])
+        .await?;
+    Ok(out.trim().to_owned())
+}
+
+pub(crate) async fn pods_of_a_deployment_have_a_group_each_that_goes_with_them(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": { "namespace": ns, "name": "web", "labels": { kai::QUEUE_LABEL: QUEUE } },
+            "spec": {
+                "replicas": 2,
+                "selector": { "matchLabels": { "app": "w" } },
+                "template": template("2000", "Always"),
+            },
+        }))
+        .await?;
+    let pods = running(cluster, &ns, 2).await?;
+    let api = groups(cluster, &ns);
+    for pod in &pods {
+        let expected = format!("pg-{}-{}", pod.name_any(), pod.uid().unwrap_or_default());
+        ensure!(
+            group_of(pod)? == expected,
+            "{} not {expected}",
+            group_of(pod)?
+        );
+        let group = api.get(&expected).await?;
+        ensure!(
+            group.spec.queue.as_deref() == Some(QUEUE)
+                && group.spec.priority_class_name.as_deref() == Some("inference")
+                && group.spec.min_member == Some(1),
+            "{:?}",
+            group.spec
+        );
+    }
+    cluster
+        .kubectl
+        .run(&["-n", &ns, "delete", "deployment", "web"])
+        .await?;
+    until(
+        "the groups gone with their pods",
+        Duration::from_mins(1),
+        || async {
+            let left = api.list(&ListParams::default()).await?.items.len();
+            Ok(Seen::when(left == 0, format!("{left} left")))
+        },
+    )
+    .await
+}
+
+pub(crate) async fn a_job_that_is_a_gang_starts_whole_or_not_at_all(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    // Three shares of 5000 MiB fit the card, but not beside this one.
+    cluster
+        .run_share(&pod(
+            &ns,
+            "before",
+            &[("gpu-memory", "2000")],
+            "report hold",
+        ))
+        .await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": { "namespace": ns, "name": "train", "annotations": { "kai.scheduler/batch-min-member": "3" } },
+            "spec": { "parallelism": 3, "completions": 3, "template": template("5000", "Never") },
+        }))
+        .await?;
+    until("the gang's reason", Duration::from_secs(30), || async {
+        let pods = of_workload(cluster, &ns).await?;
+        let bound = |pod: &Pod| {
+            pod.spec
+                .as_ref()
+                .is_some_and(|spec| spec.node_name.is_some())
+        };
+        let said: Vec<String> = pods.iter().filter_map(why_pending).collect();
+        let seen = format!("{said:?}");
+        if pods.iter().any(bound) {
+            return Ok(Seen::Never(anyhow::anyhow!(
+                "a part of the gang is bound: {seen}"
+            )));
+        }
+        let told = said.len() == 3 && said.iter().all(|text| text.contains("gang"));
+        Ok(Seen::when(told, seen))
+    })
+    .await?;
+    cluster.delete_pod(&ns, "before").await?;
+    let pods = running(cluster, &ns, 3).await?;
+    let expected = format!("pg-train-{}", uid(cluster, "job", &ns, "train").await?);
+    for pod in &pods {
+        ensure!(
+            group_of(pod)? == expected,
+            "{} not {expected}",
+            group_of(pod)?
+        );
+    }
+    cluster.limits_hold().await
+}
+
+pub(crate) async fn pods_of_a_job_or_a_cron_job_are_grouped_as_kai_does(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    let spec = json!({ "parallelism": 2, "completions": 2, "template": template("2000", "Never") });
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": { "namespace": ns, "name": "two" },
+            "spec": spec,
+        }))
+        .await?;
+    let job = uid(cluster, "job", &ns, "two").await?;
+    for pod in running(cluster, &ns, 2).await? {
+        let expected = format!("pg-{}-{job}", pod.name_any());
+        ensure!(
+            group_of(&pod)? == expected,
+            "{} not {expected}",
+            group_of(&pod)?
+        );
+    }
+    cluster
+        .kubectl
+        .run(&["-n", &ns, "delete", "job", "two"])
+        .await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "batch/v1",
+            "kind": "CronJob",
+            "metadata": { "namespace": ns, "name": "nightly" },
+            // On the 31st of February.
+            "spec": { "schedule": "0 0 31 2 *", "jobTemplate": { "spec": spec } },
+        }))
+        .await?;
+    cluster
+        .kubectl
+        .run(&["-n", &ns, "create", "job", "now", "--from=cronjob/nightly"])
+        .await?;
+    let expected = format!("pg-now-{}", uid(cluster, "job", &ns, "now").await?);
+    until(
+        "the cron job's two pods in one group",
+        Duration::from_mins(1),
+        || async {
+            let pods = of_workload(cluster, &ns).await?;
+            let of_now: Vec<&Pod> = pods
+                .iter()
+                .filter(|pod| pod.name_any().starts_with("now-"))
+                .collect();
+            let run = of_now.iter().all(|pod| {
+                phase_of(pod) == "Running" && group_of(pod).is_ok_and(|group| group == expected)
+            });
+            let seen: Vec<String> = of_now.iter().map(|pod| describe(pod)).collect();
+            Ok(Seen::when(run && of_now.len() == 2, seen.join("; ")))
+        },
+    )
+    .await
+}
+
+pub(crate) async fn a_stateful_sets_group_keeps_what_a_person_edits(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": { "namespace": ns, "name": "db" },
+            "spec": {
+                "replicas": 1,
+                "serviceName": "db",
+                "selector": { "matchLabels": { "app": "w" } },
+                "template": template("2000", "Always"),
+            },
+        }))
+        .await?;
+    let expected = format!("pg-db-{}", uid(cluster, "statefulset", &ns, "db").await?);
+    let first = running(cluster, &ns, 1).await?;
+    ensure!(
+        group_of(&first[0])? == expected,
+        "{} not {expected}",
+        group_of(&first[0])?
+    );
+    let edit = json!({ "spec": { "queue": QUEUE, "markUnschedulable": false } }).to_string();
+    let kubectl = &cluster.kubectl;
+    kubectl
+        .run(&[
+            "-n",
+            &ns,
+            "patch",
+            "podgroup",
+            &expected,
+            "--type=merge",
+            "-p",
+            &edit,
+        ])
+        .await?;
+    kubectl
+        .run(&["-n", &ns, "scale", "statefulset", "db", "--replicas=2"])
+        .await?;
+    for pod in running(cluster, &ns, 2).await? {
+        ensure!(
+            group_of(&pod)? == expected,
+            "{} not {expected}",
+            group_of(&pod)?
+        );
+    }
+    let api = groups(cluster, &ns);
+    let all = api.list(&ListParams::default()).await?.items;
+    ensure!(all.len() == 1, "{} groups", all.len());
+    ensure!(
+        all[0].spec.queue.as_deref() == Some(QUEUE)
+            && all[0].spec.mark_unschedulable == Some(false),
+        "{:?}",
+        all[0].spec
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_pod_alone_runs_and_has_its_group(cluster: &mut Cluster) -> Result<()> {
+    let ns = ready(cluster).await?;
+    let started = cluster
+        .run_share(&pod(&ns, "alone", &[("gpu-memory", "2000")], "report hold"))
+        .await?;
+    let expected = format!("pg-alone-{}", started.uid().unwrap_or_default());
+    let grouped = cluster
+        .pod_until(&ns, "alone", "in its group", |pod| {
+            group_of(pod).is_ok_and(|group| group == expected)
+        })
+        .await?;
+    ensure!(phase_of(&grouped) == "Running", "{}", describe(&grouped));
+    let group = groups(cluster, &ns).get(&expected).await?;
+    ensure!(
+        group
+            .owner_references()
+            .iter()
+            .any(|owner| owner.name == "alone"),
+        "{:?}",
+        group.owner_references()
+    );
+    ensure!(
+        group.spec.priority_class_name.as_deref() == Some("train"),
+        "{:?}",
+        group.spec
+    );
+    Ok(())
+}
+
+pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is_left_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2",
+            "kind": "PodGroup",
+            "metadata": { "namespace": ns, "name": "mine" },
+            "spec": { "minMember": 2, "queue": QUEUE },
+        }))
+        .await?;
+    let member = |name: &str| {
+        let annotations = [("gpu-memory", "2000"), (kai::POD_GROUP, "mine")];
+        pod(&ns, name, &annotations, "report hold")
+    };
+    cluster.apply_one(&member("a")).await?;
+    let waiting = cluster
+        .pod_until(&ns, "a", "told why it waits", |pod| {
+            why_pending(pod).is_some()
+        })
+        .await?;
+    ensure!(
+        waiting
+            .spec
+            .as_ref()
+            .is_some_and(|spec| spec.node_name.is_none()),
+        "bound alone: {}",
+        describe(&waiting)
+    );
+    cluster.apply_one(&member("b")).await?;
+    for name in ["a", "b"] {
+        let started = cluster.pod_phase(&ns, name, "Running").await?;
+        ensure!(group_of(&started)? == "mine", "{}", group_of(&started)?);
+    }
+    let all = groups(cluster, &ns)
+        .list(&ListParams::default())
+        .await?
+        .items;
+    ensure!(
+        all.len() == 1 && all[0].owner_references().is_empty(),
+        "{} groups",
+        all.len()
+    );
+    Ok(())
+}
