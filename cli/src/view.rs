@@ -37,7 +37,8 @@ impl Scene {
             .collect()
     }
 
-    fn cards(&self) -> impl Iterator<Item = (&String, &GpuStatus)> {
+    /// Every card, with its node.
+    pub(crate) fn cards(&self) -> impl Iterator<Item = (&String, &GpuStatus)> {
         self.nodes.iter().flat_map(|(name, node)| {
             let cards = node.status.as_ref().map(|status| status.gpus.as_slice());
             cards

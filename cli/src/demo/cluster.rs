@@ -7,6 +7,7 @@ use super::driver::{Cards, Driver};
 use super::place::Place;
 use super::{embed, story};
 use crate::manifest::{apply, ensure_namespace};
+use crate::view::Scene;
 use anyhow::{Context as _, anyhow};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
@@ -15,7 +16,7 @@ use kube::{Client, CustomResourceExt as _};
 use proto::names::{NAMESPACE, object, telemetry};
 use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config as ApiConfig, Handle};
-use sim_cluster::runtime::Runtime;
+use sim_cluster::runtime::{ContainerId, Runtime};
 use sim_cluster::{kubelet, runtime};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -122,6 +123,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// What a story needs beside the API server.
+    pub(super) fn hands(&self, place: &Place) -> Hands {
+        Hands {
+            place: place.path().to_owned(),
+            runtimes: self.runtimes.clone(),
+        }
+    }
+
     /// Why a part ended before its time. Waits until one does.
     pub(super) async fn broken(&mut self) -> anyhow::Error {
         tokio::select! {
@@ -140,6 +149,40 @@ impl Cluster {
         for driver in self.drivers {
             driver.stop().await;
         }
+    }
+}
+
+/// What a person can do beside the API server: pull a card, read what a container wrote.
+#[derive(Debug)]
+pub(super) struct Hands {
+    place: PathBuf,
+    runtimes: Vec<Runtime>,
+}
+
+impl Hands {
+    /// `sim-gpu ctl VERB INDEX` on a node's driver.
+    pub(super) async fn card(&self, node: &str, index: u32, verb: &str) -> anyhow::Result<()> {
+        let root = Paths::below(&self.place, node).driver;
+        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let output = tokio::process::Command::new(program)
+            .args(["sim-gpu", "ctl", verb, &index.to_string(), "--root"])
+            .arg(root)
+            .output()
+            .await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(anyhow!("GPU {index} of {node}: {verb}: {why}"))
+    }
+
+    /// What the first container of a story's pod has written.
+    pub(super) fn log(&self, scene: &Scene, pod: &str) -> Option<String> {
+        let status = scene.pod(story::NAMESPACE, pod)?.status.as_ref()?;
+        let container = status.container_statuses.as_ref()?.first()?;
+        let id = container.container_id.as_deref()?;
+        let id = ContainerId(id.rsplit("//").next()?.to_owned());
+        self.runtimes.iter().find_map(|runtime| runtime.log(&id))
     }
 }
 
@@ -186,7 +229,11 @@ pub(super) struct Paths {
 
 impl Paths {
     fn of(place: &Place, name: &str) -> Self {
-        let node = place.path().join(name.replace("node-", "n"));
+        Self::below(place.path(), name)
+    }
+
+    fn below(place: &Path, name: &str) -> Self {
+        let node = place.join(name.replace("node-", "n"));
         let below = |part: &str| node.join(part);
         Self {
             driver: below("d"),

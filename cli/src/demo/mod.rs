@@ -2,7 +2,7 @@
 //!
 //! - `place`: its directory; `reaper`: who cleans up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`: what is applied; `watch`: what is seen.
+//! - `story`: what is applied; `tale`, `tell`: told stories (`--story`); `watch`: what is seen.
 //!
 //! In: the command line. Out: a table on standard output, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
@@ -13,6 +13,8 @@ mod embed;
 mod place;
 pub(crate) mod reaper;
 pub(crate) mod story;
+mod tale;
+mod tell;
 mod watch;
 
 use crate::manifest;
@@ -30,6 +32,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use story::{Role, Step, Want};
+use tale::Tale;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
 
@@ -54,6 +57,9 @@ pub(crate) struct Args {
     /// With --once: seconds until what is not placed counts as missing.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "once")]
     deadline: u64,
+    /// Tell a story from beginning to end, on a cluster of its own size, and leave.
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["files", "once", "nodes"])]
+    story: Option<Tale>,
     /// Write a kubeconfig for kubectl; removed at the end.
     #[arg(long, value_name = "PATH")]
     kubeconfig_out: Option<PathBuf>,
@@ -156,8 +162,12 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     let begin = Instant::now();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let (mut nodes, mut gpu) = (args.nodes, args.gpu.clone());
+    if let Some(tale) = args.story {
+        (nodes, gpu.count) = tale.size();
+    }
     let mut cluster = tokio::select! {
-        cluster = Cluster::start(place, args.nodes, &args.gpu) => cluster?,
+        cluster = Cluster::start(place, nodes, &gpu) => cluster?,
         _ = interrupt.recv() => return Ok(ExitCode::from(130)),
         _ = terminate.recv() => return Ok(ExitCode::from(143)),
     };
@@ -167,8 +177,15 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     }
     let (scenes, seen) = channel::channel(Scene::default());
     let client = cluster.client.clone();
+    let hands = cluster.hands(place);
+    let acting = async {
+        match args.story {
+            Some(tale) => tell::tell(tale, &client, &hands, seen).await,
+            None => perform(args, &client, objects, seen, begin).await,
+        }
+    };
     let outcome = tokio::select! {
-        outcome = perform(args, &client, objects, seen, begin) => outcome,
+        outcome = acting => outcome,
         () = watch::run(client.clone(), scenes) => Err(anyhow::anyhow!("the watch of the cluster ended")),
         why = cluster.broken() => Err(why),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),

@@ -106,22 +106,33 @@ pub(crate) fn steps(nodes: u32, cards: u32) -> Vec<Step> {
 }
 
 fn step(name: &str, queue: &str, annotations: &Value, limits: &Value, want: Want) -> Step {
-    let object = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"kai.scheduler/queue": queue},
-            "annotations": annotations},
-        "spec": {"schedulerName": "kai-scheduler", "restartPolicy": "Never", "terminationGracePeriodSeconds": 2,
-            "containers": [{"name": "main", "image": "registry.example/cuda-workload:1", "resources": {"limits": limits},
-                "args": ["workload", "alloc", "512", "hold"]}]},
-    });
+    let script = ["workload", "alloc", "512", "hold"];
     Step {
         role: Role {
             namespace: NAMESPACE.to_owned(),
             name: name.to_owned(),
             want,
         },
-        object,
+        object: pod(name, queue, annotations, limits, &script),
     }
+}
+
+/// A pod of one container that runs that script of the simulated CUDA program.
+pub(crate) fn pod(
+    name: &str,
+    queue: &str,
+    annotations: &Value,
+    limits: &Value,
+    script: &[&str],
+) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"kai.scheduler/queue": queue},
+            "annotations": annotations},
+        "spec": {"schedulerName": "kai-scheduler", "restartPolicy": "Never", "terminationGracePeriodSeconds": 2,
+            "containers": [{"name": "main", "image": "registry.example/cuda-workload:1", "resources": {"limits": limits},
+                "args": script}]},
+    })
 }
 
 /// What is not as told; empty when all is.

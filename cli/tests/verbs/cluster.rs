@@ -48,7 +48,7 @@ pub(crate) fn aliquot(args: &[&str]) -> Command {
 
 /// Waits for something, with a deadline.
 pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     loop {
         if let Some(found) = probe() {
             return found;

@@ -1,0 +1,286 @@
+//! Told stories: what happens, beat by beat, and what must be seen before the next.
+//!
+//! Pure: objects and questions to a scene. `tell` performs them.
+
+use crate::view::Scene;
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+/// Which story.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tale {
+    /// A tenant takes all it can get, runs into its limit, and its neighbour notices nothing.
+    Limit,
+    /// A card stops to answer, work goes elsewhere, the card comes back.
+    Card,
+    /// Urgent work evicts work of lower priority in its queue.
+    Preemption,
+    /// A whole card is wanted and only parts are free: a share moves.
+    Consolidation,
+}
+
+/// What is seen of a cluster: the scene, and what a container wrote.
+pub(crate) struct Seen<'a> {
+    pub(crate) scene: &'a Scene,
+    /// By pod name.
+    pub(crate) log: &'a dyn Fn(&str) -> Option<String>,
+}
+
+/// Something that must be so; the answer is what a person is told of it.
+type Question = fn(&Seen<'_>) -> Option<String>;
+
+/// One thing that happens.
+pub(crate) enum Beat {
+    /// Words.
+    Say(&'static str),
+    /// An object is applied.
+    Apply(Value),
+    /// A pod of the story is deleted.
+    Delete(&'static str),
+    /// What a person does to a card: `sim-gpu ctl` of the card that this pod holds.
+    Card(&'static str, &'static str),
+    /// Waits for it, at most so long.
+    Until(&'static str, Question),
+    /// The table as it is now.
+    Show,
+}
+
+impl Tale {
+    /// How many nodes, and cards of each.
+    pub(crate) fn size(self) -> (u32, u32) {
+        match self {
+            Self::Limit | Self::Preemption => (1, 1),
+            Self::Card => (1, 2),
+            Self::Consolidation => (2, 1),
+        }
+    }
+
+    /// From its beginning to its end.
+    pub(crate) fn beats(self) -> Vec<Beat> {
+        match self {
+            Self::Limit => limit(),
+            Self::Card => card(),
+            Self::Preemption => preemption(),
+            Self::Consolidation => consolidation(),
+        }
+    }
+}
+
+fn limit() -> Vec<Beat> {
+    vec![
+        Beat::Say(
+            "Two tenants share one card. `polite` is granted 6000 MiB and takes 3000. `greedy` is granted 4000 MiB and takes 250 more, again and again, until it is refused.",
+        ),
+        Beat::Apply(share("polite", "6000", &["alloc", "3000", "hold"])),
+        Beat::Until("polite runs", |seen| runs(seen, "polite")),
+        Beat::Apply(share("greedy", "4000", &["grow", "250", "hold"])),
+        Beat::Until("greedy runs into its limit", |seen| {
+            let log = (seen.log)("greedy")?;
+            let line: Value = log
+                .lines()
+                .filter_map(|line| serde_json::from_str(line).ok())
+                .find(|line: &Value| line.get("refused_at_mib").is_some())?;
+            Some(format!(
+                "greedy had {} MiB, context included; the next 250 were refused: {}.",
+                line["held_mib"],
+                line["name"].as_str().unwrap_or("out of memory"),
+            ))
+        }),
+        Beat::Until("polite still runs, on the same card", |seen| {
+            let scene = seen.scene;
+            let same = scene.cards_of(NAMESPACE, "polite") == scene.cards_of(NAMESPACE, "greedy");
+            runs(seen, "polite").filter(|_| same)?;
+            Some("polite runs on the same card and has noticed nothing.".to_owned())
+        }),
+        Beat::Show,
+        Beat::Say(
+            "That is the limit of the MPS server, set where a pod cannot reach it. The pod's condition aliquot.dev/IsolationVerified says which fence it is.",
+        ),
+    ]
+}
+
+fn card() -> Vec<Beat> {
+    vec![
+        Beat::Say("A node with two cards; `first` holds 4000 MiB of one of them."),
+        Beat::Apply(share("first", "4000", &["alloc", "1000", "hold"])),
+        Beat::Until("first runs", |seen| runs(seen, "first")),
+        Beat::Show,
+        Beat::Say("Now that card falls off the bus."),
+        Beat::Card("first", "lost"),
+        Beat::Until("the agent says so", |seen| {
+            let mut sick = seen
+                .scene
+                .cards()
+                .filter(|(_, card)| card.health == "Unhealthy");
+            let (node, card) = sick.next()?;
+            Some(format!(
+                "GPU {} of {node} is unhealthy: {}.",
+                card.index, card.health_reason
+            ))
+        }),
+        Beat::Say("New work goes to the other card, without anybody's doing."),
+        Beat::Apply(share("second", "4000", &["alloc", "1000", "hold"])),
+        Beat::Until("second runs on the other card", |seen| {
+            let scene = seen.scene;
+            runs(seen, "second")?;
+            let sound = scene
+                .cards()
+                .find(|(_, card)| card.grants.iter().any(|grant| grant.pod == "demo/second"))?;
+            (sound.1.health == "Healthy").then(|| format!("second runs on GPU {}.", sound.1.index))
+        }),
+        Beat::Show,
+        Beat::Say("The card is reset. It is trusted again after ten seconds without a fault."),
+        Beat::Card("first", "restore"),
+        Beat::Until("the card is healthy again", |seen| {
+            let mut cards = seen.scene.cards();
+            let all = cards.all(|(_, card)| card.health == "Healthy");
+            all.then(|| "Both cards are healthy.".to_owned())
+        }),
+        Beat::Show,
+    ]
+}
+
+fn preemption() -> Vec<Beat> {
+    vec![
+        Beat::Say("One card. `training` has all of it, with the priority class train (50)."),
+        Beat::Apply(class("train", 50)),
+        Beat::Apply(class("inference", 125)),
+        Beat::Apply(prioritised(whole("training", 1), "train")),
+        Beat::Until("training runs", |seen| runs(seen, "training")),
+        Beat::Show,
+        Beat::Say(
+            "`urgent` comes into the same queue with the class inference (125) and wants 4000 MiB.",
+        ),
+        Beat::Apply(prioritised(
+            share("urgent", "4000", &["alloc", "1000", "hold"]),
+            "inference",
+        )),
+        Beat::Until("training is evicted", |seen| {
+            let gone = seen.scene.pod(NAMESPACE, "training").is_none();
+            gone.then(|| "training is evicted. Its card becomes a shared one.".to_owned())
+        }),
+        Beat::Until("urgent runs", |seen| runs(seen, "urgent")),
+        Beat::Show,
+        Beat::Say(
+            "training's controller would make it anew now; it would wait, and `aliquot explain` would say for whom.",
+        ),
+    ]
+}
+
+fn consolidation() -> Vec<Beat> {
+    vec![
+        Beat::Say(
+            "Two nodes with a card each, and shares on both: `big-1` and `small` on one, `big-2` on the other.",
+        ),
+        Beat::Apply(fraction("big-1", "0.6")),
+        Beat::Until("big-1 runs", |seen| runs(seen, "big-1")),
+        Beat::Apply(fraction("small", "0.3")),
+        Beat::Until("small runs", |seen| runs(seen, "small")),
+        Beat::Apply(fraction("big-2", "0.6")),
+        Beat::Until("big-2 runs", |seen| runs(seen, "big-2")),
+        Beat::Show,
+        Beat::Say(
+            "big-1 is done. Now `whole` wants a card of its own: no card is empty, though small would fit beside big-2.",
+        ),
+        Beat::Delete("big-1"),
+        Beat::Until("big-1 is gone", |seen| gone(seen, "big-1")),
+        Beat::Apply(whole("whole", 1)),
+        Beat::Until("small is evicted", |seen| {
+            gone(seen, "small").map(|_| "The scheduler evicts small, for consolidation. Its controller makes it anew; here the story does.".to_owned())
+        }),
+        Beat::Apply(fraction("small", "0.3")),
+        Beat::Until("small runs beside big-2", |seen| {
+            runs(seen, "small")?;
+            let scene = seen.scene;
+            let beside = scene.cards_of(NAMESPACE, "small") == scene.cards_of(NAMESPACE, "big-2");
+            beside.then(|| "small runs beside big-2.".to_owned())
+        }),
+        Beat::Until("whole runs", |seen| runs(seen, "whole")),
+        Beat::Show,
+    ]
+}
+
+/// Namespace of the stories' pods.
+pub(crate) const NAMESPACE: &str = super::story::NAMESPACE;
+
+fn runs(seen: &Seen<'_>, name: &str) -> Option<String> {
+    let scene = seen.scene;
+    let status = scene.pod(NAMESPACE, name)?.status.as_ref()?;
+    let shown = !scene.cards_of(NAMESPACE, name).is_empty();
+    (status.phase.as_deref() == Some("Running") && shown).then(|| format!("{name} runs."))
+}
+
+fn gone(seen: &Seen<'_>, name: &str) -> Option<String> {
+    let there = seen.scene.pod(NAMESPACE, name).is_some();
+    let holds = !seen.scene.cards_of(NAMESPACE, name).is_empty();
+    (!there && !holds).then(|| format!("{name} is gone."))
+}
+
+fn pod(name: &str, annotations: &Value, limits: &Value, script: &[&str]) -> Value {
+    let args = [&["workload"], script].concat();
+    super::story::pod(name, "research", annotations, limits, &args)
+}
+
+fn share(name: &str, mib: &str, script: &[&str]) -> Value {
+    pod(name, &json!({"gpu-memory": mib}), &json!({}), script)
+}
+
+fn fraction(name: &str, part: &str) -> Value {
+    pod(
+        name,
+        &json!({"gpu-fraction": part}),
+        &json!({}),
+        &["alloc", "512", "hold"],
+    )
+}
+
+fn whole(name: &str, count: u32) -> Value {
+    let limits = json!({"nvidia.com/gpu": count.to_string()});
+    pod(name, &json!({}), &limits, &["alloc", "512", "hold"])
+}
+
+fn prioritised(mut pod: Value, class: &str) -> Value {
+    pod["metadata"]["labels"][proto::names::kai::PRIORITY_CLASS_LABEL] = json!(class);
+    pod
+}
+
+fn class(name: &str, value: i32) -> Value {
+    json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+        "metadata": {"name": name}, "value": value})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_story_waits_for_what_it_tells_and_shows_how_it_ends() {
+        for tale in Tale::value_variants() {
+            let beats = tale.beats();
+            let waits = beats
+                .iter()
+                .filter(|beat| matches!(beat, Beat::Until(..)))
+                .count();
+            let shows = beats
+                .iter()
+                .filter(|beat| matches!(beat, Beat::Show))
+                .count();
+            assert!(waits >= 3 && shows >= 1, "{tale:?}");
+            // Nothing is so in a cluster without anything, but that nobody is there.
+            let scene = Scene::default();
+            let seen = Seen {
+                scene: &scene,
+                log: &|_| None,
+            };
+            for beat in &beats {
+                if let Beat::Until(what, question) = beat
+                    && !["gone", "evicted", "healthy"]
+                        .iter()
+                        .any(|word| what.contains(word))
+                {
+                    assert_eq!(question(&seen), None, "{tale:?}: {what}");
+                }
+            }
+        }
+    }
+}
