@@ -5,7 +5,7 @@
 
 use super::draft::Classes;
 use super::groups::{GroupError, Groups};
-use super::need::is_ungrouped;
+use super::need::{is_ungrouped, must_wait};
 use super::object::Object;
 use super::owners::{OwnerError, Owners};
 use super::rules::{self, RuleError, Scene};
@@ -27,6 +27,9 @@ use tokio_util::sync::CancellationToken;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// At most so long.
 const LAST_PAUSE: Duration = Duration::from_mins(1);
+/// Of the seats, one in so many is for pods that do not wait for their group: they are placed
+/// meanwhile, and bindings go first.
+const LATER: usize = 8;
 /// A failure is said from the second one on: the first is often an owner that is not ready.
 const SAID_FROM: u32 = 2;
 
@@ -61,12 +64,14 @@ struct Entry {
     /// When it was seen, or tried again: its owners are not older.
     since: Instant,
     failures: u32,
+    /// It is not placed before.
+    waits: bool,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// In `ready`.
+    /// In `ready` or `later`.
     Ready,
     /// A task has it.
     AtWork,
@@ -90,10 +95,14 @@ struct Desk {
     tools: Tools,
     classes: Arc<Classes>,
     pods: HashMap<String, Entry>,
+    /// Those that wait.
     ready: VecDeque<String>,
+    /// Those that do not.
+    later: VecDeque<String>,
     agenda: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Result<(), GroupingError>>,
-    at_work: HashMap<Id, String>,
+    /// With whether it waits.
+    at_work: HashMap<Id, (String, bool)>,
 }
 
 /// Groups the pods that it is told of until `stop`, while `leading`.
@@ -120,6 +129,7 @@ pub async fn run(
         classes: Arc::default(),
         pods: HashMap::new(),
         ready: VecDeque::new(),
+        later: VecDeque::new(),
         agenda: BTreeSet::new(),
         tasks: JoinSet::new(),
         at_work: HashMap::new(),
@@ -180,26 +190,41 @@ impl Desk {
         debug_assert!(is_ungrouped(pod, &self.settings.scheduler_name));
         let object = Arc::new(Object::of_pod(pod));
         let uid = object.uid().to_owned();
+        let waits = must_wait(pod, &self.settings.scheduler_name);
         if let Some(entry) = self.pods.get_mut(&uid) {
             // A pod that lost its group again, by a person's hand, is like a new one.
-            if entry.state == State::Done && entry.pod != object {
-                entry.state = State::Ready;
-                entry.since = Instant::now();
-                self.ready.push_back(uid);
-            }
+            let anew = entry.state == State::Done && entry.pod != object;
             entry.pod = object;
+            entry.waits = waits;
+            if anew {
+                self.line_up(uid, Instant::now());
+            }
             return;
         }
-        self.ready.push_back(uid.clone());
-        self.pods.insert(
-            uid,
-            Entry {
-                pod: object,
-                since: Instant::now(),
-                failures: 0,
-                state: State::Ready,
-            },
-        );
+        let now = Instant::now();
+        let entry = Entry {
+            pod: object,
+            since: now,
+            failures: 0,
+            waits,
+            state: State::Ready,
+        };
+        self.pods.insert(uid.clone(), entry);
+        self.line_up(uid, now);
+    }
+
+    /// Its turn comes; its owners are read from now on.
+    fn line_up(&mut self, uid: String, now: Instant) {
+        let Some(entry) = self.pods.get_mut(&uid) else {
+            return;
+        };
+        entry.state = State::Ready;
+        entry.since = now;
+        if entry.waits {
+            self.ready.push_back(uid);
+        } else {
+            self.later.push_back(uid);
+        }
     }
 
     /// Whose pause is over is ready.
@@ -209,17 +234,19 @@ impl Desk {
                 return;
             }
             self.agenda.remove(&(at, uid.clone()));
-            if let Some(entry) = self.pods.get_mut(&uid) {
-                entry.state = State::Ready;
-                entry.since = now;
-                self.ready.push_back(uid);
-            }
+            self.line_up(uid, now);
         }
     }
 
     fn start(&mut self) {
-        while self.at_work.len() < self.settings.at_once.max(1) {
-            let Some(uid) = self.ready.pop_front() else {
+        let seats = self.settings.at_once.max(1);
+        while self.at_work.len() < seats {
+            let idle = self.at_work.values().filter(|(_, waits)| !waits).count();
+            let next = self.ready.pop_front().or_else(|| {
+                let seat = idle < (seats / LATER).max(1);
+                if seat { self.later.pop_front() } else { None }
+            });
+            let Some(uid) = next else {
                 return;
             };
             let Some(entry) = self.pods.get_mut(&uid) else {
@@ -231,11 +258,11 @@ impl Desk {
             entry.state = State::AtWork;
             let tools = self.tools.clone();
             let (pod, classes) = (entry.pod.clone(), self.classes.clone());
-            let since = entry.since;
+            let (since, waits) = (entry.since, entry.waits);
             let task = self
                 .tasks
                 .spawn(async move { tools.group(&pod, &classes, since).await });
-            self.at_work.insert(task.id(), uid);
+            self.at_work.insert(task.id(), (uid, waits));
         }
     }
 
@@ -247,7 +274,7 @@ impl Desk {
                 (error.id(), Err(GroupingError::Pod("its task broke".into())))
             }
         };
-        let Some(uid) = self.at_work.remove(&id) else {
+        let Some((uid, _)) = self.at_work.remove(&id) else {
             return;
         };
         let Some(entry) = self.pods.get_mut(&uid) else {
