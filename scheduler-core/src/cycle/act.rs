@@ -73,7 +73,7 @@ impl Cycle<'_> {
 
     /// Takes a binding of this decision back. (KAI binds such a pod and deletes it at
     /// once.)
-    fn withdraw(&mut self, task: TaskKey, decision: Option<DecisionId>) {
+    pub(super) fn withdraw(&mut self, task: TaskKey, decision: Option<DecisionId>) {
         let Some(id) = decision else {
             return;
         };
@@ -165,6 +165,25 @@ impl Cycle<'_> {
             self.say_evict(task, for_job, cause, message);
         }
         true
+    }
+
+    /// A victim that stays where it is. An eviction of this decision is taken back: for
+    /// an earlier job it was sent elsewhere, and now its old place is free again. (KAI
+    /// has deleted such a pod by then.)
+    pub(super) fn unsay_evict(&mut self, task: TaskKey) {
+        let Some(row) = self.state.tasks.get(task) else {
+            return;
+        };
+        let Some(id) = row.evicting.filter(|id| self.is_ours(Some(*id))) else {
+            return;
+        };
+        if let Some(row) = self.state.tasks.get_mut(task) {
+            row.evicting = None;
+        }
+        self.state.open.remove(&id);
+        self.decision
+            .actions
+            .retain(|action| action.decision() != id);
     }
 
     fn say_evict(

@@ -441,6 +441,8 @@ impl Cycle<'_> {
             if matches!(status, Status::Victim | Status::Promised) {
                 let message = rules.message(self, job, task);
                 leaves |= self.evict(task, Some(job), rules.cause(), &message);
+            } else {
+                self.unsay_evict(task);
             }
         }
         // Victims that found a place, and what waits with them in their jobs and was
@@ -458,8 +460,36 @@ impl Cycle<'_> {
         // to wait for. To promise it all would give the next decision the same state to
         // find the same in, for ever.
         let free = !leaves && self.withdrawn.len() > withdrawn;
-        if !(free && self.bind_promised(&promised)) {
-            for task in promised {
+        if free && self.bind_promised(&promised) {
+            return;
+        }
+        for task in promised {
+            self.promise(task);
+        }
+        if self.withdrawn.len() > withdrawn {
+            for unit in scenario.by_job() {
+                self.hold_back(unit.job);
+            }
+        }
+    }
+
+    /// A gang of which a part was bound by this decision, and of which another part has to
+    /// wait now, waits whole, as it would have if it had been placed so at first.
+    fn hold_back(&mut self, job: JobKey) {
+        let gang = self.gang(job);
+        if !gang.must_wait_whole() {
+            return;
+        }
+        for (task, _) in gang.tasks() {
+            let cell = self.state.cell(task);
+            if cell.status != Status::Assumed || !self.is_ours(cell.decision) {
+                continue;
+            }
+            self.state.transition(task, TaskCell::of(Status::Pending));
+            self.withdraw(task, cell.decision);
+            if let Some(node) = cell.node
+                && self.place_task(task, &[node], Way::Promise).is_ok()
+            {
                 self.promise(task);
             }
         }
