@@ -12,7 +12,6 @@ use crate::node::disk::{self, Disk};
 use crate::node::owner::{self, Outputs, Owner};
 use crate::node::{Core, Event, Obstacle, Terms, keeper};
 use crate::{cluster, hands, identity::Resource, install, nvml, telemetry};
-use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -105,7 +104,7 @@ fn start(
     tasks: &mut JoinSet<Part>,
 ) -> Result<(), RunError> {
     let mut disk = Disk::open(config).map_err(RunError::Folders)?;
-    let (watched_out, watched) = watch::channel(BTreeSet::new());
+    let (watched_out, watched) = watch::channel(nvml::Watched::default());
     let (ends_out, ends) = mpsc::unbounded_channel();
     let nvml = nvml::start(
         nvml::Settings {

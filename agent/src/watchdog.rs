@@ -20,6 +20,8 @@ const STRIKES: usize = 2;
 const MANY_STRIKES: usize = 5;
 /// Longer than a tenant needs that takes and frees between two samples.
 const WINDOW: Duration = Duration::from_secs(1);
+/// So long after it was seen, a suspect is watched closely.
+const SOON: Duration = Duration::from_millis(200);
 /// Between two actions against the same container for the same thing.
 const AGAIN: Duration = Duration::from_secs(1);
 /// A container that has not been found wanting for so long is in order.
@@ -155,6 +157,18 @@ impl Watchdog {
             return Some(finding);
         }
         fresh.then_some(finding)
+    }
+
+    /// Whether a container was just seen to do wrong and nothing was done about it yet: the
+    /// next sample is worth having soon.
+    pub fn suspects(&self, now: Instant) -> bool {
+        self.suspects.values().any(|suspect| {
+            let acted = suspect
+                .acted
+                .is_some_and(|acted| now.saturating_duration_since(acted) < FORGIVEN);
+            let last = suspect.last;
+            !acted && last.is_some_and(|last| now.saturating_duration_since(last) < SOON)
+        })
     }
 
     /// What is held against a container, in one sentence; `None` when all is well.

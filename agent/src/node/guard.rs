@@ -7,7 +7,7 @@ use crate::hands::Errand;
 use crate::inventory::{GpuUuid, Stranger};
 use crate::ledger::{HolderKey, Share};
 use crate::mps::plan::server_name;
-use crate::nvml::Sample;
+use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
 use crate::watchdog::{Finding, Watchdog, Wrong, is_of};
 use api::Mode;
@@ -54,6 +54,14 @@ impl Core {
         policy
             .and_then(|policy| policy.spec.on_violation)
             .unwrap_or(Reaction::Kill)
+    }
+
+    /// Which cards are to be sampled, and how closely.
+    pub fn watched(&self, now: Instant) -> Watched {
+        Watched {
+            cards: self.ledger.watched(),
+            closely: self.guard.watchdog.suspects(now),
+        }
     }
 
     /// Looks at a sample; whether anything follows from it.

@@ -7,10 +7,9 @@ use super::disk::Errand;
 use super::prepare::{Ask, Outcome};
 use super::state::{Note, State};
 use crate::hands;
-use crate::inventory::GpuUuid;
 use crate::kubelet::offer::Offer;
 use crate::ledger::AllocId;
-use std::collections::BTreeSet;
+use crate::nvml::Watched;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -95,7 +94,7 @@ pub struct Outputs {
     /// To the hands.
     pub ends: mpsc::UnboundedSender<hands::Errand>,
     /// To NVML's thread: cards whose processes are watched.
-    pub watched: watch::Sender<BTreeSet<GpuUuid>>,
+    pub watched: watch::Sender<Watched>,
 }
 
 /// Runs until `stop`, or until every ear is gone.
@@ -138,6 +137,7 @@ pub async fn run(
         if !quiet || !effects.is_empty() {
             publish(&core, &outputs);
         }
+        watch_out(&core, &outputs, now);
         for effect in effects {
             // Receivers live as long as the agent.
             match effect {
@@ -168,14 +168,18 @@ fn matters_to_disk(event: &Event) -> bool {
     )
 }
 
-fn publish(core: &Core, outputs: &Outputs) {
-    let state = core.state();
-    let watched = state.ledger.watched();
+/// Which cards are sampled, and how closely.
+fn watch_out(core: &Core, outputs: &Outputs, now: Instant) {
+    let watched = core.watched(now);
     outputs.watched.send_if_modified(|old| {
         let changed = *old != watched;
         *old = watched;
         changed
     });
+}
+
+fn publish(core: &Core, outputs: &Outputs) {
+    let state = core.state();
     outputs.state.send_if_modified(|old| {
         let changed = **old != state;
         if changed {

@@ -10,16 +10,14 @@ pub mod observation;
 mod read;
 
 pub use observation::{
-    Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Xid,
+    Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Watched, Xid,
 };
 
-use crate::inventory::GpuUuid;
 use error::{Trouble, trouble};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 
 /// A wait for events is cut into pieces of this length, so that a stop is noticed.
 const SLICE: Duration = Duration::from_millis(100);
+/// And of this one while cards are watched, so that a suspicion is.
+const WATCHING: Duration = Duration::from_millis(20);
 /// First and longest pause before the library is loaded again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// After so many looks at which no card answered, the library is loaded again.
@@ -68,7 +68,7 @@ pub struct Outputs {
 /// When the machine has no thread left.
 pub fn start(
     settings: Settings,
-    watched: watch::Receiver<BTreeSet<GpuUuid>>,
+    watched: watch::Receiver<Watched>,
     stop: CancellationToken,
 ) -> std::io::Result<Outputs> {
     let (samples_out, samples) = watch::channel(None);
@@ -99,7 +99,7 @@ pub fn start(
 
 struct Owner {
     settings: Settings,
-    watched: watch::Receiver<BTreeSet<GpuUuid>>,
+    watched: watch::Receiver<Watched>,
     out: watch::Sender<Arc<Observation>>,
     samples: watch::Sender<Option<Arc<Sample>>>,
     xids: mpsc::UnboundedSender<Xid>,
@@ -200,17 +200,23 @@ impl Owner {
                 if left.is_zero() {
                     break;
                 }
-                let watches = !self.watched.borrow().is_empty();
+                let (watches, closely) = {
+                    let watched = self.watched.borrow();
+                    (!watched.cards.is_empty(), watched.closely)
+                };
+                if closely {
+                    next_sample = next_sample.min(now);
+                }
                 if watches && now >= next_sample {
                     self.sample(&nvml, &mut origins)?;
                     // From the last one's due time, so that the pace does not slip; a late
                     // one is not made up for.
                     next_sample = (next_sample + self.settings.sample_interval).max(now);
-                    continue;
                 }
                 let mut slice = left.min(SLICE);
                 if watches {
-                    slice = slice.min(next_sample.saturating_duration_since(now));
+                    let due = next_sample.saturating_duration_since(now);
+                    slice = slice.min(due).min(WATCHING);
                 }
                 // NVML counts whole milliseconds.
                 if self.wait(events.as_ref(), slice.max(Duration::from_millis(1))) {
@@ -222,7 +228,7 @@ impl Owner {
 
     /// The processes of the cards that are watched.
     fn sample(&self, nvml: &Nvml, origins: &mut read::Origins) -> Result<(), NvmlError> {
-        let watched = self.watched.borrow().clone();
+        let watched = self.watched.borrow().cards.clone();
         let at = Instant::now();
         let mut cards = Vec::with_capacity(watched.len());
         for card in watched {
@@ -248,7 +254,7 @@ impl Owner {
             .map(|card| read::device(nvml, card, &self.settings.proc_root, origins))
             .collect::<Result<Vec<_>, _>>()?;
         origins.keep(&devices);
-        let watched = self.watched.borrow().clone();
+        let watched = self.watched.borrow().cards.clone();
         if !watched.is_empty() {
             let read = devices.iter().filter_map(|device| {
                 let reading = device.reading.as_ref().ok()?;

@@ -3,6 +3,7 @@
 use crate::attribute::Origin;
 use crate::inventory::{ComputeMode, GpuUuid};
 use api::Mib;
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// One look at the node.
@@ -35,6 +36,15 @@ impl Default for Driver {
             reason: "NVML is not up yet".to_owned(),
         }
     }
+}
+
+/// Which cards' processes are to be sampled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Those on which somebody has a limit to keep.
+    pub cards: BTreeSet<GpuUuid>,
+    /// Somebody is suspected: the next sample decides, and is taken soon.
+    pub closely: bool,
 }
 
 /// One look at the processes of those cards that are watched; others are not in it, and

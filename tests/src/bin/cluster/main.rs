@@ -8,7 +8,9 @@ mod bench;
 mod fence;
 mod grouper;
 mod guard;
+mod hostile;
 mod identity;
+mod modes;
 mod placement;
 mod recovery;
 mod seed;
@@ -183,6 +185,16 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             identity::nobody_but_the_scheduler_writes_a_grant,
             identity::a_pod_with_our_cdi_name_in_its_annotations_gets_no_gpu,
             identity::a_token_asked_for_by_hand_gives_no_gpu,
+            modes::each_isolated_share_is_held_by_a_server_of_its_own,
+            modes::a_share_of_several_cards_has_one_server_over_them,
+            modes::a_pod_that_asks_for_time_slices_gets_them_with_hints_and_no_server,
+            modes::a_card_goes_from_every_mode_to_every_other,
+            modes::a_fence_that_the_admin_finds_too_weak_is_not_offered,
+            hostile::the_table_in_the_docs_is_the_one_that_is_run,
+            hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,
+            hostile::under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end,
+            hostile::under_time_slicing_a_hostile_tenant_gets_its_share_or_its_end,
+            hostile::the_watchdog_acts_within_a_quarter_of_a_second,
         ],
         filter,
     );
