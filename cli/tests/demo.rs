@@ -97,6 +97,11 @@ fn what_cannot_be_read_is_refused_in_one_line_before_anything_starts() {
         (vec!["--gpu", "T4:99"], "1 to 16"),
         (vec!["--nodes", "0"], "1..=16"),
         (vec!["--nonsense"], "--nonsense"),
+        (
+            vec!["--story", "sleep"],
+            "limit, card, preemption, consolidation",
+        ),
+        (vec!["--story", "card", "--once"], "cannot be used with"),
     ] {
         let output = desk.run(&args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -162,6 +167,37 @@ fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason()
     );
     assert!(!errors.contains("has not looked at it"), "{errors}");
     assert!(desk.left().is_empty());
+}
+
+#[test]
+fn stories_are_told_to_their_end() {
+    let desk = Desk::new();
+    for (name, lines) in [
+        (
+            "limit",
+            &[
+                "the next 250 were refused: out of memory.",
+                "has noticed nothing.",
+            ][..],
+        ),
+        (
+            "card",
+            &[
+                "is unhealthy: the card does not answer",
+                "second runs on GPU 1.",
+                "Both cards are healthy.",
+            ],
+        ),
+    ] {
+        let output = desk.run(&["--story", name]);
+        let (told, errors) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{told}\n{errors}");
+        for line in lines {
+            assert!(told.contains(line), "{line} is not in\n{told}");
+        }
+        assert!(told.ends_with("The end.\n"), "{told}");
+        assert!(desk.left().is_empty());
+    }
 }
 
 fn started(desk: &Desk) -> (Child, PathBuf) {
