@@ -115,6 +115,10 @@ pub struct PodGroupSpec {
     /// How many pods must fit at once, at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_member: Option<i32>,
+    /// How many of the sub-groups without a parent must fit; all of them when unset. Not
+    /// beside `minMember`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_sub_group: Option<i32>,
     /// Leaf queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
@@ -159,8 +163,13 @@ pub struct TopologyConstraint {
 pub struct SubGroup {
     /// Unique in the group.
     pub name: String,
-    /// At least 1.
-    pub min_member: i32,
+    /// How many of its pods must fit; 1 when unset, 0 is none. Of a sub-group with
+    /// sub-groups it says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_member: Option<i32>,
+    /// How many of its sub-groups must fit; all of them when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_sub_group: Option<i32>,
     /// Another sub-group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,

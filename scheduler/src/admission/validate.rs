@@ -3,6 +3,7 @@
 //! What slips through while the webhook is away does no harm: the core copes with it and
 //! says so. So these are refused as a service to whoever wrote them.
 
+use api::kai::SubGroup;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +22,22 @@ pub(super) enum Invalid {
     SubGroupParent { name: String, parent: String },
     #[error("spec.subGroups: {0} is its own ancestor")]
     SubGroupCycle(String),
+    #[error("minMember and minSubGroup are mutually exclusive: set one of them")]
+    GroupMinimum,
+    #[error("subgroup {0:?}: minMember and minSubGroup are mutually exclusive")]
+    SubGroupMinimum(String),
+    #[error(
+        "minSubGroup ({asked}) is not between 1 and the number of direct child SubGroups ({there})"
+    )]
+    GroupChildren { asked: i32, there: usize },
+    #[error(
+        "subgroup {name:?}: minSubGroup ({asked}) is not between 1 and the number of direct child SubGroups ({there})"
+    )]
+    SubGroupChildren {
+        name: String,
+        asked: i32,
+        there: usize,
+    },
     #[error("spec.levels: the label {0} is there twice")]
     LevelTwice(String),
     #[error("spec.levels: a level without a node label")]
@@ -58,6 +75,7 @@ pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
             });
         }
     }
+    minimums(group)?;
     for name in parents.keys() {
         let mut above = BTreeSet::from([*name]);
         let mut at = *name;
@@ -66,6 +84,44 @@ pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
                 return Err(Invalid::SubGroupCycle((*parent).to_owned()));
             }
             at = parent;
+        }
+    }
+    Ok(())
+}
+
+/// Pods or sub-groups are counted, not both, and no more of these than there are.
+fn minimums(group: &PodGroup) -> Result<(), Invalid> {
+    let spec = &group.spec;
+    let children = |of: Option<&str>| {
+        let parent = |sub: &&SubGroup| sub.parent.as_deref().filter(|name| !name.is_empty()) == of;
+        spec.sub_groups.iter().filter(parent).count()
+    };
+    let wrong = |asked: i32, there: usize| {
+        !usize::try_from(asked).is_ok_and(|asked| (1..=there).contains(&asked))
+    };
+    if let Some(asked) = spec.min_sub_group {
+        let there = children(None);
+        if spec.min_member.is_some_and(|pods| pods > 0) {
+            return Err(Invalid::GroupMinimum);
+        }
+        if wrong(asked, there) {
+            return Err(Invalid::GroupChildren { asked, there });
+        }
+    }
+    for sub in &spec.sub_groups {
+        let Some(asked) = sub.min_sub_group else {
+            continue;
+        };
+        let there = children(Some(&sub.name));
+        if sub.min_member.is_some_and(|pods| pods > 0) {
+            return Err(Invalid::SubGroupMinimum(sub.name.clone()));
+        }
+        if wrong(asked, there) {
+            return Err(Invalid::SubGroupChildren {
+                name: sub.name.clone(),
+                asked,
+                there,
+            });
         }
     }
     Ok(())
@@ -101,6 +157,40 @@ mod tests {
             }))
             .unwrap(),
         )
+    }
+
+    #[test]
+    fn pods_or_sub_groups_are_counted_but_not_both() {
+        let refused = |spec: Value| {
+            let group = json!({
+                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+                "metadata": {"name": "g"}, "spec": spec,
+            });
+            pod_group(&serde_json::from_value(group).unwrap()).map_err(|why| why.to_string())
+        };
+        let two = json!([{"name": "a", "minMember": 1}, {"name": "b", "minMember": 1}]);
+        assert_eq!(refused(json!({"minSubGroup": 2, "subGroups": two})), Ok(()));
+        let inner = |sub: Value| json!({"minMember": 1, "subGroups": [sub, {"name": "x", "minMember": 1, "parent": "a"}]});
+        assert_eq!(
+            refused(inner(json!({"name": "a", "minSubGroup": 1}))),
+            Ok(())
+        );
+        for (spec, expected) in [
+            (
+                json!({"minMember": 1, "minSubGroup": 1, "subGroups": two}),
+                "exclusive",
+            ),
+            (json!({"minSubGroup": 3, "subGroups": two}), "(2)"),
+            (json!({"minSubGroup": 0, "subGroups": two}), "(0)"),
+            (
+                inner(json!({"name": "a", "minMember": 1, "minSubGroup": 1})),
+                "exclusive",
+            ),
+            (inner(json!({"name": "a", "minSubGroup": 2})), "(1)"),
+        ] {
+            let why = refused(spec).unwrap_err();
+            assert!(why.contains(expected), "{why}");
+        }
     }
 
     #[test]

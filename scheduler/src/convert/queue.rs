@@ -156,8 +156,15 @@ fn tree(spec: &kai::PodGroupSpec) -> SubGroup {
         };
     }
     let mut root = branch(&spec.sub_groups, None, &mut BTreeSet::new());
+    root.min_children = needed(spec.min_sub_group);
     root.topology = topology;
     root
+}
+
+/// How many children must be satisfied. None at all is nobody's meaning.
+fn needed(min: Option<i32>) -> Option<u32> {
+    min.and_then(|min| u32::try_from(min).ok())
+        .filter(|min| *min > 0)
 }
 
 /// What has `parent` as its parent. A sub-group that is its own ancestor hangs on nobody
@@ -183,12 +190,13 @@ fn branch<'a>(
         if inner {
             let mut group = branch(all, Some(name), seen);
             group.name = Some(SetName::new(name));
+            group.min_children = needed(sub.min_sub_group);
             group.topology = topology;
             out.groups.push(group);
         } else {
             out.sets.push(PodSet {
                 name: SetName::new(name),
-                min: u32::try_from(sub.min_member).unwrap_or(1).max(1),
+                min: u32::try_from(sub.min_member.unwrap_or(1)).unwrap_or(1),
                 topology,
             });
         }
@@ -290,8 +298,29 @@ mod tests {
             .iter()
             .map(|set| (set.name.to_string(), set.min))
             .collect();
-        assert_eq!(sets, [("a".to_owned(), 2), ("b".to_owned(), 1)]);
+        assert_eq!(sets, [("a".to_owned(), 2), ("b".to_owned(), 0)]);
         assert!(group.root.sets.is_empty());
+    }
+
+    #[test]
+    fn as_many_sub_groups_are_needed_as_is_said_else_all() {
+        let group = read_group(json!({"minSubGroup": 1, "subGroups": [
+            {"name": "a", "minSubGroup": 2},
+            {"name": "a-0", "minMember": 4, "parent": "a"},
+            {"name": "a-1", "parent": "a"},
+            {"name": "a-2", "minMember": 1, "parent": "a"},
+            {"name": "b", "minMember": 1},
+        ]}));
+        assert_eq!(group.root.min_children, Some(1));
+        let inner = &group.root.groups[0];
+        let least: Vec<u32> = inner.sets.iter().map(|set| set.min).collect();
+        assert_eq!((inner.min_children, least), (Some(2), vec![4, 1, 1]));
+        assert_eq!(
+            read_group(json!({"minSubGroup": 0, "subGroups": [{"name": "a"}]}))
+                .root
+                .min_children,
+            None
+        );
     }
 
     #[test]

@@ -149,19 +149,33 @@ pub(super) fn template_annotation<'a>(template: &'a Value, key: &str) -> Option<
         .filter(|text| !text.is_empty())
 }
 
-/// A sub-group without a parent.
+/// A sub-group of pods, without a parent.
 pub(super) fn part(name: &str, min: i64) -> SubGroup {
     SubGroup {
         name: name.to_owned(),
-        min_member: count(min),
-        parent: None,
-        topology_constraint: None,
+        min_member: Some(i32::try_from(min.max(0)).unwrap_or(i32::MAX)),
+        ..SubGroup::default()
     }
 }
 
-/// At least one, as definitions of pod groups demand.
-pub(super) fn count(min: i64) -> i32 {
-    i32::try_from(min.max(1)).unwrap_or(i32::MAX)
+/// Sub-groups with a parent say that it is one of sub-groups, all of which are needed.
+pub(super) fn raise(parts: &mut [SubGroup]) {
+    for at in 0..parts.len() {
+        let children = parts
+            .iter()
+            .filter(|child| child.parent.as_ref() == Some(&parts[at].name))
+            .count();
+        if children > 0 {
+            parts[at].min_member = None;
+            parts[at].min_sub_group = i32::try_from(children).ok();
+        }
+    }
+}
+
+/// Pods that are needed in all parts together.
+pub(super) fn total(parts: &[SubGroup]) -> i64 {
+    let of = |part: &SubGroup| part.min_member.map_or(0, i64::from);
+    parts.iter().map(of).sum()
 }
 
 /// Labels or annotations of the owner, but for what is another's business: kubectl's copy

@@ -1,7 +1,6 @@
 //! Pods of Grove, whose own `PodGang` says which of them belong together.
 
-use super::draft::{Draft, TOPOLOGY, TRAIN, constraint_of, part, preemptibility};
-use super::kubeflow::total;
+use super::draft::{Draft, TOPOLOGY, TRAIN, constraint_of, part, preemptibility, raise, total};
 use super::object::{Object, at, number};
 use super::rules::{Extra, RuleError, Scene};
 use api::kai::{SubGroup, TopologyConstraint};
@@ -104,7 +103,7 @@ fn parents(gang: &Object, topology: Option<&str>) -> Result<Vec<SubGroup>, RuleE
         if children(config).next().is_none() {
             continue;
         }
-        let mut parent = part(text(gang, config, "name")?, 1);
+        let mut parent = part(text(gang, config, "name")?, 0);
         parent.topology_constraint = packed(gang, config, topology)?;
         parents.push(parent);
     }
@@ -125,17 +124,13 @@ fn adopt(gang: &Object, parts: &mut [SubGroup]) {
         let Some(parent) = config.get("name").and_then(Value::as_str) else {
             continue;
         };
-        let mut members = 0;
         for child in children(config) {
             if let Some(part) = parts.iter_mut().find(|part| part.name == child) {
                 part.parent = Some(parent.to_owned());
-                members += part.min_member;
             }
         }
-        if let Some(part) = parts.iter_mut().find(|part| part.name == parent) {
-            part.min_member = members.max(1);
-        }
     }
+    raise(parts);
 }
 
 fn packed(

@@ -1,7 +1,7 @@
 //! Pods of Kubeflow's training jobs.
 
 use super::draft::{
-    Draft, PREFERRED, REQUIRED, TOPOLOGY, constraint_of, part, template_annotation,
+    Draft, PREFERRED, REQUIRED, TOPOLOGY, constraint_of, part, raise, template_annotation,
 };
 use super::object::{Object, number};
 use super::rules::{Extra, RuleError, Want};
@@ -124,6 +124,17 @@ pub(super) fn pytorch(job: &Object, mut draft: Draft, pod: &Object) -> Result<Dr
         segment.topology_constraint.clone_from(&constraint);
         draft.sub_groups.push(segment);
     }
+    raise(&mut draft.sub_groups);
+    // An elastic job needs as many segments as hold its minimum.
+    let least = draft.min.saturating_sub(masters).max(1);
+    let needed = (least + size - 1).div_euclid(size).min(segments);
+    if let Some(worker) = draft
+        .sub_groups
+        .iter_mut()
+        .find(|part| part.name == "worker")
+    {
+        worker.min_sub_group = i32::try_from(needed).ok();
+    }
     if role == Some("worker") {
         let index = index(pod, REPLICA_INDEX)?;
         draft.part = Some(format!("worker-{}", index / size));
@@ -190,17 +201,4 @@ pub(super) fn template_constraint(
             format!("{part} has a placement annotation, but no {TOPOLOGY}"),
         )),
     }
-}
-
-/// The sum over parts, for readers of `minMember`.
-pub(super) fn total(parts: &[api::kai::SubGroup]) -> i64 {
-    parts
-        .iter()
-        .filter(|part| {
-            !parts
-                .iter()
-                .any(|child| child.parent.as_ref() == Some(&part.name))
-        })
-        .map(|part| i64::from(part.min_member))
-        .sum()
 }

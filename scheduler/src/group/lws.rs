@@ -1,6 +1,6 @@
 //! Pods of a `LeaderWorkerSet`: one group per leader with its workers.
 
-use super::draft::{Draft, part};
+use super::draft::{Draft, part, raise};
 use super::kubeflow::{MOST_SEGMENTS, SEGMENT, index, segment_constraint, segment_size};
 use super::object::Object;
 use super::rules::RuleError;
@@ -146,13 +146,15 @@ fn segmented(
             .push(named(at, i64::try_from(members).unwrap_or(segment)));
     }
     // The leader is always needed, also where the first segment may lack a worker.
-    let first = i64::from(draft.sub_groups.first().map_or(1, |part| part.min_member));
+    let first = draft.sub_groups.first().and_then(|part| part.min_member);
+    let first = i64::from(first.unwrap_or(1));
     let inner = [(LEADER, 1), (WORKERS, first - 1)];
     for (name, min) in inner.into_iter().filter(|(_, min)| *min > 0) {
         let mut inner = part(name, min);
         inner.parent = Some("segment-0".to_owned());
         draft.sub_groups.push(inner);
     }
+    raise(&mut draft.sub_groups);
     draft.part = Some(match (worker, segment_of(worker)) {
         (0, _) => LEADER.to_owned(),
         (_, 0) => WORKERS.to_owned(),

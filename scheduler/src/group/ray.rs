@@ -1,7 +1,7 @@
 //! Pods of Ray clusters, as `KubeRay` makes them.
 
-use super::draft::{Draft, part};
-use super::kubeflow::{template_constraint, total};
+use super::draft::{Draft, part, total};
+use super::kubeflow::template_constraint;
 use super::object::{Object, number};
 use super::rules::{RuleError, Scene};
 use serde_json::Value;
@@ -52,6 +52,7 @@ fn parts(cluster: &Object) -> Result<Vec<api::kai::SubGroup>, RuleError> {
         HEAD,
     )?;
     let mut parts = vec![head];
+    let scales = cluster.at(&["spec", "enableInTreeAutoscaling"]) == Some(&Value::Bool(true));
     let groups = cluster.list(&["spec", "workerGroupSpecs"]);
     for (at, group) in groups.iter().enumerate() {
         if group.get("suspend") == Some(&Value::Bool(true)) {
@@ -60,13 +61,14 @@ fn parts(cluster: &Object) -> Result<Vec<api::kai::SubGroup>, RuleError> {
         let of = |field: &str| group.get(field).and_then(number).unwrap_or(0);
         let (least, asked) = (of("minReplicas"), of("replicas"));
         let hosts = group.get("numOfHosts").and_then(number).unwrap_or(1);
-        if least > asked {
+        if least > asked && !scales {
             return Err(RuleError::of(
                 cluster,
                 format!("worker group {at}: {least} minReplicas, but {asked} replicas"),
             ));
         }
-        if asked == 0 {
+        // With the autoscaler on, what is asked for now is no minimum.
+        if asked == 0 && !scales {
             continue;
         }
         let name = group
@@ -74,7 +76,7 @@ fn parts(cluster: &Object) -> Result<Vec<api::kai::SubGroup>, RuleError> {
             .and_then(Value::as_str)
             .filter(|name| !name.is_empty())
             .map_or_else(|| format!("worker-group-{at}"), str::to_owned);
-        let min = if least > 0 { least } else { asked };
+        let min = if least > 0 || scales { least } else { asked };
         let mut workers = part(&name, min.saturating_mul(hosts));
         workers.topology_constraint = template_constraint(cluster, &template(Some(group)), &name)?;
         parts.push(workers);

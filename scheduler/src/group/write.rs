@@ -3,7 +3,7 @@
 //! A person may edit a group's queue, node pool, `markUnschedulable` and
 //! `schedulingBackoff`: these are written once and never again. Pure.
 
-use super::draft::{Draft, count};
+use super::draft::Draft;
 use super::object::{Object, Reference};
 use api::PodGroup;
 use api::kai::PodGroupSpec;
@@ -26,7 +26,8 @@ pub(super) fn group(draft: &Draft) -> PodGroup {
             ..ObjectMeta::default()
         },
         spec: PodGroupSpec {
-            min_member: Some(count(draft.min)),
+            // Definitions of pod groups demand at least one.
+            min_member: Some(i32::try_from(draft.min.max(1)).unwrap_or(i32::MAX)),
             queue: Some(draft.queue.clone()),
             priority_class_name: Some(draft.class.clone()),
             preemptibility: draft.preemptibility.clone(),

@@ -59,11 +59,17 @@ fn draft(pod: &Object, chain: &[Object]) -> Draft {
     draft_with(pod, chain, None).unwrap()
 }
 
+/// Name, pods (or sub-groups, below zero) that are needed, parent.
 fn parts(draft: &Draft) -> Vec<(&str, i32, Option<&str>)> {
+    let least = |part: &api::kai::SubGroup| match (part.min_member, part.min_sub_group) {
+        (Some(pods), None) => pods,
+        (None, Some(parts)) => -parts,
+        both => panic!("{both:?}"),
+    };
     draft
         .sub_groups
         .iter()
-        .map(|part| (part.name.as_str(), part.min_member, part.parent.as_deref()))
+        .map(|part| (part.name.as_str(), least(part), part.parent.as_deref()))
         .collect()
 }
 

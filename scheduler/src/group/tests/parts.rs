@@ -68,7 +68,7 @@ fn workers_of_a_pytorch_job_are_cut_into_segments_with_a_place_each() {
         parts(&draft),
         [
             ("master", 1, None),
-            ("worker", 5, None),
+            ("worker", -3, None),
             ("worker-0", 2, Some("worker")),
             ("worker-1", 2, Some("worker")),
             ("worker-2", 1, Some("worker")),
@@ -139,6 +139,48 @@ fn head_and_worker_groups_of_a_ray_cluster_are_parts() {
         let place = draft.sub_groups[2].topology_constraint.clone().unwrap();
         assert_eq!(place.preferred_topology_level.as_deref(), Some("rack"));
     }
+}
+
+#[test]
+fn an_elastic_pytorch_job_needs_the_segments_that_hold_its_minimum() {
+    let template = json!({"metadata": {"annotations": {"kai.scheduler/segment-size": "2"}}});
+    let job = [owner(
+        "kubeflow.org/v1",
+        "PyTorchJob",
+        &json!({"spec": {
+            "elasticPolicy": {"minReplicas": 3},
+            "pytorchReplicaSpecs": {"Worker": {"replicas": 8, "template": template}}}}),
+    )];
+    let worker = pod(
+        &json!({"metadata": {"labels": {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "0"}}}),
+    );
+    assert_eq!(parts(&draft(&worker, &job))[0], ("worker", -2, None));
+}
+
+#[test]
+fn what_rays_autoscaler_asks_for_now_is_no_minimum() {
+    let mut chain = ray(
+        "RayCluster",
+        json!([
+            {"groupName": "a", "replicas": 5, "minReplicas": 2},
+            {"groupName": "b", "replicas": 3},
+            {"groupName": "c"},
+        ]),
+    );
+    let scales = json!({"metadata": {"name": "c", "uid": "uc"}, "spec": {
+        "enableInTreeAutoscaling": true, "workerGroupSpecs": chain[0].list(&["spec", "workerGroupSpecs"])}});
+    chain[0] = owner("ray.io/v1", "RayCluster", &scales);
+    let draft = draft(&ray_pod("b"), &chain);
+    assert_eq!(
+        parts(&draft),
+        [
+            ("headgroup", 1, None),
+            ("a", 2, None),
+            ("b", 0, None),
+            ("c", 0, None)
+        ]
+    );
+    assert_eq!(draft.min, 3);
 }
 
 #[test]
@@ -244,7 +286,7 @@ fn a_leader_and_its_workers_are_cut_into_segments() {
     assert_eq!(
         parts(&even),
         [
-            ("segment-0", 3, None),
+            ("segment-0", -2, None),
             ("segment-1", 2, None),
             ("leader", 1, Some("segment-0")),
             ("workers", 2, Some("segment-0"))
@@ -256,7 +298,7 @@ fn a_leader_and_its_workers_are_cut_into_segments() {
     assert_eq!(
         parts(&odd),
         [
-            ("segment-0", 2, None),
+            ("segment-0", -2, None),
             ("segment-1", 2, None),
             ("segment-2", 2, None),
             ("leader", 1, Some("segment-0")),
@@ -349,7 +391,7 @@ fn groves_pod_gang_says_which_pods_belong_together() {
     assert_eq!(
         parts(&draft),
         [
-            ("pair", 3, None),
+            ("pair", -2, None),
             ("a", 2, Some("pair")),
             ("b", 1, Some("pair")),
             ("c", 3, None)
