@@ -388,7 +388,7 @@ impl Cycle<'_> {
             *key != from
                 && free
                 && self.state.cards.get(*key).is_some_and(|card| {
-                    fit::card::whole_usable(self.state, card).is_ok()
+                    fit::card::whole_in_time(self.state, card)
                         && u128::from(fit::card::memory(card).cap.0) >= need
                         && modes.clone().all(|mode| {
                             card.card

@@ -75,6 +75,12 @@ pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
     Ok(())
 }
 
+/// Whether a card may be given whole, now or when the kubelet shows it whole again, some
+/// time after its last share has left.
+pub(crate) fn whole_in_time(state: &State, row: &CardRow) -> bool {
+    matches!(whole_usable(state, row), Ok(()) | Err(CardNo::PoolShared))
+}
+
 /// Why a card is not free for whole use: who stays on it.
 pub(crate) fn whole_taken(used: CardUse) -> Option<CardNo> {
     let after = used.after();

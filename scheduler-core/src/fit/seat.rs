@@ -64,10 +64,11 @@ pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
             let (Some(card), Some(sums)) = (state.cards.get(*key), state.card_use.get(*key)) else {
                 continue;
             };
-            if !sums.is_leaving() || card::whole_usable(state, card).is_err() {
+            if !sums.is_leaving() || !card::whole_in_time(state, card) {
                 continue;
             }
-            idle += i64::from(sums.holders() == 0);
+            let listed = card::whole_usable(state, card).is_ok();
+            idle += i64::from(sums.holders() == 0 && listed);
             open += i64::from(sums.promised.holds() == 0);
         }
     } else {
@@ -322,7 +323,7 @@ fn candidate(
         offer: *offer_now.as_ref().unwrap_or(&offer_later),
         now: offer_now.is_ok(),
         opens,
-        costs_whole: opens && whole,
+        costs_whole: opens && card::whole_in_time(state, row),
         rank: match (opens, placement) {
             // Idle ones first, then those that are no whole GPU anyhow, then the smallest.
             (true, _) => (
