@@ -1,0 +1,457 @@
+//! What must hold for queues and gangs, whatever the work. A small world does what was
+//! decided, at once: who is evicted comes back as a new pod of its group and waits.
+#![allow(clippy::unwrap_used)] // A test from its first line to its last.
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use scheduler_core::ids::{ContainerName, PodUid, QueueName, SetName};
+use scheduler_core::model::{
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Placement, Pod, PodGroup,
+    PodSet, Queue, QueueResource, Share, SubGroup, Weight,
+};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, NanoGpu, Time};
+use scheduler_core::{
+    Action, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, text,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// In quarters of a GPU, as every size here.
+const QUARTER: u64 = 250_000_000;
+
+#[derive(Clone, Debug)]
+struct Leaf {
+    parent: usize,
+    quota: u64,
+    /// Over the quota; `None`: no limit.
+    over: Option<u64>,
+    priority: i32,
+}
+
+#[derive(Clone, Debug)]
+struct Job {
+    leaf: usize,
+    pods: u32,
+    min: u32,
+    size: u64,
+    priority: i32,
+    preemptible: bool,
+    wave: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    /// GPUs of each.
+    nodes: Vec<u32>,
+    /// Quota of each, beyond its leaves'.
+    parents: Vec<u64>,
+    leaves: Vec<Leaf>,
+    jobs: Vec<Job>,
+}
+
+fn leaf() -> impl Strategy<Value = Leaf> {
+    let over = prop_oneof![3 => Just(None), 1 => (0_u64..12).prop_map(Some)];
+    (0_usize..2, 0_u64..17, over, 100_i32..102).prop_map(|(parent, quota, over, priority)| Leaf {
+        parent,
+        quota,
+        over,
+        priority,
+    })
+}
+
+fn job() -> impl Strategy<Value = Job> {
+    let size = prop_oneof![1 => Just(1_u64), 1 => Just(2), 4 => Just(4), 1 => Just(8)];
+    let leaf = any::<usize>();
+    (leaf, 1_u32..5, 1_u32..5, size, 0_i32..3, 0_u8..4, 0_u64..3).prop_map(
+        |(leaf, pods, min, size, priority, kind, wave)| Job {
+            leaf,
+            pods,
+            min: min.min(pods),
+            size,
+            priority: 50 + priority,
+            preemptible: kind > 0,
+            wave,
+        },
+    )
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    (
+        prop::collection::vec(1_u32..5, 1..4),
+        prop::collection::vec(0_u64..5, 2),
+        prop::collection::vec(leaf(), 1..5),
+        prop::collection::vec(job(), 1..10),
+    )
+        .prop_map(|(nodes, parents, leaves, mut jobs)| {
+            for job in &mut jobs {
+                job.leaf %= leaves.len();
+            }
+            Case {
+                nodes,
+                parents,
+                leaves,
+                jobs,
+            }
+        })
+}
+
+impl Case {
+    fn quota(&self, parent: usize) -> u64 {
+        let leaves = self.leaves.iter().filter(|leaf| leaf.parent == parent);
+        self.parents[parent] + leaves.map(|leaf| leaf.quota).sum::<u64>()
+    }
+}
+
+struct World<'a> {
+    case: &'a Case,
+    core: Core,
+    now: u64,
+    groups: Vec<PodGroup>,
+    /// With their job.
+    pods: BTreeMap<PodUid, (usize, Pod)>,
+    /// Jobs of which a part was sent elsewhere and is not back yet.
+    moving: BTreeSet<usize>,
+    born: u32,
+    log: String,
+}
+
+fn resource(quota: Bound, limit: Bound, weight: u64) -> QueueResource {
+    QueueResource {
+        quota,
+        limit,
+        weight: Weight(weight),
+        usage: 0,
+    }
+}
+
+impl<'a> World<'a> {
+    fn new(case: &'a Case) -> Self {
+        let mut world = World {
+            case,
+            core: Core::new(Config::default()),
+            now: 0,
+            groups: Vec::new(),
+            pods: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            born: 0,
+            log: String::new(),
+        };
+        for (index, gpus) in case.nodes.iter().enumerate() {
+            let name = format!("n{index}");
+            let mut node = Node::named(&name);
+            node.cpu = CpuMilli(64_000);
+            node.memory = Bytes(64 << 30);
+            node.pods = 110;
+            node.managed = true;
+            node.gpus = *gpus;
+            world.tell(Event::Node(node));
+            let cards = (0..*gpus)
+                .map(|card| Card::named(&format!("GPU-{index}-{card}"), card, "T", 1000))
+                .collect();
+            world.tell(Event::Cards(NodeCards {
+                node: name.as_str().into(),
+                default_mode: Mode::TimeSlicing,
+                not_offering: None,
+                cards,
+            }));
+        }
+        for parent in 0..case.parents.len() {
+            let mut queue = Queue::unlimited(&format!("d{parent}"));
+            let quota = Bound::Exactly(case.quota(parent) * QUARTER);
+            queue.gpu = resource(quota, Bound::Unlimited, 1_000_000);
+            world.tell(Event::Queue(queue));
+        }
+        for (index, leaf) in case.leaves.iter().enumerate() {
+            let mut queue = Queue::unlimited(&format!("q{index}"));
+            queue.parent = Some(QueueName::new(format!("d{}", leaf.parent)));
+            queue.priority = leaf.priority;
+            queue.created = Time(index as u64);
+            let limit = leaf.over.map_or(Bound::Unlimited, |over| {
+                Bound::Exactly((leaf.quota + over) * QUARTER)
+            });
+            queue.gpu = resource(Bound::Exactly(leaf.quota * QUARTER), limit, 1_000_000);
+            world.tell(Event::Queue(queue));
+        }
+        world.groups = (0..case.jobs.len()).map(|job| world.group(job)).collect();
+        world
+    }
+
+    fn group(&self, index: usize) -> PodGroup {
+        let job = &self.case.jobs[index];
+        PodGroup {
+            name: format!("default/j{index}").as_str().into(),
+            uid: Arc::from(format!("j{index}")),
+            queue: QueueName::new(format!("q{}", job.leaf)),
+            priority: job.priority,
+            preemptible: job.preemptible,
+            created: Time(job.wave * 1000 + index as u64),
+            root: SubGroup {
+                sets: vec![PodSet {
+                    name: SetName::new("default"),
+                    min: job.min,
+                    topology: None,
+                }],
+                ..SubGroup::default()
+            },
+            mark_unschedulable: true,
+            park_after_failure: false,
+            last_start: None,
+            stale_since: None,
+            staleness_grace: None,
+            preemption_delay: Duration(0),
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.log
+            .push_str(&text::write(std::slice::from_ref(&event)));
+        assert!(self.core.apply(event).is_empty(), "{}", self.log);
+    }
+
+    fn arrive(&mut self, job: usize) {
+        self.tell(Event::Group(self.groups[job].clone()));
+        for _ in 0..self.case.jobs[job].pods {
+            self.bear(job);
+        }
+    }
+
+    fn bear(&mut self, index: usize) {
+        let job = &self.case.jobs[index];
+        let mut pod = Pod::named(&format!("p{:03}", self.born));
+        self.born += 1;
+        pod.created = Time(self.now);
+        pod.group = Some(self.groups[index].name.clone());
+        let ask = if job.size >= 4 {
+            Ask::Whole(u32::try_from(job.size / 4).unwrap())
+        } else {
+            Ask::Share(Share {
+                amount: Amount::Fraction(NanoGpu(job.size * QUARTER)),
+                devices: 1,
+                compute: None,
+                mode: None,
+            })
+        };
+        pod.gpus.push(ContainerAsk {
+            container: ContainerName::new("main"),
+            init: false,
+            ask,
+        });
+        self.tell(Event::Pod(Box::new(pod.clone())));
+        self.pods.insert(pod.uid.clone(), (index, pod));
+    }
+
+    fn runs(&self) -> impl Iterator<Item = usize> {
+        let running = |(_, pod): &&(usize, Pod)| matches!(pod.phase, Phase::Running(_));
+        self.pods.values().filter(running).map(|(job, _)| *job)
+    }
+
+    /// What runs, of the jobs of which that is true.
+    fn held(&self, of: impl Fn(&Job) -> bool) -> u64 {
+        let jobs = self.runs().map(|job| &self.case.jobs[job]);
+        jobs.filter(|job| of(job)).map(|job| job.size).sum()
+    }
+
+    fn decide(&mut self) -> Decision {
+        self.now += 20_000;
+        let decision = self.core.decide(Time(self.now));
+        self.log.push_str(&text::decision(&decision));
+        self.judge(&decision);
+        decision
+    }
+
+    /// The rules of who may be evicted, and for whom.
+    fn judge(&self, decision: &Decision) {
+        let promised: BTreeSet<&PodUid> = decision.promises.iter().map(|one| &one.pod).collect();
+        let placed: BTreeSet<usize> = decision
+            .actions
+            .iter()
+            .filter_map(|action| match action {
+                Action::Bind(bind) => Some(self.case.jobs[self.pods[&bind.pod].0].leaf),
+                Action::Evict(_) => None,
+            })
+            .collect();
+        for action in &decision.actions {
+            let Action::Evict(evict) = action else {
+                continue;
+            };
+            let (index, pod) = &self.pods[&evict.pod];
+            let victim = &self.case.jobs[*index];
+            assert!(matches!(pod.phase, Phase::Running(_)), "{}", self.log);
+            assert!(victim.preemptible, "{} {}", evict.pod, self.log);
+            assert_ne!(evict.cause, EvictCause::GrantRefused, "{}", self.log);
+            let favoured = evict.in_favour_of.as_ref().map(|name| {
+                let index = self.groups.iter().position(|group| group.name == *name);
+                &self.case.jobs[index.unwrap()]
+            });
+            match (evict.cause, favoured) {
+                (EvictCause::Preempt, Some(favoured)) => {
+                    assert_eq!(favoured.leaf, victim.leaf, "{}", self.log);
+                    assert!(favoured.priority > victim.priority, "{}", self.log);
+                }
+                (EvictCause::Reclaim, Some(favoured)) => {
+                    assert_ne!(favoured.leaf, victim.leaf, "{}", self.log);
+                    // Who has a place elsewhere has lost nothing. What the same decision
+                    // bound, or bound and took back, counted when it was judged, and is
+                    // not in the sums here.
+                    if promised.contains(&evict.pod) {
+                        continue;
+                    }
+                    let parent = |job: &Job| self.case.leaves[job.leaf].parent;
+                    let (held, quota, grew) = if parent(favoured) == parent(victim) {
+                        (
+                            self.held(|job| job.leaf == victim.leaf),
+                            self.case.leaves[victim.leaf].quota,
+                            placed.contains(&victim.leaf),
+                        )
+                    } else {
+                        let of = parent(victim);
+                        (
+                            self.held(|job| parent(job) == of),
+                            self.case.quota(of),
+                            placed
+                                .iter()
+                                .any(|leaf| self.case.leaves[*leaf].parent == of),
+                        )
+                    };
+                    let withdrew = decision.wake_at.is_some();
+                    assert!(
+                        held > quota || grew || withdrew,
+                        "{} {}",
+                        evict.pod,
+                        self.log
+                    );
+                }
+                (EvictCause::Consolidation, _) => {
+                    assert!(promised.contains(&evict.pod), "{}", self.log);
+                }
+                (EvictCause::StaleGang, None) => {
+                    assert!(self.moving.contains(index), "{}", self.log);
+                }
+                (cause, favoured) => panic!("{cause:?} for {favoured:?} {}", self.log),
+            }
+        }
+    }
+
+    /// Does what was decided.
+    fn execute(&mut self, decision: &Decision) {
+        for action in &decision.actions {
+            self.tell(Event::Outcome(Outcome {
+                decision: action.decision(),
+                result: OutcomeResult::Confirmed,
+            }));
+            match action {
+                Action::Evict(evict) => {
+                    let (job, _) = self.pods.remove(&evict.pod).unwrap();
+                    self.tell(Event::PodGone(evict.pod.clone()));
+                    if decision.promises.iter().any(|one| one.pod == evict.pod) {
+                        self.moving.insert(job);
+                    }
+                    self.bear(job);
+                }
+                Action::Bind(bind) => {
+                    let (_, pod) = self.pods.get_mut(&bind.pod).unwrap();
+                    assert_eq!(pod.phase, Phase::Pending, "{}", self.log);
+                    pod.phase = Phase::Running(Placement {
+                        node: bind.node.clone(),
+                        grants: bind.grants.clone(),
+                        decision: Some(bind.decision),
+                    });
+                    let pod = pod.clone();
+                    self.tell(Event::Pod(Box::new(pod)));
+                }
+            }
+        }
+        let now = Time(self.now);
+        for index in 0..self.groups.len() {
+            let group = &mut self.groups[index];
+            let before = group.clone();
+            if decision.started.contains(&group.name) {
+                group.last_start = Some(now);
+            }
+            if let Some((_, since)) = decision.stale.iter().find(|(name, _)| *name == group.name) {
+                group.stale_since = *since;
+            }
+            if *group != before {
+                let group = group.clone();
+                self.tell(Event::Group(group));
+            }
+        }
+    }
+
+    /// What must hold whenever everything that was decided has been done.
+    fn check(&mut self) {
+        assert_eq!(self.core.violations(), Vec::<String>::new());
+        let mut running = vec![0; self.case.jobs.len()];
+        self.runs().for_each(|job| running[job] += 1);
+        for (index, running) in running.into_iter().enumerate() {
+            let job = &self.case.jobs[index];
+            if running == 0 || running >= job.min {
+                self.moving.remove(&index);
+            } else {
+                assert!(self.moving.contains(&index), "{job:?} {}", self.log);
+            }
+        }
+        for (index, leaf) in self.case.leaves.iter().enumerate() {
+            let held = self.held(|job| job.leaf == index);
+            let limit = leaf.over.map_or(u64::MAX, |over| leaf.quota + over);
+            assert!(held <= limit, "q{index} {}", self.log);
+            let firm = self.held(|job| job.leaf == index && !job.preemptible);
+            assert!(firm <= leaf.quota, "q{index} {}", self.log);
+        }
+        for parent in 0..self.case.parents.len() {
+            let of = |job: &Job| self.case.leaves[job.leaf].parent == parent;
+            let firm = self.held(|job| of(job) && !job.preemptible);
+            assert!(firm <= self.case.quota(parent), "d{parent} {}", self.log);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, rng_seed: RngSeed::Fixed(4), ..ProptestConfig::default() })]
+
+    /// Queues, gangs and victims, until nothing is left to do: within 50 rounds.
+    #[test]
+    fn queues_and_gangs_are_kept_and_evictions_end(case in case()) {
+        let mut world = World::new(&case);
+        for wave in 0..3 {
+            for job in 0..case.jobs.len() {
+                if case.jobs[job].wave == wave {
+                    world.arrive(job);
+                }
+            }
+            if wave < 2 {
+                let decision = world.decide();
+                world.execute(&decision);
+                world.check();
+            }
+        }
+        // Known and open: as in KAI, where one search takes away what another was promised
+        // by the same decision, the two may go on for ever. Such a decision asks to be
+        // woken; about one case in a thousand. Everything else comes to rest.
+        let mut taken_back = false;
+        for round in 0..50 {
+            let decision = world.decide();
+            if decision.actions.is_empty() {
+                return Ok(());
+            }
+            taken_back |= round >= 40 && decision.wake_at.is_some();
+            world.execute(&decision);
+            world.check();
+        }
+        prop_assert!(taken_back, "{}", world.log);
+    }
+
+    /// What is placed on an empty cluster where it is alone is not held up for ever by
+    /// others that wait: somebody goes first.
+    #[test]
+    fn an_idle_cluster_places_somebody_where_somebody_fits(case in case()) {
+        let alone = (0..case.jobs.len()).any(|job| {
+            let mut world = World::new(&case);
+            world.arrive(job);
+            !world.decide().actions.is_empty()
+        });
+        let mut world = World::new(&case);
+        (0..case.jobs.len()).for_each(|job| world.arrive(job));
+        prop_assert_eq!(!world.decide().actions.is_empty(), alone, "{}", world.log);
+    }
+}
