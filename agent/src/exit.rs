@@ -16,7 +16,9 @@ pub const PART_ENDED: u8 = 3;
 pub fn code(result: &Result<(), crate::RunError>) -> ExitCode {
     ExitCode::from(match result {
         Ok(()) => STOPPED,
-        Err(crate::RunError::Folders(_) | crate::RunError::Thread(_)) => NOT_STARTED,
+        Err(
+            crate::RunError::Folders(_) | crate::RunError::Thread(_) | crate::RunError::NotAlone(_),
+        ) => NOT_STARTED,
         Err(_) => PART_ENDED,
     })
 }

@@ -12,8 +12,10 @@ use crate::node::disk::{self, Disk};
 use crate::node::owner::{self, Outputs, Owner};
 use crate::node::{Core, Event, Obstacle, Terms, keeper};
 use crate::{cluster, hands, identity::Resource, install, nvml, telemetry};
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -25,6 +27,10 @@ use tokio_util::sync::CancellationToken;
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 /// After a stop, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(3);
+/// For an agent that is being replaced to end.
+const PREDECESSOR: Duration = Duration::from_secs(3);
+/// Between two tries to be alone.
+const AGAIN: Duration = Duration::from_millis(20);
 /// Whether another plugin serves whole cards is looked at so often.
 const OTHER_PLUGIN: Duration = Duration::from_secs(10);
 /// The socket of NVIDIA's plugin for whole cards.
@@ -36,6 +42,9 @@ pub enum RunError {
     /// A folder that must be there cannot be made.
     #[error("the agent's folders cannot be made: {0}")]
     Folders(#[source] io::Error),
+    /// A second one would sweep up and take back what the first one does.
+    #[error("another agent of this node holds {}", .0.display())]
+    NotAlone(PathBuf),
     /// The machine has no thread left.
     #[error("the thread that owns NVML cannot be started: {0}")]
     Thread(#[source] io::Error),
@@ -69,6 +78,7 @@ pub async fn run(
     // A caller that drops this future leaves no thread behind either.
     let _guard = end.clone().drop_guard();
     let mut tasks: JoinSet<Part> = JoinSet::new();
+    let _lock = alone(&config.run_dir).await?;
     let result = start(&config, client, &end, started, &mut tasks);
     let result = match result {
         Ok(()) => first_end(&mut tasks, &stop).await,
@@ -80,6 +90,25 @@ pub async fn run(
         tracing::warn!("some tasks did not end in time");
     }
     result
+}
+
+/// Makes sure that no other agent serves this node: for as long as the lock lives. One that
+/// is just ending is waited for.
+async fn alone(run_dir: &Path) -> Result<Flock<File>, RunError> {
+    let path = run_dir.join("agent.lock");
+    let until = Instant::now() + PREDECESSOR;
+    loop {
+        let open = || {
+            std::fs::create_dir_all(run_dir)?;
+            File::create(&path)
+        };
+        let file = open().map_err(RunError::Folders)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err(_) if Instant::now() < until => tokio::time::sleep(AGAIN).await,
+            Err(_) => return Err(RunError::NotAlone(path)),
+        }
+    }
 }
 
 async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Result<(), RunError> {

@@ -227,6 +227,9 @@ pub struct GrantStatus {
     /// What is really active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// What is held against it, or befell it; empty when all is well.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub complaint: String,
 }
 
 /// A GPU process without a grant.

@@ -170,7 +170,7 @@ impl Core {
         match event {
             Event::Observed(observation) => self.book.observe(&observation, now),
             Event::Sampled(sample) => {
-                if !self.judge(&sample, now, &mut effects) {
+                if !self.judge(sample, now, &mut effects) {
                     // Nine times of ten nothing follows from it.
                     return effects;
                 }

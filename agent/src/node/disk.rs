@@ -11,6 +11,8 @@ use crate::identity::Checkpoint;
 use crate::ledger::{AllocId, Share, record_key};
 use crate::reconcile::{Local, Proof};
 use cdi::dir::OwnDir;
+use futures::StreamExt as _;
+use inotify::{Inotify, WatchMask};
 use proto::names;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -159,6 +161,34 @@ pub enum Errand {
     Forget(AllocId),
 }
 
+/// Tells that the hook has left something. Without inotify, the interval must do.
+struct Proofs(Option<inotify::EventStream<[u8; 4096]>>);
+
+impl Proofs {
+    async fn changed(&mut self) {
+        match &mut self.0 {
+            Some(stream) => {
+                if stream.next().await.is_none() {
+                    self.0 = None;
+                }
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn proofs(dir: &Path) -> Proofs {
+    let stream = Inotify::init().and_then(|inotify| {
+        let mask = WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
+        inotify.watches().add(dir, mask)?;
+        inotify.into_event_stream([0; 4096])
+    });
+    if let Err(error) = &stream {
+        tracing::debug!(%error, "no inotify on the proofs");
+    }
+    Proofs(stream.ok())
+}
+
 /// Serves errands until they end; looks at least every `interval`.
 pub async fn run(
     mut disk: Disk,
@@ -167,11 +197,16 @@ pub async fn run(
     state: watch::Receiver<Arc<State>>,
     owner: Owner,
 ) {
+    let mut proofs = proofs(&disk.proof_dir);
     loop {
-        let first = match tokio::time::timeout(interval, errands.recv()).await {
-            Ok(None) => return,
-            Ok(Some(errand)) => errand,
-            Err(_) => Errand::Look,
+        let first = tokio::select! {
+            errand = errands.recv() => match errand {
+                None => return,
+                Some(errand) => errand,
+            },
+            // A container that starts is nobody's until its proof is read.
+            () = proofs.changed() => Errand::Look,
+            () = tokio::time::sleep(interval) => Errand::Look,
         };
         let mut forget = Vec::new();
         let mut take = |errand| {

@@ -14,6 +14,7 @@ use api::Mode;
 use api::gpu_node::Reaction;
 use proto::mps::{Observation, ServerState};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A client of a server that broke may still end by itself.
@@ -27,6 +28,8 @@ const AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     watchdog: Watchdog,
+    /// What runs on watched cards, as of a moment ago.
+    latest: Option<Arc<Sample>>,
     broken: BTreeMap<String, Broken>,
     strangers: BTreeMap<(GpuUuid, u32), Met>,
 }
@@ -67,12 +70,13 @@ impl Core {
     /// Looks at a sample; whether anything follows from it.
     pub(super) fn judge(
         &mut self,
-        sample: &Sample,
+        sample: Arc<Sample>,
         now: Instant,
         effects: &mut Vec<Effect>,
     ) -> bool {
         let slack = self.terms.watchdog_slack;
-        let findings = self.guard.watchdog.judge(sample, &self.ledger, slack, now);
+        let findings = self.guard.watchdog.judge(&sample, &self.ledger, slack, now);
+        self.guard.latest = Some(sample);
         for finding in &findings {
             self.react(finding, effects);
         }
@@ -140,8 +144,19 @@ impl Core {
         now: Instant,
         effects: &mut Vec<Effect>,
     ) {
-        let clients = before.clients.iter().chain(&server.clients);
-        let clients = clients.map(|client| client.pid);
+        // The supervisor's list may lack who came last.
+        let sampled = self.guard.latest.iter().flat_map(|sample| &sample.cards);
+        let sampled = sampled.flat_map(|(_, processes)| processes);
+        let came_last = sampled
+            .filter(|process| {
+                self.ledger.shares().any(|share| {
+                    server_name(share).as_ref() == Some(&server.name)
+                        && is_of(process, share, &self.ledger)
+                })
+            })
+            .map(|process| process.pid);
+        let listed = before.clients.iter().chain(&server.clients);
+        let clients = listed.map(|client| client.pid).chain(came_last);
         let broken = Broken {
             since: now,
             clients: clients.collect(),

@@ -110,7 +110,7 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
             .ledger
             .on(&card.uuid)
             .take(MOST_GRANTS)
-            .map(grant)
+            .map(|share| grant(state, share))
             .collect(),
         strangers: card
             .strangers
@@ -131,7 +131,8 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
     }
 }
 
-fn grant(share: &Share) -> GrantStatus {
+fn grant(state: &State, share: &Share) -> GrantStatus {
+    let complaint = state.complaints.get(&share.key());
     GrantStatus {
         pod: share.pod.to_string(),
         pod_uid: share.pod.uid.clone(),
@@ -140,6 +141,7 @@ fn grant(share: &Share) -> GrantStatus {
         compute_percent: share.compute_percent,
         phase: share.phase.as_str().to_owned(),
         fence: share.fence,
+        complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
     }
 }
 

@@ -187,3 +187,17 @@ async fn a_driver_that_goes_withdraws_what_nobody_holds() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_agent_of_the_same_node_refuses_and_the_first_does_not_notice() {
+    let machine = Machine::new(1).await;
+    let uid = machine.share_pod("p", 0, 2000).await;
+    let entry = machine.admit("p", &uid).await;
+    machine.kubelet.pre_start(&entry).await.unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let second = agent::run(machine.config.clone(), machine.client.clone(), stop).await;
+    let refused = second.unwrap_err();
+    assert!(matches!(refused, agent::RunError::NotAlone(_)), "{refused}");
+    assert!(machine.cdi(&entry).is_some());
+    machine.registered().await;
+}

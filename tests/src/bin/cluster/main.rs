@@ -5,6 +5,7 @@
 mod accounts;
 mod admission;
 mod bench;
+mod faults;
 mod fence;
 mod grouper;
 mod guard;
@@ -190,6 +191,12 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             modes::a_pod_that_asks_for_time_slices_gets_them_with_hints_and_no_server,
             modes::a_card_goes_from_every_mode_to_every_other,
             modes::a_fence_that_the_admin_finds_too_weak_is_not_offered,
+            faults::a_fault_costs_the_sharers_of_its_card_alone_and_the_server_comes_back,
+            faults::a_killed_server_costs_its_sharers_alone_and_comes_back,
+            faults::a_killed_mps_supervisor_ends_nobody,
+            faults::a_lost_card_takes_its_own_shares_along_and_is_probed_before_it_returns,
+            faults::an_xid_is_judged_by_its_class,
+            faults::a_cordoned_card_keeps_what_it_has_and_gets_nothing_new,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
             hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,
             hostile::under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end,
