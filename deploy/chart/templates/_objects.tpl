@@ -1,0 +1,105 @@
+{{- /* Each document of a file as {"items": [...]}, comments aside. */}}
+{{- define "aliquot.documents" -}}
+{{- $items := list -}}
+{{- range $text := regexSplit "(?m)^---$" . -1 -}}
+  {{- $object := fromYaml $text -}}
+  {{- if $object.kind }}{{ $items = append $items $object }}{{ end -}}
+{{- end -}}
+{{- dict "items" $items | toYaml -}}
+{{- end }}
+
+{{- define "aliquot.image" -}}
+{{- $registry := trimSuffix "/" .Values.global.registry -}}
+{{- $repository := .Values.image.repository | default (ternary (printf "%s/aliquot" $registry) "aliquot" (ne $registry "")) -}}
+{{- printf "%s:%s" $repository (.Values.image.tag | default .Values.global.tag | default .Chart.AppVersion) -}}
+{{- end }}
+
+{{- /* What all three workloads have alike. In: {root, object}; the object is changed. */}}
+{{- define "aliquot.workload" -}}
+{{- $values := .root.Values -}}
+{{- $spec := .object.spec.template.spec -}}
+{{- $container := first $spec.containers -}}
+{{- $_ := set $container "image" (include "aliquot.image" .root) -}}
+{{- with $values.global.imagePullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
+{{- with $values.global.imagePullSecrets -}}
+  {{- $secrets := list -}}
+  {{- range . }}{{ $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) }}{{ end -}}
+  {{- $_ := set $spec "imagePullSecrets" $secrets -}}
+{{- end -}}
+{{- end }}
+
+{{- /* In: {root, object}. */}}
+{{- define "aliquot.scheduler" -}}
+{{- $values := .root.Values -}}
+{{- $spec := .object.spec.template.spec -}}
+{{- $container := first $spec.containers -}}
+{{- $args := $container.args -}}
+{{- with $values.scheduler.placementStrategy -}}
+  {{- $args = concat $args (list (printf "--gpu-placement=%s" .) (printf "--cpu-placement=%s" .)) -}}
+{{- end -}}
+{{- with $values.scheduler.name }}{{ $args = append $args (printf "--scheduler-name=%s" .) }}{{ end -}}
+{{- $_ := set $container "args" (concat $args $values.scheduler.args) -}}
+{{- with $values.scheduler.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
+{{- with $values.global.nodeSelector }}{{ $_ := set $spec "nodeSelector" (merge (deepCopy .) $spec.nodeSelector) }}{{ end -}}
+{{- with $values.global.affinity }}{{ $_ := set $spec "affinity" . }}{{ end -}}
+{{- with $values.global.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end -}}
+{{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
+{{- if gt (int $values.scheduler.replicas) 0 -}}
+  {{- $_ := set .object.spec "replicas" (int $values.scheduler.replicas) -}}
+{{- else if $values.global.leaderElection -}}
+  {{- $_ := set .object.spec "replicas" 2 -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Agent and MPS supervisor alike: where they run, where the driver is. In: {root, object}. */}}
+{{- define "aliquot.node" -}}
+{{- $values := .root.Values -}}
+{{- $spec := .object.spec.template.spec -}}
+{{- $container := first $spec.containers -}}
+{{- with $values.nodeAgent.nodeSelector }}{{ $_ := set $spec "nodeSelector" . }}{{ end -}}
+{{- with $values.nodeAgent.tolerations }}{{ $_ := set $spec "tolerations" (concat $spec.tolerations .) }}{{ end -}}
+{{- $host := eq $values.driver.root "host" -}}
+{{- $root := ternary "/" "/run/nvidia/driver" $host -}}
+{{- $here := ternary "/driver" "/run/nvidia/driver" $host -}}
+{{- $args := list -}}
+{{- range $arg := $container.args -}}
+  {{- if hasPrefix "--driver-root=" $arg -}}
+    {{- $args = append $args (printf "--driver-root=%s" $root) -}}
+    {{- if $host }}{{ $args = append $args (printf "--driver-root-here=%s" $here) }}{{ end -}}
+  {{- else if hasPrefix "--nvml=" $arg -}}
+    {{- $args = append $args (printf "--nvml=%s/%s" $here $values.driver.nvml) -}}
+  {{- else -}}
+    {{- $args = append $args $arg -}}
+  {{- end -}}
+{{- end -}}
+{{- $_ := set $container "args" $args -}}
+{{- if $host -}}
+  {{- range $volume := $spec.volumes -}}
+    {{- if eq $volume.name "driver" }}{{ $_ := set $volume "hostPath" (dict "path" "/" "type" "Directory") }}{{ end -}}
+  {{- end -}}
+  {{- range $mount := $container.volumeMounts -}}
+    {{- if eq $mount.name "driver" }}{{ $_ := set $mount "mountPath" "/driver" }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* How hard the guard is, and where it does not look. In: {root, object}. */}}
+{{- define "aliquot.binding" -}}
+{{- $guard := .root.Values.guard -}}
+{{- if ne $guard.action "Deny" }}{{ $_ := set .object.spec "validationActions" (list $guard.action "Audit") }}{{ end -}}
+{{- $resources := .object.spec.matchResources | default dict -}}
+{{- range $expression := ($resources.namespaceSelector | default dict).matchExpressions -}}
+  {{- $_ := set $expression "values" (concat $expression.values $guard.exemptNamespaces) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Kept at an uninstall, and made only where it is missing. In: {root, object}; out: "yes" to render. */}}
+{{- define "aliquot.shared" -}}
+{{- $object := .object -}}
+{{- $there := lookup $object.apiVersion $object.kind "" $object.metadata.name -}}
+{{- $ours := eq ((($there.metadata | default dict).annotations | default dict) | dig "meta.helm.sh/release-name" "") .root.Release.Name -}}
+{{- if or (not $there) $ours -}}
+  {{- $_ := set $object.metadata "annotations" (dict "helm.sh/resource-policy" "keep") -}}
+yes
+{{- end -}}
+{{- end }}

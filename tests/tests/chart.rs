@@ -1,0 +1,300 @@
+//! `deploy/chart` against `deploy/*.yaml`: the same objects, changed as the values say.
+//!
+//! `ALIQUOT_HELM` names the helm to ask; `tests/chart/run` builds the pinned one and sets it.
+//! Without it only what needs no helm is looked at.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
+
+use aliquot_tests::manifest::documents;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+type Objects = BTreeMap<(String, String), Value>;
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// `255.0` is `255`: which of them is written says nothing.
+fn plain_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let whole: Option<i64> = format!("{number}").trim_end_matches(".0").parse().ok();
+            if let Some(whole) = whole {
+                *value = json!(whole);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(plain_numbers),
+        Value::Object(fields) => fields.values_mut().for_each(plain_numbers),
+        _ => {}
+    }
+}
+
+fn objects(text: &str) -> Objects {
+    let named = |mut object: Value| {
+        plain_numbers(&mut object);
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        (
+            (text(&object["kind"]), text(&object["metadata"]["name"])),
+            object,
+        )
+    };
+    documents(text).unwrap().into_iter().map(named).collect()
+}
+
+/// What `kubectl apply` gets, but for KAI's kinds, which helm installs where they are missing.
+fn plain() -> Objects {
+    let files = [
+        "scheduler.yaml",
+        "daemonset.yaml",
+        "crds/aliquot.dev_gpunodes.yaml",
+    ];
+    let read = |file| std::fs::read_to_string(deploy().join(file)).unwrap();
+    files
+        .into_iter()
+        .flat_map(|file| objects(&read(file)))
+        .collect()
+}
+
+fn helm() -> Option<PathBuf> {
+    let helm = std::env::var_os("ALIQUOT_HELM");
+    if helm.is_none() {
+        eprintln!("ALIQUOT_HELM is not set: the chart is not rendered");
+    }
+    helm.map(PathBuf::from)
+}
+
+fn template(helm: &Path, namespace: &str, flags: &[&str]) -> Output {
+    Command::new(helm)
+        .args(["template", "aliquot"])
+        .arg(deploy().join("chart"))
+        .args(["--namespace", namespace, "--kube-version", "1.36.0"])
+        .args(flags)
+        .output()
+        .unwrap()
+}
+
+fn rendered(helm: &Path, namespace: &str, flags: &[&str]) -> Objects {
+    let output = template(helm, namespace, flags);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{flags:?}: {errors}");
+    objects(&String::from_utf8(output.stdout).unwrap())
+}
+
+fn key(kind: &str, name: &str) -> (String, String) {
+    (kind.to_owned(), name.to_owned())
+}
+
+#[test]
+fn the_chart_carries_the_very_files_that_kubectl_applies() {
+    for (link, file) in [
+        ("files/scheduler.yaml", "scheduler.yaml"),
+        ("files/daemonset.yaml", "daemonset.yaml"),
+        (
+            "files/aliquot.dev_gpunodes.yaml",
+            "crds/aliquot.dev_gpunodes.yaml",
+        ),
+        (
+            "crds/scheduling.run.ai_queues.yaml",
+            "crds/scheduling.run.ai_queues.yaml",
+        ),
+        (
+            "crds/scheduling.run.ai_podgroups.yaml",
+            "crds/scheduling.run.ai_podgroups.yaml",
+        ),
+        (
+            "crds/kai.scheduler_topologies.yaml",
+            "crds/kai.scheduler_topologies.yaml",
+        ),
+    ] {
+        let link = deploy().join("chart").join(link).canonicalize().unwrap();
+        assert_eq!(link, deploy().join(file).canonicalize().unwrap());
+    }
+    let crds = std::fs::read_dir(deploy().join("crds")).unwrap().count();
+    assert_eq!(
+        crds, 4,
+        "a definition came or went: the chart must carry it"
+    );
+}
+
+#[test]
+fn with_nothing_set_the_objects_are_the_same() {
+    let Some(helm) = helm() else { return };
+    let mut chart = rendered(&helm, "anywhere", &[]);
+    assert!(
+        chart.remove(&key("Pod", "aliquot-doctor")).is_some(),
+        "helm test has no pod"
+    );
+    let keep = json!("keep");
+    for ((kind, _), object) in &mut chart {
+        if ["Queue", "PriorityClass", "CustomResourceDefinition"].contains(&kind.as_str()) {
+            // Everybody's: an uninstall leaves them.
+            let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
+            assert_eq!(
+                annotations.remove("helm.sh/resource-policy").as_ref(),
+                Some(&keep)
+            );
+            if annotations.is_empty() {
+                object["metadata"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("annotations");
+            }
+        }
+    }
+    let plain = plain();
+    let names = |objects: &Objects| -> Vec<(String, String)> { objects.keys().cloned().collect() };
+    assert_eq!(names(&chart), names(&plain));
+    for (name, object) in &plain {
+        assert!(chart[name] == *object, "{name:?} is another one");
+    }
+    // In its own namespace helm makes that itself.
+    let own = rendered(&helm, "aliquot-system", &[]);
+    assert!(!own.contains_key(&key("Namespace", "aliquot-system")));
+}
+
+#[test]
+fn values_change_what_they_say_and_kais_install_lines_work() {
+    let Some(helm) = helm() else { return };
+    let scheduler = key("Deployment", "aliquot-scheduler");
+    let agent = key("DaemonSet", "aliquot-agent");
+    let mps = key("DaemonSet", "aliquot-mps");
+    let container = |object: &Value| object["spec"]["template"]["spec"]["containers"][0].clone();
+    let has = |object: &Value, flag: &str| {
+        let args = container(object)["args"].as_array().unwrap().clone();
+        assert!(args.contains(&json!(flag)), "{flag} is not in {args:?}");
+    };
+
+    let kai = rendered(
+        &helm,
+        "kai-scheduler",
+        &[
+            "--set",
+            "global.gpuSharing=true",
+            "--set",
+            "global.resourceReservation.runtimeClassName=nvidia",
+        ],
+    );
+    assert_eq!(kai, rendered(&helm, "kai-scheduler", &[]));
+
+    let image = rendered(
+        &helm,
+        "a",
+        &[
+            "--set",
+            "global.registry=reg.example/x/",
+            "--set",
+            "global.tag=v9",
+            "--set",
+            "global.imagePullSecrets={s}",
+        ],
+    );
+    for name in [&scheduler, &agent, &mps] {
+        assert_eq!(container(&image[name])["image"], "reg.example/x/aliquot:v9");
+        let secrets = &image[name]["spec"]["template"]["spec"]["imagePullSecrets"];
+        assert_eq!(*secrets, json!([{"name": "s"}]));
+    }
+
+    let ha = rendered(
+        &helm,
+        "a",
+        &[
+            "--set",
+            "global.leaderElection=true",
+            "--set",
+            "scheduler.placementStrategy=spread",
+            "--set",
+            "scheduler.args={--quiet-ms=5}",
+        ],
+    );
+    assert_eq!(ha[&scheduler]["spec"]["replicas"], 2);
+    for flag in [
+        "--gpu-placement=spread",
+        "--cpu-placement=spread",
+        "--quiet-ms=5",
+    ] {
+        has(&ha[&scheduler], flag);
+    }
+
+    let host = rendered(&helm, "a", &["--set", "driver.root=host"]);
+    for name in [&agent, &mps] {
+        has(&host[name], "--driver-root=/");
+        has(&host[name], "--driver-root-here=/driver");
+        let volumes = host[name]["spec"]["template"]["spec"]["volumes"]
+            .as_array()
+            .unwrap();
+        let driver = volumes
+            .iter()
+            .find(|volume| volume["name"] == "driver")
+            .unwrap();
+        assert_eq!(driver["hostPath"]["path"], "/");
+    }
+    has(
+        &host[&agent],
+        "--nvml=/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+    );
+
+    let lenient = rendered(
+        &helm,
+        "a",
+        &[
+            "--set",
+            "guard.action=Warn",
+            "--set",
+            "guard.exemptNamespaces={mine}",
+        ],
+    );
+    let bindings = lenient
+        .iter()
+        .filter(|((kind, _), _)| kind == "ValidatingAdmissionPolicyBinding");
+    for (name, binding) in bindings {
+        assert_eq!(
+            binding["spec"]["validationActions"],
+            json!(["Warn", "Audit"]),
+            "{name:?}"
+        );
+        let expressions =
+            &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"];
+        if let Some(first) = expressions.get(0) {
+            assert!(
+                first["values"].as_array().unwrap().contains(&json!("mine")),
+                "{name:?}"
+            );
+        }
+    }
+
+    let bare = rendered(
+        &helm,
+        "a",
+        &[
+            "--set",
+            "defaultQueue.createDefaultQueue=false",
+            "--set",
+            "priorityClasses.create=false",
+        ],
+    );
+    assert!(
+        !bare
+            .keys()
+            .any(|(kind, _)| kind == "Queue" || kind == "PriorityClass")
+    );
+}
+
+#[test]
+fn values_that_mean_nothing_are_refused() {
+    let Some(helm) = helm() else { return };
+    for (value, words) in [
+        ("global.gpuSharing=false", "gpuSharing"),
+        ("nonsense=1", "nonsense"),
+        ("scheduler.placementStrategy=random", "placementStrategy"),
+        ("driver.root=/somewhere", "root"),
+        ("scheduler.args={quiet}", "args"),
+        ("guard.action=Allow", "action"),
+    ] {
+        let output = template(&helm, "a", &["--set", value]);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{value}");
+        assert!(errors.contains(words), "{value}: {errors}");
+    }
+}
