@@ -3,9 +3,9 @@
 //! One task, while leading. A pod's work is its own: what one waits for holds up nobody
 //! else, but for the few that are at work at the same time.
 
-use super::draft::Classes;
+use super::draft::{Classes, Draft};
 use super::groups::{GroupError, Groups};
-use super::need::{is_ungrouped, must_wait};
+use super::need::{is_ungrouped, must_wait, waits_in};
 use super::object::Object;
 use super::owners::{OwnerError, Owners};
 use super::rules::{self, RuleError, Scene};
@@ -30,6 +30,9 @@ const LAST_PAUSE: Duration = Duration::from_mins(1);
 /// Of the seats, one in so many is for pods that do not wait for their group: they are placed
 /// meanwhile, and bindings go first.
 const LATER: usize = 8;
+/// A deleted group is made anew so long after, if its pods are there still: most often they
+/// go with it.
+const MOURNING: Duration = Duration::from_secs(2);
 /// A failure is said from the second one on: the first is often an owner that is not ready.
 const SAID_FROM: u32 = 2;
 
@@ -101,6 +104,8 @@ struct Desk {
     later: VecDeque<String>,
     agenda: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Result<(), GroupingError>>,
+    /// Groups that are made anew.
+    mends: JoinSet<()>,
     /// With whether it waits.
     at_work: HashMap<Id, (String, bool)>,
 }
@@ -132,6 +137,7 @@ pub async fn run(
         later: VecDeque::new(),
         agenda: BTreeSet::new(),
         tasks: JoinSet::new(),
+        mends: JoinSet::new(),
         at_work: HashMap::new(),
     };
     tokio::select! {
@@ -158,10 +164,13 @@ impl Desk {
             };
             tokio::select! {
                 news = told.0.recv() => match news {
-                    Some(news) => self.hear(news),
+                    Some(news) => self.hear(news, leads),
                     None => return,
                 },
                 Some(done) = self.tasks.join_next_with_id() => self.settle(done),
+                Some(done) = self.mends.join_next() => if let Err(error) = done {
+                    tracing::error!(%error, "a group's making anew broke");
+                },
                 changed = leading.changed() => if changed.is_err() {
                     return;
                 },
@@ -170,7 +179,7 @@ impl Desk {
         }
     }
 
-    fn hear(&mut self, news: News) {
+    fn hear(&mut self, news: News, leads: bool) {
         match news {
             News::Ungrouped(pod) => self.want(&pod),
             News::Settled(uid) => {
@@ -181,7 +190,25 @@ impl Desk {
                 }
             }
             News::Classes(classes) => self.classes = classes,
-            News::GroupGone { namespace, name } => self.tools.groups.forget(&namespace, &name),
+            News::GroupGone {
+                namespace,
+                name,
+                pod,
+            } => {
+                self.tools.groups.forget(&namespace, &name);
+                if let Some(pod) = pod.filter(|_| leads) {
+                    let tools = self.tools.clone();
+                    let (classes, settings) = (self.classes.clone(), self.settings.clone());
+                    self.mends.spawn(async move {
+                        tokio::time::sleep(MOURNING).await;
+                        let scheduler = &settings.scheduler_name;
+                        let done = tools.mend(&namespace, &name, &pod, scheduler, &classes);
+                        if let Err(error) = done.await {
+                            tracing::warn!(group = %format!("{namespace}/{name}"), %error, "a deleted group is not made anew");
+                        }
+                    });
+                }
+            }
             News::Groups => self.tools.groups.forget_all(),
         }
     }
@@ -311,19 +338,7 @@ impl Tools {
         classes: &Classes,
         since: Instant,
     ) -> Result<(), GroupingError> {
-        let chain = self.owners.chain(pod, since).await?;
-        let mut scene = Scene {
-            pod,
-            chain: &chain,
-            extra: None,
-            classes,
-        };
-        let extra = match rules::want(scene) {
-            Some(want) => self.owners.extra(pod.namespace(), &want).await?,
-            None => None,
-        };
-        scene.extra = extra.as_ref();
-        let draft = rules::draft(scene)?;
+        let draft = self.draft(pod, classes, since).await?;
         self.groups.ensure(&write::group(&draft)).await?;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
         let patch = Patch::Merge(write::pod(&draft, pod));
@@ -339,5 +354,55 @@ impl Tools {
                 Err(GroupingError::Pod(why))
             }
         }
+    }
+
+    /// Makes a group anew for a pod that waits in it still. One that a person made by hand
+    /// is theirs to make: our rules give the pod another name.
+    async fn mend(
+        &self,
+        namespace: &str,
+        group: &str,
+        pod: &str,
+        scheduler: &str,
+        classes: &Classes,
+    ) -> Result<(), GroupingError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pod = match answer::of(api.get_opt(pod)).await {
+            Answer::Done(Some(pod)) => pod,
+            Answer::Done(None) => return Ok(()),
+            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+                return Err(GroupingError::Pod(why));
+            }
+        };
+        if waits_in(&pod, scheduler).as_deref() != Some(group) {
+            return Ok(());
+        }
+        let pod = Object::of_pod(&pod);
+        let draft = self.draft(&pod, classes, Instant::now()).await?;
+        if draft.name == group {
+            self.groups.ensure(&write::group(&draft)).await?;
+        }
+        Ok(())
+    }
+
+    async fn draft(
+        &self,
+        pod: &Object,
+        classes: &Classes,
+        since: Instant,
+    ) -> Result<Draft, GroupingError> {
+        let chain = self.owners.chain(pod, since).await?;
+        let mut scene = Scene {
+            pod,
+            chain: &chain,
+            extra: None,
+            classes,
+        };
+        let extra = match rules::want(scene) {
+            Some(want) => self.owners.extra(pod.namespace(), &want).await?,
+            None => None,
+        };
+        scene.extra = extra.as_ref();
+        Ok(rules::draft(scene)?)
     }
 }

@@ -33,7 +33,7 @@ mod voice;
 mod write;
 
 pub use desk::{Settings, run};
-pub(crate) use need::must_wait;
+pub use need::must_wait;
 pub use tee::{Tee, Told};
 
 #[cfg(test)]

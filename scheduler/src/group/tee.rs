@@ -1,11 +1,11 @@
 //! What concerns groups, taken from the facts on their way to the cycle.
 
 use super::draft::Classes;
-use super::need::is_ungrouped;
+use super::need::{is_ungrouped, waits_in};
 use crate::watch::{Fact, Seen};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -18,8 +18,12 @@ pub(super) enum News {
     Settled(String),
     /// The priority classes that exist.
     Classes(Arc<Classes>),
-    /// A group is gone.
-    GroupGone { namespace: String, name: String },
+    /// A group is gone; the pod that waits in it, if one does.
+    GroupGone {
+        namespace: String,
+        name: String,
+        pod: Option<String>,
+    },
     /// All groups are listed anew: any may be gone.
     Groups,
 }
@@ -33,6 +37,44 @@ pub struct Tee {
     news: mpsc::UnboundedSender<News>,
     classes: Roll,
     ungrouped: Roll,
+    waiting: Waiting,
+}
+
+/// Owned pods that wait in a group, by namespace and group; their names, by UID.
+#[derive(Debug, Default)]
+struct Waiting {
+    groups: BTreeMap<(String, String), BTreeMap<String, String>>,
+    of: HashMap<String, (String, String)>,
+}
+
+impl Waiting {
+    fn forget(&mut self, uid: &str) {
+        if let Some(key) = self.of.remove(uid)
+            && let Some(pods) = self.groups.get_mut(&key)
+        {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.groups.remove(&key);
+            }
+        }
+    }
+
+    fn set(&mut self, pod: &Pod, group: Option<String>) {
+        let uid = pod.uid().unwrap_or_default();
+        self.forget(&uid);
+        if let Some(group) = group {
+            let key = (pod.namespace().unwrap_or_default(), group);
+            let pods = self.groups.entry(key.clone()).or_default();
+            pods.insert(uid.clone(), pod.name_any());
+            self.of.insert(uid, key);
+        }
+    }
+
+    /// One of those that wait in it.
+    fn one(&self, namespace: String, group: String) -> Option<String> {
+        let pods = self.groups.get(&(namespace, group))?;
+        pods.values().next().cloned()
+    }
 }
 
 /// What the desk is told.
@@ -90,6 +132,7 @@ impl Tee {
             news,
             classes: Roll::default(),
             ungrouped: Roll::default(),
+            waiting: Waiting::default(),
         };
         (tee, facts_out, Told(told))
     }
@@ -125,10 +168,15 @@ impl Tee {
                     }
                 }
             },
-            Fact::Group(Seen::Gone(group)) => self.say(News::GroupGone {
-                namespace: group.namespace().unwrap_or_default(),
-                name: group.name_any(),
-            }),
+            Fact::Group(Seen::Gone(group)) => {
+                let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
+                let pod = self.waiting.one(namespace.clone(), name.clone());
+                self.say(News::GroupGone {
+                    namespace,
+                    name,
+                    pod,
+                });
+            }
             Fact::Group(Seen::Listing) => self.say(News::Groups),
             _ => {}
         }
@@ -136,8 +184,12 @@ impl Tee {
 
     fn pod(&mut self, seen: &Seen<Pod>) {
         match seen {
-            Seen::Listing => self.ungrouped.begin(),
+            Seen::Listing => {
+                self.ungrouped.begin();
+                self.waiting = Waiting::default();
+            }
             Seen::There(pod) => {
+                self.waiting.set(pod, waits_in(pod, &self.scheduler));
                 let uid = pod.uid().unwrap_or_default();
                 if is_ungrouped(pod, &self.scheduler) {
                     self.ungrouped.there(uid);
@@ -148,6 +200,7 @@ impl Tee {
             }
             Seen::Gone(pod) => {
                 let uid = pod.uid().unwrap_or_default();
+                self.waiting.forget(&uid);
                 if self.ungrouped.gone(&uid) {
                     self.say(News::Settled(uid));
                 }
