@@ -28,7 +28,7 @@ use scheduler_core::ids::{
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase};
 use scheduler_core::units::{Mib, Percent, Time};
 use scheduler_core::{Event, Refusal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What an agent says about the fence around a pod's share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +103,10 @@ pub struct World {
     leaving: BTreeMap<String, (Time, Box<KubePod>)>,
     /// As far as was told.
     now: Time,
+    /// Nodes that list what agents have them list.
+    listing: BTreeSet<String>,
+    /// Pods that their agent wants gone, and by which decision they came.
+    unwanted: BTreeMap<String, String>,
 }
 
 impl World {
@@ -129,6 +133,8 @@ impl World {
             isolation: BTreeMap::new(),
             leaving: BTreeMap::new(),
             now: Time(0),
+            listing: BTreeSet::new(),
+            unwanted: BTreeMap::new(),
         }
     }
 
@@ -192,7 +198,9 @@ impl World {
             Heard::State { node, state } => {
                 let isolation = self.isolation(&node, &state);
                 let mut events = self.adopt(&state);
+                events.extend(self.unwanted(&node, &state));
                 self.states.insert(node.clone(), state);
+                events.extend(self.judge_managed(&node));
                 events.extend(self.cards(&node));
                 (events, isolation)
             }
@@ -209,10 +217,34 @@ impl World {
             Heard::Lost { node } => {
                 self.told.remove(&node);
                 let known = self.states.remove(&node).is_some();
-                let event = known.then(|| Event::AgentLost(NodeName::from(node)));
-                (event.into_iter().collect(), Vec::new())
+                let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
+                let mut events = self.judge_managed(&node);
+                events.extend(lost);
+                (events, Vec::new())
             }
         }
+    }
+
+    /// Shares whose pods their agent wants gone: the card is broken, or the admin wants
+    /// violations to end so. Taken back as grants that are refused for good.
+    fn unwanted(&mut self, node: &str, state: &NodeState) -> Vec<Event> {
+        let mut events = Vec::new();
+        for share in state.shares.iter().filter(|share| share.evict) {
+            let told = self
+                .unwanted
+                .insert(share.pod_uid.clone(), share.decision_id.clone());
+            if told.as_ref() == Some(&share.decision_id) {
+                continue;
+            }
+            events.push(Event::Refusal(Refusal {
+                pod: PodUid::new(&share.pod_uid),
+                node: NodeName::from(node),
+                decision: DecisionId::parse(&share.decision_id),
+                reason: share.complaint.as_str().into(),
+                last_word: true,
+            }));
+        }
+        events
     }
 
     fn pod(&mut self, seen: Seen<KubePod>) -> Vec<Event> {
@@ -278,6 +310,7 @@ impl World {
         self.held.remove(uid);
         self.isolation.remove(uid);
         self.leaving.remove(uid);
+        self.unwanted.remove(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }
 
@@ -290,8 +323,12 @@ impl World {
             Seen::There(node) => {
                 let name = node.name_any();
                 self.nodes.there(&name);
-                let managed = self.default_modes.contains_key(&name);
-                let node = node::of(&node, managed);
+                if node::lists_ours(&node) {
+                    self.listing.insert(name.clone());
+                } else {
+                    self.listing.remove(&name);
+                }
+                let node = node::of(&node, self.is_managed(&name));
                 // The kubelet's heartbeat changes nothing here.
                 if self.known_nodes.get(&name) == Some(&node) {
                     return Vec::new();
@@ -315,6 +352,7 @@ impl World {
 
     fn node_gone(&mut self, name: String) -> Vec<Event> {
         self.known_nodes.remove(&name);
+        self.listing.remove(&name);
         vec![Event::NodeGone(NodeName::from(name))]
     }
 
@@ -332,7 +370,7 @@ impl World {
                 if before == Some(mode) {
                     return Vec::new();
                 }
-                let mut events = self.managed(&name, true);
+                let mut events = self.judge_managed(&name);
                 events.extend(self.cards(&name));
                 events
             }
@@ -350,15 +388,26 @@ impl World {
 
     fn unmanaged(&mut self, name: &str) -> Vec<Event> {
         self.default_modes.remove(name);
-        self.managed(name, false)
+        self.judge_managed(name)
     }
 
-    fn managed(&mut self, name: &str, managed: bool) -> Vec<Event> {
-        let node = self.known_nodes.get_mut(name).map(|node| {
+    /// Whether an agent answers for the node's cards: by its `GpuNode`, by its voice or by
+    /// what it had the kubelet list. Each may come first or be missing for a while, and a
+    /// pod that is sent to such a node without a grant is lost.
+    fn is_managed(&self, name: &str) -> bool {
+        self.default_modes.contains_key(name)
+            || self.states.contains_key(name)
+            || self.listing.contains(name)
+    }
+
+    fn judge_managed(&mut self, name: &str) -> Vec<Event> {
+        let managed = self.is_managed(name);
+        let node = self.known_nodes.get_mut(name);
+        let changed = node.filter(|node| node.managed != managed).map(|node| {
             node.managed = managed;
             Event::Node(node.clone())
         });
-        node.into_iter().collect()
+        changed.into_iter().collect()
     }
 
     fn queue(&mut self, seen: Seen<api::Queue>) -> Vec<Event> {
@@ -588,7 +637,12 @@ fn isolation_of(shares: &[&HeldShare]) -> Isolation {
             } else {
                 &share.fence
             };
-            if share.observed_limit_mib == 0 {
+            if share.mode == Mode::TimeSlicing.as_str() {
+                format!(
+                    "container {}: {fence}, {} MiB granted, nothing to read back in mode {}",
+                    share.container, share.memory_mib, share.mode
+                )
+            } else if share.observed_limit_mib == 0 {
                 format!(
                     "container {}: {fence}, {} MiB granted, no limit read back yet",
                     share.container, share.memory_mib

@@ -22,7 +22,18 @@ const CONDITIONS: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// The node; `managed` when a `GpuNode` of its name exists.
+/// Whether the node lists what only an agent has it list.
+pub(super) fn lists_ours(node: &KubeNode) -> bool {
+    let allocatable = node
+        .status
+        .as_ref()
+        .and_then(|status| status.allocatable.as_ref());
+    [resource::SHARE, resource::MEMORY_MIB, resource::MILLI]
+        .iter()
+        .any(|name| allocatable.is_some_and(|all| all.contains_key(*name)))
+}
+
+/// The node; `managed` when an agent answers for its cards.
 pub(super) fn of(node: &KubeNode, managed: bool) -> Node {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let mut out = Node::named(name);

@@ -82,6 +82,54 @@ fn a_node_is_managed_while_its_gpu_node_exists_and_heartbeats_are_no_news() {
 }
 
 #[test]
+fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen() {
+    let mut world = world();
+    let node = |allocatable: Value| json!({"metadata": {"name": "n1", "uid": "x"}, "status": {"allocatable": allocatable}});
+    let managed = |events: &[Event]| {
+        let nodes = events.iter().filter_map(|event| match event {
+            Event::Node(node) => Some(node.managed),
+            _ => None,
+        });
+        nodes.last()
+    };
+    let events = world.take(Fact::Node(there(node(json!({"nvidia.com/gpu": "1"})))));
+    assert_eq!(managed(&events), Some(false));
+    assert_eq!(managed(&world.hear(heard(state(vec![]))).0), Some(true));
+    let lost = Heard::Lost { node: "n1".into() };
+    assert_eq!(managed(&world.hear(lost).0), Some(false));
+    let listed = node(json!({"aliquot.dev/gpu-memory-mib": "0"}));
+    assert_eq!(managed(&world.take(Fact::Node(there(listed)))), Some(true));
+}
+
+#[test]
+fn a_share_that_its_agent_wants_gone_is_taken_back_once() {
+    let mut world = world();
+    let unwanted = |decision: &str| {
+        state(vec![HeldShare {
+            pod_uid: "u1".into(),
+            decision_id: decision.into(),
+            complaint: "its card is unhealthy: XID 79".into(),
+            evict: true,
+            ..HeldShare::default()
+        }])
+    };
+    let refusals = |events: Vec<Event>| {
+        let refusals = events.into_iter().filter_map(|event| match event {
+            Event::Refusal(refusal) => Some(refusal),
+            _ => None,
+        });
+        refusals.collect::<Vec<_>>()
+    };
+    let told = refusals(world.hear(heard(unwanted("1-1"))).0);
+    assert!(
+        told[0].last_word && told[0].reason.contains("XID 79"),
+        "{told:?}"
+    );
+    assert!(refusals(world.hear(heard(unwanted("1-1"))).0).is_empty());
+    assert_eq!(refusals(world.hear(heard(unwanted("1-2"))).0).len(), 1);
+}
+
+#[test]
 fn nobody_counts_on_a_pod_that_was_to_be_gone_two_minutes_ago() {
     let mut world = world();
     let mut leaving = pod("u1", Some("n1"), 1);

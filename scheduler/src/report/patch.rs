@@ -19,7 +19,8 @@ pub(super) fn queue(view: &QueueView, all: &[QueueView]) -> Value {
         *sum = sum.saturating_add(wanted);
     }
     json!({
-        "childQueues": children,
+        // Left out, not empty: kubectl prints an empty list.
+        "childQueues": if children.is_empty() { Value::Null } else { json!(children) },
         "allocated": amounts::list(view.held),
         "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
         "requested": amounts::list(requested),
