@@ -190,7 +190,7 @@ async fn a_driver_that_goes_withdraws_what_nobody_holds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_agent_of_the_same_node_refuses_and_the_first_does_not_notice() {
-    let machine = Machine::new(1).await;
+    let machine = Machine::new(2).await;
     let uid = machine.share_pod("p", 0, 2000).await;
     let entry = machine.admit("p", &uid).await;
     machine.kubelet.pre_start(&entry).await.unwrap();
