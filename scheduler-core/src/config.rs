@@ -26,6 +26,11 @@ pub struct Config {
     /// How a node's cards are chosen for shares (KAI's `gpupack` and `gpuspread`);
     /// `None`: as nodes are for pods with GPUs.
     pub card_placement: Option<Placement>,
+    /// Ours: before one of the last so many empty nodes with GPUs is opened, it is tried
+    /// whether moving running work makes the room elsewhere. 0: KAI's rules alone. Does
+    /// nothing where there is no consolidation: by its bound, its absence from `actions`,
+    /// or a placement that spreads.
+    pub keep_empty_nodes: u32,
     /// `kValue` in billionths: how much past use counts in fair share.
     pub k_value: u64,
     /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
@@ -89,6 +94,7 @@ impl Default for Config {
             gpu_placement: Placement::Binpack,
             cpu_placement: Placement::Binpack,
             card_placement: None,
+            keep_empty_nodes: 0,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),
             staleness_grace: Some(Duration::seconds(60)),

@@ -2,7 +2,8 @@
 //!
 //! A file is a list of blocks: input lines, `----`, the expected output, an empty line.
 //! Input lines are events (see `scheduler_core::text`) and the commands
-//! `decide [<now>]`, `explain <pod>` and `snapshot`. With `UPDATE_GOLDEN=1` the expected
+//! `decide [<now>]`, `explain <pod>` and `snapshot`. A line `config keep-empty-nodes=N`
+//! before all else sets that. With `UPDATE_GOLDEN=1` the expected
 //! output is written anew: read the difference before you commit it.
 #![allow(clippy::unwrap_used, clippy::match_bool)] // A test from its first line to its last.
 
@@ -67,6 +68,7 @@ fn run_block(core: &mut Core, now: &mut u64, input: &str) -> String {
             Some("snapshot") => {
                 out.push_str(&text::write(&core.snapshot()));
             }
+            Some("config") => {}
             _ => {
                 pending.push_str(line);
                 pending.push('\n');
@@ -79,7 +81,13 @@ fn run_block(core: &mut Core, now: &mut u64, input: &str) -> String {
 
 /// The file with its expectations as they really are.
 fn run(source: &str) -> String {
-    let mut core = Core::new(Config::default());
+    let keep = source
+        .lines()
+        .find_map(|line| line.strip_prefix("config keep-empty-nodes="));
+    let mut core = Core::new(Config {
+        keep_empty_nodes: keep.map_or(0, |count| count.parse().unwrap()),
+        ..Config::default()
+    });
     let mut now = 0;
     let mut out = String::new();
     let mut rest = source;

@@ -38,8 +38,25 @@ impl Cycle<'_> {
             .tasks()
             .any(|(_, status)| status.is_allocated() && status != Status::Promised);
         let nodes = Arc::clone(&self.nodes);
-        let mark = self.state.mark();
-        if let Err(failure) = self.place_job(job, &gang, &tasks, &nodes, Way::Real) {
+        let mut mark = self.state.mark();
+        let mut placed = self.place_job(job, &gang, &tasks, &nodes, Way::Real);
+        if placed.is_ok()
+            && let Some(keep) = self.opens_kept(&tasks)
+        {
+            // Elsewhere, then elsewhere by moving others, then there after all.
+            self.state.rollback(mark);
+            mark = self.state.mark();
+            placed = self.place_job(job, &gang, &tasks, &keep.others, Way::Real);
+            if placed.is_err() {
+                self.state.rollback(mark);
+                if self.may_move_others(job) && self.consolidate_for(job, keep.nodes) {
+                    return true;
+                }
+                mark = self.state.mark();
+                placed = self.place_job(job, &gang, &tasks, &nodes, Way::Real);
+            }
+        }
+        if let Err(failure) = placed {
             self.state.rollback(mark);
             self.failures.insert(job, (failure.kind, failure.line));
             return false;

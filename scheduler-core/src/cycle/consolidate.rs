@@ -8,12 +8,14 @@ use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
 
 struct Consolidation {
     job: JobKey,
     /// How many jobs may be taken; `None`: any number.
     most: Option<usize>,
+    /// Empty nodes that are to stay so.
+    barred: Vec<NodeKey>,
 }
 
 impl Rules for Consolidation {
@@ -53,6 +55,10 @@ impl Rules for Consolidation {
             .all(|task| cycle.state.cell(*task).status != Status::Victim)
     }
 
+    fn barred(&self) -> &[NodeKey] {
+        &self.barred
+    }
+
     fn message(&self, cycle: &Cycle, _job: JobKey, victim: TaskKey) -> String {
         format!(
             "Pod {} was preempted and rescheduled due to bin packing (resource consolidation) procedure",
@@ -63,32 +69,48 @@ impl Rules for Consolidation {
 
 impl Cycle<'_> {
     pub(super) fn consolidate(&mut self) {
-        let spread = self.config.gpu_placement == Placement::Spread
-            || self.config.cpu_placement == Placement::Spread;
-        if spread || self.config.consolidation_jobs == Some(0) {
+        if !self.consolidates() {
             return;
         }
         let mut entries = Vec::new();
         for job in self.ready_jobs() {
-            let preemptible = self
-                .state
-                .jobs
-                .get(job)
-                .is_some_and(|row| row.is_preemptible(self.state));
-            if preemptible && !self.within_delay(job) {
+            if self.may_move_others(job) {
                 entries.push(self.entry(job));
             }
         }
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            if self.enough_in_sum(entry.job) {
-                // KAI's bound lets one more through than it says.
-                let most = self.config.consolidation_jobs.map(|most| most as usize + 1);
-                let job = entry.job;
-                self.make_room(job, &Consolidation { job, most });
-            }
+            self.consolidate_for(entry.job, Vec::new());
         }
+    }
+
+    /// Running work is moved at all.
+    pub(super) fn consolidates(&self) -> bool {
+        let spread = self.config.gpu_placement == Placement::Spread
+            || self.config.cpu_placement == Placement::Spread;
+        !spread && self.config.consolidation_jobs != Some(0)
+    }
+
+    /// Others may be moved for this job.
+    pub(super) fn may_move_others(&mut self, job: JobKey) -> bool {
+        let preemptible = self
+            .state
+            .jobs
+            .get(job)
+            .is_some_and(|row| row.is_preemptible(self.state));
+        preemptible && !self.within_delay(job)
+    }
+
+    /// Makes room for one job without putting anybody on the barred nodes. True when it
+    /// was found.
+    pub(super) fn consolidate_for(&mut self, job: JobKey, barred: Vec<NodeKey>) -> bool {
+        if !self.enough_in_sum(job) {
+            return false;
+        }
+        // KAI's bound lets one more through than it says.
+        let most = self.config.consolidation_jobs.map(|most| most as usize + 1);
+        self.make_room(job, &Consolidation { job, most, barred })
     }
 
     /// The cluster has as much as the job wants, in sum.

@@ -5,7 +5,7 @@
 //! 2. Fair shares of all queues, once.
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
 //!    [`stale`]; the three in the middle search with [`solve`] and
-//!    [`scenario`].
+//!    [`scenario`]. [`keep`] is ours: empty nodes that stay empty where moving will do.
 //! 4. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
 //! 5. Pods that stay have a reason; changed reasons are returned.
@@ -14,6 +14,7 @@ mod act;
 mod allocate;
 mod consolidate;
 mod find;
+mod keep;
 mod place;
 mod preempt;
 mod reason;

@@ -35,6 +35,10 @@ pub(super) trait Rules {
         tasks: &[TaskKey],
         scenario: &Scenario,
     ) -> bool;
+    /// Nodes on which nobody is to be put.
+    fn barred(&self) -> &[NodeKey] {
+        &[]
+    }
     /// The words for a victim.
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
 }
@@ -69,7 +73,8 @@ impl Cycle<'_> {
         if victims.is_empty() {
             return false;
         }
-        let feasible = self.feasible_nodes(&tasks);
+        let mut feasible = self.feasible_nodes(&tasks);
+        feasible.retain(|node| !rules.barred().contains(node));
         let mut waiting = self.waiting_jobs();
         waiting.retain(|other| *other != job);
         let others = waiting.into_iter().map(|other| self.entry(other)).collect();

@@ -1,0 +1,84 @@
+//! Empty nodes that are kept for what needs a whole one (ours, `keepEmptyNodes: N`).
+//!
+//! Out of what was placed in a trial: whether it opened one of the last N empty nodes with
+//! GPUs, and which nodes it is to do without instead. A node is empty while no pod with
+//! GPUs stands there or is promised a place; who is leaving does not count. Which empty
+//! nodes are the last ones is the order of their names. KAI opens an empty node before it
+//! moves anybody.
+
+use super::Cycle;
+use crate::config::Step;
+use crate::state::cell::Status;
+use crate::state::rows::{NodeKey, SpecRow, TaskKey};
+
+/// Nodes that are to stay empty, and all others.
+pub(super) struct Keep {
+    pub nodes: Vec<NodeKey>,
+    pub others: Vec<NodeKey>,
+}
+
+impl Cycle<'_> {
+    /// `Some`: these pods, as they are placed now, leave fewer nodes empty than should be,
+    /// and have opened one.
+    pub(super) fn opens_kept(&self, tasks: &[TaskKey]) -> Option<Keep> {
+        let keep = self.config.keep_empty_nodes as usize;
+        if keep == 0 || !self.consolidates() || !self.config.actions.contains(&Step::Consolidation)
+        {
+            return None;
+        }
+        let stays = |task: &TaskKey| {
+            let status = self.state.task_cells.get(*task).map(|cell| cell.status);
+            status.is_some_and(|status| status != Status::Releasing)
+                && self
+                    .state
+                    .tasks
+                    .get(*task)
+                    .and_then(|row| self.state.specs.get(row.spec))
+                    .is_some_and(SpecRow::wants_gpus)
+        };
+        let on = |node: &NodeKey| self.state.on_node.get(*node).into_iter().flatten();
+        // Opened: nobody is there but these pods.
+        let opened =
+            tasks.iter().any(|task| {
+                stays(task)
+                    && self.state.cell(*task).node.is_some_and(|node| {
+                        !on(&node).any(|one| stays(one) && !tasks.contains(one))
+                    })
+            });
+        if !opened {
+            return None;
+        }
+        let could_be_empty = |node: &NodeKey| {
+            self.state.nodes.get(*node).is_some_and(|row| {
+                !row.is_plain()
+                    && row
+                        .node
+                        .as_ref()
+                        .is_some_and(|node| node.not_ready.is_empty())
+            })
+        };
+        let stay_empty = self
+            .nodes
+            .iter()
+            .filter(|node| could_be_empty(node) && !on(node).any(stays))
+            .count();
+        if stay_empty >= keep {
+            return None;
+        }
+        let empty: Vec<NodeKey> = self
+            .nodes
+            .iter()
+            .filter(|node| could_be_empty(node))
+            .filter(|node| !on(node).any(|one| stays(one) && !tasks.contains(one)))
+            .copied()
+            .collect();
+        let nodes: Vec<NodeKey> = empty[empty.len().saturating_sub(keep)..].to_vec();
+        let others = self
+            .nodes
+            .iter()
+            .filter(|node| !nodes.contains(node))
+            .copied()
+            .collect();
+        Some(Keep { nodes, others })
+    }
+}
