@@ -1,5 +1,6 @@
 //! A whole scheduler on the simulated API server, which loses answers, refuses, forgets
 //! its watches; and schedulers that die in the middle of it.
+#![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
