@@ -86,11 +86,11 @@ fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen(
     let mut world = world();
     let node = |allocatable: Value| json!({"metadata": {"name": "n1", "uid": "x"}, "status": {"allocatable": allocatable}});
     let managed = |events: &[Event]| {
-        let nodes = events.iter().filter_map(|event| match event {
+        let mut nodes = events.iter().filter_map(|event| match event {
             Event::Node(node) => Some(node.managed),
             _ => None,
         });
-        nodes.last()
+        nodes.next_back()
     };
     let events = world.take(Fact::Node(there(node(json!({"nvidia.com/gpu": "1"})))));
     assert_eq!(managed(&events), Some(false));
