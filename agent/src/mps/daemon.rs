@@ -495,6 +495,7 @@ impl Daemon {
                 log_dir: text(self.place.log()),
                 blamed_pid: view.blamed,
                 tampered: view.tampered,
+                losses: view.losses,
             },
         }
     }

@@ -81,6 +81,9 @@ pub struct Machine {
     starts: u32,
     verified: Option<Time>,
     blamed: u32,
+    losses: u32,
+    /// Its daemon ended while a server of it was up; whether that lives is not known yet.
+    orphaned: bool,
     tampered: String,
 }
 
@@ -125,6 +128,8 @@ impl Machine {
             starts: 0,
             verified: None,
             blamed: 0,
+            losses: 0,
+            orphaned: false,
             tampered: String::new(),
         }
     }
@@ -159,6 +164,7 @@ impl Machine {
             } else {
                 0
             },
+            losses: self.losses,
             tampered: self.tampered.clone(),
         }
     }
@@ -306,6 +312,9 @@ impl Machine {
                 self.tampered = what;
             }
             Event::Leftovers(clients, servers) => {
+                if std::mem::take(&mut self.orphaned) && servers.is_empty() {
+                    self.losses = self.losses.saturating_add(1);
+                }
                 self.sight.clients = clients;
                 self.sight.servers = servers
                     .into_iter()
@@ -347,7 +356,9 @@ impl Machine {
         self.mode_set = false;
         self.looked = None;
         self.deaf = 0;
+        self.orphaned = !self.sight.servers.is_empty() && !matches!(self.phase, Phase::Fault);
         if asked_to_end {
+            self.orphaned = false;
             self.sight = Sight::default();
             self.reason.clear();
             self.phase = Phase::CleanUp {
@@ -495,7 +506,15 @@ impl Machine {
             .servers
             .iter()
             .any(|(_, status)| *status == ServerStatus::Active);
-        if fault && !matches!(self.phase, Phase::Fault) {
+        let was_up = |(pid, status): &(u32, ServerStatus)| {
+            *status == ServerStatus::Active && !sight.servers.iter().any(|(now, _)| now == pid)
+        };
+        let ended = self.sight.servers.iter().any(was_up);
+        let faulted = fault && !matches!(self.phase, Phase::Fault);
+        if (ended || faulted) && matches!(self.desired, Desired::Wanted(_) | Desired::Unknown) {
+            self.losses = self.losses.saturating_add(1);
+        }
+        if faulted {
             // NVIDIA reports a fault to all clients without saying whose it was.
             self.blamed = match &self.sight.clients[..] {
                 [only] if sight.clients.iter().all(|client| client == only) => only.pid,

@@ -122,7 +122,7 @@ impl Core {
         for server in &seen.servers {
             let mut before = self.mps.seen.servers.iter();
             let before = before.find(|old| old.name == server.name).cloned();
-            if let Some(before) = before.filter(|old| old.state == "Ready" && is_broken(server)) {
+            if let Some(before) = before.filter(|old| server.losses > old.losses) {
                 self.broke(server, &before, now, effects);
             } else if server.state == "Ready"
                 && let Some(broken) = self.guard.broken.get_mut(&server.name)
@@ -165,7 +165,10 @@ impl Core {
         };
         effects.push(Effect::Tell(Note::ServerBroke {
             server: server.name.clone(),
-            state: server.state.clone(),
+            state: match &*server.state {
+                "ServerFault" => "ServerFault",
+                _ => "Ended",
+            },
             blamed: self.blamed(server),
             reason: server.reason.clone(),
         }));
@@ -345,15 +348,5 @@ impl Core {
             .filter(standing)
             .filter_map(|share| Some((share.key(), of(share)?)))
             .collect()
-    }
-}
-
-/// A server whose clients have lost their work: it faulted, died, or ended and is started
-/// again. One that is only told another limit has no reason to give.
-fn is_broken(server: &ServerState) -> bool {
-    match &*server.state {
-        "ServerFault" | "Dead" => true,
-        "Starting" => !server.reason.is_empty(),
-        _ => false,
     }
 }

@@ -192,8 +192,8 @@ pub enum Note {
     ServerBroke {
         /// Its name: a card, or an isolated share.
         server: String,
-        /// `ServerFault`, `Dead`, or `Starting` where it ended and comes back.
-        state: String,
+        /// `ServerFault` or `Ended`.
+        state: &'static str,
         /// The pod whose client did it, where that can be told, else `unknown`.
         blamed: String,
         /// One line.

@@ -83,7 +83,7 @@ struct Violation {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Broke {
-    state: String,
+    state: &'static str,
 }
 
 /// What is counted.
@@ -215,8 +215,7 @@ impl Meters {
                 );
             }
         }
-        for state in ["ServerFault", "Dead", "Starting"] {
-            let state = state.to_owned();
+        for state in ["ServerFault", "Ended"] {
             drop(meters.servers_broke.get_or_create(&Broke { state }));
         }
         for r#final in [false, true] {
@@ -268,9 +267,7 @@ impl Meters {
                 self.violations.get_or_create(&label).inc();
             }
             Note::ServerBroke { state, .. } => {
-                let label = Broke {
-                    state: state.clone(),
-                };
+                let label = Broke { state };
                 self.servers_broke.get_or_create(&label).inc();
             }
             Note::ServerMended { after, .. } => self.servers_mended.observe(after.as_secs_f64()),

@@ -160,7 +160,7 @@ async fn every_note_moves_its_metric() {
         },
         Note::ServerBroke {
             server: "GPU-0".into(),
-            state: "ServerFault".into(),
+            state: "ServerFault",
             blamed: "unknown".into(),
             reason: "it faulted".into(),
         },

@@ -422,3 +422,31 @@ proptest! {
         prop_assert!(running == finally_wanted);
     }
 }
+
+#[test]
+fn work_is_lost_by_a_fault_or_a_server_that_ended_and_by_nothing_that_is_only_slow() {
+    let mut slow = ready(&[42]);
+    for n in 0..10 {
+        slow.on(at(1100 + 2000 * n), failed("no answer within 2 s"));
+    }
+    assert_eq!(slow.view().losses, 0);
+    // A daemon that ended while its server lives on costs nobody anything yet.
+    let mut orphan = ready(&[42]);
+    orphan.on(at(1100), Event::Exited("killed".into()));
+    orphan.on(at(1100), Event::Leftovers(vec![client(42)], vec![70]));
+    assert_eq!(orphan.view().losses, 0);
+    let mut dead = ready(&[42]);
+    dead.on(at(1100), Event::Exited("killed".into()));
+    dead.on(at(1100), Event::Leftovers(vec![client(42)], vec![]));
+    assert_eq!(dead.view().losses, 1);
+    let mut faulted = ready(&[42]);
+    for n in 0..5 {
+        faulted.on(at(1100 + n), sight(ServerStatus::Fault, &[42]));
+    }
+    assert_eq!((faulted.view().losses, faulted.view().blamed), (1, 42));
+    let mut ended = ready(&[42]);
+    for n in 0..5 {
+        ended.on(at(1100 + n), Event::Seen(Sight::default()));
+    }
+    assert_eq!(ended.view().losses, 1);
+}

@@ -139,6 +139,8 @@ pub struct View {
     /// While faulted or dead: the client that must have done it, as it was the only one; 0
     /// where there were several.
     pub blamed: u32,
+    /// How often clients have lost their work.
+    pub losses: u32,
     /// What somebody else set, and that was set right again; empty when nobody did.
     pub tampered: String,
 }

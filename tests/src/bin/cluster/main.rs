@@ -11,6 +11,7 @@ mod grouper;
 mod guard;
 mod hostile;
 mod identity;
+mod kubelet;
 mod modes;
 mod placement;
 mod recovery;
@@ -197,6 +198,13 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             faults::a_lost_card_takes_its_own_shares_along_and_is_probed_before_it_returns,
             faults::an_xid_is_judged_by_its_class,
             faults::a_cordoned_card_keeps_what_it_has_and_gets_nothing_new,
+            kubelet::pod_resources_answers_from_inside_prestart,
+            kubelet::a_container_that_starts_again_without_the_agent_keeps_its_card,
+            kubelet::a_hundred_pods_at_once_each_get_their_own_card,
+            kubelet::a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card,
+            kubelet::foreign_and_broken_files_beside_ours_change_nothing,
+            kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
+            kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
             hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,
             hostile::under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end,
