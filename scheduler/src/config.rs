@@ -55,6 +55,10 @@ pub struct Config {
     #[arg(long, default_value_t = 60, allow_negative_numbers = true)]
     pub default_staleness_grace_period_s: i64,
 
+    /// Before one of the last so many empty nodes is opened, moving others is tried.
+    #[arg(long, default_value_t = 0)]
+    pub keep_empty_nodes: u32,
+
     /// Bindings and evictions under way at once.
     #[arg(long, default_value_t = 64)]
     pub writes_at_once: usize,
@@ -105,6 +109,7 @@ impl Config {
             epoch,
             gpu_placement: self.gpu_placement.into(),
             cpu_placement: self.cpu_placement.into(),
+            keep_empty_nodes: self.keep_empty_nodes,
             consolidation_jobs: u32::try_from(self.max_consolidation_preemptees).ok(),
             staleness_grace: u64::try_from(self.default_staleness_grace_period_s)
                 .ok()
