@@ -28,6 +28,8 @@ mod inventory;
 mod manifest;
 mod queues;
 mod record;
+#[cfg(test)]
+mod reference;
 mod report;
 mod shadow;
 mod top;

@@ -420,7 +420,8 @@ fn state(node: &GpuNode) -> NodeState {
         numa_node: card.numa.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1),
         nvlink_peers: card.nvlink_peers.clone(),
         client_slots: clients,
-        cordoned: card.cordoned,
+        // The admin's word, which the agent repeats a moment later.
+        cordoned: (node.spec.gpus.iter()).any(|policy| policy.uuid == card.uuid && policy.cordoned),
         context_allowance_mib: allowance,
         ..Gpu::default()
     });
@@ -467,8 +468,14 @@ mod tests {
 
     #[test]
     fn what_agents_wrote_is_read_as_if_they_had_said_it() {
+        let mut nodes = crate::inventory::tests::nodes();
+        nodes[0].spec.gpus = vec![api::gpu_node::GpuPolicy {
+            uuid: "GPU-1".into(),
+            cordoned: true,
+            ..Default::default()
+        }];
         let objects = Objects {
-            gpu_nodes: crate::inventory::tests::nodes(),
+            gpu_nodes: nodes,
             ..Objects::default()
         };
         let config = scheduler_core::Config::default();

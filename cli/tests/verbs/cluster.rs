@@ -88,6 +88,10 @@ impl Demo {
         self.desk.path().join("kubeconfig")
     }
 
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.desk.path().join(name).display().to_string()
+    }
+
     pub(crate) fn write(&self, name: &str, text: &str) -> String {
         let path = self.desk.path().join(name);
         std::fs::write(&path, text).unwrap();

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 mod cluster;
+mod pages;
 mod wrong;
 
 use cluster::{Demo, until};
@@ -61,6 +62,8 @@ fn every_read_verb_answers_in_every_format() {
     );
     the_core_is_asked_offline_too(&demo);
     a_card_is_cordoned_and_opened_again(&demo);
+    pages::the_quickstart_does_what_it_says(&demo);
+    pages::manifests_of_the_pages_can_be_applied(&demo);
 }
 
 /// A snapshot answers as the cluster did.

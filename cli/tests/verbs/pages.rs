@@ -1,0 +1,87 @@
+//! What the pages tell a reader to type and to apply, done.
+
+use super::cluster::Demo;
+use std::path::{Path, PathBuf};
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
+}
+
+/// Blocks of one language, in the order of the page.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let mut blocks: Vec<String> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        let fence = line.trim_start();
+        if fence.starts_with("```") {
+            inside = fence == format!("```{language}");
+            if inside {
+                blocks.push(String::new());
+            }
+        } else if inside && let Some(block) = blocks.last_mut() {
+            block.push_str(line);
+            block.push('\n');
+        }
+    }
+    blocks
+}
+
+/// The quickstart's part on the demo, line by line, in a shell.
+pub(crate) fn the_quickstart_does_what_it_says(demo: &Demo) {
+    let page = std::fs::read_to_string(docs().join("quickstart.md")).unwrap();
+    let (part, _) = page.split_once("## A real node").unwrap();
+    let first = blocks(part, "yaml").remove(0);
+    let file = demo.write("first.yaml", &first);
+    let mut count = 0;
+    for line in blocks(part, "sh").concat().lines() {
+        let skipped = ["aliquot demo", "cargo", "export", "kubectl"];
+        let later = ["aliquot explain first-share"];
+        if skipped.iter().any(|start| line.starts_with(start)) || later.contains(&line) {
+            continue;
+        }
+        let line = line.replace("/tmp/aliquot.snapshot", &demo.path("snapshot"));
+        let line = line.replace("first.yaml", &file);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[0], "aliquot", "{line}");
+        demo.told(&words[1..]);
+        count += 1;
+    }
+    assert!(
+        count >= 15,
+        "only {count} lines of the quickstart are commands"
+    );
+}
+
+/// No manifest of the pages is refused.
+pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
+    let mut count = 0;
+    for folder in [docs(), docs().join("concepts")] {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "md") {
+                continue;
+            }
+            let page = std::fs::read_to_string(&path).unwrap();
+            let manifests = blocks(&page, "yaml").join("---\n");
+            if manifests.is_empty() {
+                continue;
+            }
+            let file = demo.write("page.yaml", &manifests);
+            let said = demo.ask(&["simulate", "-f", &file]);
+            // A gang of one of two waits; nothing may be refused.
+            assert!(
+                said.code == Some(0) || said.code == Some(1),
+                "{}: {said:?}",
+                path.display()
+            );
+            assert!(
+                !said.out.contains("nothing is decided about"),
+                "{}: {}",
+                path.display(),
+                said.out
+            );
+            count += 1;
+        }
+    }
+    assert!(count >= 4, "only {count} pages with manifests");
+}
