@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use api::kai::Queue;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod};
@@ -16,18 +17,23 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
+use crate::fleet::Fleet;
 use crate::gpu::{self, Gpus, Hardware};
 use crate::image::Recipe;
 use crate::kubectl::Kubectl;
 use crate::namespace::Work;
 use crate::node::{self, Node, Place};
+use crate::operator::Operator;
 use crate::pod::describe;
 use crate::registry::Registry;
 use crate::scheduler::{self, Scheduler};
-use crate::share;
+use crate::stand_in;
 use crate::wait::{Seen, until};
 use crate::{machine, token};
 use proto::names::resource;
+
+/// Queues that `deploy/` brings; others are a claim's.
+const INSTALLED_QUEUES: [&str; 2] = ["default-parent-queue", "default-queue"];
 
 /// Where the programs are.
 #[derive(Debug, Clone)]
@@ -38,6 +44,8 @@ pub struct Programs {
     pub ours: PathBuf,
     /// This workspace's programs that are linked statically.
     pub ours_static: PathBuf,
+    /// What `tests/cluster/tools/operators` made, where it was run.
+    pub operators: Option<PathBuf>,
     /// The root of the source tree.
     pub tree: PathBuf,
 }
@@ -55,6 +63,10 @@ pub struct Cluster {
     /// The programs under test, once a claim has asked for them.
     pub scheduler: Option<Scheduler>,
     pub gpus: Option<Gpus>,
+    /// The operators that claims have asked for; they stay.
+    pub(crate) operators: Vec<&'static Operator>,
+    /// Simulated nodes, for as long as one claim.
+    pub(crate) fleet: Option<Fleet>,
     /// How many namespaces claims have been given.
     namespaces: u32,
     /// How long it took until the API server answered, and until the node was Ready.
@@ -101,6 +113,8 @@ impl Cluster {
             registry,
             scheduler: None,
             gpus: None,
+            operators: Vec::new(),
+            fleet: None,
             namespaces: 0,
             started: (api_ready, api_ready),
         };
@@ -188,9 +202,8 @@ impl Cluster {
             let scheduler =
                 Scheduler::start(&self.client, &self.programs, &state, &logs, &authority).await?;
             self.scheduler = Some(scheduler);
-            for (reference, script) in share::STAND_INS {
-                self.serve_image(&Recipe::workload(&self.programs, script), reference)
-                    .await?;
+            for (reference, recipe) in stand_in::images(&self.programs) {
+                self.serve_image(&recipe, reference).await?;
             }
         }
         let same = self
@@ -288,16 +301,11 @@ impl Cluster {
 
     /// Removes what a claim has made: pods until they are gone, from the node too, and
     /// then their namespaces, which go in their own time.
-    pub async fn clean(&self) -> Result<()> {
+    pub async fn clean(&mut self) -> Result<()> {
+        self.delete_workloads().await?;
         let everywhere: Api<Pod> = Api::all(self.client.clone());
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let ours: Vec<String> = namespaces
-            .list(&ListParams::default())
-            .await?
-            .into_iter()
-            .map(|namespace| namespace.name_any())
-            .filter(|name| !name.starts_with("kube-") && name != proto::names::NAMESPACE)
-            .collect();
+        let ours = self.claimed_namespaces().await?;
         for name in &ours {
             self.delete_controllers(name).await?;
             self.pods(name)
@@ -321,6 +329,8 @@ impl Cluster {
             Ok(Seen::when(left.is_empty(), left.join(", ")))
         })
         .await?;
+        self.disband().await?;
+        self.delete_queues().await?;
         for name in ours.iter().filter(|name| *name != "default") {
             match namespaces.delete(name, &DeleteParams::default()).await {
                 // One of an earlier claim, gone since the list was made.
@@ -328,6 +338,34 @@ impl Cluster {
                 outcome => {
                     outcome?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The namespaces that claims use: all but the cluster's own and the operators'.
+    pub(crate) async fn claimed_namespaces(&self) -> Result<Vec<String>> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        Ok(namespaces
+            .list(&ListParams::default())
+            .await?
+            .into_iter()
+            .map(|namespace| namespace.name_any())
+            .filter(|name| !name.starts_with("kube-") && name != proto::names::NAMESPACE)
+            .filter(|name| !self.operators.iter().any(|one| one.namespace == name))
+            .collect())
+    }
+
+    /// Deletes the queues that claims have made.
+    async fn delete_queues(&self) -> Result<()> {
+        if self.scheduler.is_none() {
+            return Ok(());
+        }
+        let queues: Api<Queue> = Api::all(self.client.clone());
+        for queue in queues.list(&ListParams::default()).await? {
+            let name = queue.name_any();
+            if !INSTALLED_QUEUES.contains(&name.as_str()) {
+                queues.delete(&name, &DeleteParams::default()).await?;
             }
         }
         Ok(())

@@ -18,12 +18,13 @@ use rcgen::{
 use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::daemon::{Command, Daemon};
-use crate::machine::ADDRESS;
+use crate::machine::{ADDRESS, API_SERVICE};
 use crate::token::{self, Credential};
 use crate::wait::{Seen, until};
 
-/// Port of the API server.
-const PORT: u16 = 6443;
+/// Port of the API server: that of its Service, whose address is one of the machine's,
+/// so that pods reach it as they would in any cluster.
+const PORT: u16 = 443;
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEER: &str = "http://127.0.0.1:2380";
 
@@ -89,6 +90,8 @@ impl ControlPlane {
             .flag("--token-auth-file", folder.join("tokens.csv"))
             .flag("--enable-admission-plugins", "NodeRestriction")
             .flag("--allow-privileged", "true")
+            // Webhooks are called at their pods' addresses: nothing routes Services here.
+            .flag("--enable-aggregator-routing", "true")
             // Else logs and exec try to resolve the node's name.
             .flag("--kubelet-preferred-address-types", "InternalIP")
             .flag("--service-cluster-ip-range", "10.96.0.0/16")
@@ -188,7 +191,7 @@ fn write_certificates(folder: &Path) -> Result<()> {
     let names = [
         ADDRESS,
         "127.0.0.1",
-        "10.96.0.1",
+        API_SERVICE,
         "localhost",
         "kubernetes.default.svc",
     ];

@@ -141,6 +141,11 @@ impl Daemon {
         Ok(())
     }
 
+    /// How it was started.
+    pub fn command(&self) -> Command {
+        self.command.clone()
+    }
+
     /// Starts it again with something changed.
     pub fn start_again_with(&mut self, change: impl FnOnce(Command) -> Command) -> Result<()> {
         self.command = change(self.command.clone());

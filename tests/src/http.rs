@@ -1,6 +1,6 @@
-//! One GET over plain HTTP, for metrics and health pages on loopback.
+//! One request over plain HTTP, for metrics, health and answers on loopback.
 //!
-//! Comes in: an address and a path. Goes out: the body, or an error for any status but 200.
+//! Comes in: an address and a path, and what is posted. Goes out: the body, or an error for any status but 200.
 //! Must never be used for anything that needs TLS.
 
 use anyhow::{Context, Result, bail};
@@ -9,11 +9,28 @@ use tokio::net::TcpStream;
 
 /// Gets a page.
 pub async fn get(address: &str, path: &str) -> Result<String> {
+    // 1.0: the answer ends with the connection, and is not chunked.
+    ask(
+        address,
+        path,
+        format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n"),
+    )
+    .await
+}
+
+/// Posts JSON and gets the answer.
+pub async fn post(address: &str, path: &str, json: &str) -> Result<String> {
+    let length = json.len();
+    let request = format!(
+        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{json}"
+    );
+    ask(address, path, request).await
+}
+
+async fn ask(address: &str, path: &str, request: String) -> Result<String> {
     let mut stream = TcpStream::connect(address)
         .await
         .with_context(|| address.to_owned())?;
-    // 1.0: the answer ends with the connection, and is not chunked.
-    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,6 +25,7 @@ pub const WORKLOAD: &str = "/usr/local/bin/workload";
 #[derive(Debug, Clone, Default)]
 pub struct Recipe {
     files: Vec<(PathBuf, String)>,
+    scripts: Vec<(String, String)>,
     entrypoint: Vec<String>,
     command: Vec<String>,
     env: Vec<String>,
@@ -54,6 +55,13 @@ impl Recipe {
     #[must_use]
     pub fn file(mut self, host: impl Into<PathBuf>, path: impl Into<String>) -> Self {
         self.files.push((host.into(), path.into()));
+        self
+    }
+
+    /// Adds a shell script at an absolute path in the image.
+    #[must_use]
+    pub fn script(mut self, path: impl Into<String>, text: impl Into<String>) -> Self {
+        self.scripts.push((path.into(), text.into()));
         self
     }
 
@@ -163,6 +171,18 @@ impl Recipe {
                 fs::create_dir_all(parent)?;
             }
             fs::copy(host, &target).with_context(|| format!("{} into an image", host.display()))?;
+        }
+        for (path, text) in &self.scripts {
+            let target = root.join(path.trim_start_matches('/'));
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            // Busybox's own name of it is a link to busybox.
+            if target.is_symlink() {
+                fs::remove_file(&target)?;
+            }
+            fs::write(&target, format!("#!/bin/sh\n{text}"))?;
+            fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
         }
         Ok(())
     }

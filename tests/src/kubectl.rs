@@ -3,9 +3,11 @@
 //! Comes in: a command line as a user would type it. Goes out: what it prints.
 //! Must never be used where the API client serves: a kubectl costs a tenth of a second.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+use crate::daemon::{Command, Daemon};
 
 /// The built kubectl with the admin's kubeconfig.
 #[derive(Debug, Clone)]
@@ -39,6 +41,14 @@ impl Kubectl {
         let mut args = vec!["exec", "-n", namespace, pod, "-c", container, "--"];
         args.extend(command);
         self.run(&args).await
+    }
+
+    /// Starts one that goes on, such as `port-forward`, its output in a log named `name`.
+    pub fn start(&self, name: &str, args: &[&str], logs: &Path) -> Result<Daemon> {
+        Command::new(name, &self.program)
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .start(logs)
     }
 
     fn command(&self, args: &[&str]) -> tokio::process::Command {

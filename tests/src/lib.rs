@@ -13,7 +13,10 @@
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
 //! - [`gpu`] and [`scheduler`]: the programs under test, and the simulated driver.
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
+//! - [`gang`]: the pods of one workload, and when each was bound.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
+//! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes.
+//! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
 //! - [`wait`]: polling a condition until a deadline.
@@ -23,6 +26,8 @@
 pub mod cluster;
 pub mod control_plane;
 pub mod daemon;
+pub mod fleet;
+pub mod gang;
 pub mod gpu;
 pub mod http;
 pub mod image;
@@ -31,10 +36,12 @@ pub mod machine;
 pub mod manifest;
 pub mod namespace;
 pub mod node;
+pub mod operator;
 pub mod pod;
 pub mod registry;
 pub mod scheduler;
 pub mod share;
+pub mod stand_in;
 pub mod suite;
 pub mod token;
 pub mod verdict;

@@ -15,6 +15,11 @@ use crate::namespace::{Work, cgroup_hierarchies};
 
 /// The node's address, reachable from every pod.
 pub const ADDRESS: &str = "10.99.0.1";
+/// The first address of the Services, where every pod looks for the API server.
+pub const API_SERVICE: &str = "10.96.0.1";
+/// The processors that the node counts: users' manifests ask for more than a test
+/// machine has, and nothing here computes.
+const PROCESSORS: u32 = 64;
 /// The pods' network.
 pub const POD_NETWORK: &str = "10.98.0.0/24";
 
@@ -32,6 +37,7 @@ const PRIVATE: [&str; 5] = [
 /// Makes the machine.
 pub fn prepare(work: &Work) -> Result<()> {
     mount_private(work)?;
+    processors(&work.state().join("processors"))?;
     network()?;
     cgroup_root(&work.cgroup())
 }
@@ -104,8 +110,10 @@ fn overlay(target: &Path, layer: &Path) -> Result<()> {
 
 fn network() -> Result<()> {
     let address = format!("{ADDRESS}/24");
+    let api_service = format!("addr add {API_SERVICE}/32 dev lo");
     for line in [
         "link set lo up",
+        &api_service,
         // The API server and the kubelet look for a default route and for an address
         // that is not loopback. A bridge serves where the kernel has no `dummy`.
         "link add n1 type bridge",
@@ -122,6 +130,41 @@ fn network() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Shows the kubelet [`PROCESSORS`] processors on one memory node, where it counts them.
+fn processors(folder: &Path) -> Result<()> {
+    let node = Path::new("/sys/devices/system/node");
+    let online = Path::new("/sys/devices/system/cpu/online");
+    // A machine that tells nothing of its nodes is counted otherwise.
+    if !node.exists() || !online.exists() {
+        return Ok(());
+    }
+    let memory = fs::read(node.join("node0/meminfo"));
+    fs::create_dir_all(folder)?;
+    let all = folder.join("online");
+    fs::write(&all, format!("0-{}\n", PROCESSORS - 1))?;
+    tmpfs(node)?;
+    let first = node.join("node0");
+    for at in 0..PROCESSORS {
+        let topology = first.join(format!("cpu{at}/topology"));
+        fs::create_dir_all(&topology)?;
+        fs::write(topology.join("core_id"), format!("{at}\n"))?;
+        fs::write(topology.join("physical_package_id"), "0\n")?;
+    }
+    fs::write(first.join("distance"), "10\n")?;
+    fs::create_dir(first.join("hugepages"))?;
+    if let Ok(memory) = memory {
+        fs::write(first.join("meminfo"), memory)?;
+    }
+    mount(
+        Some(&all),
+        online,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .with_context(|| format!("bind on {}", online.display()))
 }
 
 /// Makes the folder that the kubelet gets as its cgroup root, in every hierarchy.

@@ -153,6 +153,8 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
         "evictionHard": { "memory.available": "1Mi", "nodefs.available": "1Mi", "imagefs.available": "1Mi" },
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "2s",
+        // So long a certificate that an operator has written waits to be in its volume.
+        "syncFrequency": "5s",
         "volumePluginDir": folder.join("plugins"),
         "registryPullQPS": 0,
         "serializeImagePulls": false,

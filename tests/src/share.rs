@@ -22,16 +22,6 @@ use crate::wait::{Seen, until};
 
 /// The image of [`pod`].
 pub const IMAGE: &str = "aliquot.test/workload:1";
-/// Images that are served under public names, and what they run.
-pub const STAND_INS: [(&str, &str); 4] = [
-    (IMAGE, "report hold"),
-    (
-        "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
-        "vectoradd alloc 1000 hold",
-    ),
-    ("ubuntu", "report hold"),
-    ("vllm/vllm-openai:latest", "report alloc 1000 hold"),
-];
 /// `PATH`'s entry for a command run in a container of [`IMAGE`].
 pub const PROGRAM: &str = WORKLOAD;
 

@@ -6,7 +6,7 @@
 //! - [`client`]: how a process talks to it, and libcuda's behaviour on top;
 //! - [`mps`]: the control daemon and its servers;
 //! - [`smi`] is `nvidia-smi`;
-//! - [`workload`]: the program in the containers;
+//! - [`workload`]: the programs in the containers, vLLM's stand-in among them;
 //! - [`program`]: the command line of the driver and its control.
 //!
 //! One program under several names: [`multicall`].
@@ -28,11 +28,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// The names under which [`multicall`] is some other program.
-pub const NAMES: [&str; 4] = [
+pub const NAMES: [&str; 5] = [
     "nvidia-smi",
     "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
     "workload",
+    "vllm",
 ];
 
 /// Whether these arguments (the program's name first) are for [`multicall`]:
@@ -64,6 +65,7 @@ pub fn multicall(args: Vec<String>) -> ExitCode {
         "driver" => program::driver(rest),
         "ctl" => program::ctl(rest),
         "workload" => workload::run(rest),
+        "vllm" => workload::vllm(rest),
         "nvidia-smi" => smi::run(rest),
         "nvidia-cuda-mps-control" => mps::control(rest),
         "nvidia-cuda-mps-server" => mps::server(),

@@ -16,6 +16,9 @@
 
 mod hold;
 mod hostile;
+mod serve;
+
+pub use serve::vllm;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -16,6 +16,10 @@ mod modes;
 mod placement;
 mod recovery;
 mod seed;
+mod seed_000;
+mod seed_001;
+mod seed_002;
+mod seed_003;
 mod selftest;
 mod up;
 
@@ -53,6 +57,9 @@ struct Folders {
     /// Folder of this workspace's statically linked programs.
     #[arg(long)]
     static_programs: PathBuf,
+    /// Folder of the workload operators and kwok; claims that need one fail without.
+    #[arg(long)]
+    operators: Option<PathBuf>,
     /// Root of the source tree.
     #[arg(long)]
     tree: PathBuf,
@@ -120,6 +127,7 @@ async fn run() -> Result<ExitCode> {
         daemons: options.folders.daemons,
         ours: options.folders.programs,
         ours_static: options.folders.static_programs,
+        operators: options.folders.operators,
         tree: options.folders.tree,
     };
     let work = Work::at(root);
@@ -160,6 +168,17 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             accounts::an_agent_makes_and_reports_its_own_gpu_node_alone,
             accounts::each_account_may_do_what_its_program_does_and_no_more,
             seed::seed_004_pod_gets_exactly_2000_mib,
+            seed_003::seed_003_a_pod_with_a_whole_gpu_sees_that_one,
+            seed_003::seed_003_two_vllm_servers_share_one_gpu,
+            seed_000::seed_000_build_preempts_train_in_a_queue_of_one_gpu,
+            seed_000::seed_000_half_a_gpu_shows_on_the_node_and_its_memory_holds,
+            seed_000::seed_000_a_training_job_is_bound_whole_or_not_at_all,
+            seed_001::seed_001_a_raycluster_is_a_gang_in_its_queue,
+            seed_001::seed_001_a_missing_queue_label_is_told_by_the_operator,
+            seed_001::seed_001_a_label_gives_the_cluster_its_priority,
+            seed_001::seed_001_two_workers_share_one_gpu,
+            seed_002::seed_002_as_written_every_job_has_room_without_a_move,
+            seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
