@@ -19,7 +19,7 @@ pub const ADDRESS: &str = "10.99.0.1";
 pub const API_SERVICE: &str = "10.96.0.1";
 /// The processors that the node counts: users' manifests ask for more than a test
 /// machine has, and nothing here computes.
-const PROCESSORS: u32 = 64;
+const PROCESSORS: usize = 64;
 /// The pods' network.
 pub const POD_NETWORK: &str = "10.98.0.0/24";
 
@@ -37,7 +37,7 @@ const PRIVATE: [&str; 5] = [
 /// Makes the machine.
 pub fn prepare(work: &Work) -> Result<()> {
     mount_private(work)?;
-    processors(&work.state().join("processors"))?;
+    processors()?;
     network()?;
     cgroup_root(&work.cgroup())
 }
@@ -133,23 +133,34 @@ fn network() -> Result<()> {
 }
 
 /// Shows the kubelet [`PROCESSORS`] processors on one memory node, where it counts them.
-fn processors(folder: &Path) -> Result<()> {
+///
+/// It writes their numbers into cgroups, which take only those that exist: so each that
+/// exists is there under several names, with more and more zeros before its number.
+fn processors() -> Result<()> {
     let node = Path::new("/sys/devices/system/node");
-    let online = Path::new("/sys/devices/system/cpu/online");
     // A machine that tells nothing of its nodes is counted otherwise.
-    if !node.exists() || !online.exists() {
+    if !node.exists() {
         return Ok(());
     }
-    let memory = fs::read(node.join("node0/meminfo"));
-    fs::create_dir_all(folder)?;
-    let all = folder.join("online");
-    fs::write(&all, format!("0-{}\n", PROCESSORS - 1))?;
-    tmpfs(node)?;
     let first = node.join("node0");
-    for at in 0..PROCESSORS {
-        let topology = first.join(format!("cpu{at}/topology"));
+    let memory = fs::read(first.join("meminfo"));
+    let mut real: Vec<usize> = fs::read_dir(&first)?
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            name.strip_prefix("cpu")?.parse().ok()
+        })
+        .collect();
+    real.sort_unstable();
+    if real.is_empty() {
+        return Ok(());
+    }
+    tmpfs(node)?;
+    for core in 0..PROCESSORS {
+        let (zeros, number) = ("0".repeat(core / real.len()), real[core % real.len()]);
+        let topology = first.join(format!("cpu{zeros}{number}/topology"));
         fs::create_dir_all(&topology)?;
-        fs::write(topology.join("core_id"), format!("{at}\n"))?;
+        fs::write(topology.join("core_id"), format!("{core}\n"))?;
         fs::write(topology.join("physical_package_id"), "0\n")?;
     }
     fs::write(first.join("distance"), "10\n")?;
@@ -157,14 +168,7 @@ fn processors(folder: &Path) -> Result<()> {
     if let Ok(memory) = memory {
         fs::write(first.join("meminfo"), memory)?;
     }
-    mount(
-        Some(&all),
-        online,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .with_context(|| format!("bind on {}", online.display()))
+    Ok(())
 }
 
 /// Makes the folder that the kubelet gets as its cgroup root, in every hierarchy.
