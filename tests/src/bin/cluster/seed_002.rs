@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::phase_of;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result};
@@ -40,11 +41,14 @@ async fn seats(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-async fn seats_are(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
-    let wanted: BTreeMap<String, String> = wanted
-        .iter()
+fn places(of: &[(&str, &str)]) -> BTreeMap<String, String> {
+    of.iter()
         .map(|(job, node)| ((*job).to_owned(), (*node).to_owned()))
-        .collect();
+        .collect()
+}
+
+async fn seats_are(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
+    let wanted = places(wanted);
     until("every job in its place", LIMIT, || async {
         let seen = seats(cluster).await?;
         Ok(Seen::when(
@@ -52,7 +56,12 @@ async fn seats_are(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
             format!("{seen:?} instead of {wanted:?}"),
         ))
     })
-    .await?;
+    .await
+}
+
+/// Nobody is moved any more.
+async fn stay(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
+    let wanted = places(wanted);
     stays("every job in its place", Duration::from_secs(2), || async {
         let seen = seats(cluster).await?;
         Ok(Seen::when(seen == wanted, format!("{seen:?}")))
@@ -68,10 +77,18 @@ async fn initial_state(cluster: &mut Cluster) -> Result<()> {
         cluster.make_namespace(project).await?;
     }
     cluster.apply_file("tests/seeds/002/1-queues.yaml").await?;
-    cluster
-        .apply_file("tests/seeds/002/2-initial-state.yaml")
-        .await?;
-    seats_are(cluster, &INITIAL).await
+    // One after the other: of jobs that come at once, the larger ones may go first, and
+    // then others share a node.
+    let file = cluster
+        .programs
+        .tree
+        .join("tests/seeds/002/2-initial-state.yaml");
+    let jobs = documents(&std::fs::read_to_string(file)?)?;
+    for (at, job) in jobs.iter().enumerate() {
+        cluster.apply_one(job).await?;
+        seats_are(cluster, &INITIAL[..=at]).await?;
+    }
+    stay(cluster, &INITIAL).await
 }
 
 pub(crate) async fn seed_002_as_written_every_job_has_room_without_a_move(
@@ -84,7 +101,8 @@ pub(crate) async fn seed_002_as_written_every_job_has_room_without_a_move(
     // Node 4 is free: nobody is moved for a job that fits there.
     let mut wanted = INITIAL.to_vec();
     wanted.extend([("training-job-b", "node-3"), ("training-job-a", "node-4")]);
-    seats_are(cluster, &wanted).await
+    seats_are(cluster, &wanted).await?;
+    stay(cluster, &wanted).await
 }
 
 pub(crate) async fn seed_002_with_a_node_kept_empty_jobs_are_moved_together(
@@ -110,16 +128,14 @@ async fn consolidated(cluster: &mut Cluster) -> Result<()> {
     cluster
         .apply_file("tests/seeds/002/3-new-workloads.yaml")
         .await?;
-    seats_are(
-        cluster,
-        &[
-            ("training-job-1", "node-1"),
-            ("training-job-a", "node-1"),
-            ("training-job-3", "node-2"),
-            ("training-job-2", "node-2"),
-            ("interactive-job", "node-3"),
-            ("training-job-b", "node-3"),
-        ],
-    )
-    .await
+    let last = [
+        ("training-job-1", "node-1"),
+        ("training-job-a", "node-1"),
+        ("training-job-3", "node-2"),
+        ("training-job-2", "node-2"),
+        ("interactive-job", "node-3"),
+        ("training-job-b", "node-3"),
+    ];
+    seats_are(cluster, &last).await?;
+    stay(cluster, &last).await
 }
