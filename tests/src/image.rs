@@ -181,7 +181,7 @@ impl Recipe {
             if target.is_symlink() {
                 fs::remove_file(&target)?;
             }
-            fs::write(&target, format!("#!/bin/sh\n{text}"))?;
+            fs::write(&target, format!("#!/bin/busybox sh\n{text}"))?;
             fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
         }
         Ok(())

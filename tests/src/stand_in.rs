@@ -24,12 +24,20 @@ start)
 *) exit 2 ;;
 esac
 ";
-/// The probes of Ray's pods ask their own dashboards, by `wget`.
-const RAY_WGET: &str = r"for url; do :; done
-exec cat /tmp/ray/${url#http://localhost:*/}
-";
-/// No DNS serves the cluster: every name is known.
-const NSLOOKUP: &str = "echo \"Name: $1\"\n";
+/// `bash` in Ray's image. Its pods' probes ask their own dashboard by `wget`, and
+/// busybox's shell takes its own one before any on the path, but none before a function.
+const RAY_BASH: &str = r#"[ "$1" = -c ] || exec busybox sh "$@"
+shift
+[ "$1" = -- ] && shift
+wget() {
+    for url; do :; done
+    cat "/tmp/ray/${url#http://localhost:*/}"
+}
+eval "$1"
+"#;
+/// What waits for a name, in an image that does nothing else, finds it: no DNS serves
+/// the cluster.
+const FOUND: &str = "exit 0\n";
 
 /// Every image and the name it is served under.
 pub fn images(programs: &Programs) -> Vec<(&'static str, Recipe)> {
@@ -52,16 +60,13 @@ pub fn images(programs: &Programs) -> Vec<(&'static str, Recipe)> {
             "ghcr.io/kubeflow/training-v1/pytorch-dist-mnist:latest",
             workload("report alloc 1000 hold"),
         ),
-        (
-            "alpine:3.10",
-            Recipe::busybox().script("/usr/local/bin/nslookup", NSLOOKUP),
-        ),
+        ("alpine:3.10", Recipe::busybox().script("/bin/sh", FOUND)),
         (
             "rayproject/ray:2.46.0",
-            bash()
+            Recipe::busybox()
                 .file(&program, WORKLOAD)
                 .script("/usr/local/bin/ray", RAY)
-                .script("/usr/local/bin/wget", RAY_WGET),
+                .script("/bin/bash", RAY_BASH),
         ),
     ]
 }
