@@ -9,7 +9,7 @@ use aliquot_tests::pod::{describe, phase_of};
 use aliquot_tests::share::{grant_of, line, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};
 use proto::names::resource;
 use std::time::Duration;
@@ -93,16 +93,19 @@ pub(crate) async fn seed_000_build_preempts_train_in_a_queue_of_one_gpu(
     cluster
         .apply_file("tests/seeds/000/build-priority-pod.yaml")
         .await?;
-    let train = cluster
+    cluster
         .pod_until(NAMESPACE, "train-pod", "evicted", |pod| {
             pod.metadata.deletion_timestamp.is_some()
         })
         .await?;
-    let told = disruption(&train).context("evicted without a DisruptionTarget")?;
-    ensure!(
-        told.contains("was preempted by higher priority workload"),
-        "{told}"
-    );
+    until("the reason, in KAI's words", EVICTED, || async {
+        let told = cluster.events_of(NAMESPACE, "train-pod").await?.join(" | ");
+        Ok(Seen::when(
+            told.contains("was preempted by higher priority workload"),
+            told,
+        ))
+    })
+    .await?;
     let pods = cluster.pods(NAMESPACE);
     until("build-pod in train-pod's place", EVICTED, || async {
         let build = pods.get("build-pod").await?;
@@ -118,16 +121,6 @@ pub(crate) async fn seed_000_build_preempts_train_in_a_queue_of_one_gpu(
         .collect::<Vec<_>>();
     ensure!(left == ["build-pod"], "{left:?}");
     Ok(())
-}
-
-/// The message of a pod's `DisruptionTarget`, if it has one.
-fn disruption(pod: &Pod) -> Option<String> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions
-        .iter()
-        .find(|condition| condition.type_ == "DisruptionTarget")?
-        .message
-        .clone()
 }
 
 pub(crate) async fn seed_000_half_a_gpu_shows_on_the_node_and_its_memory_holds(
