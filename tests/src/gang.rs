@@ -1,7 +1,7 @@
 //! The pods of a workload: awaited together, and asked when each was bound.
 //!
 //! Comes in: a namespace and a label selector. Goes out: the pods, once they are as
-//! wanted, and their PodGroup. Must never decide what is right: claims do.
+//! wanted, and their `PodGroup`. Must never decide what is right: claims do.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::pod::{describe, phase_of};
 use crate::wait::{Seen, until};
 
 /// How long the pods of a workload may take, their operator's part included.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 impl Cluster {
     /// The pods with these labels, by name.
@@ -68,7 +68,7 @@ impl Cluster {
         .await
     }
 
-    /// The PodGroup that a pod says it is in.
+    /// The `PodGroup` that a pod says it is in.
     pub async fn group_of(&self, pod: &Pod) -> Result<PodGroup> {
         let name = pod
             .annotations()

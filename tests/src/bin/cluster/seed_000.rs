@@ -17,7 +17,7 @@ use std::time::Duration;
 const NAMESPACE: &str = "sandbox";
 const JOB: &str = "training.kubeflow.org/job-name=pytorch-dist-mnist-nccl";
 /// A container whose first process takes no notice of SIGTERM has half a minute.
-const EVICTED: Duration = Duration::from_secs(60);
+const EVICTED: Duration = Duration::from_mins(1);
 
 async fn prepare(cluster: &mut Cluster, hardware: Hardware) -> Result<()> {
     cluster.aliquot(&hardware).await?;

@@ -1,4 +1,4 @@
-//! A Ray user's clusters, through the KubeRay operator: a gang, a priority, two workers
+//! A Ray user's clusters, through Ray's operator: a gang, a priority, two workers
 //! on one GPU. The two samples are the operator's own.
 
 use aliquot_tests::cluster::Cluster;
@@ -92,9 +92,8 @@ pub(crate) async fn seed_001_a_missing_queue_label_is_told_by_the_operator(
     prepare(cluster).await?;
     let whole = sample(cluster, "kai-scheduler")?;
     let unlabelled: String = whole
-        .lines()
+        .split_inclusive('\n')
         .filter(|line| !line.contains("kai.scheduler/queue:"))
-        .map(|line| format!("{line}\n"))
         .collect();
     ensure!(unlabelled.len() < whole.len(), "the sample has no label");
     cluster.apply(&unlabelled).await?;

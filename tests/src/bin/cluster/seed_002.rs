@@ -23,7 +23,7 @@ const INITIAL: [(&str, &str); 4] = [
     ("interactive-job", "node-3"),
 ];
 /// The controller that makes a moved pod anew takes its time.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// Every job and the node that its one running pod is on.
 async fn seats(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
