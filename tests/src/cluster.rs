@@ -213,6 +213,12 @@ impl Cluster {
         if !same {
             if let Some(mut old) = self.gpus.take() {
                 old.stop().await?;
+                // Another machine: its kubelet knows nothing of the last one's cards.
+                self.node.kubelet.stop().await?;
+                if Path::new(node::CHECKPOINT).exists() {
+                    fs::remove_file(node::CHECKPOINT)?;
+                }
+                self.node.kubelet.start_again()?;
             }
             let place = gpu::Place {
                 programs: &self.programs,

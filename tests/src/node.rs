@@ -17,6 +17,8 @@ use crate::{machine, registry};
 pub const NAME: &str = "n1";
 /// The sandbox image; the registry serves it like any other.
 pub const PAUSE: &str = "registry.local/pause:3";
+/// What the kubelet remembers of its devices.
+pub const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 /// Where containerd listens.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
 

@@ -20,6 +20,7 @@ mod seed_000;
 mod seed_001;
 mod seed_002;
 mod seed_003;
+mod seed_sets;
 mod selftest;
 mod up;
 
@@ -168,6 +169,9 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             accounts::an_agent_makes_and_reports_its_own_gpu_node_alone,
             accounts::each_account_may_do_what_its_program_does_and_no_more,
             seed::seed_004_pod_gets_exactly_2000_mib,
+            seed::seed_004_the_fraction_instead_is_a_fifth_of_the_gpu,
+            seed::seed_004_a_queues_limit_is_the_most_that_it_can_consume,
+            seed::seed_004_the_queue_of_higher_priority_is_served_first,
             seed_003::seed_003_a_pod_with_a_whole_gpu_sees_that_one,
             seed_003::seed_003_two_vllm_servers_share_one_gpu,
             seed_000::seed_000_build_preempts_train_in_a_queue_of_one_gpu,
@@ -177,6 +181,8 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             seed_001::seed_001_a_missing_queue_label_is_told_by_the_operator,
             seed_001::seed_001_a_label_gives_the_cluster_its_priority,
             seed_001::seed_001_two_workers_share_one_gpu,
+            seed_sets::seed_sets_a_job_set_is_one_gang_and_in_order_one_per_replicated_job,
+            seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,

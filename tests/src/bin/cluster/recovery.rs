@@ -45,9 +45,7 @@ pub(crate) async fn killed_during_prestart_and_with_the_kubelet_restarted_nothin
         Duration::from_secs(20),
         || async {
             // The kubelet writes the checkpoint after Allocate and before PreStartContainer.
-            let checkpoint = std::fs::read_to_string(
-                "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
-            )?;
+            let checkpoint = std::fs::read_to_string(aliquot_tests::node::CHECKPOINT)?;
             Ok(Seen::when(
                 checkpoint.contains(&uid),
                 "not in the checkpoint",
