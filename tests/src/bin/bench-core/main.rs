@@ -1,0 +1,379 @@
+//! How fast and how small the core is, against its targets.
+//!
+//! `bench-core [--rounds N] [--only TEXT]`: a table, each row with its figure, its target
+//! and KAI's figure for the same shape. Rows are measured in turns, so that what disturbs
+//! the machine for a while disturbs them all; the middle of all rounds counts, with the
+//! least and the most beside it. Each run has a core of its own, built outside the clock.
+//! Always on a release build: debug builds check every invariant after every event.
+
+mod meter;
+mod worlds;
+
+use clap::Parser;
+use meter::{Counting, exponent, live, resident, spread, total};
+use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, Step};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use worlds::NOW;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Measures the core.
+#[derive(Parser)]
+struct Args {
+    /// How often each row is measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Only rows whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// One decision on a fresh core.
+struct Row {
+    name: String,
+    target: Option<Duration>,
+    kai: &'static str,
+    actions: Vec<Step>,
+    world: Box<dyn Fn() -> Vec<Event>>,
+    times: Vec<Duration>,
+    /// Bytes allocated by the decision, and actions in it.
+    allocated: usize,
+    acted: usize,
+}
+
+impl Row {
+    fn new(
+        name: impl Into<String>,
+        target: Option<Duration>,
+        kai: &'static str,
+        world: impl Fn() -> Vec<Event> + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            target,
+            kai,
+            actions: Step::ALL.to_vec(),
+            world: Box::new(world),
+            times: Vec::new(),
+            allocated: 0,
+            acted: 0,
+        }
+    }
+
+    fn only(mut self, action: Step) -> Self {
+        self.actions = vec![action];
+        self
+    }
+
+    fn measure(&mut self) {
+        let mut core = built((self.world)(), self.actions.clone());
+        let before = total();
+        let start = Instant::now();
+        let decision = core.decide(NOW);
+        self.times.push(start.elapsed());
+        self.allocated = total() - before;
+        self.acted = decision.actions.len();
+    }
+}
+
+fn built(events: Vec<Event>, actions: Vec<Step>) -> Core {
+    let mut core = Core::new(Config {
+        actions,
+        ..Config::default()
+    });
+    for event in events {
+        let problems = core.apply(event);
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+    core
+}
+
+fn rows() -> Vec<Row> {
+    let ms = |count| Some(Duration::from_millis(count));
+    let mut rows = vec![
+        Row::new(
+            "full cycle, 500 nodes, 4,000 + 4,000 one-GPU jobs",
+            ms(20),
+            "130.8 s",
+            || worlds::full_cycle(500),
+        ),
+        Row::new(
+            "proof that 10 x 8 GPUs cannot run, 100 nodes",
+            ms(1),
+            "14.6 s",
+            || worlds::proof(100, 0),
+        ),
+        Row::new(
+            "5,000 nodes, 40,000 pods of 120 shapes placed",
+            ms(50),
+            "-",
+            || worlds::shapes(5000, 40_000),
+        ),
+        Row::new("gang of 250 x 2 reclaimed, 500 nodes", None, "-", || {
+            worlds::reclaim_gang(500, 250, 2)
+        }),
+        Row::new("20,000 shares placed, 500 nodes", None, "-", || {
+            worlds::fractions(500, 20_000)
+        }),
+    ];
+    for variant in 1..=20 {
+        rows.push(Row::new(
+            format!("proof, variant {variant}"),
+            ms(1),
+            "-",
+            move || worlds::proof(100, variant),
+        ));
+    }
+    for (nodes, pods) in [(100, 64), (100, 512), (1000, 5000)] {
+        rows.push(Row::new(
+            format!("gang of {pods} placed, {nodes} nodes"),
+            None,
+            "-",
+            move || worlds::one_gang(nodes, pods),
+        ));
+    }
+    // KAI's own shapes; its figures less the 100 ms that its harness waits.
+    let kai = |figures: [&'static str; 3]| [100, 500, 1000].into_iter().zip(figures);
+    for (nodes, figure) in kai(["107 ms", "-", "-"]) {
+        rows.push(
+            Row::new(
+                format!("KAI's Allocate, {nodes} nodes"),
+                None,
+                figure,
+                move || worlds::waiting(nodes, nodes * 5),
+            )
+            .only(Step::Allocate),
+        );
+    }
+    for (nodes, figure) in kai(["1.15 s", "5.15 s", "-"]) {
+        rows.push(
+            Row::new(
+                format!("KAI's ReclaimLargeJobs, {nodes} nodes"),
+                None,
+                figure,
+                move || worlds::reclaim_gang(nodes, nodes / 2, 8),
+            )
+            .only(Step::Reclaim),
+        );
+    }
+    for (name, action, figures) in [
+        ("Consolidation", Step::Consolidation, ["-", "-", "-"]),
+        ("Preempt", Step::Preempt, ["-", "-", "-"]),
+    ] {
+        for (nodes, figure) in kai(figures) {
+            rows.push(
+                Row::new(
+                    format!("KAI's {name}, {nodes} nodes"),
+                    None,
+                    figure,
+                    move || worlds::mixed(nodes, nodes * 5),
+                )
+                .only(action),
+            );
+        }
+    }
+    for nodes in [100, 500, 1000] {
+        rows.push(Row::new(
+            format!("gangs of 16 x 8 in blocks and racks, {nodes} nodes"),
+            None,
+            "-",
+            move || worlds::in_topology(nodes),
+        ));
+    }
+    // Growth: the same shape at 1x, 2x, 4x, 8x.
+    for nodes in [62, 125, 250, 500] {
+        rows.push(Row::new(
+            format!("growth of the full cycle, {nodes} nodes"),
+            None,
+            "-",
+            move || worlds::full_cycle(nodes),
+        ));
+    }
+    for nodes in [625, 1250, 2500, 5000] {
+        rows.push(Row::new(
+            format!("growth of placing, {nodes} nodes"),
+            None,
+            "-",
+            move || worlds::shapes(nodes, nodes * 8),
+        ));
+    }
+    rows
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
+    let mut missed = 0;
+    say("| what | figure (least to most) | target | | KAI | allocated | actions |");
+    say("|---|---|---|---|---|---|---|");
+    if wanted("large cluster") {
+        missed += large(args.rounds);
+    }
+    let mut rows = rows();
+    rows.retain(|row| wanted(&row.name));
+    for _ in 0..args.rounds {
+        for row in &mut rows {
+            row.measure();
+        }
+    }
+    for row in &rows {
+        missed += line(
+            &row.name,
+            &row.times,
+            row.target,
+            row.kai,
+            Some((row.allocated, row.acted)),
+        );
+    }
+    for name in ["growth of the full cycle", "growth of placing"] {
+        let points: Vec<(f64, f64)> = rows
+            .iter()
+            .filter_map(|row| {
+                let rest = row.name.strip_prefix(name)?;
+                let nodes = rest
+                    .trim_matches(|c: char| !c.is_ascii_digit())
+                    .parse()
+                    .ok()?;
+                Some((nodes, spread(&row.times).0.as_secs_f64()))
+            })
+            .collect();
+        if points.len() > 1 {
+            say(&format!(
+                "{name}: exponent {:.2} of nodes and pods",
+                exponent(&points)
+            ));
+        }
+    }
+    if missed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// The large cluster: built, decided on, changed; and its memory.
+fn large(rounds: usize) -> u32 {
+    const NODES: usize = 4000;
+    let ms = |count: f64| Some(Duration::from_secs_f64(count / 1000.0));
+    let before = live();
+    let mut build = Duration::ZERO;
+    let mut core = Core::new(Config::default());
+    worlds::large(NODES, |event| {
+        let start = Instant::now();
+        let problems = core.apply(event);
+        build += start.elapsed();
+        assert!(problems.is_empty(), "{problems:?}");
+    });
+    let held = live() - before;
+    let start = Instant::now();
+    let mut decision = core.decide(NOW);
+    let cold = start.elapsed();
+    let after = live() - before;
+    let mut missed = 0;
+    let name = |what: &str| format!("large cluster: {what}");
+    missed += line(&name("built from events"), &[build], None, "-", None);
+    missed += line(&name("cold decision"), &[cold], None, "2.3 s", None);
+    let mut warm = Vec::new();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let _ = core.decide(NOW);
+        warm.push(start.elapsed());
+    }
+    missed += line(
+        &name("warm decision, nothing changed"),
+        &warm,
+        None,
+        "-",
+        None,
+    );
+    let (mut applied, mut decided) = (Vec::new(), Vec::new());
+    let mut acted = 0;
+    for turn in 0..rounds {
+        for action in &decision.actions {
+            let id = action.decision();
+            core.apply(Event::Outcome(Outcome {
+                decision: id,
+                result: OutcomeResult::Confirmed,
+            }));
+            if let Action::Evict(evict) = action {
+                core.apply(Event::PodGone(evict.pod.clone()));
+            }
+        }
+        let events = worlds::changes(NODES, turn);
+        assert_eq!(events.len(), 100);
+        let start = Instant::now();
+        for event in events {
+            core.apply(event);
+        }
+        applied.push(start.elapsed());
+        let start = Instant::now();
+        decision = core.decide(NOW);
+        decided.push(start.elapsed());
+        acted = decision.actions.len();
+    }
+    missed += line(&name("100 changes applied"), &applied, None, "-", None);
+    missed += line(
+        &name("decision after 100 changes"),
+        &decided,
+        ms(0.1),
+        "2.3 s",
+        Some((0, acted)),
+    );
+    let mib = |bytes: usize| bytes / (1 << 20);
+    let judge = |figure: usize, most: usize| if figure <= most { "ok" } else { "MISS" };
+    let most = mib(held.max(after));
+    say(&format!(
+        "| {} | {} MiB before, {} MiB after the first decision | 48 MiB | {} | - | | |",
+        name("memory in the core"),
+        mib(held),
+        mib(after),
+        judge(most, 48)
+    ));
+    let (now, peak) = resident();
+    say(&format!(
+        "| {} | {} MiB, at most {} MiB | 256 MiB | {} | - | | |",
+        name("resident memory of this process"),
+        now / 1024,
+        peak / 1024,
+        judge(peak / 1024, 256)
+    ));
+    missed + u32::from(most > 48) + u32::from(peak / 1024 > 256)
+}
+
+/// One row of the table; 1 where it misses its target.
+fn line(
+    name: &str,
+    times: &[Duration],
+    target: Option<Duration>,
+    kai: &str,
+    more: Option<(usize, usize)>,
+) -> u32 {
+    let (middle, least, most) = spread(times);
+    let missed = target.is_some_and(|target| middle > target);
+    let judged = match target {
+        None => "",
+        Some(_) if missed => "MISS",
+        Some(_) => "ok",
+    };
+    let target = target.map_or_else(|| "-".to_owned(), |target| format!("{target:?}"));
+    let (allocated, acted) = more.map_or_else(Default::default, |(bytes, acted)| {
+        let allocated = if bytes == 0 {
+            String::new()
+        } else {
+            format!("{} KiB", bytes / 1024)
+        };
+        (allocated, acted.to_string())
+    });
+    say(&format!(
+        "| {name} | {middle:.3?} ({least:.3?} to {most:.3?}) | {target} | {judged} | {kai} | {allocated} | {acted} |"
+    ));
+    u32::from(missed)
+}
+
+/// A line for people.
+#[allow(clippy::print_stdout)]
+fn say(line: &str) {
+    println!("{line}");
+}

@@ -1,0 +1,404 @@
+//! The clusters that are measured, as events. Sizes are whole numbers of nodes with eight
+//! 80,000 MiB cards each, served by an agent.
+#![allow(clippy::cast_possible_truncation)] // Sizes are small.
+
+use scheduler_core::event::Event;
+use scheduler_core::ids::{
+    ContainerName, GpuUuid, GroupName, NodeName, QueueName, SetName, TopologyName,
+};
+use scheduler_core::model::{
+    Amount, Ask, Card, ContainerAsk, ContainerGrant, Mode, Node, NodeCards, Phase, Placement, Pod,
+    PodGroup, PodSet, Queue, Share, SubGroup, Topology, TopologyRule, Weight,
+};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
+use std::sync::Arc;
+
+/// The time of every decision.
+pub(crate) const NOW: Time = Time(1_000_000_000);
+const GPUS: usize = 8;
+const CARD: u64 = 80_000;
+
+fn card(node: usize, index: usize) -> String {
+    format!("GPU-{node:05}-{index}")
+}
+
+fn node_name(index: usize) -> String {
+    format!("node-{index:05}")
+}
+
+/// One node with cards.
+pub(crate) fn node(index: usize, gpus: usize) -> Vec<Event> {
+    let mut node = Node::named(&node_name(index));
+    node.cpu = CpuMilli(256_000);
+    node.memory = Bytes(1 << 40);
+    node.pods = 250;
+    node.gpus = gpus as u32;
+    node.managed = gpus > 0;
+    for (level, size) in [("zone", 256), ("block", 64), ("rack", 16)] {
+        node.labels.insert(
+            Arc::from(level),
+            Arc::from(format!("{level}-{:03}", index / size)),
+        );
+    }
+    let mut events = vec![Event::Node(node)];
+    if gpus > 0 {
+        let cards = (0..gpus)
+            .map(|gpu| {
+                let mut card = Card::named(&card(index, gpu), gpu as u32, "H100-80", CARD);
+                card.nvswitch = true;
+                card
+            })
+            .collect();
+        events.push(Event::Cards(NodeCards {
+            node: NodeName::new(node_name(index)),
+            default_mode: Mode::Mps,
+            not_offering: None,
+            cards,
+        }));
+    }
+    events
+}
+
+pub(crate) fn nodes(count: usize) -> Vec<Event> {
+    (0..count).flat_map(|index| node(index, GPUS)).collect()
+}
+
+/// A queue with a GPU quota (`None`: no bound) and an over-quota weight.
+pub(crate) fn queue(name: &str, parent: Option<&str>, quota: Option<u64>, weight: u64) -> Event {
+    let mut queue = Queue::unlimited(name);
+    queue.parent = parent.map(QueueName::new);
+    queue.gpu.quota = quota.map_or(Bound::Unlimited, |gpus| {
+        Bound::Exactly(gpus * NanoGpu::ONE.0)
+    });
+    queue.gpu.weight = Weight(weight * Weight::ONE.0);
+    Event::Queue(queue)
+}
+
+/// KAI's four queues in two departments, that share `gpus` evenly.
+fn four_queues(gpus: usize) -> Vec<Event> {
+    let (half, quarter) = (Some(gpus as u64 / 2), Some(gpus as u64 / 4));
+    let mut events = vec![
+        queue("dept-a", None, half, 1),
+        queue("dept-b", None, half, 1),
+    ];
+    for (index, parent) in ["dept-a", "dept-a", "dept-b", "dept-b"].iter().enumerate() {
+        events.push(queue(&format!("queue-{index}"), Some(parent), quarter, 1));
+    }
+    events
+}
+
+/// A pod that wants whole GPUs.
+pub(crate) fn pod(name: &str, queue: &str, gpus: u32) -> Pod {
+    let mut pod = Pod::named(name);
+    pod.queue = QueueName::new(queue);
+    pod.cpu = CpuMilli(1000);
+    pod.memory = Bytes(1 << 30);
+    if gpus > 0 {
+        pod.gpus = vec![ContainerAsk {
+            container: ContainerName::new("main"),
+            init: false,
+            ask: Ask::Whole(gpus),
+        }];
+    }
+    pod
+}
+
+fn event(pod: Pod) -> Event {
+    Event::Pod(Box::new(pod))
+}
+
+/// The pod runs there, on those cards.
+pub(crate) fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
+    let grants = (!cards.is_empty()).then(|| ContainerGrant {
+        container: ContainerName::new("main"),
+        cards: cards
+            .iter()
+            .map(|index| GpuUuid::new(card(node, *index)))
+            .collect(),
+        memory: Mib(CARD),
+        compute: Percent::FULL,
+        mode: Mode::Exclusive,
+        note: None,
+    });
+    pod.phase = Phase::Running(Placement {
+        node: NodeName::new(node_name(node)),
+        grants: grants.into_iter().collect(),
+        decision: None,
+    });
+    pod
+}
+
+/// A gang: its group, and as many pods as it needs.
+pub(crate) fn gang(
+    name: &str,
+    queue: &str,
+    pods: usize,
+    gpus: u32,
+    rule: Option<TopologyRule>,
+) -> Vec<Event> {
+    let group = PodGroup {
+        name: GroupName::new(format!("default/{name}")),
+        uid: Arc::from(name),
+        queue: QueueName::new(queue),
+        priority: 50,
+        preemptible: true,
+        created: Time(500),
+        root: SubGroup {
+            topology: rule,
+            sets: vec![PodSet {
+                name: SetName::new("default"),
+                min: pods as u32,
+                topology: None,
+            }],
+            ..SubGroup::default()
+        },
+        mark_unschedulable: true,
+        park_after_failure: false,
+        last_start: None,
+        stale_since: None,
+        staleness_grace: None,
+        preemption_delay: Duration(0),
+    };
+    let mut events = vec![Event::Group(group)];
+    for index in 0..pods {
+        let mut pod = pod(&format!("{name}-{index:05}"), queue, gpus);
+        pod.group = Some(GroupName::new(format!("default/{name}")));
+        events.push(event(pod));
+    }
+    events
+}
+
+/// Running one-GPU pods on every card; `queue` says whose each is.
+fn running(count: usize, queue: impl Fn(usize) -> String) -> Vec<Event> {
+    (0..count * GPUS)
+        .map(|index| {
+            let mut pod = pod(&format!("run-{index:06}"), &queue(index), 1);
+            pod.created = Time((index % 5000) as u64);
+            event(on(pod, index / GPUS, &[index % GPUS]))
+        })
+        .collect()
+}
+
+/// Every card taken, as many one-GPU jobs waiting, two queues that share evenly.
+pub(crate) fn full_cycle(count: usize) -> Vec<Event> {
+    let quota = Some(count as u64 * 4);
+    let mut events = nodes(count);
+    events.push(queue("dept", None, None, 1));
+    events.push(queue("queue-0", Some("dept"), quota, 1));
+    events.push(queue("queue-1", Some("dept"), quota, 1));
+    let whose = |index: usize| format!("queue-{}", index % 2);
+    events.extend(running(count, whose));
+    events.extend((0..count * GPUS).map(|index| {
+        let mut pod = pod(&format!("wait-{index:06}"), &whose(index), 1);
+        pod.created = Time(10_000);
+        event(pod)
+    }));
+    events
+}
+
+/// A job of 10 pods x 8 GPUs whose queue lacks one GPU of the quota for it, on a full
+/// cluster of another queue. `variant` takes so many more GPUs off that quota.
+pub(crate) fn proof(count: usize, variant: usize) -> Vec<Event> {
+    let quota = 79 - variant as u64;
+    let mut events = nodes(count);
+    events.push(queue("dept", None, None, 1));
+    events.push(queue("small", Some("dept"), Some(quota), 0));
+    let rest = (count * GPUS) as u64 - quota;
+    events.push(queue("large", Some("dept"), Some(rest), 1));
+    events.extend(running(count, |_| "large".to_owned()));
+    events.extend(gang("big", "small", 10, 8, None));
+    events
+}
+
+/// One gang that takes back what another queue holds beyond its half.
+pub(crate) fn reclaim_gang(count: usize, pods: usize, gpus: u32) -> Vec<Event> {
+    let quota = Some(count as u64 * 4);
+    let mut events = nodes(count);
+    events.push(queue("dept", None, None, 1));
+    events.push(queue("queue-0", Some("dept"), quota, 1));
+    events.push(queue("queue-1", Some("dept"), quota, 1));
+    events.extend(running(count, |_| "queue-1".to_owned()));
+    events.extend(gang("big", "queue-0", pods, gpus, None));
+    events
+}
+
+/// KAI's `createBenchmarkTopology`: one-GPU jobs over four queues, all waiting.
+pub(crate) fn waiting(count: usize, jobs: usize) -> Vec<Event> {
+    let mut events = nodes(count);
+    events.extend(four_queues(count * GPUS));
+    events.extend((0..jobs).map(|index| {
+        let queue = format!("queue-{}", index % 4);
+        event(pod(&format!("job-{index:06}"), &queue, 1))
+    }));
+    events
+}
+
+/// KAI's `createBenchmarkTopologyWithMixedJobs`: every second one runs.
+pub(crate) fn mixed(count: usize, jobs: usize) -> Vec<Event> {
+    let mut events = nodes(count);
+    events.extend(four_queues(count * GPUS));
+    let mut taken = vec![0; count];
+    events.extend((0..jobs).map(|index| {
+        let queue = format!("queue-{}", index % 4);
+        let pod = pod(&format!("job-{index:06}"), &queue, 1);
+        let node = index % count;
+        if index % 2 == 1 || taken[node] == GPUS {
+            return event(pod);
+        }
+        taken[node] += 1;
+        event(on(pod, node, &[taken[node] - 1]))
+    }));
+    events
+}
+
+/// Pods of 120 shapes (30 of CPU times 4 of memory), one GPU each, in ten queues.
+pub(crate) fn shapes(count: usize, jobs: usize) -> Vec<Event> {
+    let mut events = nodes(count);
+    events.push(queue("dept", None, None, 1));
+    for index in 0..10 {
+        events.push(queue(&format!("queue-{index}"), Some("dept"), None, 1));
+    }
+    events.extend((0..jobs).map(|index| {
+        let queue = format!("queue-{}", index % 10);
+        let mut pod = pod(&format!("job-{index:06}"), &queue, 1);
+        pod.cpu = CpuMilli(500 + 50 * (index as u64 % 30));
+        pod.memory = Bytes((1 + (index as u64 / 30) % 4) << 30);
+        event(pod)
+    }));
+    events
+}
+
+/// Shares of five sizes.
+pub(crate) fn fractions(count: usize, jobs: usize) -> Vec<Event> {
+    let mut events = nodes(count);
+    events.extend(four_queues(count * GPUS));
+    events.extend((0..jobs).map(|index| {
+        let queue = format!("queue-{}", index % 4);
+        let mut pod = pod(&format!("job-{index:06}"), &queue, 0);
+        let mib = [4_000, 8_000, 12_000, 16_000, 24_000][index % 5];
+        pod.gpus = vec![ContainerAsk {
+            container: ContainerName::new("main"),
+            init: false,
+            ask: Ask::Share(Share {
+                amount: Amount::Memory(Mib(mib)),
+                devices: 1,
+                compute: None,
+                mode: None,
+            }),
+        }];
+        event(pod)
+    }));
+    events
+}
+
+/// One gang of one-GPU pods on an idle cluster.
+pub(crate) fn one_gang(count: usize, pods: usize) -> Vec<Event> {
+    let mut events = nodes(count);
+    events.extend(four_queues(count * GPUS));
+    events.extend(gang("gang", "queue-0", pods, 1, None));
+    events
+}
+
+/// Gangs of 16 pods x 8 GPUs that must be in one block and should be in one rack, as many
+/// as fill half of the cluster.
+pub(crate) fn in_topology(count: usize) -> Vec<Event> {
+    let mut events = nodes(count);
+    events.extend(four_queues(count * GPUS));
+    events.push(Event::Topology(Topology {
+        name: TopologyName::new("floor"),
+        levels: ["zone", "block", "rack"].map(Arc::from).to_vec(),
+    }));
+    for index in 0..(count / 32).max(1) {
+        let rule = TopologyRule {
+            topology: TopologyName::new("floor"),
+            required: Some(Arc::from("block")),
+            preferred: Some(Arc::from("rack")),
+        };
+        events.extend(gang(
+            &format!("gang-{index:03}"),
+            &format!("queue-{}", index % 4),
+            16,
+            8,
+            Some(rule),
+        ));
+    }
+    events
+}
+
+/// The large cluster: 4,000 nodes, every tenth with eight GPUs, all of them taken; 130,000
+/// pods that run and 10,000 that wait for a GPU; 1,000 queues in 20 departments. Every
+/// second pod without GPUs is another scheduler's.
+pub(crate) fn large(count: usize, mut take: impl FnMut(Event)) {
+    let with_gpus = |node: usize| node.is_multiple_of(10);
+    for index in 0..count {
+        node(index, if with_gpus(index) { GPUS } else { 0 })
+            .into_iter()
+            .for_each(&mut take);
+    }
+    for index in 0..20 {
+        take(queue(&format!("dept-{index:02}"), None, None, 1));
+    }
+    let queues = count / 4;
+    let quota = Some(count as u64 * GPUS as u64 / 10 / queues as u64);
+    for index in 0..queues {
+        let parent = format!("dept-{:02}", index % 20);
+        take(queue(&queue_of(index, count), Some(&parent), quota, 1));
+    }
+    let running = count * 130 / 4;
+    for index in 0..running {
+        take(event(large_pod(index, count)));
+    }
+    for index in 0..count * 10 / 4 {
+        let mut pod = pod(&format!("wait-{index:06}"), &queue_of(index, count), 1);
+        pod.created = Time(10_000);
+        take(event(pod));
+    }
+}
+
+fn queue_of(index: usize, count: usize) -> String {
+    format!("queue-{:04}", index % (count / 4))
+}
+
+/// A pod of the large cluster that runs. The first ones hold the GPUs.
+pub(crate) fn large_pod(index: usize, count: usize) -> Pod {
+    let gpu_pods = count / 10 * GPUS;
+    let mut new = pod(
+        &format!("run-{index:06}"),
+        &queue_of(index, count),
+        u32::from(index < gpu_pods),
+    );
+    new.created = Time((index % 5000) as u64);
+    if index < gpu_pods {
+        return on(new, index / GPUS * 10, &[index % GPUS]);
+    }
+    new.ours = index.is_multiple_of(2);
+    on(new, index % count, &[])
+}
+
+/// 100 changes in it: 20 pods with a GPU and 20 without are gone, 40 new ones wait (half
+/// with a GPU), 15 that run are seen again with another label, five nodes are seen again.
+/// `turn` makes each set another one.
+pub(crate) fn changes(count: usize, turn: usize) -> Vec<Event> {
+    let gpu_pods = count / 10 * GPUS;
+    let mut events = Vec::new();
+    for index in 0..20 {
+        let at = turn * 20 + index;
+        events.push(Event::PodGone(large_pod(at, count).uid));
+        events.push(Event::PodGone(large_pod(gpu_pods + at, count).uid));
+    }
+    for index in 0..40 {
+        let name = format!("new-{turn:03}-{index:02}");
+        let mut new = pod(&name, &queue_of(turn * 40 + index, count), index as u32 % 2);
+        new.created = Time(20_000);
+        events.push(event(new));
+    }
+    for index in 0..15 {
+        let mut pod = large_pod(gpu_pods + 10_000 + turn * 15 + index, count);
+        pod.labels.insert(Arc::from("seen"), Arc::from("again"));
+        events.push(event(pod));
+    }
+    for index in 0..5 {
+        events.extend(node(1 + (turn * 5 + index) % 8, 0));
+    }
+    events
+}
