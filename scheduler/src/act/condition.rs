@@ -85,6 +85,25 @@ pub(super) async fn unhonoured(hands: &Hands, evict: &Evict, note: &str) {
     .await;
 }
 
+/// `DisruptionTarget=True`: who reads why a pod ended sees that it was not its own doing.
+pub(super) async fn disrupted(hands: &Hands, evict: &Evict) {
+    let condition = json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": message(&evict.message, &[]),
+        "lastTransitionTime": now(),
+    });
+    patch(
+        hands,
+        &evict.namespace,
+        &evict.name,
+        evict.pod.as_str(),
+        condition,
+    )
+    .await;
+}
+
 fn now() -> String {
     // Kubernetes keeps whole seconds.
     Timestamp::from_second(Timestamp::now().as_second())

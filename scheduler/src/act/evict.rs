@@ -26,6 +26,8 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
         }
     }
     notice(hands, evict, evict.message.to_string());
+    // Before it is deleted: Jobs' failure policies look for it.
+    condition::disrupted(hands, evict).await;
     let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: Some(evict.pod.to_string()),

@@ -286,10 +286,18 @@ async fn who_is_bound_elsewhere_gone_or_made_anew_is_not_bound_by_us() {
 async fn an_eviction_deletes_that_pod_and_never_its_successor() {
     let mut site = Site::start().await;
     let old = site.pod("p", true).await;
+    site.bind(&old, "n1");
+    site.outcome().await;
     site.evict(&old, EvictCause::Preempt);
     assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
-    let deleting = site.pods().get_opt("p").await.unwrap();
-    assert!(deleting.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()));
+    // Its kubelet has the last word, and it is told why.
+    let deleting = site.pods().get("p").await.unwrap();
+    assert!(deleting.metadata.deletion_timestamp.is_some());
+    let conditions = deleting.status.unwrap().conditions.unwrap();
+    let told = conditions
+        .iter()
+        .find(|one| one.type_ == "DisruptionTarget");
+    assert_eq!(told.unwrap().message.as_deref(), Some("room is needed"));
     site.pods()
         .delete("p", &DeleteParams::default().grace_period(0))
         .await
