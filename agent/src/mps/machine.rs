@@ -40,8 +40,11 @@ const VERIFY: Duration = Duration::from_secs(5);
 const LEAVE: Duration = Duration::from_secs(1);
 /// A daemon that was Ready for this long has left its failures behind.
 const STEADY: Duration = Duration::from_mins(1);
-/// Unanswered looks in a row after which the daemon counts as hung.
+/// Unanswered looks in a row after which nobody new is sent to the daemon.
 const DEAF: u32 = 3;
+/// And after which one without clients is ended: half a minute, since a node that is busy
+/// starting containers is slow, and who came since the last answer is not known.
+const HUNG: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -479,7 +482,7 @@ impl Machine {
                 if !self.up_to_date() {
                     self.failures = self.failures.saturating_add(1);
                     self.phase = Phase::Configure { not_before: pause };
-                } else if self.deaf >= DEAF && self.sight.clients.is_empty() {
+                } else if self.deaf >= HUNG && self.sight.clients.is_empty() {
                     // Nobody loses anything, and nobody new could start.
                     self.phase = Phase::Killing;
                 }

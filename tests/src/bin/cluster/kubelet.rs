@@ -105,6 +105,8 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
     gpus(cluster)?.agent.kill().await?;
     cluster.node.kubelet.kill().await?;
     cluster.node.kubelet.start_again()?;
+    // It knows its pods again when it lets somebody into one.
+    let knows = works(cluster, &ns, "pod").await;
     for pid in processes(&uid) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
@@ -120,7 +122,7 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
     }
     .await;
     gpus(cluster)?.agent.start_again()?;
-    alone?;
+    knows.and(alone)?;
     let name = format!("{ns}/pod");
     cluster.ledger_is(&[(&name, "main", 2000)]).await?;
     Ok(())
