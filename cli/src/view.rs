@@ -103,9 +103,13 @@ impl Scene {
                     .fence
                     .map(|fence| format!(", held by {fence}"))
                     .unwrap_or_default();
+                let complaint = match grant.complaint.as_str() {
+                    "" => String::new(),
+                    complaint => format!("  {complaint}"),
+                };
                 let _ = writeln!(
                     text,
-                    "{:nodes$}       └ {}  {} MiB{fence}{phase}",
+                    "{:nodes$}       └ {}  {} MiB{fence}{phase}{complaint}",
                     "", grant.pod, grant.memory_mib.0
                 );
             }

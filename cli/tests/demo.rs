@@ -188,6 +188,11 @@ fn stories_are_told_to_their_end() {
                 "Both cards are healthy.",
             ],
         ),
+        ("preemption", &["training is evicted.", "urgent runs."]),
+        (
+            "consolidation",
+            &["small runs beside big-2.", "whole runs."],
+        ),
     ] {
         let output = desk.run(&["--story", name]);
         let (told, errors) = (text(&output.stdout), text(&output.stderr));

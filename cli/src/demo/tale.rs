@@ -172,12 +172,17 @@ fn consolidation() -> Vec<Beat> {
         Beat::Say(
             "Two nodes with a card each, and shares on both: `big-1` and `small` on one, `big-2` on the other.",
         ),
-        Beat::Apply(fraction("big-1", "0.6")),
+        Beat::Apply(fraction("big-1", "0.65")),
         Beat::Until("big-1 runs", |seen| runs(seen, "big-1")),
-        Beat::Apply(fraction("small", "0.3")),
-        Beat::Until("small runs", |seen| runs(seen, "small")),
         Beat::Apply(fraction("big-2", "0.6")),
         Beat::Until("big-2 runs", |seen| runs(seen, "big-2")),
+        Beat::Apply(fraction("small", "0.3")),
+        Beat::Until("small runs beside big-1", |seen| {
+            runs(seen, "small")?;
+            let scene = seen.scene;
+            let beside = scene.cards_of(NAMESPACE, "small") == scene.cards_of(NAMESPACE, "big-1");
+            beside.then(|| "small runs beside big-1.".to_owned())
+        }),
         Beat::Show,
         Beat::Say(
             "big-1 is done. Now `whole` wants a card of its own: no card is empty, though small would fit beside big-2.",

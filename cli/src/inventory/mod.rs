@@ -208,7 +208,7 @@ n2      2  NVIDIA L4  -     unhealthy            0         0          23000     
         assert_eq!(
             printed(all(), Format::Table),
             "\
-NAMESPACE  POD  CONTAINER  NODE  GPU  MEMORY MIB  COMPUTE  FENCE        PHASE
+NAMESPACE  POD  CONTAINER  NODE  GPU  MEMORY MIB  COMPUTE  FENCE        PHASE    COMPLAINT
 team-a     a    main       n1      0        2000      50%  ClientLimit  Running
 team-a     b    main       n1      0       10000      50%  ClientLimit  Running
 "
