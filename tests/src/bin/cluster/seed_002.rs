@@ -8,6 +8,7 @@ use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::phase_of;
+use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -70,8 +71,17 @@ async fn stay(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
 }
 
 async fn initial_state(cluster: &mut Cluster) -> Result<()> {
-    // The real node's one card is too small for every job here.
+    // The real node is no part of it: its one card is in use, and too small for any job.
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .run_share(&pod(
+            &ns,
+            "elsewhere",
+            &[("gpu-memory", "1000")],
+            "report hold",
+        ))
+        .await?;
     cluster.simulate_nodes(&NODES, 8).await?;
     for project in PROJECTS {
         cluster.make_namespace(project).await?;
