@@ -86,6 +86,26 @@ pub mod kai {
     pub const STALE_SINCE: &str = "kai.scheduler/stale-podgroup-timestamp";
     /// Annotation on a pod group: a Go duration that it waits before it may evict others.
     pub const PREEMPTION_DELAY: &str = "kai.scheduler/preemption-delay";
+    /// What its own labels and annotations begin with.
+    pub const PREFIX: &str = "kai.scheduler/";
+    /// Annotation on a pod group: whom it was made for.
+    pub const TOP_OWNER: &str = "kai.scheduler/top-owner-metadata";
+    /// Annotation: in which topology a group is to be together.
+    pub const TOPOLOGY: &str = "kai.scheduler/topology";
+    /// Annotation: the level on which it must be.
+    pub const TOPOLOGY_REQUIRED: &str = "kai.scheduler/topology-required-placement";
+    /// Annotation: the level on which it ought to be.
+    pub const TOPOLOGY_PREFERRED: &str = "kai.scheduler/topology-preferred-placement";
+    /// Annotation: pods of a segment.
+    pub const SEGMENT: &str = "kai.scheduler/segment-size";
+    /// Annotation: the level on which a segment must be together.
+    pub const SEGMENT_REQUIRED: &str = "kai.scheduler/segment-topology-required-placement";
+    /// Annotation: the level on which a segment ought to be together.
+    pub const SEGMENT_PREFERRED: &str = "kai.scheduler/segment-topology-preferred-placement";
+    /// Annotation: least pods of a batch workload.
+    pub const BATCH_MIN_MEMBER: &str = "kai.scheduler/batch-min-member";
+    /// Annotation: least pods of a workload.
+    pub const MIN_MEMBER: &str = "kai.scheduler/min-member";
 }
 
 /// Container device interface.

@@ -19,11 +19,11 @@ pub(super) const INFERENCE: &str = "inference";
 /// Label and annotation: who it belongs to; carried.
 const USER: &str = "user";
 /// Annotation on a group: whom it was made for.
-const TOP_OWNER: &str = "kai.scheduler/top-owner-metadata";
+const TOP_OWNER: &str = kai::TOP_OWNER;
 /// Annotations: where a group must or should be together.
-pub(super) const TOPOLOGY: &str = "kai.scheduler/topology";
-pub(super) const REQUIRED: &str = "kai.scheduler/topology-required-placement";
-pub(super) const PREFERRED: &str = "kai.scheduler/topology-preferred-placement";
+pub(super) const TOPOLOGY: &str = kai::TOPOLOGY;
+pub(super) const REQUIRED: &str = kai::TOPOLOGY_REQUIRED;
+pub(super) const PREFERRED: &str = kai::TOPOLOGY_PREFERRED;
 
 /// Longest name of an object (RFC 1123 subdomain).
 const MAX_NAME: usize = 253;

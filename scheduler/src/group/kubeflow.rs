@@ -15,9 +15,9 @@ const MPI_SPECS: &str = "mpiReplicaSpecs";
 const PYTORCH_SPECS: &str = "pytorchReplicaSpecs";
 
 /// Annotations of a template: workers in segments of that size, each in one domain.
-pub(super) const SEGMENT: &str = "kai.scheduler/segment-size";
-pub(super) const SEGMENT_REQUIRED: &str = "kai.scheduler/segment-topology-required-placement";
-pub(super) const SEGMENT_PREFERRED: &str = "kai.scheduler/segment-topology-preferred-placement";
+pub(super) const SEGMENT: &str = proto::names::kai::SEGMENT;
+pub(super) const SEGMENT_REQUIRED: &str = proto::names::kai::SEGMENT_REQUIRED;
+pub(super) const SEGMENT_PREFERRED: &str = proto::names::kai::SEGMENT_PREFERRED;
 /// More parts than a group can sensibly have.
 pub(super) const MOST_SEGMENTS: i64 = 10_000;
 

@@ -45,5 +45,5 @@ pub fn must_wait(pod: &Pod, scheduler: &str) -> bool {
             || pod
                 .annotations()
                 .keys()
-                .any(|key| key.starts_with("kai.scheduler/")))
+                .any(|key| key.starts_with(kai::PREFIX)))
 }

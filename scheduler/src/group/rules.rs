@@ -9,9 +9,9 @@ use super::object::{Object, Reference};
 use super::{gang, jobset, kubeflow, lws, ray};
 
 /// Annotation on a Job or a `JobSet`: how many pods must fit at once.
-const BATCH_MIN_MEMBER: &str = "kai.scheduler/batch-min-member";
+const BATCH_MIN_MEMBER: &str = proto::names::kai::BATCH_MIN_MEMBER;
 /// The same on a `StatefulSet`.
-const MIN_MEMBER: &str = "kai.scheduler/min-member";
+const MIN_MEMBER: &str = proto::names::kai::MIN_MEMBER;
 /// Labels of a pod of Spark; the second names the application.
 const SPARK: [&str; 2] = ["spark-app-name", "spark-app-selector"];
 const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
