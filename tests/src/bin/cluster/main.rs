@@ -12,6 +12,7 @@ mod guard;
 mod hostile;
 mod identity;
 mod kubelet;
+mod load;
 mod modes;
 mod placement;
 mod recovery;
@@ -230,6 +231,7 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             kubelet::foreign_and_broken_files_beside_ours_change_nothing,
             kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
             kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
+            load::an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
             hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,
             hostile::under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end,
