@@ -156,7 +156,8 @@ impl JobQueue {
         }
     }
 
-    /// The same with a line of waiting jobs, less those in `skip`.
+    /// The same with a line of waiting jobs, less those in `skip`. Only for the order of
+    /// `entries`: trees of queues with none of these are left out, who have no say in it.
     pub(crate) fn fill_beside(
         &mut self,
         state: &State,
@@ -166,8 +167,15 @@ impl JobQueue {
         skip: BTreeSet<JobKey>,
     ) {
         self.skip = skip;
-        let mut own = sorted(state, entries, false).into_iter().peekable();
-        let mut line = line.by_queue.iter().peekable();
+        let root = |key: QueueKey| state.queues.get(key)?.chain.last().copied();
+        let own = sorted(state, entries, false);
+        let roots: BTreeSet<QueueKey> = own.iter().filter_map(|(key, _)| root(*key)).collect();
+        let mut own = own.into_iter().peekable();
+        let mut line = line
+            .by_queue
+            .iter()
+            .filter(|(key, _)| root(*key).is_some_and(|root| roots.contains(&root)))
+            .peekable();
         let name = |key: QueueKey| state.queues.get(key).map(|row| &row.name);
         loop {
             let order = match (own.peek(), line.peek()) {

@@ -32,11 +32,12 @@ use crate::job_queue::{Entry, JobRank};
 use crate::shares::{Shares, plus};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use reason::{hindrance, no_fit_line};
 use rustc_hash::FxHashMap;
+use solve::Like;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -87,6 +88,11 @@ pub(crate) struct Cycle<'a> {
     failures: BTreeMap<JobKey, (ReasonKind, Arc<str>)>,
     /// When something will change by time alone.
     wake: Option<Time>,
+    /// By queue, the job for which no room was found last, while nothing has moved since:
+    /// the next in line that is its like finds none either.
+    hopeless: FxHashMap<QueueKey, Like>,
+    /// Queues in which jobs wait that are not served now.
+    passed_over: BTreeSet<QueueKey>,
     /// What follows from where the pods of a job are.
     known: FxHashMap<JobKey, Known>,
     /// Preferred topology domains of the job being placed: node scores by set name.
@@ -119,6 +125,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         starts: Vec::new(),
         failures: BTreeMap::new(),
         wake: None,
+        hopeless: FxHashMap::default(),
+        passed_over: BTreeSet::new(),
         known: FxHashMap::default(),
         scores: FxHashMap::default(),
         state,
@@ -201,13 +209,23 @@ impl Cycle<'_> {
         for job in self.waiting_jobs() {
             if self.known(job).ready {
                 ready.push(job);
-            } else if !self.state.jobs.get(job).is_some_and(|row| row.single) {
+                continue;
+            }
+            self.pass_over(job);
+            if !self.state.jobs.get(job).is_some_and(|row| row.single) {
                 let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
                 let line = reason::not_ready_line(&self.gang(job), &gated);
                 self.failures.insert(job, (ReasonKind::NotReady, line));
             }
         }
         ready
+    }
+
+    /// The job waits, and is not served by this action.
+    fn pass_over(&mut self, job: JobKey) {
+        if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
+            self.passed_over.insert(queue);
+        }
     }
 
     /// A job as it stands in the queue of those that want something.

@@ -57,8 +57,12 @@ impl Rules for Preemption {
 impl Cycle<'_> {
     pub(super) fn preempt(&mut self) {
         let mut entries = Vec::new();
+        self.hopeless.clear();
+        self.passed_over.clear();
         for job in self.ready_jobs() {
-            if !self.within_delay(job) {
+            if self.within_delay(job) {
+                self.pass_over(job);
+            } else {
                 entries.push(self.entry(job));
             }
         }
@@ -78,6 +82,7 @@ impl Cycle<'_> {
             )
             .is_some()
             {
+                self.pass_over(entry.job);
                 continue;
             }
             let Some(row) = self.state.jobs.get(entry.job) else {

@@ -326,8 +326,12 @@ fn either(one: [bool; 3], other: [bool; 3]) -> [bool; 3] {
 impl Cycle<'_> {
     pub(super) fn reclaim(&mut self) {
         let mut entries = Vec::new();
+        self.hopeless.clear();
+        self.passed_over.clear();
         for job in self.ready_jobs() {
-            if !self.within_delay(job) {
+            if self.within_delay(job) {
+                self.pass_over(job);
+            } else {
                 entries.push(self.entry(job));
             }
         }
@@ -336,6 +340,7 @@ impl Cycle<'_> {
         while let Some(entry) = queue.pop(self.state, &self.shares) {
             let wanted = self.still_wanted(entry.job);
             if !self.may_reclaim(entry.job, wanted) {
+                self.pass_over(entry.job);
                 continue;
             }
             let Some(queue) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {

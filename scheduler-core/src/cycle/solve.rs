@@ -16,7 +16,7 @@ use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue, Line};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -57,12 +57,86 @@ struct Search<'a> {
     others: Line,
 }
 
+/// What a search looks at of a job that has no pod placed: two jobs of one queue that
+/// stand next to each other there and agree in this find the same.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Like {
+    cause: EvictCause,
+    priority: i32,
+    preemptible: bool,
+    min: u32,
+    specs: Vec<SpecKey>,
+}
+
 /// What did not help: so many pods of the job, and these victims in this order.
 type Failed = BTreeSet<(usize, Vec<TaskKey>)>;
 
 impl Cycle<'_> {
     /// Makes room for a job. True when it was found; the state then holds it.
     pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
+        let like = self.like(job, rules);
+        if let Some((queue, like)) = &like
+            && self.hopeless.get(queue) == Some(like)
+        {
+            if cfg!(debug_assertions) {
+                let (steps, cut_short) = (self.decision.steps, self.decision.cut_short);
+                let found = self.search_room(job, rules);
+                assert!(!found, "room that was found for the like of a hopeless job");
+                (self.decision.steps, self.decision.cut_short) = (steps, cut_short);
+            }
+            return false;
+        }
+        let found = self.search_room(job, rules);
+        if found {
+            self.hopeless.clear();
+        } else if self.decision.steps < self.config.budget
+            && let Some((queue, like)) = like
+        {
+            self.hopeless.insert(queue, like);
+        } else if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
+            self.hopeless.remove(&queue);
+        }
+        found
+    }
+
+    /// What other jobs of the same queue can be compared by. `None`: it is like no other:
+    /// its victims are of its own queue and its own priority, so that its age decides who
+    /// of them goes first; it has pods placed, or a tree; or jobs that are not served now,
+    /// which stand in line too, may stand between.
+    fn like(&self, job: JobKey, rules: &dyn Rules) -> Option<(QueueKey, Like)> {
+        let cause = rules.cause();
+        let row = self.state.jobs.get(job)?;
+        let queue = row.queue?;
+        if cause == EvictCause::Consolidation || self.passed_over.contains(&queue) {
+            return None;
+        }
+        let gang = self.gang(job);
+        let [set] = gang.sets.as_slice() else {
+            return None;
+        };
+        if gang.root.as_ref().is_some_and(|root| !root.is_plain()) {
+            return None;
+        }
+        let mut specs = Vec::with_capacity(set.tasks.len());
+        for (task, status) in &set.tasks {
+            let task = self.state.tasks.get(*task)?;
+            let plain = *status == Status::Pending && task.avoid.is_empty() && !task.gated;
+            if !plain || task.pause.is_some() {
+                return None;
+            }
+            specs.push(task.spec);
+        }
+        let like = Like {
+            cause,
+            priority: row.priority(self.state),
+            preemptible: row.is_preemptible(self.state),
+            min: set.min,
+            specs,
+        };
+        Some((queue, like))
+    }
+
+    fn search_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
         let gang = self.gang(job);
         let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
         if tasks.is_empty() || self.decision.steps >= self.config.budget {
