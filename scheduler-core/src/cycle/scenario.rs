@@ -303,7 +303,7 @@ impl Cycle<'_> {
         }
         // Units by the nodes that they stand on, nodes in the order in which they came up.
         let mut bearing: Vec<(NodeKey, Vec<usize>)> = Vec::new();
-        let mut potential_nodes: BTreeSet<NodeKey> = BTreeSet::new();
+        let mut bears_at: FxHashMap<NodeKey, usize> = FxHashMap::default();
         let recorded: BTreeMap<NodeKey, u128> = gives.clone();
         for (index, unit) in whole.potential.iter().enumerate() {
             freed(&unit.tasks, &mut gives);
@@ -311,11 +311,13 @@ impl Cycle<'_> {
                 let Some(node) = self.state.cell(*task).node else {
                     continue;
                 };
-                potential_nodes.insert(node);
-                match bearing.iter_mut().find(|(known, _)| *known == node) {
+                match bears_at.get(&node).and_then(|at| bearing.get_mut(*at)) {
                     Some((_, units)) if units.last() == Some(&index) => {}
                     Some((_, units)) => units.push(index),
-                    None => bearing.push((node, vec![index])),
+                    None => {
+                        bears_at.insert(node, bearing.len());
+                        bearing.push((node, vec![index]));
+                    }
                 }
             }
         }
@@ -332,7 +334,7 @@ impl Cycle<'_> {
                     .keys()
                     .filter(|node| !demand.feasible.contains(*node)),
             )
-            .filter(|node| !potential_nodes.contains(*node))
+            .filter(|node| !bears_at.contains_key(*node))
             .map(|node| has(node) + recorded.get(node).copied().unwrap_or(0))
             .sum();
         let missing = demand.all.saturating_sub(there);
