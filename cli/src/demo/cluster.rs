@@ -70,7 +70,7 @@ impl Cluster {
             runtimes: Vec::new(),
             drivers: Vec::new(),
         };
-        let names: Vec<String> = (1..=nodes).map(|number| format!("node-{number}")).collect();
+        let names: Vec<String> = (1..=nodes).map(node_name).collect();
         let drivers = names.iter().map(|name| {
             let (root, library) = (Paths::of(place, name).driver, library.clone());
             async move { Driver::start(&root, name, cards, &library, &place.log()).await }
@@ -323,4 +323,9 @@ fn request(node: &str) -> Value {
         "audiences": [telemetry::AUDIENCE], "expirationSeconds": 7 * 24 * 3600,
         "boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": node},
     }})
+}
+
+/// Nodes are counted from 1.
+pub(super) fn node_name(number: u32) -> String {
+    format!("node-{number}")
 }

@@ -172,9 +172,10 @@ fn consolidation() -> Vec<Beat> {
         Beat::Say(
             "Two nodes with a card each, and shares on both: `big-1` and `small` on one, `big-2` on the other.",
         ),
-        Beat::Apply(fraction("big-1", "0.65")),
+        // Wherever there is room first: the story wants one on each node.
+        Beat::Apply(on_node(fraction("big-1", "0.65"), 1)),
         Beat::Until("big-1 runs", |seen| runs(seen, "big-1")),
-        Beat::Apply(fraction("big-2", "0.6")),
+        Beat::Apply(on_node(fraction("big-2", "0.6"), 2)),
         Beat::Until("big-2 runs", |seen| runs(seen, "big-2")),
         Beat::Apply(fraction("small", "0.3")),
         Beat::Until("small runs beside big-1", |seen| {
@@ -242,6 +243,12 @@ fn fraction(name: &str, part: &str) -> Value {
 fn whole(name: &str, count: u32) -> Value {
     let limits = json!({"nvidia.com/gpu": count.to_string()});
     pod(name, &json!({}), &limits, &["alloc", "512", "hold"])
+}
+
+fn on_node(mut pod: Value, number: u32) -> Value {
+    let name = super::cluster::node_name(number);
+    pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": name});
+    pod
 }
 
 fn prioritised(mut pod: Value, class: &str) -> Value {
