@@ -23,14 +23,16 @@ pub(super) fn of(
     default_mode: Mode,
     before: &Strangers,
 ) -> (NodeCards, Strangers) {
-    let mut held = Strangers::new();
+    let mut seen = Strangers::new();
     for stranger in &state.strangers {
-        let sum = held.entry(stranger.gpu_uuid.clone()).or_default();
+        let sum = seen.entry(stranger.gpu_uuid.clone()).or_default();
         sum.0 = sum.0.saturating_add(stranger.memory_mib);
     }
-    for (uuid, memory) in &mut held {
-        *memory = stepped(*memory, before.get(uuid).copied().unwrap_or_default());
-    }
+    let of = |by_card: &Strangers, uuid: &str| by_card.get(uuid).copied().unwrap_or_default();
+    let held: Strangers = seen
+        .iter()
+        .map(|(uuid, memory)| (uuid.clone(), stepped(*memory, of(before, uuid))))
+        .collect();
     let cards = NodeCards {
         node: NodeName::new(&state.node),
         default_mode,
@@ -40,7 +42,7 @@ pub(super) fn of(
         cards: state
             .gpus
             .iter()
-            .map(|gpu| card(gpu, held.get(&gpu.uuid).copied().unwrap_or_default()))
+            .map(|gpu| card(gpu, of(&seen, &gpu.uuid), of(&held, &gpu.uuid)))
             .collect(),
     };
     (cards, held)
@@ -56,18 +58,15 @@ fn stepped(memory: Mib, before: Mib) -> Mib {
     }
 }
 
-fn card(gpu: &Gpu, strangers: Mib) -> Card {
+/// `seen`: what strangers hold by its agent's word; `strangers`: as it is taken in.
+fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
     let mut card = Card::named(&gpu.uuid, gpu.index, &gpu.product, gpu.memory_total_mib);
     card.reserved = Mib(gpu.memory_reserved_mib);
-    let most = card.total.less(card.reserved).less(strangers);
     // The agent's own figure holds where it is lower for a reason of its own; what
     // strangers take of it is taken in steps here.
-    let exact = Mib(gpu.memory_grantable_mib);
-    card.grantable = if strangers == Mib(0) {
-        exact.min(most)
-    } else {
-        most
-    };
+    let alone = Mib(gpu.memory_grantable_mib.saturating_add(seen.0));
+    let most = card.total.less(card.reserved);
+    card.grantable = alone.min(most).less(strangers);
     card.strangers = strangers;
     card.mode = Mode::parse(&gpu.mode);
     card.switchable = gpu
@@ -149,6 +148,16 @@ mod tests {
         assert_eq!(
             of(&state, Mode::Mps, &Strangers::new()).0.cards[0].grantable,
             Mib(15_000)
+        );
+    }
+
+    #[test]
+    fn what_its_agent_keeps_back_is_kept_back_beside_strangers_too() {
+        let mut state = state(&[300]);
+        state.gpus[0].memory_grantable_mib -= 64;
+        assert_eq!(
+            of(&state, Mode::Mps, &Strangers::new()).0.cards[0].grantable,
+            Mib(15_500 - 64 - 512)
         );
     }
 
