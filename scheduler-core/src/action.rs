@@ -122,6 +122,8 @@ pub struct Evict {
 pub enum EvictCause {
     /// An agent's last word on its grant.
     GrantRefused,
+    /// An agent wants it gone: a broken card, a violation, a process without a grant.
+    AgentRequest,
     /// Packed elsewhere.
     Consolidation,
     /// Another queue's share.
@@ -134,8 +136,9 @@ pub enum EvictCause {
 
 impl EvictCause {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::GrantRefused,
+        Self::AgentRequest,
         Self::Consolidation,
         Self::Reclaim,
         Self::Preempt,
@@ -146,6 +149,7 @@ impl EvictCause {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::GrantRefused => "grant-refused",
+            Self::AgentRequest => "agent-request",
             Self::Consolidation => "consolidation",
             Self::Reclaim => "reclaim",
             Self::Preempt => "preempt",

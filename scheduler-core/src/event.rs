@@ -49,6 +49,8 @@ pub enum Event {
     /// An agent does not honour a grant. Its placement is taken back: the pod counts as
     /// pending again once it is seen so, and its node is avoided for a while.
     Refusal(Refusal),
+    /// An agent wants a pod gone. Its memory counts as held until it is gone.
+    EvictRequest(EvictRequest),
     /// Only in snapshots: an agent's last word that was taken in already.
     Refused(Refusal),
     /// Only in snapshots: an eviction that was decided; its pod has not left yet.
@@ -118,6 +120,18 @@ pub struct Refusal {
     /// False: the agent keeps trying, the placement stays. True: only a new decision
     /// helps, and the core answers with an eviction of the pod.
     pub last_word: bool,
+}
+
+/// A pod that an agent wants gone: its card is broken, or it breaks a fence and the admin
+/// wants that to end so. Any pod on the node, those of other schedulers too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictRequest {
+    /// Whose.
+    pub pod: PodUid,
+    /// Where: a request for a node on which the pod does not stand does nothing.
+    pub node: NodeName,
+    /// One readable sentence.
+    pub reason: Arc<str>,
 }
 
 /// An eviction under way.

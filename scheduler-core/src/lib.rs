@@ -62,7 +62,7 @@ pub use action::{
 };
 pub use config::{Config, Placement, Step};
 pub use core::Core;
-pub use event::{Backoff, Event, Outcome, OutcomeResult, Refusal};
+pub use event::{Backoff, Event, EvictRequest, Outcome, OutcomeResult, Refusal};
 pub use explain::Explanation;
 pub use groups::GroupView;
 pub use problem::Problem;

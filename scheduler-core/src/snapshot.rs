@@ -81,6 +81,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             after.push(Event::Refused(refused.refusal.clone()));
         }
         after.extend(assumed(state, *key, row, &cell));
+        after.extend(row.evict_request.clone().map(Event::EvictRequest));
         after.extend(evicting(state, row));
         after.extend(pause(row));
     }

@@ -12,7 +12,8 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, Outcome, OutcomeResult, Refusal, text,
+    Action, Bind, Config, Core, Decision, Event, EvictRequest, Outcome, OutcomeResult, Refusal,
+    text,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -239,7 +240,17 @@ impl World {
                 }
             }
             12 => {
-                if let Some(pod) = some_pod.and_then(|uid| self.pods.get(&uid))
+                let pod = some_pod.and_then(|uid| self.pods.get(&uid));
+                if let Some(pod) = pod
+                    && let Phase::Running(placement) = &pod.phase
+                {
+                    let request = EvictRequest {
+                        pod: pod.uid.clone(),
+                        node: placement.node.clone(),
+                        reason: Arc::from("XID 79"),
+                    };
+                    self.tell(Event::EvictRequest(request));
+                } else if let Some(pod) = pod
                     && let Phase::Bound(placement) = &pod.phase
                 {
                     let refusal = Refusal {

@@ -3,7 +3,7 @@
 use super::pod::holds;
 use crate::action::Bind;
 use crate::config::Config;
-use crate::event::{Backoff, CardPause, Evicting, Outcome, OutcomeResult, Refusal};
+use crate::event::{Backoff, CardPause, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal};
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
@@ -136,6 +136,22 @@ fn set_card_pause(state: &mut State, card: CardKey, pause: Pause) {
     state.touch_node(node);
 }
 
+/// An agent wants a pod gone: the next decision evicts it.
+pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: &mut Vec<Problem>) {
+    let Some(task) = state.task_names.get(&request.pod).copied() else {
+        problems.push(Problem::Unknown {
+            what: "pod",
+            name: request.pod.shared(),
+        });
+        return;
+    };
+    if let Some(row) = state.tasks.get_mut(task) {
+        state.to_evict.insert((request.pod.clone(), task));
+        row.evict_request = Some(request);
+    }
+    state.stir();
+}
+
 /// An eviction that did not come about: the pod stands where it stood. Whoever wanted it
 /// gone decides anew.
 fn evict_again(state: &mut State, task: TaskKey) {
@@ -147,6 +163,10 @@ fn evict_again(state: &mut State, task: TaskKey) {
         let uid = row.uid.clone();
         state.to_evict.insert((uid, task));
         return;
+    }
+    if row.evict_request.is_some() {
+        let uid = row.uid.clone();
+        state.to_evict.insert((uid, task));
     }
     let status = match row.seen {
         Seen::Bound => Status::Bound,

@@ -109,6 +109,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         avoid: Vec::new(),
         evicting: None,
         refused: None,
+        evict_request: None,
         said: None,
     });
     state.task_cells.insert(key, TaskCell::default());
@@ -232,7 +233,7 @@ fn target(
             // Not bound after all: a refusal of its grant is of the past.
             if let Some(row) = state.tasks.get_mut(key) {
                 row.evicting = None;
-                if row.refused.take().is_some() {
+                if row.refused.take().is_some() && row.evict_request.is_none() {
                     let uid = row.uid.clone();
                     state.to_evict.remove(&(uid, key));
                 }

@@ -6,7 +6,7 @@ use crate::fit::seat::choose_whole;
 use crate::ids::{DecisionId, NodeName, NodeUid, PodUid};
 use crate::model::{Ask, ContainerGrant};
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{Hold, JobKey, NodeKey, Spec, TaskKey};
+use crate::state::rows::{Hold, JobKey, NodeKey, Refused, Spec, TaskKey};
 use crate::state::{OpenDecision, State};
 use std::sync::Arc;
 
@@ -226,19 +226,35 @@ impl Cycle<'_> {
         }));
     }
 
-    /// Grants that an agent refused for good: their pods go.
-    pub(super) fn evict_refused(&mut self) {
+    /// Pods whose grants an agent refused for good, or that it wants gone. The former hold
+    /// nothing any more; the latter hold what they hold until they are gone.
+    pub(super) fn evict_unwanted(&mut self) {
         for (_, task) in std::mem::take(&mut self.state.to_evict) {
-            let Some(message) = self.state.tasks.get(task).and_then(|row| {
-                let refusal = &row.refused.as_ref()?.refusal;
-                Some(format!(
-                    "Pod {} was taken off node {}: {}",
-                    row.name, refusal.node, refusal.reason
-                ))
-            }) else {
+            let Some(row) = self.state.tasks.get(task) else {
                 continue;
             };
-            self.say_evict(task, None, EvictCause::GrantRefused, &message);
+            let message = |node: &NodeName, reason: &str| {
+                format!("Pod {} was taken off node {node}: {reason}", row.name)
+            };
+            if let Some(Refused { refusal, .. }) = &row.refused {
+                let message = message(&refusal.node, &refusal.reason);
+                self.say_evict(task, None, EvictCause::GrantRefused, &message);
+            } else if let Some(request) = &row.evict_request {
+                let node = self.state.cell(task).node;
+                let node = node.and_then(|node| self.state.nodes.get(node));
+                match node {
+                    // The agent knows of its binding before the watch.
+                    None => {
+                        let uid = row.uid.clone();
+                        self.state.to_evict.insert((uid, task));
+                    }
+                    Some(node) if node.name == request.node => {
+                        let message = message(&request.node, &request.reason);
+                        self.evict(task, None, EvictCause::AgentRequest, &message);
+                    }
+                    Some(_) => {}
+                }
+            }
         }
     }
 

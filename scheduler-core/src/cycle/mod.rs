@@ -1,7 +1,8 @@
 //! One decision over the state as it is: KAI's actions, one after another.
 //!
 //! In: the state. Out: a [`Decision`], and the state as if its actions had succeeded.
-//! 1. Pauses that are over end; grants that an agent refused for good are evicted.
+//! 1. Pauses that are over end; pods that an agent refused for good, or wants gone,
+//!    are evicted.
 //! 2. Fair shares of all queues, once.
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
 //!    [`stale`]; the three in the middle search with [`solve`] and
@@ -132,7 +133,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         state,
         config,
     };
-    cycle.evict_refused();
+    cycle.evict_unwanted();
     for step in &config.actions {
         match step {
             Step::Allocate => cycle.allocate(),

@@ -150,6 +150,8 @@ pub(crate) struct TaskRow {
     pub evicting: Option<crate::ids::DecisionId>,
     /// An agent's last word on its grant: it holds no cards any more.
     pub refused: Option<Refused>,
+    /// An agent wants it gone.
+    pub evict_request: Option<crate::event::EvictRequest>,
     /// What was said last about why it waits.
     pub said: Option<(crate::action::ReasonKind, Arc<str>)>,
 }

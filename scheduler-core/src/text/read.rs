@@ -2,7 +2,9 @@
 
 use super::line::{Line, TextError, parse};
 use crate::action::{Bind, EvictCause, Received};
-use crate::event::{Backoff, CardPause, Event, Evicting, Outcome, OutcomeResult, Refusal};
+use crate::event::{
+    Backoff, CardPause, Event, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal,
+};
 use crate::ids::{
     ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
     ResourceName, SetName, TopologyName,
@@ -56,6 +58,11 @@ fn of_line(line: &Line) -> Read<Event> {
         "outcome" => Event::Outcome(outcome(line)?),
         "refusal" => Event::Refusal(refusal(line)?),
         "refused" => Event::Refused(refusal(line)?),
+        "evict-request" => Event::EvictRequest(EvictRequest {
+            pod: PodUid::new(line.name(1)?),
+            node: NodeName::new(needed(line, "node")?),
+            reason: Arc::from(line.get("reason").unwrap_or_default()),
+        }),
         "evicting" => Event::Evicting(evicting(line)?),
         "assumed" => Event::Assumed(Box::new(assumed(line)?)),
         "backoff" => Event::Backoff(Backoff {

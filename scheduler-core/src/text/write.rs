@@ -153,6 +153,12 @@ impl Text {
             }
             Event::Refusal(refusal) => self.refusal("refusal", refusal),
             Event::Refused(refusal) => self.refusal("refused", refusal),
+            Event::EvictRequest(request) => {
+                self.start("evict-request", &request.pod);
+                self.pair("node", &request.node);
+                self.pair("reason", &request.reason);
+                self.end();
+            }
             Event::Evicting(evicting) => {
                 self.start("evicting", evicting.decision);
                 self.pair("pod", &evicting.pod);

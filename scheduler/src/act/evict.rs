@@ -70,7 +70,10 @@ async fn tell(hands: &Hands, evict: &Evict) {
 fn notice(hands: &Hands, evict: &Evict, note: String) {
     hands.notices.say(Notice {
         about: PodName::of(&evict.namespace, &evict.name, evict.pod.as_str()),
-        warning: evict.cause == EvictCause::GrantRefused,
+        warning: matches!(
+            evict.cause,
+            EvictCause::GrantRefused | EvictCause::AgentRequest
+        ),
         reason: if evict.cause == EvictCause::GrantRefused {
             "GrantRefused"
         } else {

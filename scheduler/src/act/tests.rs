@@ -335,6 +335,21 @@ async fn a_bare_pod_whose_grant_is_refused_is_told_and_not_lost() {
 }
 
 #[tokio::test]
+async fn a_pod_that_its_agent_wants_gone_goes_whoever_made_it() {
+    let mut site = Site::start().await;
+    for (name, owned) in [("bare", false), ("owned", true)] {
+        let pod = site.pod(name, owned).await;
+        site.bind(&pod, "n1");
+        site.outcome().await;
+        site.evict(&pod, EvictCause::AgentRequest);
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+        let gone = site.pods().get_opt(name).await.unwrap();
+        assert!(gone.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()));
+    }
+    site.nothing_more().await;
+}
+
+#[tokio::test]
 async fn a_reason_becomes_a_condition_that_autoscalers_read() {
     let site = Site::start().await;
     let pod = site.pod("p", false).await;

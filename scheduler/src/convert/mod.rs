@@ -2,12 +2,15 @@
 //!
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
 //!   parts of a pod.
+//! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
 //!
 //! Pure: no client, no clock.
 
+mod agent;
 mod cards;
+mod isolation;
 mod node;
 mod pod;
 mod quantity;
@@ -15,35 +18,19 @@ mod queue;
 mod resources;
 mod rules;
 
-use crate::telemetry::Heard;
 use crate::watch::{Fact, Seen};
+use agent::Wish;
 use cards::Strangers;
+pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use pod::Classes;
-use proto::telemetry::{NodeState, Share as HeldShare};
-use scheduler_core::ids::{
-    ContainerName, DecisionId, GpuUuid, NodeName, PodUid, QueueName, TopologyName,
-};
+use proto::telemetry::NodeState;
+use scheduler_core::Event;
+use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase};
-use scheduler_core::units::{Mib, Percent, Time};
-use scheduler_core::{Event, Refusal};
+use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What an agent says about the fence around a pod's share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Isolation {
-    /// `metadata.uid`.
-    pub pod_uid: String,
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
-    /// Every container's limit is read back from its fence as it was granted.
-    pub verified: bool,
-    /// One line per container.
-    pub message: String,
-}
 
 /// Who is there of one kind; `true` while a listing has not named it yet.
 #[derive(Clone, Debug, Default)]
@@ -105,8 +92,8 @@ pub struct World {
     now: Time,
     /// Nodes that list what agents have them list.
     listing: BTreeSet<String>,
-    /// Pods that their agent wants gone, and by which decision they came.
-    unwanted: BTreeMap<String, String>,
+    /// Pods that agents want gone.
+    wishes: BTreeMap<String, Wish>,
 }
 
 impl World {
@@ -134,7 +121,7 @@ impl World {
             leaving: BTreeMap::new(),
             now: Time(0),
             listing: BTreeSet::new(),
-            unwanted: BTreeMap::new(),
+            wishes: BTreeMap::new(),
         }
     }
 
@@ -192,61 +179,6 @@ impl World {
         }
     }
 
-    /// What an agent said; the conditions that follow come beside the events.
-    pub fn hear(&mut self, heard: Heard) -> (Vec<Event>, Vec<Isolation>) {
-        match heard {
-            Heard::State { node, state } => {
-                let isolation = self.isolation(&node, &state);
-                let mut events = self.adopt(&state);
-                events.extend(self.unwanted(&node, &state));
-                self.states.insert(node.clone(), state);
-                events.extend(self.judge_managed(&node));
-                events.extend(self.cards(&node));
-                (events, isolation)
-            }
-            Heard::Refusal { node, refusal } => {
-                let event = Event::Refusal(Refusal {
-                    pod: PodUid::new(&refusal.pod_uid),
-                    node: NodeName::from(node),
-                    decision: DecisionId::parse(&refusal.decision_id),
-                    reason: refusal.reason.into(),
-                    last_word: refusal.r#final,
-                });
-                (vec![event], Vec::new())
-            }
-            Heard::Lost { node } => {
-                self.told.remove(&node);
-                let known = self.states.remove(&node).is_some();
-                let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
-                let mut events = self.judge_managed(&node);
-                events.extend(lost);
-                (events, Vec::new())
-            }
-        }
-    }
-
-    /// Shares whose pods their agent wants gone: the card is broken, or the admin wants
-    /// violations to end so. Taken back as grants that are refused for good.
-    fn unwanted(&mut self, node: &str, state: &NodeState) -> Vec<Event> {
-        let mut events = Vec::new();
-        for share in state.shares.iter().filter(|share| share.evict) {
-            let told = self
-                .unwanted
-                .insert(share.pod_uid.clone(), share.decision_id.clone());
-            if told.as_ref() == Some(&share.decision_id) {
-                continue;
-            }
-            events.push(Event::Refusal(Refusal {
-                pod: PodUid::new(&share.pod_uid),
-                node: NodeName::from(node),
-                decision: DecisionId::parse(&share.decision_id),
-                reason: share.complaint.as_str().into(),
-                last_word: true,
-            }));
-        }
-        events
-    }
-
     fn pod(&mut self, seen: Seen<KubePod>) -> Vec<Event> {
         match seen {
             Seen::Listing => {
@@ -293,9 +225,11 @@ impl World {
             .as_ref()
             .is_some_and(|spec| spec.node_name.is_some());
         if whole && stands {
-            self.whole.insert(uid, Box::new(pod));
+            self.whole.insert(uid.clone(), Box::new(pod));
         }
-        vec![Event::Pod(Box::new(converted))]
+        let mut events = vec![Event::Pod(Box::new(converted))];
+        events.extend(self.wish_for(&uid));
+        events
     }
 
     fn pod_gone(&mut self, uid: &str) -> Vec<Event> {
@@ -310,7 +244,7 @@ impl World {
         self.held.remove(uid);
         self.isolation.remove(uid);
         self.leaving.remove(uid);
-        self.unwanted.remove(uid);
+        self.wishes.remove(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }
 
@@ -521,146 +455,6 @@ impl World {
         if self.classes.default.as_deref() == Some(name) {
             self.classes.default = None;
         }
-    }
-
-    /// The cards of a node, where they changed.
-    fn cards(&mut self, name: &str) -> Option<Event> {
-        let state = self.states.get(name)?;
-        let mode = self.default_modes.get(name).copied().unwrap_or(Mode::Mps);
-        let before = self.strangers.entry(name.to_owned()).or_default();
-        let (cards, strangers) = cards::of(state, mode, before);
-        *before = strangers;
-        if self.told.get(name) == Some(&cards) {
-            return None;
-        }
-        self.told.insert(name.to_owned(), cards.clone());
-        Some(Event::Cards(cards))
-    }
-
-    /// Pods whose whole cards are others than their grants name: the kubelet picked them,
-    /// the agent took that in, and so does this ledger.
-    fn adopt(&mut self, state: &NodeState) -> Vec<Event> {
-        let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
-        for share in &state.shares {
-            if share.mode == Mode::Exclusive.as_str() && !share.gpu_uuids.is_empty() {
-                by_pod.entry(&share.pod_uid).or_default().push(share);
-            }
-        }
-        let mut events = Vec::new();
-        for (uid, shares) in by_pod {
-            let Some(pod) = self.whole.get(uid) else {
-                continue;
-            };
-            let grants: Vec<ContainerGrant> = shares.into_iter().map(held).collect();
-            let same = |known: &[ContainerGrant]| {
-                let cards = |grants: &[ContainerGrant]| -> Vec<GpuUuid> {
-                    let mut cards: Vec<_> = grants
-                        .iter()
-                        .flat_map(|grant| grant.cards.clone())
-                        .collect();
-                    cards.sort();
-                    cards.dedup();
-                    cards
-                };
-                cards(known) == cards(&grants)
-            };
-            let known = self.held.get(uid).map(Vec::as_slice);
-            let converted = pod::of(pod, &self.scheduler, &self.classes, known);
-            let placed = converted.as_ref().and_then(placement);
-            if placed.is_none_or(|placed| same(&placed.grants)) {
-                continue;
-            }
-            self.held.insert(uid.to_owned(), grants);
-            let known = self.held.get(uid).map(Vec::as_slice);
-            let corrected = pod::of(pod, &self.scheduler, &self.classes, known);
-            events.extend(corrected.map(|pod| Event::Pod(Box::new(pod))));
-        }
-        events
-    }
-
-    /// Conditions that changed.
-    fn isolation(&mut self, _node: &str, state: &NodeState) -> Vec<Isolation> {
-        let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
-        for share in &state.shares {
-            if share.phase == "Running" && share.mode != Mode::Exclusive.as_str() {
-                by_pod.entry(&share.pod_uid).or_default().push(share);
-            }
-        }
-        let mut changed = Vec::new();
-        for shares in by_pod.into_values() {
-            let now = isolation_of(&shares);
-            if self.isolation.get(&now.pod_uid) != Some(&now) {
-                self.isolation.insert(now.pod_uid.clone(), now.clone());
-                changed.push(now);
-            }
-        }
-        changed
-    }
-}
-
-fn placement(pod: &scheduler_core::model::Pod) -> Option<&scheduler_core::model::Placement> {
-    use scheduler_core::model::Phase;
-    match &pod.phase {
-        Phase::Bound(placement) | Phase::Running(placement) | Phase::Releasing(Some(placement)) => {
-            Some(placement)
-        }
-        _ => None,
-    }
-}
-
-fn held(share: &HeldShare) -> ContainerGrant {
-    ContainerGrant {
-        container: ContainerName::new(&share.container),
-        cards: share.gpu_uuids.iter().map(GpuUuid::new).collect(),
-        memory: Mib(share.memory_mib),
-        compute: u8::try_from(share.compute_percent)
-            .ok()
-            .and_then(Percent::new)
-            .unwrap_or(Percent::FULL),
-        mode: Mode::Exclusive,
-        note: None,
-    }
-}
-
-/// Never claims more than was read back.
-fn isolation_of(shares: &[&HeldShare]) -> Isolation {
-    let first = shares.first();
-    let text =
-        |of: fn(&HeldShare) -> &String| first.map(|share| of(share).clone()).unwrap_or_default();
-    let holds =
-        |share: &HeldShare| share.observed_limit_mib == share.memory_mib && !share.fence.is_empty();
-    let lines: Vec<String> = shares
-        .iter()
-        .map(|share| {
-            let fence = if share.fence.is_empty() {
-                "no fence"
-            } else {
-                &share.fence
-            };
-            if share.mode == Mode::TimeSlicing.as_str() {
-                format!(
-                    "container {}: {fence}, {} MiB granted, nothing to read back in mode {}",
-                    share.container, share.memory_mib, share.mode
-                )
-            } else if share.observed_limit_mib == 0 {
-                format!(
-                    "container {}: {fence}, {} MiB granted, no limit read back yet",
-                    share.container, share.memory_mib
-                )
-            } else {
-                format!(
-                    "container {}: {fence}, {} MiB granted, {} MiB read back",
-                    share.container, share.memory_mib, share.observed_limit_mib
-                )
-            }
-        })
-        .collect();
-    Isolation {
-        pod_uid: text(|share| &share.pod_uid),
-        namespace: text(|share| &share.pod_namespace),
-        name: text(|share| &share.pod_name),
-        verified: shares.iter().all(|share| holds(share)),
-        message: lines.join("\n"),
     }
 }
 

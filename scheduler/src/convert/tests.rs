@@ -1,7 +1,10 @@
 //! Claims about what is remembered between facts.
 
+use super::agent::placement;
 use super::*;
-use proto::telemetry::Gpu;
+use crate::telemetry::Heard;
+use proto::telemetry::{Gpu, Share as HeldShare, Stranger};
+use scheduler_core::ids::GpuUuid;
 use serde_json::{Value, json};
 
 fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
@@ -102,31 +105,44 @@ fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen(
 }
 
 #[test]
-fn a_share_that_its_agent_wants_gone_is_taken_back_once() {
+fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only() {
     let mut world = world();
-    let unwanted = |decision: &str| {
-        state(vec![HeldShare {
-            pod_uid: "u1".into(),
-            decision_id: decision.into(),
-            complaint: "its card is unhealthy: XID 79".into(),
-            evict: true,
-            ..HeldShare::default()
-        }])
-    };
-    let refusals = |events: Vec<Event>| {
-        let refusals = events.into_iter().filter_map(|event| match event {
-            Event::Refusal(refusal) => Some(refusal),
+    let mut unwanted = state(vec![HeldShare {
+        pod_uid: "u1".into(),
+        complaint: "its card is unhealthy: XID 79".into(),
+        evict: true,
+        ..HeldShare::default()
+    }]);
+    unwanted.strangers.push(Stranger {
+        pod_uid: "u2".into(),
+        pid: 7,
+        command: "python".into(),
+        gpu_uuid: "GPU-1".into(),
+        evict: true,
+        ..Stranger::default()
+    });
+    let asked = |events: Vec<Event>| {
+        let requests = events.into_iter().filter_map(|event| match event {
+            Event::EvictRequest(request) => Some(format!("{}: {}", request.pod, request.reason)),
             _ => None,
         });
-        refusals.collect::<Vec<_>>()
+        requests.collect::<Vec<_>>()
     };
-    let told = refusals(world.hear(heard(unwanted("1-1"))).0);
-    assert!(
-        told[0].last_word && told[0].reason.contains("XID 79"),
-        "{told:?}"
+    assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
+    assert_eq!(
+        asked(world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))))),
+        ["u1: its card is unhealthy: XID 79"]
     );
-    assert!(refusals(world.hear(heard(unwanted("1-1"))).0).is_empty());
-    assert_eq!(refusals(world.hear(heard(unwanted("1-2"))).0).len(), 1);
+    assert_eq!(
+        asked(world.take(Fact::Pod(there(pod("u2", Some("n1"), 1))))),
+        ["u2: process 7 (python) uses card GPU-1 without a grant"]
+    );
+    assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
+    // What was not wanted any more before the pod was seen is forgotten.
+    unwanted.shares[0].pod_uid = "u3".into();
+    world.hear(heard(unwanted));
+    world.hear(heard(state(vec![])));
+    assert!(asked(world.take(Fact::Pod(there(pod("u3", Some("n1"), 1))))).is_empty());
 }
 
 #[test]

@@ -1,0 +1,177 @@
+//! What agents say → events: their nodes' cards, pods whose cards the kubelet chose, pods
+//! that they refuse or want gone.
+
+use super::{Isolation, World, cards, pod};
+use crate::telemetry::Heard;
+use proto::telemetry::{NodeState, Share as HeldShare};
+use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
+use scheduler_core::model::{ContainerGrant, Mode, Phase, Placement};
+use scheduler_core::units::{Mib, Percent};
+use scheduler_core::{Event, EvictRequest, Refusal};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A pod that an agent wants gone.
+#[derive(Debug)]
+pub(super) struct Wish {
+    node: NodeName,
+    reason: Arc<str>,
+    /// The core knows.
+    told: bool,
+}
+
+impl World {
+    /// What an agent said; the conditions that follow come beside the events.
+    pub fn hear(&mut self, heard: Heard) -> (Vec<Event>, Vec<Isolation>) {
+        match heard {
+            Heard::State { node, state } => {
+                let isolation = self.isolation(&state);
+                let mut events = self.adopt(&state);
+                events.extend(self.wishes(&node, &state));
+                self.states.insert(node.clone(), state);
+                events.extend(self.judge_managed(&node));
+                events.extend(self.cards(&node));
+                (events, isolation)
+            }
+            Heard::Refusal { node, refusal } => {
+                let event = Event::Refusal(Refusal {
+                    pod: PodUid::new(&refusal.pod_uid),
+                    node: NodeName::from(node),
+                    decision: DecisionId::parse(&refusal.decision_id),
+                    reason: refusal.reason.into(),
+                    last_word: refusal.r#final,
+                });
+                (vec![event], Vec::new())
+            }
+            Heard::Lost { node } => {
+                self.told.remove(&node);
+                let known = self.states.remove(&node).is_some();
+                let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
+                let mut events = self.judge_managed(&node);
+                events.extend(lost);
+                (events, Vec::new())
+            }
+        }
+    }
+
+    /// Pods that an agent wants gone: a share that breaks its fence or whose card is
+    /// broken, and any pod that uses a card without a grant, where the admin wants that.
+    fn wishes(&mut self, node: &str, state: &NodeState) -> Vec<Event> {
+        let shares = state.shares.iter().filter(|share| share.evict);
+        let shares = shares.map(|share| (&share.pod_uid, share.complaint.clone()));
+        let strangers = state.strangers.iter().filter(|stranger| stranger.evict);
+        let strangers = strangers.map(|stranger| {
+            let why = format!(
+                "process {} ({}) uses card {} without a grant",
+                stranger.pid, stranger.command, stranger.gpu_uuid
+            );
+            (&stranger.pod_uid, why)
+        });
+        let now: BTreeMap<&String, String> = strangers.chain(shares).collect();
+        // What was not passed on yet, and is not wanted any more, never happened.
+        self.wishes
+            .retain(|uid, wish| wish.told || wish.node.as_str() != node || now.contains_key(uid));
+        for (uid, reason) in &now {
+            self.wishes.entry((*uid).clone()).or_insert_with(|| Wish {
+                node: NodeName::new(node),
+                reason: reason.as_str().into(),
+                told: false,
+            });
+        }
+        now.into_keys()
+            .filter_map(|uid| self.wish_for(uid))
+            .collect()
+    }
+
+    /// What an agent wants of a pod, once the pod is known.
+    pub(super) fn wish_for(&mut self, uid: &str) -> Option<Event> {
+        if !self.pods.names.contains_key(uid) {
+            return None;
+        }
+        let wish = self.wishes.get_mut(uid).filter(|wish| !wish.told)?;
+        wish.told = true;
+        Some(Event::EvictRequest(EvictRequest {
+            pod: PodUid::new(uid),
+            node: wish.node.clone(),
+            reason: Arc::clone(&wish.reason),
+        }))
+    }
+
+    /// The cards of a node, where they changed.
+    pub(super) fn cards(&mut self, name: &str) -> Option<Event> {
+        let state = self.states.get(name)?;
+        let mode = self.default_modes.get(name).copied().unwrap_or(Mode::Mps);
+        let before = self.strangers.entry(name.to_owned()).or_default();
+        let (cards, strangers) = cards::of(state, mode, before);
+        *before = strangers;
+        if self.told.get(name) == Some(&cards) {
+            return None;
+        }
+        self.told.insert(name.to_owned(), cards.clone());
+        Some(Event::Cards(cards))
+    }
+
+    /// Pods whose whole cards are others than their grants name: the kubelet picked them,
+    /// the agent took that in, and so does this ledger.
+    fn adopt(&mut self, state: &NodeState) -> Vec<Event> {
+        let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
+        for share in &state.shares {
+            if share.mode == Mode::Exclusive.as_str() && !share.gpu_uuids.is_empty() {
+                by_pod.entry(&share.pod_uid).or_default().push(share);
+            }
+        }
+        let mut events = Vec::new();
+        for (uid, shares) in by_pod {
+            let Some(pod) = self.whole.get(uid) else {
+                continue;
+            };
+            let grants: Vec<ContainerGrant> = shares.into_iter().map(held).collect();
+            let same = |known: &[ContainerGrant]| {
+                let cards = |grants: &[ContainerGrant]| -> Vec<GpuUuid> {
+                    let mut cards: Vec<_> = grants
+                        .iter()
+                        .flat_map(|grant| grant.cards.clone())
+                        .collect();
+                    cards.sort();
+                    cards.dedup();
+                    cards
+                };
+                cards(known) == cards(&grants)
+            };
+            let known = self.held.get(uid).map(Vec::as_slice);
+            let converted = pod::of(pod, &self.scheduler, &self.classes, known);
+            let placed = converted.as_ref().and_then(placement);
+            if placed.is_none_or(|placed| same(&placed.grants)) {
+                continue;
+            }
+            self.held.insert(uid.to_owned(), grants);
+            let known = self.held.get(uid).map(Vec::as_slice);
+            let corrected = pod::of(pod, &self.scheduler, &self.classes, known);
+            events.extend(corrected.map(|pod| Event::Pod(Box::new(pod))));
+        }
+        events
+    }
+}
+
+pub(super) fn placement(pod: &scheduler_core::model::Pod) -> Option<&Placement> {
+    match &pod.phase {
+        Phase::Bound(placement) | Phase::Running(placement) | Phase::Releasing(Some(placement)) => {
+            Some(placement)
+        }
+        _ => None,
+    }
+}
+
+fn held(share: &HeldShare) -> ContainerGrant {
+    ContainerGrant {
+        container: ContainerName::new(&share.container),
+        cards: share.gpu_uuids.iter().map(GpuUuid::new).collect(),
+        memory: Mib(share.memory_mib),
+        compute: u8::try_from(share.compute_percent)
+            .ok()
+            .and_then(Percent::new)
+            .unwrap_or(Percent::FULL),
+        mode: Mode::Exclusive,
+        note: None,
+    }
+}
