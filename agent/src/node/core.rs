@@ -1,18 +1,19 @@
 //! What the agent knows and decides. Pure: events in, effects out, time as a value.
 //!
-//! Order of one step: take in the event; then settle: cards, who died, who is reserved,
+//! Order of one step: take in the event; then `settle`: cards, who died, who is reserved,
 //! how far each share has come. Everything outside reads the result.
+
+mod settle;
 
 use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
 use crate::hands::Errand;
 use crate::identity::{self, Resource};
-use crate::inventory::{Book, ComputeMode, GpuUuid, Inventory, Settings};
+use crate::inventory::{Book, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
-use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
-use crate::mps::plan::server_name;
-use crate::nvml::{Driver, Observation, Process, Sample, Xid};
-use crate::pods::{ContainerView, PodView, Pods, Standing};
+use crate::ledger::{AllocId, Claim, HolderKey, Ledger};
+use crate::nvml::{Driver, Observation, Sample, Xid};
+use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{self, Held, Local, Minted, MintedIds};
 use api::grant::Verifier;
 use api::units::Fence;
@@ -298,195 +299,6 @@ impl Core {
         }
     }
 
-    /// Everything that follows from what is known.
-    pub(super) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        self.minted
-            .retain(|_, fresh| now.saturating_duration_since(fresh.at) < reconcile::MINTED_GRACE);
-        self.held = reconcile::held(&self.local, &self.minted, &self.pods);
-        self.take_stock(now);
-        let busy = self.busy();
-        let dead = reconcile::deaths(
-            &self.ledger,
-            &self.local,
-            &self.pods,
-            &busy,
-            &mut self.missing,
-            now,
-        );
-        for key in &dead {
-            if let Some(share) = self.ledger.release(key) {
-                effects.push(Effect::Tell(Note::Freed {
-                    pod: share.pod.to_string(),
-                }));
-            }
-        }
-        self.reserve(&busy);
-        // Before grants can be read, a file may be all that is known of a container.
-        if self.restored && self.verifier.is_some() && !self.node.uid.is_empty() {
-            for alloc in reconcile::orphans(&self.ledger, &self.local, &self.pods) {
-                self.local.files.remove(&alloc);
-                self.local.proofs.remove(&alloc);
-                self.local.folders.remove(&alloc);
-                effects.push(Effect::Forget(alloc));
-            }
-        }
-        self.follow();
-        self.mend(now, effects);
-        self.meet_strangers(now, effects);
-        self.suspect(now, effects);
-        if !dead.is_empty() {
-            // What the dead held is a stranger's now, if it is still there.
-            self.take_stock(now);
-        }
-    }
-
-    fn take_stock(&mut self, now: Instant) {
-        let default = Policy::default();
-        let policy = self.policy.as_ref().unwrap_or(&default);
-        let (ledger, book, mps) = (&self.ledger, &self.book, &self.mps);
-        let explained = |card: &GpuUuid, process: &Process| {
-            let owner = process.origin.pod_uid.as_deref();
-            // The one process that an exclusive card lets in beside clients is its server.
-            let server = !process.mps_client
-                && book.compute_mode(card) == ComputeMode::ExclusiveProcess
-                && mps
-                    .seen
-                    .servers
-                    .iter()
-                    .any(|seen| seen.name == card.as_str());
-            server || owner.is_some_and(|uid| ledger.on(card).any(|share| share.pod.uid == uid))
-        };
-        self.inventory = self.book.inventory(&policy.spec, explained, now);
-    }
-
-    /// Pods with a process on some card.
-    fn busy(&self) -> BTreeSet<String> {
-        self.inventory
-            .cards
-            .iter()
-            .flat_map(|card| self.book.processes(&card.uuid))
-            .filter_map(|process| process.origin.pod_uid.clone())
-            .collect()
-    }
-
-    /// Enters what was granted and fits, oldest first. What does not fit is tried again at
-    /// every step, and refused when its pod asks for it.
-    fn reserve(&mut self, busy: &BTreeSet<String>) {
-        // Before the disk was read, a card may be held by what is not known yet.
-        if !self.restored {
-            return;
-        }
-        let reserved: Vec<HolderKey> = self
-            .ledger
-            .shares()
-            .filter(|share| share.alloc_id.is_none())
-            .map(Share::key)
-            .filter(|key| !self.claims.contains_key(key) && !busy.contains(&key.pod_uid))
-            .collect();
-        for key in reserved {
-            self.ledger.release(&key);
-        }
-        let claims = self.claims.values().map(|(_, claim)| claim);
-        for share in reconcile::proven(&self.local, claims, &self.ledger) {
-            self.ledger.restore(share);
-        }
-        let mut claims: Vec<&(u64, Claim)> = self.claims.values().collect();
-        claims.sort_by_key(|(order, _)| *order);
-        for (_, claim) in claims {
-            let _ = self.ledger.reserve(claim, &self.inventory);
-        }
-    }
-
-    /// How far each share has come, and what it uses.
-    fn follow(&mut self) {
-        let keys: Vec<HolderKey> = self.ledger.shares().map(Share::key).collect();
-        for key in keys {
-            let Some(share) = self.ledger.get(&key) else {
-                continue;
-            };
-            let (phase, container_id) = reconcile::progress(share, &self.local, &self.pods);
-            let used = self.used(share, container_id.as_deref());
-            let started = container_id.is_some()
-                && matches!(phase, SharePhase::Running | SharePhase::Terminating);
-            let (fence, observed) = if started {
-                self.fence(share)
-            } else {
-                (None, None)
-            };
-            self.ledger.update(&key, |share| {
-                share.phase = phase;
-                share.container_id = container_id;
-                share.used = used;
-                share.fence = fence;
-                share.observed_limit = observed;
-            });
-        }
-    }
-
-    /// What really holds a container that the hook let start, and the limit as it was read
-    /// back. Never more than is known now: a server that somebody else told another limit
-    /// fences nothing until it was told again.
-    fn fence(&self, share: &Share) -> (Option<Fence>, Option<Mib>) {
-        let server = server_name(share)
-            .and_then(|name| self.mps.seen.servers.iter().find(|s| s.name == name));
-        match share.mode {
-            Mode::Exclusive => (None, None),
-            // The hook has seen the limit in the container's own configuration.
-            Mode::Mps => (Some(Fence::ClientLimit), Some(share.memory)),
-            Mode::MpsIsolated => match server {
-                Some(server) if server.observed_default_memory_mib > 0 => (
-                    Some(Fence::ServerLimit),
-                    Some(Mib(server.observed_default_memory_mib)),
-                ),
-                _ => (Some(Fence::WatchdogOnly), None),
-            },
-            Mode::TimeSlicing => (Some(Fence::WatchdogOnly), None),
-        }
-    }
-
-    fn used(&self, share: &Share, container_id: Option<&str>) -> Mib {
-        let of_this = |process: &&Process| {
-            let origin = &process.origin;
-            origin.pod_uid.as_deref() == Some(share.pod.uid.as_str())
-                && container_id.is_none_or(|id| {
-                    origin
-                        .container_id
-                        .as_deref()
-                        .is_none_or(|other| other == id)
-                })
-        };
-        share
-            .gpus
-            .iter()
-            .flat_map(|card| self.book.processes(card))
-            .filter(of_this)
-            .filter_map(|process| process.memory)
-            .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)))
-    }
-
-    fn suspect(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        let found = reconcile::unproven(&self.local, &self.pods, &mut self.suspected, now);
-        for key in found.difference(&self.unproven) {
-            if let Standing::Present(pod) = self.pods.standing(&key.pod_uid) {
-                effects.push(Effect::Tell(Note::Unproven {
-                    pod: pod.identity.clone(),
-                    container: key.container.clone(),
-                }));
-                let view = pod.container(&key.container);
-                if let Some(running) = view.and_then(ContainerView::runs) {
-                    effects.push(Effect::End(Errand {
-                        pod_uid: key.pod_uid.clone(),
-                        container_id: Some(running.to_owned()),
-                        pids: Vec::new(),
-                        server: None,
-                        reason: "it runs with our token and never met the hook".to_owned(),
-                    }));
-                }
-            }
-        }
-        self.unproven = found;
-    }
-
     /// Why the node offers nothing, in one sentence.
     fn not_offering(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.book.driver() {
@@ -607,7 +419,7 @@ impl Core {
             inventory: self.inventory.clone(),
             ledger: self.ledger.clone(),
             complaints: self.complaints(),
-            evicts_strangers: self.evicts_strangers(),
+            evicted_strangers: self.evicted_strangers(),
             mps: self.mps.clone(),
             kubelet_pools: self.pools.clone(),
             not_offering: self.not_offering(),

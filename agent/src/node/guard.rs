@@ -306,10 +306,14 @@ impl Core {
         }
     }
 
-    /// Whether strangers in pods are to be evicted.
-    pub(super) fn evicts_strangers(&self) -> bool {
+    /// Whose pods are to be evicted: strangers that were given time to turn out to be none.
+    pub(super) fn evicted_strangers(&self) -> BTreeSet<(GpuUuid, u32)> {
         let policy = self.policy.as_ref();
-        policy.and_then(|policy| policy.spec.on_stranger) == Some(Reaction::Evict)
+        if policy.and_then(|policy| policy.spec.on_stranger) != Some(Reaction::Evict) {
+            return BTreeSet::new();
+        }
+        let acted = |(name, met): (&(GpuUuid, u32), &Met)| met.acted.map(|_| name.clone());
+        self.guard.strangers.iter().filter_map(acted).collect()
     }
 
     /// What is held against containers, or befell them.

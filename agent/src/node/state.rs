@@ -6,7 +6,7 @@ use crate::ledger::{HolderKey, Ledger};
 use api::gpu_node::GpuNodeSpec;
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Everything the agent knows of its node, finished and consistent.
@@ -20,8 +20,8 @@ pub struct State {
     pub ledger: Ledger,
     /// What is held against containers, or befell them.
     pub complaints: BTreeMap<HolderKey, Complaint>,
-    /// Pods with a process on a card without a grant should be evicted.
-    pub evicts_strangers: bool,
+    /// Processes on a card without a grant whose pods should be evicted: by card and pid.
+    pub evicted_strangers: BTreeSet<(GpuUuid, u32)>,
     /// The last plan that the MPS supervisor carried out, and what it then saw.
     pub mps: MpsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.

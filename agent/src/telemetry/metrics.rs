@@ -31,7 +31,10 @@ const ALLOCATE: [f64; 9] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.025, 0.1,
 ];
 /// `PreStartContainer` waits up to 20 s for what is only late.
-const PRESTART: [f64; 10] = [0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+/// Finer where most calls end: the time that the runtime is given to see a new CDI file.
+const PRESTART: [f64; 12] = [
+    0.005, 0.025, 0.05, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
+];
 
 /// A server comes back within two seconds of its last client's end.
 const MENDED: [f64; 8] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0];

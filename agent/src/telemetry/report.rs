@@ -170,6 +170,8 @@ fn strangers<'a>(state: &'a State, card: &'a Card) -> impl Iterator<Item = Stran
         container_id: stranger.container_id.clone().unwrap_or_default(),
         memory_mib: stranger.memory.0,
         pod_uid: stranger.pod_uid.clone().unwrap_or_default(),
-        evict: state.evicts_strangers && stranger.pod_uid.is_some(),
+        evict: state
+            .evicted_strangers
+            .contains(&(card.uuid.clone(), stranger.pid)),
     })
 }

@@ -89,7 +89,7 @@ pub(crate) fn state() -> State {
         },
         ledger,
         complaints: std::collections::BTreeMap::default(),
-        evicts_strangers: false,
+        evicted_strangers: std::collections::BTreeSet::default(),
         mps: MpsView {
             seen: Observation {
                 servers: vec![ServerState {

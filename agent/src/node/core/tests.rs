@@ -1,10 +1,13 @@
 //! One node's life, step by step and at random; and a core that is started in the middle
 //! of it must know the same.
 
+mod strangers;
+
 use super::*;
 use crate::identity::{Checkpoint, Entry};
+use crate::ledger::{Share, SharePhase};
 use crate::node::prepare::{Ask, Source};
-use crate::nvml::{Device, Identity, Reading};
+use crate::nvml::{Device, Identity, Process, Reading};
 use crate::pods::{ContainerKind, ContainerView};
 use crate::reconcile::Proof;
 use api::Signer;
@@ -446,46 +449,6 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
     world.tell(&mut core, Event::Observed(Arc::new(idle)));
     assert!(world.pre_start(&mut core, "u2").unwrap().is_ok());
     assert_eq!(core.ledger.shares().count(), 1);
-}
-
-#[test]
-fn the_server_of_an_exclusive_card_is_no_stranger_and_anyone_beside_it_is() {
-    let mut world = World::new();
-    let mut core = world.started();
-    let process = |pid, mps_client| Process {
-        pid,
-        memory: Some(Mib(30)),
-        mps_client,
-        origin: crate::attribute::Origin {
-            command: format!("p{pid}"),
-            ..Default::default()
-        },
-    };
-    let mut look = observation(&BTreeMap::from([(
-        0,
-        vec![process(1, false), process(2, true)],
-    )]));
-    let strangers = |core: &Core| -> Vec<u32> {
-        let found = &core.inventory.cards[0].strangers;
-        found.iter().map(|stranger| stranger.pid).collect()
-    };
-    world.tell(&mut core, Event::Observed(Arc::new(look.clone())));
-    assert_eq!(strangers(&core), [1, 2]);
-    look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
-    world.tell(&mut core, Event::Observed(Arc::new(look)));
-    assert_eq!(
-        strangers(&core),
-        [1, 2],
-        "nobody said that it is a server's"
-    );
-    let mut view = MpsView::default();
-    view.seen.servers = vec![proto::mps::ServerState {
-        name: "GPU-0".into(),
-        state: "Ready".into(),
-        ..Default::default()
-    }];
-    world.tell(&mut core, Event::Mps(view));
-    assert_eq!(strangers(&core), [2]);
 }
 
 #[test]

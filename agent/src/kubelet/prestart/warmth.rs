@@ -1,0 +1,233 @@
+//! Whether a share's cards are in its mode, by what the MPS supervisor was told and saw.
+
+use crate::inventory::GpuUuid;
+use crate::ledger::Share;
+use crate::mps::plan;
+use crate::node::MpsView;
+use api::Mode;
+
+/// Whether the cards' mode is what the share needs; else what is missing, in one line.
+pub(super) fn warmth(mps: &MpsView, share: &Share) -> Result<(), String> {
+    for card in &share.gpus {
+        let others = mps.seen.servers.iter().any(|server| {
+            plan::holds(server, card) && Some(&server.name) != plan::server_name(share).as_ref()
+        });
+        let planned = mps.applied.servers.iter().any(|s| s.name == card.as_str());
+        let own = share.mode == Mode::Mps;
+        if share.mode != Mode::MpsIsolated && (others || planned && !own) {
+            // One that still holds the card would be all that can use it.
+            return Err(format!("an MPS server still holds card {card}"));
+        }
+        if share.mode == Mode::MpsIsolated && (planned || seen_of_card(mps, card)) {
+            return Err(format!("the MPS server of card {card} still holds it"));
+        }
+    }
+    if share.mode == Mode::Exclusive {
+        return Ok(());
+    }
+    if !mps.unreachable.is_empty() {
+        return Err(format!(
+            "the MPS supervisor does not answer: {}",
+            mps.unreachable
+        ));
+    }
+    match plan::server_name(share) {
+        Some(name) => served(mps, share, &name),
+        None => sliced(mps, share),
+    }
+}
+
+/// Whether the card's one server is still there.
+fn seen_of_card(mps: &MpsView, card: &GpuUuid) -> bool {
+    let mut servers = mps.seen.servers.iter();
+    servers.any(|server| server.name == card.as_str() && plan::holds(server, card))
+}
+
+/// Whether the share's server takes it.
+fn served(mps: &MpsView, share: &Share, name: &str) -> Result<(), String> {
+    let whose = match share.mode {
+        Mode::Mps => format!("of card {name}"),
+        _ => "of this share".to_owned(),
+    };
+    let told = mps.applied.servers.iter().any(|server| {
+        let memory = server.default_memory_mib;
+        server.name == *name && (memory == 0 || memory >= share.memory.0)
+    });
+    let seen = mps.seen.servers.iter().find(|s| s.name == *name);
+    match seen.map_or(("Absent", ""), |s| (&*s.state, &*s.reason)) {
+        ("Ready", _) if told => Ok(()),
+        ("Ready", _) => Err(format!(
+            "the MPS server {whose} is not yet told of this share"
+        )),
+        (state, "") => Err(format!("the MPS server {whose} is {state}")),
+        (state, reason) => Err(format!("the MPS server {whose} is {state}: {reason}")),
+    }
+}
+
+/// Whether the cards take processes side by side.
+fn sliced(mps: &MpsView, share: &Share) -> Result<(), String> {
+    for card in &share.gpus {
+        let told = mps.applied.cards.iter().any(|c| c.uuid == card.as_str());
+        let seen = mps.seen.cards.iter().find(|c| c.uuid == card.as_str());
+        match seen {
+            Some(seen) if seen.ready && told => {}
+            Some(seen) if !seen.reason.is_empty() => {
+                return Err(format!(
+                    "card {card} cannot be time-sliced: {}",
+                    seen.reason
+                ));
+            }
+            _ => return Err(format!("card {card} is not yet set to time-slicing")),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::AllocId;
+    use proto::mps::{Observation, Plan, Server, ServerState};
+
+    fn share(mode: &str) -> Share {
+        let record = format!(
+            r#"{{"version":1,"pod":{{"uid":"u","namespace":"n","name":"p"}},"container":"c",
+               "gpus":["GPU-0"],"memoryMib":2000,"computePercent":100,"mode":"{mode}","decision":"d"}}"#
+        );
+        Share::from_record(AllocId::new(1), &record).unwrap()
+    }
+
+    fn view(planned: Option<u64>, state: Option<&str>) -> MpsView {
+        MpsView {
+            applied: Plan {
+                servers: planned
+                    .map(|mib| Server {
+                        name: "GPU-0".into(),
+                        default_memory_mib: mib,
+                        ..Server::default()
+                    })
+                    .into_iter()
+                    .collect(),
+                ..Plan::default()
+            },
+            seen: Observation {
+                servers: state
+                    .map(|state| ServerState {
+                        name: "GPU-0".into(),
+                        state: state.into(),
+                        ..ServerState::default()
+                    })
+                    .into_iter()
+                    .collect(),
+                ..Observation::default()
+            },
+            unreachable: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_share_waits_for_a_server_that_knows_of_it() {
+        let share = share("mps");
+        for (view, expected) in [
+            (view(Some(2000), Some("Ready")), ""),
+            (view(Some(0), Some("Ready")), ""),
+            (
+                view(Some(1000), Some("Ready")),
+                "the MPS server of card GPU-0 is not yet told of this share",
+            ),
+            (view(None, None), "the MPS server of card GPU-0 is Absent"),
+            (
+                view(Some(2000), Some("Starting")),
+                "the MPS server of card GPU-0 is Starting",
+            ),
+        ] {
+            assert_eq!(warmth(&view, &share).err().unwrap_or_default(), expected);
+        }
+        let silent = MpsView {
+            unreachable: "connection refused".into(),
+            ..view(Some(2000), Some("Ready"))
+        };
+        assert_eq!(
+            warmth(&silent, &share).unwrap_err(),
+            "the MPS supervisor does not answer: connection refused"
+        );
+    }
+
+    #[test]
+    fn an_isolated_share_waits_for_its_own_server_and_for_the_cards_to_leave() {
+        let share = share("mps-isolated");
+        let name = AllocId::new(1).to_string();
+        let mut own = view(Some(2000), Some("Ready"));
+        own.applied.servers[0].name.clone_from(&name);
+        own.seen.servers[0].name.clone_from(&name);
+        own.seen.servers[0].gpu_uuids = vec!["GPU-0".into()];
+        assert_eq!(warmth(&own, &share), Ok(()));
+        assert_eq!(
+            warmth(&MpsView::default(), &share).unwrap_err(),
+            "the MPS server of this share is Absent"
+        );
+        own.seen.servers.push(ServerState {
+            name: "GPU-0".into(),
+            state: "Draining".into(),
+            ..ServerState::default()
+        });
+        assert_eq!(
+            warmth(&own, &share).unwrap_err(),
+            "the MPS server of card GPU-0 still holds it"
+        );
+    }
+
+    #[test]
+    fn a_slice_waits_for_the_cards_mode_and_for_servers_to_leave() {
+        let share = share("time-slicing");
+        let card = |ready, reason: &str| {
+            let mut view = MpsView::default();
+            view.applied.cards = vec![proto::mps::Card {
+                uuid: "GPU-0".into(),
+                time_slice: None,
+            }];
+            view.seen.cards = vec![proto::mps::CardState {
+                uuid: "GPU-0".into(),
+                ready,
+                reason: reason.into(),
+            }];
+            view
+        };
+        assert_eq!(warmth(&card(true, ""), &share), Ok(()));
+        for (view, expected) in [
+            (
+                MpsView::default(),
+                "card GPU-0 is not yet set to time-slicing",
+            ),
+            (
+                card(false, "no permission"),
+                "card GPU-0 cannot be time-sliced: no permission",
+            ),
+            (
+                view(None, Some("Draining")),
+                "an MPS server still holds card GPU-0",
+            ),
+        ] {
+            assert_eq!(warmth(&view, &share).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn a_whole_card_waits_for_the_server_to_leave() {
+        let share = share("exclusive");
+        assert!(warmth(&view(None, None), &share).is_ok());
+        assert!(warmth(&view(None, Some("Absent")), &share).is_ok());
+        for view in [view(None, Some("Draining")), view(Some(1), None)] {
+            assert_eq!(
+                warmth(&view, &share).unwrap_err(),
+                "an MPS server still holds card GPU-0"
+            );
+        }
+        // A node that never shared anything needs no supervisor.
+        let silent = MpsView {
+            unreachable: "no socket".into(),
+            ..MpsView::default()
+        };
+        assert!(warmth(&silent, &share).is_ok());
+    }
+}
