@@ -23,6 +23,7 @@ mod seed_002;
 mod seed_003;
 mod seed_sets;
 mod selftest;
+mod strangers;
 mod up;
 
 use std::path::PathBuf;
@@ -237,6 +238,8 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             hostile::under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end,
             hostile::under_time_slicing_a_hostile_tenant_gets_its_share_or_its_end,
             hostile::the_watchdog_acts_within_a_quarter_of_a_second,
+            strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
+            strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,
         ],
         filter,
     );
