@@ -135,7 +135,9 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
         let ended = match pods.standing(&entry.pod_uid) {
             Standing::Present(pod) => pod.finished,
             Standing::Gone => true,
-            Standing::Unknown => false,
+            // It left before this agent was there. One that is newer than the list is
+            // among the minted, and its grant is in the ledger before anything is written.
+            Standing::Unknown => pods.synced(),
         };
         if ended {
             continue;

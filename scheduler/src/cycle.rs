@@ -6,6 +6,7 @@
 //! Nothing is decided before every kind of object was listed, nor without the lease.
 
 use crate::act::Work;
+use crate::clock::Clock;
 use crate::convert::World;
 use crate::report::Views;
 use crate::status::{Meters, Status};
@@ -15,7 +16,7 @@ use scheduler_core::units::Time;
 use scheduler_core::{Core, Decision, Event, Outcome, Problem, text};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -96,6 +97,7 @@ pub async fn run(
         said: BTreeSet::new(),
         report_at: None,
         reported: Instant::now(),
+        clock: Clock::start(),
     };
     loop {
         let leading = *inputs.leading.borrow_and_update();
@@ -160,6 +162,7 @@ struct Cycle {
     /// Something changed that was not reported.
     report_at: Option<Instant>,
     reported: Instant,
+    clock: Clock,
 }
 
 impl Cycle {
@@ -223,7 +226,7 @@ impl Cycle {
 
     fn decide(&mut self) {
         let begin = Instant::now();
-        let now = clock();
+        let now = self.clock.now();
         for event in self.world.elapse(now) {
             self.apply(event);
         }
@@ -338,12 +341,4 @@ impl Cycle {
             changed
         });
     }
-}
-
-/// Milliseconds since 1970, as stamps on objects are.
-fn clock() -> Time {
-    let since = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

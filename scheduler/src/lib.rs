@@ -12,7 +12,7 @@
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
 //! - [`convert`]: a fact into the core's events.
-//! - [`cycle`]: the only owner of the core; coalesces, decides.
+//! - [`cycle`]: the only owner of the core; coalesces, decides; `clock`: by which time.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - [`lease`]: which replica acts.
@@ -24,6 +24,7 @@
 
 pub mod act;
 pub mod admission;
+mod clock;
 pub mod config;
 pub mod convert;
 pub mod cycle;

@@ -1,0 +1,104 @@
+//! The core's time: milliseconds since 1970, as stamps on objects are, that never jump.
+//!
+//! A step of the machine's clock must not end all pauses, protections and graces at once,
+//! nor hold them up until the clock is where it was: what differs is made good at a tenth of
+//! the pace of time.
+
+use scheduler_core::units::Time;
+use std::time::{Duration, Instant, SystemTime};
+
+/// One part in so many is corrected.
+const SLEW: u64 = 10;
+
+/// Time by the machine's clock at its start, and on from there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    /// Microseconds since 1970.
+    told: u64,
+    at: Instant,
+}
+
+impl Clock {
+    /// Shows what the machine's clock shows now.
+    pub(crate) fn start() -> Self {
+        Self {
+            told: wall(),
+            at: Instant::now(),
+        }
+    }
+
+    /// Never earlier than before.
+    pub(crate) fn now(&mut self) -> Time {
+        self.read(Instant::now(), wall())
+    }
+
+    fn read(&mut self, at: Instant, wall: u64) -> Time {
+        let elapsed = micros(at.saturating_duration_since(self.at));
+        let even = self.told.saturating_add(elapsed);
+        let most = elapsed / SLEW;
+        self.told = wall.clamp(even.saturating_sub(most), even.saturating_add(most));
+        self.at = self.at.max(at);
+        Time(self.told / 1000)
+    }
+}
+
+fn wall() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    micros(since.unwrap_or_default())
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600_000_000;
+
+    #[test]
+    fn a_step_of_the_clock_either_way_is_made_good_at_a_tenth_of_the_pace_of_time() {
+        for (step, tenth) in [(HOUR, 11_000), (0, 10_000), (HOUR.wrapping_neg(), 9_000)] {
+            let start = Instant::now();
+            let begin = 100 * HOUR;
+            let mut clock = Clock {
+                told: begin,
+                at: start,
+            };
+            let mut last = Time(0);
+            // However often it is looked at.
+            for tick in 1..=1000_u64 {
+                let elapsed = tick * 10_000;
+                let wall = (begin + elapsed).wrapping_add(step);
+                let now = clock.read(start + Duration::from_micros(elapsed), wall);
+                assert!(now >= last);
+                last = now;
+            }
+            assert_eq!(last.0 - begin / 1000, tenth);
+            // In time it is right again, and stays so.
+            for hours in [1, 10, 11] {
+                let elapsed = hours * HOUR + 10_000_000;
+                let wall = (begin + elapsed).wrapping_add(step);
+                last = clock.read(start + Duration::from_micros(elapsed), wall);
+            }
+            assert_eq!(
+                last.0,
+                (begin + 11 * HOUR + 10_000_000).wrapping_add(step) / 1000
+            );
+        }
+    }
+
+    #[test]
+    fn time_never_goes_back() {
+        let start = Instant::now();
+        let mut clock = Clock {
+            told: HOUR,
+            at: start,
+        };
+        let later = start + Duration::from_secs(1);
+        let told = clock.read(later, HOUR);
+        assert_eq!(clock.read(start, 0), told);
+        assert_eq!(clock.read(later, 0), told);
+    }
+}
