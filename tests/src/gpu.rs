@@ -153,6 +153,8 @@ fn agent_command(name: &str, action: &str, place: &Place<'_>) -> Command {
         )
         // The stand-ins of NVIDIA's programs find their driver by it.
         .env("SIM_ROOT", DRIVER_ROOT)
+        // As the DaemonSets have it.
+        .env("MALLOC_ARENA_MAX", "1")
         .env("RUST_LOG", "info")
 }
 

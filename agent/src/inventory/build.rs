@@ -241,6 +241,7 @@ mod tests {
             pid,
             memory: Some(Mib(mib)),
             mps_client: false,
+            sm_percent: None,
             origin: Origin {
                 command: command.to_owned(),
                 ..Origin::default()

@@ -329,6 +329,7 @@ impl Share {
             observed_limit: None,
             container_id: None,
             used: Mib(0),
+            sm_percent: None,
         }
     }
 

@@ -70,6 +70,7 @@ impl Share {
             observed_limit: None,
             container_id: None,
             used: Mib(0),
+            sm_percent: None,
         })
     }
 }
@@ -99,6 +100,7 @@ mod tests {
             observed_limit: None,
             container_id: None,
             used: Mib(0),
+            sm_percent: None,
         };
         assert_eq!(Share::from_record(alloc, &share.to_record()), Some(share));
         for noise in ["", "{}", "[]", r#"{"version":2}"#] {

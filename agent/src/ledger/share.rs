@@ -80,6 +80,9 @@ pub struct Share {
     pub container_id: Option<String>,
     /// What its processes hold now, summed over its cards.
     pub used: Mib,
+    /// Per cent of SM time that its processes had in the last second, summed over them and
+    /// its cards; `None` where the driver does not attribute it.
+    pub sm_percent: Option<u32>,
 }
 
 impl Share {

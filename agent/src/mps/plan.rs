@@ -130,6 +130,7 @@ mod tests {
             observed_limit: None,
             container_id: None,
             used: Mib(0),
+            sm_percent: None,
         }
     }
 

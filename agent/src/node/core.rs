@@ -130,6 +130,8 @@ pub struct Core {
     missing: BTreeMap<AllocId, Instant>,
     suspected: BTreeMap<HolderKey, Instant>,
     unproven: BTreeSet<HolderKey>,
+    /// When the runtime was last seen to ignore CDI, and by what.
+    cdi_ignored: Option<(Instant, String)>,
 }
 
 impl Core {
@@ -162,6 +164,7 @@ impl Core {
             missing: BTreeMap::new(),
             suspected: BTreeMap::new(),
             unproven: BTreeSet::new(),
+            cdi_ignored: None,
         }
     }
 
@@ -304,15 +307,8 @@ impl Core {
         if let Driver::Gone { reason } = self.book.driver() {
             return Some(format!("the driver does not answer: {reason}"));
         }
-        if let Some(key) = self.unproven.first() {
-            let pod = match self.pods.standing(&key.pod_uid) {
-                Standing::Present(pod) => pod.identity.to_string(),
-                _ => key.pod_uid.clone(),
-            };
-            return Some(format!(
-                "the container runtime ignores CDI: container {} of {pod} runs with our token and never met the hook",
-                key.container
-            ));
+        if let Some((_, why)) = &self.cdi_ignored {
+            return Some(why.clone());
         }
         if let Some(why) = self.obstacles.get(&Obstacle::Hook) {
             return Some(why.clone());

@@ -115,6 +115,9 @@ pub struct Process {
     pub memory: Option<Mib>,
     /// It is a client of an MPS server.
     pub mps_client: bool,
+    /// Per cent of SM time in the last second; `None` where the driver does not say, and in
+    /// samples, which are of memory.
+    pub sm_percent: Option<u32>,
     /// Where it belongs.
     pub origin: Origin,
 }

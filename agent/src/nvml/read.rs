@@ -14,6 +14,7 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 /// `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: u32 = 18;
@@ -223,13 +224,50 @@ fn processes(
         (false, retried(|| device.running_compute_processes())),
         (false, retried(|| device.running_graphics_processes())),
     ])?;
+    let busy = if found.is_empty() {
+        None
+    } else {
+        sm_percent(device)?
+    };
     Ok(found
         .into_values()
         .map(|process| Process {
             origin: origins.read(proc_root, process.pid),
+            sm_percent: (busy.as_ref()).map(|by| by.get(&process.pid).copied().unwrap_or(0)),
             ..process
         })
         .collect())
+}
+
+/// SM time of the last second by pid, the mean of the driver's samples; `None` where it keeps
+/// none. Only processes that did something have samples.
+fn sm_percent(device: &nvml_wrapper::Device<'_>) -> Result<Option<BTreeMap<u32, u32>>, NvmlError> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let since = now
+        .unwrap_or_default()
+        .saturating_sub(Duration::from_secs(1));
+    let since = u64::try_from(since.as_micros()).unwrap_or(0);
+    let samples = match device.process_utilization_stats(since) {
+        // Nobody did anything.
+        Err(NvmlError::NotFound) => return Ok(Some(BTreeMap::new())),
+        // A sample came between the count and the list: there is a next look.
+        Err(NvmlError::InsufficientSize(_)) => return Ok(None),
+        other => match optional(other)? {
+            Some(samples) => samples,
+            None => return Ok(None),
+        },
+    };
+    let mut by_pid: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    for sample in samples {
+        let (sum, count) = by_pid.entry(sample.pid).or_default();
+        // Above 100 is a driver's fault.
+        *sum += sample.sm_util.min(100);
+        *count += 1;
+    }
+    let mean = by_pid
+        .into_iter()
+        .map(|(pid, (sum, count))| (pid, sum / count));
+    Ok(Some(mean.collect()))
 }
 
 /// Every process of these lists once; the flag says which of them are clients of a server.

@@ -459,6 +459,23 @@ impl Collector for NodeCollector {
             }
         }
         let mut metric = encoder.encode_descriptor(
+            "aliquot_share_sm_percent",
+            "SM time of the share's processes in the last second, over all its cards; absent where the driver attributes none",
+            None,
+            MetricType::Gauge,
+        )?;
+        for share in state.ledger.shares() {
+            let Some(percent) = share.sm_percent else {
+                continue;
+            };
+            for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
+                let labels = labels(&state, card, Some(share));
+                metric
+                    .encode_family(&labels)?
+                    .encode_gauge(&u64::from(percent))?;
+            }
+        }
+        let mut metric = encoder.encode_descriptor(
             "aliquot_share_fence",
             "1 for the fence that is active around the share",
             None,

@@ -19,6 +19,7 @@ fn process(pod: &str, container: &str, mib: u64, mps_client: bool) -> Process {
         pid: u32::try_from(mib).unwrap(),
         memory: Some(Mib(mib)),
         mps_client,
+        sm_percent: None,
         origin: Origin {
             pod_uid: Some(pod.into()),
             container_id: Some(format!("c-{container}")),

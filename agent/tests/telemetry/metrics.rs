@@ -89,6 +89,7 @@ async fn gauges_are_those_of_the_state_at_the_scrape_with_dcgm_exporters_labels(
             2000 << 20,
         ),
         (format!("aliquot_share_memory_used_bytes{held}"), 1200 << 20),
+        (format!("aliquot_share_sm_percent{held}"), 40),
         (format!("aliquot_share_running{held}"), 1),
     ] {
         assert_eq!(

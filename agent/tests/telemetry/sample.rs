@@ -59,6 +59,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         observed_limit: Some(Mib(memory)),
         container_id: Some("c1".into()),
         used: Mib(1200),
+        sm_percent: Some(40),
     }
 }
 

@@ -13,7 +13,11 @@ use crate::reconcile;
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A runtime that ignored CDI is not tried again for so long: each try costs a pod. A new
+/// start of the agent tries at once.
+const CDI_PATIENCE: Duration = Duration::from_mins(10);
 
 impl Core {
     /// Everything that follows from what is known.
@@ -123,7 +127,12 @@ impl Core {
                 continue;
             };
             let (phase, container_id) = reconcile::progress(share, &self.local, &self.pods);
-            let used = self.used(share, container_id.as_deref());
+            let processes = || self.processes(share, container_id.as_deref());
+            let memory = processes().filter_map(|process| process.memory);
+            let used = memory.fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)));
+            let sm_percent = processes()
+                .filter_map(|process| process.sm_percent)
+                .reduce(u32::saturating_add);
             let started = container_id.is_some()
                 && matches!(phase, SharePhase::Running | SharePhase::Terminating);
             let (fence, observed) = if started {
@@ -135,6 +144,7 @@ impl Core {
                 share.phase = phase;
                 share.container_id = container_id;
                 share.used = used;
+                share.sm_percent = sm_percent;
                 share.fence = fence;
                 share.observed_limit = observed;
             });
@@ -162,30 +172,42 @@ impl Core {
         }
     }
 
-    fn used(&self, share: &Share, container_id: Option<&str>) -> Mib {
-        let of_this = |process: &&Process| {
+    /// What a share's container has running on its cards.
+    fn processes<'a>(
+        &'a self,
+        share: &'a Share,
+        container_id: Option<&'a str>,
+    ) -> impl Iterator<Item = &'a Process> {
+        let of_this = move |process: &&Process| {
             let origin = &process.origin;
+            let container = origin.container_id.as_deref();
             origin.pod_uid.as_deref() == Some(share.pod.uid.as_str())
-                && container_id.is_none_or(|id| {
-                    origin
-                        .container_id
-                        .as_deref()
-                        .is_none_or(|other| other == id)
-                })
+                && container_id.is_none_or(|id| container.is_none_or(|other| other == id))
         };
-        share
-            .gpus
-            .iter()
+        let cards = share.gpus.iter();
+        cards
             .flat_map(|card| self.book.processes(card))
             .filter(of_this)
-            .filter_map(|process| process.memory)
-            .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)))
     }
 
     fn suspect(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let found = reconcile::unproven(&self.local, &self.pods, &mut self.suspected, now);
+        let late = self.unproven.difference(&found).any(|key| {
+            let mut proofs = self.local.proofs.values();
+            proofs.any(|proof| proof.pod_uid == key.pod_uid && proof.container == key.container)
+        });
+        let old = (self.cdi_ignored.as_ref())
+            .is_some_and(|(at, _)| now.saturating_duration_since(*at) >= CDI_PATIENCE);
+        if late || old {
+            self.cdi_ignored = None;
+        }
         for key in found.difference(&self.unproven) {
             if let Standing::Present(pod) = self.pods.standing(&key.pod_uid) {
+                let why = format!(
+                    "the container runtime ignores CDI: container {} of {} ran with our token and never met the hook",
+                    key.container, pod.identity
+                );
+                self.cdi_ignored = Some((now, why));
                 effects.push(Effect::Tell(Note::Unproven {
                     pod: pod.identity.clone(),
                     container: key.container.clone(),

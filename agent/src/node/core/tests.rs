@@ -1,6 +1,7 @@
 //! One node's life, step by step and at random; and a core that is started in the middle
 //! of it must know the same.
 
+mod runtime;
 mod strangers;
 
 use super::*;
@@ -423,6 +424,7 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
         pid: 7,
         memory: Some(Mib(550)),
         mps_client: true,
+        sm_percent: None,
         origin: crate::attribute::Origin {
             pod_uid: Some("u1".into()),
             container_id: Some("c-u1".into()),

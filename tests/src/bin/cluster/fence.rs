@@ -1,8 +1,11 @@
 //! A limit is a refusal that is observed, by the tenant alone.
 
+use std::time::Duration;
+
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::share::{PROGRAM, line, pod};
+use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 
 pub(crate) async fn a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice(
@@ -65,4 +68,33 @@ fn statuses(pod: &k8s_openapi::api::core::v1::Pod) -> Vec<(Option<String>, Optio
         .flatten()
         .map(|status| (status.container_id.clone(), Some(status.restart_count)))
         .collect()
+}
+
+pub(crate) async fn the_sm_time_of_a_share_is_its_own(cluster: &mut Cluster) -> Result<()> {
+    cluster
+        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
+        .await?;
+    let ns = cluster.namespace().await?;
+    for (name, script) in [("busy", "context work 30 hold"), ("idle", "context hold")] {
+        let manifest = pod(&ns, name, &[("gpu-memory", "2000")], script);
+        cluster.run_share(&manifest).await?;
+        cluster.said(&ns, name, "main", "hold").await?;
+    }
+    let gpus = cluster.gpus.as_ref().context("no GPUs")?;
+    let shown = until("SM time by pod", Duration::from_secs(20), || async {
+        let page = gpus.metrics().await?;
+        let of = |pod: &str| {
+            let mut lines = page.lines().filter(|line| {
+                line.starts_with("aliquot_share_sm_percent{")
+                    && line.contains(&format!("pod=\"{pod}\""))
+            });
+            lines.next()?.rsplit(' ').next()?.parse::<u32>().ok()
+        };
+        let both = of("busy").zip(of("idle"));
+        Ok(Seen::from_option(both.filter(|both| both.0 > 0), page))
+    })
+    .await?;
+    // The driver holds a share's kernels below its thread percentage.
+    ensure!(shown.0 <= 30 && shown.1 == 0, "{shown:?}");
+    Ok(())
 }

@@ -16,6 +16,7 @@ mod load;
 mod modes;
 mod placement;
 mod recovery;
+mod runtime;
 mod seed;
 mod seed_000;
 mod seed_001;
@@ -188,6 +189,7 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
+            fence::the_sm_time_of_a_share_is_its_own,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
             identity::an_init_container_and_its_app_container_get_their_own_grants,
@@ -232,6 +234,7 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
             kubelet::foreign_and_broken_files_beside_ours_change_nothing,
             kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
             kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
+            runtime::a_runtime_with_cdi_off_starts_no_share_and_starts_it_when_cdi_is_on,
             load::an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
             hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,

@@ -12,6 +12,7 @@ fn the_server_of_an_exclusive_card_is_no_stranger_and_anyone_beside_it_is() {
         pid,
         memory: Some(Mib(30)),
         mps_client,
+        sm_percent: None,
         origin: crate::attribute::Origin {
             command: format!("p{pid}"),
             ..Default::default()
@@ -52,6 +53,7 @@ fn a_strangers_pod_is_to_be_evicted_only_where_the_admin_says_so_and_after_its_g
         pid,
         memory: Some(Mib(30)),
         mps_client: false,
+        sm_percent: None,
         origin: crate::attribute::Origin {
             pod_uid: pod.map(str::to_owned),
             ..Default::default()
