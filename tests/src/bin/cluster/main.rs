@@ -14,6 +14,7 @@ mod identity;
 mod kubelet;
 mod load;
 mod modes;
+mod parts;
 mod placement;
 mod recovery;
 mod runtime;
@@ -71,8 +72,13 @@ struct Folders {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Runs the claims whose name contains the filter.
-    Test { filter: Option<String> },
+    /// Runs the claims whose name contains the filter; all of them on several clusters.
+    Test {
+        filter: Option<String>,
+        /// One part of all claims.
+        #[arg(long, hide = true)]
+        part: Option<u8>,
+    },
     /// Measures the agent.
     Bench {
         /// Pairs of a share pod and the same pod without a GPU.
@@ -125,7 +131,13 @@ async fn main() -> ExitCode {
 async fn run() -> Result<ExitCode> {
     let options = Options::parse();
     let Some(root) = options.inside else {
-        return namespace::enter().await;
+        return match options.action {
+            Action::Test {
+                filter: None,
+                part: None,
+            } => parts::run().await,
+            _ => namespace::enter().await,
+        };
     };
     let programs = Programs {
         daemons: options.folders.daemons,
@@ -136,7 +148,7 @@ async fn run() -> Result<ExitCode> {
     };
     let work = Work::at(root);
     match options.action {
-        Action::Test { filter } => test(programs, work, filter.as_deref()).await,
+        Action::Test { filter, part } => test(programs, work, filter.as_deref(), part).await,
         Action::Bench { pairs } => bench::bench(programs, work, pairs).await,
         Action::Up {
             command,
@@ -150,8 +162,13 @@ async fn run() -> Result<ExitCode> {
     }
 }
 
-async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<ExitCode> {
-    let claims = suite::select(
+async fn test(
+    programs: Programs,
+    work: Work,
+    filter: Option<&str>,
+    part: Option<u8>,
+) -> Result<ExitCode> {
+    let mut claims = suite::select(
         claims![
             selftest::a_pod_runs_and_its_log_is_read,
             selftest::an_image_is_pulled_under_its_public_name,
@@ -246,6 +263,7 @@ async fn test(programs: Programs, work: Work, filter: Option<&str>) -> Result<Ex
         ],
         filter,
     );
+    claims.retain(|claim| parts::has(part, claim.name));
     let mut cluster = Cluster::start(programs, work).await?;
     say_started(&cluster);
     let held = suite::run(&mut cluster, &claims).await;
