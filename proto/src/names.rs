@@ -162,6 +162,8 @@ pub mod object {
     pub const SCHEDULER_ACCOUNT: &str = "aliquot-scheduler";
     /// Headless Service that names every scheduler replica.
     pub const TELEMETRY_SERVICE: &str = "aliquot-telemetry";
+    /// Service of the status page.
+    pub const PAGE_SERVICE: &str = "aliquot-page";
     /// Service of the webhook.
     pub const WEBHOOK_SERVICE: &str = "aliquot-webhook";
     /// Both webhook configurations.

@@ -34,6 +34,14 @@ pub struct Config {
     /// Where metrics, health and the state are served; nowhere when unset.
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// Where the status page is served, over TLS, to whoever shows a Kubernetes token;
+    /// nowhere when unset.
+    #[arg(long)]
+    pub page: Option<SocketAddr>,
+    /// The page is for whoever reaches it, without TLS: for an embedder on loopback alone,
+    /// so there is no flag.
+    #[arg(skip)]
+    pub page_is_open: bool,
 
     /// Act only while holding the lease: needed with more than one replica.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
@@ -120,9 +128,12 @@ impl Config {
 
     /// Names under which this process is reached, for its certificate.
     pub fn names(&self) -> Vec<String> {
-        use proto::names::object::{TELEMETRY_SERVICE, WEBHOOK_SERVICE};
+        use proto::names::object::{PAGE_SERVICE, TELEMETRY_SERVICE, WEBHOOK_SERVICE};
         let mut names = Vec::new();
-        for service in [WEBHOOK_SERVICE, TELEMETRY_SERVICE] {
+        let page = self.page.map(|_| PAGE_SERVICE);
+        // Who forwards a port comes by this name.
+        names.extend(page.map(|_| "localhost".to_owned()));
+        for service in [WEBHOOK_SERVICE, TELEMETRY_SERVICE].into_iter().chain(page) {
             let base = format!("{service}.{}.svc", self.namespace);
             names.push(format!("{base}.cluster.local"));
             names.push(format!("{service}.{}", self.namespace));

@@ -18,6 +18,7 @@
 //! - [`lease`]: which replica acts.
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`status`]: metrics, health and the view, as one page each.
+//! - [`page`]: the status page for people with a browser, from notes of facts and words.
 //!
 //! Decides nothing itself.
 #![forbid(unsafe_code)]
@@ -30,6 +31,7 @@ pub mod convert;
 pub mod cycle;
 pub mod group;
 pub mod lease;
+pub mod page;
 pub mod report;
 mod run;
 pub mod status;

@@ -7,7 +7,7 @@ use crate::cycle::{self, Inputs, Outputs, Pace};
 use crate::report::{self, QueueMeters, Views};
 use crate::status::{Meters, Pages, Status, router};
 use crate::trust::{self, Trust};
-use crate::{Config, group, lease, telemetry, watch as facts};
+use crate::{Config, group, lease, page, telemetry, watch as facts};
 use kube::Client;
 use prometheus_client::registry::Registry;
 use scheduler_core::Core;
@@ -73,6 +73,8 @@ pub struct Listeners {
     pub telemetry: TcpListener,
     /// Metrics, health, state.
     pub metrics: Option<TcpListener>,
+    /// The status page.
+    pub page: Option<TcpListener>,
 }
 
 impl Listeners {
@@ -85,6 +87,10 @@ impl Listeners {
             webhook: listen(config.webhook).await?,
             telemetry: listen(config.telemetry).await?,
             metrics: match config.metrics {
+                Some(address) => Some(listen(address).await?),
+                None => None,
+            },
+            page: match config.page {
                 Some(address) => Some(listen(address).await?),
                 None => None,
             },
@@ -165,8 +171,8 @@ async fn start(
     if let Some(listener) = listeners.metrics {
         let pages = router(Pages {
             registry: Arc::new(registry),
-            status,
-            questions: questions_out,
+            status: status.clone(),
+            questions: questions_out.clone(),
         });
         let end = end.clone();
         tasks.spawn(async move {
@@ -225,8 +231,28 @@ async fn start(
         "the watches",
         facts::run(client.clone(), facts_out, end.clone()),
     ));
-    let facts = group_pods(config, &identity, &client, facts, &leading, end, tasks);
     let (views_out, views) = watch::channel(Views::default());
+    let mut flows = page::Flows { facts, heard };
+    if let Some(listener) = listeners.page {
+        let access = if config.page_is_open {
+            page::Access::Anybody
+        } else {
+            page::Access::Tokens(trust.clone(), client.clone())
+        };
+        let sources = page::Sources {
+            views: views.clone(),
+            status,
+            questions: questions_out,
+        };
+        let name = &config.scheduler_name;
+        let (onward, parts) = page::start(name, listener, access, flows, sources, end);
+        flows = onward;
+        for (name, part) in parts {
+            tasks.spawn(async move { part.await.map_err(RunError::Pages).map(|()| name) });
+        }
+    }
+    let page::Flows { facts, heard } = flows;
+    let facts = group_pods(config, &identity, &client, facts, &leading, end, tasks);
     tasks.spawn(named(
         "the reports",
         report::run(client.clone(), queue_meters, views, end.clone()),

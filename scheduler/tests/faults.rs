@@ -96,6 +96,7 @@ impl Site {
             webhook: local().await,
             telemetry: local().await,
             metrics: None,
+            page: None,
         };
         let webhook = listeners.webhook.local_addr().unwrap();
         let config = Config {

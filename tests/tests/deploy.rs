@@ -149,6 +149,7 @@ fn every_object_has_its_own_name_and_lies_in_our_namespace_if_in_any() {
         "CustomResourceDefinition",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
+        "FlowSchema",
     ];
     let mut seen = BTreeSet::new();
     for object in OBJECTS.iter() {
@@ -287,6 +288,7 @@ fn ports_are_the_same_in_flags_containers_services_and_names() {
     assert_eq!(port(&scheduler, "webhook"), of(config.webhook));
     assert_eq!(port(&scheduler, "telemetry"), of(config.telemetry));
     assert_eq!(port(&scheduler, "metrics"), of(config.metrics.unwrap()));
+    assert_eq!(port(&scheduler, "page"), of(config.page.unwrap()));
     assert_eq!(of(config.telemetry), u64::from(telemetry::PORT));
     let agents = agent_config("aliquot-agent");
     assert_eq!(port(&agent, "metrics"), of(agents.listen.unwrap()));
@@ -302,6 +304,7 @@ fn ports_are_the_same_in_flags_containers_services_and_names() {
     }
     for (service, name, outside) in [
         (object::WEBHOOK_SERVICE, "webhook", 443),
+        (object::PAGE_SERVICE, "page", 443),
         (
             object::TELEMETRY_SERVICE,
             "telemetry",

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config as ApiConfig, Handle};
 use sim_cluster::runtime::{ContainerId, Runtime};
 use sim_cluster::{kubelet, runtime};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -36,6 +37,10 @@ const NODE_WAIT: Duration = Duration::from_secs(10);
 pub(super) struct Cluster {
     pub(super) client: Client,
     pub(super) api: Handle,
+    /// Address of the status page.
+    pub(super) page: String,
+    /// Where metrics are served: the scheduler's, then each agent's.
+    pub(super) metrics: Vec<String>,
     /// Ours: scheduler, agents, MPS supervisors.
     ours: Group,
     /// What they stand on: API server, kubelets.
@@ -46,7 +51,13 @@ pub(super) struct Cluster {
 
 impl Cluster {
     /// Starts everything; answers when all parts run, not when they are done with starting.
-    pub(super) async fn start(place: &Place, nodes: u32, cards: &Cards) -> anyhow::Result<Self> {
+    /// `measured`: agents serve their metrics too.
+    pub(super) async fn start(
+        place: &Place,
+        nodes: u32,
+        cards: &Cards,
+        measured: bool,
+    ) -> anyhow::Result<Self> {
         let (mut ours, mut ground) = (Group::default(), Group::default());
         let server = ApiServer::bind(ApiConfig::default())
             .await
@@ -61,10 +72,12 @@ impl Cluster {
 
         let library = place.path().join("nvml.so");
         std::fs::write(&library, NVML)?;
-        let telemetry = embed::scheduler(&mut ours, &client).await?;
+        let addresses = embed::scheduler(&mut ours, &client).await?;
         let mut cluster = Self {
             client,
             api,
+            page: addresses.page,
+            metrics: vec![addresses.metrics],
             ours,
             ground,
             runtimes: Vec::new(),
@@ -91,7 +104,21 @@ impl Cluster {
         });
         for ready in futures::future::join_all(agents).await {
             let (name, paths) = ready?;
-            embed::agent(&mut cluster.ours, name, &paths, &telemetry, &cluster.client)?;
+            let metrics = if measured {
+                Some(free_port().context("no free port for an agent's metrics")?)
+            } else {
+                None
+            };
+            cluster.metrics.extend(metrics.map(|at| at.to_string()));
+            let telemetry = &addresses.telemetry;
+            embed::agent(
+                &mut cluster.ours,
+                name,
+                &paths,
+                telemetry,
+                metrics,
+                &cluster.client,
+            )?;
         }
         Ok(cluster)
     }
@@ -323,6 +350,11 @@ fn request(node: &str) -> Value {
         "audiences": [telemetry::AUDIENCE], "expirationSeconds": 7 * 24 * 3600,
         "boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": node},
     }})
+}
+
+/// An address on loopback that nothing listens at now.
+fn free_port() -> std::io::Result<SocketAddr> {
+    std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
 /// Nodes are counted from 1.

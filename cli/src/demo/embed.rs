@@ -11,31 +11,57 @@ const NVML_INTERVAL_MS: u64 = 250;
 /// A runtime that reads CDI files anew for each container needs no time to notice one.
 const CDI_SETTLE_MS: u64 = 1;
 
-/// The scheduler; answers where agents reach it.
-pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Result<String> {
+/// Where a scheduler is reached.
+pub(super) struct Addresses {
+    /// By agents.
+    pub(super) telemetry: String,
+    /// By a browser.
+    pub(super) page: String,
+    /// By Prometheus.
+    pub(super) metrics: String,
+}
+
+/// The scheduler, its status page open to whoever is on this machine.
+pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Result<Addresses> {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut config = scheduler::Config {
         webhook: any,
         telemetry: any,
+        metrics: Some(any),
+        page: Some(any),
+        page_is_open: true,
         ..scheduler::Config::default()
     };
     let listeners = scheduler::Listeners::bind(&config).await?;
     // Nothing routes Services here: the API server calls the webhook where it listens.
     config.webhook_url = Some(format!("https://{}", listeners.webhook.local_addr()?));
     let telemetry = listeners.telemetry.local_addr()?.to_string();
+    let page = listeners.page.as_ref().context("no page")?.local_addr()?;
+    let metrics = listeners
+        .metrics
+        .as_ref()
+        .context("no metrics")?
+        .local_addr()?;
+    let metrics = metrics.to_string();
+    let page = format!("http://{page}/");
     let running = scheduler::run_on(listeners, config, client.clone(), group.stop.clone());
     group
         .tasks
         .spawn(async move { running.await.context("scheduler") });
-    Ok(telemetry)
+    Ok(Addresses {
+        telemetry,
+        page,
+        metrics,
+    })
 }
 
-/// The agent of one node and its MPS supervisor.
+/// The agent of one node and its MPS supervisor. `metrics`: where its own are served.
 pub(super) fn agent(
     group: &mut Group,
     name: &str,
     paths: &Paths,
     telemetry: &str,
+    metrics: Option<SocketAddr>,
     client: &Client,
 ) -> anyhow::Result<()> {
     paths
@@ -65,6 +91,7 @@ pub(super) fn agent(
     let agent = agent::Config {
         // Containers of the demo have no cgroups; their runtime writes what they would be in.
         proc_root: paths.proc.clone(),
+        listen: metrics,
         ..supervisor.clone()
     };
     let serving = agent::mps::serve(supervisor, group.stop.clone());

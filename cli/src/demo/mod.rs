@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// Write a kubeconfig for kubectl; removed at the end.
     #[arg(long, value_name = "PATH")]
     kubeconfig_out: Option<PathBuf>,
+    /// Serve metrics, and write where, as Prometheus reads it (`file_sd_configs`); removed at the end.
+    #[arg(long, value_name = "PATH")]
+    prometheus_out: Option<PathBuf>,
     /// Log to standard error instead of a file.
     #[arg(short, long)]
     verbose: bool,
@@ -96,7 +99,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         runtime.shutdown_timeout(Duration::from_secs(2));
         outcome
     });
-    if let Some(path) = &args.kubeconfig_out {
+    for path in args.kubeconfig_out.iter().chain(&args.prometheus_out) {
         let _ = std::fs::remove_file(path);
     }
     let code = match outcome {
@@ -167,7 +170,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
         (nodes, gpu.count) = tale.size();
     }
     let mut cluster = tokio::select! {
-        cluster = Cluster::start(place, nodes, &gpu) => cluster?,
+        cluster = Cluster::start(place, nodes, &gpu, args.prometheus_out.is_some()) => cluster?,
         _ = interrupt.recv() => return Ok(ExitCode::from(130)),
         _ = terminate.recv() => return Ok(ExitCode::from(143)),
     };
@@ -175,13 +178,19 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
         std::fs::write(path, cluster.api.kubeconfig())
             .with_context(|| format!("{} cannot be written", path.display()))?;
     }
+    if let Some(path) = &args.prometheus_out {
+        let targets =
+            serde_json::json!([{"targets": cluster.metrics, "labels": {"job": "aliquot"}}]);
+        std::fs::write(path, targets.to_string())
+            .with_context(|| format!("{} cannot be written", path.display()))?;
+    }
     let (scenes, seen) = channel::channel(Scene::default());
-    let client = cluster.client.clone();
+    let (client, page) = (cluster.client.clone(), cluster.page.clone());
     let hands = cluster.hands(place);
     let acting = async {
         match args.story {
             Some(tale) => tell::tell(tale, &client, &hands, seen).await,
-            None => perform(args, &client, objects, seen, begin).await,
+            None => perform(args, &client, &page, objects, seen, begin).await,
         }
     };
     let outcome = tokio::select! {
@@ -199,6 +208,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
 async fn perform(
     args: &Args,
     client: &kube::Client,
+    page: &str,
     objects: Vec<Value>,
     mut seen: channel::Receiver<Scene>,
     begin: Instant,
@@ -209,7 +219,8 @@ async fn perform(
             None => "--kubeconfig-out FILE gives kubectl a way in".to_owned(),
         };
         say(&format!(
-            "A cluster of {} with {} x {} each; {how}; Ctrl-C ends it.\n\n",
+            "A cluster of {} with {} x {} each; {how}; Ctrl-C ends it.\n\
+            Its status page: {page}\n\n",
             if args.nodes == 1 {
                 "1 node".to_owned()
             } else {

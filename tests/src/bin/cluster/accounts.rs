@@ -228,6 +228,7 @@ scheduler get leaderworkersets.leaderworkerset.x-k8s.io
 scheduler get podgangs.scheduler.grove.io
 scheduler create events.events.k8s.io
 scheduler create tokenreviews.authentication.k8s.io
+scheduler create subjectaccessreviews.authorization.k8s.io
 scheduler create secrets aliquot-system
 scheduler update secrets aliquot-system aliquot-grant-key
 scheduler update secrets aliquot-system aliquot-tls

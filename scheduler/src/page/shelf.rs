@@ -1,0 +1,80 @@
+//! Rows that are there, by key; after a new listing, those that it did not name are gone.
+
+use std::collections::BTreeMap;
+
+/// See above.
+#[derive(Debug)]
+pub(super) struct Shelf<V> {
+    /// `true`: a listing that is under way has not named it yet.
+    rows: BTreeMap<String, (V, bool)>,
+}
+
+impl<V> Default for Shelf<V> {
+    fn default() -> Self {
+        Self {
+            rows: BTreeMap::new(),
+        }
+    }
+}
+
+/// What happens to a shelf.
+#[derive(Clone, Debug)]
+pub(super) enum Change<V> {
+    /// Everything is named anew.
+    Begin,
+    /// There, as it is now.
+    Put(String, V),
+    /// Gone.
+    Drop(String),
+    /// That was everything.
+    End,
+}
+
+impl<V> Shelf<V> {
+    pub(super) fn change(&mut self, change: Change<V>) {
+        match change {
+            Change::Begin => self
+                .rows
+                .values_mut()
+                .for_each(|(_, unnamed)| *unnamed = true),
+            Change::Put(key, row) => {
+                self.rows.insert(key, (row, false));
+            }
+            Change::Drop(key) => {
+                self.rows.remove(&key);
+            }
+            Change::End => self.rows.retain(|_, (_, unnamed)| !*unnamed),
+        }
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&V> {
+        self.rows.get(key).map(|(row, _)| row)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &V)> {
+        self.rows.iter().map(|(key, (row, _))| (key, row))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_new_listing_does_not_name_is_gone() {
+        let mut shelf = Shelf::default();
+        for key in ["a", "b", "c"] {
+            shelf.change(Change::Put(key.to_owned(), 1));
+        }
+        shelf.change(Change::Drop("c".to_owned()));
+        shelf.change(Change::Begin);
+        shelf.change(Change::Put("b".to_owned(), 2));
+        assert_eq!(shelf.len(), 2, "nothing goes before the listing is whole");
+        shelf.change(Change::End);
+        assert_eq!(shelf.iter().collect::<Vec<_>>(), [(&"b".to_owned(), &2)]);
+    }
+}
