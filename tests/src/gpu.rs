@@ -192,7 +192,7 @@ impl Driver {
         let mark = daemon.mark()?;
         crate::wait::until(
             "the simulated driver",
-            std::time::Duration::from_secs(10),
+            std::time::Duration::from_secs(30),
             || {
                 let alive = daemon.alive();
                 let said = daemon.said_since(mark);

@@ -26,6 +26,17 @@ pub fn documents(yaml: &str) -> Result<Vec<Value>> {
         .collect())
 }
 
+/// What a moment later is not refused. Our own webhook is not waited for: that it answers is
+/// for claims to say.
+fn passes(refusal: &str) -> bool {
+    let webhook = refusal.contains("failed to call webhook")
+        && refusal.contains("connection refused")
+        && !refusal.contains("aliquot");
+    webhook
+        || refusal.contains("serviceaccount \"default\" not found")
+        || refusal.contains("error looking up service account")
+}
+
 impl Cluster {
     /// Applies every document of a YAML text, in order, on the server's side.
     pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
@@ -54,18 +65,14 @@ impl Cluster {
             .as_ref()
             .map(|types| types.kind.clone())
             .unwrap_or_default();
-        // A fresh namespace has no default service account for a moment, and a fresh CRD
-        // no endpoint: both are refused in words that say so.
+        // A fresh namespace has no default service account for a moment, and an operator that
+        // is available no webhook: both are refused in words that say so.
         let begin = Instant::now();
         loop {
             match api.patch(&name, &parameters, &Patch::Apply(&object)).await {
                 Ok(applied) => return Ok(applied),
                 Err(kube::Error::Api(status))
-                    if begin.elapsed() < Duration::from_secs(10)
-                        && (status
-                            .message
-                            .contains("serviceaccount \"default\" not found")
-                            || status.message.contains("error looking up service account")) =>
+                    if begin.elapsed() < Duration::from_secs(30) && passes(&status.message) =>
                 {
                     tokio::time::sleep(Duration::from_millis(30)).await;
                 }
