@@ -3,6 +3,7 @@
 use scheduler_core::Placement;
 use scheduler_core::units::Duration;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Wiring and settings of one scheduler.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
@@ -10,6 +11,19 @@ pub struct Config {
     /// Pods that name this scheduler are ours.
     #[arg(long, default_value = proto::names::kai::SCHEDULER_NAME)]
     pub scheduler_name: String,
+    /// KAI's `SchedulingShard`s, and settings without a flag of their own.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Key of the label that names a workload's queue.
+    #[arg(long, default_value = proto::names::kai::QUEUE_LABEL)]
+    pub queue_label_key: String,
+    /// Key of the label of node pools.
+    #[arg(long, default_value = proto::names::kai::NODE_POOL_LABEL)]
+    pub node_pool_label_key: String,
+    /// Only nodes, queues and workloads of this node pool; empty: only those in none. All of
+    /// them when unset.
+    #[arg(long, conflicts_with = "config")]
+    pub node_pool: Option<String>,
     /// Where keys, certificates and the lease are kept.
     #[arg(long, default_value = proto::names::NAMESPACE)]
     pub namespace: String,
@@ -43,6 +57,10 @@ pub struct Config {
     #[arg(skip)]
     pub page_is_open: bool,
 
+    /// Decide beside the scheduler that has this name, write nothing at all, and report where
+    /// it would be done otherwise: in the log, and as `/observed` beside the metrics.
+    #[arg(long, conflicts_with = "leader_elect")]
+    pub observe: bool,
     /// Act only while holding the lease: needed with more than one replica.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
@@ -67,6 +85,12 @@ pub struct Config {
     #[arg(long, default_value_t = 0)]
     pub keep_empty_nodes: u32,
 
+    /// So long a pod's volumes may take to be bound where it goes, before that is taken back.
+    #[arg(long, default_value_t = 120)]
+    pub volume_binding_timeout_s: u64,
+    /// Evict only what no `PodDisruptionBudget` protects; what one does is asked again later.
+    #[arg(long)]
+    pub respect_disruption_budgets: bool,
     /// Bindings and evictions under way at once.
     #[arg(long, default_value_t = 64)]
     pub writes_at_once: usize,

@@ -3,11 +3,13 @@
 //!
 //! In: facts, agents' words, outcomes, questions. Out: [`Work`], the state of this part.
 //! Changes are coalesced: a decision comes after a quiet moment, or when patience ends.
-//! Nothing is decided before every kind of object was listed, nor without the lease.
+//! Nothing is decided before every kind of object was listed, nor without the lease. Where
+//! another scheduler is observed, nothing is handed on at all.
 
 use crate::act::Work;
 use crate::clock::Clock;
 use crate::convert::World;
+use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::status::{Meters, Status};
 use crate::telemetry::Heard;
@@ -29,6 +31,8 @@ const CARD_LINES: usize = 64;
 const BATCH: usize = 4096;
 /// Between two looks at all queues and groups for those who report them.
 const REPORT: Duration = Duration::from_secs(1);
+/// What lasts is looked at again so soon, where another scheduler is observed.
+const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
 /// Problems are logged once each; so many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
 
@@ -67,6 +71,10 @@ pub enum Question {
     Snapshot(oneshot::Sender<String>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
     Explain(scheduler_core::ids::PodUid, oneshot::Sender<Option<String>>),
+    /// Something of the shard of that name, where there are several.
+    Of(String, Box<Question>),
+    /// Where another scheduler decides otherwise. `None`: none is observed.
+    Observed(oneshot::Sender<Option<observe::Report>>),
 }
 
 /// How changes are coalesced.
@@ -78,10 +86,12 @@ pub struct Pace {
     pub patience: Duration,
 }
 
-/// Runs until `stop` or until an input ends.
+/// Runs until `stop` or until an input ends. With an `observer`, whose world must be an
+/// observer's too, nothing is handed on.
 pub async fn run(
     core: Core,
     world: World,
+    observer: Option<Observer>,
     pace: Pace,
     mut inputs: Inputs,
     outputs: Outputs,
@@ -90,6 +100,7 @@ pub async fn run(
     let mut cycle = Cycle {
         core,
         world,
+        observer,
         pace,
         outputs,
         change: None,
@@ -98,15 +109,20 @@ pub async fn run(
         report_at: None,
         reported: Instant::now(),
         clock: Clock::start(),
+        observed: Instant::now(),
     };
     loop {
         let leading = *inputs.leading.borrow_and_update();
         cycle.publish(leading);
-        let due = if leading { cycle.due() } else { None };
+        let due = if leading || cycle.observer.is_some() {
+            cycle.due()
+        } else {
+            None
+        };
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = at(due) => cycle.decide(),
+            () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
             () = at(cycle.report_at) => cycle.report(leading),
             changed = inputs.leading.changed() => match changed {
                 // Whatever was missed is looked at now.
@@ -152,6 +168,7 @@ async fn at(due: Option<Instant>) {
 struct Cycle {
     core: Core,
     world: World,
+    observer: Option<Observer>,
     pace: Pace,
     outputs: Outputs,
     /// The first and the last change since the last decision.
@@ -163,10 +180,15 @@ struct Cycle {
     report_at: Option<Instant>,
     reported: Instant,
     clock: Clock,
+    /// An observer decides again no sooner.
+    observed: Instant,
 }
 
 impl Cycle {
     fn take(&mut self, fact: Fact) {
+        if let Some(observer) = &mut self.observer {
+            observer.hear(&fact, self.clock.now());
+        }
         for event in self.world.take(fact) {
             self.apply(event);
         }
@@ -183,6 +205,15 @@ impl Cycle {
     }
 
     fn apply(&mut self, event: Event) {
+        let Some(observer) = &mut self.observer else {
+            return self.put(event);
+        };
+        for event in observer.take(&self.core, event, self.clock.now()) {
+            self.put(event);
+        }
+    }
+
+    fn put(&mut self, event: Event) {
         self.outputs.meters.event();
         let problems = self.core.apply(event);
         for problem in problems {
@@ -218,6 +249,7 @@ impl Cycle {
         let settled = self
             .change
             .map(|(first, last)| (last + self.pace.quiet).min(first + self.pace.patience));
+        let settled = settled.map(|settled| settled.max(self.observed));
         match (settled, self.wake_at) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (one, other) => one.or(other),
@@ -252,8 +284,28 @@ impl Cycle {
         self.hand_on(decision, now);
     }
 
+    /// Decides as if, and tells nobody but the observer.
+    fn observe(&mut self) {
+        let begin = Instant::now();
+        let now = self.clock.now();
+        for event in self.world.elapse(now) {
+            self.apply(event);
+        }
+        self.put(Event::Tick(now));
+        self.change = None;
+        let Some(observer) = &mut self.observer else {
+            return;
+        };
+        observer.decide(&self.core, now);
+        self.observed = Instant::now() + observer.pause();
+        self.wake_at = Some(begin + OBSERVED_AGAIN);
+    }
+
     fn hand_on(&mut self, decision: Decision, now: Time) {
-        for (at, reason) in decision.reasons.into_iter().enumerate() {
+        for (at, mut reason) in decision.reasons.into_iter().enumerate() {
+            if let Some(line) = self.world.volumes_against(&reason.pod) {
+                reason.line = line.into();
+            }
             let cards = if at < DETAILS {
                 self.cards(&reason.pod)
             } else {
@@ -266,7 +318,11 @@ impl Cycle {
             .into_iter()
             .partition(|action| matches!(action, scheduler_core::Action::Evict(_)));
         for action in evictions.into_iter().chain(bindings) {
-            self.send(Work::Action(Box::new(action)));
+            let claims = match &action {
+                scheduler_core::Action::Bind(bind) => self.world.unbound_claims(&bind.pod),
+                scheduler_core::Action::Evict(_) => Vec::new(),
+            };
+            self.send(Work::Action(Box::new(action), claims));
         }
         for group in decision.started {
             self.send(Work::Started(group, now));
@@ -297,10 +353,16 @@ impl Cycle {
         let _ = self.outputs.work.send(work);
     }
 
-    fn answer(&self, question: Question) {
+    fn answer(&mut self, question: Question) {
         match question {
+            Question::Of(_, question) => self.answer(*question),
             Question::Snapshot(to) => {
                 let _ = to.send(text::write(&self.core.snapshot()));
+            }
+            Question::Observed(to) => {
+                let now = self.clock.now();
+                let observer = self.observer.as_ref();
+                let _ = to.send(observer.map(|observer| observer.report(now)));
             }
             Question::Explain(pod, to) => {
                 let _ = to.send(self.core.explain(&pod).map(|explanation| {

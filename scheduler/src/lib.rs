@@ -7,7 +7,9 @@
 //! ```
 //!
 //! In the order of the data's way:
-//! - [`config`]: flags; [`run`]: starts everything, ends with the first part that ends.
+//! - [`config`]: flags; [`shard`]: several node pools, each with a core of its own;
+//!   [`run`]: starts everything, ends with the first part that ends.
+//! - [`neighbour`]: who else is there; nothing starts beside another for the same pods.
 //! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
@@ -16,7 +18,9 @@
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - [`lease`]: which replica acts.
+//! - [`observe`]: what would be done where another scheduler decides; then nothing acts.
 //! - [`report`]: status and metrics of queues and pod groups.
+//! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
 //!
@@ -31,9 +35,13 @@ pub mod convert;
 pub mod cycle;
 pub mod group;
 pub mod lease;
+pub mod neighbour;
+pub mod observe;
 pub mod page;
 pub mod report;
 mod run;
+pub mod shard;
+pub mod snapshot;
 pub mod status;
 pub mod telemetry;
 pub mod trust;

@@ -3,11 +3,17 @@
 use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
 use crate::convert::World;
-use crate::cycle::{self, Inputs, Outputs, Pace};
+use crate::cycle::{self, Inputs, Outputs, Pace, Question};
+use crate::neighbour::Territory;
+use crate::observe::Observer;
 use crate::report::{self, QueueMeters, Views};
+use crate::shard::{Face, Lane, Plan, Pool, Shard};
 use crate::status::{Meters, Pages, Status, router};
 use crate::trust::{self, Trust};
-use crate::{Config, group, lease, page, telemetry, watch as facts};
+use crate::{
+    Config, group, lease, neighbour, page, shard, snapshot, telemetry, watch as facts,
+};
+use futures::FutureExt as _;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use scheduler_core::Core;
@@ -37,6 +43,12 @@ pub enum RunError {
         #[source]
         source: io::Error,
     },
+    /// The configuration file.
+    #[error(transparent)]
+    Config(#[from] shard::ConfigError),
+    /// No room for another scheduler.
+    #[error(transparent)]
+    Neighbour(#[from] neighbour::NeighbourError),
     /// Keys or certificates.
     #[error(transparent)]
     Trust(#[from] trust::TrustError),
@@ -163,6 +175,7 @@ async fn start(
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
 
+    let plan = Plan::of(config, epoch())?;
     let (status_out, status) = watch::channel(Status {
         missing: vec!["anything"],
         ..Status::default()
@@ -174,6 +187,7 @@ async fn start(
             status: status.clone(),
             questions: questions_out.clone(),
         });
+        let pages = pages.merge(snapshot::router(client.clone(), config, &plan));
         let end = end.clone();
         tasks.spawn(async move {
             axum::serve(listener, pages)
@@ -184,6 +198,23 @@ async fn start(
         });
     }
 
+    let show = Show {
+        status: status_out,
+        questions,
+        meters,
+        queue_meters,
+    };
+    if config.observe {
+        neighbour::shapes(&client).await?;
+        observe(config, &plan, client, end, tasks, show);
+        return Ok(());
+    }
+
+    let territory = Territory {
+        scheduler: config.scheduler_name.clone(),
+        pools: plan.pools(),
+    };
+    neighbour::clear(&client, &territory).await?;
     let names = config.names();
     let trust = trust::establish(&client, &config.namespace, &names).await?;
     tasks.spawn(named(
@@ -252,10 +283,17 @@ async fn start(
         }
     }
     let page::Flows { facts, heard } = flows;
-    let facts = group_pods(config, &identity, &client, facts, &leading, end, tasks);
+    let facts = group_pods(
+        config, &plan, &identity, &client, facts, &leading, end, tasks,
+    );
     tasks.spawn(named(
         "the reports",
-        report::run(client.clone(), queue_meters, views, end.clone()),
+        report::run(
+            client.clone(),
+            show.queue_meters.clone(),
+            views,
+            end.clone(),
+        ),
     ));
     let (work_out, work) = mpsc::unbounded_channel();
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
@@ -266,46 +304,201 @@ async fn start(
                 scheduler_name: config.scheduler_name.clone(),
                 identity,
                 at_once: config.writes_at_once,
+                volume_timeout: Duration::from_secs(config.volume_binding_timeout_s),
+                respect_budgets: config.respect_disruption_budgets,
+                pools: plan
+                    .shards
+                    .iter()
+                    .map(|shard| (shard.core.epoch, shard.pool.name().to_owned()))
+                    .collect(),
             },
             client,
             trust,
-            meters.clone(),
+            show.meters.clone(),
             work,
             outcomes_out,
             end.clone(),
         ),
     ));
-    tasks.spawn(named(
-        "the cycle",
-        cycle::run(
-            Core::new(config.core(epoch())),
-            World::new(&config.scheduler_name),
-            Pace {
-                quiet: Duration::from_millis(config.quiet_ms),
-                patience: Duration::from_millis(config.patience_ms),
-            },
-            Inputs {
-                facts,
-                heard,
-                outcomes,
-                questions,
-                leading,
-            },
-            Outputs {
-                work: work_out,
-                status: status_out,
-                views: views_out,
-                meters,
-            },
-            end.clone(),
-        ),
-    ));
+    let inputs = Inputs {
+        facts,
+        heard,
+        outcomes,
+        questions: show.questions,
+        leading,
+    };
+    let outputs = Outputs {
+        work: work_out,
+        status: show.status,
+        views: views_out,
+        meters: show.meters,
+    };
+    cycles(config, &plan, inputs, outputs, end, tasks);
     Ok(())
 }
 
+/// What people see.
+struct Show {
+    status: watch::Sender<Status>,
+    questions: mpsc::Receiver<Question>,
+    meters: Arc<Meters>,
+    queue_meters: Arc<QueueMeters>,
+}
+
+/// Starts a cycle for each shard, and what makes one of them where there are several.
+fn cycles(
+    config: &Config,
+    plan: &Plan,
+    inputs: Inputs,
+    outputs: Outputs,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) {
+    let mut start = |shard: &Shard, inputs, outputs: Outputs| {
+        let world = World::new(&config.scheduler_name).with_queue_label(&plan.queue_label);
+        let meters = outputs.meters.clone();
+        let (world, observer) = if config.observe {
+            let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);
+            (world.observing(), Some(observer))
+        } else {
+            (world, None)
+        };
+        let core = Core::new(shard.core.clone());
+        let (pace, end) = (pace(config), end.clone());
+        tasks.spawn(named("a cycle", async move {
+            cycle::run(core, world, observer, pace, inputs, outputs, end).await;
+        }));
+    };
+    if let [only] = plan.shards.as_slice()
+        && only.pool == Pool::All
+    {
+        start(only, inputs, outputs);
+        return;
+    }
+    let (mut lanes, mut faces) = (Vec::new(), Vec::new());
+    for shard in &plan.shards {
+        let (facts_out, facts) = mpsc::unbounded_channel();
+        let (heard_out, heard) = mpsc::unbounded_channel();
+        let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+        let (questions_out, questions) = mpsc::channel(QUESTIONS);
+        let (status_out, status) = watch::channel(outputs.status.borrow().clone());
+        let (views_out, views) = watch::channel(Views::default());
+        lanes.push(Lane {
+            facts: facts_out,
+            heard: heard_out,
+        });
+        faces.push(Face {
+            name: shard.name.clone(),
+            epoch: shard.core.epoch,
+            outcomes: outcomes_out,
+            questions: questions_out,
+            status,
+            views,
+        });
+        let inputs = Inputs {
+            facts,
+            heard,
+            outcomes,
+            questions,
+            leading: inputs.leading.clone(),
+        };
+        let outputs = Outputs {
+            work: outputs.work.clone(),
+            status: status_out,
+            views: views_out,
+            meters: outputs.meters.clone(),
+        };
+        start(shard, inputs, outputs);
+    }
+    let pools = plan.shards.iter().map(|shard| shard.pool.clone()).collect();
+    let (facts, heard) = (inputs.facts, inputs.heard);
+    let front = shard::front(
+        faces,
+        inputs.outcomes,
+        inputs.questions,
+        outputs.status,
+        outputs.views,
+    );
+    for (name, part) in [
+        (
+            "the router",
+            shard::route(pools, facts, heard, lanes).boxed(),
+        ),
+        ("the front", front.boxed()),
+    ] {
+        let end = end.clone();
+        tasks.spawn(named(name, async move {
+            tokio::select! {
+                () = part => {}
+                () = end.cancelled() => {}
+            }
+        }));
+    }
+}
+
+/// Starts what looks at another scheduler's work: nothing of it can write.
+fn observe(
+    config: &Config,
+    plan: &Plan,
+    client: Client,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+    show: Show,
+) {
+    tracing::info!(
+        scheduler = config.scheduler_name,
+        "observes, and writes nothing"
+    );
+    let (facts_out, facts) = mpsc::unbounded_channel();
+    tasks.spawn(named(
+        "the watches",
+        facts::run(client.clone(), facts_out, end.clone()),
+    ));
+    // The reports' gauges; who does not lead reports nothing else.
+    let (views_out, views) = watch::channel(Views::default());
+    tasks.spawn(named(
+        "the reports",
+        report::run(client, show.queue_meters, views, end.clone()),
+    ));
+    let (leading_out, leading) = watch::channel(false);
+    let (heard_out, heard) = mpsc::unbounded_channel();
+    let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+    // Nothing comes from there: agents are read where they write, and nothing is done.
+    let silent = end.clone();
+    tasks.spawn(async move {
+        silent.cancelled().await;
+        drop((leading_out, heard_out, outcomes_out));
+        Ok("silence")
+    });
+    let (work, _) = mpsc::unbounded_channel();
+    let inputs = Inputs {
+        facts,
+        heard,
+        outcomes,
+        questions: show.questions,
+        leading,
+    };
+    let outputs = Outputs {
+        work,
+        status: show.status,
+        views: views_out,
+        meters: show.meters,
+    };
+    cycles(config, plan, inputs, outputs, end, tasks);
+}
+
+fn pace(config: &Config) -> Pace {
+    Pace {
+        quiet: Duration::from_millis(config.quiet_ms),
+        patience: Duration::from_millis(config.patience_ms),
+    }
+}
+
 /// Starts what puts pods into their groups; the facts go through it.
+#[expect(clippy::too_many_arguments, reason = "each is a part of the wiring")]
 fn group_pods(
     config: &Config,
+    plan: &Plan,
     identity: &str,
     client: &Client,
     facts: mpsc::UnboundedReceiver<facts::Fact>,
@@ -318,6 +511,7 @@ fn group_pods(
         scheduler_name: config.scheduler_name.clone(),
         identity: identity.to_owned(),
         at_once: config.writes_at_once,
+        queue_label: plan.queue_label.clone(),
     };
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {

@@ -6,8 +6,9 @@
 use api::GpuNode;
 use api::kai::{PodGroup, Queue, Topology};
 use futures::{Stream, StreamExt as _};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -46,6 +47,12 @@ pub enum Fact {
     Topology(Seen<Topology>),
     /// Of a priority class.
     Class(Seen<PriorityClass>),
+    /// Of a claim on a volume.
+    Claim(Seen<PersistentVolumeClaim>),
+    /// Of a volume.
+    Volume(Seen<PersistentVolume>),
+    /// Of a class of volumes.
+    Storage(Seen<StorageClass>),
 }
 
 /// Where facts go. Unbounded: the reader never waits for anything but these.
@@ -65,6 +72,9 @@ pub async fn run(client: Client, facts: Facts, stop: CancellationToken) {
             follow(Api::all(client.clone()), &facts, Fact::Queue),
             follow(Api::all(client.clone()), &facts, Fact::Group),
             follow(Api::all(client.clone()), &facts, Fact::Topology),
+            follow(Api::all(client.clone()), &facts, Fact::Claim),
+            follow(Api::all(client.clone()), &facts, Fact::Volume),
+            follow(Api::all(client.clone()), &facts, Fact::Storage),
         )
     };
     tokio::select! {
@@ -131,7 +141,9 @@ async fn follow_with<K>(
     while let Some(event) = events.next().await {
         let seen = match event {
             Some(Event::Init) => vec![Seen::Listing],
-            Some(Event::InitApply(object) | Event::Apply(object)) => {
+            Some(Event::InitApply(mut object) | Event::Apply(mut object)) => {
+                // Nobody here asks who wrote what.
+                object.meta_mut().managed_fields = None;
                 vec![Seen::There(Box::new(object))]
             }
             Some(Event::InitDone) => vec![Seen::Listed],

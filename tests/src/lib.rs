@@ -11,7 +11,7 @@
 //! - [`registry`] and [`image`]: where images come from, under their public names.
 //! - [`node`]: containerd and the kubelet.
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
-//! - [`gpu`] and [`scheduler`]: the programs under test, and the simulated driver.
+//! - [`gpu`], [`scheduler`], [`observer`]: the programs under test, and the simulated driver.
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
 //! - [`gang`]: the pods of one workload, and when each was bound.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
@@ -36,6 +36,7 @@ pub mod machine;
 pub mod manifest;
 pub mod namespace;
 pub mod node;
+pub mod observer;
 pub mod operator;
 pub mod pod;
 pub mod registry;

@@ -380,6 +380,9 @@ fn accounts_and_their_objects_have_the_names_that_the_programs_use() {
         object::WEBHOOK_CONFIGURATION,
         object::LEASE,
         "kube-system",
+        "queues.scheduling.run.ai",
+        "podgroups.scheduling.run.ai",
+        "topologies.kai.scheduler",
     ];
     assert_eq!(named, wanted.map(str::to_owned).into());
 }
@@ -571,4 +574,48 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         let path = path.to_str().unwrap().replace("/var/run/", "/run/");
         assert!(paths.contains(&format!("'{path}/'")), "{path}");
     }
+}
+
+#[test]
+fn the_observer_may_read_what_the_scheduler_reads_and_write_nothing() {
+    let text = fs::read_to_string(deploy().join("observe/observe.yaml")).unwrap();
+    let objects = documents(&text).unwrap();
+    let of = |kind: &str| {
+        let found = objects.iter().find(|object| object["kind"] == kind);
+        found.unwrap_or_else(|| panic!("no {kind}"))
+    };
+    let rights = |role: &Value| {
+        let mut rights = BTreeSet::new();
+        for rule in list(&role["rules"]) {
+            for group in strings(&rule["apiGroups"]) {
+                for resource in strings(&rule["resources"]) {
+                    for verb in strings(&rule["verbs"]) {
+                        rights.insert(format!("{verb} {group}/{resource}"));
+                    }
+                }
+            }
+        }
+        rights
+    };
+    let (observer, scheduler) = (
+        rights(of("ClusterRole")),
+        rights(&one("ClusterRole", "aliquot-scheduler")),
+    );
+    assert!(observer.is_subset(&scheduler), "{observer:?}");
+    for right in &observer {
+        let verb = right.split(' ').next().unwrap();
+        assert!(["get", "list", "watch"].contains(&verb), "{right}");
+    }
+    // Everything that the scheduler watches but its own objects.
+    let watched = scheduler.iter().filter(|right| right.starts_with("watch"));
+    for right in watched {
+        assert!(observer.contains(right), "{right}");
+    }
+    let deployment = of("Deployment");
+    let config = SchedulerLine::try_parse_from(line(deployment))
+        .unwrap()
+        .config;
+    assert!(config.observe && config.metrics.is_some());
+    let theirs = one("Deployment", "aliquot-scheduler");
+    assert_eq!(container(deployment)["image"], container(&theirs)["image"]);
 }

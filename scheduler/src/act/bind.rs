@@ -31,8 +31,11 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
             reason: "Scheduled",
             action: "Binding",
             note: format!(
-                "Successfully assigned pod {}/{} to node {} at node-pool default",
-                bind.namespace, bind.name, bind.node
+                "Successfully assigned pod {}/{} to node {} at node-pool {}",
+                bind.namespace,
+                bind.name,
+                bind.node,
+                hands.pool(bind.decision)
             ),
         });
     }

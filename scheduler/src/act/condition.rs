@@ -13,12 +13,26 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::names::condition::ISOLATION_VERIFIED;
-use scheduler_core::Evict;
-use serde_json::{Value, json};
+use scheduler_core::{Bind, Evict};
+use serde_json::json;
 use std::fmt::Write as _;
 
+/// Why a pod that has a node is not bound yet.
+const WAITING_FOR_VOLUME: &str = "WaitingForVolume";
 /// The longest message, in bytes.
 const MAX_MESSAGE: usize = 8192;
+
+/// A condition of one pod.
+struct Condition<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    uid: &'a str,
+    kind: &'static str,
+    holds: bool,
+    because: &'static str,
+    message: String,
+    since: String,
+}
 
 /// `PodScheduled=False`, and the same as an event.
 pub(super) async fn waiting(hands: &Hands, due: &Due) {
@@ -30,78 +44,98 @@ pub(super) async fn waiting(hands: &Hands, due: &Due) {
         action: "Scheduling",
         note: reason.line.to_string(),
     });
-    let condition = json!({
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": if reason.kind == scheduler_core::ReasonKind::Gated { "SchedulingGated" } else { "Unschedulable" },
-        "message": message(headline(&reason.line, &due.cards), &due.cards),
-        "lastTransitionTime": due.since.to_string(),
+    let condition = Condition {
+        namespace: &reason.namespace,
+        name: &reason.name,
+        uid: reason.pod.as_str(),
+        kind: "PodScheduled",
+        holds: false,
+        because: if reason.kind == scheduler_core::ReasonKind::Gated {
+            "SchedulingGated"
+        } else {
+            "Unschedulable"
+        },
+        message: message(headline(&reason.line, &due.cards), &due.cards),
+        since: due.since.to_string(),
+    };
+    write(hands, condition).await;
+}
+
+/// `PodScheduled=False` while its claims are bound where it goes. Another reason than
+/// autoscalers look for: it has a node.
+pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[String]) {
+    let note = format!(
+        "waiting for {} to be bound on node {}",
+        claims.join(", "),
+        bind.node
+    );
+    hands.notices.say(Notice {
+        about: PodName::of(&bind.namespace, &bind.name, bind.pod.as_str()),
+        warning: false,
+        reason: "WaitingForVolume",
+        action: "Binding",
+        note: note.clone(),
     });
-    patch(
-        hands,
-        &reason.namespace,
-        &reason.name,
-        reason.pod.as_str(),
-        condition,
-    )
-    .await;
+    let condition = Condition {
+        namespace: &bind.namespace,
+        name: &bind.name,
+        uid: bind.pod.as_str(),
+        kind: "PodScheduled",
+        holds: false,
+        because: WAITING_FOR_VOLUME,
+        message: message(&note, &[]),
+        since: now(),
+    };
+    write(hands, condition).await;
 }
 
 /// `IsolationVerified`, as the agent observes it.
 pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
-    let condition = json!({
-        "type": ISOLATION_VERIFIED,
-        "status": if isolation.verified { "True" } else { "False" },
-        "reason": if isolation.verified { "LimitReadBack" } else { "NotVerified" },
-        "message": message(&isolation.message, &[]),
-        "lastTransitionTime": now(),
-    });
-    patch(
-        hands,
-        &isolation.namespace,
-        &isolation.name,
-        &isolation.pod_uid,
-        condition,
-    )
-    .await;
+    let condition = Condition {
+        namespace: &isolation.namespace,
+        name: &isolation.name,
+        uid: &isolation.pod_uid,
+        kind: ISOLATION_VERIFIED,
+        holds: isolation.verified,
+        because: if isolation.verified {
+            "LimitReadBack"
+        } else {
+            "NotVerified"
+        },
+        message: message(&isolation.message, &[]),
+        since: now(),
+    };
+    write(hands, condition).await;
 }
 
 /// `IsolationVerified=False`: the grant is not honoured.
 pub(super) async fn unhonoured(hands: &Hands, evict: &Evict, note: &str) {
-    let condition = json!({
-        "type": ISOLATION_VERIFIED,
-        "status": "False",
-        "reason": "GrantRefused",
-        "message": message(note, &[]),
-        "lastTransitionTime": now(),
-    });
-    patch(
-        hands,
-        &evict.namespace,
-        &evict.name,
-        evict.pod.as_str(),
-        condition,
-    )
-    .await;
+    let condition = Condition {
+        kind: ISOLATION_VERIFIED,
+        holds: false,
+        because: "GrantRefused",
+        message: message(note, &[]),
+        ..of_evicted(evict)
+    };
+    write(hands, condition).await;
 }
 
 /// `DisruptionTarget=True`: who reads why a pod ended sees that it was not its own doing.
 pub(super) async fn disrupted(hands: &Hands, evict: &Evict) {
-    let condition = json!({
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "PreemptionByScheduler",
-        "message": message(&evict.message, &[]),
-        "lastTransitionTime": now(),
-    });
-    patch(
-        hands,
-        &evict.namespace,
-        &evict.name,
-        evict.pod.as_str(),
-        condition,
-    )
-    .await;
+    write(hands, of_evicted(evict)).await;
+}
+
+fn of_evicted(evict: &Evict) -> Condition<'_> {
+    Condition {
+        namespace: &evict.namespace,
+        name: &evict.name,
+        uid: evict.pod.as_str(),
+        kind: "DisruptionTarget",
+        holds: true,
+        because: "PreemptionByScheduler",
+        message: message(&evict.message, &[]),
+        since: now(),
+    }
 }
 
 fn now() -> String {
@@ -140,10 +174,19 @@ fn message(line: &str, cards: &[String]) -> String {
     text
 }
 
-async fn patch(hands: &Hands, namespace: &str, name: &str, uid: &str, condition: Value) {
+async fn write(hands: &Hands, condition: Condition<'_>) {
+    let (namespace, name) = (condition.namespace, condition.name);
     let api: Api<Pod> = Api::namespaced(hands.client.clone(), namespace);
-    let patch =
-        Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
+    let patch = Patch::Strategic(json!({
+        "metadata": {"uid": condition.uid},
+        "status": {"conditions": [{
+            "type": condition.kind,
+            "status": if condition.holds { "True" } else { "False" },
+            "reason": condition.because,
+            "message": condition.message,
+            "lastTransitionTime": condition.since,
+        }]},
+    }));
     let params = PatchParams::default();
     let request = api.patch_status(name, &params, &patch);
     match answer::of(request).await {

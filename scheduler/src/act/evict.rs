@@ -5,9 +5,14 @@ use super::answer::{self, Answer};
 use super::condition;
 use super::notice::{Notice, PodName};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
 use scheduler_core::{Evict, EvictCause, OutcomeResult};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// After a budget's no, before that is told.
+const BUDGET_PAUSE: Duration = Duration::from_secs(2);
 
 /// Evicts, and says how that ended.
 pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
@@ -25,6 +30,13 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
             Answer::Busy(_) | Answer::Unknown(_) => return OutcomeResult::TimedOut,
         }
     }
+    if hands.budgets && makes_room(evict.cause) {
+        let result = asked(&api, evict).await;
+        if result == OutcomeResult::Confirmed {
+            notice(hands, evict, evict.message.to_string());
+        }
+        return result;
+    }
     notice(hands, evict, evict.message.to_string());
     // Before it is deleted: Jobs' failure policies look for it.
     condition::disrupted(hands, evict).await;
@@ -39,6 +51,43 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
         // 404, 409: gone, or another pod under its name; the watch says so.
         Answer::Done(_) | Answer::Refused(404 | 409, _) => OutcomeResult::Confirmed,
         Answer::Refused(_, why) | Answer::Busy(why) => refused(why),
+        Answer::Unknown(_) => OutcomeResult::TimedOut,
+    }
+}
+
+/// For others. What must go for its own sake goes whatever a budget says.
+fn makes_room(cause: EvictCause) -> bool {
+    match cause {
+        EvictCause::GrantRefused | EvictCause::AgentRequest => false,
+        EvictCause::Consolidation
+        | EvictCause::Reclaim
+        | EvictCause::Preempt
+        | EvictCause::StaleGang => true,
+    }
+}
+
+/// By the API server's eviction, which asks the disruption budgets.
+async fn asked(api: &Api<Pod>, evict: &Evict) -> OutcomeResult {
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": &*evict.name, "namespace": &*evict.namespace},
+        "deleteOptions": {"preconditions": {"uid": evict.pod.as_str()}},
+    });
+    let params = PostParams::default();
+    let request = api.create_subresource::<Value, kube::core::Status>(
+        "eviction",
+        &evict.name,
+        &params,
+        &eviction,
+    );
+    match answer::of(request).await {
+        Answer::Done(_) | Answer::Refused(404 | 409, _) => OutcomeResult::Confirmed,
+        // 429: a budget says no, now. It would be asked again at once.
+        Answer::Refused(_, why) | Answer::Busy(why) => {
+            tokio::time::sleep(BUDGET_PAUSE).await;
+            refused(why)
+        }
         Answer::Unknown(_) => OutcomeResult::TimedOut,
     }
 }

@@ -1,6 +1,7 @@
 //! Carries decisions out.
 //!
-//! - `bind`: one `Binding` with its signed grant; `evict`: one pod deleted, or told.
+//! - `bind`: one `Binding` with its signed grant; `volume`: the claims that come before it;
+//!   `evict`: one pod deleted, or told.
 //! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
 //! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
 //!
@@ -14,6 +15,7 @@ mod evict;
 mod group;
 mod notice;
 mod pace;
+mod volume;
 
 use crate::convert::Isolation;
 use crate::status::Meters;
@@ -24,7 +26,7 @@ use pace::Pace;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
 use scheduler_core::{Action, Outcome, OutcomeResult, PodReason};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -38,8 +40,9 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// One thing to do.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// A decision; it wants an outcome.
-    Action(Box<Action>),
+    /// A decision; it wants an outcome. And, for a binding, the claims of the pod that are
+    /// bound only where it goes.
+    Action(Box<Action>, Vec<String>),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>),
     /// A group went from nothing to something.
@@ -59,6 +62,18 @@ struct Hands {
     /// The server takes a Binding's annotations, but not its labels.
     labels_apart: bool,
     meters: Arc<Meters>,
+    volume_timeout: Duration,
+    budgets: bool,
+    pools: Arc<BTreeMap<u64, String>>,
+}
+
+impl Hands {
+    /// The node pool of a decision.
+    fn pool(&self, decision: DecisionId) -> &str {
+        self.pools
+            .get(&decision.epoch)
+            .map_or("default", String::as_str)
+    }
 }
 
 /// Settings of this part.
@@ -70,6 +85,12 @@ pub struct Settings {
     pub identity: String,
     /// Writes under way at once.
     pub at_once: usize,
+    /// For volumes to be bound.
+    pub volume_timeout: Duration,
+    /// Evictions ask for leave of disruption budgets.
+    pub respect_budgets: bool,
+    /// Node pools by the epoch in decisions' names.
+    pub pools: BTreeMap<u64, String>,
 }
 
 /// Carries out what comes until `stop` or until nobody sends any more.
@@ -94,6 +115,9 @@ pub async fn run(
         notices,
         labels_apart,
         meters,
+        volume_timeout: settings.volume_timeout,
+        budgets: settings.respect_budgets,
+        pools: Arc::new(settings.pools),
     };
     let actor = Actor {
         hands,
@@ -181,7 +205,7 @@ impl Actor {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Action(action) => self.act(*action),
+            Work::Action(action, claims) => self.act(*action, claims),
             Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
             Work::Started(group, at) => {
                 let hands = self.hands.clone();
@@ -207,7 +231,7 @@ impl Actor {
         }
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: Action, claims: Vec<String>) {
         let decision = action.decision();
         let hands = self.hands.clone();
         let seats = self.seats.clone();
@@ -219,6 +243,12 @@ impl Actor {
         let task = self.actions.spawn(async move {
             if let Some(reported) = before {
                 let _ = reported.await;
+            }
+            if let Action::Bind(bind) = &action
+                && !claims.is_empty()
+                && let Err(refused) = volume::bound(&hands, bind, &claims).await
+            {
+                return refused;
             }
             let Ok(_seat) = seats.acquire().await else {
                 return OutcomeResult::TimedOut;

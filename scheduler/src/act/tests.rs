@@ -28,6 +28,10 @@ struct Site {
 
 impl Site {
     async fn start() -> Self {
+        Self::start_with(false).await
+    }
+
+    async fn start_with(budgets: bool) -> Self {
         let server = ApiServer::bind(Config::default()).await.unwrap();
         let handle = server.handle();
         let mut config = handle.config();
@@ -44,6 +48,9 @@ impl Site {
                 scheduler_name: "kai-scheduler".into(),
                 identity: "test".into(),
                 at_once: 8,
+                volume_timeout: Duration::from_secs(2),
+                respect_budgets: budgets,
+                pools: [(1, "pool-a".to_owned())].into(),
             },
             client.clone(),
             trust.clone(),
@@ -126,7 +133,9 @@ impl Site {
     }
 
     fn act(&self, action: Action) {
-        self.work.send(Work::Action(Box::new(action))).unwrap();
+        self.work
+            .send(Work::Action(Box::new(action), Vec::new()))
+            .unwrap();
     }
 
     async fn outcome(&mut self) -> Outcome {
@@ -385,5 +394,44 @@ async fn a_reason_becomes_a_condition_that_autoscalers_read() {
         condition.message.as_deref(),
         Some("no nodes: GPUs.\nnode n1: GPU-1: full")
     );
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted() {
+    let mut site = Site::start_with(true).await;
+    let pod = site.pod("p", true).await;
+    site.bind(&pod, "n1");
+    site.outcome().await;
+    // As a budget refuses.
+    site.server
+        .plan("POST", "/p/eviction", Fault::TooManyRequests);
+    site.evict(&pod, EvictCause::Reclaim);
+    let outcome = site.outcome().await;
+    assert!(
+        matches!(
+            outcome.result,
+            OutcomeResult::Refused {
+                retryable: true,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
+    let kept = site.pods().get("p").await.unwrap();
+    assert_eq!(kept.metadata.deletion_timestamp, None);
+    let conditions = kept.status.and_then(|status| status.conditions);
+    assert!(
+        conditions
+            .unwrap_or_default()
+            .iter()
+            .all(|one| one.type_ != "DisruptionTarget"),
+        "it is told of what does not come"
+    );
+    // What must go goes, whatever the budget says.
+    site.server
+        .plan("POST", "/p/eviction", Fault::TooManyRequests);
+    site.evict(&pod, EvictCause::AgentRequest);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
     site.nothing_more().await;
 }

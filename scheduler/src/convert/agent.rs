@@ -1,7 +1,7 @@
 //! What agents say → events: their nodes' cards, pods whose cards the kubelet chose, pods
 //! that they refuse or want gone.
 
-use super::{Isolation, World, cards, pod};
+use super::{Isolation, World, cards};
 use crate::telemetry::Heard;
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
@@ -139,14 +139,14 @@ impl World {
                 cards(known) == cards(&grants)
             };
             let known = self.held.get(uid).map(Vec::as_slice);
-            let converted = pod::of(pod, &self.scheduler, &self.classes, known);
+            let converted = self.read(pod, known);
             let placed = converted.as_ref().and_then(placement);
             if placed.is_none_or(|placed| same(&placed.grants)) {
                 continue;
             }
             self.held.insert(uid.to_owned(), grants);
             let known = self.held.get(uid).map(Vec::as_slice);
-            let corrected = pod::of(pod, &self.scheduler, &self.classes, known);
+            let corrected = self.read(pod, known);
             events.extend(corrected.map(|pod| Event::Pod(Box::new(pod))));
         }
         events

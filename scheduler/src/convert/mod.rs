@@ -2,6 +2,7 @@
 //!
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
 //!   parts of a pod.
+//! - `volume`: where a pod's volumes let it go; `storage`: what is remembered of them.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -17,7 +18,10 @@ mod quantity;
 mod queue;
 mod resources;
 mod rules;
+mod storage;
+pub(crate) mod volume;
 
+use crate::telemetry::Heard;
 use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
@@ -28,9 +32,10 @@ use pod::Classes;
 use proto::telemetry::NodeState;
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
-use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase};
+use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Who is there of one kind; `true` while a listing has not named it yet.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +67,10 @@ impl Roll {
 #[derive(Debug)]
 pub struct World {
     scheduler: String,
+    /// Key of the label that names a workload's queue.
+    queue_label: String,
+    /// Another scheduler's work is looked at.
+    observing: bool,
     classes: Classes,
     pods: Roll,
     nodes: Roll,
@@ -70,6 +79,7 @@ pub struct World {
     groups: Roll,
     topologies: Roll,
     class_names: Roll,
+    storage: storage::Known,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
@@ -101,6 +111,8 @@ impl World {
     pub fn new(scheduler: &str) -> Self {
         Self {
             scheduler: scheduler.to_owned(),
+            queue_label: proto::names::kai::QUEUE_LABEL.to_owned(),
+            observing: false,
             classes: Classes::default(),
             pods: Roll::default(),
             nodes: Roll::default(),
@@ -109,6 +121,7 @@ impl World {
             groups: Roll::default(),
             topologies: Roll::default(),
             class_names: Roll::default(),
+            storage: storage::Known::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
             known_groups: BTreeMap::new(),
@@ -125,6 +138,25 @@ impl World {
         }
     }
 
+    /// The world of an observer, which hears no agents and whose webhook admits no pods:
+    /// agents are read where they write, and pods are taken as admitted.
+    #[must_use]
+    pub fn observing(self) -> Self {
+        Self {
+            observing: true,
+            ..self
+        }
+    }
+
+    /// A world where this label names a workload's queue.
+    #[must_use]
+    pub fn with_queue_label(self, key: &str) -> Self {
+        Self {
+            queue_label: key.to_owned(),
+            ..self
+        }
+    }
+
     /// Kinds of objects that were not listed yet: nothing may be decided before.
     pub fn missing(&self) -> Vec<&'static str> {
         [
@@ -137,6 +169,7 @@ impl World {
             (&self.class_names, "priorityclasses"),
         ]
         .into_iter()
+        .chain(self.storage.rolls())
         .filter_map(|(roll, name)| (!roll.listed).then_some(name))
         .collect()
     }
@@ -176,6 +209,9 @@ impl World {
             Fact::Group(seen) => self.group(seen),
             Fact::Topology(seen) => self.topology(seen),
             Fact::Class(seen) => self.class(seen),
+            Fact::Claim(seen) => self.claim(seen),
+            Fact::Volume(seen) => self.volume(seen),
+            Fact::Storage(seen) => self.storage_class(seen),
         }
     }
 
@@ -203,9 +239,21 @@ impl World {
             return self.pod_gone(&uid);
         }
         let held = self.held.get(&uid).map(Vec::as_slice);
-        let Some(mut converted) = pod::of(&pod, &self.scheduler, &self.classes, held) else {
+        let Some(mut converted) = self.read(&pod, held) else {
             return self.pod_gone(&uid);
         };
+        if self.observing {
+            converted
+                .unsupported
+                .retain(|rule| &**rule != pod::NO_TOKEN);
+            converted.labels = pod
+                .labels()
+                .iter()
+                .filter(|(key, _)| crate::observe::is_group_label(key))
+                .map(|(key, value)| (Arc::from(key.as_str()), Arc::from(value.as_str())))
+                .collect();
+        }
+        self.narrow(&pod, &mut converted);
         self.pods.there(&uid);
         self.leaving.remove(&uid);
         if let Some(at) = pod::given_up_at(&pod) {
@@ -232,6 +280,16 @@ impl World {
         events
     }
 
+    /// The pod as the core has it, and its queue by the label that the admin chose.
+    fn read(&self, pod: &KubePod, held: Option<&[ContainerGrant]>) -> Option<Pod> {
+        let mut read = pod::of(pod, &self.scheduler, &self.classes, held)?;
+        let queue = pod.labels().get(&self.queue_label);
+        if let Some(queue) = queue.filter(|queue| !queue.is_empty()) {
+            read.queue = QueueName::new(queue);
+        }
+        Some(read)
+    }
+
     fn pod_gone(&mut self, uid: &str) -> Vec<Event> {
         if self.pods.names.remove(uid).is_none() {
             return Vec::new();
@@ -245,6 +303,7 @@ impl World {
         self.isolation.remove(uid);
         self.leaving.remove(uid);
         self.wishes.remove(uid);
+        self.storage.forget(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }
 
@@ -301,11 +360,15 @@ impl World {
                 self.gpu_nodes.there(&name);
                 let mode = object.spec.default_mode.map_or(Mode::Mps, pod::mode);
                 let before = self.default_modes.insert(name.clone(), mode);
-                if before == Some(mode) {
-                    return Vec::new();
+                let mut events = Vec::new();
+                if before != Some(mode) {
+                    events.extend(self.judge_managed(&name));
+                    events.extend(self.cards(&name));
                 }
-                let mut events = self.judge_managed(&name);
-                events.extend(self.cards(&name));
+                if self.observing && object.status.is_some() {
+                    let state = crate::observe::said(&object);
+                    events.extend(self.hear(Heard::State { node: name, state }).0);
+                }
                 events
             }
             Seen::Gone(object) => {

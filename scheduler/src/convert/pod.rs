@@ -18,6 +18,8 @@ use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// What is said of a share that nobody admitted.
+pub(super) const NO_TOKEN: &str = "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)";
 /// See [`given_up_at`].
 const PATIENCE_MS: u64 = 120_000;
 /// Value of a workload's priority where no class says one: KAI's `train`.
@@ -130,9 +132,7 @@ pub(super) fn of(
                 .any(|container| matches!(container.gpus, GpuRequest::Share(_)));
             let token = out.extended.contains_key(proto::names::resource::SHARE);
             if ours && pending && shares && !token {
-                out.unsupported.push(Arc::from(
-                    "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)",
-                ));
+                out.unsupported.push(Arc::from(NO_TOKEN));
             }
         }
         // Nobody can tell what it means; admission refuses such pods when it is there.

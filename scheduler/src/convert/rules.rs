@@ -37,8 +37,19 @@ pub(super) fn nodes(spec: &PodSpec, nominated: Option<&str>) -> NodeRules {
     }
 }
 
+/// That node and no other.
+pub(super) fn on(node: &str) -> NodeTerm {
+    NodeTerm {
+        labels: Vec::new(),
+        name: vec![Requirement {
+            key: Arc::from("metadata.name"),
+            operator: Operator::In(vec![Arc::from(node)]),
+        }],
+    }
+}
+
 /// A requirement that cannot be read makes a term that matches nothing, as in Kubernetes.
-fn term(term: &NodeSelectorTerm) -> NodeTerm {
+pub(super) fn term(term: &NodeSelectorTerm) -> NodeTerm {
     let read = |list: &Option<Vec<NodeSelectorRequirement>>| -> Option<Vec<Requirement>> {
         list.iter().flatten().map(requirement).collect()
     };
@@ -127,11 +138,6 @@ pub(super) fn unsupported(spec: &PodSpec) -> Vec<Arc<str>> {
         .iter()
         .flatten()
         .any(|constraint| constraint.when_unsatisfiable == "DoNotSchedule");
-    let claims = spec
-        .volumes
-        .iter()
-        .flatten()
-        .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some());
     let ports = spec
         .containers
         .iter()
@@ -151,7 +157,6 @@ pub(super) fn unsupported(spec: &PodSpec) -> Vec<Arc<str>> {
                 .is_some_and(|claims| !claims.is_empty()),
             "resource claims",
         ),
-        (claims, "persistent volume claims"),
         (ports, "host ports"),
     ]
     .into_iter()
@@ -212,11 +217,11 @@ mod tests {
     fn rules_that_nobody_follows_are_named() {
         let names = unsupported(&spec(json!({
             "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
+            "resourceClaims": [{"name": "r"}],
         })));
         assert_eq!(
             names.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
-            ["topology spread constraints", "persistent volume claims"]
+            ["topology spread constraints", "resource claims"]
         );
         assert!(unsupported(&spec(json!({"volumes": [{"name": "e", "emptyDir": {}}]}))).is_empty());
     }

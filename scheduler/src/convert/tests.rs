@@ -48,7 +48,7 @@ fn what_a_new_listing_does_not_name_is_gone() {
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
-    assert_eq!(world.missing().len(), 7);
+    assert_eq!(world.missing().len(), 10);
     for fact in [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),
@@ -56,6 +56,9 @@ fn nothing_is_complete_before_every_kind_was_listed() {
         Fact::Queue(Seen::Listed),
         Fact::Group(Seen::Listed),
         Fact::Topology(Seen::Listed),
+        Fact::Claim(Seen::Listed),
+        Fact::Volume(Seen::Listed),
+        Fact::Storage(Seen::Listed),
     ] {
         world.take(fact);
     }
@@ -283,4 +286,31 @@ fn a_groups_priority_follows_its_class() {
     let class = json!({"metadata": {"name": "high"}, "value": 125});
     assert_eq!(priority(world.take(Fact::Class(there(class.clone())))), 125);
     assert_eq!(priority(world.take(Fact::Class(gone(class)))), 50);
+}
+
+#[test]
+fn a_pod_is_looked_at_again_when_its_claims_are_and_only_then() {
+    let mut world = world();
+    let mut pod = pod("u1", None, 0);
+    pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let uid = PodUid::new("u1");
+    world.take(Fact::Pod(there(pod)));
+    assert_eq!(
+        world.volumes_against(&uid).as_deref(),
+        Some("persistentvolumeclaim \"c\" not found")
+    );
+    let class = json!({"metadata": {"name": "late"}, "provisioner": "x", "volumeBindingMode": "WaitForFirstConsumer"});
+    assert_eq!(world.take(Fact::Storage(there(class))).len(), 0);
+    let claim = |name: &str| json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"storageClassName": "late"}});
+    assert_eq!(world.take(Fact::Claim(there(claim("other")))).len(), 0);
+    let events = world.take(Fact::Claim(there(claim("c"))));
+    assert!(
+        matches!(events.as_slice(), [Event::Pod(pod)] if pod.unsupported.is_empty()),
+        "{events:?}"
+    );
+    assert_eq!(world.unbound_claims(&uid), ["c"]);
+    world.take(Fact::Claim(gone(claim("c"))));
+    assert!(world.volumes_against(&uid).is_some());
+    world.take(Fact::Pod(gone(json!({"metadata": {"uid": "u1"}}))));
+    assert_eq!(world.take(Fact::Claim(there(claim("c")))).len(), 0);
 }

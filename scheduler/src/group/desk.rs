@@ -45,6 +45,8 @@ pub struct Settings {
     pub identity: String,
     /// Pods that are at work at once.
     pub at_once: usize,
+    /// Key of the label that names a workload's queue.
+    pub queue_label: String,
 }
 
 /// Why a pod is in no group yet.
@@ -91,6 +93,7 @@ struct Tools {
     owners: Arc<Owners>,
     groups: Arc<Groups>,
     voice: voice::Voice,
+    queue_label: Arc<str>,
 }
 
 struct Desk {
@@ -129,6 +132,7 @@ pub async fn run(
             groups: Arc::new(Groups::new(client.clone())),
             client,
             voice,
+            queue_label: Arc::from(settings.queue_label.as_str()),
         },
         settings,
         classes: Arc::default(),
@@ -391,7 +395,12 @@ impl Tools {
         classes: &Classes,
         since: Instant,
     ) -> Result<Draft, GroupingError> {
-        let chain = self.owners.chain(pod, since).await?;
+        let mut chain = self.owners.chain(pod, since).await?;
+        let mut pod = pod.clone();
+        for object in chain.iter_mut().chain([&mut pod]) {
+            object.name_queue_by(&self.queue_label);
+        }
+        let pod = &pod;
         let mut scene = Scene {
             pod,
             chain: &chain,

@@ -1,6 +1,7 @@
 //! An object of whatever kind, as far as grouping looks at it.
 
 use k8s_openapi::api::core::v1::Pod;
+use proto::names::kai;
 use serde_json::{Map, Value, json};
 
 /// The JSON of an object.
@@ -49,6 +50,16 @@ impl Object {
         value["apiVersion"] = json!("v1");
         value["kind"] = json!("Pod");
         Self(value)
+    }
+
+    /// Where another label than KAI's names the queue: as if KAI's did.
+    pub(super) fn name_queue_by(&mut self, key: &str) {
+        if key == kai::QUEUE_LABEL {
+            return;
+        }
+        if let Some(queue) = self.label(key).map(str::to_owned) {
+            self.0["metadata"]["labels"][kai::QUEUE_LABEL] = Value::String(queue);
+        }
     }
 
     /// Who it is.

@@ -24,6 +24,7 @@ pub struct Meters {
     outcomes: Family<Kind, Counter>,
     reasons: Family<Kind, Counter>,
     lost_conditions: Counter,
+    differences: Family<Kind, Counter>,
 }
 
 impl Meters {
@@ -39,6 +40,7 @@ impl Meters {
             outcomes: Family::default(),
             reasons: Family::default(),
             lost_conditions: Counter::default(),
+            differences: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register("events", "Changes taken in", meters.events.clone());
@@ -69,6 +71,11 @@ impl Meters {
             "lost_conditions",
             "Pod conditions that could not be written",
             meters.lost_conditions.clone(),
+        );
+        registry.register(
+            "observed_differences",
+            "Where an observed scheduler did something else, by kind",
+            meters.differences.clone(),
         );
         meters
     }
@@ -108,6 +115,11 @@ impl Meters {
             OutcomeResult::TimedOut => "timed-out",
         };
         self.outcomes.get_or_create(&Kind { kind }).inc();
+    }
+
+    /// An observed scheduler did something else.
+    pub fn difference(&self, kind: &'static str) {
+        self.differences.get_or_create(&Kind { kind }).inc();
     }
 
     /// A condition could not be written.

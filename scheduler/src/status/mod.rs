@@ -1,7 +1,7 @@
 //! Metrics, health and the state, as pages.
 //!
 //! - `meters`: counters and times; `pages`: `/metrics`, `/healthz`, `/readyz`,
-//!   `/snapshot`, `/explain`.
+//!   `/snapshot`, `/explain`, `/observed`.
 //!
 //! Reads, changes nothing.
 

@@ -1,4 +1,5 @@
-//! `/metrics`, `/healthz`, `/readyz`, and for people: `/snapshot`, `/explain?pod=UID`.
+//! `/metrics`, `/healthz`, `/readyz`, and for people: `/snapshot`, `/explain?pod=UID`,
+//! `/observed`; `?shard=NAME` where there are several.
 
 use super::Status;
 use crate::cycle::Question;
@@ -35,6 +36,7 @@ pub fn router(pages: Pages) -> Router {
         .route("/readyz", get(readyz))
         .route("/snapshot", get(snapshot))
         .route("/explain", get(explain))
+        .route("/observed", get(observed))
         .with_state(pages)
 }
 
@@ -66,13 +68,45 @@ async fn readyz(Extract(pages): Extract<Pages>) -> Response {
     }
 }
 
-async fn snapshot(Extract(pages): Extract<Pages>) -> Response {
+#[derive(Deserialize)]
+struct Where {
+    shard: Option<String>,
+}
+
+impl Where {
+    fn ask(self, question: Question) -> Question {
+        match self.shard {
+            Some(shard) => Question::Of(shard, Box::new(question)),
+            None => question,
+        }
+    }
+}
+
+async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<Where>) -> Response {
     let (to, answer) = oneshot::channel();
-    if pages.questions.send(Question::Snapshot(to)).await.is_err() {
+    let question = of.ask(Question::Snapshot(to));
+    if pages.questions.send(question).await.is_err() {
         return gone();
     }
     match answer.await {
         Ok(text) => text.into_response(),
+        Err(_) => gone(),
+    }
+}
+
+async fn observed(Extract(pages): Extract<Pages>, Query(of): Query<Where>) -> Response {
+    let (to, answer) = oneshot::channel();
+    let question = of.ask(Question::Observed(to));
+    if pages.questions.send(question).await.is_err() {
+        return gone();
+    }
+    match answer.await {
+        Ok(Some(report)) => axum::Json(report).into_response(),
+        Ok(None) => (
+            StatusCode::NOT_FOUND,
+            "no scheduler is observed: start with --observe\n",
+        )
+            .into_response(),
         Err(_) => gone(),
     }
 }
@@ -100,5 +134,6 @@ async fn explain(Extract(pages): Extract<Pages>, Query(which): Query<Which>) -> 
 }
 
 fn gone() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the cycle has ended\n").into_response()
+    let why = "the cycle has ended, or there is no such shard\n";
+    (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
 }

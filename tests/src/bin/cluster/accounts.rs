@@ -209,6 +209,12 @@ scheduler watch queues.scheduling.run.ai
 scheduler watch podgroups.scheduling.run.ai
 scheduler watch topologies.kai.scheduler
 scheduler watch priorityclasses.scheduling.k8s.io
+scheduler watch persistentvolumeclaims
+scheduler patch persistentvolumeclaims
+scheduler watch persistentvolumes
+scheduler watch storageclasses.storage.k8s.io
+scheduler get customresourcedefinitions.apiextensions.k8s.io - queues.scheduling.run.ai
+scheduler create pods/eviction
 scheduler get namespaces - kube-system
 scheduler create pods/binding
 scheduler patch pods/status

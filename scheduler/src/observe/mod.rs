@@ -1,0 +1,193 @@
+//! What this scheduler would do where another one decides.
+//!
+//! - `book`: pure: what would be done here, what was done there, where the two differ.
+//! - `imagined`: cards of nodes without an agent, from their labels.
+//! - `agents`: what an agent wrote, as if it had said it: an observer hears none.
+//!
+//! In: every event before the core takes it in, and the core. Out: a [`Report`], and a log
+//! line for each difference. Each decision is taken on a core of its own, rebuilt from what
+//! is known of the cluster, and dropped with it: nothing that was not done is believed.
+//! Must never write, nor hold anything that could.
+
+mod agents;
+mod book;
+mod imagined;
+
+pub use book::{Counts, Difference, Kind, Report};
+
+use crate::status::Meters;
+use crate::watch::{Fact, Seen};
+use book::Book;
+use imagined::Imagined;
+use k8s_openapi::api::core::v1::Pod as KubePod;
+use kube::ResourceExt as _;
+use scheduler_core::ids::PodUid;
+use scheduler_core::model::Phase;
+use scheduler_core::units::Time;
+use scheduler_core::{Core, Event};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use agents::said;
+pub(crate) use imagined::is_group_label;
+
+/// A look out of turn at most every so many times as long as the last one took.
+const SPARED: u32 = 4;
+/// Between two decisions at least.
+const PAUSE: Duration = Duration::from_millis(100);
+/// And so many times as long as the last one took.
+const REST: u32 = 10;
+
+/// Watches another scheduler at work.
+#[derive(Debug)]
+pub struct Observer {
+    config: scheduler_core::Config,
+    book: Book,
+    imagined: Imagined,
+    meters: Arc<Meters>,
+    pause: Duration,
+    /// When the last look was, how long it took, and whether something happened since.
+    looked: Instant,
+    took: Duration,
+    stale: bool,
+}
+
+impl Observer {
+    /// `scheduler`: whose pods; `config`: how it would be done here.
+    pub fn new(scheduler: &str, config: scheduler_core::Config, meters: Arc<Meters>) -> Self {
+        Self {
+            config,
+            book: Book::new(scheduler),
+            imagined: Imagined::default(),
+            meters,
+            pause: PAUSE,
+            looked: Instant::now(),
+            took: Duration::ZERO,
+            stale: true,
+        }
+    }
+
+    /// Time from one decision to the next.
+    pub fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    /// What the other one said of its pods.
+    pub fn hear(&mut self, fact: &Fact, now: Time) {
+        let Fact::Pod(Seen::There(pod)) = fact else {
+            return;
+        };
+        let Some(uid) = pod.uid() else { return };
+        let uid = PodUid::new(&uid);
+        if let Some(message) = condition(pod, "PodScheduled", "False") {
+            self.book.said(&uid, message);
+        }
+        if pod.metadata.deletion_timestamp.is_some()
+            && let Some(message) = condition(pod, "DisruptionTarget", "True")
+        {
+            let difference = self.book.evicted(&uid, &pod_name(pod), message, now);
+            self.tell(difference);
+        }
+    }
+
+    /// An event, before the core takes it in; what the core is to take in instead.
+    pub fn take(&mut self, core: &Core, event: Event, now: Time) -> Vec<Event> {
+        match &event {
+            Event::Pod(pod) if pod.ours => match &pod.phase {
+                Phase::Pending => {
+                    let name = format!("{}/{}", pod.namespace, pod.name);
+                    self.book.waits(&pod.uid, &name, now);
+                }
+                Phase::Bound(place) | Phase::Running(place) => {
+                    if self.book.is_open(&pod.uid) {
+                        // Who is said to wait, and does not, is looked at again: perhaps what
+                        // it waited for has come.
+                        let mut judged = true;
+                        if self.stale && !self.book.has_place(&pod.uid) {
+                            judged = self.looked.elapsed() >= self.took * SPARED;
+                            if judged {
+                                self.decide(core, now);
+                            }
+                        }
+                        let cards = place.grants.iter().flat_map(|grant| grant.cards.clone());
+                        let cards = cards.collect::<Vec<_>>();
+                        let why = |node: &scheduler_core::ids::NodeName| {
+                            let explanation = core.explain(&pod.uid)?;
+                            let verdict =
+                                explanation.nodes.into_iter().find(|v| v.node == *node)?;
+                            (!verdict.fits).then(|| {
+                                let words = verdict.reasons.iter().chain(&verdict.cards);
+                                words.map(AsRef::as_ref).collect::<Vec<&str>>().join("; ")
+                            })
+                        };
+                        if judged {
+                            let difference =
+                                self.book.bound(&pod.uid, &place.node, &cards, why, now);
+                            self.tell(difference);
+                        } else {
+                            self.book.unseen(&pod.uid);
+                        }
+                    }
+                }
+                Phase::Releasing(_) | Phase::Stuck(_) | Phase::Succeeded | Phase::Failed => {
+                    self.book.gone(&pod.uid);
+                }
+            },
+            Event::PodGone(uid) => self.book.gone(uid),
+            _ => {}
+        }
+        self.stale = true;
+        self.imagined.take(event)
+    }
+
+    /// What would be decided now.
+    pub fn decide(&mut self, core: &Core, now: Time) {
+        let begin = Instant::now();
+        let mut trial = Core::new(self.config.clone());
+        for event in core.snapshot() {
+            trial.apply(event);
+        }
+        let decision = trial.decide(now);
+        for difference in self.book.decided(&decision, now) {
+            self.tell(Some(difference));
+        }
+        self.took = begin.elapsed();
+        self.looked = Instant::now();
+        self.stale = false;
+        self.pause = PAUSE.max(self.took * REST);
+    }
+
+    /// Everything so far.
+    pub fn report(&self, now: Time) -> Report {
+        self.book.report(now)
+    }
+
+    fn tell(&self, difference: Option<Difference>) {
+        let Some(difference) = difference else { return };
+        self.meters.difference(difference.kind.as_str());
+        tracing::info!(
+            pod = difference.pod,
+            kind = difference.kind.as_str(),
+            here = difference.here,
+            there = difference.there,
+            why = difference.why,
+            "would differ"
+        );
+    }
+}
+
+/// The message of a condition, where it stands at that status.
+fn condition<'a>(pod: &'a KubePod, kind: &str, status: &str) -> Option<&'a str> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let found = conditions
+        .iter()
+        .find(|condition| condition.type_ == kind && condition.status == status)?;
+    Some(found.message.as_deref().unwrap_or_default())
+}
+
+fn pod_name(pod: &KubePod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,477 @@
+//! The configuration file: KAI's `SchedulingShard`s, and one document of our own for what
+//! KAI has no field for.
+//!
+//! ```yaml
+//! apiVersion: aliquot.dev/v1alpha1
+//! kind: SchedulerConfiguration
+//! queueLabelKey: kai.scheduler/queue
+//! nodePoolLabelKey: kai.scheduler/node-pool
+//! ---
+//! apiVersion: kai.scheduler/v1
+//! kind: SchedulingShard
+//! metadata:
+//!   name: default
+//! spec:
+//!   placementStrategy: {gpu: binpack, cpu: binpack}
+//! ```
+
+use super::pool::Pool;
+use super::spec::{self, Spec};
+use crate::Config;
+use proto::names::kai;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Why the file is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It is not there.
+    #[error("{path} cannot be read: {source}", path = path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Something in it cannot be meant.
+    #[error("{path}, line {line}: {why}", path = path.display())]
+    Line {
+        /// Which file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+        /// What is wrong there.
+        why: String,
+    },
+}
+
+/// Something in the text that cannot be meant, or has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Remark {
+    pub(super) line: u64,
+    pub(super) why: String,
+}
+
+/// One core and what it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Its name, for people.
+    pub name: String,
+    /// Which objects are its.
+    pub pool: Pool,
+    /// How it decides.
+    pub core: scheduler_core::Config,
+}
+
+/// What is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Key of the label that names a workload's queue.
+    pub queue_label: String,
+    /// At least one.
+    pub shards: Vec<Shard>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    api_version: Spanned<String>,
+    kind: Spanned<String>,
+}
+
+/// Our own document.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(
+    dead_code,
+    reason = "apiVersion and kind are read apart, and allowed here"
+)]
+struct Ours {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    queue_label_key: Option<String>,
+    node_pool_label_key: Option<String>,
+    keep_empty_nodes: Option<u32>,
+    /// Search steps of one decision.
+    search_budget: Option<u64>,
+    /// MiB over which shares of a product are counted, by the product's name.
+    #[serde(default)]
+    product_base_mib: BTreeMap<String, Spanned<u64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(
+    dead_code,
+    reason = "apiVersion and kind are read apart, and allowed here"
+)]
+struct ShardDocument {
+    api_version: String,
+    kind: String,
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: serde_json::Value,
+}
+
+/// Everything else in it is the API server's.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    name: Spanned<String>,
+}
+
+impl Plan {
+    /// From flags and file. `epoch`: of the first core; the others' follow. What has no
+    /// effect is logged.
+    ///
+    /// # Errors
+    /// The file cannot be read, or something in it cannot be meant.
+    pub fn of(config: &Config, epoch: u64) -> Result<Self, ConfigError> {
+        let Some(path) = &config.config else {
+            return Ok(Self::alone(config, epoch));
+        };
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let (plan, remarks) =
+            Self::read(&text, config, epoch).map_err(|remark| at(path, remark))?;
+        for remark in remarks {
+            tracing::warn!("{}", at(path, remark));
+        }
+        Ok(plan)
+    }
+
+    fn alone(config: &Config, epoch: u64) -> Self {
+        let pool = config
+            .node_pool
+            .as_ref()
+            .map_or(Pool::All, |value| Pool::Of {
+                key: config.node_pool_label_key.clone(),
+                value: value.clone(),
+            });
+        Self {
+            queue_label: config.queue_label_key.clone(),
+            shards: vec![Shard {
+                name: pool.name().to_owned(),
+                pool,
+                core: config.core(epoch),
+            }],
+        }
+    }
+
+    /// Pure. The remarks are about what has no effect.
+    pub(super) fn read(
+        text: &str,
+        config: &Config,
+        epoch: u64,
+    ) -> Result<(Self, Vec<Remark>), Remark> {
+        let mut base = config.clone();
+        let mut ours = None;
+        let mut shards = Vec::new();
+        let mut remarks = Vec::new();
+        for document in documents(text) {
+            let head: Head = parse(&document)?;
+            match (head.api_version.value.as_str(), head.kind.value.as_str()) {
+                ("aliquot.dev/v1alpha1", "SchedulerConfiguration") => {
+                    if ours.is_some() {
+                        return Err(remark(
+                            &head.kind,
+                            "there is a SchedulerConfiguration already",
+                        ));
+                    }
+                    ours = Some(parse::<Ours>(&document)?);
+                }
+                (version, "SchedulingShard") if version.strip_prefix(kai::PREFIX) == Some("v1") => {
+                    shards.push(parse::<ShardDocument>(&document)?);
+                }
+                (version, kind) => {
+                    let why = format!("{version} {kind} is nothing that belongs here");
+                    return Err(remark(&head.kind, why));
+                }
+            }
+        }
+        let ours = ours.unwrap_or_default();
+        if let Some(key) = ours.queue_label_key {
+            base.queue_label_key = key;
+        }
+        if let Some(key) = ours.node_pool_label_key {
+            base.node_pool_label_key = key;
+        }
+        if let Some(count) = ours.keep_empty_nodes {
+            base.keep_empty_nodes = count;
+        }
+        let mut bases = BTreeMap::new();
+        for (product, mib) in ours.product_base_mib {
+            if mib.value == 0 {
+                return Err(remark(&mib, format!("{product} cannot have 0 MiB")));
+            }
+            bases.insert(product, mib.value);
+        }
+        let mut plan = Self::alone(&base, epoch);
+        if !shards.is_empty() {
+            plan.shards.clear();
+        }
+        let mut pools = BTreeSet::new();
+        let mut names = BTreeSet::new();
+        for (epoch, document) in (epoch..).zip(shards) {
+            let name = &document.metadata.name;
+            let mut core = base.core(epoch);
+            let read = spec::read(document.spec, &mut core, &mut remarks)?;
+            let key = read
+                .pool_key
+                .unwrap_or_else(|| base.node_pool_label_key.clone());
+            if !pools.insert((key.clone(), read.pool.clone())) {
+                let why = format!("another shard has the same nodes as {}", name.value);
+                return Err(remark(name, why));
+            }
+            if !names.insert(name.value.clone()) {
+                return Err(remark(
+                    name,
+                    format!("another shard is named {}", name.value),
+                ));
+            }
+            plan.shards.push(Shard {
+                name: name.value.clone(),
+                pool: Pool::Of {
+                    key,
+                    value: read.pool,
+                },
+                core,
+            });
+        }
+        for shard in &mut plan.shards {
+            shard.core.bases.clone_from(&bases);
+            if let Some(budget) = ours.search_budget {
+                shard.core.budget = budget;
+            }
+        }
+        Ok((plan, remarks))
+    }
+
+    /// Values of the node pools' label; `None`: all nodes.
+    pub fn pools(&self) -> Option<Vec<String>> {
+        let values = self.shards.iter().map(|shard| shard.pool.value());
+        values.map(|value| value.map(str::to_owned)).collect()
+    }
+}
+
+fn at(path: &Path, remark: Remark) -> ConfigError {
+    ConfigError::Line {
+        path: path.to_owned(),
+        line: remark.line,
+        why: remark.why,
+    }
+}
+
+pub(super) fn remark<T>(at: &Spanned<T>, why: impl Into<String>) -> Remark {
+    Remark {
+        line: at.referenced.line(),
+        why: why.into(),
+    }
+}
+
+/// Each document at the lines at which it stands; empty ones left out.
+fn documents(text: &str) -> Vec<String> {
+    let mut documents = vec![String::new()];
+    for (at, line) in text.lines().enumerate() {
+        if line.trim_end() == "---" {
+            documents.push("\n".repeat(at + 1));
+            continue;
+        }
+        if let Some(document) = documents.last_mut() {
+            document.push_str(line);
+            document.push('\n');
+        }
+    }
+    documents.retain(|document| {
+        let says = |line: &str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+        document.lines().any(says)
+    });
+    documents
+}
+
+fn parse<T: serde::de::DeserializeOwned>(document: &str) -> Result<T, Remark> {
+    serde_saphyr::from_str(document).map_err(|error| {
+        let line = error.location().map_or(1, |location| location.line());
+        let text = error.without_snippet().to_string();
+        let first = text.lines().next().unwrap_or_default();
+        Remark {
+            line,
+            why: first.to_owned(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler_core::units::Duration;
+    use scheduler_core::{Placement, Step};
+
+    fn read(text: &str) -> (Plan, Vec<String>) {
+        let (plan, remarks) = Plan::read(text, &Config::default(), 7).unwrap();
+        let remarks = remarks
+            .into_iter()
+            .map(|r| format!("{}: {}", r.line, r.why));
+        (plan, remarks.collect())
+    }
+
+    const HEAD: &str =
+        "apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata:\n  name: a\nspec:\n";
+
+    fn refused(spec: &str) -> String {
+        let refused = Plan::read(&format!("{HEAD}{spec}"), &Config::default(), 7).unwrap_err();
+        format!("{}: {}", refused.line, refused.why)
+    }
+
+    #[test]
+    fn kais_fields_and_arguments_mean_here_what_they_mean_there() {
+        let (plan, remarks) = read(&format!(
+            "{HEAD}  args:
+    max-consolidation-preemptees: \"-1\"
+    default-staleness-grace-period: 90s
+  placementStrategy: {{gpu: spread, cpu: binpack}}
+  partitionLabelValue: pool-a
+  minRuntime:
+    preemptMinRuntime: 5m
+    reclaimMinRuntime: 1h
+  kValue: 0.5
+  plugins:
+    proportion:
+      arguments:
+        relcaimerSaturationMultiplier: \"1.25\"
+  actions:
+    preempt:
+      priority: 450
+    consolidation:
+      enabled: false
+"
+        ));
+        assert_eq!(remarks, Vec::<String>::new());
+        let [shard] = plan.shards.as_slice() else {
+            panic!("{plan:?}")
+        };
+        assert_eq!(
+            (shard.name.as_str(), shard.pool.value()),
+            ("a", Some("pool-a"))
+        );
+        let core = &shard.core;
+        assert_eq!(core.gpu_placement, Placement::Spread);
+        assert_eq!(core.cpu_placement, Placement::Binpack);
+        assert_eq!(core.consolidation_jobs, None);
+        assert_eq!(core.staleness_grace, Some(Duration(90_000)));
+        assert_eq!(core.preempt_min_runtime, Duration(300_000));
+        assert_eq!(core.reclaim_min_runtime, Duration(3_600_000));
+        assert_eq!(core.k_value, 500_000_000);
+        assert_eq!(core.saturation_multiplier, 1_250_000_000);
+        assert_eq!(
+            core.actions,
+            [
+                Step::Allocate,
+                Step::Preempt,
+                Step::Reclaim,
+                Step::StaleGangEviction
+            ]
+        );
+    }
+
+    #[test]
+    fn each_shard_has_its_nodes_its_settings_and_decisions_of_its_own() {
+        let (plan, _) = read(
+            "# ours\napiVersion: aliquot.dev/v1alpha1\nkind: SchedulerConfiguration\n\
+             queueLabelKey: team\nnodePoolLabelKey: pool\nkeepEmptyNodes: 2\n---\n\
+             apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata: {name: default}\n---\n\
+             apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata: {name: b}\n\
+             spec: {partitionLabelValue: b}\n",
+        );
+        assert_eq!(plan.queue_label, "team");
+        let seen: Vec<_> = plan
+            .shards
+            .iter()
+            .map(|shard| {
+                (
+                    shard.pool.value(),
+                    shard.core.epoch,
+                    shard.core.keep_empty_nodes,
+                )
+            })
+            .collect();
+        assert_eq!(seen, [(Some(""), 7, 2), (Some("b"), 8, 2)]);
+        assert_eq!(plan.pools().unwrap(), ["", "b"]);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said_with_its_line() {
+        let (_, remarks) = read(&format!(
+            "{HEAD}  args:
+    schedule-period: 1s
+    no-such-flag: x
+  plugins:
+    dreams: {{}}
+    priority: {{enabled: false}}
+  queueDepthPerAction: {{allocate: 10}}
+"
+        ));
+        assert_eq!(remarks.len(), 4, "{remarks:?}");
+        for (remark, (line, word)) in remarks.iter().zip([
+            ("8: ", "no-such-flag"),
+            ("10: ", "dreams"),
+            ("11: ", "priority"),
+            ("12: ", "queueDepthPerAction"),
+        ]) {
+            assert!(
+                remark.starts_with(line) && remark.contains(word),
+                "{remark}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_its_line() {
+        for (spec, line, words) in [
+            ("  placementStrategy: {gpu: thin}\n", "6: ", "thin"),
+            ("  actions:\n    dance: {}\n", "7: ", "dance"),
+            (
+                "  args:\n    max-consolidation-preemptees: many\n",
+                "7: ",
+                "many",
+            ),
+            ("  kValue: -1\n", "6: ", "kValue"),
+            (
+                "  minRuntime:\n    preemptMinRuntime: soon\n",
+                "7: ",
+                "soon",
+            ),
+            ("  strategy: x\n", "6: ", "strategy"),
+            (
+                "  plugins:\n    proportion:\n      arguments:\n        relcaimerSaturationMultiplier: \"0.5\"\n",
+                "9: ",
+                "relcaimerSaturationMultiplier",
+            ),
+            ("  {}\n---\nkind: Pod\napiVersion: v1\n", "8: ", "Pod"),
+            (
+                "  {}\n---\napiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata:\n  name: b\n",
+                "11: ",
+                "same nodes",
+            ),
+            (
+                "  {}\n---\napiVersion: aliquot.dev/v1alpha1\nkind: SchedulerConfiguration\nqueueLabel: x\n",
+                "10: ",
+                "queueLabel",
+            ),
+        ] {
+            let said = refused(spec);
+            assert!(
+                said.starts_with(line) && said.contains(words),
+                "{spec}{said}"
+            );
+        }
+    }
+}

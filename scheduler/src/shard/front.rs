@@ -1,0 +1,137 @@
+//! One face for several cores: what comes in goes to the right one, what they show is shown
+//! as one.
+
+use crate::cycle::Question;
+use crate::report::Views;
+use crate::status::Status;
+use futures::StreamExt as _;
+use futures::stream::select_all;
+use scheduler_core::Outcome;
+use std::collections::BTreeSet;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::WatchStream;
+
+/// The way to one core and from it.
+#[derive(Debug)]
+pub struct Face {
+    /// The shard's name.
+    pub name: String,
+    /// In its decisions' names.
+    pub epoch: u64,
+    /// How its actions ended.
+    pub outcomes: mpsc::UnboundedSender<Outcome>,
+    /// What people ask of it.
+    pub questions: mpsc::Sender<Question>,
+    /// Where it is.
+    pub status: watch::Receiver<Status>,
+    /// What it shows.
+    pub views: watch::Receiver<Views>,
+}
+
+/// Goes between until an input ends.
+pub async fn run(
+    faces: Vec<Face>,
+    mut outcomes: mpsc::UnboundedReceiver<Outcome>,
+    mut questions: mpsc::Receiver<Question>,
+    status: watch::Sender<Status>,
+    views: watch::Sender<Views>,
+) {
+    let mut states = select_all(
+        faces
+            .iter()
+            .map(|f| WatchStream::new(f.status.clone()).map(drop)),
+    );
+    let mut shown = select_all(
+        faces
+            .iter()
+            .map(|f| WatchStream::new(f.views.clone()).map(drop)),
+    );
+    loop {
+        tokio::select! {
+            outcome = outcomes.recv() => {
+                let Some(outcome) = outcome else { return };
+                let of = faces.iter().find(|face| face.epoch == outcome.decision.epoch);
+                if of.is_some_and(|face| face.outcomes.send(outcome).is_err()) {
+                    return;
+                }
+            }
+            question = questions.recv() => match question {
+                Some(question) => ask(&faces, question).await,
+                None => return,
+            },
+            state = states.next() => {
+                if state.is_none() {
+                    return;
+                }
+                status.send_replace(one_status(&faces));
+            }
+            show = shown.next() => {
+                if show.is_none() {
+                    return;
+                }
+                views.send_replace(one_view(&faces));
+            }
+        }
+    }
+}
+
+/// To the shard that is named, else to the first that has an answer.
+async fn ask(faces: &[Face], question: Question) {
+    // Who does not answer is gone, and its asker sees that.
+    match question {
+        Question::Of(name, question) => {
+            if let Some(face) = faces.iter().find(|face| face.name == name) {
+                let _ = face.questions.send(*question).await;
+            }
+        }
+        Question::Explain(pod, to) => {
+            for face in faces {
+                let (asked, answer) = oneshot::channel();
+                let _ = face
+                    .questions
+                    .send(Question::Explain(pod.clone(), asked))
+                    .await;
+                if let Ok(Some(text)) = answer.await {
+                    let _ = to.send(Some(text));
+                    return;
+                }
+            }
+            let _ = to.send(None);
+        }
+        other => {
+            if let Some(face) = faces.first() {
+                let _ = face.questions.send(other).await;
+            }
+        }
+    }
+}
+
+fn one_status(faces: &[Face]) -> Status {
+    let states: Vec<Status> = faces
+        .iter()
+        .map(|face| face.status.borrow().clone())
+        .collect();
+    let missing: BTreeSet<&'static str> = states
+        .iter()
+        .flat_map(|state| state.missing.clone())
+        .collect();
+    Status {
+        missing: missing.into_iter().collect(),
+        leading: states.iter().all(|state| state.leading),
+        agents: states.iter().map(|state| state.agents).sum(),
+    }
+}
+
+fn one_view(faces: &[Face]) -> Views {
+    let mut one = Views {
+        leading: true,
+        ..Views::default()
+    };
+    for face in faces {
+        let views = face.views.borrow();
+        one.queues.extend(views.queues.iter().cloned());
+        one.groups.extend(views.groups.iter().cloned());
+        one.leading &= views.leading;
+    }
+    one
+}

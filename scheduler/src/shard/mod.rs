@@ -1,0 +1,20 @@
+//! Several cores in one process, each with the nodes, queues and pods of one node pool.
+//!
+//! - `file`: the configuration file; `spec`: one of KAI's `SchedulingShard`s in it, and what
+//!   its arguments mean for a core.
+//! - `pool`: which objects are of a shard; `router`: pure: every fact to its shard.
+//! - `front`: one face for all: outcomes to their core, questions to who can answer them,
+//!   states and views as one.
+//!
+//! In: flags and a file. Out: [`Plan`]. What cannot be meant is refused with its line.
+
+mod file;
+mod front;
+mod pool;
+mod router;
+mod spec;
+
+pub use file::{ConfigError, Plan, Shard};
+pub use front::{Face, run as front};
+pub use pool::Pool;
+pub use router::{Lane, run as route};

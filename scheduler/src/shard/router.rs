@@ -1,0 +1,545 @@
+//! Every fact to the shard that it is about. Pure, but for the loop around it.
+//!
+//! - Nodes, queues and groups are where their label says.
+//! - A pod counts where it stands: in the shard of its node. While it stands nowhere it is
+//!   where its group is, else where its own label says.
+//! - What an agent says goes where its node is. Everything else goes to all.
+//!
+//! What moves is gone in one shard before it is there in the other.
+
+use super::pool::Pool;
+use crate::telemetry::Heard;
+use crate::watch::{Fact, Seen};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource, ResourceExt};
+use proto::names::kai;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::sync::mpsc;
+
+/// Into one shard.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    /// The API server's.
+    pub facts: mpsc::UnboundedSender<Fact>,
+    /// The agents'.
+    pub heard: mpsc::UnboundedSender<Heard>,
+}
+
+/// Routes until an input ends or nobody takes any more.
+pub async fn run(
+    pools: Vec<Pool>,
+    mut facts: mpsc::UnboundedReceiver<Fact>,
+    mut heard: mpsc::UnboundedReceiver<Heard>,
+    lanes: Vec<Lane>,
+) {
+    let mut router = Router::new(pools);
+    loop {
+        let routed = tokio::select! {
+            fact = facts.recv() => match fact {
+                Some(fact) => router.take(fact),
+                None => return,
+            },
+            said = heard.recv() => match said {
+                Some(said) => router.hear(said),
+                None => return,
+            },
+        };
+        for (shard, item) in routed {
+            let Some(lane) = lanes.get(shard) else {
+                continue;
+            };
+            let sent = match item {
+                Item::Fact(fact) => lane.facts.send(*fact).is_ok(),
+                Item::Heard(said) => lane.heard.send(*said).is_ok(),
+            };
+            if !sent {
+                return;
+            }
+        }
+    }
+}
+
+/// One thing for one shard.
+#[derive(Clone, Debug)]
+enum Item {
+    Fact(Box<Fact>),
+    Heard(Box<Heard>),
+}
+
+type Routed = Vec<(usize, Item)>;
+
+/// Where the objects of one kind are, by name.
+#[derive(Debug, Default)]
+struct Places {
+    of: BTreeMap<String, usize>,
+    unnamed: BTreeSet<String>,
+}
+
+impl Places {
+    fn begin(&mut self) {
+        self.unnamed = self.of.keys().cloned().collect();
+    }
+
+    /// Where it was, if that was elsewhere.
+    fn put(&mut self, name: &str, shard: Option<usize>) -> Option<usize> {
+        self.unnamed.remove(name);
+        let before = match shard {
+            Some(shard) => self.of.insert(name.to_owned(), shard),
+            None => self.of.remove(name),
+        };
+        before.filter(|before| Some(*before) != shard)
+    }
+
+    fn take(&mut self, name: &str) -> Option<usize> {
+        self.unnamed.remove(name);
+        self.of.remove(name)
+    }
+
+    /// Who was not named.
+    fn end(&mut self) -> Vec<String> {
+        let gone = std::mem::take(&mut self.unnamed);
+        self.of.retain(|name, _| !gone.contains(name));
+        gone.into_iter().collect()
+    }
+}
+
+#[derive(Debug)]
+struct Router {
+    pools: Vec<Pool>,
+    nodes: Places,
+    queues: Places,
+    groups: Places,
+    pods: BTreeMap<String, (Option<usize>, Box<Pod>)>,
+    /// Of a listing that has not named them yet.
+    unnamed_pods: BTreeSet<String>,
+    /// UIDs by node, and by group for those that stand nowhere.
+    on_node: BTreeMap<String, BTreeSet<String>>,
+    in_group: BTreeMap<String, BTreeSet<String>>,
+    /// The last word of each agent.
+    said: BTreeMap<String, Heard>,
+}
+
+impl Router {
+    fn new(pools: Vec<Pool>) -> Self {
+        Self {
+            pools,
+            nodes: Places::default(),
+            queues: Places::default(),
+            groups: Places::default(),
+            pods: BTreeMap::new(),
+            unnamed_pods: BTreeSet::new(),
+            on_node: BTreeMap::new(),
+            in_group: BTreeMap::new(),
+            said: BTreeMap::new(),
+        }
+    }
+
+    fn shard_of<K: Resource>(&self, object: &K) -> Option<usize> {
+        let labels = object.meta().labels.as_ref();
+        self.pools.iter().position(|pool| pool.holds(labels))
+    }
+
+    fn all(&self, fact: &Fact) -> Routed {
+        let all = 0..self.pools.len();
+        all.map(|shard| (shard, Item::Fact(Box::new(fact.clone()))))
+            .collect()
+    }
+
+    fn take(&mut self, fact: Fact) -> Routed {
+        match fact {
+            Fact::Node(seen) => self.node(seen),
+            Fact::Queue(seen) => {
+                let shard = object(&seen).and_then(|queue| self.shard_of(queue));
+                let count = self.pools.len();
+                labelled(
+                    &mut self.queues,
+                    count,
+                    seen,
+                    ResourceExt::name_any,
+                    shard,
+                    Fact::Queue,
+                )
+            }
+            Fact::Group(seen) => self.group(seen),
+            Fact::Pod(seen) => self.pod(seen),
+            other => self.all(&other),
+        }
+    }
+
+    fn node(&mut self, seen: Seen<k8s_openapi::api::core::v1::Node>) -> Routed {
+        let name = object(&seen).map(ResourceExt::name_any);
+        let shard = object(&seen).and_then(|node| self.shard_of(node));
+        let before = name
+            .as_ref()
+            .and_then(|name| self.nodes.of.get(name).copied());
+        let listed = matches!(seen, Seen::Listed);
+        let gone = if listed {
+            self.nodes.unnamed.clone()
+        } else {
+            BTreeSet::new()
+        };
+        let count = self.pools.len();
+        let mut routed = labelled(
+            &mut self.nodes,
+            count,
+            seen,
+            ResourceExt::name_any,
+            shard,
+            Fact::Node,
+        );
+        let Some(name) = name else {
+            for name in gone {
+                routed.extend(self.place_all(&name));
+            }
+            return routed;
+        };
+        let now = self.nodes.of.get(&name).copied();
+        if now != before {
+            if let Some(before) = before {
+                let lost = Heard::Lost { node: name.clone() };
+                routed.push((before, Item::Heard(Box::new(lost))));
+            }
+            if let (Some(now), Some(said)) = (now, self.said.get(&name)) {
+                routed.push((now, Item::Heard(Box::new(said.clone()))));
+            }
+            routed.extend(self.place_all(&name));
+        }
+        routed
+    }
+
+    /// Pods that stand on this node, again.
+    fn place_all(&mut self, node: &str) -> Routed {
+        let pods = self.on_node.get(node).cloned().unwrap_or_default();
+        pods.iter().flat_map(|uid| self.place(uid)).collect()
+    }
+
+    fn group(&mut self, seen: Seen<api::PodGroup>) -> Routed {
+        let key = |group: &api::PodGroup| {
+            format!(
+                "{}/{}",
+                group.namespace().unwrap_or_default(),
+                group.name_any()
+            )
+        };
+        let name = object(&seen).map(key);
+        let shard = object(&seen).and_then(|group| self.shard_of(group));
+        let before = name
+            .as_ref()
+            .and_then(|name| self.groups.of.get(name).copied());
+        let count = self.pools.len();
+        let mut routed = labelled(&mut self.groups, count, seen, key, shard, Fact::Group);
+        if let Some(name) = name
+            && self.groups.of.get(&name).copied() != before
+        {
+            let pods = self.in_group.get(&name).cloned().unwrap_or_default();
+            routed.extend(pods.iter().flat_map(|uid| self.place(uid)));
+        }
+        routed
+    }
+
+    fn pod(&mut self, seen: Seen<Pod>) -> Routed {
+        match seen {
+            Seen::Listing => {
+                self.unnamed_pods = self.pods.keys().cloned().collect();
+                self.all(&Fact::Pod(Seen::Listing))
+            }
+            Seen::There(pod) => {
+                let uid = pod.uid().unwrap_or_default();
+                self.unnamed_pods.remove(&uid);
+                let before = self.forget(&uid);
+                if let Some(node) = node_of(&pod) {
+                    self.on_node
+                        .entry(node.to_owned())
+                        .or_default()
+                        .insert(uid.clone());
+                } else if let Some(group) = group_of(&pod) {
+                    self.in_group.entry(group).or_default().insert(uid.clone());
+                }
+                let shard = self.pod_shard(&pod);
+                let mut routed = Routed::new();
+                if let Some(before) = before
+                    && shard != Some(before)
+                {
+                    routed.push((
+                        before,
+                        Item::Fact(Box::new(Fact::Pod(Seen::Gone(pod.clone())))),
+                    ));
+                }
+                if let Some(shard) = shard {
+                    routed.push((
+                        shard,
+                        Item::Fact(Box::new(Fact::Pod(Seen::There(pod.clone())))),
+                    ));
+                }
+                self.pods.insert(uid, (shard, pod));
+                routed
+            }
+            Seen::Gone(pod) => {
+                let uid = pod.uid().unwrap_or_default();
+                self.unnamed_pods.remove(&uid);
+                let before = self.forget(&uid);
+                let gone = |shard| (shard, Item::Fact(Box::new(Fact::Pod(Seen::Gone(pod)))));
+                before.map(gone).into_iter().collect()
+            }
+            Seen::Listed => {
+                // Each shard sees for itself who was not named.
+                for uid in std::mem::take(&mut self.unnamed_pods) {
+                    self.forget(&uid);
+                }
+                self.all(&Fact::Pod(Seen::Listed))
+            }
+        }
+    }
+
+    /// The pod as it was last seen, to where it belongs now, if that is elsewhere.
+    fn place(&mut self, uid: &str) -> Routed {
+        let Some((before, pod)) = self.pods.get(uid) else {
+            return Routed::new();
+        };
+        let (before, now) = (*before, self.pod_shard(pod));
+        if now == before {
+            return Routed::new();
+        }
+        let pod = pod.clone();
+        let gone = before.map(|shard| (shard, Fact::Pod(Seen::Gone(pod.clone()))));
+        let there = now.map(|shard| (shard, Fact::Pod(Seen::There(pod.clone()))));
+        if let Some((shard, _)) = self.pods.get_mut(uid) {
+            *shard = now;
+        }
+        gone.into_iter()
+            .chain(there)
+            .map(|(shard, fact)| (shard, Item::Fact(Box::new(fact))))
+            .collect()
+    }
+
+    fn pod_shard(&self, pod: &Pod) -> Option<usize> {
+        if let Some(node) = node_of(pod) {
+            return self.nodes.of.get(node).copied();
+        }
+        let group = group_of(pod).and_then(|group| self.groups.of.get(&group).copied());
+        group.or_else(|| self.shard_of(pod))
+    }
+
+    /// Where it was.
+    fn forget(&mut self, uid: &str) -> Option<usize> {
+        let (shard, pod) = self.pods.remove(uid)?;
+        if let Some(node) = node_of(&pod) {
+            leave(&mut self.on_node, node, uid);
+        }
+        if let Some(group) = group_of(&pod) {
+            leave(&mut self.in_group, &group, uid);
+        }
+        shard
+    }
+
+    fn hear(&mut self, heard: Heard) -> Routed {
+        let node = match &heard {
+            Heard::State { node, .. } => {
+                self.said.insert(node.clone(), heard.clone());
+                node
+            }
+            Heard::Lost { node } => {
+                self.said.remove(node);
+                node
+            }
+            Heard::Refusal { node, .. } => node,
+        };
+        let shard = self.nodes.of.get(node).copied();
+        shard
+            .map(|shard| (shard, Item::Heard(Box::new(heard))))
+            .into_iter()
+            .collect()
+    }
+}
+
+fn leave(index: &mut BTreeMap<String, BTreeSet<String>>, key: &str, uid: &str) {
+    if let Some(uids) = index.get_mut(key) {
+        uids.remove(uid);
+        if uids.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    (!node.is_empty()).then_some(node)
+}
+
+/// `namespace/name`.
+fn group_of(pod: &Pod) -> Option<String> {
+    let group = pod.annotations().get(kai::POD_GROUP)?;
+    (!group.is_empty()).then(|| format!("{}/{group}", pod.namespace().unwrap_or_default()))
+}
+
+fn object<K>(seen: &Seen<K>) -> Option<&K> {
+    match seen {
+        Seen::There(object) | Seen::Gone(object) => Some(object),
+        Seen::Listing | Seen::Listed => None,
+    }
+}
+
+/// A kind whose label says where each object is.
+fn labelled<K: Clone>(
+    places: &mut Places,
+    shards: usize,
+    seen: Seen<K>,
+    name: impl Fn(&K) -> String,
+    shard: Option<usize>,
+    of: fn(Seen<K>) -> Fact,
+) -> Routed {
+    let one = |shard, seen| (shard, Item::Fact(Box::new(of(seen))));
+    match seen {
+        Seen::Listing => {
+            places.begin();
+            (0..shards).map(|shard| one(shard, Seen::Listing)).collect()
+        }
+        Seen::There(object) => {
+            let before = places.put(&name(&object), shard);
+            let gone = before.map(|before| one(before, Seen::Gone(object.clone())));
+            let there = shard.map(|shard| one(shard, Seen::There(object)));
+            gone.into_iter().chain(there).collect()
+        }
+        Seen::Gone(object) => {
+            let before = places.take(&name(&object));
+            let gone = before.map(|before| one(before, Seen::Gone(object)));
+            gone.into_iter().collect()
+        }
+        Seen::Listed => {
+            places.end();
+            (0..shards).map(|shard| one(shard, Seen::Listed)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::telemetry::NodeState;
+    use serde_json::{Value, json};
+
+    const KEY: &str = "pool";
+
+    fn router() -> Router {
+        let of = |value: &str| Pool::Of {
+            key: KEY.into(),
+            value: value.into(),
+        };
+        Router::new(vec![of(""), of("a")])
+    }
+
+    fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
+        Seen::There(serde_json::from_value(object).unwrap())
+    }
+
+    fn node(pool: Option<&str>) -> Fact {
+        let labels = pool.map(|pool| json!({KEY: pool}));
+        Fact::Node(there(json!({"metadata": {"name": "n", "labels": labels}})))
+    }
+
+    fn pod(node: Option<&str>, pool: Option<&str>) -> Fact {
+        let labels = pool.map(|pool| json!({KEY: pool}));
+        Fact::Pod(there(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": labels,
+                "annotations": {kai::POD_GROUP: "g"}},
+            "spec": {"nodeName": node, "containers": []}})))
+    }
+
+    fn group(pool: Option<&str>) -> Fact {
+        let labels = pool.map(|pool| json!({KEY: pool}));
+        Fact::Group(there(json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": {"name": "g", "namespace": "ns", "labels": labels}, "spec": {}})))
+    }
+
+    /// `shard kind+` or `shard kind-`, one for each.
+    fn shown(routed: Routed) -> Vec<String> {
+        let sign = |gone: bool| if gone { '-' } else { '+' };
+        let text = |item: Item| match item {
+            Item::Fact(fact) => match *fact {
+                Fact::Node(seen) => format!("node{}", sign(matches!(seen, Seen::Gone(_)))),
+                Fact::Pod(seen) => format!("pod{}", sign(matches!(seen, Seen::Gone(_)))),
+                Fact::Group(seen) => format!("group{}", sign(matches!(seen, Seen::Gone(_)))),
+                other => format!("{other:?}"),
+            },
+            Item::Heard(said) => match *said {
+                Heard::State { .. } => "state".to_owned(),
+                Heard::Lost { .. } => "lost".to_owned(),
+                Heard::Refusal { .. } => "refusal".to_owned(),
+            },
+        };
+        routed
+            .into_iter()
+            .map(|(shard, item)| format!("{shard} {}", text(item)))
+            .collect()
+    }
+
+    #[test]
+    fn a_node_that_changes_its_pool_takes_its_pods_and_its_agent_along() {
+        let mut router = router();
+        // Its pod and its agent come before it.
+        assert_eq!(
+            shown(router.take(pod(Some("n"), None))),
+            Vec::<String>::new()
+        );
+        let state = NodeState::default();
+        let said = Heard::State {
+            node: "n".into(),
+            state,
+        };
+        assert_eq!(shown(router.hear(said)), Vec::<String>::new());
+        assert_eq!(
+            shown(router.take(node(None))),
+            ["0 node+", "0 state", "0 pod+"]
+        );
+        assert_eq!(shown(router.take(node(None))), ["0 node+"]);
+        assert_eq!(
+            shown(router.take(node(Some("a")))),
+            [
+                "0 node-", "1 node+", "0 lost", "1 state", "0 pod-", "1 pod+"
+            ]
+        );
+        assert_eq!(
+            shown(router.take(node(Some("other")))),
+            ["1 node-", "1 lost", "1 pod-"]
+        );
+    }
+
+    #[test]
+    fn a_pod_that_stands_nowhere_is_with_its_group_and_then_with_its_node() {
+        let mut router = router();
+        router.take(node(None));
+        assert_eq!(shown(router.take(pod(None, Some("a")))), ["1 pod+"]);
+        assert_eq!(
+            shown(router.take(group(None))),
+            ["0 group+", "1 pod-", "0 pod+"]
+        );
+        assert_eq!(
+            shown(router.take(group(Some("a")))),
+            ["0 group-", "1 group+", "0 pod-", "1 pod+"]
+        );
+        assert_eq!(
+            shown(router.take(pod(Some("n"), Some("a")))),
+            ["1 pod-", "0 pod+"]
+        );
+        let Fact::Pod(Seen::There(gone)) = pod(Some("n"), None) else {
+            panic!()
+        };
+        assert_eq!(shown(router.take(Fact::Pod(Seen::Gone(gone)))), ["0 pod-"]);
+        assert!(router.on_node.is_empty() && router.in_group.is_empty());
+    }
+
+    #[test]
+    fn what_a_new_listing_does_not_name_is_forgotten() {
+        let mut router = router();
+        router.take(node(None));
+        router.take(pod(Some("n"), None));
+        let listing = router.take(Fact::Node(Seen::Listing));
+        assert_eq!(shown(listing), ["0 node+", "1 node+"]);
+        let listed = router.take(Fact::Node(Seen::Listed));
+        assert_eq!(shown(listed), ["0 node+", "1 node+", "0 pod-"]);
+        router.take(Fact::Pod(Seen::Listing));
+        router.take(Fact::Pod(Seen::Listed));
+        assert!(router.pods.is_empty() && router.on_node.is_empty());
+    }
+}

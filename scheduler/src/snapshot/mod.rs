@@ -1,0 +1,269 @@
+//! `/get-snapshot`: the cluster as KAI's snapshot tool reads it, `snapshot.json` in a ZIP.
+//!
+//! In: the API server, listed when somebody asks, and the settings. Out: the archive. What
+//! containers run and are told is left out: no decision is made from it, and it is nobody's
+//! business who may see metrics. Our own snapshot, from which a core is rebuilt to the
+//! letter, is `/snapshot`.
+
+mod zip;
+
+use crate::Config;
+use crate::shard::{Plan, Pool, Shard};
+use axum::Router;
+use axum::extract::{Query, State as Extract};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use kube::Client;
+use scheduler_core::{Placement, Step};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// The file in the archive.
+const FILE: &str = "snapshot.json";
+/// Of KAI's flags.
+const SCHEDULE_PERIOD_NS: u64 = 1_000_000_000;
+/// Objects of one answer.
+const PAGE: u32 = 500;
+/// KAI's keys, and where those objects are that we may read.
+const KINDS: [(&str, &str); 8] = [
+    ("pods", "/api/v1/pods"),
+    ("nodes", "/api/v1/nodes"),
+    ("queues", "/apis/scheduling.run.ai/v2/queues"),
+    ("podGroups", "/apis/scheduling.run.ai/v2alpha2/podgroups"),
+    (
+        "priorityClasses",
+        "/apis/scheduling.k8s.io/v1/priorityclasses",
+    ),
+    ("persistentVolumeClaims", "/api/v1/persistentvolumeclaims"),
+    ("storageClasses", "/apis/storage.k8s.io/v1/storageclasses"),
+    ("topologies", "/apis/kai.scheduler/v1alpha1/topologies"),
+];
+/// KAI's keys of objects that no decision here is made from.
+const NONE: [&str; 7] = [
+    "bindRequests",
+    "configMaps",
+    "csiStorageCapacities",
+    "csiDrivers",
+    "resourceClaims",
+    "resourceSlices",
+    "deviceClasses",
+];
+/// What of a container no decision is made from.
+const PRIVATE: [&str; 8] = [
+    "args",
+    "command",
+    "env",
+    "envFrom",
+    "lifecycle",
+    "livenessProbe",
+    "readinessProbe",
+    "startupProbe",
+];
+
+/// What the page is made from.
+#[derive(Clone)]
+struct Source {
+    client: Client,
+    scheduler: String,
+    plan: Arc<Plan>,
+    /// One at a time: it is a list of everything.
+    one: Arc<Semaphore>,
+}
+
+/// The page.
+pub fn router(client: Client, config: &Config, plan: &Plan) -> Router {
+    let source = Source {
+        client,
+        scheduler: config.scheduler_name.clone(),
+        plan: Arc::new(plan.clone()),
+        one: Arc::new(Semaphore::new(1)),
+    };
+    Router::new()
+        .route("/get-snapshot", get(snapshot))
+        .with_state(source)
+}
+
+#[derive(Deserialize)]
+struct Which {
+    shard: Option<String>,
+}
+
+async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) -> Response {
+    let shards = &source.plan.shards;
+    let shard = match &which.shard {
+        None => shards.first(),
+        Some(name) => shards.iter().find(|shard| shard.name == *name),
+    };
+    let Some(shard) = shard else {
+        return (StatusCode::NOT_FOUND, "there is no such shard\n").into_response();
+    };
+    let Ok(_one) = source.one.try_acquire() else {
+        return (StatusCode::TOO_MANY_REQUESTS, "one at a time\n").into_response();
+    };
+    let objects = match objects(&source.client).await {
+        Ok(objects) => objects,
+        Err(error) => return (StatusCode::BAD_GATEWAY, format!("{error}\n")).into_response(),
+    };
+    let snapshot = json!({
+        "config": settings(shard),
+        "schedulerParams": parameters(&source.scheduler, &source.plan.queue_label, shard),
+        "rawObjects": objects,
+    });
+    let Some(archive) = zip::of(FILE, snapshot.to_string().as_bytes()) else {
+        return (StatusCode::INSUFFICIENT_STORAGE, "too large\n").into_response();
+    };
+    let headers = [
+        (header::CONTENT_TYPE, "application/zip"),
+        (
+            header::CONTENT_DISPOSITION,
+            "attachment; filename=snapshot.zip",
+        ),
+    ];
+    (headers, archive).into_response()
+}
+
+async fn objects(client: &Client) -> kube::Result<Value> {
+    let mut all = json!({});
+    for (key, path) in KINDS {
+        all[key] = Value::Array(list(client, path).await?);
+    }
+    for key in NONE {
+        all[key] = json!([]);
+    }
+    Ok(all)
+}
+
+/// All of one kind; none where the kind is not installed.
+async fn list(client: &Client, path: &str) -> kube::Result<Vec<Value>> {
+    let mut all = Vec::new();
+    let mut more = String::new();
+    loop {
+        let request = http::Request::get(format!("{path}?limit={PAGE}&continue={more}"))
+            .body(Vec::new())
+            .map_err(kube::Error::HttpError)?;
+        let page: Value = match client.request(request).await {
+            Ok(page) => page,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(all),
+            Err(error) => return Err(error),
+        };
+        let items = page["items"].as_array().cloned().unwrap_or_default();
+        all.extend(items.into_iter().map(trimmed));
+        match page["metadata"]["continue"].as_str() {
+            // A token is base64 of the URL's alphabet.
+            Some(next) if !next.is_empty() => next.clone_into(&mut more),
+            _ => return Ok(all),
+        }
+    }
+}
+
+/// Without what decisions do not look at.
+fn trimmed(mut object: Value) -> Value {
+    if let Some(meta) = object["metadata"].as_object_mut() {
+        meta.remove("managedFields");
+        if let Some(annotations) = meta.get_mut("annotations").and_then(Value::as_object_mut) {
+            annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+        }
+    }
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        let containers = object.pointer_mut(&format!("/spec/{list}"));
+        for container in containers
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            if let Some(container) = container.as_object_mut() {
+                container.retain(|field, _| !PRIVATE.contains(&field.as_str()));
+            }
+        }
+    }
+    object
+}
+
+/// KAI's `SchedulerConfiguration`.
+fn settings(shard: &Shard) -> Value {
+    let core = &shard.core;
+    let actions: Vec<&str> = core.actions.iter().map(|step| action(*step)).collect();
+    let billionths = |value: u64| format!("{}.{:09}", value / 1_000_000_000, value % 1_000_000_000);
+    let plugin = |name: &str| json!({"name": name});
+    let mut plugins: Vec<Value> = [
+        "predicates",
+        "priority",
+        "nodeavailability",
+        "resourcetype",
+        "elastic",
+        "kubeflow",
+        "ray",
+        "subgrouporder",
+        "taskorder",
+        "nominatednode",
+        "topology",
+        "snapshot",
+    ]
+    .map(plugin)
+    .into();
+    plugins.push(json!({"name": "proportion", "arguments": {
+        "kValue": billionths(core.k_value),
+        "relcaimerSaturationMultiplier": billionths(core.saturation_multiplier),
+    }}));
+    plugins.push(json!({"name": "minruntime", "arguments": {
+        "defaultPreemptMinRuntime": format!("{}ms", core.preempt_min_runtime.0),
+        "defaultReclaimMinRuntime": format!("{}ms", core.reclaim_min_runtime.0),
+    }}));
+    plugins.push(json!({"name": "nodeplacement", "arguments": {
+        "gpu": strategy(core.gpu_placement),
+        "cpu": strategy(core.cpu_placement),
+    }}));
+    if strategy(core.card_placement.unwrap_or(core.gpu_placement)) == "spread" {
+        plugins.push(plugin("gpuspread"));
+    } else {
+        plugins.extend([plugin("gpupack"), plugin("gpusharingorder")]);
+    }
+    json!({"actions": actions.join(", "), "tiers": [{"plugins": plugins}]})
+}
+
+/// KAI's `SchedulerParams`; times in nanoseconds, as Go writes them.
+fn parameters(scheduler: &str, queue_label: &str, shard: &Shard) -> Value {
+    let core = &shard.core;
+    let (key, value) = match &shard.pool {
+        Pool::All => ("", ""),
+        Pool::Of { key, value } => (key.as_str(), value.as_str()),
+    };
+    let grace = core.staleness_grace.map_or(-1, |grace| {
+        i64::try_from(grace.0.saturating_mul(1_000_000)).unwrap_or(i64::MAX)
+    });
+    json!({
+        "schedulerName": scheduler,
+        "partitionParams": {"NodePoolLabelKey": key, "NodePoolLabelValue": value},
+        "maxNumberConsolidationPreemptees": core.consolidation_jobs.map_or(-1, i64::from),
+        "useSchedulingSignatures": true,
+        "fullHierarchyFairness": true,
+        "allowConsolidatingReclaim": true,
+        "globalDefaultStalenessGracePeriod": grace,
+        "schedulePeriod": SCHEDULE_PERIOD_NS,
+        "detailedFitErrors": true,
+        "updatePodEvictionCondition": true,
+        "queueLabelKey": queue_label,
+    })
+}
+
+fn action(step: Step) -> &'static str {
+    match step {
+        Step::Allocate => "allocate",
+        Step::Consolidation => "consolidation",
+        Step::Reclaim => "reclaim",
+        Step::Preempt => "preempt",
+        Step::StaleGangEviction => "stalegangeviction",
+    }
+}
+
+/// KAI's nearest.
+fn strategy(placement: Placement) -> &'static str {
+    if placement == Placement::Spread {
+        "spread"
+    } else {
+        "binpack"
+    }
+}
