@@ -10,9 +10,7 @@ use crate::report::{self, QueueMeters, Views};
 use crate::shard::{Face, Lane, Plan, Pool, Shard};
 use crate::status::{Meters, Pages, Status, router};
 use crate::trust::{self, Trust};
-use crate::{
-    Config, group, lease, neighbour, page, shard, snapshot, telemetry, watch as facts,
-};
+use crate::{Config, group, lease, neighbour, page, shard, snapshot, telemetry, watch as facts};
 use futures::FutureExt as _;
 use kube::Client;
 use prometheus_client::registry::Registry;
