@@ -5,7 +5,6 @@
 mod accounts;
 mod admission;
 mod bench;
-mod beside;
 mod faults;
 mod fence;
 mod grouper;
@@ -206,8 +205,6 @@ async fn test(
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
-            beside::an_observer_that_can_only_read_says_where_it_would_differ,
-            beside::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::the_sm_time_of_a_share_is_its_own,
             placement::two_halves_fit_one_card,
