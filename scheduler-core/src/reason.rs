@@ -111,6 +111,8 @@ pub(crate) enum CardNo {
     },
     /// The kubelet does not show it as whole yet.
     PoolShared,
+    /// The kubelet shows no tokens of it (yet).
+    PoolWhole,
     /// The kubelet does not offer it.
     PoolNone,
 }
@@ -142,6 +144,7 @@ impl fmt::Display for CardNo {
                 "{} of {} MiB free, {} needed",
                 short.free.0, cap.0, short.needed.0
             ),
+            Self::PoolWhole => f.write_str("the kubelet does not show it for shares yet"),
             Self::PoolShared => f.write_str("the kubelet does not show it as a whole GPU yet"),
             Self::PoolNone => f.write_str("not offered by the kubelet"),
         }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use api::kai::Queue;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
@@ -259,6 +259,36 @@ impl Cluster {
                         && amount(resource::GPU) == u64::from(cards),
                     format!("{allocatable:?}"),
                 ))
+            },
+        )
+        .await?;
+        self.cards_known().await
+    }
+
+    /// The scheduler has heard of these very cards: the ones before may have had the same
+    /// UUIDs, which no real ones have.
+    async fn cards_known(&self) -> Result<()> {
+        let gpus = self.gpus.as_ref().context("no GPUs")?;
+        until(
+            "the node's cards at the scheduler",
+            Duration::from_secs(30),
+            || async {
+                let has = |line: &str| -> Option<u64> {
+                    let bytes = line.strip_prefix("aliquot_gpu_memory_total_bytes{")?;
+                    Some(bytes.rsplit(' ').next()?.parse::<u64>().ok()? >> 20)
+                };
+                let mut cards: Vec<u64> = gpus.metrics().await?.lines().filter_map(has).collect();
+                let snapshot = crate::http::get(scheduler::METRICS, "/snapshot").await?;
+                let knows = |line: &str| -> Option<u64> {
+                    let card = line.trim_start().strip_prefix("card ")?;
+                    let mut pairs = card.split(' ');
+                    pairs.find_map(|pair| pair.strip_prefix("total=")?.parse().ok())
+                };
+                let mut known: Vec<u64> = snapshot.lines().filter_map(knows).collect();
+                cards.sort_unstable();
+                known.sort_unstable();
+                let seen = format!("{known:?}, not {cards:?}");
+                Ok(Seen::when(!cards.is_empty() && cards == known, seen))
             },
         )
         .await

@@ -66,6 +66,8 @@ fn mount_private(work: &Work) -> Result<()> {
     for folder in ["/run/aliquot", "/run/cdi", "/run/containerd"] {
         fs::create_dir_all(folder)?;
     }
+    // One of its own, which a claim can fill.
+    tmpfs(Path::new("/run/cdi"))?;
     // The kubelet and the runtime hand mounts to containers and back.
     mount(
         None::<&str>,

@@ -126,12 +126,12 @@ pub fn pools(
         .collect();
     cards
         .map(|card| {
-            let pool = if ids.contains(&(Resource::Whole, card.to_string())) {
-                Pool::Whole
-            } else if shared.contains(card.as_str()) {
-                Pool::Shared
-            } else {
-                Pool::None
+            let whole = ids.contains(&(Resource::Whole, card.to_string()));
+            let pool = match (whole, shared.contains(card.as_str())) {
+                (true, true) => Pool::Whole,
+                (true, false) => Pool::WholeOnly,
+                (false, true) => Pool::Shared,
+                (false, false) => Pool::None,
             };
             (card, pool)
         })
@@ -212,6 +212,9 @@ mod tests {
             (Resource::Whole, "C".to_owned()),
         ]);
         let pools: Vec<Pool> = pools(cards.into_iter(), &ids).into_values().collect();
-        assert_eq!(pools, [Pool::Whole, Pool::Shared, Pool::Whole, Pool::None]);
+        assert_eq!(
+            pools,
+            [Pool::Whole, Pool::Shared, Pool::WholeOnly, Pool::None]
+        );
     }
 }

@@ -98,8 +98,10 @@ pub enum Pool {
     /// Not asked yet.
     #[default]
     Unknown,
-    /// As `nvidia.com/gpu`; an idle card's tokens are offered as well.
+    /// As `nvidia.com/gpu`, and by its tokens.
     Whole,
+    /// As `nvidia.com/gpu` alone: somebody holds it, or held it a moment ago.
+    WholeOnly,
     /// By its tokens alone.
     Shared,
     /// Not at all.
@@ -112,6 +114,7 @@ impl Pool {
         match self {
             Self::Unknown => "",
             Self::Whole => "whole",
+            Self::WholeOnly => "whole-only",
             Self::Shared => "shared",
             Self::None => "none",
         }

@@ -9,7 +9,7 @@ use super::card;
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
-use crate::model::{Ask, Mode, Share};
+use crate::model::{Ask, Mode, Pool, Share};
 use crate::reason::{CardLine, CardNo, NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
@@ -311,7 +311,16 @@ fn candidate(
 ) -> Result<Candidate, crate::reason::CardNo> {
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
-    let offer_now = card::share(state, row, used.held, share, mode);
+    // The kubelet refuses a pod for good whose tokens it does not show (yet).
+    let shown = row
+        .card
+        .as_ref()
+        .is_none_or(|card| card.pool != Pool::WholeOnly);
+    let offer_now = if shown {
+        card::share(state, row, used.held, share, mode)
+    } else {
+        Err(crate::reason::CardNo::PoolWhole)
+    };
     let opens = after.holds() == 0;
     let whole = card::whole_usable(state, row).is_ok();
     let cap = card::memory(row).cap;

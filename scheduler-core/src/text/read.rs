@@ -211,6 +211,7 @@ fn card(line: &Line) -> Read<Card> {
     card.pool = match line.get("pool") {
         None | Some("unknown") => Pool::Unknown,
         Some("whole") => Pool::Whole,
+        Some("whole-only") => Pool::WholeOnly,
         Some("shared") => Pool::Shared,
         Some("none") => Pool::None,
         Some(other) => return Err(line.error(format!("{other} is no pool"))),

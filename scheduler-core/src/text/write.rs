@@ -273,6 +273,7 @@ impl Text {
         match card.pool {
             Pool::Unknown => {}
             Pool::Whole => self.pair("pool", "whole"),
+            Pool::WholeOnly => self.pair("pool", "whole-only"),
             Pool::Shared => self.pair("pool", "shared"),
             Pool::None => self.pair("pool", "none"),
         }

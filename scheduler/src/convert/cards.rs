@@ -91,6 +91,7 @@ fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
     card.allowance = Mib(gpu.context_allowance_mib);
     card.pool = match gpu.kubelet_pool.as_str() {
         "whole" => Pool::Whole,
+        "whole-only" => Pool::WholeOnly,
         "shared" => Pool::Shared,
         "none" => Pool::None,
         _ => Pool::Unknown,

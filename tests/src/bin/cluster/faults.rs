@@ -199,15 +199,14 @@ pub(crate) async fn a_lost_card_takes_its_own_shares_along_and_is_probed_before_
     gpus(cluster)?.driver.control(&["lost", &lost]).await?;
     let sick = health(cluster, &lost, "Unhealthy", 10).await?;
     ensure!(!sick.health_reason.is_empty(), "no reason");
-    let complaint = &sick
-        .grants
-        .first()
-        .context("no grant left on it")?
-        .complaint;
-    ensure!(
-        complaint.contains("unhealthy"),
-        "its share is not told of: {sick:?}"
-    );
+    // Its pod is evicted for it, and told why.
+    let said = crate::strangers::notice(cluster, &ns, "one", "Evict").await?;
+    ensure!(said.contains("unhealthy"), "{said}");
+    until("one is gone", Duration::from_secs(30), || async {
+        let there = cluster.pods(&ns).get_opt("one").await?;
+        Ok(Seen::when(there.is_none(), "it is there"))
+    })
+    .await?;
     let well = card(cluster, &other).await?;
     ensure!(
         well.health == "Healthy" && well.grants.iter().all(|grant| grant.complaint.is_empty()),

@@ -327,7 +327,7 @@ async fn measured(cluster: &mut Cluster, rounds: usize) -> Result<Vec<Duration>>
 }
 
 /// What a pod's processes hold by the driver's account, MiB.
-async fn held(gpus: &Gpus, uid: &str) -> Result<u64> {
+pub(crate) async fn held(gpus: &Gpus, uid: &str) -> Result<u64> {
     let status = gpus.driver.control(&["status"]).await?;
     Ok(status
         .lines()

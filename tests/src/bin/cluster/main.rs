@@ -5,6 +5,8 @@
 mod accounts;
 mod admission;
 mod bench;
+mod disk;
+mod eviction;
 mod faults;
 mod fence;
 mod grouper;
@@ -205,12 +207,16 @@ async fn test(
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
+            beside::an_observer_that_can_only_read_says_where_it_would_differ,
+            beside::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::the_sm_time_of_a_share_is_its_own,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
             identity::an_init_container_and_its_app_container_get_their_own_grants,
             recovery::a_restarted_agent_has_the_ledger_it_had,
+            recovery::a_second_agent_refuses_and_the_first_does_not_notice,
+            eviction::an_evicted_pods_memory_is_free_before_anybody_else_is_bound_to_it,
             recovery::killed_during_prestart_and_with_the_kubelet_restarted_nothing_is_lost,
             recovery::killed_during_allocate_an_owned_pod_comes_back_and_others_do_not_notice,
             placement::a_second_share_lands_on_the_same_card,
@@ -251,6 +257,8 @@ async fn test(
             kubelet::foreign_and_broken_files_beside_ours_change_nothing,
             kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
             kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
+            disk::a_full_disk_holds_a_share_up_and_loses_none,
+            disk::a_read_only_disk_holds_a_share_up_and_loses_none,
             runtime::a_runtime_with_cdi_off_starts_no_share_and_starts_it_when_cdi_is_on,
             load::an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,

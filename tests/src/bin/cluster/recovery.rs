@@ -307,3 +307,31 @@ fn signal(daemon: &Daemon, signal: Signal) -> Result<()> {
     kill(Pid::from_raw(i32::try_from(pid)?), signal)
         .with_context(|| format!("{signal} to {}", daemon.name()))
 }
+
+/// As in a rolling update that goes wrong, or where two were installed.
+pub(crate) async fn a_second_agent_refuses_and_the_first_does_not_notice(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .run_share(&pod(&ns, "before", &[("gpu-memory", "2000")], "hold"))
+        .await?;
+    let agent = &cluster.gpus.as_ref().context("no GPUs")?.agent;
+    let mark = agent.mark()?;
+    // It writes to the same log.
+    let mut second = agent.command().start(&cluster.work.logs())?;
+    until("the second ends", Duration::from_secs(40), || {
+        let ended = second.alive().is_err();
+        async move { Ok(Seen::when(ended, "it runs")) }
+    })
+    .await?;
+    let agent = &cluster.gpus.as_ref().context("no GPUs")?.agent;
+    let log = agent.said_since(mark)?;
+    ensure!(log.contains("agent.lock"), "{log}");
+    ensure!(!log.contains("registered resource"), "{log}");
+    cluster
+        .run_share(&pod(&ns, "after", &[("gpu-memory", "2000")], "hold"))
+        .await?;
+    Ok(())
+}

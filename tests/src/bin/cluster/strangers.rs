@@ -175,7 +175,7 @@ fn exit_code(pod: &Pod) -> Option<i32> {
 }
 
 /// The note of an event about a pod.
-async fn notice(cluster: &Cluster, ns: &str, pod: &str, reason: &str) -> Result<String> {
+pub(crate) async fn notice(cluster: &Cluster, ns: &str, pod: &str, reason: &str) -> Result<String> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), ns);
     until(
         &format!("event {reason} about {pod}"),

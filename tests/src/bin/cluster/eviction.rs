@@ -1,0 +1,85 @@
+//! A victim, from the moment it is chosen until somebody else has its memory.
+
+use std::time::{Duration, Instant};
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::Hardware;
+use aliquot_tests::pod::phase_of;
+use aliquot_tests::share::pod;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::hostile::held;
+
+pub(crate) async fn an_evicted_pods_memory_is_free_before_anybody_else_is_bound_to_it(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let mut low = of_class(
+        pod(&ns, "low", &[("gpu-memory", "12000")], "alloc 11000 hold"),
+        "train",
+    );
+    // It takes its time to leave, with all that it holds.
+    low["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    low["spec"]["containers"][0]["lifecycle"] =
+        json!({ "preStop": { "exec": { "command": ["/bin/busybox", "sleep", "4"] } } });
+    let victim = cluster.run_share(&low).await?;
+    cluster.said(&ns, "low", "main", "alloc").await?;
+    let uid = victim.uid().context("a UID")?;
+    let high = pod(&ns, "high", &[("gpu-memory", "12000")], "alloc 11000 hold");
+    cluster
+        .apply_one(&of_class(high, "build-preemptible"))
+        .await?;
+
+    let pods = cluster.pods(&ns);
+    let gpus = cluster.gpus.as_ref().context("no GPUs")?;
+    let (mut disrupted, mut leaving_with_memory) = (false, 0);
+    let begin = Instant::now();
+    loop {
+        // In this order: what is held is asked for after the binding was seen.
+        let high = pods.get("high").await?;
+        let held = held(gpus, &uid).await?;
+        let bound = high
+            .spec
+            .as_ref()
+            .is_some_and(|spec| spec.node_name.is_some());
+        ensure!(!bound || held == 0, "bound while {held} MiB are held");
+        if let Some(low) = pods.get_opt("low").await? {
+            disrupted |= is_disrupted(&low);
+            let leaving = low.metadata.deletion_timestamp.is_some();
+            leaving_with_memory += u32::from(leaving && held > 0);
+        }
+        if phase_of(&high) == "Running" {
+            break;
+        }
+        ensure!(begin.elapsed() < Duration::from_mins(1), "high waits");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    ensure!(
+        leaving_with_memory > 10,
+        "it left at once: nothing was shown"
+    );
+    ensure!(disrupted, "no DisruptionTarget on the victim");
+    let taken = cluster.said(&ns, "high", "main", "alloc").await?;
+    ensure!(taken["ok"] == true, "{taken}");
+    Ok(())
+}
+
+fn of_class(mut pod: Value, class: &str) -> Value {
+    pod["metadata"]["labels"][proto::names::kai::PRIORITY_CLASS_LABEL] = json!(class);
+    pod
+}
+
+fn is_disrupted(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|one| one.type_ == "DisruptionTarget" && one.status == "True")
+}
