@@ -5,6 +5,7 @@
 mod accounts;
 mod admission;
 mod bench;
+mod beside;
 mod disk;
 mod eviction;
 mod faults;
