@@ -93,16 +93,24 @@ impl Listeners {
     /// # Errors
     /// One of them is taken.
     pub async fn bind(config: &Config) -> Result<Self, RunError> {
+        // Who observes serves neither, and must not be in the way of who does.
+        let served = |address| {
+            if config.observe {
+                SocketAddr::from(([127, 0, 0, 1], 0))
+            } else {
+                address
+            }
+        };
         Ok(Self {
-            webhook: listen(config.webhook).await?,
-            telemetry: listen(config.telemetry).await?,
+            webhook: listen(served(config.webhook)).await?,
+            telemetry: listen(served(config.telemetry)).await?,
             metrics: match config.metrics {
                 Some(address) => Some(listen(address).await?),
                 None => None,
             },
             page: match config.page {
-                Some(address) => Some(listen(address).await?),
-                None => None,
+                Some(address) if !config.observe => Some(listen(address).await?),
+                _ => None,
             },
         })
     }

@@ -148,3 +148,20 @@ async fn beside_one_that_decides_alike_it_finds_no_difference() {
     live.end().await;
     observer.end().await;
 }
+
+#[tokio::test]
+async fn it_is_not_in_the_way_of_who_serves() {
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let config = Config {
+        webhook: address,
+        telemetry: address,
+        ..observing()
+    };
+    scheduler::Listeners::bind(&config).await.unwrap();
+    let serving = Config {
+        observe: false,
+        ..config
+    };
+    assert!(scheduler::Listeners::bind(&serving).await.is_err());
+}

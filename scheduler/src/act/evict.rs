@@ -55,6 +55,14 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
     }
 }
 
+/// After a budget's no: it would be asked again at once.
+pub(super) async fn rest(hands: &Hands, evict: &Evict, result: &OutcomeResult) {
+    let refused = matches!(result, OutcomeResult::Refused { .. });
+    if refused && hands.budgets && makes_room(evict.cause) {
+        tokio::time::sleep(BUDGET_PAUSE).await;
+    }
+}
+
 /// For others. What must go for its own sake goes whatever a budget says.
 fn makes_room(cause: EvictCause) -> bool {
     match cause {
@@ -83,11 +91,8 @@ async fn asked(api: &Api<Pod>, evict: &Evict) -> OutcomeResult {
     );
     match answer::of(request).await {
         Answer::Done(_) | Answer::Refused(404 | 409, _) => OutcomeResult::Confirmed,
-        // 429: a budget says no, now. It would be asked again at once.
-        Answer::Refused(_, why) | Answer::Busy(why) => {
-            tokio::time::sleep(BUDGET_PAUSE).await;
-            refused(why)
-        }
+        // 429: a budget says no, now.
+        Answer::Refused(_, why) | Answer::Busy(why) => refused(why),
         Answer::Unknown(_) => OutcomeResult::TimedOut,
     }
 }

@@ -250,12 +250,17 @@ impl Actor {
             {
                 return refused;
             }
-            let Ok(_seat) = seats.acquire().await else {
+            let Ok(seat) = seats.acquire().await else {
                 return OutcomeResult::TimedOut;
             };
             match action {
                 Action::Bind(bind) => bind::bind(&hands, &bind).await,
-                Action::Evict(evict) => evict::evict(&hands, &evict).await,
+                Action::Evict(evict) => {
+                    let result = evict::evict(&hands, &evict).await;
+                    drop(seat);
+                    evict::rest(&hands, &evict, &result).await;
+                    result
+                }
             }
         });
         self.decisions.insert(task.id(), decision);
