@@ -46,6 +46,8 @@ pub struct Programs {
     pub ours_static: PathBuf,
     /// What `tests/cluster/tools/operators` made, where it was run.
     pub operators: Option<PathBuf>,
+    /// The layout of the image that `deploy/image/build` made, where it was run.
+    pub image: Option<PathBuf>,
     /// The root of the source tree.
     pub tree: PathBuf,
 }

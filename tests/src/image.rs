@@ -195,6 +195,13 @@ pub struct Image {
 }
 
 impl Image {
+    /// One that something else has made.
+    pub fn at(layout: impl Into<PathBuf>) -> Self {
+        Self {
+            layout: layout.into(),
+        }
+    }
+
     /// The folder with `index.json` in it.
     pub fn layout(&self) -> &Path {
         &self.layout

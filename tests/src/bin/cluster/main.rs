@@ -14,6 +14,7 @@ mod grouper;
 mod guard;
 mod hostile;
 mod identity;
+mod install;
 mod kubelet;
 mod load;
 mod modes;
@@ -68,6 +69,9 @@ struct Folders {
     /// Folder of the workload operators and kwok; claims that need one fail without.
     #[arg(long)]
     operators: Option<PathBuf>,
+    /// Layout of the image of `deploy/image`; claims that need it fail without.
+    #[arg(long)]
+    image: Option<PathBuf>,
     /// Root of the source tree.
     #[arg(long)]
     tree: PathBuf,
@@ -147,6 +151,7 @@ async fn run() -> Result<ExitCode> {
         ours: options.folders.programs,
         ours_static: options.folders.static_programs,
         operators: options.folders.operators,
+        image: options.folders.image,
         tree: options.folders.tree,
     };
     let work = Work::at(root);
@@ -191,6 +196,7 @@ async fn test(
             accounts::an_agent_writes_two_amounts_of_its_own_node_alone,
             accounts::an_agent_makes_and_reports_its_own_gpu_node_alone,
             accounts::each_account_may_do_what_its_program_does_and_no_more,
+            install::what_is_built_runs_a_users_pod_as_pods_of_its_own,
             seed::seed_004_pod_gets_exactly_2000_mib,
             seed::seed_004_the_fraction_instead_is_a_fifth_of_the_gpu,
             seed::seed_004_a_queues_limit_is_the_most_that_it_can_consume,

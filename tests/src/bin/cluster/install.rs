@@ -1,0 +1,279 @@
+//! Installed as a cluster has it: agent, MPS supervisor and scheduler as pods of the image.
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::{self, Driver, Hardware};
+use aliquot_tests::image::Image;
+use aliquot_tests::machine::ADDRESS;
+use aliquot_tests::manifest::documents;
+use aliquot_tests::node;
+use aliquot_tests::pod::describe;
+use aliquot_tests::share::{grant_of, lines};
+use aliquot_tests::wait::{Seen, until};
+use aliquot_tests::{scheduler, stand_in};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use proto::names::{NAMESPACE, container, object, resource};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// As `deploy/` names it; the registry answers for it.
+const IMAGE: &str = "aliquot:0.1.0";
+/// The scheduler, the agent, the MPS supervisor.
+const PODS: usize = 3;
+
+pub(crate) async fn what_is_built_runs_a_users_pod_as_pods_of_its_own(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    // Those of other claims are processes.
+    cluster.repair().await?;
+    // The one folder of the DaemonSets that this machine shares with its host.
+    let cdi = Path::new("/etc/cdi").exists();
+    forget_devices(cluster).await?;
+    let mut driver = start_driver(cluster).await?;
+    let outcome = installed(cluster).await;
+    let removed = remove(cluster).await;
+    driver.daemon.stop().await?;
+    if !cdi && Path::new("/etc/cdi").exists() {
+        fs::remove_dir("/etc/cdi")?;
+    }
+    forget_devices(cluster).await?;
+    outcome.and(removed)
+}
+
+async fn installed(cluster: &mut Cluster) -> Result<()> {
+    let layout = cluster.programs.image.clone();
+    let image = Image::at(layout.context("no image was built: --image")?);
+    cluster.registry.push(&image, IMAGE).await?;
+    for (reference, recipe) in stand_in::images(&cluster.programs) {
+        cluster.serve_image(&recipe, reference).await?;
+    }
+    label(cluster, json!("true")).await?;
+    cluster.make_namespace(NAMESPACE).await?;
+    for document in scheduler::manifests(&cluster.programs.tree)? {
+        cluster.apply_one(&document).await?;
+    }
+    for workload in workloads(&cluster.programs.tree)? {
+        cluster.apply_one(&workload).await?;
+    }
+    ready(cluster).await?;
+    offered(cluster).await?;
+
+    cluster.apply_file("tests/seeds/004/queues.yaml").await?;
+    cluster.make_namespace("gpu-workload").await?;
+    cluster.apply_file("tests/seeds/004/pod.yaml").await?;
+    let pod = cluster
+        .pod_phase("gpu-workload", "gpu-pod", "Running")
+        .await?;
+    cluster
+        .said("gpu-workload", "gpu-pod", "cuda-container", "alloc")
+        .await?;
+    let log = cluster.logs("gpu-workload", "gpu-pod", None).await?;
+    ensure!(log.contains("Test PASSED"), "the sample: {log}");
+    let report = lines(&log)
+        .into_iter()
+        .find(|line| line.get("nodes").is_some())
+        .context("no report")?;
+    ensure!(
+        report["devices"][0]["limit_mib"] == 2000
+            && report["pipe_directory"] == container::MPS_PIPE
+            && report["mps_server"].is_number(),
+        "what the container sees: {report}"
+    );
+    let uuid = grant_of(&pod)?.containers[0].gpus[0].clone();
+    let ledger = cluster
+        .ledger_is(&[("gpu-workload/gpu-pod", "cuda-container", 2000)])
+        .await?;
+    ensure!(
+        ledger[0].0 == uuid,
+        "the GpuNode shows it on {}",
+        ledger[0].0
+    );
+    doctor(cluster).await?;
+    cluster.delete_pod("gpu-workload", "gpu-pod").await?;
+    cluster.ledger_is(&[]).await?;
+    Ok(())
+}
+
+/// The three workloads of `deploy/`, with what this cluster lacks: nothing routes Services
+/// here, and there is no DNS. And with the lines marked DRIVER for the stand-in's layout.
+fn workloads(tree: &Path) -> Result<Vec<Value>> {
+    let mut found = Vec::new();
+    for file in ["scheduler.yaml", "daemonset.yaml"] {
+        let text = fs::read_to_string(tree.join("deploy").join(file))?;
+        let text = text.replace(
+            "usr/lib/x86_64-linux-gnu/libnvidia-ml",
+            "usr/lib64/libnvidia-ml",
+        );
+        found.extend(documents(&text)?);
+    }
+    found.retain(|document| document["kind"] == "Deployment" || document["kind"] == "DaemonSet");
+    for workload in &mut found {
+        let scheduler = workload["kind"] == "Deployment";
+        let spec = &mut workload["spec"]["template"]["spec"];
+        spec["hostAliases"] = json!([{
+            "ip": ADDRESS,
+            "hostnames": [format!("{}.{NAMESPACE}.svc", object::TELEMETRY_SERVICE)],
+        }]);
+        if scheduler {
+            spec["hostNetwork"] = json!(true);
+            let args = spec["containers"][0]["args"].as_array_mut();
+            let url = json!(format!("--webhook-url=https://{ADDRESS}:8443"));
+            args.context("the scheduler's args")?.push(url);
+        } else {
+            // The stand-ins of NVIDIA's programs find their driver by it.
+            let env = spec["containers"][0]["env"].as_array_mut();
+            let root = json!({"name": "SIM_ROOT", "value": gpu::DRIVER_ROOT});
+            env.context("the agent's env")?.push(root);
+        }
+    }
+    ensure!(found.len() == PODS, "{} workloads", found.len());
+    Ok(found)
+}
+
+/// Until every pod is ready; binds them, since no scheduler of Kubernetes' own runs here.
+async fn ready(cluster: &Cluster) -> Result<()> {
+    let pods = cluster.pods(NAMESPACE);
+    until("Aliquot's pods ready", Duration::from_secs(90), || async {
+        let all = pods.list(&ListParams::default()).await?;
+        let mut ready = 0;
+        let mut told = Vec::new();
+        for pod in &all {
+            let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            if bound.is_none() {
+                bind(&pods, pod).await?;
+            }
+            ready += usize::from(is_ready(pod));
+            told.push(format!("{}: {}", pod.name_any(), describe(pod)));
+        }
+        Ok(Seen::when(ready == PODS, told.join("; ")))
+    })
+    .await
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+async fn bind(pods: &Api<Pod>, pod: &Pod) -> Result<()> {
+    let binding = json!({
+        "metadata": {"name": pod.name_any()},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node::NAME},
+    });
+    let (name, parameters) = (pod.name_any(), PostParams::default());
+    let bound = pods.create_subresource::<Value, Value>("binding", &name, &parameters, &binding);
+    match bound.await {
+        Ok(_) => Ok(()),
+        // Already, or gone.
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn offered(cluster: &Cluster) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    until("shares in allocatable", Duration::from_secs(30), || async {
+        let status = nodes.get(node::NAME).await?.status.unwrap_or_default();
+        let all = status.allocatable.unwrap_or_default();
+        let has = |name: &str| all.get(name).is_some_and(|amount| amount.0 != "0");
+        Ok(Seen::when(
+            has(resource::SHARE) && has(resource::MEMORY_MIB) && has(resource::GPU),
+            format!("{all:?}"),
+        ))
+    })
+    .await
+}
+
+/// What `helm test` runs: the command line of the image, as the scheduler's account.
+async fn doctor(cluster: &Cluster) -> Result<()> {
+    let path = "deploy/chart/templates/tests/doctor.yaml";
+    let text = fs::read_to_string(cluster.programs.tree.join(path))?
+        .replace("{{ .Release.Name }}", "aliquot")
+        .replace("{{ include \"aliquot.image\" . }}", IMAGE);
+    let mut pod = documents(&text)?.pop().context("no pod")?;
+    pod["spec"]["nodeName"] = json!(node::NAME);
+    cluster.apply_one(&pod).await?;
+    let ended = until("the doctor's end", Duration::from_secs(30), || async {
+        let pod = cluster.pods(NAMESPACE).get("aliquot-doctor").await?;
+        let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+        let phase = phase.unwrap_or_default();
+        Ok(match phase.as_str() {
+            "Succeeded" | "Failed" => Seen::Done(phase),
+            _ => Seen::NotYet(describe(&pod)),
+        })
+    })
+    .await?;
+    let log = cluster.logs(NAMESPACE, "aliquot-doctor", None).await?;
+    ensure!(ended == "Succeeded", "the doctor: {log}");
+    Ok(())
+}
+
+async fn label(cluster: &Cluster, value: Value) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"nvidia.com/gpu.present": value}}}));
+    nodes
+        .patch(node::NAME, &PatchParams::default(), &patch)
+        .await?;
+    Ok(())
+}
+
+/// The workloads and their pods, until they are gone.
+async fn remove(cluster: &mut Cluster) -> Result<()> {
+    cluster.clean().await?;
+    let (all, now) = (ListParams::default(), DeleteParams::background());
+    Api::<Deployment>::namespaced(cluster.client.clone(), NAMESPACE)
+        .delete_collection(&now, &all)
+        .await?;
+    Api::<DaemonSet>::namespaced(cluster.client.clone(), NAMESPACE)
+        .delete_collection(&now, &all)
+        .await?;
+    label(cluster, Value::Null).await?;
+    let pods = cluster.pods(NAMESPACE);
+    pods.delete_collection(&DeleteParams::default().grace_period(1), &all)
+        .await?;
+    until("Aliquot's pods gone", Duration::from_mins(1), || async {
+        let left = pods.list(&all).await?;
+        let told: Vec<String> = left.iter().map(ResourceExt::name_any).collect();
+        Ok(Seen::when(left.items.is_empty(), told.join(", ")))
+    })
+    .await
+}
+
+async fn start_driver(cluster: &Cluster) -> Result<Driver> {
+    let place = gpu::Place {
+        programs: &cluster.programs,
+        state: &cluster.work.state(),
+        logs: &cluster.work.logs(),
+        authority: cluster.control_plane.authority(),
+    };
+    let driver = Driver::start(&place, &Hardware::preset("RTX-6000-Ada", 1)).await?;
+    // A driver's programs are files below its root: a pod follows no link out of it.
+    for entry in fs::read_dir(Path::new(gpu::DRIVER_ROOT).join("usr/bin"))? {
+        let path = entry?.path();
+        if path.is_symlink() {
+            let program = path.canonicalize()?;
+            fs::remove_file(&path)?;
+            fs::copy(program, &path)?;
+        }
+    }
+    Ok(driver)
+}
+
+/// Another machine: its kubelet knows nothing of the last one's cards.
+async fn forget_devices(cluster: &mut Cluster) -> Result<()> {
+    cluster.node.kubelet.stop().await?;
+    if Path::new(node::CHECKPOINT).exists() {
+        fs::remove_file(node::CHECKPOINT)?;
+    }
+    cluster.node.kubelet.start_again()?;
+    cluster.node_ready().await
+}
