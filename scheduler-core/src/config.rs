@@ -80,6 +80,8 @@ pub enum Placement {
     Binpack,
     /// The emptiest.
     Spread,
+    /// Ours: where least will stay unused ([`crate::fragment`]). A node's cards are packed.
+    Fragmentation,
 }
 
 impl Default for Config {
@@ -106,8 +108,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// How a node's cards are chosen for shares.
+    /// How a node's cards are chosen for shares: packed, or spread.
     pub(crate) fn cards(&self) -> Placement {
-        self.card_placement.unwrap_or(self.gpu_placement)
+        match self.card_placement.unwrap_or(self.gpu_placement) {
+            Placement::Spread => Placement::Spread,
+            Placement::Binpack | Placement::Fragmentation => Placement::Binpack,
+        }
     }
 }

@@ -11,7 +11,7 @@
 //!   [`ids`], [`units`]: names and quantities; [`problem`]: what was wrong with one.
 //! - `apply`: an event into `state` (rows of facts, journalled cells, one `transition`).
 //! - `ledger`: what a share gets of a card; `fit`: can it go there, and every "no";
-//!   `whole`: which n cards; `score`: where best.
+//!   `whole`: which n cards; `score`: where best, [`fragment`]: what would stay unused.
 //! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
 //!   `job_queue`: who goes next; `gang`: what goes together.
 //! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
@@ -38,6 +38,7 @@ pub mod event;
 pub mod explain;
 pub mod fair_share;
 mod fit;
+pub mod fragment;
 mod gang;
 pub mod groups;
 pub mod ids;

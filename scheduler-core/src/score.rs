@@ -2,6 +2,7 @@
 //! summed, which is the same since each outweighs all that follow.
 
 use crate::config::{Config, Placement};
+use crate::cycle::Fragments;
 use crate::fit::Seat;
 use crate::fit::seat::{free_gpus, whole_count};
 use crate::state::State;
@@ -24,13 +25,14 @@ pub(crate) struct Score {
     placement: i128,
 }
 
-/// How good a seat is.
+/// How good a seat is. `fragments`: where a placement asks for it.
 pub(crate) fn node(
     state: &State,
     config: &Config,
     spec: &SpecRow,
     key: NodeKey,
     seat: &Seat,
+    fragments: Option<&Fragments>,
 ) -> Score {
     let Some((row, node)) = state
         .nodes
@@ -65,6 +67,9 @@ pub(crate) fn node(
         Placement::Spread if has > 0 && wants_gpus => signed(free_gpus(state, key).0) / has,
         Placement::Spread if has > 0 => free.saturating_mul(1_000_000_000) / has,
         Placement::Spread => 0,
+        Placement::Fragmentation => fragments.map_or(0, |fragments| {
+            i128::from(fragments.rank(state, spec, key, seat))
+        }),
     };
     Score {
         nominated: spec.spec.rules.nominated.as_ref() == Some(&node.name),

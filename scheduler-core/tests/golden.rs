@@ -3,12 +3,12 @@
 //! A file is a list of blocks: input lines, `----`, the expected output, an empty line.
 //! Input lines are events (see `scheduler_core::text`) and the commands
 //! `decide [<now>]`, `explain <pod>` and `snapshot`. A line `config keep-empty-nodes=N`
-//! before all else sets that. With `UPDATE_GOLDEN=1` the expected
+//! before all else sets that, a line `config placement=NAME` how nodes are chosen. With `UPDATE_GOLDEN=1` the expected
 //! output is written anew: read the difference before you commit it.
 #![allow(clippy::unwrap_used, clippy::match_bool)] // A test from its first line to its last.
 
 use scheduler_core::units::Time;
-use scheduler_core::{Config, Core, text};
+use scheduler_core::{Config, Core, Placement, text};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -84,7 +84,18 @@ fn run(source: &str) -> String {
     let keep = source
         .lines()
         .find_map(|line| line.strip_prefix("config keep-empty-nodes="));
+    let placement = match source
+        .lines()
+        .find_map(|line| line.strip_prefix("config placement="))
+    {
+        Some("fragmentation") => Placement::Fragmentation,
+        Some("spread") => Placement::Spread,
+        Some(other) => panic!("no placement is called {other}"),
+        None => Placement::Binpack,
+    };
     let mut core = Core::new(Config {
+        gpu_placement: placement,
+        cpu_placement: placement,
         keep_empty_nodes: keep.map_or(0, |count| count.parse().unwrap()),
         ..Config::default()
     });

@@ -109,6 +109,8 @@ pub enum Strategy {
     Binpack,
     /// The emptiest.
     Spread,
+    /// Where least will stay unused.
+    Fragmentation,
 }
 
 impl From<Strategy> for Placement {
@@ -116,6 +118,7 @@ impl From<Strategy> for Placement {
         match strategy {
             Strategy::Binpack => Self::Binpack,
             Strategy::Spread => Self::Spread,
+            Strategy::Fragmentation => Self::Fragmentation,
         }
     }
 }

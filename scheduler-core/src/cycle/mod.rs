@@ -15,6 +15,7 @@ mod act;
 mod allocate;
 mod consolidate;
 mod find;
+mod fragments;
 mod keep;
 mod place;
 mod preempt;
@@ -36,6 +37,7 @@ use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
+pub(crate) use fragments::Fragments;
 pub(crate) use reason::{hindrance, no_fit_line};
 use rustc_hash::FxHashMap;
 use solve::Like;
@@ -56,6 +58,8 @@ pub(crate) struct Memory {
     wake: Option<Time>,
     /// What was promised then still holds.
     promises: Vec<Promise>,
+    /// What was computed of nodes then.
+    fragments: Option<Fragments>,
 }
 
 /// What follows from where the pods of a job are.
@@ -73,6 +77,8 @@ pub(crate) struct Cycle<'a> {
     pub state: &'a mut State,
     pub config: &'a Config,
     pub shares: Shares,
+    /// Where a placement asks for it.
+    fragments: Option<Fragments>,
     pub decision: Decision,
     /// All nodes, in order of name.
     pub nodes: Arc<[NodeKey]>,
@@ -115,9 +121,11 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
     let shares = Shares::compute(state, k);
+    let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     let mut cycle = Cycle {
         shares,
+        fragments,
         nodes,
         decision: Decision::default(),
         promised: Vec::new(),
@@ -151,6 +159,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     cycle.let_go_of_promises();
     let wake = cycle.wake;
     let mut decision = cycle.decision;
+    memory.fragments = cycle.fragments;
     memory.stirred = Some(state.stirred);
     memory.wake = wake;
     memory.promises.clone_from(&decision.promises);

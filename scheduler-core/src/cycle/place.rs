@@ -268,7 +268,14 @@ impl Cycle<'_> {
             let Ok(seat) = fit::node(self.state, spec, *key, self.config, promise) else {
                 continue;
             };
-            let mut score = score::node(self.state, self.config, spec, *key, &seat);
+            let mut score = score::node(
+                self.state,
+                self.config,
+                spec,
+                *key,
+                &seat,
+                self.fragments.as_ref(),
+            );
             score.topology = topology
                 .and_then(|scores| scores.get(key))
                 .copied()

@@ -341,8 +341,8 @@ fn candidate(
                 !whole,
                 Reverse(cap.0),
             ),
-            (false, Placement::Binpack) => (true, fullness, false, Reverse(0)),
             (false, Placement::Spread) => (false, u128::MAX - fullness, false, Reverse(0)),
+            (false, _) => (true, fullness, false, Reverse(0)),
         },
     })
 }

@@ -1,0 +1,220 @@
+//! The cluster as [`crate::fragment`] sees it: its pods by shape, and what a node would
+//! have left with one pod more.
+//!
+//! In: the state. Out: how good a seat is. What was computed of a node is kept by what the
+//! node has left, not by its name: nodes that are alike are computed once, and the next
+//! decision finds it again while the pods are in the same proportions.
+
+use crate::config::{Config, Placement};
+use crate::fit::{self, Seat, card, seat};
+use crate::fragment::{self, Demand, Shape, WHOLE};
+use crate::model::{Amount, Ask, Mode};
+use crate::state::State;
+use crate::state::cell::Status;
+use crate::state::rows::{NodeKey, Spec, SpecKey, SpecRow};
+use crate::units::NanoGpu;
+use rustc_hash::FxHashMap;
+use slotmap::SecondaryMap;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// So many nodes' states are kept.
+const MOST_KNOWN: usize = 100_000;
+
+/// What tells pods apart: their shape, and the nodes that they may go to.
+type Kind<'a> = (Shape, Option<&'a Arc<Spec>>);
+/// Which shapes a node is open to; `None`: all.
+type Open = Option<Arc<[bool]>>;
+/// Millicores, parts of cards, shapes.
+type Left = (u64, Vec<u16>, Open);
+
+/// One decision's view of fragments.
+#[derive(Debug, Default)]
+pub(crate) struct Fragments {
+    demand: Demand,
+    /// Of each shape one that has it.
+    kinds: Vec<(Shape, Arc<Spec>)>,
+    open: RefCell<SecondaryMap<NodeKey, Open>>,
+    waste: RefCell<FxHashMap<Left, u64>>,
+}
+
+impl Fragments {
+    /// `None` where no placement asks for it. `last`: the decision's before.
+    pub(super) fn of(
+        state: &State,
+        config: &Config,
+        smallest_card: u128,
+        last: Option<Self>,
+    ) -> Option<Self> {
+        let wanted = [config.gpu_placement, config.cpu_placement];
+        if !wanted.contains(&Placement::Fragmentation) {
+            return None;
+        }
+        let mut pods: FxHashMap<SpecKey, u64> = FxHashMap::default();
+        for (key, row) in &state.tasks {
+            let done = state
+                .task_cells
+                .get(key)
+                .is_none_or(|cell| matches!(cell.status, Status::Done | Status::Detached));
+            if row.ours && !done {
+                *pods.entry(row.spec).or_default() += 1;
+            }
+        }
+        // Pods that may go everywhere are told apart by their shape alone.
+        let mut kinds: BTreeMap<Kind, (u64, &Arc<Spec>)> = BTreeMap::new();
+        for (spec, key) in &state.spec_keys {
+            let (Some(row), Some(count)) = (state.specs.get(*key), pods.get(key)) else {
+                continue;
+            };
+            let rules = &spec.rules;
+            let picky = !rules.selector.is_empty() || rules.terms.is_some();
+            let picks = (picky || !spec.tolerations.is_empty()).then_some(spec);
+            let kind = kinds
+                .entry((shape(row, smallest_card), picks))
+                .or_insert((0, spec));
+            kind.0 += count;
+        }
+        let shapes: Vec<(Shape, u64)> = kinds
+            .iter()
+            .map(|((shape, _), (count, _))| (*shape, *count))
+            .collect();
+        let demand = Demand::of(&shapes);
+        let kinds: Vec<(Shape, Arc<Spec>)> = kinds
+            .into_iter()
+            .map(|((shape, _), (_, spec))| (shape, Arc::clone(spec)))
+            .collect();
+        let mut waste = RefCell::default();
+        if let Some(last) = last
+            && last.demand == demand
+            && last.kinds == kinds
+            && last.waste.borrow().len() < MOST_KNOWN
+        {
+            waste = last.waste;
+        }
+        Some(Self {
+            demand,
+            kinds,
+            open: RefCell::default(),
+            waste,
+        })
+    }
+
+    /// How good it is for the node to have the pod on this seat; larger is better.
+    pub(crate) fn rank(&self, state: &State, spec: &SpecRow, key: NodeKey, seat: &Seat) -> i64 {
+        let (cpu, cards) = left(state, key);
+        let mut after = cards.clone();
+        // Whole cards stand last.
+        after.truncate(after.len().saturating_sub(spec.whole as usize));
+        for hold in seat.holds.iter().filter(|hold| !hold.lent) {
+            let Some(row) = state.cards.get(hold.card) else {
+                continue;
+            };
+            let used = state.card_use.get(hold.card).copied().unwrap_or_default();
+            let total = card::memory(row).total.0;
+            let was = free(total, used.after().nominal);
+            if let Some(at) = after.iter().position(|free| *free == was) {
+                after[at] = free(total, used.after().nominal + u128::from(hold.nominal.0));
+                after.sort_unstable();
+            }
+        }
+        let cpu_after = cpu.saturating_sub(spec.spec.cpu.0);
+        let open = self.open_to(state, key);
+        let before = self.waste(cpu, cards, &open);
+        let after = self.waste(cpu_after, after, &open);
+        fragment::rank(before, after)
+    }
+
+    fn waste(&self, cpu: u64, cards: Vec<u16>, open: &Open) -> u64 {
+        let left = (cpu, cards, open.clone());
+        if let Some(waste) = self.waste.borrow().get(&left) {
+            return *waste;
+        }
+        let takes = |index: usize| {
+            open.as_ref()
+                .is_none_or(|open| open.get(index).copied().unwrap_or(false))
+        };
+        let waste = self.demand.waste(cpu, &left.1, takes);
+        self.waste.borrow_mut().insert(left, waste);
+        waste
+    }
+
+    /// Which shapes the node's rules let in.
+    fn open_to(&self, state: &State, key: NodeKey) -> Open {
+        if let Some(open) = self.open.borrow().get(key) {
+            return open.clone();
+        }
+        let node = state.nodes.get(key).and_then(|row| row.node.as_ref());
+        let lets_in = |(shape, spec): &(Shape, Arc<Spec>)| {
+            node.is_some_and(|node| {
+                let shares = shape.part < WHOLE && shape.cards > 0;
+                (node.managed || !shares) && fit::rules(node, spec).is_ok()
+            })
+        };
+        let all: Arc<[bool]> = self.kinds.iter().map(lets_in).collect();
+        let open = (!all.iter().all(|one| *one)).then_some(all);
+        self.open.borrow_mut().insert(key, open.clone());
+        open
+    }
+}
+
+/// What a pod asks for. GPU memory counts as its part of the smallest card; cards of
+/// different parts as the largest of them each.
+fn shape(row: &SpecRow, smallest_card: u128) -> Shape {
+    let part = |amount: Amount| {
+        let part = match amount {
+            Amount::Fraction(part) => {
+                u128::from(part.0) * u128::from(WHOLE) / u128::from(NanoGpu::ONE.0)
+            }
+            Amount::Memory(mib) => {
+                (u128::from(mib.0) * u128::from(WHOLE)).div_ceil(smallest_card.max(1))
+            }
+        };
+        u16::try_from(part).map_or(WHOLE, |part| part.clamp(1, WHOLE))
+    };
+    let mut shape = Shape {
+        cpu: row.spec.cpu.0,
+        cards: row.whole,
+        part: if row.whole > 0 { WHOLE } else { 0 },
+    };
+    for ask in &row.spec.gpus {
+        if let Ask::Share(share) = &ask.ask {
+            shape.cards = shape.cards.saturating_add(share.devices);
+            shape.part = shape.part.max(part(share.amount));
+        }
+    }
+    shape
+}
+
+/// Thousandths of a card that are free, rounded up: parts that sum to 1 fit.
+fn free(total: u64, nominal: u128) -> u16 {
+    let total = u128::from(total);
+    let free = total.saturating_sub(nominal) * u128::from(WHOLE);
+    u16::try_from(free.div_ceil(total.max(1))).unwrap_or(WHOLE)
+}
+
+/// What a node has free or leaving, less promises: millicores, and parts of cards, the
+/// largest last.
+fn left(state: &State, key: NodeKey) -> (u64, Vec<u16>) {
+    let Some(row) = state.nodes.get(key) else {
+        return (0, Vec::new());
+    };
+    let used = state.node_use.get(key).copied().unwrap_or_default();
+    let has = row.node.as_ref().map_or(0, |node| u128::from(node.cpu.0));
+    let cpu = (has + used.releasing.cpu).saturating_sub(used.used.cpu + used.promised.cpu);
+    let whole = usize::try_from(seat::whole_count(state, key).later).unwrap_or(0);
+    let mut cards: Vec<u16> = row
+        .cards
+        .iter()
+        .filter_map(|key| {
+            let card = state.cards.get(*key)?;
+            let after = state.card_use.get(*key)?.after();
+            let shared = after.holds() > 0 && after.modes[Mode::Exclusive as usize] == 0;
+            let free = free(card::memory(card).total.0, after.nominal);
+            (shared && free > 0).then_some(free)
+        })
+        .collect();
+    cards.resize(cards.len() + whole, WHOLE);
+    cards.sort_unstable();
+    (u64::try_from(cpu).unwrap_or(u64::MAX), cards)
+}

@@ -1,0 +1,193 @@
+//! How well pods are packed onto GPUs: the openb trace, replayed under the rules of the
+//! paper that it comes from, with the policies of that paper and through our own core.
+//!
+//! `packing [--seeds N] [--policies LIST] [--trace NAME --folder PATH]`: per policy the
+//! GPUs that are unallocated once the pods that arrived ask for 100 % of all GPUs, and for
+//! 130 %, as mean, least and most over the seeds. `--list` writes one seed's placements.
+
+mod paper;
+mod replay;
+mod through;
+mod trace;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use paper::{Paper, Rule};
+use replay::Run;
+use scheduler_core::Placement;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use through::Through;
+use trace::{Order, Trace};
+
+/// FGD's mean on the default trace, as its authors publish it.
+const FGD: f64 = 4.77;
+/// On the default trace: above this the first refusal is forced on whoever neither
+/// refuses nor moves (a linear program over all fillings of cards).
+const BOUND: f64 = 3.71;
+
+/// Replays the trace.
+#[derive(Parser)]
+struct Args {
+    /// Where the trace lies.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Which pod list.
+    #[arg(long, default_value = "default")]
+    trace: String,
+    /// So many of its orders.
+    #[arg(long, default_value_t = 10)]
+    seeds: usize,
+    /// Which policies.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [
+        Policy::BestFit, Policy::Fgd, Policy::Binpack, Policy::Fragmentation,
+    ])]
+    policies: Vec<Policy>,
+    /// Write the placements of the first order in place of figures.
+    #[arg(long)]
+    list: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    /// The paper's.
+    BestFit,
+    /// The paper's.
+    Fgd,
+    /// The core's.
+    Binpack,
+    /// The core's.
+    Spread,
+    /// The core's.
+    Fragmentation,
+}
+
+impl Policy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::BestFit => "best-fit",
+            Self::Fgd => "fgd",
+            Self::Binpack => "binpack",
+            Self::Spread => "spread",
+            Self::Fragmentation => "fragmentation",
+        }
+    }
+
+    fn run(self, trace: &Trace, order: &Order) -> Run {
+        let through = |placement| Through::new(trace, order, placement);
+        match self {
+            Self::BestFit => {
+                replay::run(trace, order, &mut Paper::new(trace, order, Rule::BestFit))
+            }
+            Self::Fgd => replay::run(trace, order, &mut Paper::new(trace, order, Rule::Fgd)),
+            Self::Binpack => replay::run(trace, order, &mut through(Placement::Binpack)),
+            Self::Spread => replay::run(trace, order, &mut through(Placement::Spread)),
+            Self::Fragmentation => {
+                replay::run(trace, order, &mut through(Placement::Fragmentation))
+            }
+        }
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/openb")
+}
+
+#[allow(clippy::print_stdout, clippy::cast_precision_loss)]
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let trace = Trace::read(&args.folder.unwrap_or_else(folder), &args.trace)?;
+    if args.list {
+        for policy in args.policies {
+            println!("# {}\n{}", policy.name(), list(&trace, policy));
+        }
+        return Ok(());
+    }
+    println!("unallocated GPUs, per cent        100 % arrived            130 % arrived   seconds");
+    for policy in args.policies {
+        let start = Instant::now();
+        let runs: Vec<Run> = trace
+            .orders
+            .iter()
+            .take(args.seeds)
+            .map(|order| policy.run(&trace, order))
+            .collect();
+        let seconds = start.elapsed().as_secs_f64() / runs.len().max(1) as f64;
+        let column = |arrived| {
+            let of: Vec<f64> = runs
+                .iter()
+                .filter_map(|run| run.unallocated(arrived))
+                .collect();
+            let mean = of.iter().sum::<f64>() / of.len() as f64;
+            let least = of.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = of.iter().copied().fold(0.0, f64::max);
+            (mean, format!("{mean:5.2} ({least:5.2} to {most:5.2})"))
+        };
+        let (mean, at_100) = column(100);
+        let (_, at_130) = column(130);
+        println!(
+            "{:<22} {at_100:>24} {at_130:>24} {seconds:9.1}",
+            policy.name()
+        );
+        if policy == Policy::Fragmentation && args.trace == "default" {
+            println!(
+                "  of the way from FGD's {FGD} to {BOUND}, where refusing begins: {:.0} %",
+                (FGD - mean) / (FGD - BOUND) * 100.0
+            );
+        }
+    }
+    Ok(())
+}
+
+/// `seq,pod,node,rank` of the first order.
+fn list(trace: &Trace, policy: Policy) -> String {
+    let Some(order) = trace.orders.first() else {
+        return String::new();
+    };
+    let run = policy.run(trace, order);
+    let mut text = String::from("seq,pod,node,rank\n");
+    for (seq, node) in run.placed.iter().enumerate() {
+        let at = node.and_then(|node| order.nodes.iter().position(|one| *one == node));
+        let (node, rank) = match (node, at) {
+            (Some(node), Some(at)) => (trace.nodes[*node].name.as_str(), at.to_string()),
+            _ => ("", String::new()),
+        };
+        let pod = &trace.pods[order.arrivals[seq]].name;
+        let _ = writeln!(text, "{seq},{pod},{node},{rank}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace() -> Trace {
+        Trace::read(&folder(), "default").unwrap()
+    }
+
+    #[test]
+    fn fgd_puts_every_pod_where_its_authors_program_puts_it() {
+        let trace = trace();
+        let order = &trace.orders[0];
+        let run = Policy::Fgd.run(&trace, order);
+        let golden =
+            std::fs::read_to_string(folder().join("golden/default_fgd_seed42.csv")).unwrap();
+        let mut count = 0;
+        for (seq, line) in golden.lines().skip(1).enumerate() {
+            let columns: Vec<&str> = line.split(',').collect();
+            let pod = &trace.pods[order.arrivals[seq]];
+            assert!(columns[1].starts_with(&pod.name), "{line}: {}", pod.name);
+            let node = run.placed[seq].map_or("", |node| trace.nodes[node].name.as_str());
+            assert_eq!(node, columns[2], "{line}");
+            count += 1;
+        }
+        assert_eq!(count, 10_866);
+        assert_eq!(run.placed.len(), count);
+        assert_eq!(
+            run.placed.iter().filter(|node| node.is_none()).count(),
+            2_532
+        );
+    }
+}

@@ -1,0 +1,61 @@
+//! One run under the paper's rules: pods come one by one, nobody leaves, and whom no node
+//! can take is refused for good. After each arrival it is noted how much has arrived and
+//! how much is allocated; a column is the mean over the arrivals that round to it.
+
+use crate::trace::{Order, Trace};
+use std::collections::BTreeMap;
+
+/// Where a policy puts pods.
+pub(crate) trait Policy {
+    /// Puts the pod of that row of the list somewhere; the node's index, or none.
+    fn place(&mut self, arrival: usize, pod: usize) -> Option<usize>;
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// The node of each arrival.
+    pub placed: Vec<Option<usize>>,
+    /// Allocated, per cent of all GPUs, by per cent arrived.
+    pub columns: BTreeMap<u32, f64>,
+}
+
+impl Run {
+    /// Per cent of the GPUs that are unallocated when so many per cent have arrived.
+    pub(crate) fn unallocated(&self, arrived: u32) -> Option<f64> {
+        Some(100.0 - self.columns.get(&arrived)?)
+    }
+}
+
+/// Replays one order.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss
+)]
+pub(crate) fn run(trace: &Trace, order: &Order, policy: &mut dyn Policy) -> Run {
+    let capacity = trace.capacity() as f64;
+    let (mut arrived, mut allocated) = (0, 0);
+    let mut sums: BTreeMap<u32, (f64, u32)> = BTreeMap::new();
+    let mut placed = Vec::with_capacity(order.arrivals.len());
+    for (arrival, pod) in order.arrivals.iter().enumerate() {
+        let wants = trace.shapes[trace.pods[*pod].shape].gpus();
+        arrived += wants;
+        let node = policy.place(arrival, *pod);
+        if node.is_some() {
+            allocated += wants;
+        }
+        placed.push(node);
+        let column = (arrived as f64 / capacity * 100.0).round_ties_even() as u32;
+        let sum = sums.entry(column).or_default();
+        sum.0 += allocated as f64 / capacity * 100.0;
+        sum.1 += 1;
+    }
+    Run {
+        placed,
+        columns: sums
+            .into_iter()
+            .map(|(column, (sum, count))| (column, sum / f64::from(count)))
+            .collect(),
+    }
+}
