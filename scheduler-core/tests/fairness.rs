@@ -406,8 +406,14 @@ impl<'a> World<'a> {
     }
 }
 
+/// How many cases: few, or as many as `PROPTEST_CASES` says.
+fn cases() -> u32 {
+    let said = std::env::var("PROPTEST_CASES").ok();
+    said.and_then(|cases| cases.parse().ok()).unwrap_or(512)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, rng_seed: RngSeed::Fixed(4), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, rng_seed: RngSeed::Fixed(4), ..ProptestConfig::default() })]
 
     /// Queues, gangs and victims, until nothing is left to do: within 50 rounds.
     #[test]

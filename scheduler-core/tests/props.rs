@@ -311,8 +311,14 @@ fn nodes() -> impl Strategy<Value = Vec<(u8, u8)>> {
     prop::collection::vec((any::<u8>(), any::<u8>()), 1..4)
 }
 
+/// How many cases: few, or as many as `PROPTEST_CASES` says.
+fn cases() -> u32 {
+    let said = std::env::var("PROPTEST_CASES").ok();
+    said.and_then(|cases| cases.parse().ok()).unwrap_or(256)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Debug builds check every invariant after every event as well.
     #[test]

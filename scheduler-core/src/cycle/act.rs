@@ -141,6 +141,7 @@ impl Cycle<'_> {
             (Status::Victim, None) => {
                 // It was only promised a place: it waits on.
                 self.state.transition(task, TaskCell::of(Status::Pending));
+                self.resay_evict(task, for_job, cause, message);
                 return false;
             }
             (Status::Promised, Some(_)) => {}
@@ -163,6 +164,8 @@ impl Cycle<'_> {
             .is_some_and(|row| self.is_ours(row.evicting));
         if !said {
             self.say_evict(task, for_job, cause, message);
+        } else if cell.status == Status::Victim {
+            self.resay_evict(task, for_job, cause, message);
         }
         true
     }
@@ -184,6 +187,43 @@ impl Cycle<'_> {
         self.decision
             .actions
             .retain(|action| action.decision() != id);
+    }
+
+    /// A pod that was to move for one job loses the place that it was promised to another:
+    /// the eviction is for that one, by its rule.
+    fn resay_evict(
+        &mut self,
+        task: TaskKey,
+        for_job: Option<JobKey>,
+        cause: EvictCause,
+        message: &str,
+    ) {
+        let said = self.state.tasks.get(task).and_then(|row| row.evicting);
+        let Some(id) = said.filter(|id| self.is_ours(Some(*id))) else {
+            return;
+        };
+        let in_favour_of = for_job
+            .and_then(|job| self.state.jobs.get(job))
+            .map(|row| row.name.clone());
+        for action in &mut self.decision.actions {
+            if let Action::Evict(evict) = action
+                && evict.decision == id
+                && evict.cause == EvictCause::Consolidation
+            {
+                evict.cause = cause;
+                evict.message = Arc::from(message);
+                evict.in_favour_of.clone_from(&in_favour_of);
+                self.state.open.insert(
+                    id,
+                    OpenDecision {
+                        task,
+                        evicts: Some(cause),
+                        settled: false,
+                        timed_out: false,
+                    },
+                );
+            }
+        }
     }
 
     fn say_evict(
