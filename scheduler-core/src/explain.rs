@@ -55,22 +55,28 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     if state.cell(key).status != Status::Pending {
         return Some(explanation);
     }
+    let mut later = None;
     explanation.nodes = state
         .node_names
         .iter()
         .filter(|(_, key)| state.nodes.get(**key).is_some_and(|row| row.node.is_some()))
         .map(
             |(name, key)| match fit::node(state, spec, *key, config, false) {
-                Ok(seat) => NodeVerdict {
-                    node: name.clone(),
-                    fits: seat.now,
-                    reasons: if seat.now {
-                        Vec::new()
-                    } else {
-                        vec![Arc::from("it fits when what is being released has left")]
-                    },
-                    cards: Vec::new(),
-                },
+                Ok(seat) => {
+                    if !seat.now {
+                        later.get_or_insert(name);
+                    }
+                    NodeVerdict {
+                        node: name.clone(),
+                        fits: seat.now,
+                        reasons: if seat.now {
+                            Vec::new()
+                        } else {
+                            vec![Arc::from("it fits when what is being released has left")]
+                        },
+                        cards: Vec::new(),
+                    }
+                }
                 Err(no) => NodeVerdict {
                     node: name.clone(),
                     fits: false,
@@ -91,7 +97,12 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     if let Some((kind, line)) = cycle::hindrance(state, row) {
         explanation.kind = Some(kind);
         explanation.line = line;
-    } else if !explanation.nodes.iter().any(|node| node.fits) {
+    } else if explanation.nodes.iter().any(|node| node.fits) {
+        // Its turn comes.
+    } else if let Some(node) = later {
+        explanation.kind = Some(ReasonKind::Promised);
+        explanation.line = cycle::released_line(node);
+    } else {
         explanation.kind = Some(ReasonKind::Unschedulable);
         explanation.line = cycle::no_fit_line(state, config, spec, &nodes);
     }

@@ -12,7 +12,7 @@
 //! - the node is filled on paper, with [`STREAMS`] rows of [`OFFERS`] pods each, drawn from
 //!   the cluster's own pods: each takes the tightest card that has room, or is passed over.
 //!   What is idle at the end counts;
-//! - a [`WEIGHT`]th of FGD's measure is added, over all shapes and weighted by the GPUs
+//! - a `WEIGHT`th of FGD's measure is added, over all shapes and weighted by the GPUs
 //!   that they ask for, because a row of few pods hardly ever holds one of eight GPUs, and
 //!   nobody would keep a node whole for it.
 //!

@@ -46,8 +46,6 @@
 {{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
 {{- if gt (int $values.scheduler.replicas) 0 -}}
   {{- $_ := set .object.spec "replicas" (int $values.scheduler.replicas) -}}
-{{- else if $values.global.leaderElection -}}
-  {{- $_ := set .object.spec "replicas" 2 -}}
 {{- end -}}
 {{- end }}
 

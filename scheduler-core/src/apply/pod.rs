@@ -230,9 +230,13 @@ fn target(
             if let Some(decision) = before.decision {
                 state.open.remove(&decision);
             }
-            // Not bound after all: a refusal of its grant is of the past.
+            // Not bound after all: a refusal of its grant is of the past, and so is an
+            // agent's wish that was followed.
             if let Some(row) = state.tasks.get_mut(key) {
                 row.evicting = None;
+                if !state.to_evict.contains(&(row.uid.clone(), key)) {
+                    row.evict_request = None;
+                }
                 if row.refused.take().is_some() && row.evict_request.is_none() {
                     let uid = row.uid.clone();
                     state.to_evict.remove(&(uid, key));

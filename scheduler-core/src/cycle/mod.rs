@@ -38,7 +38,7 @@ use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use fragments::Fragments;
-pub(crate) use reason::{hindrance, no_fit_line};
+pub(crate) use reason::{hindrance, no_fit_line, released_line};
 use rustc_hash::FxHashMap;
 use solve::Like;
 use std::cmp::Reverse;

@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::explain::MAX_LINE;
 use crate::fit;
 use crate::gang::Gang;
+use crate::ids::NodeName;
 use crate::reason::{self, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Status;
@@ -103,6 +104,13 @@ pub(crate) fn no_fit_line(
     Arc::from(reason::join(state, &verdicts, MAX_LINE))
 }
 
+/// What is said of a pod that fits where somebody is on the way out.
+pub(crate) fn released_line(node: &NodeName) -> Arc<str> {
+    Arc::from(format!(
+        "Waits for resources that are being released on node {node}"
+    ))
+}
+
 /// KAI's words for a gang that has too few pods yet.
 pub(super) fn not_ready_line(gang: &Gang, gated: &dyn Fn(TaskKey) -> bool) -> Arc<str> {
     let needed: u32 = gang.sets.iter().map(|set| set.min).sum();
@@ -141,11 +149,7 @@ impl Cycle<'_> {
                 .then(|| self.state.nodes.get(cell.node?))
                 .flatten();
             let said = if let Some(node) = promised {
-                let line = format!(
-                    "Waits for resources that are being released on node {}",
-                    node.name
-                );
-                (ReasonKind::Promised, Arc::from(line))
+                (ReasonKind::Promised, released_line(&node.name))
             } else if let Some(said) = hindrance(self.state, row) {
                 said
             } else if let Some(said) = row.job.and_then(|job| self.failures.get(&job)) {

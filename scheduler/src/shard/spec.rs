@@ -335,9 +335,11 @@ fn placement(text: &Spanned<String>) -> Result<Placement, Remark> {
     match text.value.as_str() {
         "binpack" => Ok(Placement::Binpack),
         "spread" => Ok(Placement::Spread),
+        // Ours.
+        "fragmentation" => Ok(Placement::Fragmentation),
         other => Err(remark(
             text,
-            format!("{other} is neither binpack nor spread"),
+            format!("{other} is neither binpack nor spread nor fragmentation"),
         )),
     }
 }

@@ -114,6 +114,10 @@ fn workloads(tree: &Path) -> Result<Vec<Value>> {
     found.retain(|document| document["kind"] == "Deployment" || document["kind"] == "DaemonSet");
     for workload in &mut found {
         let scheduler = workload["kind"] == "Deployment";
+        if scheduler {
+            // The node's ports are there once.
+            workload["spec"]["replicas"] = json!(1);
+        }
         let spec = &mut workload["spec"]["template"]["spec"];
         spec["hostAliases"] = json!([{
             "ip": ADDRESS,
