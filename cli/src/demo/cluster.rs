@@ -8,7 +8,8 @@ use super::place::Place;
 use super::{embed, story};
 use crate::manifest::{apply, ensure_namespace};
 use crate::view::Scene;
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
 use kube::api::{Api, PostParams};
@@ -20,7 +21,7 @@ use sim_cluster::runtime::{ContainerId, Runtime};
 use sim_cluster::{kubelet, runtime};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -120,6 +121,7 @@ impl Cluster {
                 &cluster.client,
             )?;
         }
+        admission(&cluster.client).await?;
         Ok(cluster)
     }
 
@@ -355,6 +357,19 @@ fn request(node: &str) -> Value {
 /// An address on loopback that nothing listens at now.
 fn free_port() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Waits until pods pass our webhook: one that is made before lacks its token for ever.
+async fn admission(client: &Client) -> anyhow::Result<()> {
+    let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let begin = Instant::now();
+    while api.get_opt(object::WEBHOOK_CONFIGURATION).await?.is_none() {
+        if begin.elapsed() > Duration::from_secs(30) {
+            bail!("the scheduler's webhook does not stand after 30 s");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
 }
 
 /// Nodes are counted from 1.
