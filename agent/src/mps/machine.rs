@@ -21,7 +21,7 @@ use std::time::Duration;
 pub type Time = Duration;
 
 /// Between two looks at a server.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(750);
 /// Between two looks while something is about to change.
 const LOOK_SOON: Duration = Duration::from_millis(20);
 /// Between two checks that a daemon's process lives.
