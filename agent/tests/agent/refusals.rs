@@ -3,6 +3,9 @@
 use crate::kubelet::{Entry, Want};
 use crate::machine::{Machine, SHARE, until};
 use api::Mode;
+use api::gpu_node::GpuNode;
+use kube::Api;
+use kube::api::ListParams;
 use sim_gpu::wire::Message;
 
 async fn refused(machine: &Machine, entry: &Entry) -> String {
@@ -114,6 +117,16 @@ async fn a_card_that_broke_is_refused_and_only_unheld_tokens_are_withdrawn() {
     let entry = machine.admit("p", &uid).await;
     machine.kubelet.pre_start(&entry).await.unwrap();
     let late = machine.share_pod("late", 1, 2000).await;
+    // So that its token is one of its card: any would do as long as its grant is not read.
+    let nodes: Api<GpuNode> = Api::all(machine.client.clone());
+    until("late's grant is read", || async {
+        let status = nodes.list(&ListParams::default()).await.ok()?.items;
+        let status = status.into_iter().find_map(|node| node.status)?;
+        let grants = status.gpus.iter().flat_map(|gpu| &gpu.grants);
+        let mut pods = grants.map(|grant| grant.pod.as_str());
+        pods.any(|pod| pod.ends_with("/late")).then_some(())
+    })
+    .await;
     let other = machine.admit("late", &late).await;
     machine.ctl(&Message::new("ctl-xid").with("index", 1).with("xid", 48));
     until("the sick card's tokens go", || async {
