@@ -62,7 +62,12 @@ pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
                 continue;
             }
             let page = std::fs::read_to_string(&path).unwrap();
-            let manifests = blocks(&page, "yaml").join("---\n");
+            let mut manifests = blocks(&page, "yaml");
+            // A file for the scheduler's own eyes: its tests read it.
+            manifests.retain(|block| !block.contains("kind: SchedulerConfiguration"));
+            // Rights are no matter of scheduling; the deploy tests look at them.
+            manifests.retain(|block| !block.contains("rbac.authorization.k8s.io"));
+            let manifests = manifests.join("---\n");
             if manifests.is_empty() {
                 continue;
             }

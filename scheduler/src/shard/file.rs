@@ -332,6 +332,19 @@ mod tests {
     }
 
     #[test]
+    fn the_file_in_the_docs_can_be_read() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/migration.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let blocks = page.split("```yaml\n").skip(1);
+        let ours = blocks.filter(|block| block.contains("kind: SchedulerConfiguration"));
+        let files: Vec<&str> = ours.filter_map(|block| block.split("```").next()).collect();
+        let [file] = files.as_slice() else {
+            panic!("{files:?}");
+        };
+        assert_eq!(read(file).1, Vec::<String>::new());
+    }
+
+    #[test]
     fn kais_fields_and_arguments_mean_here_what_they_mean_there() {
         let (plan, remarks) = read(&format!(
             "{HEAD}  args:
