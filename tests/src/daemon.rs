@@ -70,10 +70,13 @@ impl Command {
     /// Starts it; its output is appended to `<logs>/<name>.log`.
     pub fn start(self, logs: &Path) -> Result<Daemon> {
         let log = logs.join(format!("{}.log", self.name));
+        // Before it is started: it may speak at once.
+        let first = std::fs::metadata(&log).map_or(0, |file| file.len());
         let child = spawn(&self, &log)?;
         Ok(Daemon {
             command: self,
             log,
+            first,
             child,
         })
     }
@@ -84,6 +87,7 @@ impl Command {
 pub struct Daemon {
     command: Command,
     log: PathBuf,
+    first: u64,
     child: Child,
 }
 
@@ -157,6 +161,11 @@ impl Daemon {
         let text = std::fs::read(&self.log)?;
         let from = usize::try_from(mark)?.min(text.len());
         Ok(String::from_utf8_lossy(&text[from..]).into_owned())
+    }
+
+    /// What it has written since it was first started.
+    pub fn said(&self) -> Result<String> {
+        self.said_since(self.first)
     }
 
     /// The present length of its log, for [`Daemon::said_since`].

@@ -189,13 +189,12 @@ impl Driver {
             )
             .flag("--binary", &program)
             .start(place.logs)?;
-        let mark = daemon.mark()?;
         crate::wait::until(
             "the simulated driver",
             std::time::Duration::from_secs(30),
             || {
                 let alive = daemon.alive();
-                let said = daemon.said_since(mark);
+                let said = daemon.said();
                 async move {
                     Ok(match alive {
                         Err(dead) => crate::wait::Seen::Never(dead),

@@ -408,6 +408,16 @@ impl Core {
         open
     }
 
+    /// Where the kubelet has each card. One that does not have our plugin refuses for good
+    /// what is bound to it, whatever it showed before.
+    fn kubelet_pools(&self) -> BTreeMap<GpuUuid, Pool> {
+        if self.registered {
+            return self.pools.clone();
+        }
+        let cards = self.inventory.cards.iter();
+        cards.map(|card| (card.uuid.clone(), Pool::None)).collect()
+    }
+
     /// What everyone else reads.
     pub fn state(&self) -> State {
         State {
@@ -417,7 +427,7 @@ impl Core {
             complaints: self.complaints(),
             evicted_strangers: self.evicted_strangers(),
             mps: self.mps.clone(),
-            kubelet_pools: self.pools.clone(),
+            kubelet_pools: self.kubelet_pools(),
             not_offering: self.not_offering(),
             policy: self.policy.clone(),
             trusted_ca: self.ca.clone(),

@@ -13,10 +13,12 @@ use crate::watchdog::{Finding, Watchdog, Wrong, is_of};
 use api::Mode;
 use api::gpu_node::Reaction;
 use proto::mps::{Observation, ServerState};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// As long as the supervisor may take to look at its servers, and to tell.
+const RECENT: Duration = Duration::from_secs(2);
 /// A client of a server that broke may still end by itself.
 const LEFTOVER_GRACE: Duration = Duration::from_millis(1500);
 /// A process without a grant may be a container's that is just being told about.
@@ -28,8 +30,8 @@ const AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     watchdog: Watchdog,
-    /// What runs on watched cards, as of a moment ago.
-    latest: Option<Arc<Sample>>,
+    /// What ran on watched cards in the last moments, latest last.
+    recent: VecDeque<Arc<Sample>>,
     broken: BTreeMap<String, Broken>,
     strangers: BTreeMap<(GpuUuid, u32), Met>,
 }
@@ -76,7 +78,10 @@ impl Core {
     ) -> bool {
         let slack = self.terms.watchdog_slack;
         let findings = self.guard.watchdog.judge(&sample, &self.ledger, slack, now);
-        self.guard.latest = Some(sample);
+        let since = sample.at.checked_sub(RECENT);
+        let recent = &mut self.guard.recent;
+        recent.retain(|old| since.is_none_or(|since| old.at >= since));
+        recent.push_back(sample);
         for finding in &findings {
             self.react(finding, effects);
         }
@@ -144,8 +149,8 @@ impl Core {
         now: Instant,
         effects: &mut Vec<Effect>,
     ) {
-        // The supervisor's list may lack who came last.
-        let sampled = self.guard.latest.iter().flat_map(|sample| &sample.cards);
+        // The supervisor's list may lack who came last, and the latest sample who went with it.
+        let sampled = self.guard.recent.iter().flat_map(|sample| &sample.cards);
         let sampled = sampled.flat_map(|(_, processes)| processes);
         let came_last = sampled
             .filter(|process| {

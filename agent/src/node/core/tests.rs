@@ -2,6 +2,7 @@
 //! of it must know the same.
 
 mod runtime;
+mod servers;
 mod strangers;
 
 use super::*;

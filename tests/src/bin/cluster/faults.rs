@@ -55,6 +55,18 @@ async fn three(cluster: &mut Cluster) -> Result<String> {
         cluster.run_share(&manifest).await?;
         cluster.said(&ns, name, "main", "alloc").await?;
     }
+    // The supervisor asks for them from time to time: what broke had these.
+    let gpus = cluster.gpus.as_ref().context("no GPUs")?;
+    until("three known clients", Duration::from_secs(10), || async {
+        let page = gpus.metrics().await?;
+        let clients = |line: &str| -> Option<u64> {
+            let rest = line.strip_prefix("aliquot_gpu_mps_clients{")?;
+            rest.rsplit(' ').next()?.parse().ok()
+        };
+        let known: u64 = page.lines().filter_map(clients).sum();
+        Ok(Seen::when(known == 3, format!("{known}")))
+    })
+    .await?;
     Ok(ns)
 }
 

@@ -78,6 +78,16 @@ pub(crate) async fn pod_resources_answers_from_inside_prestart(
     agent.kill().await?;
     let mark = agent.mark()?;
     agent.start_again_with(|command| command.env("RUST_LOG", "info,agent=debug"))?;
+    // A pod that comes before the kubelet has its plugin back is refused for good.
+    let agent = &gpus(cluster)?.agent;
+    until("registered again", Duration::from_secs(20), || async {
+        let said = agent.said_since(mark)?;
+        let back = said.lines().any(|line| {
+            line.contains("registered resource") && line.contains(proto::names::resource::SHARE)
+        });
+        Ok(Seen::when(back, said))
+    })
+    .await?;
     let ns = cluster.namespace().await?;
     let manifest = pod(&ns, "pod", &[("gpu-memory", "2000")], "report hold");
     let ran = cluster.run_share(&manifest).await;

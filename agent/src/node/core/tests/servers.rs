@@ -1,0 +1,78 @@
+//! Claims about MPS servers that broke, and about a kubelet that lost its plugin.
+
+use super::*;
+use crate::node::state::Pool;
+use proto::mps::ServerState;
+
+fn client(pid: u32, pod: &str) -> Process {
+    Process {
+        pid,
+        memory: Some(Mib(30)),
+        mps_client: true,
+        sm_percent: None,
+        origin: crate::attribute::Origin {
+            pod_uid: Some(pod.to_owned()),
+            ..Default::default()
+        },
+    }
+}
+
+fn seen(losses: u32) -> Event {
+    let mut view = MpsView::default();
+    view.seen.servers = vec![ServerState {
+        name: "GPU-0".into(),
+        state: "Ready".into(),
+        losses,
+        ..Default::default()
+    }];
+    Event::Mps(view)
+}
+
+#[test]
+fn a_client_that_came_and_went_between_two_looks_at_its_server_is_ended_with_the_others() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let pod = world.pod(1, false, 0, 100);
+    world.tell(&mut core, Event::Pod(Box::new(pod)));
+    world.allocate(&mut core, "u1");
+    assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+    world.tell(&mut core, seen(0));
+    let sample = |world: &World, processes| {
+        let (at, cards) = (world.now, vec![(uuid(0), processes)]);
+        Event::Sampled(Arc::new(Sample { at, cards }))
+    };
+    // It is on the card once, and no more when its server has died: what it held is lost, and
+    // the driver shows it again when it asks for something.
+    world.tell(&mut core, sample(&world, vec![client(7, "u1")]));
+    world.now += Duration::from_millis(100);
+    world.tell(&mut core, sample(&world, Vec::new()));
+    world.now += Duration::from_millis(600);
+    world.tell(&mut core, seen(1));
+    let back = observation(&BTreeMap::from([(0, vec![client(7, "u1")])]));
+    world.now += Duration::from_secs(2);
+    let effects = core.apply(Event::Observed(Arc::new(back)), world.now);
+    let ended: Vec<u32> = effects
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::End(errand) => Some(errand.pids),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    assert_eq!(ended, [7]);
+}
+
+#[test]
+fn a_kubelet_without_our_plugin_shows_no_card_whatever_it_showed_before() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let shown = |core: &Core| -> Vec<Pool> { core.state().kubelet_pools.into_values().collect() };
+    let nowhere = vec![Pool::None; CARDS as usize];
+    assert_eq!(shown(&core), nowhere, "started, not registered yet");
+    let pools = BTreeMap::from([(uuid(0), Pool::Whole)]);
+    world.tell(&mut core, Event::Pools(pools));
+    world.tell(&mut core, Event::Registered(true));
+    assert_eq!(shown(&core), [Pool::Whole]);
+    world.tell(&mut core, Event::Registered(false));
+    assert_eq!(shown(&core), nowhere);
+}
