@@ -8,8 +8,9 @@ use crate::shares::{Shares, Three, plus};
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
 use crate::units::Time;
+use rustc_hash::FxHashMap;
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Order of jobs in one queue: smaller goes first.
@@ -45,6 +46,9 @@ struct Node {
     children: Vec<QueueKey>,
     is_leaf: bool,
     stale: bool,
+    /// The first of its children was compared with who comes next, and no other queue has
+    /// moved since.
+    checked: bool,
     /// What the victims popped so far held.
     popped: Three,
 }
@@ -110,7 +114,7 @@ impl Line {
 
 /// Jobs by queue in order of the queues' names, the best last.
 fn sorted(state: &State, entries: Vec<Entry>, victims: bool) -> Vec<(QueueKey, Vec<Entry>)> {
-    let mut by_queue: BTreeMap<QueueKey, Vec<Entry>> = BTreeMap::new();
+    let mut by_queue: FxHashMap<QueueKey, Vec<Entry>> = FxHashMap::default();
     for entry in entries {
         if let Some(queue) = state.jobs.get(entry.job).and_then(|job| job.queue) {
             by_queue.entry(queue).or_default().push(entry);
@@ -135,7 +139,11 @@ pub(crate) struct JobQueue {
     /// Jobs of the line that are not served from there.
     skip: BTreeSet<JobKey>,
     top: Vec<QueueKey>,
-    nodes: BTreeMap<QueueKey, Node>,
+    /// As [`Node::checked`], of those without a parent.
+    checked: bool,
+    nodes: FxHashMap<QueueKey, Node>,
+    /// The queue of the job that was taken last, and what that one wanted.
+    taken: Option<(QueueKey, Three)>,
 }
 
 impl JobQueue {
@@ -145,7 +153,9 @@ impl JobQueue {
             victims,
             skip: BTreeSet::new(),
             top: Vec::new(),
-            nodes: BTreeMap::new(),
+            checked: false,
+            nodes: FxHashMap::default(),
+            taken: None,
         }
     }
 
@@ -235,6 +245,7 @@ impl JobQueue {
             children: Vec::new(),
             is_leaf: true,
             stale: false,
+            checked: false,
             popped: [0; 3],
         };
         leaf.pass_over(&self.skip);
@@ -247,6 +258,7 @@ impl JobQueue {
             let parent = chain.get(index + 1).copied();
             match parent {
                 None => {
+                    self.checked = false;
                     self.top.push(*key);
                     let mut top = std::mem::take(&mut self.top);
                     self.sift_up(state, shares, &mut top);
@@ -265,9 +277,13 @@ impl JobQueue {
                                 children: Vec::new(),
                                 is_leaf: false,
                                 stale: false,
+                                checked: false,
                                 popped: [0; 3],
                             },
                         );
+                    }
+                    if let Some(node) = self.nodes.get_mut(&parent) {
+                        node.checked = false;
                     }
                     let mut children = self.take_children(parent);
                     children.push(*key);
@@ -281,6 +297,7 @@ impl JobQueue {
         }
     }
 
+    /// The children of a queue, to be put back once some came, went or moved.
     fn take_children(&mut self, key: QueueKey) -> Vec<QueueKey> {
         self.nodes
             .get_mut(&key)
@@ -308,7 +325,7 @@ impl JobQueue {
     /// The next job.
     pub(crate) fn pop(&mut self, state: &State, shares: &Shares) -> Option<Entry> {
         let mut level = std::mem::take(&mut self.top);
-        self.settle(state, shares, &mut level);
+        self.checked |= self.settle(state, shares, &mut level);
         let mut at = level.first().copied();
         self.top = level;
         while let Some(key) = at {
@@ -316,9 +333,12 @@ impl JobQueue {
                 break;
             }
             let mut children = self.take_children(key);
-            self.settle(state, shares, &mut children);
+            let compared = self.settle(state, shares, &mut children);
             at = children.first().copied();
             self.put_children(key, children);
+            if let Some(node) = self.nodes.get_mut(&key) {
+                node.checked |= compared;
+            }
         }
         let leaf = at?;
         let node = self.nodes.get_mut(&leaf)?;
@@ -326,12 +346,48 @@ impl JobQueue {
         if self.victims {
             node.popped = plus(node.popped, entry.held);
         }
+        self.taken = None;
         if node.best().is_none() {
             self.prune(state, shares, leaf);
         } else {
+            self.taken = Some((leaf, entry.wanted));
             self.mark(leaf);
         }
         Some(entry)
+    }
+
+    /// Nothing has moved since the last job was taken: its queue stays where it is if its
+    /// next job wants the same. Only for waiting jobs.
+    pub(crate) fn nothing_moved(&mut self) {
+        let Some((leaf, wanted)) = self.taken.take() else {
+            return;
+        };
+        let next = self.nodes.get(&leaf).and_then(Node::best);
+        if self.victims || next.is_none_or(|next| next.wanted != wanted) {
+            return;
+        }
+        // All of them stood at the head of their level.
+        let mut at = Some(leaf);
+        while let Some(key) = at
+            && let Some(parent) = self.nodes.get(&key).map(|node| node.parent)
+        {
+            let checked = match parent {
+                Some(parent) => self.nodes.get(&parent).is_some_and(|node| node.checked),
+                None => self.checked,
+            };
+            if let Some(node) = self.nodes.get_mut(&key) {
+                node.stale &= !checked;
+            }
+            at = parent;
+        }
+    }
+
+    /// Other queues than that of the job that was taken last have moved.
+    pub(crate) fn others_moved(&mut self) {
+        self.checked = false;
+        for node in self.nodes.values_mut() {
+            node.checked = false;
+        }
     }
 
     /// Takes an emptied queue, and every ancestor that it empties, out.
@@ -344,6 +400,11 @@ impl JobQueue {
                 Some(parent) => self.take_children(parent),
                 None => std::mem::take(&mut self.top),
             };
+            match parent.map(|parent| self.nodes.get_mut(&parent)) {
+                Some(Some(node)) => node.checked = false,
+                Some(None) => {}
+                None => self.checked = false,
+            }
             if let Some(index) = level.iter().position(|key| *key == at) {
                 level.swap_remove(index);
                 if index == 0 {
@@ -366,17 +427,18 @@ impl JobQueue {
         }
     }
 
-    /// Puts what changed at the head in its place until the head is as it should be.
-    fn settle(&mut self, state: &State, shares: &Shares, level: &mut [QueueKey]) {
-        while let Some(head) = level.first().copied() {
-            let Some(node) = self.nodes.get_mut(&head) else {
-                return;
-            };
-            if !std::mem::take(&mut node.stale) {
-                return;
-            }
+    /// Puts what changed at the head in its place until the head is as it should be. True
+    /// when it was compared with who comes next.
+    fn settle(&mut self, state: &State, shares: &Shares, level: &mut [QueueKey]) -> bool {
+        let mut compared = false;
+        while let Some(head) = level.first().copied()
+            && let Some(node) = self.nodes.get_mut(&head)
+            && std::mem::take(&mut node.stale)
+        {
             self.sift_down(state, shares, level);
+            compared = true;
         }
+        compared
     }
 
     /// The best job below a queue, and what of it matters to order.

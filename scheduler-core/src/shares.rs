@@ -137,12 +137,8 @@ impl Shares {
                         * u128::from(NanoGpu::ONE.0)
                 })
                 .sum::<u128>();
-            for task in state.on_node.get(key).into_iter().flatten() {
-                if state.tasks.get(*task).is_some_and(|row| !row.ours) {
-                    let cell = state.cell(*task);
-                    has = less(has, state.charge(*task, cell.holds()));
-                }
-            }
+            let foreign = state.node_use.get(key).map(|used| used.foreign);
+            has = less(has, foreign.unwrap_or_default());
             self.total = plus(self.total, has);
         }
         self.smallest_card = if smallest == u128::MAX { 0 } else { smallest };

@@ -72,6 +72,9 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         state.transition(*task, TaskCell::of(Status::Detached));
     }
     let queue = group.as_ref().map(|group| group.queue.clone());
+    if let Some(group) = &group {
+        state.group_names.insert(group.name.clone(), key);
+    }
     if let Some(row) = state.jobs.get_mut(key) {
         row.root = group
             .as_ref()

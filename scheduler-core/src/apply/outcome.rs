@@ -112,6 +112,7 @@ fn pause_length(config: &Config, refusals: u32) -> Duration {
 }
 
 fn set_pause(state: &mut State, task: TaskKey, pause: Pause) {
+    state.hindered += 1;
     state.end_pause(task);
     if let Some(until) = pause.until {
         state.task_pauses.insert((until, task));
@@ -425,9 +426,11 @@ pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec
 impl State {
     /// Ends a task's pause, where it has one.
     pub(crate) fn end_pause(&mut self, task: TaskKey) {
-        if let Some(pause) = self.tasks.get_mut(task).and_then(|row| row.pause.take())
-            && let Some(until) = pause.until
-        {
+        let Some(pause) = self.tasks.get_mut(task).and_then(|row| row.pause.take()) else {
+            return;
+        };
+        self.hindered += 1;
+        if let Some(until) = pause.until {
             self.task_pauses.remove(&(until, task));
         }
     }
@@ -439,6 +442,7 @@ impl State {
             && until <= now
         {
             self.task_pauses.remove(&(until, task));
+            self.hindered += 1;
             self.stir();
         }
         while let Some((until, card)) = self.card_pauses.first().copied()

@@ -3,6 +3,8 @@
 
 use super::Cycle;
 use super::place::Way;
+use crate::action::ReasonKind;
+use crate::capacity::{self, Check};
 use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::state::cell::{Status, TaskCell};
@@ -12,15 +14,63 @@ use std::sync::Arc;
 impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
         let ready = self.ready_jobs();
-        let entries = ready.into_iter().map(|job| self.entry(job)).collect();
+        let entries = ready.iter().map(|job| self.entry(*job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            if self.allocate_job(entry.job) && !self.next_of(entry.job).is_empty() {
+            if self.cannot_sit(entry.job) {
+                queue.nothing_moved();
+                continue;
+            }
+            let rearranged = self.rearranged;
+            if !self.allocate_job(entry.job) {
+                queue.nothing_moved();
+                continue;
+            }
+            if self.rearranged != rearranged {
+                queue.others_moved();
+            }
+            if !self.next_of(entry.job).is_empty() {
                 let again = self.entry(entry.job);
                 queue.push(self.state, &self.shares, again);
             }
         }
+    }
+
+    /// A pod of its own, of which it is known that it fits nowhere: says so. False where
+    /// that is not known.
+    fn cannot_sit(&mut self, job: JobKey) -> bool {
+        if !self
+            .state
+            .jobs
+            .get(job)
+            .is_some_and(|row| row.single && row.group.is_none())
+        {
+            return false;
+        }
+        let tasks = self.next_tasks(job);
+        let [task] = tasks.as_ref() else {
+            return false;
+        };
+        let Some(line) = self
+            .state
+            .tasks
+            .get(*task)
+            .and_then(|row| self.state.specs.get(row.spec)?.no_fit.as_ref())
+            .filter(|no_fit| no_fit.at == self.state.loosened)
+            .map(|no_fit| Arc::clone(&no_fit.line))
+        else {
+            return false;
+        };
+        let wanted = self
+            .shares
+            .wanted(self.state, &tasks, self.shares.largest_card);
+        let said = match capacity::over(self.state, &self.shares, job, wanted, Check::All) {
+            Some((kind, line)) => (kind, Arc::from(line)),
+            None => (ReasonKind::Unschedulable, line),
+        };
+        self.failures.insert(job, said);
+        true
     }
 
     fn next_of(&self, job: JobKey) -> Vec<TaskKey> {

@@ -72,16 +72,21 @@ impl Cycle<'_> {
         if !self.consolidates() {
             return;
         }
-        let mut entries = Vec::new();
-        for job in self.ready_jobs() {
-            if self.may_move_others(job) {
-                entries.push(self.entry(job));
-            }
+        let mut jobs = self.ready_jobs().to_vec();
+        jobs.retain(|job| self.may_move_others(*job));
+        // Who finds nothing changes nothing.
+        if !jobs.iter().any(|job| self.enough_in_sum(*job)) {
+            return;
         }
+        let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            self.consolidate_for(entry.job, Vec::new());
+            if self.consolidate_for(entry.job, Vec::new()) {
+                queue.others_moved();
+            } else {
+                queue.nothing_moved();
+            }
         }
     }
 

@@ -16,6 +16,7 @@ mod allocate;
 mod consolidate;
 mod find;
 mod fragments;
+mod hopeless;
 mod keep;
 mod place;
 mod preempt;
@@ -39,7 +40,8 @@ use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use fragments::Fragments;
 pub(crate) use reason::{hindrance, no_fit_line, released_line};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
+use slotmap::SecondaryMap;
 use solve::Like;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,16 +62,37 @@ pub(crate) struct Memory {
     promises: Vec<Promise>,
     /// What was computed of nodes then.
     fragments: Option<Fragments>,
+    /// What was computed of jobs then.
+    known: Jobs,
+}
+
+/// What follows from where the pods of jobs are, as long as nothing else that it depends
+/// on has changed.
+#[derive(Debug, Default)]
+struct Jobs {
+    /// [`State::hindered`], and what GPU memory counts for.
+    at: (u64, u128),
+    of: SecondaryMap<JobKey, Known>,
 }
 
 /// What follows from where the pods of a job are.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Known {
     /// [`crate::state::rows::JobRow::stamp`] at that time.
     stamp: u64,
     ready: bool,
     next: Arc<[TaskKey]>,
     entry: Entry,
+}
+
+/// Jobs that are ready to be placed.
+#[derive(Clone)]
+struct Ready {
+    /// [`State::touched`] at that time.
+    at: u64,
+    jobs: Arc<[JobKey]>,
+    /// Queues of those that wait and are not.
+    passed_over: BTreeSet<QueueKey>,
 }
 
 /// A decision in the making.
@@ -92,7 +115,7 @@ pub(crate) struct Cycle<'a> {
     /// Jobs that this decision started, and when they had started before.
     starts: Vec<(JobKey, Option<Time>)>,
     /// Why a job did not get what it wanted, for its pods.
-    failures: BTreeMap<JobKey, (ReasonKind, Arc<str>)>,
+    failures: FxHashMap<JobKey, (ReasonKind, Arc<str>)>,
     /// When something will change by time alone.
     wake: Option<Time>,
     /// By queue, the job for which no room was found last, while nothing has moved since:
@@ -101,7 +124,13 @@ pub(crate) struct Cycle<'a> {
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
     /// What follows from where the pods of a job are.
-    known: FxHashMap<JobKey, Known>,
+    known: SecondaryMap<JobKey, Known>,
+    /// How often running work was told to make room.
+    rearranged: u64,
+    /// Jobs that are ready, while nothing has moved.
+    ready: Option<Ready>,
+    /// Whether anything can come of a search for victims, while nothing has moved.
+    outlook: hopeless::Outlook,
     /// Preferred topology domains of the job being placed: node scores by set name.
     scores: FxHashMap<String, BTreeMap<NodeKey, u8>>,
 }
@@ -123,6 +152,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     let shares = Shares::compute(state, k);
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
+    let known = memory.known.take(state, shares.smallest_card);
     let mut cycle = Cycle {
         shares,
         fragments,
@@ -132,11 +162,14 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         since: state.sequence,
         withdrawn: BTreeSet::new(),
         starts: Vec::new(),
-        failures: BTreeMap::new(),
+        failures: FxHashMap::default(),
         wake: None,
         hopeless: FxHashMap::default(),
         passed_over: BTreeSet::new(),
-        known: FxHashMap::default(),
+        known,
+        rearranged: 0,
+        ready: None,
+        outlook: hopeless::Outlook::default(),
         scores: FxHashMap::default(),
         state,
         config,
@@ -159,12 +192,40 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     cycle.let_go_of_promises();
     let wake = cycle.wake;
     let mut decision = cycle.decision;
+    memory.known = Jobs::keep(cycle.state, cycle.shares.smallest_card, cycle.known);
+    if !cycle.withdrawn.is_empty() {
+        // Who may be placed is another question in the next decision.
+        memory.known.of.clear();
+    }
     memory.fragments = cycle.fragments;
     memory.stirred = Some(state.stirred);
     memory.wake = wake;
     memory.promises.clone_from(&decision.promises);
     decision.wake_at = earlier(wake, pauses_end(state));
     decision
+}
+
+impl Jobs {
+    /// What still holds.
+    fn take(&mut self, state: &State, smallest_card: u128) -> SecondaryMap<JobKey, Known> {
+        let known = std::mem::take(&mut self.of);
+        if self.at == (state.hindered, smallest_card) {
+            known
+        } else {
+            SecondaryMap::new()
+        }
+    }
+
+    fn keep(state: &State, smallest_card: u128, mut of: SecondaryMap<JobKey, Known>) -> Self {
+        // Jobs that are gone, or have all they want, are not asked for again.
+        if of.len() > 2 * state.pending.len() + 64 {
+            of.retain(|job, known| !known.next.is_empty() && state.jobs.contains_key(job));
+        }
+        Self {
+            at: (state.hindered, smallest_card),
+            of,
+        }
+    }
 }
 
 fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
@@ -202,33 +263,60 @@ impl Cycle<'_> {
 
     /// Jobs with waiting pods, each once, in a defined order.
     fn waiting_jobs(&self) -> Vec<JobKey> {
-        let mut seen = BTreeSet::new();
+        let mut seen = FxHashSet::default();
+        let mut last = None;
         self.state
             .pending
             .iter()
             .filter_map(|(_, task)| self.state.tasks.get(*task))
             .filter(|row| !row.gated)
             .filter_map(|row| row.job)
-            .filter(|job| seen.insert(*job))
+            .filter(|job| last.replace(*job) != Some(*job) && seen.insert(*job))
             .collect()
     }
 
     /// Waiting jobs that are ready to be placed.
-    fn ready_jobs(&mut self) -> Vec<JobKey> {
-        let mut ready = Vec::new();
+    fn ready_jobs(&mut self) -> Arc<[JobKey]> {
+        let at = self.state.touched;
+        if let Some(ready) = self.ready.clone().filter(|ready| ready.at == at) {
+            self.passed_over.extend(ready.passed_over);
+            return ready.jobs;
+        }
+        let (mut jobs, mut passed_over) = (Vec::new(), BTreeSet::new());
         for job in self.waiting_jobs() {
             if self.known(job).ready {
-                ready.push(job);
+                jobs.push(job);
                 continue;
             }
-            self.pass_over(job);
+            passed_over.extend(self.state.jobs.get(job).and_then(|row| row.queue));
             if !self.state.jobs.get(job).is_some_and(|row| row.single) {
                 let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
                 let line = reason::not_ready_line(&self.gang(job), &gated);
                 self.failures.insert(job, (ReasonKind::NotReady, line));
             }
         }
-        ready
+        let jobs: Arc<[JobKey]> = Arc::from(jobs);
+        self.passed_over.extend(passed_over.iter().copied());
+        self.ready = Some(Ready {
+            at,
+            jobs: Arc::clone(&jobs),
+            passed_over,
+        });
+        jobs
+    }
+
+    /// Waiting jobs that are ready, and old enough to evict others for.
+    fn old_enough(&mut self) -> Vec<JobKey> {
+        let ready = self.ready_jobs();
+        let mut jobs = Vec::with_capacity(ready.len());
+        for job in ready.iter() {
+            if self.within_delay(*job) {
+                self.pass_over(*job);
+            } else {
+                jobs.push(*job);
+            }
+        }
+        jobs
     }
 
     /// The job waits, and is not served by this action.
@@ -240,27 +328,32 @@ impl Cycle<'_> {
 
     /// A job as it stands in the queue of those that want something.
     fn entry(&mut self, job: JobKey) -> Entry {
-        self.known(job).entry
+        self.known(job).entry.clone()
     }
 
     /// The pods that a job would place next, victims of the trial among them.
     fn next_tasks(&mut self, job: JobKey) -> Arc<[TaskKey]> {
-        self.known(job).next
+        Arc::clone(&self.known(job).next)
     }
 
     /// What follows from where a job's pods are; computed again when one has moved.
-    fn known(&mut self, job: JobKey) -> Known {
+    fn known(&mut self, job: JobKey) -> &Known {
         let stamp = self.state.jobs.get(job).map_or(0, |row| row.stamp);
-        if let Some(known) = self.known.get(&job).filter(|known| known.stamp == stamp) {
-            return known.clone();
+        if self.known.get(job).is_none_or(|known| known.stamp != stamp) {
+            let known = self.learn(job, stamp);
+            self.known.insert(job, known);
         }
+        &self.known[job]
+    }
+
+    fn learn(&self, job: JobKey, stamp: u64) -> Known {
         let gang = self.gang(job);
         let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
         let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
         let wanted = self
             .shares
             .wanted(self.state, &next, self.shares.smallest_card);
-        let known = Known {
+        Known {
             stamp,
             ready: gang.is_ready(&gated),
             next: Arc::from(next),
@@ -271,9 +364,7 @@ impl Cycle<'_> {
                 held: [0; 3],
                 part: None,
             },
-        };
-        self.known.insert(job, known.clone());
-        known
+        }
     }
 
     fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {

@@ -56,16 +56,15 @@ impl Rules for Preemption {
 
 impl Cycle<'_> {
     pub(super) fn preempt(&mut self) {
-        let mut entries = Vec::new();
         self.hopeless.clear();
         self.passed_over.clear();
-        for job in self.ready_jobs() {
-            if self.within_delay(job) {
-                self.pass_over(job);
-            } else {
-                entries.push(self.entry(job));
-            }
+        let jobs = self.old_enough();
+        // Without anybody below them they find nothing, and who finds nothing changes
+        // nothing.
+        if !jobs.iter().any(|job| self.stands_above(*job)) {
+            return;
         }
+        let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
@@ -83,6 +82,7 @@ impl Cycle<'_> {
             .is_some()
             {
                 self.pass_over(entry.job);
+                queue.nothing_moved();
                 continue;
             }
             let Some(row) = self.state.jobs.get(entry.job) else {
@@ -92,8 +92,22 @@ impl Cycle<'_> {
                 queue: row.queue,
                 priority: row.priority(self.state),
             };
-            self.make_room(entry.job, &rules);
+            if self.make_room(entry.job, &rules) {
+                queue.others_moved();
+            } else {
+                queue.nothing_moved();
+            }
         }
+    }
+
+    /// Somebody of lower priority stands in its queue.
+    fn stands_above(&self, job: JobKey) -> bool {
+        self.state.jobs.get(job).is_some_and(|row| {
+            let lowest = row
+                .queue
+                .and_then(|queue| self.state.standing.get(&queue)?.first_key_value());
+            lowest.is_some_and(|(lowest, _)| *lowest < row.priority(self.state))
+        })
     }
 
     /// A queue's name for messages.

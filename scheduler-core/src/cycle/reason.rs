@@ -37,7 +37,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<(ReasonKind, Arc
         );
     }
     let job = row.job.and_then(|job| state.jobs.get(job))?;
-    let queue = match &job.group {
+    let name = match &job.group {
         Some(group) => {
             let set = row
                 .set
@@ -62,16 +62,25 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<(ReasonKind, Arc
             );
         }
     };
-    if !state.queue_exists(queue) {
+    // Chains are of the last refresh.
+    let known = job
+        .queue
+        .filter(|_| !state.queues_dirty)
+        .and_then(|queue| state.queues.get(queue));
+    let (exists, is_leaf) = match known {
+        Some(queue) => (!queue.chain.is_empty(), queue.children.is_empty()),
+        None => (state.queue_exists(name), !state.has_children(name)),
+    };
+    if !exists {
         return said(
             ReasonKind::QueueDoesNotExist,
-            format!("Queue '{queue}' does not exist"),
+            format!("Queue '{name}' does not exist"),
         );
     }
-    if state.has_children(queue) {
+    if !is_leaf {
         return said(
             ReasonKind::QueueDoesNotExist,
-            format!("Queue '{queue}' is not a leaf queue"),
+            format!("Queue '{name}' is not a leaf queue"),
         );
     }
     if let Some(pause) = &row.pause

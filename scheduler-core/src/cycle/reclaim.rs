@@ -325,38 +325,59 @@ fn either(one: [bool; 3], other: [bool; 3]) -> [bool; 3] {
 
 impl Cycle<'_> {
     pub(super) fn reclaim(&mut self) {
-        let mut entries = Vec::new();
         self.hopeless.clear();
         self.passed_over.clear();
-        for job in self.ready_jobs() {
-            if self.within_delay(job) {
-                self.pass_over(job);
-            } else {
-                entries.push(self.entry(job));
-            }
+        let jobs = self.old_enough();
+        let may_find = jobs.iter().any(|job| {
+            let wanted = self.still_wanted(*job);
+            self.may_reclaim(*job, wanted) && self.may_find_by_reclaim(*job)
+        });
+        // Who finds nothing changes nothing.
+        if !may_find && !cfg!(debug_assertions) {
+            return;
         }
+        let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
             let wanted = self.still_wanted(entry.job);
             if !self.may_reclaim(entry.job, wanted) {
                 self.pass_over(entry.job);
+                queue.nothing_moved();
                 continue;
             }
-            let Some(queue) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
+            let may_find = self.may_find_by_reclaim(entry.job);
+            if !may_find && !cfg!(debug_assertions) {
+                queue.nothing_moved();
+                continue;
+            }
+            let Some(of) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
                 continue;
             };
             let rules = Reclaim {
-                queue,
+                queue: of,
                 wanted,
                 before: self.state.queue_use.clone(),
             };
-            self.make_room(entry.job, &rules);
+            let (steps, cut_short, wake) =
+                (self.decision.steps, self.decision.cut_short, self.wake);
+            if self.make_room(entry.job, &rules) {
+                assert!(may_find, "room was found where there can be none");
+                queue.others_moved();
+            } else {
+                queue.nothing_moved();
+            }
+            if !may_find {
+                // Only to compare.
+                self.decision.steps = steps;
+                self.decision.cut_short = cut_short;
+                self.wake = wake;
+            }
         }
     }
 
     fn still_wanted(&mut self, job: JobKey) -> Three {
-        self.entry(job).wanted
+        self.known(job).entry.wanted
     }
 
     /// KAI's `CanReclaimResources`: at the leaf, within fair share, and work that cannot

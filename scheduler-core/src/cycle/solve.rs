@@ -512,6 +512,7 @@ impl Cycle<'_> {
         scenario: &Scenario,
         rules: &dyn Rules,
     ) {
+        self.rearranged += 1;
         let mut promised = tasks.to_vec();
         let withdrawn = self.withdrawn.len();
         let mut leaves = false;

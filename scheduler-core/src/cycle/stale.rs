@@ -8,7 +8,7 @@ use crate::state::rows::{JobKey, JobRow, Seen, TaskKey};
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {
-        let jobs: Vec<JobKey> = self.state.job_names.values().copied().collect();
+        let jobs: Vec<JobKey> = self.state.group_names.values().copied().collect();
         for job in jobs {
             if self.state.jobs.get(job).is_some_and(JobRow::is_never_stale) {
                 continue;

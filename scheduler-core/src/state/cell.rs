@@ -9,6 +9,7 @@
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
 use super::{Standing, State};
 use crate::ids::{DecisionId, ResourceName};
+use crate::model::Mode;
 use std::sync::Arc;
 
 /// Where a task is, for the ledger.
@@ -120,6 +121,8 @@ pub(crate) struct NodeUse {
     pub releasing: Amounts,
     /// Promised on top, of what is being released.
     pub promised: Amounts,
+    /// What pods of other schedulers count for in queues: GPU, CPU, memory.
+    pub foreign: [u128; 3],
 }
 
 /// What is taken of one other resource of a node.
@@ -324,6 +327,8 @@ impl State {
             }
         }
         let (stood, stands) = (old.status.is_allocated(), new.status.is_allocated());
+        let (was, is) = (self.is_uneven(key, old), self.is_uneven(key, new));
+        self.uneven = (self.uneven + u32::from(is)).saturating_sub(u32::from(was));
         if (old.status == Status::Pending) != (new.status == Status::Pending)
             && let Some(row) = self.tasks.get(key)
         {
@@ -345,6 +350,24 @@ impl State {
             self.touched += 1;
             row.stamp = self.touched;
         }
+    }
+
+    /// It holds more whole cards than its request says: to move it would free some.
+    fn is_uneven(&self, key: TaskKey, cell: &TaskCell) -> bool {
+        if cell.holds().is_empty() {
+            return false;
+        }
+        let whole = self
+            .tasks
+            .get(key)
+            .and_then(|row| self.specs.get(row.spec))
+            .map_or(0, |spec| spec.whole);
+        let held = cell
+            .holds()
+            .iter()
+            .filter(|hold| !hold.lent && hold.mode == Mode::Exclusive)
+            .count();
+        held > whole as usize
     }
 
     /// One more, or one less, of a job's pods stands.

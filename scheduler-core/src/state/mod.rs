@@ -98,6 +98,13 @@ pub(crate) struct State {
     pub stirred: u64,
     /// Rises with every change of a node.
     pub touched: u64,
+    /// Rises whenever a pod may be hindered that was not, or the other way round, other
+    /// than by a change of its own.
+    pub hindered: u64,
+    /// Pods that hold more whole cards than they ask for.
+    pub uneven: u32,
+    /// Jobs that are no single pods.
+    pub group_names: BTreeMap<GroupName, JobKey>,
 }
 
 /// Where a job with standing pods is listed.
@@ -312,6 +319,9 @@ impl State {
             stamp: 0,
         });
         self.job_names.insert(name.clone(), key);
+        if !single {
+            self.group_names.insert(name.clone(), key);
+        }
         key
     }
 
@@ -371,6 +381,7 @@ impl State {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
                 self.job_names.remove(&row.name);
+                self.group_names.remove(&row.name);
             }
         }
     }

@@ -10,6 +10,7 @@ impl State {
     /// needed, once for any number of changes.
     pub(crate) fn queues_changed(&mut self) {
         self.queues_dirty = true;
+        self.hindered += 1;
         self.loosen();
     }
 

@@ -58,6 +58,8 @@ pub(crate) struct Rooms {
     /// Over all ready nodes.
     pub nano: u128,
     pub mib: u128,
+    /// Whole GPUs free or leaving, less promises, over all nodes.
+    pub whole: i64,
 }
 
 impl Rooms {
@@ -85,6 +87,7 @@ impl Rooms {
     }
 
     fn take_out(&mut self, rank: u32, room: &Room) {
+        self.whole -= room.whole.max(0);
         self.by_whole.remove(&(room.whole, rank));
         if room.shared.is_some() {
             self.sharing.remove(&(room.whole, rank));
@@ -100,6 +103,7 @@ impl Rooms {
     }
 
     fn put_in(&mut self, rank: u32, room: &Room) {
+        self.whole += room.whole.max(0);
         self.by_whole.insert((room.whole, rank));
         if room.shared.is_some() {
             self.sharing.insert((room.whole, rank));

@@ -91,9 +91,9 @@ impl State {
     }
 
     fn move_sums(&mut self, key: TaskKey, at: &TaskCell, way: Way) {
-        let Some((spec, job)) = self.tasks.get(key).and_then(|row| {
+        let Some((spec, job, ours)) = self.tasks.get(key).and_then(|row| {
             let spec = self.specs.get(row.spec)?;
-            Some((Arc::clone(&spec.spec), row.job))
+            Some((Arc::clone(&spec.spec), row.job, row.ours))
         }) else {
             return;
         };
@@ -108,6 +108,9 @@ impl State {
         };
         if let (Some(node), Some(how)) = (at.node, how) {
             self.move_place(node, &spec, at.holds(), how, way);
+            if !ours {
+                self.move_foreign(key, node, at.holds(), way);
+            }
             if how != As::Leaving && at.status != Status::Stuck {
                 self.move_allocated(key, job, at.holds(), way);
             }
@@ -160,6 +163,15 @@ impl State {
         for hold in holds.iter().filter(|hold| !hold.lent) {
             self.move_hold(hold, how, way);
         }
+    }
+
+    fn move_foreign(&mut self, key: TaskKey, node: NodeKey, holds: &[Hold], way: Way) {
+        let amounts = self.charge(key, holds);
+        let mut used = self.node_use.get(node).copied().unwrap_or_default();
+        for (sum, amount) in used.foreign.iter_mut().zip(amounts) {
+            way.add(sum, amount);
+        }
+        self.set(Cell::Node(node, used));
     }
 
     fn move_hold(&mut self, hold: &Hold, how: As, way: Way) {
