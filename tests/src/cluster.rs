@@ -48,6 +48,8 @@ pub struct Programs {
     pub operators: Option<PathBuf>,
     /// The layout of the image that `deploy/image/build` made, where it was run.
     pub image: Option<PathBuf>,
+    /// The pinned helm, where it was built.
+    pub helm: Option<PathBuf>,
     /// The root of the source tree.
     pub tree: PathBuf,
 }

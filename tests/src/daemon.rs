@@ -125,6 +125,15 @@ impl Daemon {
             .with_context(|| format!("kill {}", self.command.name))
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = self
+            .pid()
+            .with_context(|| format!("{} has ended", self.name()))?;
+        kill(Pid::from_raw(i32::try_from(pid)?), signal)
+            .with_context(|| format!("{signal} to {}", self.name()))
+    }
+
     /// SIGTERM, then SIGKILL where that was not enough within five seconds.
     pub async fn stop(&mut self) -> Result<()> {
         let Some(pid) = self.pid() else { return Ok(()) };

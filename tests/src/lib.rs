@@ -12,6 +12,7 @@
 //! - [`node`]: containerd and the kubelet.
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
 //! - [`gpu`], [`scheduler`], [`observer`]: the programs under test, and the simulated driver.
+//! - [`adapt`]: what is installed, fitted to this cluster.
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
 //! - [`gang`]: the pods of one workload, and when each was bound.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
@@ -23,6 +24,7 @@
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
 
+pub mod adapt;
 pub mod cluster;
 pub mod control_plane;
 pub mod daemon;

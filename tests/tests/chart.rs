@@ -122,10 +122,10 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
 fn with_nothing_set_the_objects_are_the_same() {
     let Some(helm) = helm() else { return };
     let mut chart = rendered(&helm, "anywhere", &[]);
-    assert!(
-        chart.remove(&key("Pod", "aliquot-doctor")).is_some(),
-        "helm test has no pod"
-    );
+    for (hook, when) in [("doctor", "helm test"), ("leaves-behind", "an uninstall")] {
+        let pod = chart.remove(&key("Pod", &format!("aliquot-{hook}")));
+        assert!(pod.is_some(), "{when} has no pod");
+    }
     let keep = json!("keep");
     for ((kind, _), object) in &mut chart {
         if ["Queue", "PriorityClass", "CustomResourceDefinition"].contains(&kind.as_str()) {

@@ -1,9 +1,9 @@
 //! Installed as a cluster has it: agent, MPS supervisor and scheduler as pods of the image.
 
+use aliquot_tests::adapt::{adapt, is_workload};
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{self, Driver, Hardware};
 use aliquot_tests::image::Image;
-use aliquot_tests::machine::ADDRESS;
 use aliquot_tests::manifest::documents;
 use aliquot_tests::node;
 use aliquot_tests::pod::describe;
@@ -15,7 +15,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
-use proto::names::{NAMESPACE, container, object, resource};
+use proto::names::{NAMESPACE, container, resource};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -29,30 +29,53 @@ const PODS: usize = 3;
 pub(crate) async fn what_is_built_runs_a_users_pod_as_pods_of_its_own(
     cluster: &mut Cluster,
 ) -> Result<()> {
+    let mut driver = begin(cluster).await?;
+    let outcome = installed(cluster).await;
+    let removed = end(cluster, &mut driver).await;
+    outcome.and(removed)
+}
+
+/// A node as a machine has it: a driver, and none of our programs beside it.
+pub(crate) async fn begin(cluster: &mut Cluster) -> Result<Machine> {
     // Those of other claims are processes.
     cluster.repair().await?;
     // The one folder of the DaemonSets that this machine shares with its host.
     let cdi = Path::new("/etc/cdi").exists();
     forget_devices(cluster).await?;
-    let mut driver = start_driver(cluster).await?;
-    let outcome = installed(cluster).await;
+    let driver = start_driver(cluster).await?;
+    label(cluster, json!("true")).await?;
+    Ok(Machine { driver, cdi })
+}
+
+/// Leaves nothing of what was installed, and no driver.
+pub(crate) async fn end(cluster: &mut Cluster, machine: &mut Machine) -> Result<()> {
     let removed = remove(cluster).await;
-    driver.daemon.stop().await?;
-    if !cdi && Path::new("/etc/cdi").exists() {
+    machine.driver.daemon.stop().await?;
+    if !machine.cdi && Path::new("/etc/cdi").exists() {
         fs::remove_dir("/etc/cdi")?;
     }
     forget_devices(cluster).await?;
-    outcome.and(removed)
+    removed
+}
+
+/// What [`begin`] has made and found.
+pub(crate) struct Machine {
+    driver: Driver,
+    cdi: bool,
+}
+
+/// The image, to where the manifests name it.
+pub(crate) async fn push(cluster: &Cluster) -> Result<()> {
+    let layout = cluster.programs.image.clone();
+    let image = Image::at(layout.context("no image was built: --image")?);
+    cluster.registry.push(&image, IMAGE).await
 }
 
 async fn installed(cluster: &mut Cluster) -> Result<()> {
-    let layout = cluster.programs.image.clone();
-    let image = Image::at(layout.context("no image was built: --image")?);
-    cluster.registry.push(&image, IMAGE).await?;
+    push(cluster).await?;
     for (reference, recipe) in stand_in::images(&cluster.programs) {
         cluster.serve_image(&recipe, reference).await?;
     }
-    label(cluster, json!("true")).await?;
     cluster.make_namespace(NAMESPACE).await?;
     for document in scheduler::manifests(&cluster.programs.tree)? {
         cluster.apply_one(&document).await?;
@@ -99,48 +122,21 @@ async fn installed(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The three workloads of `deploy/`, with what this cluster lacks: nothing routes Services
-/// here, and there is no DNS. And with the lines marked DRIVER for the stand-in's layout.
+/// The three workloads of `deploy/`, on this cluster.
 fn workloads(tree: &Path) -> Result<Vec<Value>> {
     let mut found = Vec::new();
     for file in ["scheduler.yaml", "daemonset.yaml"] {
         let text = fs::read_to_string(tree.join("deploy").join(file))?;
-        let text = text.replace(
-            "usr/lib/x86_64-linux-gnu/libnvidia-ml",
-            "usr/lib64/libnvidia-ml",
-        );
         found.extend(documents(&text)?);
     }
-    found.retain(|document| document["kind"] == "Deployment" || document["kind"] == "DaemonSet");
-    for workload in &mut found {
-        let scheduler = workload["kind"] == "Deployment";
-        if scheduler {
-            // The node's ports are there once.
-            workload["spec"]["replicas"] = json!(1);
-        }
-        let spec = &mut workload["spec"]["template"]["spec"];
-        spec["hostAliases"] = json!([{
-            "ip": ADDRESS,
-            "hostnames": [format!("{}.{NAMESPACE}.svc", object::TELEMETRY_SERVICE)],
-        }]);
-        if scheduler {
-            spec["hostNetwork"] = json!(true);
-            let args = spec["containers"][0]["args"].as_array_mut();
-            let url = json!(format!("--webhook-url=https://{ADDRESS}:8443"));
-            args.context("the scheduler's args")?.push(url);
-        } else {
-            // The stand-ins of NVIDIA's programs find their driver by it.
-            let env = spec["containers"][0]["env"].as_array_mut();
-            let root = json!({"name": "SIM_ROOT", "value": gpu::DRIVER_ROOT});
-            env.context("the agent's env")?.push(root);
-        }
-    }
+    found.retain(is_workload);
+    found.iter_mut().try_for_each(adapt)?;
     ensure!(found.len() == PODS, "{} workloads", found.len());
     Ok(found)
 }
 
 /// Until every pod is ready; binds them, since no scheduler of Kubernetes' own runs here.
-async fn ready(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn ready(cluster: &Cluster) -> Result<()> {
     let pods = cluster.pods(NAMESPACE);
     until("Aliquot's pods ready", Duration::from_secs(90), || async {
         let all = pods.list(&ListParams::default()).await?;
@@ -159,7 +155,7 @@ async fn ready(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-fn is_ready(pod: &Pod) -> bool {
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
     conditions
@@ -168,7 +164,7 @@ fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-async fn bind(pods: &Api<Pod>, pod: &Pod) -> Result<()> {
+pub(crate) async fn bind(pods: &Api<Pod>, pod: &Pod) -> Result<()> {
     let binding = json!({
         "metadata": {"name": pod.name_any()},
         "target": {"apiVersion": "v1", "kind": "Node", "name": node::NAME},
@@ -183,7 +179,7 @@ async fn bind(pods: &Api<Pod>, pod: &Pod) -> Result<()> {
     }
 }
 
-async fn offered(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn offered(cluster: &Cluster) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     until("shares in allocatable", Duration::from_secs(30), || async {
         let status = nodes.get(node::NAME).await?.status.unwrap_or_default();

@@ -209,7 +209,7 @@ pub(crate) async fn a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card
         .context("no cpu")?;
     let milli: u64 = cpu.0.parse::<u64>().context(cpu.0)? * 1000;
     let most = json!({ "requests": { "cpu": format!("{}m", milli * 3 / 4) } });
-    // Older, and bound by hand while there is no kubelet: a new one admits it first.
+    // Older, and bound by hand while the kubelet stands still: a new one admits it first.
     let mut other = pod(&ns, "other", &[], "report hold");
     other["spec"]["schedulerName"] = json!("nobody");
     other["spec"]["containers"][0]["resources"] = most.clone();
@@ -221,7 +221,8 @@ pub(crate) async fn a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card
         Ok(Seen::when(age.as_secs() >= 2, "not yet"))
     })
     .await?;
-    cluster.node.kubelet.kill().await?;
+    // Nothing is bound to a kubelet that has lost its plugin; this one only hears of nothing.
+    cluster.node.kubelet.signal(Signal::SIGSTOP)?;
     let bound = async {
         let mut share = pod(&ns, "share", &[("gpu-memory", "15000")], "report hold");
         share["spec"]["containers"][0]["resources"] = most;
@@ -246,6 +247,7 @@ pub(crate) async fn a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card
         anyhow::Ok(())
     }
     .await;
+    cluster.node.kubelet.kill().await?;
     cluster.node.kubelet.start_again()?;
     bound?;
     cluster.node_ready().await?;

@@ -12,6 +12,7 @@ mod faults;
 mod fence;
 mod grouper;
 mod guard;
+mod helm;
 mod hostile;
 mod identity;
 mod install;
@@ -72,6 +73,9 @@ struct Folders {
     /// Layout of the image of `deploy/image`; claims that need it fail without.
     #[arg(long)]
     image: Option<PathBuf>,
+    /// Helm; claims that need it fail without.
+    #[arg(long)]
+    helm: Option<PathBuf>,
     /// Root of the source tree.
     #[arg(long)]
     tree: PathBuf,
@@ -152,6 +156,7 @@ async fn run() -> Result<ExitCode> {
         ours_static: options.folders.static_programs,
         operators: options.folders.operators,
         image: options.folders.image,
+        helm: options.folders.helm,
         tree: options.folders.tree,
     };
     let work = Work::at(root);
@@ -197,6 +202,7 @@ async fn test(
             accounts::an_agent_makes_and_reports_its_own_gpu_node_alone,
             accounts::each_account_may_do_what_its_program_does_and_no_more,
             install::what_is_built_runs_a_users_pod_as_pods_of_its_own,
+            helm::an_upgrade_leaves_what_runs_alone_and_an_uninstall_says_what_it_leaves_behind,
             seed::seed_004_pod_gets_exactly_2000_mib,
             seed::seed_004_the_fraction_instead_is_a_fifth_of_the_gpu,
             seed::seed_004_a_queues_limit_is_the_most_that_it_can_consume,

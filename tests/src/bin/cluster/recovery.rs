@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::daemon::Daemon;
 use aliquot_tests::gpu::{Gpus, Hardware};
 use aliquot_tests::pod::{describe, phase_of};
 use aliquot_tests::share::{container, pod};
@@ -12,8 +11,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 /// How long the agent may take to be registered again.
@@ -27,7 +25,7 @@ pub(crate) async fn killed_during_prestart_and_with_the_kubelet_restarted_nothin
 
     // PreStartContainer waits for the MPS daemon, which is stopped: so it is open when
     // the agent dies.
-    signal(&gpus(cluster)?.mps, Signal::SIGSTOP)?;
+    gpus(cluster)?.mps.signal(Signal::SIGSTOP)?;
     // Too large for the tenants' card: the other one needs a server that is not there yet.
     let third = pod(&ns, "third", &[("gpu-memory", "47000")], "report hold");
     cluster.apply_one(&third).await?;
@@ -56,7 +54,7 @@ pub(crate) async fn killed_during_prestart_and_with_the_kubelet_restarted_nothin
     stays_pending(cluster, &ns, "third").await?;
     gpus(cluster)?.agent.kill().await?;
     cluster.node.kubelet.kill().await?;
-    signal(&gpus(cluster)?.mps, Signal::SIGCONT)?;
+    gpus(cluster)?.mps.signal(Signal::SIGCONT)?;
 
     let mark = cluster.node.kubelet.mark()?;
     cluster.node.kubelet.start_again()?;
@@ -119,7 +117,7 @@ pub(crate) async fn killed_during_allocate_an_owned_pod_comes_back_and_others_do
     let before = tenants(cluster, &ns).await?;
 
     // A stopped agent answers nothing: the kubelet's call stays open until it is killed.
-    signal(&gpus(cluster)?.agent, Signal::SIGSTOP)?;
+    gpus(cluster)?.agent.signal(Signal::SIGSTOP)?;
     let labels = json!({ "app": "owned" });
     let mut template = pod(&ns, "unnamed", &[("gpu-memory", "1000")], "report hold");
     template["spec"]["restartPolicy"] = json!("Always");
@@ -298,14 +296,6 @@ async fn registered(cluster: &Cluster, mark: u64, since: Instant) -> Result<()> 
 
 fn gpus(cluster: &mut Cluster) -> Result<&mut Gpus> {
     cluster.gpus.as_mut().context("no GPUs")
-}
-
-fn signal(daemon: &Daemon, signal: Signal) -> Result<()> {
-    let pid = daemon
-        .pid()
-        .with_context(|| format!("{} has ended", daemon.name()))?;
-    kill(Pid::from_raw(i32::try_from(pid)?), signal)
-        .with_context(|| format!("{signal} to {}", daemon.name()))
 }
 
 /// As in a rolling update that goes wrong, or where two were installed.
