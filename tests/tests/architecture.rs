@@ -86,6 +86,7 @@ fn in_tree_edges_point_one_way() {
         ("agent", &["api", "cdi", "proto"]),
         ("sim-gpu", &[]),
         ("sim-nvml", &[]),
+        ("sim-cuda", &["sim-gpu"]),
         ("sim-cluster", &["api", "cdi", "proto", "sim-gpu"]),
         (
             "aliquot-cli",
@@ -96,6 +97,17 @@ fn in_tree_edges_point_one_way() {
                 "proto",
                 "scheduler",
                 "scheduler-core",
+                "sim-cluster",
+                "sim-gpu",
+            ],
+        ),
+        (
+            "aliquot-gpu",
+            &[
+                "agent",
+                "aliquot-hook",
+                "api",
+                "proto",
                 "sim-cluster",
                 "sim-gpu",
             ],
@@ -212,6 +224,9 @@ fn unsafe_code_stands_in_named_files_only() {
         "agent/src/nvml/raw.rs",
         "agent/src/mps/daemon.rs",
         "sim/nvml/src/",
+        "sim/cuda/src/lib.rs",
+        // The driver API, as any CUDA program calls it.
+        "tests/gpu/src/cuda.rs",
         // An allocator that counts.
         "tests/src/bin/bench-core/meter.rs",
     ];

@@ -1,0 +1,291 @@
+//! The machine that is asked: a real driver, found where this node has it, or the simulated
+//! one. Either way a driver root of our own, so that everything above does not care.
+//!
+//! In: paths. Out: [`Machine`]: cards, programs, what they need in their environment.
+//! Must never change a setting of a card.
+
+use crate::transcript::Transcript;
+use anyhow::{Context as _, bail};
+use sim_gpu::driver::{Driver, Options};
+use sim_gpu::hardware::{Hardware, Preset};
+use sim_gpu::paths::{ROOT_ENV, Root};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where drivers put their programs and libraries, beside what `PATH` says.
+const PROGRAM_FOLDERS: [&str; 3] = ["/usr/bin", "/usr/local/nvidia/bin", "/opt/bin"];
+const LIBRARY_FOLDERS: [&str; 5] = [
+    "/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+];
+/// The branch whose habits the simulated machine has: the oldest whose MPS needs no
+/// `/dev/shm` of its own.
+const SIMULATED_DRIVER: &str = "580.95.05";
+
+/// One card, as `nvidia-smi` tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    /// `GPU-...`.
+    pub(crate) uuid: String,
+    /// Product.
+    pub(crate) name: String,
+    /// MiB.
+    pub(crate) total: u64,
+}
+
+/// What there is to ask.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// `usr/bin`, `usr/lib64` and `dev` of the driver.
+    pub(crate) root: PathBuf,
+    /// Everything temporary; short, as unix sockets lie in it.
+    pub(crate) work: PathBuf,
+    /// As the driver tells it.
+    pub(crate) driver: String,
+    pub(crate) cards: Vec<Card>,
+    pub(crate) simulated: bool,
+    /// All that was run, and what it said.
+    pub(crate) transcript: Transcript,
+    _driver: Option<Driver>,
+    _folder: tempfile::TempDir,
+}
+
+/// The stand-ins of the simulated machine.
+#[derive(Clone, Debug)]
+pub(crate) struct StandIns {
+    /// NVML.
+    pub(crate) nvml: PathBuf,
+    /// libcuda.
+    pub(crate) cuda: PathBuf,
+}
+
+impl Machine {
+    /// This node's own driver.
+    pub(crate) fn real() -> anyhow::Result<Self> {
+        let folder = folder()?;
+        let root = folder.path().join("d");
+        let (bin, lib, dev) = (
+            root.join("usr/bin"),
+            root.join("usr/lib64"),
+            root.join("dev"),
+        );
+        for place in [&bin, &lib, &dev] {
+            std::fs::create_dir_all(place)?;
+        }
+        for name in [
+            "nvidia-smi",
+            "nvidia-cuda-mps-control",
+            "nvidia-cuda-mps-server",
+        ] {
+            let found = program(name).with_context(|| format!("this machine has no {name}"))?;
+            symlink(found, bin.join(name))?;
+        }
+        for place in LIBRARY_FOLDERS.map(Path::new) {
+            let Ok(entries) = std::fs::read_dir(place) else {
+                continue;
+            };
+            for entry in entries.flatten() {
+                let name = entry.file_name();
+                let text = name.to_string_lossy();
+                let ours = text.starts_with("libcuda.so") || text.starts_with("libnvidia-");
+                if ours && !lib.join(&name).exists() {
+                    symlink(entry.path(), lib.join(&name))?;
+                }
+            }
+        }
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            if !lib.join(name).exists() {
+                bail!(
+                    "this machine has no {name} in {}",
+                    LIBRARY_FOLDERS.join(", ")
+                );
+            }
+        }
+        for entry in std::fs::read_dir("/dev")?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("nvidia") {
+                symlink(entry.path(), dev.join(entry.file_name()))?;
+            }
+        }
+        Self::new(folder, root, None)
+    }
+
+    /// A simulated driver with two cards, in this process.
+    pub(crate) fn simulated(parts: &StandIns) -> anyhow::Result<Self> {
+        let folder = folder()?;
+        let root = folder.path().join("d");
+        let driver = sim_gpu::driver::serve(Options {
+            root: root.clone(),
+            hardware: Hardware {
+                driver_version: SIMULATED_DRIVER.to_owned(),
+                cuda_version: "13.0".to_owned(),
+                ..Hardware::of(Preset::L4, 2)
+            },
+            nvml_library: Some(parts.nvml.clone()),
+            plain_nodes: true,
+            binary: Some(std::env::current_exe()?),
+        })?;
+        std::fs::copy(
+            &parts.cuda,
+            Root::new(&root).nvml().with_file_name("libcuda.so.1"),
+        )
+        .with_context(|| format!("{}", parts.cuda.display()))?;
+        Self::new(folder, root, Some(driver))
+    }
+
+    fn new(
+        folder: tempfile::TempDir,
+        root: PathBuf,
+        driver: Option<Driver>,
+    ) -> anyhow::Result<Self> {
+        let mut machine = Self {
+            root,
+            work: folder.path().to_owned(),
+            driver: String::new(),
+            cards: Vec::new(),
+            simulated: driver.is_some(),
+            transcript: Transcript::default(),
+            _driver: driver,
+            _folder: folder,
+        };
+        let told = machine.smi(&[
+            "--query-gpu=uuid,name,memory.total,driver_version",
+            "--format=csv,noheader,nounits",
+        ])?;
+        for line in told.lines() {
+            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+            if let [uuid, name, total, driver] = cells.as_slice() {
+                (*driver).clone_into(&mut machine.driver);
+                machine.cards.push(Card {
+                    uuid: (*uuid).to_owned(),
+                    name: (*name).to_owned(),
+                    total: total
+                        .parse()
+                        .with_context(|| format!("memory in {line:?}"))?,
+                });
+            }
+        }
+        if machine.cards.is_empty() {
+            bail!("nvidia-smi names no card: {told:?}");
+        }
+        Ok(machine)
+    }
+
+    /// What the driver's programs need to find this root.
+    pub(crate) fn env(&self) -> Vec<(String, String)> {
+        let below = |part: &str| self.root.join(part).display().to_string();
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut env = vec![
+            ("PATH".to_owned(), format!("{}:{path}", below("usr/bin"))),
+            ("LD_LIBRARY_PATH".to_owned(), below("usr/lib64")),
+        ];
+        if self.simulated {
+            env.push((ROOT_ENV.to_owned(), self.root.display().to_string()));
+        }
+        env
+    }
+
+    /// `libcuda.so.1`.
+    pub(crate) fn cuda(&self) -> PathBuf {
+        self.root.join("usr/lib64/libcuda.so.1")
+    }
+
+    /// `nvidia-cuda-mps-control`.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.root.join("usr/bin/nvidia-cuda-mps-control")
+    }
+
+    /// `nvidia-smi`; what it says on either output, whatever its end.
+    pub(crate) fn smi_said(&self, arguments: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+        let output = Command::new(self.root.join("usr/bin/nvidia-smi"))
+            .args(arguments)
+            .envs(self.env())
+            .output()
+            .context("nvidia-smi")?;
+        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.push_str(&String::from_utf8_lossy(&output.stderr));
+        let line = format!("nvidia-smi {}", arguments.join(" "));
+        self.transcript.ran(&line, output.status.code(), &said);
+        Ok((output.status.code(), said))
+    }
+
+    /// `nvidia-smi`, where anything but success is an error.
+    pub(crate) fn smi(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        match self.smi_said(arguments)? {
+            (Some(0), said) => Ok(said),
+            (_, said) => bail!("nvidia-smi {}: {}", arguments.join(" "), said.trim()),
+        }
+    }
+
+    /// Every setting of every card that any part of this could touch.
+    pub(crate) fn settings(&self) -> anyhow::Result<String> {
+        self.smi(&[
+            "--query-gpu=uuid,compute_mode,persistence_mode,mig.mode.current",
+            "--format=csv,noheader",
+        ])
+    }
+
+    /// MiB in use on a card.
+    pub(crate) fn used(&self, card: &Card) -> anyhow::Result<u64> {
+        let told = self.smi(&[
+            "-i",
+            &card.uuid,
+            "--query-gpu=memory.used",
+            "--format=csv,noheader,nounits",
+        ])?;
+        told.trim()
+            .parse()
+            .with_context(|| format!("memory.used: {told:?}"))
+    }
+
+    /// Processes on cards: pid, the card's UUID, MiB where it is told.
+    pub(crate) fn apps(&self) -> anyhow::Result<Vec<(u32, String, Option<u64>)>> {
+        let told = self.smi(&[
+            "--query-compute-apps=pid,gpu_uuid,used_memory",
+            "--format=csv,noheader,nounits",
+        ])?;
+        let row = |line: &str| {
+            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+            match cells.as_slice() {
+                [pid, uuid, used] => {
+                    Some((pid.parse().ok()?, (*uuid).to_owned(), used.parse().ok()))
+                }
+                _ => None,
+            }
+        };
+        Ok(told.lines().filter_map(row).collect())
+    }
+
+    /// So much of a card, in twentieths, that sizes fit small cards and large ones. MiB.
+    pub(crate) fn part(&self, twentieths: u64) -> u64 {
+        self.cards
+            .first()
+            .map_or(0, |card| card.total / 20 * twentieths)
+    }
+
+    /// Step of a program that takes all it gets.
+    pub(crate) fn step(&self) -> u64 {
+        (self.part(1) / 16).max(16)
+    }
+}
+
+fn folder() -> anyhow::Result<tempfile::TempDir> {
+    let folder = tempfile::Builder::new().prefix("ag").tempdir_in("/tmp")?;
+    // MPS servers and programs of other users must get through.
+    std::fs::set_permissions(
+        folder.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )?;
+    Ok(folder)
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let folders = path.split(':').chain(PROGRAM_FOLDERS);
+    folders
+        .map(|folder| Path::new(folder).join(name))
+        .find(|path| path.is_file())
+}

@@ -1,0 +1,199 @@
+//! What this project says of shares on a node, from the pod's grant to the card.
+
+use crate::claims::OUT_OF_MEMORY;
+use crate::machine::Machine;
+use crate::node::{Node, servers};
+use crate::report::Verdict;
+use anyhow::Context as _;
+use api::Mode;
+use serde_json::Value;
+use std::pin::Pin;
+
+type Run<'a> = Pin<Box<dyn Future<Output = anyhow::Result<Verdict>> + 'a>>;
+pub(crate) type Claim = (
+    &'static str,
+    for<'a> fn(&'a Machine, &'a mut Node) -> Run<'a>,
+);
+
+/// What the supervisor's own daemon and a context may cost, of the MiB that a limit allows.
+const CONTEXT: u64 = 1024;
+/// SIGKILL, as a container's exit code.
+const KILLED: i32 = 137;
+
+pub(crate) const CLAIMS: &[Claim] = &[
+    (
+        "placement agrees with nvidia-smi: each pod's program is on the card that it was granted",
+        |machine, node| Box::pin(placement(machine, node)),
+    ),
+    (
+        "two shares of one card, each with a server of its own, are stopped at their unequal limits",
+        |machine, node| Box::pin(unequal(machine, node)),
+    ),
+    (
+        "a fault in one share leaves the other share of the card alone",
+        |machine, node| Box::pin(fault(machine, node)),
+    ),
+    (
+        "without a server, the watchdog ends a program at more than its share, and no neighbour",
+        |machine, node| Box::pin(watchdog(machine, node)),
+    ),
+    (
+        "with the last share its server and its directories are gone",
+        |machine, node| Box::pin(nothing_left(machine, node)),
+    ),
+];
+
+fn number(line: &Value, key: &str) -> u64 {
+    line[key].as_u64().unwrap_or(0)
+}
+
+fn judged(so: bool, seen: String) -> Verdict {
+    if so {
+        Verdict::Holds(seen)
+    } else {
+        Verdict::Differs(seen)
+    }
+}
+
+async fn placement(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let size = machine.part(2);
+    let mut seen = Vec::new();
+    let mut good = true;
+    let names: Vec<String> = (0..machine.cards.len())
+        .map(|at| format!("on-{at}"))
+        .collect();
+    for (name, card) in names.iter().zip(&machine.cards) {
+        let before = machine.used(card)?;
+        let words = format!("context alloc {size} hold");
+        node.share(name, &card.uuid, Mode::TimeSlicing, machine.part(5), &words)
+            .await?;
+        let begun = node.line(machine, name, "context").await?;
+        let taken = node.line(machine, name, "alloc").await?;
+        let grown = machine.used(card)?.saturating_sub(before);
+        let pid = number(&begun, "pid");
+        let apps = machine.apps()?;
+        let on: Vec<&str> = apps
+            .iter()
+            .filter(|(app, _, _)| u64::from(*app) == pid)
+            .map(|(_, uuid, _)| uuid.as_str())
+            .collect();
+        good &= begun["gpu"] == card.uuid.as_str()
+            && taken["code"] == 0
+            && grown >= size
+            && on.iter().all(|uuid| *uuid == card.uuid);
+        seen.push(format!(
+            "{}: {grown} MiB more, pid {pid} {}",
+            card.uuid,
+            if on.is_empty() {
+                "not listed (another pid namespace?)"
+            } else {
+                "listed there"
+            },
+        ));
+    }
+    Ok(judged(good, seen.join("; ")))
+}
+
+async fn unequal(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let mut seen = Vec::new();
+    let mut good = true;
+    let words = format!("context fill {} kernel hold", machine.step());
+    let shares = [("small", machine.part(3)), ("large", machine.part(6))];
+    for (name, limit) in shares {
+        node.share(name, &card.uuid, Mode::MpsIsolated, limit, &words)
+            .await?;
+    }
+    for (name, limit) in shares {
+        let full = node.line(machine, name, "fill").await?;
+        let then = node.line(machine, name, "kernel").await?;
+        let fence = node.fence(name).await?;
+        let taken = number(&full, "taken_mib");
+        good &= full["code"] == OUT_OF_MEMORY
+            && taken <= limit
+            && taken + CONTEXT.min(limit / 2) >= limit / 2
+            && then["code"] == 0
+            && fence == "ServerLimit";
+        seen.push(format!(
+            "{name}, {limit} MiB: stopped at {taken} MiB of its own ({}), goes on, fence {fence}",
+            full["name"].as_str().unwrap_or("not refused"),
+        ));
+    }
+    Ok(judged(good, seen.join("; ")))
+}
+
+async fn fault(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let limit = machine.part(4);
+    let size = machine.part(1);
+    let words = format!("context alloc {size} beat 40 kernel hold");
+    node.share("quiet", &card.uuid, Mode::MpsIsolated, limit, &words)
+        .await?;
+    node.line(machine, "quiet", "alloc").await?;
+    let words = format!("context alloc {size} fault hold");
+    node.share("faulty", &card.uuid, Mode::MpsIsolated, limit, &words)
+        .await?;
+    let broke = node.line(machine, "faulty", "fault").await?;
+    let beat = node.line(machine, "quiet", "beat").await?;
+    let then = node.line(machine, "quiet", "kernel").await?;
+    Ok(judged(
+        broke["code"] != 0 && beat["code"] == 0 && then["code"] == 0,
+        format!(
+            "the faulting share: {}; the other one, over {} ms and after: codes {} and {}",
+            broke["name"].as_str().unwrap_or("nothing"),
+            number(&beat, "ms"),
+            beat["code"],
+            then["code"]
+        ),
+    ))
+}
+
+async fn watchdog(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let (limit, size) = (machine.part(4), machine.part(2));
+    let words = format!("context alloc {size} beat 50 kernel hold");
+    node.share("honest", &card.uuid, Mode::TimeSlicing, limit, &words)
+        .await?;
+    let honest = node.line(machine, "honest", "alloc").await?;
+    let pid = number(&honest, "pid");
+    if !machine
+        .apps()?
+        .iter()
+        .any(|(app, _, _)| u64::from(*app) == pid)
+    {
+        return Ok(Verdict::NotAsked(
+            "the driver does not name pids of this pid namespace, so nothing can be attributed"
+                .into(),
+        ));
+    }
+    let words = format!("context alloc {} hold", limit * 2);
+    node.share("greedy", &card.uuid, Mode::TimeSlicing, limit, &words)
+        .await?;
+    let exit = node.exit("greedy").await?;
+    let beat = node.line(machine, "honest", "beat").await?;
+    let then = node.line(machine, "honest", "kernel").await?;
+    Ok(judged(
+        exit == KILLED && beat["code"] == 0 && then["code"] == 0,
+        format!(
+            "the one that took {} MiB of a share of {limit}: exit {exit}; the one that took {size}: codes {} and {}",
+            limit * 2,
+            beat["code"],
+            then["code"]
+        ),
+    ))
+}
+
+async fn nothing_left(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let place = servers(machine);
+    let left = || {
+        let entries = std::fs::read_dir(&place).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect::<Vec<_>>()
+    };
+    node.until("the last server's directory is gone", async || {
+        left().is_empty().then_some(())
+    })
+    .await?;
+    Ok(Verdict::Holds(format!("{} is empty", place.display())))
+}
