@@ -43,6 +43,21 @@ pub struct Proof {
     pub container: String,
     /// As the runtime names it.
     pub container_id: String,
+    /// What came of the driver's own limit, where the hook tried it.
+    #[serde(default)]
+    pub limited: Option<Limited>,
+}
+
+/// The driver's own limit, as the hook read it back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Limited {
+    /// MiB; `None`: nothing is known to hold.
+    #[serde(default)]
+    pub mib: Option<u64>,
+    /// Why not; empty when it holds.
+    #[serde(default)]
+    pub error: String,
 }
 
 impl Proof {

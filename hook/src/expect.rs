@@ -1,6 +1,7 @@
 //! The command line → what this container must be.
 
 use crate::judge::Refusal;
+use crate::limit::Limit;
 use std::path::PathBuf;
 
 /// What the agent wrote into the hook's arguments when it bound the share.
@@ -18,6 +19,8 @@ pub struct Expected {
     pub proof: PathBuf,
     /// The CDI file; without it digest and environment are not compared.
     pub spec: Option<PathBuf>,
+    /// The driver's own limit, where it has such.
+    pub limit: Option<Limit>,
 }
 
 /// The only command.
@@ -53,7 +56,18 @@ impl Expected {
                 return Err(Refusal::Arguments(format!("{flag} is given twice")));
             }
         }
-        let [pod_uid, container, alloc, digest, proof, spec] = values;
+        let [
+            pod_uid,
+            container,
+            alloc,
+            digest,
+            proof,
+            spec,
+            mib,
+            gpus,
+            smi,
+            needed,
+        ] = values;
         let need = |flag: &str, value: Option<String>| {
             value.ok_or_else(|| Refusal::Arguments(format!("{flag} is missing")))
         };
@@ -66,18 +80,38 @@ impl Expected {
                 .map_err(|error| Refusal::Arguments(format!("--digest: {error}")))?,
             proof: need("--proof", proof)?.into(),
             spec: spec.map(PathBuf::from),
+            limit: limit([mib, gpus, smi, needed])?,
         })
     }
 }
 
+/// All four or none: half a limit is none.
+fn limit(values: [Option<String>; 4]) -> Result<Option<Limit>, Refusal> {
+    let bad = |why: &str| Refusal::Arguments(format!("--limit-*: {why}"));
+    match values {
+        [None, None, None, None] => Ok(None),
+        [Some(mib), Some(gpus), Some(smi), Some(needed)] => Ok(Some(Limit {
+            mib: mib.parse().map_err(|_| bad("MiB are a number"))?,
+            gpus: gpus.split(',').map(str::to_owned).collect(),
+            smi: smi.into(),
+            needed: needed.parse().map_err(|_| bad("needed is true or false"))?,
+        })),
+        _ => Err(bad("some are missing")),
+    }
+}
+
 /// In the order in which they are printed.
-const FLAGS: [&str; 6] = [
+const FLAGS: [&str; 10] = [
     "--pod-uid",
     "--container",
     "--alloc",
     cdi::digest::FLAG,
     "--proof",
     "--spec",
+    "--limit-mib",
+    "--limit-gpus",
+    "--limit-smi",
+    "--limit-needed",
 ];
 
 #[cfg(test)]
@@ -104,6 +138,11 @@ mod tests {
         assert_eq!(expected.digest.to_string(), "0".repeat(64));
         assert_eq!(expected.proof, PathBuf::from("/p"));
         assert_eq!(expected.spec, Some(PathBuf::from("/s")));
+        assert_eq!(expected.limit, None);
+        let line = full()
+            + " --limit-mib 2000 --limit-gpus GPU-a,GPU-b --limit-smi /usr/bin/nvidia-smi --limit-needed true";
+        let limit = Expected::parse(&arguments(&line)).unwrap().limit.unwrap();
+        assert_eq!((limit.mib, limit.gpus.len(), limit.needed), (2000, 2, true));
     }
 
     #[test]
@@ -121,6 +160,11 @@ mod tests {
                 "--spec has no value",
             ),
             (full().replace("0000", "zzzz"), "--digest: a digest is"),
+            (full() + " --limit-mib 2000", "--limit-*: some are missing"),
+            (
+                full() + " --limit-mib all --limit-gpus G --limit-smi /s --limit-needed true",
+                "--limit-*: MiB are a number",
+            ),
         ];
         for (line, message) in table {
             let refusal = Expected::parse(&arguments(&line)).unwrap_err().to_string();

@@ -56,6 +56,9 @@ pub enum Refusal {
         /// In the container; empty when it is not set.
         seen: String,
     },
+    /// The node's minimum fence is the driver's own limit.
+    #[error("the driver's memory limit is not set: {0}")]
+    NoLimit(String),
     /// The agent could not be told.
     #[error("cannot leave proof: {0}")]
     Proof(String),
@@ -159,6 +162,7 @@ mod tests {
             digest: cdi::digest(&spec()),
             proof: "/p".into(),
             spec: Some("/s".into()),
+            limit: None,
         }
     }
 

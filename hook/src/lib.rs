@@ -7,11 +7,12 @@
 //! - [`expect`]: the command line → [`Expected`].
 //! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.
 //! - [`mod@judge`]: pure: expected and seen → let through, or one line that says why not.
+//! - [`limit`]: limits that a driver keeps per cgroup (r615 and later): the container's
+//!   process is in its leaf cgroup by then.
 //! - [`proof`]: the file that tells the agent that it ran.
 //!
 //! Linked statically, runs on a host it knows nothing of, works while the agent is down,
-//! and opens no socket. Limits that a driver keeps per cgroup (r615 and later) belong
-//! between [`mod@judge`] and [`proof`]: the container's process is in its leaf cgroup by then.
+//! and opens no socket.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::missing_panics_doc,
@@ -20,11 +21,13 @@
 
 pub mod expect;
 pub mod judge;
+pub mod limit;
 pub mod proof;
 pub mod state;
 
 pub use expect::Expected;
 pub use judge::{Refusal, judge};
+pub use limit::Host;
 pub use state::{Bundle, State};
 
 use std::io::Read;
@@ -55,5 +58,15 @@ pub fn create_runtime(
         &state,
         injected.as_ref().map(|(spec, bundle)| (spec, bundle)),
     )?;
-    proof::leave(&expected, &state, now)
+    let limited = match &expected.limit {
+        None => None,
+        Some(limit) => {
+            let limited = limit::set(limit, state.pid, &Host::default());
+            if limit.needed && limited.mib.is_none() {
+                return Err(Refusal::NoLimit(limited.error));
+            }
+            Some(limited)
+        }
+    };
+    proof::leave(&expected, &state, limited, now)
 }

@@ -5,6 +5,7 @@
 
 use crate::expect::Expected;
 use crate::judge::Refusal;
+use crate::limit::Limited;
 use crate::state::State;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -30,6 +31,9 @@ pub struct Proof {
     pub digest: String,
     /// When.
     pub unix_millis: u64,
+    /// What came of the driver's own limit, where there was one to set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited: Option<Limited>,
 }
 
 /// Leaves it. A container that is started again overwrites its earlier one.
@@ -37,7 +41,12 @@ pub struct Proof {
 /// # Errors
 /// [`Refusal::Proof`]: without proof the agent would take the container for one that got
 /// around the guard.
-pub fn leave(expected: &Expected, state: &State, now: SystemTime) -> Result<(), Refusal> {
+pub fn leave(
+    expected: &Expected,
+    state: &State,
+    limited: Option<Limited>,
+    now: SystemTime,
+) -> Result<(), Refusal> {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let proof = Proof {
         version: 1,
@@ -48,6 +57,7 @@ pub fn leave(expected: &Expected, state: &State, now: SystemTime) -> Result<(), 
         pid: state.pid,
         digest: expected.digest.to_string(),
         unix_millis: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        limited,
     };
     let text = serde_json::to_string(&proof).expect("strings and integers always print");
     let path = &expected.proof;

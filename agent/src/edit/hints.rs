@@ -48,6 +48,7 @@ mod tests {
             mps_reserve: Mib(64),
             client_slots: 48,
             context_allowance: Mib(500),
+            cgroup_v2: false,
         });
         let now = Instant::now();
         let observation = Observation {

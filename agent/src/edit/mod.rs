@@ -55,12 +55,23 @@ pub struct Made<'a> {
     pub mps: Option<&'a MpsDirs>,
     /// In mode `time-slicing`: [`hints`].
     pub hints: Vec<String>,
+    /// Where the driver has limits of its own.
+    pub limit: Option<DriverLimit>,
+}
+
+/// How the hook sets the driver's own limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverLimit {
+    /// `nvidia-smi`, as the runtime sees it.
+    pub smi: PathBuf,
+    /// The node's minimum fence asks for it: without it the container must not start.
+    pub needed: bool,
 }
 
 /// The sealed CDI file of one allocation.
 pub fn spec(share: &Share, alloc: AllocId, made: Made<'_>, places: &Places) -> Spec {
     let mut edits = made.driver;
-    edits.merge(own(share, alloc, made.mps, places));
+    edits.merge(own(share, alloc, made.mps, made.limit.as_ref(), places));
     edits.env.extend(made.hints);
     let mut spec = Spec {
         kind: names::cdi::KIND.to_owned(),
@@ -78,7 +89,13 @@ pub fn spec(share: &Share, alloc: AllocId, made: Made<'_>, places: &Places) -> S
 }
 
 /// What comes after the driver's edits, and therefore wins.
-fn own(share: &Share, alloc: AllocId, mps: Option<&MpsDirs>, places: &Places) -> ContainerEdits {
+fn own(
+    share: &Share,
+    alloc: AllocId,
+    mps: Option<&MpsDirs>,
+    limit: Option<&DriverLimit>,
+    places: &Places,
+) -> ContainerEdits {
     let id = alloc.to_string();
     let uuids: Vec<&str> = share.gpus.iter().map(GpuUuid::as_str).collect();
     let mut env = vec![
@@ -152,6 +169,19 @@ fn own(share: &Share, alloc: AllocId, mps: Option<&MpsDirs>, places: &Places) ->
             .into_iter()
             .flat_map(|(flag, value)| [flag.to_owned(), value]),
     );
+    if let Some(limit) = limit.filter(|_| share.mode != Mode::Exclusive) {
+        let pairs = [
+            ("--limit-mib", share.memory.0.to_string()),
+            ("--limit-gpus", uuids.join(",")),
+            ("--limit-smi", text(&limit.smi)),
+            ("--limit-needed", limit.needed.to_string()),
+        ];
+        args.extend(
+            pairs
+                .into_iter()
+                .flat_map(|(flag, value)| [flag.to_owned(), value]),
+        );
+    }
     ContainerEdits {
         env,
         mounts,
@@ -253,6 +283,10 @@ mod tests {
             driver: driver(),
             mps: matches!(mode, Mode::Mps | Mode::MpsIsolated).then_some(&dirs),
             hints: Vec::new(),
+            limit: Some(DriverLimit {
+                smi: "/root/usr/bin/nvidia-smi".into(),
+                needed: true,
+            }),
         };
         spec(&share(mode), AllocId::new(0xab), made, &places())
     }
@@ -291,7 +325,9 @@ mod tests {
                 "aliquot-hook create-runtime --pod-uid u1 --container main \
                  --alloc 000000000000000000000000000000ab --digest {digest} \
                  --proof /run/aliquot/proof/000000000000000000000000000000ab \
-                 --spec /var/run/cdi/aliquot.dev-grant_000000000000000000000000000000ab.json"
+                 --spec /var/run/cdi/aliquot.dev-grant_000000000000000000000000000000ab.json \
+                 --limit-mib 2000 --limit-gpus GPU-0 --limit-smi /root/usr/bin/nvidia-smi \
+                 --limit-needed true"
             )
         );
     }
@@ -318,6 +354,8 @@ mod tests {
         assert!(edits.env.iter().all(|pair| !pair.starts_with("CUDA_MPS_")));
         assert_eq!(edits.mounts.len(), 1);
         assert_eq!(edits.hooks.len(), 1);
+        let args = edits.hooks[0].args.join(" ");
+        assert!(!args.contains("--limit"), "{args}");
     }
 
     #[test]

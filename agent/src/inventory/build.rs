@@ -1,7 +1,7 @@
 //! Looks and policy → [`Inventory`].
 
 use super::health::HealthBook;
-use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger, fence_of};
+use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger, fence_with};
 use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
@@ -11,6 +11,8 @@ use std::time::Instant;
 
 /// The name of MPS's programs as the kernel cuts it.
 const MPS_PROGRAM: &str = "nvidia-cuda-mps";
+/// The first branch of the driver that keeps memory limits per cgroup.
+const DRIVER_LIMITS: u32 = 615;
 
 /// What does not change while the agent runs.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,8 @@ pub struct Settings {
     pub client_slots: u32,
     /// Of a fraction, where the policy says nothing.
     pub context_allowance: Mib,
+    /// The node has cgroup v2, which the driver's own limits need.
+    pub cgroup_v2: bool,
 }
 
 /// Everything that was seen of the cards.
@@ -114,8 +118,19 @@ impl Book {
         };
         Inventory {
             driver_version,
+            driver_limits: self.driver_limits(),
             cards,
         }
+    }
+
+    /// Whether there is a driver's limit to be tried. Whether it holds, the hook tells for
+    /// each container.
+    fn driver_limits(&self) -> bool {
+        let Driver::Up { version } = &self.driver else {
+            return false;
+        };
+        let branch = version.split('.').next().and_then(|text| text.parse().ok());
+        self.settings.cgroup_v2 && branch.is_some_and(|branch: u32| branch >= DRIVER_LIMITS)
     }
 
     fn card(
@@ -183,7 +198,12 @@ impl Book {
             cordoned: own.cordoned,
             hidden_from_other_plugins: own.hidden_from_other_plugins,
             only_mode: own.mode,
-            switchable: switchable(reading.mig, own.mode, policy.minimum_fence),
+            switchable: switchable(
+                reading.mig,
+                own.mode,
+                policy.minimum_fence,
+                self.driver_limits(),
+            ),
             compute_capability: identity.compute_capability.clone(),
             pci: identity.pci.clone(),
             numa: identity.numa,
@@ -199,7 +219,12 @@ impl Book {
 
 /// Modes that this agent can put an idle card into: all, less those that the admin does not
 /// want, by name or for the fence that they have.
-fn switchable(mig: bool, only: Option<Mode>, minimum: Option<Fence>) -> Vec<Mode> {
+fn switchable(
+    mig: bool,
+    only: Option<Mode>,
+    minimum: Option<Fence>,
+    driver_limits: bool,
+) -> Vec<Mode> {
     let able = [
         Mode::Exclusive,
         Mode::Mps,
@@ -208,7 +233,8 @@ fn switchable(mig: bool, only: Option<Mode>, minimum: Option<Fence>) -> Vec<Mode
     ];
     let wanted = |mode: &Mode| {
         // Strongest first.
-        let strong = minimum.is_none_or(|least| fence_of(*mode).is_none_or(|fence| fence <= least));
+        let fence = fence_with(*mode, driver_limits);
+        let strong = minimum.is_none_or(|least| fence.is_none_or(|fence| fence <= least));
         !mig && only.is_none_or(|only| only == *mode) && strong
     };
     able.into_iter().filter(wanted).collect()
@@ -234,6 +260,7 @@ mod tests {
         mps_reserve: Mib(64),
         client_slots: 48,
         context_allowance: Mib(512),
+        cgroup_v2: true,
     };
 
     fn process(pid: u32, mib: u64, command: &str) -> Process {
@@ -373,6 +400,38 @@ mod tests {
             let whole = [Mode::Exclusive];
             let expected: Vec<Mode> = whole.iter().chain(sharing).copied().collect();
             assert_eq!(card.switchable, expected, "{least}");
+        }
+    }
+
+    #[test]
+    fn a_driver_with_limits_of_its_own_gives_every_mode_the_strongest_fence() {
+        let policy = GpuNodeSpec {
+            minimum_fence: Some(Fence::DriverLimit),
+            ..GpuNodeSpec::default()
+        };
+        for (version, cgroup_v2, expected) in [
+            ("615.71.09", true, true),
+            ("700.1", true, true),
+            ("610.43", true, false),
+            ("615.71.09", false, false),
+            ("nonsense", true, false),
+        ] {
+            let mut book = Book::new(Settings {
+                cgroup_v2,
+                ..SETTINGS
+            });
+            let now = Instant::now();
+            let mut observation = seen(&[], false);
+            observation.driver = Driver::Up {
+                version: version.into(),
+            };
+            book.observe(&observation, now);
+            let inventory = book.inventory(&policy, |_, _| true, now);
+            assert_eq!(inventory.driver_limits, expected, "{version}");
+            let modes = inventory.cards[0].switchable.len();
+            assert_eq!(modes, if expected { 4 } else { 1 }, "{version}");
+            let fence = inventory.fence_of(Mode::TimeSlicing);
+            assert_eq!(fence == Some(Fence::DriverLimit), expected, "{version}");
         }
     }
 

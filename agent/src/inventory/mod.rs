@@ -47,6 +47,9 @@ impl fmt::Debug for GpuUuid {
 pub struct Inventory {
     /// NVIDIA driver; empty while NVML is not up.
     pub driver_version: String,
+    /// This driver limits the memory of a cgroup by itself: the hook tries, and tells what
+    /// came of it.
+    pub driver_limits: bool,
     /// In NVML's order. A card that was seen once stays, lost, until the agent restarts.
     pub cards: Vec<Card>,
 }
@@ -55,6 +58,11 @@ impl Inventory {
     /// The card of that UUID.
     pub fn card(&self, uuid: &GpuUuid) -> Option<&Card> {
         self.cards.iter().find(|card| card.uuid == *uuid)
+    }
+
+    /// The strongest fence that a share in this mode can get here; `None` for a whole card.
+    pub fn fence_of(&self, mode: Mode) -> Option<Fence> {
+        fence_with(mode, self.driver_limits)
     }
 }
 
@@ -125,6 +133,17 @@ pub fn fence_of(mode: Mode) -> Option<Fence> {
         Mode::MpsIsolated => Some(Fence::ServerLimit),
         Mode::TimeSlicing => Some(Fence::WatchdogOnly),
     }
+}
+
+/// The same on a driver that may have limits of its own.
+fn fence_with(mode: Mode, driver_limits: bool) -> Option<Fence> {
+    fence_of(mode).map(|fence| {
+        if driver_limits {
+            Fence::DriverLimit
+        } else {
+            fence
+        }
+    })
 }
 
 /// Whether a card works.

@@ -343,11 +343,22 @@ impl Core {
                     evict,
                 });
             }
-            let name = server_name(share).filter(|_| share.mode == Mode::MpsIsolated)?;
-            let server = self.mps.seen.servers.iter().find(|s| s.name == name)?;
-            (!server.tampered.is_empty()).then(|| Complaint {
-                text: format!("its MPS server was told other limits: {}", server.tampered),
-                evict,
+            let name = server_name(share).filter(|_| share.mode == Mode::MpsIsolated);
+            let server = name.and_then(|name| {
+                let mut servers = self.mps.seen.servers.iter();
+                servers.find(|s| s.name == name)
+            });
+            if let Some(server) = server.filter(|server| !server.tampered.is_empty()) {
+                return Some(Complaint {
+                    text: format!("its MPS server was told other limits: {}", server.tampered),
+                    evict,
+                });
+            }
+            // Said, since the driver has such limits; the mode's own fence holds as ever.
+            let limited = self.limited(share)?;
+            (limited.mib.is_none()).then(|| Complaint {
+                text: format!("the driver's memory limit is not set: {}", limited.error),
+                evict: false,
             })
         };
         let standing =

@@ -3,7 +3,7 @@
 
 use super::core::{Core, Effect};
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
-use crate::inventory::{Card, GpuUuid, fence_of};
+use crate::inventory::{Card, GpuUuid};
 use crate::ledger::{AllocId, Claim, Refused, Share};
 use crate::pods::{PodView, Standing};
 use api::Mib;
@@ -151,7 +151,8 @@ impl Core {
         let claim = self.due(pod, &holder.container, ask)?;
         if let Some(minimum) = self.minimum_fence() {
             // Strongest first; a whole card needs no fence.
-            if let Some(fence) = fence_of(claim.mode).filter(|fence| *fence > minimum) {
+            let fence = self.inventory.fence_of(claim.mode);
+            if let Some(fence) = fence.filter(|fence| *fence > minimum) {
                 return Err(Unready {
                     reason: format!(
                         "the node's minimum fence is {minimum}, mode {} gives {fence}",

@@ -86,6 +86,7 @@ pub(crate) fn state() -> State {
         },
         inventory: Inventory {
             driver_version: "570.86.10".into(),
+            driver_limits: false,
             cards: vec![first, second],
         },
         ledger,

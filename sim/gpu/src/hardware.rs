@@ -321,6 +321,11 @@ impl Hardware {
             .unwrap_or(0)
     }
 
+    /// The driver keeps memory limits per cgroup.
+    pub fn memory_limits(&self) -> bool {
+        self.branch() >= 615
+    }
+
     /// Clients that one card takes under MPS.
     pub fn max_clients(&self) -> usize {
         self.mps

@@ -1,5 +1,6 @@
 //! `nvidia-smi`, as far as anything here calls it: the table, `-L`,
-//! `--query-gpu`, `--query-compute-apps`, `-c`, `compute-policy`.
+//! `--query-gpu`, `--query-compute-apps`, `-c`, `compute-policy`, `memory-limits` (whose
+//! wording nobody here has seen).
 //!
 //! Owns the printing. In: the driver's answers. Out: text in the real one's
 //! form. Inside a container it sees the cards whose nodes are there.
@@ -44,6 +45,9 @@ struct Asked {
     list: bool,
     mode: Option<String>,
     policy: bool,
+    limits: bool,
+    cgroup: Option<String>,
+    hard: Option<String>,
     slice: Option<String>,
     query_gpu: Option<String>,
     query_apps: Option<String>,
@@ -80,6 +84,9 @@ fn parse(args: &[String]) -> Result<Asked, Failure> {
             "-i" | "--id" => asked.select = Some(value()?),
             "-c" | "--compute-mode" => asked.mode = Some(value()?),
             "compute-policy" => asked.policy = true,
+            "memory-limits" => asked.limits = true,
+            "-n" if asked.limits => asked.cgroup = Some(value()?),
+            "--hard-limit" if asked.limits => asked.hard = Some(value()?),
             "--set-timeslice" if asked.policy => asked.slice = Some(value()?),
             "-l" | "--list" if asked.policy => {}
             "--query-gpu" => asked.query_gpu = Some(value()?),
@@ -135,6 +142,9 @@ fn answer(asked: &Asked) -> Result<String, Failure> {
     }
     if let Some(mode) = &asked.mode {
         return set_mode(&mut driver, &cards, mode);
+    }
+    if asked.limits {
+        return limits(&mut driver, cards, asked);
     }
     if asked.policy {
         return policy(&mut driver, cards, asked.slice.as_deref());
@@ -243,6 +253,38 @@ fn policy(
                 NAMES.get(now).copied().unwrap_or_default()
             );
         }
+    }
+    Ok(text)
+}
+
+fn limits(
+    driver: &mut Driver,
+    cards: Vec<(u32, Result<Message, CallError>)>,
+    asked: &Asked,
+) -> Result<String, Failure> {
+    let Some(cgroup) = &asked.cgroup else {
+        return Err(Failure(
+            2,
+            "memory-limits needs a cgroup: -n PATH".to_owned(),
+        ));
+    };
+    let mut text = String::new();
+    for (minor, card) in cards {
+        card?;
+        let request = Message::new("memory-limits")
+            .with("index", minor)
+            .with("cgroup", cgroup)
+            .with_some("hard", asked.hard.as_ref());
+        let told = driver.call(&request)?;
+        let hard = match value(&told, "hard") {
+            max if max == "max" => max,
+            mib => format!("{mib} MiB"),
+        };
+        let _ = writeln!(
+            text,
+            "GPU {minor}: {cgroup}\n    Hard Limit : {hard}\n    Used : {} MiB",
+            value(&told, "used")
+        );
     }
     Ok(text)
 }

@@ -343,3 +343,40 @@ fn thread_percentage_bounds_the_work() {
         CudaError::MpsConnectionFailed
     );
 }
+
+#[test]
+fn a_cgroups_limit_counts_all_its_processes_with_and_without_mps_and_is_the_total_they_see() {
+    let mut state = machine(Preset::Rtx6000Ada, 1);
+    let (total, context) = {
+        let spec = &state.cards[CARD].spec;
+        (spec.total_mib - spec.reserved_mib, spec.context_mib)
+    };
+    server(&mut state, 100);
+    let mut inside = |conn: ConnId, cgroup: &str| {
+        process(&mut state, conn);
+        state.processes.get_mut(&conn).unwrap().cgroup = cgroup.into();
+    };
+    inside(1, "4:memory:/elsewhere;0::/kubepods/pod1/ab");
+    inside(2, "0::/kubepods/pod1/ab/below");
+    inside(3, "0::/kubepods/pod1/abc");
+    let ticket = state.attach(100, BTreeMap::new(), 100).unwrap();
+    state.make_context(1, CARD, Some(&ticket)).unwrap();
+    for conn in [2, 3] {
+        state.make_context(conn, CARD, None).unwrap();
+    }
+    let limit = 4000;
+    state.cards[CARD]
+        .cgroup_limits
+        .insert("/kubepods/pod1/ab".into(), limit);
+    let left = limit - 2 * context;
+    assert_eq!(state.memory_info(1, CARD), Ok((limit, left)));
+    assert_eq!(state.memory_info(3, CARD).unwrap().0, total);
+    state.allocate(1, CARD, left - 100).unwrap();
+    assert_eq!(state.memory_info(2, CARD), Ok((limit, 100)));
+    assert_eq!(
+        state.allocate(2, CARD, 101).unwrap_err().0,
+        CudaError::OutOfMemory
+    );
+    state.allocate(2, CARD, 100).unwrap();
+    state.allocate(3, CARD, 10_000).unwrap();
+}

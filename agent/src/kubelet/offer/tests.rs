@@ -35,6 +35,7 @@ fn card(index: u32) -> Card {
 fn node() -> Inventory {
     Inventory {
         driver_version: "570".into(),
+        driver_limits: false,
         cards: (0..3).map(card).collect(),
     }
 }

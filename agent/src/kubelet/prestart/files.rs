@@ -2,7 +2,7 @@
 
 use crate::Config;
 use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed};
-use crate::inventory::GpuUuid;
+use crate::inventory::{GpuUuid, fence_of};
 use crate::ledger::{AllocId, Share};
 use crate::mps::plan;
 use crate::node::{MpsView, State};
@@ -44,8 +44,20 @@ pub(super) fn made(
         driver,
         mps: mps.as_ref(),
         hints,
+        limit: driver_limit(config, state, share),
     };
     Ok(edit::spec(share, alloc, made, &places))
+}
+
+/// Where the driver may have limits of its own, the hook tries them.
+fn driver_limit(config: &Config, state: &State, share: &Share) -> Option<edit::DriverLimit> {
+    let minimum = state.policy.as_ref().and_then(|p| p.spec.minimum_fence);
+    // Strongest first.
+    let weak = |least| fence_of(share.mode).is_some_and(|fence| fence > least);
+    state.inventory.driver_limits.then(|| edit::DriverLimit {
+        smi: config.driver_root.join("usr/bin/nvidia-smi"),
+        needed: minimum.is_some_and(weak),
+    })
 }
 
 /// NVIDIA's own edits where every card has them, else what is found under the driver root.

@@ -38,6 +38,7 @@ fn card(index: u32, total: u64) -> Card {
 fn node(cards: u32) -> Inventory {
     Inventory {
         driver_version: "570".into(),
+        driver_limits: false,
         cards: (0..cards).map(|index| card(index, 1000)).collect(),
     }
 }

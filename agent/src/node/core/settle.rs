@@ -9,7 +9,7 @@ use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
 use crate::pods::{ContainerView, Standing};
-use crate::reconcile;
+use crate::reconcile::{self, Limited};
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::BTreeSet;
@@ -155,6 +155,11 @@ impl Core {
     /// back. Never more than is known now: a server that somebody else told another limit
     /// fences nothing until it was told again.
     fn fence(&self, share: &Share) -> (Option<Fence>, Option<Mib>) {
+        if share.mode != Mode::Exclusive
+            && let Some(mib) = self.limited(share).and_then(|limited| limited.mib)
+        {
+            return (Some(Fence::DriverLimit), Some(Mib(mib)));
+        }
         let server = server_name(share)
             .and_then(|name| self.mps.seen.servers.iter().find(|s| s.name == name));
         match share.mode {
@@ -170,6 +175,12 @@ impl Core {
             },
             Mode::TimeSlicing => (Some(Fence::WatchdogOnly), None),
         }
+    }
+
+    /// What came of the driver's own limit for a share's container.
+    pub(in crate::node) fn limited(&self, share: &Share) -> Option<&Limited> {
+        let proof = self.local.proofs.get(&share.alloc_id?)?;
+        proof.limited.as_ref()
     }
 
     /// What a share's container has running on its cards.

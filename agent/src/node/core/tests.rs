@@ -61,6 +61,7 @@ fn new_core() -> Core {
             mps_reserve: Mib(0),
             client_slots: 4,
             context_allowance: Mib(0),
+            cgroup_v2: true,
         },
         serve_whole: true,
         watchdog_slack: Mib(16),
@@ -267,6 +268,7 @@ impl World {
                     pod_uid: uid.to_owned(),
                     container,
                     container_id: format!("c-{uid}"),
+                    limited: None,
                 },
             );
         }

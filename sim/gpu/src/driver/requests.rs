@@ -67,6 +67,7 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
         "card" => Ok(describe_card(state, nvml_card(state, request)?)),
         "set-mode" => set_mode(state, caller, request),
         "set-slice" => set_slice(state, caller, request),
+        "memory-limits" => memory_limits(state, caller, request),
         // What a CUDA process does.
         "open" => open(state, caller),
         "context" => {
@@ -301,6 +302,51 @@ fn set_slice(
     }
     state.cards[card].timeslice = slice;
     Ok(Message::ok())
+}
+
+/// Sets a cgroup's hard limit where `hard` says one, lifts it where that is `max`, and answers
+/// what is.
+fn memory_limits(
+    state: &mut State,
+    caller: &Caller<'_>,
+    request: &Message,
+) -> Result<Message, Failure> {
+    let card = nvml_card(state, request)?;
+    let invalid = |text: &str| {
+        let name = "NVML_ERROR_INVALID_ARGUMENT";
+        Failure::Nvml(nvml::INVALID_ARGUMENT, name, text.to_owned())
+    };
+    if !state.hardware.memory_limits() || state.cards[card].spec.mig {
+        return Err(Failure::Nvml(
+            nvml::NOT_SUPPORTED,
+            "NVML_ERROR_NOT_SUPPORTED",
+            "no memory limits".into(),
+        ));
+    }
+    let path = request.need("cgroup")?;
+    let path = path
+        .strip_prefix("/sys/fs/cgroup")
+        .filter(|rest| rest.starts_with('/'))
+        .ok_or_else(|| invalid("the full path of a cgroup is needed"))?
+        .to_owned();
+    match request.get("hard").as_deref() {
+        None => {}
+        Some(hard) => {
+            admin(caller)?;
+            let limits = &mut state.cards[card].cgroup_limits;
+            match hard {
+                "max" => limits.remove(&path),
+                mib => {
+                    let mib = mib.parse().map_err(|_| invalid("no such limit"))?;
+                    limits.insert(path.clone(), mib)
+                }
+            };
+        }
+    }
+    let hard = state.cards[card].cgroup_limits.get(&path);
+    Ok(Message::ok()
+        .with("hard", hard.map_or("max".to_owned(), ToString::to_string))
+        .with("used", state.held_in(&path, card)))
 }
 
 fn admin(caller: &Caller<'_>) -> Result<(), Failure> {

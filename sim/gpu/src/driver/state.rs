@@ -112,6 +112,9 @@ pub struct Card {
     pub recovery_action: u32,
     /// Degrees Celsius.
     pub temperature: u32,
+    /// Hard limits of cgroups (r615 and later), MiB, by their path below the root of cgroup
+    /// v2. They count all processes of a cgroup and of those below it.
+    pub cgroup_limits: BTreeMap<String, u64>,
 }
 
 /// What NVML's event sets hear.
@@ -167,6 +170,7 @@ impl State {
                 remapped: (0, 0, false, false),
                 recovery_action: 0,
                 temperature: 36,
+                cgroup_limits: BTreeMap::new(),
             })
             .collect();
         Self {
@@ -323,6 +327,11 @@ impl State {
         let context = context(self.process(conn)?, card)?;
         self.alive(card)?;
         let spec = &self.cards[card].spec;
+        // Unlike MPS's limit, one of the driver's is the total that its processes see.
+        let (bound, room) = match self.tightest(conn, card) {
+            Some((limit, held)) => (limit, limit.saturating_sub(held)),
+            None => (u64::MAX, u64::MAX),
+        };
         let free = match &context.kind {
             ContextKind::Client {
                 limit_mib: Some(limit),
@@ -332,7 +341,8 @@ impl State {
                 .min(limit.saturating_sub(self.held_by_process(conn, card))),
             _ => self.free(card),
         };
-        Ok((spec.total_mib - spec.reserved_mib, free))
+        let total = spec.total_mib - spec.reserved_mib;
+        Ok((total.min(bound), free.min(room)))
     }
 
     /// Runs work: keeps the card busy, up to the thread percentage.
@@ -487,6 +497,27 @@ impl State {
             .sum()
     }
 
+    /// The limit with the least room among those of the caller's cgroups, and what is held
+    /// under it.
+    fn tightest(&self, conn: ConnId, card: CardId) -> Option<(u64, u64)> {
+        let own = unified(&self.processes.get(&conn)?.cgroup)?;
+        let limits = self.cards[card].cgroup_limits.iter();
+        limits
+            .filter(|(path, _)| is_within(own, path))
+            .map(|(path, limit)| (*limit, self.held_in(path, card)))
+            .min_by_key(|(limit, held)| limit.saturating_sub(*held))
+    }
+
+    /// What the processes of a cgroup hold on a card.
+    pub(super) fn held_in(&self, cgroup: &str, card: CardId) -> u64 {
+        self.processes
+            .values()
+            .filter(|process| unified(&process.cgroup).is_some_and(|own| is_within(own, cgroup)))
+            .filter_map(|process| process.contexts.get(&card))
+            .map(Context::held)
+            .sum()
+    }
+
     pub(super) fn fits(
         &self,
         conn: ConnId,
@@ -506,6 +537,14 @@ impl State {
                 );
                 return Err((CudaError::OutOfMemory, text));
             }
+        }
+        if let Some((limit, held)) = self.tightest(conn, card)
+            && held.checked_add(mib).is_none_or(|sum| sum > limit)
+        {
+            let text = format!(
+                "{mib} MiB more than the {held} MiB held pass the cgroup's limit of {limit} MiB"
+            );
+            return Err((CudaError::OutOfMemory, text));
         }
         let free = self.free(card);
         if mib > free {
@@ -536,6 +575,16 @@ impl State {
             );
         }
     }
+}
+
+/// A process's place in cgroup v2, of `/proc/<pid>/cgroup` with its lines joined.
+fn unified(cgroup: &str) -> Option<&str> {
+    cgroup.split(';').find_map(|line| line.strip_prefix("0::"))
+}
+
+fn is_within(own: &str, cgroup: &str) -> bool {
+    own.strip_prefix(cgroup)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn no_process() -> Refusal {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::node::state::Pool;
+use crate::reconcile::Limited;
 use proto::mps::ServerState;
 
 fn client(pid: u32, pod: &str) -> Process {
@@ -75,4 +76,53 @@ fn a_kubelet_without_our_plugin_shows_no_card_whatever_it_showed_before() {
     assert_eq!(shown(&core), [Pool::Whole]);
     world.tell(&mut core, Event::Registered(false));
     assert_eq!(shown(&core), nowhere);
+}
+
+#[test]
+fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_when_not() {
+    for (limited, fence, complaint) in [
+        (None, Some(Fence::ClientLimit), ""),
+        (
+            Some(Limited {
+                mib: Some(300),
+                error: String::new(),
+            }),
+            Some(Fence::DriverLimit),
+            "",
+        ),
+        (
+            Some(Limited {
+                mib: None,
+                error: "no cgroup".into(),
+            }),
+            Some(Fence::ClientLimit),
+            "the driver's memory limit is not set: no cgroup",
+        ),
+    ] {
+        let mut world = World::new();
+        let mut core = world.started();
+        for one in [
+            Step::Bind(1, false, 0, 300),
+            Step::Allocate(1),
+            Step::PreStart(1),
+            Step::Prove(1),
+        ] {
+            step(&mut world, &mut core, &one);
+        }
+        for proof in world.proofs.values_mut() {
+            proof.limited.clone_from(&limited);
+        }
+        step(&mut world, &mut core, &Step::Look);
+        let mut pod = world.pod(1, false, 0, 300);
+        for container in &mut pod.containers {
+            container.running = Some(format!("c-{}", pod.identity.uid));
+        }
+        world.tell(&mut core, Event::Pod(Box::new(pod)));
+        let state = core.state();
+        let share = state.ledger.shares().next().unwrap();
+        assert_eq!(share.fence, fence, "{limited:?}");
+        let complaints = state.complaints.values();
+        let texts: String = complaints.map(|c| c.text.as_str()).collect();
+        assert_eq!(texts, complaint);
+    }
 }
