@@ -22,6 +22,8 @@ use crate::manifest::documents;
 use crate::token::{self, AccountToken, Credential, Refresher};
 
 const WEBHOOK_PORT: u16 = 8443;
+/// Of the status page.
+pub const PAGE_PORT: u16 = 8444;
 /// Where the scheduler shows its metrics and its health.
 pub const METRICS: &str = "127.0.0.1:9401";
 /// Kinds of manifests that are left out: their programs are processes here.
@@ -101,6 +103,7 @@ impl Scheduler {
                 format!("0.0.0.0:{}", proto::names::telemetry::PORT),
             )
             .flag("--metrics", METRICS)
+            .flag("--page", format!("0.0.0.0:{PAGE_PORT}"))
             .env("KUBECONFIG", kubeconfig)
             .env("RUST_LOG", "info")
             .start(logs)?;

@@ -1,6 +1,7 @@
 //! `deploy/chart` against `deploy/*.yaml`: the same objects, changed as the values say.
 //!
-//! `ALIQUOT_HELM` names the helm to ask; `tests/chart/run` builds the pinned one and sets it.
+//! `ALIQUOT_HELM` names the helms to ask; `tests/chart/run` builds the pinned ones, of majors
+//! 3 and 4, and sets it to both.
 //! Without it only what needs no helm is looked at.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
@@ -57,12 +58,13 @@ fn plain() -> Objects {
         .collect()
 }
 
-fn helm() -> Option<PathBuf> {
-    let helm = std::env::var_os("ALIQUOT_HELM");
-    if helm.is_none() {
+fn helms() -> Vec<PathBuf> {
+    let helms = std::env::var_os("ALIQUOT_HELM").unwrap_or_default();
+    if helms.is_empty() {
         eprintln!("ALIQUOT_HELM is not set: the chart is not rendered");
+        return Vec::new();
     }
-    helm.map(PathBuf::from)
+    std::env::split_paths(&helms).collect()
 }
 
 fn template(helm: &Path, namespace: &str, flags: &[&str]) -> Output {
@@ -120,8 +122,13 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
 
 #[test]
 fn with_nothing_set_the_objects_are_the_same() {
-    let Some(helm) = helm() else { return };
-    let mut chart = rendered(&helm, "anywhere", &[]);
+    for helm in helms() {
+        same_objects(&helm);
+    }
+}
+
+fn same_objects(helm: &Path) {
+    let mut chart = rendered(helm, "anywhere", &[]);
     for (hook, when) in [("doctor", "helm test"), ("leaves-behind", "an uninstall")] {
         let pod = chart.remove(&key("Pod", &format!("aliquot-{hook}")));
         assert!(pod.is_some(), "{when} has no pod");
@@ -150,13 +157,18 @@ fn with_nothing_set_the_objects_are_the_same() {
         assert!(chart[name] == *object, "{name:?} is another one");
     }
     // In its own namespace helm makes that itself.
-    let own = rendered(&helm, "aliquot-system", &[]);
+    let own = rendered(helm, "aliquot-system", &[]);
     assert!(!own.contains_key(&key("Namespace", "aliquot-system")));
 }
 
 #[test]
 fn values_change_what_they_say_and_kais_install_lines_work() {
-    let Some(helm) = helm() else { return };
+    for helm in helms() {
+        changed(&helm);
+    }
+}
+
+fn changed(helm: &Path) {
     let scheduler = key("Deployment", "aliquot-scheduler");
     let agent = key("DaemonSet", "aliquot-agent");
     let mps = key("DaemonSet", "aliquot-mps");
@@ -167,7 +179,7 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
     };
 
     let kai = rendered(
-        &helm,
+        helm,
         "kai-scheduler",
         &[
             "--set",
@@ -176,10 +188,10 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
             "global.resourceReservation.runtimeClassName=nvidia",
         ],
     );
-    assert_eq!(kai, rendered(&helm, "kai-scheduler", &[]));
+    assert_eq!(kai, rendered(helm, "kai-scheduler", &[]));
 
     let image = rendered(
-        &helm,
+        helm,
         "a",
         &[
             "--set",
@@ -197,7 +209,7 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
     }
 
     let ha = rendered(
-        &helm,
+        helm,
         "a",
         &[
             "--set",
@@ -217,7 +229,7 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
         has(&ha[&scheduler], flag);
     }
 
-    let host = rendered(&helm, "a", &["--set", "driver.root=host"]);
+    let host = rendered(helm, "a", &["--set", "driver.root=host"]);
     for name in [&agent, &mps] {
         has(&host[name], "--driver-root=/");
         has(&host[name], "--driver-root-here=/driver");
@@ -236,7 +248,7 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
     );
 
     let lenient = rendered(
-        &helm,
+        helm,
         "a",
         &[
             "--set",
@@ -265,7 +277,7 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
     }
 
     let bare = rendered(
-        &helm,
+        helm,
         "a",
         &[
             "--set",
@@ -283,7 +295,12 @@ fn values_change_what_they_say_and_kais_install_lines_work() {
 
 #[test]
 fn values_that_mean_nothing_are_refused() {
-    let Some(helm) = helm() else { return };
+    for helm in helms() {
+        refused(&helm);
+    }
+}
+
+fn refused(helm: &Path) {
     for (value, words) in [
         ("global.gpuSharing=false", "gpuSharing"),
         ("nonsense=1", "nonsense"),
@@ -292,7 +309,7 @@ fn values_that_mean_nothing_are_refused() {
         ("scheduler.args={quiet}", "args"),
         ("guard.action=Allow", "action"),
     ] {
-        let output = template(&helm, "a", &["--set", value]);
+        let output = template(helm, "a", &["--set", value]);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success(), "{value}");
         assert!(errors.contains(words), "{value}: {errors}");

@@ -106,7 +106,7 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
             "an uninstall that leaves {ns}/{name} behind says: {said}"
         );
     }
-    until("the agent gone", Duration::from_secs(60), || async {
+    until("the agent gone", Duration::from_mins(1), || async {
         let left = running(cluster, "aliquot-agent").await?;
         Ok(Seen::when(left.is_empty(), format!("{left:?}")))
     })

@@ -19,6 +19,7 @@ mod install;
 mod kubelet;
 mod load;
 mod modes;
+mod page;
 mod parts;
 mod placement;
 mod recovery;
@@ -257,6 +258,7 @@ async fn test(
             modes::a_pod_that_asks_for_time_slices_gets_them_with_hints_and_no_server,
             modes::a_card_goes_from_every_mode_to_every_other,
             modes::a_fence_that_the_admin_finds_too_weak_is_not_offered,
+            page::a_reader_sees_what_his_token_may_list_and_nothing_else,
             faults::a_fault_costs_the_sharers_of_its_card_alone_and_the_server_comes_back,
             faults::a_killed_server_costs_its_sharers_alone_and_comes_back,
             faults::a_killed_mps_supervisor_ends_nobody,

@@ -1,5 +1,5 @@
-// Helm, pinned, for the test of the chart.
-module aliquot.dev/tests/chart/helm
+// Helm 3, pinned, for the tests of the chart.
+module aliquot.dev/tests/chart/helm/3
 
 go 1.26.0
 
