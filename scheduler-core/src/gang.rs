@@ -7,7 +7,7 @@
 //! goes.
 
 use crate::ids::SetName;
-use crate::model::{PodGroup, SubGroup};
+use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, JobRow, TaskKey};
@@ -469,12 +469,13 @@ impl JobRow {
     }
 
     pub(crate) fn only<'a>(&self, state: &'a State) -> Option<&'a crate::state::rows::TaskRow> {
-        self.tasks.first().and_then(|task| state.tasks.get(*task))
+        let first = self.tasks.first()?;
+        state.tasks.get(*first).map(AsRef::as_ref)
     }
 
     pub(crate) fn is_preemptible(&self, state: &State) -> bool {
         match &self.group {
-            Some(PodGroup { preemptible, .. }) => *preemptible,
+            Some(group) => group.preemptible,
             None => self.only(state).is_some_and(|row| row.preemptible),
         }
     }

@@ -19,6 +19,12 @@ macro_rules! name {
                 Self(Arc::from(text.as_ref()))
             }
 
+            /// From its text, shared with whoever has it.
+            #[allow(dead_code, reason = "not every name is made so")]
+            pub(crate) fn of(text: Arc<str>) -> Self {
+                Self(text)
+            }
+
             /// Its text.
             pub fn as_str(&self) -> &str {
                 &self.0

@@ -62,12 +62,15 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .values()
             .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
     );
-    events.extend(
+    events.extend(state.job_names.values().filter_map(|key| {
         state
-            .job_names
-            .values()
-            .filter_map(|key| state.jobs.get(*key)?.group.clone().map(Event::Group)),
-    );
+            .jobs
+            .get(*key)?
+            .group
+            .as_deref()
+            .cloned()
+            .map(Event::Group)
+    }));
     let mut after = Vec::new();
     for key in state.task_names.values() {
         let Some(row) = state.tasks.get(*key) else {
@@ -81,7 +84,12 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             after.push(Event::Refused(refused.refusal.clone()));
         }
         after.extend(assumed(state, *key, row, &cell));
-        after.extend(row.evict_request.clone().map(Event::EvictRequest));
+        after.extend(
+            row.evict_request
+                .as_deref()
+                .cloned()
+                .map(Event::EvictRequest),
+        );
         after.extend(evicting(state, row));
         after.extend(pause(row));
     }
@@ -124,7 +132,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
         refusals: pause.map_or(0, |pause| pause.refusals),
         until: pause.and_then(|pause| pause.until),
         reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
-        avoid: row.avoid.clone(),
+        avoid: row.avoid.to_vec(),
     }))
 }
 

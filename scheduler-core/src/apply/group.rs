@@ -19,7 +19,7 @@ pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Prob
     if state
         .jobs
         .get(key)
-        .is_some_and(|row| row.group.as_ref() == Some(&group))
+        .is_some_and(|row| row.group.as_deref() == Some(&group))
     {
         return;
     }
@@ -88,7 +88,7 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
             .as_ref()
             .and_then(|group| group.stale_since)
             .or(row.stale_since);
-        row.group = group;
+        row.group = group.map(Box::new);
     }
     state.set_job_queue(key, queue.as_ref());
     for (task, cell) in cells {

@@ -82,8 +82,10 @@ fn take_back(
             .as_ref()
             .map_or(1, |pause| pause.refusals.saturating_add(1));
         if let Some(node) = node {
-            row.avoid.retain(|known| *known != node);
-            row.avoid.push(node);
+            let mut avoid = std::mem::take(&mut row.avoid).into_vec();
+            avoid.retain(|known| *known != node);
+            avoid.push(node);
+            row.avoid = avoid.into();
         }
         let until = retryable.then(|| now.after(pause_length(config, refusals)));
         set_pause(
@@ -118,7 +120,7 @@ fn set_pause(state: &mut State, task: TaskKey, pause: Pause) {
         state.task_pauses.insert((until, task));
     }
     if let Some(row) = state.tasks.get_mut(task) {
-        row.pause = Some(pause);
+        row.pause = Some(Box::new(pause));
     }
 }
 
@@ -148,7 +150,7 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
     };
     if let Some(row) = state.tasks.get_mut(task) {
         state.to_evict.insert((request.pod.clone(), task));
-        row.evict_request = Some(request);
+        row.evict_request = Some(Box::new(request));
     }
     state.stir();
 }
@@ -299,11 +301,11 @@ fn stop_holding(
     let uid = refusal.pod.clone();
     let grants = crate::cycle::grants(state, cell.holds());
     if let Some(row) = state.tasks.get_mut(task) {
-        row.refused = Some(Refused {
+        row.refused = Some(Box::new(Refused {
             refusal,
             grants,
             node,
-        });
+        }));
     }
     state.transition(
         task,
@@ -386,7 +388,7 @@ pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Pr
         return;
     };
     if let Some(row) = state.tasks.get_mut(task) {
-        row.avoid = backoff.avoid;
+        row.avoid = backoff.avoid.into();
     }
     if backoff.refusals > 0 {
         set_pause(

@@ -2,7 +2,7 @@
 
 use super::node::worth;
 use crate::config::Config;
-use crate::ids::{GroupName, PodUid};
+use crate::ids::{GroupName, PodUid, QueueName, SetName};
 use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod};
 use crate::problem::Problem;
 use crate::state::State;
@@ -87,16 +87,16 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         unsupported: Vec::new(),
         bad: None,
     });
-    let key = state.tasks.insert(TaskRow {
+    let key = state.tasks.insert(Box::new(TaskRow {
         uid: pod.uid.clone(),
-        namespace: Arc::clone(&pod.namespace),
+        namespace: state.texts.text(&pod.namespace),
         name: Arc::clone(&pod.name),
         spec: nothing,
-        labels: Arc::default(),
+        labels: state.texts.labels(crate::model::Labels::new()),
         job: None,
         ours: pod.ours,
         set: None,
-        queue: pod.queue.clone(),
+        queue: QueueName::of(state.texts.text(&pod.queue.shared())),
         group: None,
         priority: pod.priority,
         preemptible: pod.preemptible,
@@ -106,12 +106,12 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         seen: Seen::Pending,
         granted_by: None,
         pause: None,
-        avoid: Vec::new(),
+        avoid: Box::default(),
         evicting: None,
         refused: None,
         evict_request: None,
         said: None,
-    });
+    }));
     state.task_cells.insert(key, TaskCell::default());
     state.task_names.insert(pod.uid.clone(), key);
     key
@@ -163,18 +163,27 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
     state.transition(key, TaskCell::of(Status::Detached));
     state.leave_job(key);
     let spec_key = state.spec(spec);
+    let labels = state.texts.labels(pod.labels.clone());
+    let namespace = state.texts.text(&pod.namespace);
+    let queue = QueueName::of(state.texts.text(&pod.queue.shared()));
+    let group = pod
+        .group
+        .as_ref()
+        .map(|name| GroupName::of(state.texts.text(&name.shared())));
+    let set = pod
+        .sub_group
+        .as_ref()
+        .map(|name| SetName::of(state.texts.text(&name.shared())));
     let mut old_spec = None;
     if let Some(row) = state.tasks.get_mut(key) {
         old_spec = Some(std::mem::replace(&mut row.spec, spec_key));
-        row.namespace = Arc::clone(&pod.namespace);
+        row.namespace = namespace;
         row.name = Arc::clone(&pod.name);
-        if *row.labels != pod.labels {
-            row.labels = Arc::new(pod.labels.clone());
-        }
+        row.labels = labels;
         row.ours = pod.ours;
-        row.group.clone_from(&pod.group);
-        row.set.clone_from(&pod.sub_group);
-        row.queue = pod.queue.clone();
+        row.group = group;
+        row.set = set;
+        row.queue = queue;
         row.priority = pod.priority;
         row.preemptible = pod.preemptible;
         row.created = pod.created;

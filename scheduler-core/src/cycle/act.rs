@@ -276,7 +276,7 @@ impl Cycle<'_> {
             let message = |node: &NodeName, reason: &str| {
                 format!("Pod {} was taken off node {node}: {reason}", row.name)
             };
-            if let Some(Refused { refusal, .. }) = &row.refused {
+            if let Some(Refused { refusal, .. }) = row.refused.as_deref() {
                 let message = message(&refusal.node, &refusal.reason);
                 self.say_evict(task, None, EvictCause::GrantRefused, &message);
             } else if let Some(request) = &row.evict_request {

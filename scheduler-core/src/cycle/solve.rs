@@ -594,15 +594,22 @@ impl Cycle<'_> {
                 return false;
             }
         }
-        self.state.keep(mark);
         let mut jobs: Vec<JobKey> = Vec::new();
         for task in tasks {
-            self.bind(*task);
             if let Some(job) = self.state.tasks.get(*task).and_then(|row| row.job)
                 && !jobs.contains(&job)
             {
                 jobs.push(job);
             }
+        }
+        // Others of the gang were promised their places by an earlier search: it waits whole.
+        if jobs.iter().any(|job| self.gang(*job).must_wait_whole()) {
+            self.state.rollback(mark);
+            return false;
+        }
+        self.state.keep(mark);
+        for task in tasks {
+            self.bind(*task);
         }
         self.promised.retain(|task| !tasks.contains(task));
         for job in jobs {

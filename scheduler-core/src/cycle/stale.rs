@@ -4,13 +4,18 @@
 use super::Cycle;
 use crate::action::EvictCause;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, JobRow, Seen, TaskKey};
+use crate::state::rows::{JobKey, Seen, TaskKey};
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {
         let jobs: Vec<JobKey> = self.state.group_names.values().copied().collect();
         for job in jobs {
-            if self.state.jobs.get(job).is_some_and(JobRow::is_never_stale) {
+            if self
+                .state
+                .jobs
+                .get(job)
+                .is_some_and(|row| row.is_never_stale())
+            {
                 continue;
             }
             let gang = self.gang(job);

@@ -5,6 +5,7 @@
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
+//! - [`texts`]: what many objects have alike, kept once.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
@@ -14,6 +15,7 @@ mod open;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
+mod texts;
 pub(crate) mod transition;
 
 use crate::ids::{GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName};
@@ -46,8 +48,9 @@ pub(crate) struct State {
 
     pub nodes: SlotMap<NodeKey, NodeRow>,
     pub cards: SlotMap<CardKey, CardRow>,
-    pub tasks: SlotMap<TaskKey, TaskRow>,
-    pub jobs: SlotMap<JobKey, JobRow>,
+    // Boxed: a slot map keeps up to twice the room that it needs.
+    pub tasks: SlotMap<TaskKey, Box<TaskRow>>,
+    pub jobs: SlotMap<JobKey, Box<JobRow>>,
     pub queues: SlotMap<QueueKey, QueueRow>,
     pub specs: SlotMap<SpecKey, SpecRow>,
 
@@ -66,6 +69,7 @@ pub(crate) struct State {
     /// Looked up, never walked.
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
     pub journal: Journal,
+    pub texts: texts::Texts,
 
     /// Nodes by what they have to give.
     pub rooms: room::Rooms,
@@ -138,7 +142,7 @@ impl State {
 
     /// The group of a task, where it has one that is there.
     pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&crate::model::PodGroup> {
-        self.jobs.get(row.job?)?.group.as_ref()
+        self.jobs.get(row.job?)?.group.as_deref()
     }
 
     pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
@@ -307,7 +311,7 @@ impl State {
         if let Some(key) = self.job_names.get(name) {
             return *key;
         }
-        let key = self.jobs.insert(JobRow {
+        let key = self.jobs.insert(Box::new(JobRow {
             name: name.clone(),
             group: None,
             single,
@@ -317,7 +321,7 @@ impl State {
             last_start: None,
             stale_since: None,
             stamp: 0,
-        });
+        }));
         self.job_names.insert(name.clone(), key);
         if !single {
             self.group_names.insert(name.clone(), key);
@@ -357,6 +361,9 @@ impl State {
                 .get(*other)
                 .is_some_and(|other| other.in_job() < own.in_job())
         });
+        // A pod of its own stays alone.
+        row.tasks
+            .reserve_exact(usize::from(row.single && row.tasks.is_empty()));
         row.tasks.insert(at, task);
     }
 

@@ -143,15 +143,15 @@ pub(crate) struct TaskRow {
     /// The decision in its grant, as seen.
     pub granted_by: Option<crate::ids::DecisionId>,
     /// After a refusal.
-    pub pause: Option<Pause>,
+    pub pause: Option<Box<Pause>>,
     /// Nodes that refused it, least recent first.
-    pub avoid: Vec<NodeName>,
+    pub avoid: Box<[NodeName]>,
     /// Its eviction is under way, whatever the API server shows.
     pub evicting: Option<crate::ids::DecisionId>,
     /// An agent's last word on its grant: it holds no cards any more.
-    pub refused: Option<Refused>,
+    pub refused: Option<Box<Refused>>,
     /// An agent wants it gone.
-    pub evict_request: Option<crate::event::EvictRequest>,
+    pub evict_request: Option<Box<crate::event::EvictRequest>>,
     /// What was said last about why it waits.
     pub said: Option<(crate::action::ReasonKind, Arc<str>)>,
 }
@@ -233,7 +233,7 @@ pub(crate) struct NoFit {
 pub(crate) struct JobRow {
     pub name: GroupName,
     /// `None` for a pod of its own, or while the group is not there.
-    pub group: Option<PodGroup>,
+    pub group: Option<Box<PodGroup>>,
     /// The group's tree, where it has sub-groups.
     pub root: Option<Arc<SubGroup>>,
     /// True for a pod of its own.

@@ -1,0 +1,77 @@
+//! Texts and labels that many objects have alike, each kept once.
+//!
+//! Every event brings its own copies of a namespace, a queue's name and labels; with
+//! 100,000 pods these would be most of what the core holds. Nothing depends on who
+//! shares what: equal is equal.
+
+use crate::model::Labels;
+use rustc_hash::FxHashSet;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Texts {
+    texts: Shared<str>,
+    labels: Shared<Labels>,
+}
+
+impl Texts {
+    /// The copy of a text that everybody has.
+    pub(crate) fn text(&mut self, text: &Arc<str>) -> Arc<str> {
+        self.texts.of(Arc::clone(text))
+    }
+
+    /// The copy of labels that everybody has.
+    pub(crate) fn labels(&mut self, labels: Labels) -> Arc<Labels> {
+        self.labels.of(Arc::new(labels))
+    }
+}
+
+#[derive(Debug)]
+struct Shared<T: ?Sized> {
+    known: FxHashSet<Arc<T>>,
+    /// How many there may be before those that nobody else has are let go.
+    most: usize,
+}
+
+impl<T: ?Sized> Default for Shared<T> {
+    fn default() -> Self {
+        Self {
+            known: FxHashSet::default(),
+            most: 64,
+        }
+    }
+}
+
+impl<T: ?Sized + Eq + Hash> Shared<T> {
+    fn of(&mut self, one: Arc<T>) -> Arc<T> {
+        if let Some(known) = self.known.get(&one) {
+            return Arc::clone(known);
+        }
+        if self.known.len() >= self.most {
+            self.known.retain(|known| Arc::strong_count(known) > 1);
+            self.most = 64.max(self.known.len() * 2);
+        }
+        self.known.insert(Arc::clone(&one));
+        one
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_texts_are_one_and_those_that_nobody_has_are_let_go() {
+        let mut texts = Texts::default();
+        let one = texts.text(&Arc::from("team-a"));
+        let other = texts.text(&Arc::from("team-a"));
+        assert!(Arc::ptr_eq(&one, &other));
+        for index in 0..1000 {
+            texts.text(&Arc::from(format!("gone-{index}")));
+        }
+        assert!(texts.texts.known.len() <= 64);
+        assert!(Arc::ptr_eq(&one, &texts.text(&Arc::from("team-a"))));
+    }
+}
