@@ -61,8 +61,22 @@ pub enum Event {
     Backoff(Backoff),
     /// Only in snapshots: until when nothing new is put on a card.
     CardPause(CardPause),
+    /// Only in snapshots: a job that was told to leave for another, which is not further.
+    Swap(Swap),
     /// Only in snapshots: the last sequence number given to a decision.
     Sequence(u64),
+}
+
+/// Pods of one job were told to leave in favour of another job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// In whose favour.
+    pub by: GroupName,
+    /// Whose pods.
+    pub of: GroupName,
+    /// How many pods the former had standing then. It does so again only once it has
+    /// more, or something changed that the core did not decide.
+    pub standing: u32,
 }
 
 /// A card on which a grant was refused.

@@ -1,7 +1,7 @@
 //! The state as the event list that rebuilds it.
 
 use crate::cycle;
-use crate::event::{Backoff, CardPause, Event, Evicting};
+use crate::event::{Backoff, CardPause, Event, Evicting, Swap};
 use crate::model::{NodeCards, Phase, Placement, Pod};
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
@@ -97,6 +97,14 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     // What refusals paused is overwritten with how it stands.
     events.extend(pauses);
     events.extend(lost);
+    // Last: everything else ends them.
+    events.extend(state.swaps.iter().map(|((by, of), standing)| {
+        Event::Swap(Swap {
+            by: by.clone(),
+            of: of.clone(),
+            standing: *standing,
+        })
+    }));
     events
 }
 

@@ -7,6 +7,7 @@ mod node;
 mod outcome;
 mod pod;
 mod queue;
+mod swap;
 
 use crate::config::Config;
 use crate::event::Event;
@@ -16,6 +17,7 @@ use crate::state::State;
 /// Takes one event in.
 pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Problem> {
     let mut problems = Vec::new();
+    let (outside, stirred) = (swap::is_from_outside(state, &event), state.stirred);
     match event {
         Event::Tick(now) => {
             if now < state.now {
@@ -55,7 +57,13 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Assumed(bind) => outcome::assumed(state, config, &bind, &mut problems),
         Event::Backoff(backoff) => outcome::backoff(state, backoff, &mut problems),
         Event::CardPause(pause) => outcome::card_pause(state, pause, &mut problems),
+        Event::Swap(swap) => {
+            state.swaps.insert((swap.by, swap.of), swap.standing);
+        }
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
+    }
+    if outside && state.stirred != stirred {
+        state.swaps.clear();
     }
     problems
 }

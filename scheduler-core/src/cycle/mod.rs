@@ -26,6 +26,7 @@ mod runtime;
 mod scenario;
 mod solve;
 mod stale;
+mod swap;
 mod topology;
 
 use crate::action::{Decision, Promise, ReasonKind};
@@ -188,6 +189,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         let again = cycle.state.now.after(PERIOD);
         cycle.wake_at(again);
     }
+    cycle.remember_swaps();
     cycle.say_why();
     cycle.let_go_of_promises();
     let wake = cycle.wake;

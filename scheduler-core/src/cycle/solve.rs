@@ -107,7 +107,10 @@ impl Cycle<'_> {
         let cause = rules.cause();
         let row = self.state.jobs.get(job)?;
         let queue = row.queue?;
-        if cause == EvictCause::Consolidation || self.passed_over.contains(&queue) {
+        if cause == EvictCause::Consolidation
+            || self.passed_over.contains(&queue)
+            || self.has_swapped_any(job)
+        {
             return None;
         }
         let gang = self.gang(job);
@@ -243,7 +246,10 @@ impl Cycle<'_> {
     fn victims(&mut self, job: JobKey, rules: &dyn Rules) -> Vec<JobKey> {
         let mut victims = rules.candidates(self);
         victims.retain(|victim| {
-            *victim != job && !self.is_being_bound(*victim) && rules.may_be_victim(self, *victim)
+            *victim != job
+                && !self.is_being_bound(*victim)
+                && !self.has_swapped(job, *victim)
+                && rules.may_be_victim(self, *victim)
         });
         victims
     }

@@ -107,6 +107,10 @@ pub(crate) struct State {
     pub hindered: u64,
     /// Pods that hold more whole cards than they ask for.
     pub uneven: u32,
+    /// Who was told to leave for whom: by the job that was favoured and the job that lost
+    /// pods, how many pods the former had standing then. Empty again when something
+    /// changes that was not decided here.
+    pub swaps: BTreeMap<(GroupName, GroupName), u32>,
     /// Jobs that are no single pods.
     pub group_names: BTreeMap<GroupName, JobKey>,
 }

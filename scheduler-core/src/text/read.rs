@@ -3,7 +3,7 @@
 use super::line::{Line, TextError, parse};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal,
+    Backoff, CardPause, Event, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal, Swap,
 };
 use crate::ids::{
     ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
@@ -78,6 +78,11 @@ fn of_line(line: &Line) -> Read<Event> {
             refusals: line.number("refusals")?.unwrap_or(1),
             until: Time(line.number("until")?.unwrap_or(0)),
             reason: Arc::from(line.get("reason").unwrap_or_default()),
+        }),
+        "swap" => Event::Swap(Swap {
+            by: GroupName::new(line.name(1)?),
+            of: GroupName::new(needed(line, "of")?),
+            standing: line.number("standing")?.unwrap_or(0),
         }),
         other => return Err(line.error(format!("{other} is no event"))),
     };

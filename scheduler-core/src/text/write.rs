@@ -177,6 +177,12 @@ impl Text {
                 }
                 self.end();
             }
+            Event::Swap(swap) => {
+                self.start("swap", &swap.by);
+                self.pair("of", &swap.of);
+                self.pair("standing", swap.standing);
+                self.end();
+            }
             Event::CardPause(pause) => {
                 self.start("card-pause", &pause.card);
                 self.pair("node", &pause.node);

@@ -1,0 +1,81 @@
+//! What ends the memory of who made whom leave: whatever was not decided here.
+
+use crate::event::{Event, OutcomeResult};
+use crate::model::{Phase, Pod, PodGroup};
+use crate::state::State;
+use crate::state::cell::Status;
+
+/// True for events that are no consequence of our own decisions. Bindings and evictions
+/// that are seen to have happened are; so are the pods that a controller makes in place of
+/// those that were evicted, which come into a job that is known.
+pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
+    match event {
+        Event::Tick(_)
+        | Event::Sequence(_)
+        | Event::Swap(_)
+        | Event::Refused(_)
+        | Event::Evicting(_)
+        | Event::Assumed(_)
+        | Event::Backoff(_)
+        | Event::CardPause(_) => false,
+        Event::Node(_)
+        | Event::NodeGone(_)
+        | Event::Cards(_)
+        | Event::AgentLost(_)
+        | Event::Queue(_)
+        | Event::QueueGone(_)
+        | Event::GroupGone(_)
+        | Event::Topology(_)
+        | Event::TopologyGone(_)
+        | Event::Refusal(_)
+        | Event::EvictRequest(_) => true,
+        Event::Outcome(outcome) => outcome.result != OutcomeResult::Confirmed,
+        Event::Group(group) => is_another(state, group),
+        Event::Pod(pod) => is_new(state, pod),
+        Event::PodGone(uid) => state
+            .task_names
+            .get(uid)
+            .and_then(|key| state.tasks.get(*key))
+            .is_some_and(|row| row.evicting.is_none()),
+    }
+}
+
+/// More than the times that we told the shell to write.
+fn is_another(state: &State, group: &PodGroup) -> bool {
+    let known = state
+        .job_names
+        .get(&group.name)
+        .and_then(|key| state.jobs.get(*key)?.group.as_deref());
+    known.is_none_or(|known| {
+        let mut same = known.clone();
+        same.last_start = group.last_start;
+        same.stale_since = group.stale_since;
+        same != *group
+    })
+}
+
+fn is_new(state: &State, pod: &Pod) -> bool {
+    let known = state
+        .task_names
+        .get(&pod.uid)
+        .and_then(|key| Some((state.tasks.get(*key)?, state.task_cells.get(*key)?)));
+    let Some((row, cell)) = known else {
+        let job = pod.group.as_ref();
+        return !job.is_some_and(|name| state.job_names.contains_key(name));
+    };
+    let wants_the_same = state.specs.get(row.spec).is_some_and(|row| {
+        let spec = &row.spec;
+        spec.cpu == pod.cpu
+            && spec.memory == pod.memory
+            && spec.gpus == pod.gpus
+            && spec.extended == pod.extended
+            && spec.rules == pod.nodes
+    });
+    let ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed);
+    !wants_the_same
+        || ended && cell.status != Status::Done
+        || row.gated != pod.gated
+        || row.priority != pod.priority
+        || row.queue != pod.queue
+        || row.group != pod.group
+}
