@@ -279,3 +279,23 @@ pub(crate) struct Hold {
     /// Lent to an init container from those of the app containers: not counted again.
     pub lent: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::cell::TaskCell;
+
+    /// Of these there are as many as pods: 100,000 and more.
+    #[test]
+    fn what_every_pod_has_stays_small() {
+        let sizes = (
+            size_of::<TaskRow>(),
+            size_of::<TaskCell>(),
+            size_of::<JobRow>(),
+        );
+        assert!(
+            sizes.0 <= 256 && sizes.1 <= 64 && sizes.2 <= 112,
+            "{sizes:?}"
+        );
+    }
+}
