@@ -78,6 +78,9 @@ fn watch_in_words(error: &watcher::Error) -> String {
     }
 }
 
+/// Pods of one answer to a list.
+const PODS_AT_ONCE: u32 = 16;
+
 /// What the Node's watch tells the writers.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Known {
@@ -120,7 +123,10 @@ fn one(name: &str) -> watcher::Config {
 }
 
 async fn pods(config: &Config, client: Client, owner: &Owner) -> Result<(), Stopped> {
-    let mine = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node_name));
+    // The heap stays as large as the largest page was.
+    let mine = watcher::Config::default()
+        .fields(&format!("spec.nodeName={}", config.node_name))
+        .page_size(PODS_AT_ONCE);
     let mut events = std::pin::pin!(watched(Api::<Pod>::all(client), mine));
     let mut list = Vec::new();
     while let Some(event) = events.next().await {

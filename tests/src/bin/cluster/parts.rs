@@ -14,9 +14,9 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What runs apart from the rest: claims that wait for operators, and those that are about
-/// workloads' controllers.
-const APART: [&str; 2] = ["seed", "grouper"];
+/// What runs apart from the rest: claims that wait for operators, those that are about
+/// workloads' controllers, and as many more as make both parts alike in time.
+const APART: [&str; 4] = ["seed", "grouper", "modes", "strangers"];
 /// How many clusters.
 const PARTS: u8 = 2;
 
