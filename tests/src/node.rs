@@ -147,6 +147,8 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": format!("/{}", place.cgroup),
         "failSwapOn": false,
+        // 110 unless said otherwise; one claim has more.
+        "maxPods": 250,
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },

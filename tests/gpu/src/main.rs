@@ -6,6 +6,7 @@
 //! - [`claims`], [`questions`]: of NVIDIA's programs.
 //! - [`node`], [`enter`], [`shares`]: of our agent, supervisor and hook on this driver.
 //! - [`report`]: the page that comes of it.
+//! - [`violations`]: a figure: how long more than a share is held.
 //!
 //! Must never change a setting of a card, or leave a process or a file behind.
 
@@ -21,6 +22,7 @@ mod server;
 mod shares;
 mod tenant;
 mod transcript;
+mod violations;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
@@ -42,6 +44,8 @@ struct Cli {
 enum Verb {
     /// Claims and questions, on this machine's driver or on the simulated one.
     Ask(Ask),
+    /// How long the watchdog lets a program have more than its share.
+    Violations(Violations),
     /// A CUDA program that does what its words say.
     Cuda(program::Options),
     /// The same, from inside a container that is a folder.
@@ -50,6 +54,16 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
+}
+
+#[derive(Debug, Args)]
+struct Violations {
+    /// On the simulated driver, with the stand-ins for NVML and libcuda of this folder.
+    #[arg(long, value_name = "FOLDER")]
+    simulated: Option<PathBuf>,
+    /// How many.
+    #[arg(long, default_value_t = 100)]
+    rounds: usize,
 }
 
 #[derive(Debug, Args)]
@@ -77,6 +91,7 @@ fn main() -> ExitCode {
     }
     let outcome = match Cli::parse().verb {
         Verb::Ask(ask) => run(&ask),
+        Verb::Violations(asked) => measure(&asked),
         Verb::Cuda(options) => program::run(&options).map(|()| true),
         Verb::Enter { words } => enter::run(&words).map(|()| true),
     };
@@ -102,17 +117,7 @@ fn hook(arguments: &[String]) -> ExitCode {
 
 /// Everything, one after the other; whether all that was claimed holds.
 fn run(ask: &Ask) -> anyhow::Result<bool> {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
-    let machine = match &ask.simulated {
-        Some(folder) => Machine::simulated(&StandIns {
-            nvml: folder.join("libnvidia_ml.so"),
-            cuda: folder.join("libsim_libcuda.so"),
-        })?,
-        None => Machine::real()?,
-    };
+    let machine = machine(ask.simulated.as_deref())?;
     let before = machine.settings()?;
     fit(&machine, &before)?;
     machine.smi(&[])?;
@@ -136,11 +141,7 @@ fn run(ask: &Ask) -> anyhow::Result<bool> {
         .filter(|(text, _)| wanted(text))
         .collect();
     if !of_shares.is_empty() {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()?;
-        runtime.block_on(async {
+        runtime()?.block_on(async {
             match node::Node::start(&machine).await {
                 Ok(mut node) => {
                     for (text, run) in of_shares {
@@ -173,6 +174,34 @@ fn run(ask: &Ask) -> anyhow::Result<bool> {
     Ok(parts
         .iter()
         .all(|part| !matches!(part.verdict, Verdict::Differs(_))))
+}
+
+fn measure(asked: &Violations) -> anyhow::Result<bool> {
+    let machine = machine(asked.simulated.as_deref())?;
+    fit(&machine, &machine.settings()?)?;
+    runtime()?.block_on(violations::measure(&machine, asked.rounds.max(1)))
+}
+
+/// Where logs go, and what is asked.
+fn machine(simulated: Option<&Path>) -> anyhow::Result<Machine> {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    match simulated {
+        Some(folder) => Machine::simulated(&StandIns {
+            nvml: folder.join("libnvidia_ml.so"),
+            cuda: folder.join("libsim_libcuda.so"),
+        }),
+        None => Machine::real(),
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
 }
 
 /// Refuses a machine on which asking would disturb somebody, or say nothing.

@@ -246,6 +246,23 @@ impl Node {
         }
     }
 
+    /// Reads the line of a word of a running pod's program, again and again.
+    pub(crate) async fn reader(
+        &self,
+        pod: &str,
+        word: &'static str,
+    ) -> anyhow::Result<impl Fn() -> Option<Value> + Send + 'static> {
+        let id = container(&self.pods(), pod).await.context("no container")?;
+        let runtime = self.runtime.clone();
+        Ok(move || {
+            let log = runtime.log(&id)?;
+            let lines = log
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.into_iter().find(|line| line["do"] == word)
+        })
+    }
+
     /// Warnings, for a pod that does not start.
     async fn events(&self) -> String {
         let api: Api<k8s_openapi::api::core::v1::Event> = Api::all(self.client.clone());
@@ -311,10 +328,14 @@ impl Node {
 }
 
 async fn log(pods: &Api<Pod>, runtime: &Runtime, pod: &str) -> Option<String> {
+    runtime.log(&container(pods, pod).await?)
+}
+
+async fn container(pods: &Api<Pod>, pod: &str) -> Option<ContainerId> {
     let status = pods.get_opt(pod).await.ok()??.status?;
     let first = status.container_statuses?.into_iter().next()?;
     let id = first.container_id?;
-    runtime.log(&ContainerId(id.rsplit("//").next()?.to_owned()))
+    Some(ContainerId(id.rsplit("//").next()?.to_owned()))
 }
 
 /// What a cluster has before an agent comes.

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const MIB: usize = 1 << 20;
 /// Between two touches of `beat`.
@@ -171,6 +171,8 @@ impl Program<'_> {
             other => bail!("{other:?} is no word"),
         };
         told["ms"] = json!(begin.elapsed().as_millis());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        told["at_us"] = json!(u64::try_from(now.as_micros())?);
         told["taken_mib"] = json!(self.taken_mib());
         match result {
             Ok(()) => told["code"] = json!(0),

@@ -23,6 +23,7 @@ mod page;
 mod parts;
 mod placement;
 mod recovery;
+mod rollout;
 mod runtime;
 mod seed;
 mod seed_000;
@@ -272,6 +273,8 @@ async fn test(
             kubelet::foreign_and_broken_files_beside_ours_change_nothing,
             kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
             kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
+            rollout::an_agent_started_beside_the_old_one_waits_and_takes_over_without_a_gap,
+            rollout::ten_thousand_tokens_register_and_allocate,
             disk::a_full_disk_holds_a_share_up_and_loses_none,
             disk::a_read_only_disk_holds_a_share_up_and_loses_none,
             runtime::a_runtime_with_cdi_off_starts_no_share_and_starts_it_when_cdi_is_on,
