@@ -35,12 +35,14 @@ impl Cycle<'_> {
     }
 }
 
-/// Looks for it. `over`: why a queue would not have it where it fits.
+/// Looks for it. `among`: only there, in order of name; `None`: anywhere. `over`: why a
+/// queue would not have it where it fits.
 pub(super) fn best(
     cycle: &mut Cycle,
     task: TaskKey,
     spec: SpecKey,
     way: Way,
+    among: Option<&[NodeKey]>,
     over: &mut Option<String>,
 ) -> Found {
     cycle.state.refresh_rooms();
@@ -49,6 +51,7 @@ pub(super) fn best(
         cycle,
         task,
         way,
+        among,
         over,
         looked_at: 0,
         later: None,
@@ -70,6 +73,7 @@ struct Search<'a, 'b> {
     cycle: &'a Cycle<'b>,
     task: TaskKey,
     way: Way,
+    among: Option<&'a [NodeKey]>,
     over: &'a mut Option<String>,
     looked_at: u64,
     /// The best place that is not free yet.
@@ -77,6 +81,15 @@ struct Search<'a, 'b> {
 }
 
 impl Search<'_, '_> {
+    /// The node of that rank, if it is one of those.
+    fn node(&self, rank: u32) -> Option<NodeKey> {
+        let rooms = &self.cycle.state.rooms;
+        match self.among {
+            Some(nodes) if !rooms.is_among(rank, nodes) => None,
+            _ => rooms.node(rank),
+        }
+    }
+
     /// `Some`: it may sit there now. Else, where it may later, that is remembered.
     fn look(
         &mut self,
@@ -106,7 +119,7 @@ impl Search<'_, '_> {
         let rooms = &self.cycle.state.rooms;
         if spec.shares {
             for (_, rank) in &rooms.sharing {
-                let Some(key) = rooms.node(*rank) else {
+                let Some(key) = self.node(*rank) else {
                     continue;
                 };
                 if !may_join(spec, &rooms.of(key)) {
@@ -128,7 +141,7 @@ impl Search<'_, '_> {
             i64::from(spec.whole)
         };
         for (whole, rank) in rooms.by_whole.range((least, 0)..) {
-            let Some(key) = rooms.node(*rank) else {
+            let Some(key) = self.node(*rank) else {
                 continue;
             };
             // A share opens a whole GPU, or a card that is none.
@@ -154,7 +167,7 @@ impl Search<'_, '_> {
                 .by_cpu
                 .range((has_gpus, from, 0)..=(has_gpus, i128::MAX, u32::MAX))
             {
-                let Some(key) = rooms.node(*rank) else {
+                let Some(key) = self.node(*rank) else {
                     continue;
                 };
                 let found = self.look(spec, key, |_| true);

@@ -5,8 +5,9 @@
 //!    are evicted.
 //! 2. Fair shares of all queues, once.
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
-//!    [`stale`]; the three in the middle search with [`solve`] and
-//!    [`scenario`]. [`keep`] is ours: empty nodes that stay empty where moving will do.
+//!    [`stale`]; the three in the middle search with [`solve`],
+//!    [`scenario`], [`trial`] and [`settle`], where neither [`hopeless`] nor [`swap`] says
+//!    no before. [`keep`] is ours: empty nodes that stay empty where moving will do.
 //! 4. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
 //! 5. Pods that stay have a reason; changed reasons are returned.
@@ -24,10 +25,12 @@ mod reason;
 mod reclaim;
 mod runtime;
 mod scenario;
+mod settle;
 mod solve;
 mod stale;
 mod swap;
 mod topology;
+mod trial;
 
 use crate::action::{Decision, Promise, ReasonKind};
 use crate::config::{Config, Step};

@@ -204,8 +204,12 @@ impl Cycle<'_> {
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
-        let best = if all && avoid.is_empty() && topology.is_none() && self.is_sorted_for(spec) {
-            let found = find::best(self, task, spec_key, way, &mut over);
+        let indexed = avoid.is_empty() && topology.is_none() && self.is_sorted_for(spec);
+        // A simulation's reasons reach nobody: there some of the nodes will do.
+        let among = (!all).then_some(nodes);
+        let in_order = || way == Way::Promise && self.state.rooms.are_in_order(nodes);
+        let best = if indexed && (all || in_order()) {
+            let found = find::best(self, task, spec_key, way, among, &mut over);
             self.decision.steps += found.looked_at;
             debug_assert_eq!(
                 found.best,

@@ -10,12 +10,11 @@
 //! or never leave at all.
 
 use super::Cycle;
-use super::place::Way;
 use super::scenario::{Generator, Scenario, Taken, Unit};
 use crate::action::EvictCause;
-use crate::gang::{Gang, Growth, Pick};
-use crate::job_queue::{Entry, JobQueue, Line};
-use crate::state::cell::{Leaving, Mark, Status, TaskCell};
+use crate::gang::{Gang, Pick};
+use crate::job_queue::{JobQueue, Line};
+use crate::state::cell::{Mark, Status};
 use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -44,17 +43,17 @@ pub(super) trait Rules {
 }
 
 /// A job that room is made for, and what is looked at for it.
-struct Search<'a> {
-    job: JobKey,
-    gang: &'a Gang,
+pub(super) struct Search<'a> {
+    pub job: JobKey,
+    pub gang: &'a Gang,
     /// Its pods, in the order in which they are added.
-    tasks: &'a [TaskKey],
-    rules: &'a dyn Rules,
+    pub tasks: &'a [TaskKey],
+    pub rules: &'a dyn Rules,
     /// Jobs that may lose pods.
-    victims: &'a [JobKey],
-    feasible: BTreeSet<NodeKey>,
+    pub victims: &'a [JobKey],
+    pub feasible: BTreeSet<NodeKey>,
     /// Other jobs that wait: they take their turn and get nothing.
-    others: Line,
+    pub others: Line,
 }
 
 /// What a search looks at of a job that has no pod placed: two jobs of one queue that
@@ -404,239 +403,4 @@ impl Cycle<'_> {
             return Some(());
         }
     }
-
-    /// Takes the victims off and places everybody again. `Some`: the job is in and the
-    /// rules allow it.
-    fn try_scenario(&mut self, search: &Search, count: usize, scenario: &Scenario) -> Option<Mark> {
-        let tasks = &search.tasks[..count];
-        let mark = self.state.mark();
-        let mut nodes = search.feasible.clone();
-        for task in scenario.tasks() {
-            nodes.extend(self.state.cell(task).node);
-            self.make_victim(task);
-        }
-        let nodes: Vec<NodeKey> = self
-            .nodes
-            .iter()
-            .copied()
-            .filter(|node| nodes.contains(node))
-            .collect();
-        self.decision.steps += 1;
-        if self.simulate(search, tasks, &nodes, scenario)
-            && search.rules.allows(self, search.job, tasks, scenario)
-        {
-            return Some(mark);
-        }
-        self.state.rollback(mark);
-        None
-    }
-
-    fn make_victim(&mut self, task: TaskKey) {
-        let cell = self.state.cell(task);
-        let leaving = match (cell.status, cell.node) {
-            (Status::Promised, _) | (_, None) => cell.leaving,
-            (was, Some(node)) => Some(Arc::new(Leaving {
-                was,
-                node,
-                holds: cell.holds,
-                decision: cell.decision,
-            })),
-        };
-        self.state.transition(
-            task,
-            TaskCell {
-                status: Status::Victim,
-                node: None,
-                holds: None,
-                decision: None,
-                leaving,
-            },
-        );
-    }
-
-    /// The job and the victims, in ordinary order among all that wait.
-    fn simulate(
-        &mut self,
-        search: &Search,
-        tasks: &[TaskKey],
-        nodes: &[NodeKey],
-        scenario: &Scenario,
-    ) -> bool {
-        let (job, gang) = (search.job, search.gang);
-        let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
-        let mut entries: Vec<Entry> = Vec::with_capacity(losers.len() + 1);
-        for loser in &losers {
-            entries.push(self.entry(*loser));
-        }
-        let mut own = self.entry(job);
-        own.rank.growth = Growth::Below;
-        own.wanted = self
-            .shares
-            .wanted(self.state, tasks, self.shares.smallest_card);
-        entries.push(own);
-        let mut queue = JobQueue::new(false);
-        // Once these are through, nobody looks at who comes after.
-        let mut left = entries.len();
-        queue.fill_beside(
-            self.state,
-            &self.shares,
-            entries,
-            &search.others,
-            losers.clone(),
-        );
-        let part = as_alone(gang, tasks);
-        let mut placed = false;
-        while left > 0
-            && let Some(entry) = queue.pop(self.state, &self.shares)
-        {
-            left -= usize::from(entry.job == job || losers.contains(&entry.job));
-            if entry.job == job {
-                if self
-                    .place_job(job, &part, tasks, nodes, Way::Promise)
-                    .is_err()
-                {
-                    return false;
-                }
-                placed = true;
-            } else if losers.contains(&entry.job) {
-                let gang = self.gang(entry.job);
-                let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
-                let mark = self.state.mark();
-                match self.place_job(entry.job, &gang, &again, nodes, Way::Promise) {
-                    Ok(()) => self.state.keep(mark),
-                    Err(_) => self.state.rollback(mark),
-                }
-            }
-        }
-        placed
-    }
-
-    fn keep_solution(
-        &mut self,
-        job: JobKey,
-        tasks: &[TaskKey],
-        scenario: &Scenario,
-        rules: &dyn Rules,
-    ) {
-        self.rearranged += 1;
-        let mut promised = tasks.to_vec();
-        let withdrawn = self.withdrawn.len();
-        let mut leaves = false;
-        for task in scenario.tasks() {
-            let status = self.state.cell(task).status;
-            if matches!(status, Status::Victim | Status::Promised) {
-                let message = rules.message(self, job, task);
-                leaves |= self.evict(task, Some(job), rules.cause(), &message);
-            } else {
-                self.unsay_evict(task);
-            }
-        }
-        // Victims that found a place, and what waits with them in their jobs and was
-        // promised a place on the way.
-        for unit in scenario.by_job() {
-            promised.extend(
-                self.gang(unit.job)
-                    .tasks()
-                    .filter(|(_, status)| *status == Status::Promised)
-                    .map(|(task, _)| task),
-            );
-        }
-        self.failures.remove(&job);
-        // Where bindings were taken back and nobody else has to leave, there is nothing
-        // to wait for. To promise it all would give the next decision the same state to
-        // find the same in, for ever.
-        let free = !leaves && self.withdrawn.len() > withdrawn;
-        if free && self.bind_promised(&promised) {
-            return;
-        }
-        for task in promised {
-            self.promise(task);
-        }
-        if self.withdrawn.len() > withdrawn {
-            for unit in scenario.by_job() {
-                self.hold_back(unit.job);
-            }
-        }
-    }
-
-    /// A gang of which a part was bound by this decision, and of which another part has to
-    /// wait now, waits whole, as it would have if it had been placed so at first.
-    fn hold_back(&mut self, job: JobKey) {
-        let gang = self.gang(job);
-        if !gang.must_wait_whole() {
-            return;
-        }
-        for (task, _) in gang.tasks() {
-            let cell = self.state.cell(task);
-            if cell.status != Status::Assumed || !self.is_ours(cell.decision) {
-                continue;
-            }
-            self.state.transition(task, TaskCell::of(Status::Pending));
-            self.withdraw(task, cell.decision);
-            if let Some(node) = cell.node
-                && self.place_task(task, &[node], Way::Promise).is_ok()
-            {
-                self.promise(task);
-            }
-        }
-    }
-
-    /// Binds pods to the places that they were promised. False, and nothing is changed,
-    /// when one of them is not free now.
-    fn bind_promised(&mut self, tasks: &[TaskKey]) -> bool {
-        let mark = self.state.mark();
-        let places: Vec<(TaskKey, Option<NodeKey>)> = tasks
-            .iter()
-            .map(|task| (*task, self.state.cell(*task).node))
-            .collect();
-        for (task, _) in &places {
-            self.state.transition(*task, TaskCell::of(Status::Pending));
-        }
-        for (task, node) in &places {
-            let placed =
-                node.is_some_and(|node| self.place_task(*task, &[node], Way::Real).is_ok());
-            if !placed || self.state.cell(*task).status != Status::Assumed {
-                self.state.rollback(mark);
-                return false;
-            }
-        }
-        let mut jobs: Vec<JobKey> = Vec::new();
-        for task in tasks {
-            if let Some(job) = self.state.tasks.get(*task).and_then(|row| row.job)
-                && !jobs.contains(&job)
-            {
-                jobs.push(job);
-            }
-        }
-        // Others of the gang were promised their places by an earlier search: it waits whole.
-        if jobs.iter().any(|job| self.gang(*job).must_wait_whole()) {
-            self.state.rollback(mark);
-            return false;
-        }
-        self.state.keep(mark);
-        for task in tasks {
-            self.bind(*task);
-        }
-        self.promised.retain(|task| !tasks.contains(task));
-        for job in jobs {
-            let stood = self.gang(job).tasks().any(|(task, status)| {
-                status.is_allocated() && status != Status::Promised && !tasks.contains(&task)
-            });
-            if !stood {
-                self.started(job);
-            }
-        }
-        true
-    }
-}
-
-/// The job as if these pods were all it had and all were needed.
-fn as_alone(gang: &Gang, tasks: &[TaskKey]) -> Gang {
-    let mut alone = gang.with(&|task| tasks.contains(&task));
-    for set in &mut alone.sets {
-        if !set.tasks.is_empty() {
-            set.min = u32::try_from(set.tasks.len()).unwrap_or(u32::MAX);
-        }
-    }
-    alone
 }

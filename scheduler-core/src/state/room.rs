@@ -81,6 +81,19 @@ impl Rooms {
         self.by_rank.get(rank as usize).copied()
     }
 
+    /// These nodes come in order of name, all of which are known.
+    pub(crate) fn are_in_order(&self, nodes: &[NodeKey]) -> bool {
+        nodes.iter().all(|key| self.rank.contains_key(*key))
+            && nodes.is_sorted_by_key(|key| self.rank.get(*key))
+    }
+
+    /// The node of that rank is one of these, who come in order of name.
+    pub(crate) fn is_among(&self, rank: u32, nodes: &[NodeKey]) -> bool {
+        nodes
+            .binary_search_by_key(&Some(&rank), |key| self.rank.get(*key))
+            .is_ok()
+    }
+
     /// A node's room, as of the last refresh.
     pub(crate) fn of(&self, key: NodeKey) -> Room {
         self.at.get(key).copied().unwrap_or_default()

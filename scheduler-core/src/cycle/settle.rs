@@ -1,0 +1,131 @@
+//! A set of victims that lets a job in: what is said to whom.
+//!
+//! Victims that found a place are moved, or never leave at all; who has to go is evicted,
+//! or, where this very decision has bound it, not bound after all.
+
+use super::Cycle;
+use super::place::Way;
+use super::scenario::Scenario;
+use super::solve::Rules;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
+
+impl Cycle<'_> {
+    pub(super) fn keep_solution(
+        &mut self,
+        job: JobKey,
+        tasks: &[TaskKey],
+        scenario: &Scenario,
+        rules: &dyn Rules,
+    ) {
+        self.rearranged += 1;
+        let mut promised = tasks.to_vec();
+        let withdrawn = self.withdrawn.len();
+        let mut leaves = false;
+        for task in scenario.tasks() {
+            let status = self.state.cell(task).status;
+            if matches!(status, Status::Victim | Status::Promised) {
+                let message = rules.message(self, job, task);
+                leaves |= self.evict(task, Some(job), rules.cause(), &message);
+            } else {
+                self.unsay_evict(task);
+            }
+        }
+        // Victims that found a place, and what waits with them in their jobs and was
+        // promised a place on the way.
+        for unit in scenario.by_job() {
+            promised.extend(
+                self.gang(unit.job)
+                    .tasks()
+                    .filter(|(_, status)| *status == Status::Promised)
+                    .map(|(task, _)| task),
+            );
+        }
+        self.failures.remove(&job);
+        // Where bindings were taken back and nobody else has to leave, there is nothing
+        // to wait for. To promise it all would give the next decision the same state to
+        // find the same in, for ever.
+        let free = !leaves && self.withdrawn.len() > withdrawn;
+        if free && self.bind_promised(&promised) {
+            return;
+        }
+        for task in promised {
+            self.promise(task);
+        }
+        if self.withdrawn.len() > withdrawn {
+            for unit in scenario.by_job() {
+                self.hold_back(unit.job);
+            }
+        }
+    }
+
+    /// A gang of which a part was bound by this decision, and of which another part has to
+    /// wait now, waits whole, as it would have if it had been placed so at first.
+    fn hold_back(&mut self, job: JobKey) {
+        let gang = self.gang(job);
+        if !gang.must_wait_whole() {
+            return;
+        }
+        for (task, _) in gang.tasks() {
+            let cell = self.state.cell(task);
+            if cell.status != Status::Assumed || !self.is_ours(cell.decision) {
+                continue;
+            }
+            self.state.transition(task, TaskCell::of(Status::Pending));
+            self.withdraw(task, cell.decision);
+            if let Some(node) = cell.node
+                && self.place_task(task, &[node], Way::Promise).is_ok()
+            {
+                self.promise(task);
+            }
+        }
+    }
+
+    /// Binds pods to the places that they were promised. False, and nothing is changed,
+    /// when one of them is not free now.
+    fn bind_promised(&mut self, tasks: &[TaskKey]) -> bool {
+        let mark = self.state.mark();
+        let places: Vec<(TaskKey, Option<NodeKey>)> = tasks
+            .iter()
+            .map(|task| (*task, self.state.cell(*task).node))
+            .collect();
+        for (task, _) in &places {
+            self.state.transition(*task, TaskCell::of(Status::Pending));
+        }
+        for (task, node) in &places {
+            let placed =
+                node.is_some_and(|node| self.place_task(*task, &[node], Way::Real).is_ok());
+            if !placed || self.state.cell(*task).status != Status::Assumed {
+                self.state.rollback(mark);
+                return false;
+            }
+        }
+        let mut jobs: Vec<JobKey> = Vec::new();
+        for task in tasks {
+            if let Some(job) = self.state.tasks.get(*task).and_then(|row| row.job)
+                && !jobs.contains(&job)
+            {
+                jobs.push(job);
+            }
+        }
+        // Others of the gang were promised their places by an earlier search: it waits whole.
+        if jobs.iter().any(|job| self.gang(*job).must_wait_whole()) {
+            self.state.rollback(mark);
+            return false;
+        }
+        self.state.keep(mark);
+        for task in tasks {
+            self.bind(*task);
+        }
+        self.promised.retain(|task| !tasks.contains(task));
+        for job in jobs {
+            let stood = self.gang(job).tasks().any(|(task, status)| {
+                status.is_allocated() && status != Status::Promised && !tasks.contains(&task)
+            });
+            if !stood {
+                self.started(job);
+            }
+        }
+        true
+    }
+}

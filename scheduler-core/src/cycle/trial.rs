@@ -1,0 +1,143 @@
+//! One set of victims, tried: they are taken off, and everybody is placed again in ordinary
+//! order, inside a trial of the state.
+
+use super::Cycle;
+use super::place::Way;
+use super::scenario::Scenario;
+use super::solve::Search;
+use crate::gang::{Gang, Growth, Pick};
+use crate::job_queue::{Entry, JobQueue};
+use crate::state::cell::{Leaving, Mark, Status, TaskCell};
+use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Cycle<'_> {
+    /// Takes the victims off and places everybody again. `Some`: the job is in and the
+    /// rules allow it.
+    pub(super) fn try_scenario(
+        &mut self,
+        search: &Search,
+        count: usize,
+        scenario: &Scenario,
+    ) -> Option<Mark> {
+        let tasks = &search.tasks[..count];
+        let mark = self.state.mark();
+        let mut nodes = search.feasible.clone();
+        for task in scenario.tasks() {
+            nodes.extend(self.state.cell(task).node);
+            self.make_victim(task);
+        }
+        let nodes: Vec<NodeKey> = self
+            .nodes
+            .iter()
+            .copied()
+            .filter(|node| nodes.contains(node))
+            .collect();
+        self.decision.steps += 1;
+        if self.simulate(search, tasks, &nodes, scenario)
+            && search.rules.allows(self, search.job, tasks, scenario)
+        {
+            return Some(mark);
+        }
+        self.state.rollback(mark);
+        None
+    }
+
+    fn make_victim(&mut self, task: TaskKey) {
+        let cell = self.state.cell(task);
+        let leaving = match (cell.status, cell.node) {
+            (Status::Promised, _) | (_, None) => cell.leaving,
+            (was, Some(node)) => Some(Arc::new(Leaving {
+                was,
+                node,
+                holds: cell.holds,
+                decision: cell.decision,
+            })),
+        };
+        self.state.transition(
+            task,
+            TaskCell {
+                status: Status::Victim,
+                node: None,
+                holds: None,
+                decision: None,
+                leaving,
+            },
+        );
+    }
+
+    /// The job and the victims, in ordinary order among all that wait.
+    fn simulate(
+        &mut self,
+        search: &Search,
+        tasks: &[TaskKey],
+        nodes: &[NodeKey],
+        scenario: &Scenario,
+    ) -> bool {
+        let (job, gang) = (search.job, search.gang);
+        let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
+        let mut entries: Vec<Entry> = Vec::with_capacity(losers.len() + 1);
+        for loser in &losers {
+            entries.push(self.entry(*loser));
+        }
+        let mut own = self.entry(job);
+        own.rank.growth = Growth::Below;
+        own.wanted = self
+            .shares
+            .wanted(self.state, tasks, self.shares.smallest_card);
+        entries.push(own);
+        let mut queue = JobQueue::new(false);
+        // Once these are through, nobody looks at who comes after.
+        let mut left = entries.len();
+        queue.fill_beside(
+            self.state,
+            &self.shares,
+            entries,
+            &search.others,
+            losers.clone(),
+        );
+        let part = as_alone(gang, tasks);
+        let mut placed = false;
+        while left > 0
+            && let Some(entry) = queue.pop(self.state, &self.shares)
+        {
+            left -= usize::from(entry.job == job || losers.contains(&entry.job));
+            if entry.job == job {
+                if self
+                    .place_job(job, &part, tasks, nodes, Way::Promise)
+                    .is_err()
+                {
+                    return false;
+                }
+                placed = true;
+            } else if losers.contains(&entry.job) {
+                let gang = self.gang(entry.job);
+                let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+                let mark = self.state.mark();
+                match self.place_job(entry.job, &gang, &again, nodes, Way::Promise) {
+                    Ok(()) => self.state.keep(mark),
+                    Err(_) => {
+                        self.state.rollback(mark);
+                        queue.nothing_moved();
+                    }
+                }
+            } else {
+                // It takes its turn and gets nothing.
+                queue.nothing_moved();
+            }
+        }
+        placed
+    }
+}
+
+/// The job as if these pods were all it had and all were needed.
+fn as_alone(gang: &Gang, tasks: &[TaskKey]) -> Gang {
+    let mut alone = gang.with(&|task| tasks.contains(&task));
+    for set in &mut alone.sets {
+        if !set.tasks.is_empty() {
+            set.min = u32::try_from(set.tasks.len()).unwrap_or(u32::MAX);
+        }
+    }
+    alone
+}

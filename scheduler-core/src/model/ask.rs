@@ -1,0 +1,66 @@
+//! What containers ask of cards, and what they get.
+
+use super::Mode;
+use crate::ids::{ContainerName, GpuUuid};
+use crate::units::{Mib, NanoGpu, Percent};
+use std::sync::Arc;
+
+/// What one container asks of cards.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContainerAsk {
+    /// Which container.
+    pub container: ContainerName,
+    /// True for an init container. Whole cards of init containers are lent from those of
+    /// the app containers; a share is a grant of its own.
+    pub init: bool,
+    /// How much.
+    pub ask: Ask,
+}
+
+/// Whole cards, or a part of some.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ask {
+    /// `nvidia.com/gpu: n`.
+    Whole(u32),
+    /// A part.
+    Share(Share),
+}
+
+/// A part of one or several cards.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Share {
+    /// Of each card.
+    pub amount: Amount,
+    /// How many cards, all different, all on one node. 0 is a bad request.
+    pub devices: u32,
+    /// Compute ceiling, where the user set one.
+    pub compute: Option<Percent>,
+    /// Where the user named a mode.
+    pub mode: Option<Mode>,
+}
+
+/// How much of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Amount {
+    /// Exactly so many MiB.
+    Memory(Mib),
+    /// Billionths of a card, 1 to 1,000,000,000.
+    Fraction(NanoGpu),
+}
+
+/// What one container holds: the content of its part of the grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerGrant {
+    /// Which container.
+    pub container: ContainerName,
+    /// Its cards, in the node's order.
+    pub cards: Vec<GpuUuid>,
+    /// Limit on each of them; in mode `exclusive` the smallest grantable of them.
+    pub memory: Mib,
+    /// Compute ceiling.
+    pub compute: Percent,
+    /// How the cards are shared.
+    pub mode: Mode,
+    /// Set where the last share of a card got its remainder.
+    pub note: Option<Arc<str>>,
+}

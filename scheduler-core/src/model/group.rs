@@ -1,0 +1,98 @@
+//! Pod groups, their trees, and topologies.
+
+use crate::ids::{GroupName, QueueName, SetName, TopologyName};
+use crate::units::{Duration, Time};
+use std::sync::Arc;
+
+/// A gang, or any set of pods that belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodGroup {
+    /// `namespace/name`.
+    pub name: GroupName,
+    /// `metadata.uid`: the last tie-breaker.
+    pub uid: Arc<str>,
+    /// A leaf queue.
+    pub queue: QueueName,
+    /// Of the priority class; higher goes first.
+    pub priority: i32,
+    /// Whether it may be a victim and may go over quota.
+    pub preemptible: bool,
+    /// `metadata.creationTimestamp`.
+    pub created: Time,
+    /// Sets of sets of pods. A group without sub-groups has one pod set `default`.
+    pub root: SubGroup,
+    /// Whether the shell writes `PodScheduled=False` for its pods.
+    pub mark_unschedulable: bool,
+    /// KAI's `schedulingBackoff: 1`: one failure parks the group until its spec changes.
+    pub park_after_failure: bool,
+    /// When the group last went from nothing to something, for min-runtime.
+    pub last_start: Option<Time>,
+    /// When the group was first seen below its minimum with pods running.
+    pub stale_since: Option<Time>,
+    /// Own grace before a stale gang is evicted; `None`: the configuration's.
+    pub staleness_grace: Option<Duration>,
+    /// Pending for so long before it may evict others.
+    pub preemption_delay: Duration,
+}
+
+/// An inner node of a group's tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SubGroup {
+    /// Unique in the group.
+    pub name: Option<SetName>,
+    /// How many of the children must be satisfied; `None`: all.
+    pub min_children: Option<u32>,
+    /// Where it must or should be together.
+    pub topology: Option<TopologyRule>,
+    /// Inner children.
+    pub groups: Vec<SubGroup>,
+    /// Leaf children.
+    pub sets: Vec<PodSet>,
+}
+
+impl SubGroup {
+    /// One set, needed, bound to no topology.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.groups.is_empty()
+            && self.min_children.is_none()
+            && self.topology.is_none()
+            && matches!(self.sets.as_slice(), [only] if only.topology.is_none())
+    }
+
+    /// A set of that name is in it, or below it.
+    pub(crate) fn has_set(&self, name: &str) -> bool {
+        self.sets.iter().any(|set| set.name.as_str() == name)
+            || self.groups.iter().any(|inner| inner.has_set(name))
+    }
+}
+
+/// A leaf of a group's tree: pods of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodSet {
+    /// Unique in the group; `default` in a group without sub-groups.
+    pub name: SetName,
+    /// How many pods must be placed at once.
+    pub min: u32,
+    /// Where it must or should be together.
+    pub topology: Option<TopologyRule>,
+}
+
+/// Levels of a topology that a part of a group is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopologyRule {
+    /// Which topology.
+    pub topology: TopologyName,
+    /// All in one domain of this level.
+    pub required: Option<Arc<str>>,
+    /// In one domain of this level where that is possible.
+    pub preferred: Option<Arc<str>>,
+}
+
+/// Levels of a data centre.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Its name.
+    pub name: TopologyName,
+    /// Node label keys, widest first.
+    pub levels: Vec<Arc<str>>,
+}

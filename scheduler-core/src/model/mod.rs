@@ -1,0 +1,29 @@
+//! What the cluster is, as plain data: the shell fills these in, events carry them.
+//!
+//! Nothing here decides. A field that the shell cannot fill keeps its default, which
+//! always means "less is allowed", never more.
+//! - [`Node`], [`NodeCards`] with its [`Card`]s: what there is.
+//! - [`Queue`], [`PodGroup`], [`Topology`]: who shares it, and what belongs together.
+//! - [`Pod`] with its [`ContainerAsk`]s and [`NodeRules`]: who wants something of it.
+
+mod ask;
+mod card;
+mod group;
+mod node;
+mod pod;
+mod queue;
+mod rules;
+
+pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
+pub use card::{Card, Mode, NodeCards, Pool};
+pub use group::{PodGroup, PodSet, SubGroup, Topology, TopologyRule};
+pub use node::{Effect, LEGACY_MIG, Node, Taint};
+pub use pod::{Phase, Placement, Pod};
+pub use queue::{Queue, QueueResource, Weight};
+pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Toleration};
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<Arc<str>, Arc<str>>;

@@ -1,0 +1,85 @@
+//! Nodes and their taints.
+
+use super::Labels;
+use crate::ids::{NodeName, NodeUid, ResourceName};
+use crate::units::{Bytes, CpuMilli};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A node as Kubernetes has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// `metadata.name`.
+    pub name: NodeName,
+    /// `metadata.uid`.
+    pub uid: NodeUid,
+    /// `metadata.labels`.
+    pub labels: Labels,
+    /// `spec.taints`.
+    pub taints: Vec<Taint>,
+    /// `spec.unschedulable`.
+    pub unschedulable: bool,
+    /// Why the node takes no pods although schedulable, one short reason each, as KAI
+    /// words it (`node(s) were not ready`, memory pressure, ...). Empty: ready.
+    pub not_ready: Vec<Arc<str>>,
+    /// `status.allocatable` cpu.
+    pub cpu: CpuMilli,
+    /// `status.allocatable` memory.
+    pub memory: Bytes,
+    /// `status.allocatable` pods.
+    pub pods: u64,
+    /// Other `status.allocatable` entries in whole numbers, tokens and MIG profiles too,
+    /// ephemeral storage in bytes; *not* `nvidia.com/gpu` and not the opaque amounts.
+    pub extended: BTreeMap<ResourceName, u64>,
+    /// `nvidia.com/gpu` in allocatable: what the kubelet would admit now. On a managed
+    /// node the cards say which, and what is still to come.
+    pub gpus: u32,
+    /// True when a `GpuNode` of that name exists: its agent answers for the cards, and
+    /// until it is heard ([`crate::Event::Cards`]) no pod with GPUs is placed here.
+    pub managed: bool,
+}
+
+impl Node {
+    /// A ready node of that name with nothing on offer.
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: NodeName::new(name),
+            uid: NodeUid::new(name),
+            labels: Labels::new(),
+            taints: Vec::new(),
+            unschedulable: false,
+            not_ready: Vec::new(),
+            cpu: CpuMilli(0),
+            memory: Bytes(0),
+            pods: 0,
+            extended: BTreeMap::new(),
+            gpus: 0,
+            managed: false,
+        }
+    }
+}
+
+/// A taint. `NoSchedule` and `NoExecute` keep a pod without toleration away; the shell
+/// leaves `PreferNoSchedule` out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Taint {
+    /// Its key.
+    pub key: Arc<str>,
+    /// Its value, empty where none.
+    pub value: Arc<str>,
+    /// What it does.
+    pub effect: Effect,
+}
+
+/// How an unsupported rule ([`Pod::unsupported`]) is named that KAI took for MIG slices
+/// before profiles were resources: a node on which such a pod stands takes no profiles.
+pub const LEGACY_MIG: &str = "legacy MIG annotation";
+
+/// What a taint does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// Keeps new pods away.
+    NoSchedule,
+    /// Sends running ones away too.
+    NoExecute,
+}

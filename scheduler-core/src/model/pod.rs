@@ -1,0 +1,121 @@
+//! Pods, and where they are in their lives.
+
+use super::{ContainerAsk, ContainerGrant, Labels, NodeRules, Toleration};
+use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
+use crate::units::{Bytes, CpuMilli, Time};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// `metadata.uid`.
+    pub uid: PodUid,
+    /// `metadata.namespace`.
+    pub namespace: Arc<str>,
+    /// `metadata.name`.
+    pub name: Arc<str>,
+    /// False for a pod of another scheduler: it is only counted where it stands.
+    pub ours: bool,
+    /// The queue, as its label says or the shell defaults it. A pod in a group follows
+    /// the group's.
+    pub queue: QueueName,
+    /// The group, where there is one; `None`: the pod is a group of its own.
+    pub group: Option<GroupName>,
+    /// Which pod set of the group; `None`: `default`.
+    pub sub_group: Option<SetName>,
+    /// Of its priority class. Used where the pod is a group of its own.
+    pub priority: i32,
+    /// Used where the pod is a group of its own.
+    pub preemptible: bool,
+    /// `metadata.creationTimestamp`.
+    pub created: Time,
+    /// Order inside its group before age: smaller goes first (masters and heads low).
+    pub task_order: i32,
+    /// `metadata.labels`, as far as some other pod's affinity may look at them.
+    pub labels: Labels,
+    /// CPU by the kubelet's formula (init containers, sidecars, overhead).
+    pub cpu: CpuMilli,
+    /// Memory by the same formula.
+    pub memory: Bytes,
+    /// Other resources by the same formula, share tokens and MIG profiles too; *not*
+    /// `nvidia.com/gpu` and not the opaque amounts.
+    pub extended: BTreeMap<ResourceName, u64>,
+    /// What its containers ask of cards, in the pod's order.
+    pub gpus: Vec<ContainerAsk>,
+    /// Which nodes will do.
+    pub nodes: NodeRules,
+    /// Its tolerations.
+    pub tolerations: Vec<Toleration>,
+    /// It has scheduling gates: not yet to be placed.
+    pub gated: bool,
+    /// Rules that the pod uses and the core does not know, each as a reader would name
+    /// it (`pod affinity`, `resource claims`). Such a pod waits and says so.
+    pub unsupported: Vec<Arc<str>>,
+    /// Where it is in its life.
+    pub phase: Phase,
+}
+
+impl Pod {
+    /// A pending pod of `default-queue` in namespace `default` that asks for nothing.
+    pub fn named(name: &str) -> Self {
+        Self {
+            uid: PodUid::new(name),
+            namespace: Arc::from("default"),
+            name: Arc::from(name),
+            ours: true,
+            queue: QueueName::new("default-queue"),
+            group: None,
+            sub_group: None,
+            priority: 50,
+            preemptible: true,
+            created: Time(0),
+            task_order: 0,
+            labels: Labels::new(),
+            cpu: CpuMilli(0),
+            memory: Bytes(0),
+            extended: BTreeMap::new(),
+            gpus: Vec::new(),
+            nodes: NodeRules::default(),
+            tolerations: Vec::new(),
+            gated: false,
+            unsupported: Vec::new(),
+            phase: Phase::Pending,
+        }
+    }
+}
+
+/// Where a pod is in its life, as the API server shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not bound.
+    Pending,
+    /// Bound, not yet running: `spec.nodeName` is set.
+    Bound(Placement),
+    /// Running.
+    Running(Placement),
+    /// Being deleted, still holding what it has. With `Some`: bound; with `None`: it was
+    /// never bound and holds nothing.
+    Releasing(Option<Placement>),
+    /// Running, and should have been gone for so long that nobody counts on it (KAI's
+    /// `stuck-in-releasing-threshold`, two minutes after its deletion timestamp): it
+    /// holds what it has, and nothing is promised of that.
+    Stuck(Placement),
+    /// Succeeded: holds nothing.
+    Succeeded,
+    /// Failed: holds nothing.
+    Failed,
+}
+
+/// What a pod holds where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// `spec.nodeName`.
+    pub node: NodeName,
+    /// The grant's content, as its annotation says. Empty for a pod without cards, and
+    /// for a pod that asks for whole GPUs on a node without an agent. A pod that asks
+    /// for cards on a managed node and comes without any is reported as a problem.
+    pub grants: Vec<ContainerGrant>,
+    /// The decision in the grant; an outcome event that names it is not needed any more.
+    pub decision: Option<DecisionId>,
+}

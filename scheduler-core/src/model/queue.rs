@@ -1,0 +1,92 @@
+//! Queues and what they get.
+
+use crate::ids::QueueName;
+use crate::units::{Bound, Duration, Time};
+use std::sync::Arc;
+
+/// A queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Its name.
+    pub name: QueueName,
+    /// Its parent; `None` for a top-level queue.
+    pub parent: Option<QueueName>,
+    /// `spec.displayName`, used in messages in place of the name.
+    pub display_name: Option<Arc<str>>,
+    /// 100 where unset.
+    pub priority: i32,
+    /// Age breaks ties.
+    pub created: Time,
+    /// In nano-GPU.
+    pub gpu: QueueResource,
+    /// In millicores.
+    pub cpu: QueueResource,
+    /// In bytes.
+    pub memory: QueueResource,
+    /// Inherited where `None`.
+    pub preempt_min_runtime: Option<Duration>,
+    /// Inherited where `None`.
+    pub reclaim_min_runtime: Option<Duration>,
+}
+
+impl Queue {
+    /// A queue of that name without any bound.
+    pub fn unlimited(name: &str) -> Self {
+        let resource = QueueResource {
+            quota: Bound::Unlimited,
+            limit: Bound::Unlimited,
+            weight: Weight::ONE,
+            usage: 0,
+        };
+        Self {
+            name: QueueName::new(name),
+            parent: None,
+            display_name: None,
+            priority: 100,
+            created: Time(0),
+            gpu: resource,
+            cpu: resource,
+            memory: resource,
+            preempt_min_runtime: None,
+            reclaim_min_runtime: None,
+        }
+    }
+}
+
+impl Queue {
+    /// GPU, CPU, memory.
+    pub(crate) fn resource(&self, index: usize) -> QueueResource {
+        match index {
+            0 => self.gpu,
+            1 => self.cpu,
+            _ => self.memory,
+        }
+    }
+
+    /// One bound of each resource.
+    pub(crate) fn bound3(&self, of: fn(QueueResource) -> Bound) -> [Bound; 3] {
+        [of(self.gpu), of(self.cpu), of(self.memory)]
+    }
+}
+
+/// What a queue gets of one resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueResource {
+    /// Guaranteed.
+    pub quota: Bound,
+    /// Never more than.
+    pub limit: Bound,
+    /// In the division of what is left over.
+    pub weight: Weight,
+    /// Past use as a part of the cluster, in billionths, for time-aware fairness.
+    pub usage: u64,
+}
+
+/// A weight in millionths. Negative and unreadable weights count as 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Weight(pub u64);
+
+impl Weight {
+    /// 1.
+    pub const ONE: Self = Self(1_000_000);
+}

@@ -1,0 +1,63 @@
+//! Which nodes a pod may go to.
+
+use super::{Effect, Labels};
+use crate::ids::NodeName;
+use std::sync::Arc;
+
+/// A pod's toleration.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Toleration {
+    /// `None`: every key (only with operator `Exists`).
+    pub key: Option<Arc<str>>,
+    /// `None`: operator `Exists`, any value. `Some`: operator `Equal`.
+    pub value: Option<Arc<str>>,
+    /// `None`: every effect.
+    pub effect: Option<Effect>,
+}
+
+/// Which nodes will do: `nodeSelector` *and* one of the affinity's terms.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeRules {
+    /// `spec.nodeSelector`: all must match.
+    pub selector: Labels,
+    /// `requiredDuringSchedulingIgnoredDuringExecution`: one of these; `None`: no rule.
+    /// An empty list matches no node, as in Kubernetes.
+    pub terms: Option<Vec<NodeTerm>>,
+    /// `status.nominatedNodeName`, where another component named a node.
+    pub nominated: Option<NodeName>,
+}
+
+/// All of its requirements must hold. A term without any matches no node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeTerm {
+    /// Over labels.
+    pub labels: Vec<Requirement>,
+    /// Over `metadata.name`.
+    pub name: Vec<Requirement>,
+}
+
+/// One requirement of a term.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Requirement {
+    /// Label key; `metadata.name` for a field.
+    pub key: Arc<str>,
+    /// How.
+    pub operator: Operator,
+}
+
+/// Kubernetes' node selector operators.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operator {
+    /// The label is there and has one of these.
+    In(Vec<Arc<str>>),
+    /// The label is not there, or has none of these.
+    NotIn(Vec<Arc<str>>),
+    /// The label is there.
+    Exists,
+    /// It is not.
+    DoesNotExist,
+    /// The label is an integer above this.
+    Above(i64),
+    /// The label is an integer below this.
+    Below(i64),
+}
