@@ -455,14 +455,18 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             .map(|entry| format!("{entry:?}"))
             .collect();
         extra.sort();
+        let mut standing_at: Vec<_> = state.standing_at.iter().collect();
+        standing_at.sort_by_key(|(job, _)| *job);
         format!(
-            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {standing_at:?} {}",
             state.task_cells,
             state.node_use,
             state.card_use,
             state.queue_use,
             state.pending,
-            state.on_node
+            state.on_node,
+            state.standing,
+            state.uneven
         )
     }
 
@@ -521,5 +525,60 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         let during = state.nodes[node].generation;
         state.rollback(mark);
         assert!(state.nodes[node].generation > during);
+    }
+
+    proptest::proptest! {
+        /// Nested trials of any moves, undone or kept: undone ones leave nothing behind.
+        #[test]
+        fn any_undo_restores_every_field(steps in proptest::collection::vec((0_u8..9, 0_usize..2), 1..40)) {
+            let mut core = Core::new(Config::default());
+            for event in text::read(CLUSTER).unwrap() {
+                assert_eq!(core.apply(event), []);
+            }
+            let state = core.state_for_tests();
+            let tasks = [state.task_names["a"], state.task_names["b"]];
+            let placed = state.cell(tasks[1]);
+            let start = fields(state);
+            let mut open: Vec<(Mark, String)> = vec![(state.mark(), start)];
+            for (what, which) in steps {
+                let cell = state.cell(tasks[which]);
+                let to = match what {
+                    0 => {
+                        let before = fields(state);
+                        open.push((state.mark(), before));
+                        continue;
+                    }
+                    1 | 2 if open.len() > 1 => {
+                        let (mark, before) = open.pop().unwrap();
+                        if what == 1 {
+                            state.rollback(mark);
+                            proptest::prop_assert_eq!(fields(state), before);
+                        } else {
+                            state.keep(mark);
+                        }
+                        continue;
+                    }
+                    3 => TaskCell::of(Status::Pending),
+                    4 => TaskCell { status: Status::Releasing, ..placed.clone() },
+                    5 => TaskCell { status: Status::Promised, ..placed.clone() },
+                    6 => TaskCell::of(Status::Done),
+                    7 if cell.leaving.is_none() && cell.node.is_some() => TaskCell {
+                        leaving: Some(Arc::new(Leaving {
+                            was: cell.status,
+                            node: cell.node.unwrap(),
+                            holds: cell.holds.clone(),
+                            decision: None,
+                        })),
+                        ..TaskCell::of(Status::Victim)
+                    },
+                    _ => placed.clone(),
+                };
+                state.transition(tasks[which], to);
+            }
+            while let Some((mark, before)) = open.pop() {
+                state.rollback(mark);
+                proptest::prop_assert_eq!(fields(state), before);
+            }
+        }
     }
 }
