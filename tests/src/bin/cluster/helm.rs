@@ -57,6 +57,7 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     ensure!(said.contains("gpunodes"), "the notes: {said}");
     install::ready(cluster).await?;
     install::offered(cluster).await?;
+    install::seed_004(cluster).await?;
     let said = helm(cluster, &["test", "aliquot", "--logs"]).await?;
     ensure!(said.contains("Succeeded"), "helm test: {said}");
 

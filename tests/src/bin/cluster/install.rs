@@ -85,7 +85,12 @@ async fn installed(cluster: &mut Cluster) -> Result<()> {
     }
     ready(cluster).await?;
     offered(cluster).await?;
+    seed_004(cluster).await?;
+    doctor(cluster).await
+}
 
+/// The document's pod on what is installed, until it is gone again.
+pub(crate) async fn seed_004(cluster: &mut Cluster) -> Result<()> {
     cluster.apply_file("tests/seeds/004/queues.yaml").await?;
     cluster.make_namespace("gpu-workload").await?;
     cluster.apply_file("tests/seeds/004/pod.yaml").await?;
@@ -116,7 +121,6 @@ async fn installed(cluster: &mut Cluster) -> Result<()> {
         "the GpuNode shows it on {}",
         ledger[0].0
     );
-    doctor(cluster).await?;
     cluster.delete_pod("gpu-workload", "gpu-pod").await?;
     cluster.ledger_is(&[]).await?;
     Ok(())
