@@ -1,8 +1,10 @@
-//! Which replica acts: a `Lease`, with client-go's times.
+//! Which replica acts: a `Lease`, by client-go's rules, with shorter times.
 //!
-//! The holder renews every 2 s and stops acting when it could not for 10 s; others wait
-//! 15 s by their own clock since they last saw it renewed. So the loser stops before the
-//! winner starts, whatever the clocks say.
+//! The holder renews every second and stops acting when it could not for 8 s; others wait
+//! 12 s by their own clock since they last saw it renewed. So the loser stops before the
+//! winner starts, whatever the clocks say; and where the holder dies, the next one acts
+//! within 15 s: a second until its last renewal is seen, 12 s, a second to the next look,
+//! and the write.
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -14,11 +16,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Others wait so long since the holder's last sign.
-const DURATION: Duration = Duration::from_secs(15);
+const DURATION: Duration = Duration::from_secs(12);
 /// The holder gives up after so long without one.
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(8);
 /// Between two tries.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The lease is gone, and with it the right to act.
 #[derive(Debug, thiserror::Error)]

@@ -289,9 +289,15 @@ async fn start(
         }
     }
     let page::Flows { facts, heard } = flows;
-    let facts = group_pods(
-        config, &plan, &identity, &client, facts, &leading, end, tasks,
-    );
+    let busy = watch::Sender::new(false);
+    let settings = group::Settings {
+        scheduler_name: config.scheduler_name.clone(),
+        identity: identity.clone(),
+        at_once: config.writes_at_once,
+        busy: busy.subscribe(),
+        queue_label: plan.queue_label.clone(),
+    };
+    let facts = group_pods(settings, &client, facts, &leading, end, tasks);
     tasks.spawn(named(
         "the reports",
         report::run(
@@ -317,6 +323,7 @@ async fn start(
                     .iter()
                     .map(|shard| (shard.core.epoch, shard.pool.name().to_owned()))
                     .collect(),
+                busy,
             },
             client,
             trust,
@@ -501,24 +508,15 @@ fn pace(config: &Config) -> Pace {
 }
 
 /// Starts what puts pods into their groups; the facts go through it.
-#[expect(clippy::too_many_arguments, reason = "each is a part of the wiring")]
 fn group_pods(
-    config: &Config,
-    plan: &Plan,
-    identity: &str,
+    settings: group::Settings,
     client: &Client,
     facts: mpsc::UnboundedReceiver<facts::Fact>,
     leading: &watch::Receiver<bool>,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) -> mpsc::UnboundedReceiver<facts::Fact> {
-    let (tee, onward, told) = group::Tee::new(&config.scheduler_name, facts);
-    let settings = group::Settings {
-        scheduler_name: config.scheduler_name.clone(),
-        identity: identity.to_owned(),
-        at_once: config.writes_at_once,
-        queue_label: plan.queue_label.clone(),
-    };
+    let (tee, onward, told) = group::Tee::new(&settings.scheduler_name, facts);
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {
         tokio::select! {

@@ -20,20 +20,25 @@ mod volume;
 use crate::convert::Isolation;
 use crate::status::Meters;
 use crate::trust::Trust;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use kube::Client;
 use notice::Notices;
 use pace::Pace;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
 use scheduler_core::{Action, Outcome, OutcomeResult, PodReason};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+/// Writes without an outcome that are under way at once: each is a connection of its own,
+/// and thousands fall due together where thousands of pods wait.
+const CHORES: usize = 16;
 /// After a stop, writes under way have so long.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -91,6 +96,8 @@ pub struct Settings {
     pub respect_budgets: bool,
     /// Node pools by the epoch in decisions' names.
     pub pools: BTreeMap<u64, String>,
+    /// Told whether most of these writes are under way: what can wait does.
+    pub busy: watch::Sender<bool>,
 }
 
 /// Carries out what comes until `stop` or until nobody sends any more.
@@ -122,10 +129,13 @@ pub async fn run(
     let actor = Actor {
         hands,
         seats: Arc::new(Semaphore::new(settings.at_once.max(1))),
+        at_once: settings.at_once.max(1),
+        busy: settings.busy,
         outcomes,
         actions: JoinSet::new(),
         decisions: HashMap::new(),
         chores: JoinSet::new(),
+        waiting: VecDeque::new(),
         pace: Pace::default(),
     };
     tokio::select! {
@@ -160,21 +170,31 @@ async fn labels_apart(client: &Client) -> bool {
 struct Actor {
     hands: Hands,
     seats: Arc<Semaphore>,
+    at_once: usize,
+    busy: watch::Sender<bool>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     actions: JoinSet<OutcomeResult>,
     decisions: HashMap<Id, DecisionId>,
     /// Writes without an outcome.
     chores: JoinSet<Option<PodUid>>,
+    /// Such writes, but for reasons, that wait for a seat.
+    waiting: VecDeque<Chore>,
     pace: Pace,
 }
+
+/// A write without an outcome that is no reason.
+type Chore = BoxFuture<'static, ()>;
 
 impl Actor {
     async fn run(mut self, mut work: mpsc::UnboundedReceiver<Work>, stop: CancellationToken) {
         loop {
-            for reason in self.pace.due(Instant::now()) {
-                self.report(reason);
-            }
-            let next = self.pace.next();
+            let taken = self.at_once - self.seats.available_permits();
+            let busy = taken > self.at_once / 2;
+            self.busy
+                .send_if_modified(|old| std::mem::replace(old, busy) != busy);
+            self.begin_chores();
+            // Whoever frees a seat wakes this loop too.
+            let next = self.pace.next().filter(|_| self.seats_for_chores() > 0);
             let wake = async {
                 match next {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -209,25 +229,42 @@ impl Actor {
             Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
             Work::Started(group, at) => {
                 let hands = self.hands.clone();
-                self.chores.spawn(async move {
-                    group::started(&hands, &group, at).await;
-                    None
-                });
+                let write = async move { group::started(&hands, &group, at).await };
+                self.waiting.push_back(write.boxed());
             }
             Work::Stale(group, since) => {
                 let hands = self.hands.clone();
-                self.chores.spawn(async move {
-                    group::stale(&hands, &group, since).await;
-                    None
-                });
+                let write = async move { group::stale(&hands, &group, since).await };
+                self.waiting.push_back(write.boxed());
             }
             Work::Isolation(isolation) => {
                 let hands = self.hands.clone();
-                self.chores.spawn(async move {
-                    condition::isolation(&hands, &isolation).await;
-                    None
-                });
+                let write = async move { condition::isolation(&hands, &isolation).await };
+                self.waiting.push_back(write.boxed());
             }
+        }
+    }
+
+    fn seats_for_chores(&self) -> usize {
+        // Who is placed comes before who is told why not.
+        if *self.busy.borrow() {
+            return 0;
+        }
+        CHORES.saturating_sub(self.chores.len())
+    }
+
+    /// Reasons first: people wait for them.
+    fn begin_chores(&mut self) {
+        for reason in self.pace.due(Instant::now(), self.seats_for_chores()) {
+            self.report(reason);
+        }
+        while self.seats_for_chores() > 0
+            && let Some(chore) = self.waiting.pop_front()
+        {
+            self.chores.spawn(async move {
+                chore.await;
+                None
+            });
         }
     }
 

@@ -90,10 +90,13 @@ impl Pace {
         self.agenda.insert((at, pod));
     }
 
-    /// What is to be written by now.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<Due> {
+    /// What is to be written by now, so many at most; the others wait, and are not written
+    /// at all if their pods are bound before.
+    pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<Due> {
         let mut due = Vec::new();
-        while let Some((at, pod)) = self.agenda.first().cloned() {
+        while due.len() < most
+            && let Some((at, pod)) = self.agenda.first().cloned()
+        {
             if at > now {
                 break;
             }
@@ -194,16 +197,16 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::default();
         pace.say(reason("a", "first"), vec![], start);
-        assert_eq!(lines(pace.due(start)), ["first"]);
+        assert_eq!(lines(pace.due(start, 9)), ["first"]);
         let mut last = start;
         for (round, seconds) in [1, 5, 30, 30, 30].into_iter().enumerate() {
             let due = last + Duration::from_secs(seconds);
             let early = due.checked_sub(Duration::from_millis(1)).unwrap();
             pace.say(reason("a", "passes"), vec![], last);
             pace.say(reason("a", &format!("last {round}")), vec![], early);
-            assert!(pace.due(early).is_empty(), "{round}");
+            assert!(pace.due(early, 9).is_empty(), "{round}");
             assert_eq!(pace.next(), Some(due), "{round}");
-            assert_eq!(lines(pace.due(due)), [format!("last {round}")]);
+            assert_eq!(lines(pace.due(due, 9)), [format!("last {round}")]);
             assert_eq!(pace.next(), None);
             last = due;
         }
@@ -214,7 +217,7 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::default();
         pace.say(reason("a", "one"), vec![], start);
-        pace.due(start);
+        pace.due(start, 9);
         pace.say(reason("a", "one"), vec![], start + PAUSES[0]);
         assert_eq!(pace.next(), None);
         pace.say(reason("a", "two"), vec![], start);
@@ -227,12 +230,26 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::default();
         pace.say(reason("a", "one"), vec![], start);
-        pace.due(start);
+        pace.due(start, 9);
         let (_done, reported) = oneshot::channel();
         pace.writing(&PodUid::new("a"), reported);
         pace.say(reason("a", "two"), vec![], start);
         assert!(pace.bound(&PodUid::new("a")).is_some());
-        assert!(pace.due(start + PAUSES[2]).is_empty());
+        assert!(pace.due(start + PAUSES[2], 9).is_empty());
+    }
+
+    #[test]
+    fn what_finds_no_seat_waits_and_is_not_written_if_its_pod_is_bound_meanwhile() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        for pod in ["a", "b", "c"] {
+            pace.say(reason(pod, pod), vec![], start);
+        }
+        assert!(pace.due(start, 0).is_empty());
+        assert_eq!(lines(pace.due(start, 1)), ["a"]);
+        assert_eq!(pace.next(), Some(start));
+        assert!(pace.bound(&PodUid::new("b")).is_none());
+        assert_eq!(lines(pace.due(start, 9)), ["c"]);
     }
 
     #[test]

@@ -51,6 +51,7 @@ impl Site {
                 volume_timeout: Duration::from_secs(2),
                 respect_budgets: budgets,
                 pools: [(1, "pool-a".to_owned())].into(),
+                busy: watch::Sender::new(false),
             },
             client.clone(),
             trust.clone(),

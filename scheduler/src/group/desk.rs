@@ -45,6 +45,9 @@ pub struct Settings {
     pub identity: String,
     /// Pods that are at work at once.
     pub at_once: usize,
+    /// Bindings take most of the API server's time: who does not wait for its group comes
+    /// later.
+    pub busy: watch::Receiver<bool>,
     /// Key of the label that names a workload's queue.
     pub queue_label: String,
 }
@@ -153,6 +156,8 @@ pub async fn run(
 
 impl Desk {
     async fn run(mut self, mut told: Told, mut leading: watch::Receiver<bool>) {
+        let mut busy = self.settings.busy.clone();
+        let mut follows = true;
         loop {
             let leads = *leading.borrow_and_update();
             if leads {
@@ -178,6 +183,8 @@ impl Desk {
                 changed = leading.changed() => if changed.is_err() {
                     return;
                 },
+                // Who bound has ended: nobody is in the way any more.
+                changed = busy.changed(), if follows => follows = changed.is_ok(),
                 () = wake => {}
             }
         }
@@ -271,10 +278,11 @@ impl Desk {
 
     fn start(&mut self) {
         let seats = self.settings.at_once.max(1);
+        let later = !*self.settings.busy.borrow();
         while self.at_work.len() < seats {
             let idle = self.at_work.values().filter(|(_, waits)| !waits).count();
             let next = self.ready.pop_front().or_else(|| {
-                let seat = idle < (seats / LATER).max(1);
+                let seat = later && idle < (seats / LATER).max(1);
                 if seat { self.later.pop_front() } else { None }
             });
             let Some(uid) = next else {

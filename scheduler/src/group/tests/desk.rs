@@ -56,6 +56,7 @@ impl Site {
             scheduler_name: "kai-scheduler".into(),
             identity: "test".into(),
             at_once: 8,
+            busy: watch::channel(false).1,
             queue_label: proto::names::kai::QUEUE_LABEL.into(),
         };
         tokio::spawn(group::run(
