@@ -17,6 +17,7 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
+use crate::crowd::Crowd;
 use crate::fleet::Fleet;
 use crate::gpu::{self, Gpus, Hardware};
 use crate::image::Recipe;
@@ -26,7 +27,7 @@ use crate::node::{self, Node, Place};
 use crate::operator::Operator;
 use crate::pod::describe;
 use crate::registry::Registry;
-use crate::scheduler::{self, Scheduler};
+use crate::scheduler::{self, Replica, Scheduler};
 use crate::stand_in;
 use crate::wait::{Seen, until};
 use crate::{machine, token};
@@ -71,6 +72,8 @@ pub struct Cluster {
     pub(crate) operators: Vec<&'static Operator>,
     /// Simulated nodes, for as long as one claim.
     pub(crate) fleet: Option<Fleet>,
+    /// Nodes with agents that this process speaks for, for as long as one claim.
+    pub(crate) crowd: Option<Crowd>,
     /// How many namespaces claims have been given.
     namespaces: u32,
     /// How long it took until the API server answered, and until the node was Ready.
@@ -119,6 +122,7 @@ impl Cluster {
             gpus: None,
             operators: Vec::new(),
             fleet: None,
+            crowd: None,
             namespaces: 0,
             started: (api_ready, api_ready),
         };
@@ -199,13 +203,8 @@ impl Cluster {
             self.control_plane.authority(),
         );
         if self.scheduler.is_none() {
-            self.make_namespace(proto::names::NAMESPACE).await?;
-            for document in scheduler::manifests(&self.programs.tree)? {
-                self.apply_one(&document).await?;
-            }
-            let scheduler =
-                Scheduler::start(&self.client, &self.programs, &state, &logs, &authority).await?;
-            self.scheduler = Some(scheduler);
+            self.install().await?;
+            self.scheduler = Some(self.start_scheduler(Replica::only()).await?);
             for (reference, recipe) in stand_in::images(&self.programs) {
                 self.serve_image(&recipe, reference).await?;
             }
@@ -235,6 +234,27 @@ impl Cluster {
         let waited = self.shares_offered(hardware).await;
         self.alive()?;
         waited
+    }
+
+    /// The manifests of `deploy/`, without the programs.
+    pub async fn install(&self) -> Result<()> {
+        self.make_namespace(proto::names::NAMESPACE).await?;
+        for document in scheduler::manifests(&self.programs.tree)? {
+            self.apply_one(&document).await?;
+        }
+        Ok(())
+    }
+
+    /// A scheduler beside whatever runs; it is the caller's.
+    pub async fn start_scheduler(&self, replica: Replica) -> Result<Scheduler> {
+        let (state, logs) = (self.work.state(), self.work.logs());
+        let place = gpu::Place {
+            programs: &self.programs,
+            state: &state,
+            logs: &logs,
+            authority: self.control_plane.authority(),
+        };
+        Scheduler::start(&self.client, &place, replica).await
     }
 
     /// Waits until the node offers the shares of this hardware, and no other's.
@@ -370,6 +390,7 @@ impl Cluster {
         })
         .await?;
         self.disband().await?;
+        self.disperse().await?;
         self.delete_queues().await?;
         for name in ours.iter().filter(|name| *name != "default") {
             match namespaces.delete(name, &DeleteParams::default()).await {

@@ -143,6 +143,39 @@ impl ControlPlane {
         Ok(client)
     }
 
+    /// Kills the API server and starts it again; it answers some seconds later.
+    pub async fn restart_api_server(&mut self) -> Result<()> {
+        self.api_server.kill().await?;
+        self.api_server.start_again()
+    }
+
+    /// From now on nobody minds whether nodes say anything, nor cleans up after pods: nodes
+    /// without a kubelet stay as they were made.
+    pub async fn dismiss_controllers(&mut self) -> Result<()> {
+        match &mut self.controller_manager {
+            Some(manager) => manager.stop().await,
+            None => Ok(()),
+        }
+    }
+
+    /// The opposite.
+    pub fn recall_controllers(&mut self) -> Result<()> {
+        match &mut self.controller_manager {
+            Some(manager) if manager.pid().is_none() => manager.start_again(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Process ids of the API server and of etcd.
+    pub fn pids(&self) -> Option<[u32; 2]> {
+        Some([self.api_server.pid()?, self.etcd.pid()?])
+    }
+
+    /// Certificate and key with which the API server answers.
+    pub fn certificate(&self) -> [PathBuf; 2] {
+        ["server.crt", "server.key"].map(|name| self.folder.join(name))
+    }
+
     /// The kubeconfig of `admin`, `controller-manager` or `kubelet`.
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.folder.join(format!("{user}.kubeconfig"))

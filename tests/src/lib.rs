@@ -15,8 +15,12 @@
 //! - [`adapt`]: what is installed, fitted to this cluster.
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
 //! - [`gang`]: the pods of one workload, and when each was bound.
+//! - [`burst`]: many pods at once, made, bound and judged.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
-//! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes.
+//! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
+//!   [`crowd`]: many nodes with agents, whom this process speaks for.
+//! - [`proxy`]: between a scheduler and the API server, to do it harm; [`service`]: one
+//!   address for several replicas.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
@@ -25,8 +29,10 @@
 #![forbid(unsafe_code)]
 
 pub mod adapt;
+pub mod burst;
 pub mod cluster;
 pub mod control_plane;
+pub mod crowd;
 pub mod daemon;
 pub mod fleet;
 pub mod gang;
@@ -41,8 +47,10 @@ pub mod node;
 pub mod observer;
 pub mod operator;
 pub mod pod;
+pub mod proxy;
 pub mod registry;
 pub mod scheduler;
+pub mod service;
 pub mod share;
 pub mod stand_in;
 pub mod suite;

@@ -8,18 +8,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::Client;
 use proto::names::{NAMESPACE, object};
 use serde_json::Value;
 
-use crate::cluster::Programs;
 use crate::control_plane;
 use crate::daemon::{Command, Daemon};
+use crate::gpu::Place;
 use crate::machine::ADDRESS;
 use crate::manifest::documents;
 use crate::token::{self, AccountToken, Credential, Refresher};
+use crate::wait::{Seen, until};
 
 const WEBHOOK_PORT: u16 = 8443;
 /// Of the status page.
@@ -58,23 +60,73 @@ pub fn manifests(tree: &Path) -> Result<Vec<Value>> {
     Ok(found)
 }
 
+/// One replica: its name and where it is reached.
+#[derive(Debug, Clone)]
+pub struct Replica {
+    /// Of the process, its log, and in the lease.
+    pub name: String,
+    /// Ports of webhook, telemetry and metrics.
+    pub ports: [u16; 3],
+    /// Of the status page, where it has one.
+    pub page: Option<u16>,
+    /// Where the API server calls the webhook.
+    pub webhook_url: String,
+    /// Where it finds the API server.
+    pub api: String,
+    /// Whether it acts only while it holds the lease.
+    pub elects: bool,
+}
+
+impl Replica {
+    /// The only one, which needs no lease.
+    pub fn only() -> Self {
+        Self {
+            name: "scheduler".to_owned(),
+            ports: [WEBHOOK_PORT, proto::names::telemetry::PORT, 9401],
+            webhook_url: format!("https://{ADDRESS}:{WEBHOOK_PORT}"),
+            page: Some(PAGE_PORT),
+            api: control_plane::url(),
+            elects: false,
+        }
+    }
+
+    /// The `number`th of several, from 1. The API server calls their webhooks at one
+    /// address, as it would their Service.
+    pub fn of_several(number: u16, api: String) -> Self {
+        let first = 8500 + 10 * number;
+        Self {
+            name: format!("scheduler-{number}"),
+            ports: [first, first + 1, first + 2],
+            page: None,
+            elects: true,
+            api,
+            ..Self::only()
+        }
+    }
+
+    /// Where it shows its metrics and its health.
+    pub fn metrics(&self) -> String {
+        format!("127.0.0.1:{}", self.ports[2])
+    }
+
+    /// Where agents reach it.
+    pub fn telemetry(&self) -> std::net::SocketAddr {
+        ([127, 0, 0, 1], self.ports[1]).into()
+    }
+}
+
 /// The running scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
     pub daemon: Daemon,
+    pub replica: Replica,
     _tokens: Refresher,
 }
 
 impl Scheduler {
     /// Starts it; the manifests stand already.
-    pub async fn start(
-        client: &Client,
-        programs: &Programs,
-        state: &Path,
-        logs: &Path,
-        authority: &Path,
-    ) -> Result<Self> {
-        let folder = state.join("scheduler");
+    pub async fn start(client: &Client, place: &Place<'_>, replica: Replica) -> Result<Self> {
+        let folder = place.state.join(&replica.name);
         fs::create_dir_all(&folder)?;
         let file = folder.join("scheduler.token");
         let tokens = Refresher::start(
@@ -88,33 +140,62 @@ impl Scheduler {
             }],
         )
         .await?;
-        let kubeconfig = folder.join("scheduler.kubeconfig");
+        let kubeconfig = Self::kubeconfig(place.state, &replica.name);
         token::write_kubeconfig(
             &kubeconfig,
-            &control_plane::url(),
-            authority,
+            &replica.api,
+            &place.authority,
             &Credential::File(file),
         )?;
-        let daemon = Command::new("scheduler", programs.ours.join("aliquot-scheduler"))
-            .flag("--webhook", format!("0.0.0.0:{WEBHOOK_PORT}"))
-            .flag("--webhook-url", format!("https://{ADDRESS}:{WEBHOOK_PORT}"))
-            .flag(
-                "--telemetry",
-                format!("0.0.0.0:{}", proto::names::telemetry::PORT),
-            )
-            .flag("--metrics", METRICS)
-            .flag("--page", format!("0.0.0.0:{PAGE_PORT}"))
+        let [webhook, telemetry, _] = replica.ports;
+        let program = place.programs.ours.join("aliquot-scheduler");
+        let mut command = Command::new(&replica.name, program)
+            .flag("--webhook", format!("0.0.0.0:{webhook}"))
+            .flag("--webhook-url", &replica.webhook_url)
+            .flag("--telemetry", format!("0.0.0.0:{telemetry}"))
+            .flag("--metrics", replica.metrics())
             .env("KUBECONFIG", kubeconfig)
-            .env("RUST_LOG", "info")
-            .start(logs)?;
+            .env("RUST_LOG", "info");
+        if let Some(page) = replica.page {
+            command = command.flag("--page", format!("0.0.0.0:{page}"));
+        }
+        if replica.elects {
+            command = command
+                .flag("--leader-elect", "true")
+                .flag("--identity", &replica.name);
+        }
+        let daemon = command.start(place.logs)?;
         Ok(Self {
             daemon,
+            replica,
             _tokens: tokens,
         })
     }
 
+    /// The credentials with which that replica was started.
+    pub fn kubeconfig(state: &Path, name: &str) -> PathBuf {
+        state.join(name).join("scheduler.kubeconfig")
+    }
+
     /// What the scheduler's metrics page says.
     pub async fn metrics(&self) -> Result<String> {
-        crate::http::get(METRICS, "/metrics").await
+        crate::http::get(&self.replica.metrics(), "/metrics").await
+    }
+
+    /// Waits until it has listed everything.
+    pub async fn ready(&mut self) -> Result<()> {
+        let address = self.replica.metrics();
+        until("the scheduler ready", Duration::from_mins(1), || {
+            let (alive, address) = (self.daemon.alive(), address.clone());
+            async move {
+                if let Err(dead) = alive {
+                    return Ok(Seen::Never(dead));
+                }
+                crate::http::get(&address, "/readyz")
+                    .await
+                    .map(|_| Seen::Done(()))
+            }
+        })
+        .await
     }
 }

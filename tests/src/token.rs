@@ -74,6 +74,15 @@ pub struct AccountToken {
 impl AccountToken {
     /// Asks for the token and puts it into place by rename.
     pub async fn write(&self, client: &Client) -> Result<()> {
+        let token = self.ask(client).await?;
+        let new = self.file.with_extension("new");
+        fs::write(&new, token)?;
+        fs::rename(&new, &self.file)?;
+        Ok(())
+    }
+
+    /// Asks for the token.
+    pub async fn ask(&self, client: &Client) -> Result<String> {
         let bound = match &self.node {
             Some(name) => {
                 let node = Api::<Node>::all(client.clone()).get(name).await?;
@@ -100,14 +109,10 @@ impl AccountToken {
             .create_token_request(&self.account, &PostParams::default(), &request)
             .await
             .with_context(|| format!("token of {}/{}", self.namespace, self.account))?;
-        let token = answer
+        answer
             .status
             .and_then(|status| status.token)
-            .context("a token request without a token")?;
-        let new = self.file.with_extension("new");
-        fs::write(&new, token)?;
-        fs::rename(&new, &self.file)?;
-        Ok(())
+            .context("a token request without a token")
     }
 }
 

@@ -6,6 +6,7 @@ mod accounts;
 mod admission;
 mod bench;
 mod beside;
+mod burst;
 mod disk;
 mod eviction;
 mod faults;
@@ -18,6 +19,7 @@ mod identity;
 mod install;
 mod kubelet;
 mod load;
+mod meter;
 mod modes;
 mod page;
 mod parts;
@@ -25,6 +27,7 @@ mod placement;
 mod recovery;
 mod rollout;
 mod runtime;
+mod scale;
 mod seed;
 mod seed_000;
 mod seed_001;
@@ -92,11 +95,13 @@ enum Action {
         #[arg(long, hide = true)]
         part: Option<u8>,
     },
-    /// Measures the agent.
+    /// Measures the agent, or what is named.
     Bench {
         /// Pairs of a share pod and the same pod without a GPU.
         #[arg(long, default_value_t = 30)]
         pairs: usize,
+        #[command(subcommand)]
+        of: Option<Measured>,
     },
     /// Leaves a person in a shell on a cluster with Aliquot on it.
     Up {
@@ -113,6 +118,12 @@ enum Action {
         #[arg(long, default_value_t = 1)]
         gpus: u32,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum Measured {
+    /// The scheduler, on simulated nodes.
+    Scheduler(scale::Sizes),
 }
 
 #[expect(
@@ -164,7 +175,11 @@ async fn run() -> Result<ExitCode> {
     let work = Work::at(root);
     match options.action {
         Action::Test { filter, part } => test(programs, work, filter.as_deref(), part).await,
-        Action::Bench { pairs } => bench::bench(programs, work, pairs).await,
+        Action::Bench { pairs, of: None } => bench::bench(programs, work, pairs).await,
+        Action::Bench {
+            of: Some(Measured::Scheduler(sizes)),
+            ..
+        } => scale::scheduler(programs, work, sizes).await,
         Action::Up {
             command,
             bare,
@@ -278,6 +293,12 @@ async fn test(
             disk::a_full_disk_holds_a_share_up_and_loses_none,
             disk::a_read_only_disk_holds_a_share_up_and_loses_none,
             runtime::a_runtime_with_cdi_off_starts_no_share_and_starts_it_when_cdi_is_on,
+            burst::an_api_server_restarted_in_mid_burst_loses_nothing,
+            burst::answers_lost_writes_refused_and_watches_expired_bind_every_pod_once,
+            burst::of_two_replicas_the_second_is_in_charge_15_s_after_the_first_was_killed,
+            burst::pods_deleted_while_they_are_bound_free_what_they_were_given,
+            burst::nodes_removed_under_pods_take_nobody_elses_place,
+            burst::a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason,
             load::an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
             hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,

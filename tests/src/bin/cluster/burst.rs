@@ -1,0 +1,389 @@
+//! A scheduler under a burst of pods, while everything around it goes wrong: nothing is
+//! bound twice, nothing is lost, no card is granted beyond its memory.
+//!
+//! Nodes and agents are simulated; API server, admission and tokens are real.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aliquot_tests::burst::{Bound, clear, fraction, judge, make, whole};
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::proxy::{Fault, Proxy};
+use aliquot_tests::scheduler::{Replica, Scheduler};
+use aliquot_tests::service::Service;
+use aliquot_tests::wait::{Seen, until};
+use aliquot_tests::{control_plane, gang};
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
+use http::Method;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt};
+use proto::names::{NAMESPACE, object};
+use serde_json::{Value, json};
+
+const NODES: usize = 12;
+const CARDS: u32 = 8;
+/// As many whole cards as there are.
+const PLACES: usize = NODES * CARDS as usize;
+const LIMIT: Duration = Duration::from_mins(1);
+/// At most so long after the death of who acts.
+const IN_CHARGE: Duration = Duration::from_secs(15);
+/// Where the API server finds whichever replica runs.
+const WEBHOOK: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8443);
+
+/// Two replicas at one address, heard by all agents.
+pub(crate) struct Pair {
+    pub(crate) replicas: Vec<Scheduler>,
+    _service: Service,
+}
+
+impl Pair {
+    /// Both are ready and hear every agent afterwards; they find the API server at `api`.
+    pub(crate) async fn start(cluster: &Cluster, api: Option<String>) -> Result<Self> {
+        let api = api.unwrap_or_else(control_plane::url);
+        let wanted = [1, 2].map(|number| Replica::of_several(number, api.clone()));
+        let webhooks = wanted
+            .iter()
+            .map(|replica| SocketAddr::from(([127, 0, 0, 1], replica.ports[0])));
+        let service = Service::start(WEBHOOK, webhooks.collect()).await?;
+        let mut replicas = Vec::new();
+        for replica in wanted {
+            replicas.push(cluster.start_scheduler(replica).await?);
+        }
+        let addresses: Vec<SocketAddr> = replicas
+            .iter()
+            .map(|scheduler| scheduler.replica.telemetry())
+            .collect();
+        cluster.crowd()?.speak_to(&addresses);
+        for replica in &mut replicas {
+            replica.ready().await?;
+        }
+        cluster.heard().await?;
+        Ok(Self {
+            replicas,
+            _service: service,
+        })
+    }
+
+    /// Which of them holds the lease.
+    pub(crate) async fn acting(&self, cluster: &Cluster) -> Result<usize> {
+        let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+        until("a replica that acts", Duration::from_secs(30), || async {
+            let lease = leases.get(object::LEASE).await?;
+            let holder = lease.spec.and_then(|spec| spec.holder_identity);
+            let holder = holder.unwrap_or_default();
+            let found = self
+                .replicas
+                .iter()
+                .position(|scheduler| scheduler.replica.name == holder);
+            Ok(Seen::from_option(found, holder))
+        })
+        .await
+    }
+
+    /// Whichever has ended by itself is started again, as the kubelet would.
+    fn revive(&mut self) -> Result<()> {
+        for scheduler in &mut self.replicas {
+            if scheduler.daemon.alive().is_err() {
+                scheduler.daemon.start_again()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends both; nobody speaks to them any more.
+    pub(crate) async fn stop(mut self, cluster: &Cluster) -> Result<()> {
+        if let Ok(crowd) = cluster.crowd() {
+            crowd.speak_to(&[]);
+        }
+        for scheduler in &mut self.replicas {
+            scheduler.daemon.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a burst takes place.
+struct Scene<'a> {
+    cluster: &'a mut Cluster,
+    pair: Pair,
+    bound: Bound,
+    ns: String,
+}
+
+impl Scene<'_> {
+    fn whole(&self, from: usize, count: usize) -> Vec<Value> {
+        (from..from + count)
+            .map(|at| whole(&self.ns, &format!("p{at:03}"), 1))
+            .collect()
+    }
+
+    /// Waits until so many are bound, and sees that all of it holds.
+    async fn all_bound(&mut self, wanted: usize) -> Result<()> {
+        self.bound.reach(wanted, LIMIT).await?;
+        let judged = judge(self.cluster, &self.ns).await?;
+        ensure!(judged == wanted, "{judged} of {wanted} are bound");
+        Ok(())
+    }
+}
+
+/// A crowd, two replicas, and a claim on them; everything is as before afterwards.
+async fn with<F>(cluster: &mut Cluster, through: Option<&Proxy>, claim: F) -> Result<()>
+where
+    F: for<'a> FnOnce(&'a mut Scene<'_>) -> LocalBoxFuture<'a, Result<()>>,
+{
+    let plain = cluster.scheduler.is_some();
+    if let Some(scheduler) = &mut cluster.scheduler {
+        scheduler.daemon.stop().await?;
+    } else {
+        cluster.install().await?;
+    }
+    let ns = cluster.namespace().await?;
+    let account: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+        Api::namespaced(cluster.client.clone(), &ns);
+    until("the default account", LIMIT, || async {
+        Ok(Seen::from_option(account.get_opt("default").await?, "none"))
+    })
+    .await?;
+    cluster.gather(NODES, CARDS).await?;
+    let pair = Pair::start(cluster, through.map(Proxy::url)).await?;
+    let bound = Bound::follow(cluster.client.clone(), &ns);
+    let mut scene = Scene {
+        cluster,
+        pair,
+        bound,
+        ns,
+    };
+    let outcome = claim(&mut scene).await;
+    let Scene {
+        cluster, pair, ns, ..
+    } = scene;
+    pair.stop(cluster).await?;
+    cluster.control_plane.recall_controllers()?;
+    let cleared = clear(cluster, &ns).await;
+    if plain && let Some(scheduler) = &mut cluster.scheduler {
+        scheduler.daemon.start_again()?;
+    }
+    outcome.and(cleared)
+}
+
+pub(crate) async fn an_api_server_restarted_in_mid_burst_loses_nothing(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with(cluster, None, |scene| {
+        async move {
+            let client = scene.cluster.client.clone();
+            let pods = scene.whole(0, PLACES);
+            let making = tokio::spawn(async move { make(&client, pods).await });
+            scene.bound.reach(PLACES / 4, LIMIT).await?;
+            scene.cluster.control_plane.restart_api_server().await?;
+            until("the rest bound", LIMIT, || {
+                let revived = scene.pair.revive();
+                let count = scene.bound.count();
+                async move {
+                    revived?;
+                    Ok(Seen::when(count == PLACES, format!("{count} of {PLACES}")))
+                }
+            })
+            .await?;
+            making.await??;
+            scene.all_bound(PLACES).await
+        }
+        .boxed_local()
+    })
+    .await
+}
+
+pub(crate) async fn answers_lost_writes_refused_and_watches_expired_bind_every_pod_once(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let proxy = Arc::new(Proxy::start(&cluster.control_plane).await?);
+    let faults = [
+        Fault::LoseAnswer,
+        Fault::Busy,
+        Fault::Conflict,
+        Fault::Broken,
+    ];
+    proxy.harm(Method::POST, "/binding", 3, &faults);
+    proxy.harm(Method::POST, "/podgroups", 5, &faults);
+    let harm = Arc::clone(&proxy);
+    with(cluster, Some(&proxy), move |scene| {
+        async move {
+            let client = scene.cluster.client.clone();
+            // More than there is room for: what does not fit waits, and says so.
+            for from in (0..PLACES + 8).step_by(13) {
+                make(&client, scene.whole(from, 13.min(PLACES + 8 - from))).await?;
+                harm.expire_watches();
+            }
+            scene.all_bound(PLACES).await?;
+            let (met, cut) = harm.harmed();
+            ensure!(met >= PLACES / 3, "only {met} requests met a fault");
+            ensure!(cut >= 10, "only {cut} watches were ended");
+            // Who waited takes a place that becomes free.
+            let pods = scene.cluster.pods(&scene.ns);
+            let listed = pods.list(&ListParams::default()).await?;
+            let seated = listed.iter().find(|pod| gang::bound(pod));
+            let name = seated.context("none is bound")?.name_any();
+            let now = DeleteParams::default().grace_period(0);
+            pods.delete(&name, &now).await?;
+            scene.bound.reach(PLACES + 1, LIMIT).await?;
+            let judged = judge(scene.cluster, &scene.ns).await?;
+            ensure!(judged == PLACES, "{judged} are bound");
+            Ok(())
+        }
+        .boxed_local()
+    })
+    .await
+}
+
+pub(crate) async fn of_two_replicas_the_second_is_in_charge_15_s_after_the_first_was_killed(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with(cluster, None, |scene| {
+        async move {
+            let acting = scene.pair.acting(scene.cluster).await?;
+            let client = scene.cluster.client.clone();
+            let pods = scene.whole(0, PLACES);
+            let making = tokio::spawn(async move { make(&client, pods).await });
+            scene.bound.reach(PLACES / 4, LIMIT).await?;
+            let killed = Instant::now();
+            scene.pair.replicas[acting].daemon.kill().await?;
+            making.await??;
+            let other = scene.pair.replicas[1 - acting].replica.name.clone();
+            until("the other in charge", LIMIT, || async {
+                let at = scene.pair.acting(scene.cluster).await?;
+                let name = scene.pair.replicas[at].replica.name.clone();
+                Ok(Seen::when(name == other, name))
+            })
+            .await?;
+            let taken = killed.elapsed();
+            ensure!(taken <= IN_CHARGE, "in charge only after {taken:?}");
+            scene.all_bound(PLACES).await
+        }
+        .boxed_local()
+    })
+    .await
+}
+
+pub(crate) async fn pods_deleted_while_they_are_bound_free_what_they_were_given(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with(cluster, None, |scene| {
+        async move {
+            let client = scene.cluster.client.clone();
+            let pods = scene.cluster.pods(&scene.ns);
+            let now = DeleteParams::default().grace_period(0);
+            // Fractions, of which each card takes three: what is left behind would show.
+            let shares: Vec<Value> = (0..PLACES * 3)
+                .map(|at| fraction(&scene.ns, &format!("s{at:03}"), "0.33"))
+                .collect();
+            make(&client, shares).await?;
+            for at in 0..PLACES * 3 {
+                // Some are bound by now, some are not, some are on their way.
+                pods.delete(&format!("s{at:03}"), &now).await?;
+            }
+            let before = scene.bound.count();
+            make(&client, scene.whole(0, PLACES)).await?;
+            scene.bound.reach(before + PLACES, LIMIT).await?;
+            let judged = judge(scene.cluster, &scene.ns).await?;
+            ensure!(judged == PLACES, "{judged} of {PLACES} are bound");
+            Ok(())
+        }
+        .boxed_local()
+    })
+    .await
+}
+
+pub(crate) async fn nodes_removed_under_pods_take_nobody_elses_place(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with(cluster, None, |scene| {
+        async move {
+            let client = scene.cluster.client.clone();
+            let (gone, stay) = (4, NODES - 4);
+            let nodes: Api<Node> = Api::all(client.clone());
+            let names = scene.cluster.crowd()?.nodes[..gone].to_vec();
+            let pods = scene.whole(0, PLACES);
+            let making = {
+                let client = client.clone();
+                tokio::spawn(async move { make(&client, pods).await })
+            };
+            scene.bound.reach(PLACES / 4, LIMIT).await?;
+            for name in &names {
+                nodes.delete(name, &DeleteParams::default()).await?;
+            }
+            making.await??;
+            // Those that stay are filled; on those that are gone stays who was there.
+            let room = stay * CARDS as usize;
+            until("the nodes that stay full", LIMIT, || async {
+                let on = seats(scene, &names).await?;
+                Ok(Seen::when(on == room, format!("{on} of {room}")))
+            })
+            .await?;
+            judge(scene.cluster, &scene.ns).await?;
+            Ok(())
+        }
+        .boxed_local()
+    })
+    .await
+}
+
+/// How many pods are bound to nodes other than these.
+async fn seats(scene: &Scene<'_>, but: &[String]) -> Result<usize> {
+    let pods = scene.cluster.pods(&scene.ns);
+    let listed = pods.list(&ListParams::default()).await?;
+    let on = listed
+        .iter()
+        .filter_map(|pod| pod.spec.as_ref()?.node_name.as_ref());
+    Ok(on.filter(|node| !but.contains(node)).count())
+}
+
+pub(crate) async fn a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with(cluster, None, |scene| {
+        async move {
+            let client = scene.cluster.client.clone();
+            let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
+            let queue = json!({
+                "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+                "metadata": { "name": "short-lived" },
+                "spec": { "parentQueue": "default-parent-queue",
+                    "resources": { "cpu": all, "memory": all, "gpu": all } },
+            });
+            scene.cluster.apply_one(&queue).await?;
+            let mut pods = scene.whole(0, PLACES / 2);
+            for pod in &mut pods {
+                pod["metadata"]["labels"] = json!({ "kai.scheduler/queue": "short-lived" });
+            }
+            let (early, late) = pods.split_at(PLACES / 4);
+            make(&client, early.to_vec()).await?;
+            scene.bound.reach(PLACES / 8, LIMIT).await?;
+            let queues: Api<api::Queue> = Api::all(client.clone());
+            queues
+                .delete("short-lived", &DeleteParams::default())
+                .await?;
+            make(&client, late.to_vec()).await?;
+            let last = late.last().context("pods")?["metadata"]["name"].clone();
+            let last = last.as_str().context("a name")?.to_owned();
+            let reason = scene.cluster.reason(&scene.ns, &last).await?;
+            ensure!(reason.contains("short-lived"), "{reason}");
+            // Others do not notice.
+            let others = scene.whole(PLACES, PLACES / 4);
+            let before = scene.bound.count();
+            make(&client, others).await?;
+            scene.bound.reach(before + PLACES / 4, LIMIT).await?;
+            judge(scene.cluster, &scene.ns).await?;
+            // It comes back, and with it they go on.
+            scene.cluster.apply_one(&queue).await?;
+            scene.all_bound(PLACES * 3 / 4).await
+        }
+        .boxed_local()
+    })
+    .await
+}

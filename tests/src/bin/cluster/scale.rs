@@ -1,0 +1,565 @@
+//! `tests/cluster/bench scheduler`: the scheduler's figures against a real API server.
+//!
+//! Nodes and agents are simulated, everything else is real: objects in etcd, admission,
+//! token reviews, signed grants. Where there is something to compare with, both are
+//! taken in turn in the same run: whatever else the machine does falls on both.
+#![expect(clippy::print_stdout, reason = "its output is its purpose")]
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use aliquot_tests::burst::{Bound, clear, fraction, judge, make, make_one, whole};
+use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::namespace::Work;
+use aliquot_tests::scheduler::{Replica, Scheduler};
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use proto::names::{NAMESPACE, kai, object};
+use serde_json::{Value, json};
+
+use crate::meter::{self, Meter};
+
+const LOAD: &str = "load";
+const CARDS: u32 = 8;
+/// As the scheduler's default.
+const WRITES_AT_ONCE: usize = 64;
+const LIMIT: Duration = Duration::from_mins(8);
+
+/// How large.
+#[derive(Debug, Args)]
+pub(crate) struct Sizes {
+    /// Simulated nodes, of eight cards each.
+    #[arg(long, default_value_t = 500)]
+    nodes: usize,
+    /// Pods with one whole card each.
+    #[arg(long, default_value_t = 4000)]
+    pods: usize,
+    /// Pods with a tenth of a card each.
+    #[arg(long, default_value_t = 20_000)]
+    shares: usize,
+    /// Pods that wait for what there is not, while others come.
+    #[arg(long, default_value_t = 10_000)]
+    pending: usize,
+    /// Pairs of the scheduler and the bare writes; repetitions of gangs and fail-overs.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Only this part: whole, shares, gangs, rate, failover.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> Result<ExitCode> {
+    let mut cluster = Cluster::start(programs, work).await?;
+    cluster.install().await?;
+    cluster.make_namespace(LOAD).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), LOAD);
+    until("the default account", Duration::from_secs(30), || async {
+        let account = accounts.get_opt("default").await?;
+        Ok(Seen::from_option(account, "none"))
+    })
+    .await?;
+    let begin = Instant::now();
+    cluster.gather(sizes.nodes, CARDS).await?;
+    println!(
+        "{} nodes of {CARDS} cards, made in {:.1} s",
+        sizes.nodes,
+        begin.elapsed().as_secs_f64()
+    );
+    let asked = |part: &str| sizes.only.as_deref().is_none_or(|only| part.contains(only));
+    if asked("whole") {
+        let pods = names("whole", sizes.pods, |name| whole(LOAD, name, 1));
+        paired(&cluster, "one-GPU pods", &pods, sizes.rounds).await?;
+    }
+    if asked("shares") {
+        let pods = names("share", sizes.shares, |name| fraction(LOAD, name, "0.1"));
+        paired(&cluster, "pods with a tenth of a GPU", &pods, 1).await?;
+    }
+    if asked("gangs") {
+        for size in [64, 512] {
+            gangs(&cluster, size, sizes.rounds).await?;
+        }
+    }
+    if asked("rate") {
+        for rate in [50, 200] {
+            arrivals(&cluster, &sizes, rate).await?;
+        }
+    }
+    if asked("failover") {
+        failover(&cluster, sizes.rounds).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn names(prefix: &str, count: usize, pod: impl Fn(&str) -> Value) -> Vec<Value> {
+    (0..count)
+        .map(|at| pod(&format!("{prefix}-{at:05}")))
+        .collect()
+}
+
+fn replica(name: &str) -> Replica {
+    Replica {
+        name: name.to_owned(),
+        elects: true,
+        ..Replica::only()
+    }
+}
+
+fn leases(cluster: &Cluster) -> Api<Lease> {
+    Api::namespaced(cluster.client.clone(), NAMESPACE)
+}
+
+/// Makes pods as users do, through the webhook of a scheduler that does not act: somebody
+/// else holds the lease.
+async fn admit(cluster: &Cluster, pods: &[Value]) -> Result<()> {
+    free_lease(cluster).await?;
+    let held: Lease = serde_json::from_value(json!({
+        "metadata": { "name": object::LEASE },
+        "spec": { "holderIdentity": "nobody", "leaseDurationSeconds": 3600 },
+    }))?;
+    leases(cluster)
+        .create(&PostParams::default(), &held)
+        .await?;
+    let mut gate = cluster.start_scheduler(replica("gate")).await?;
+    gate.ready().await?;
+    make(&cluster.client, pods.to_vec()).await?;
+    gate.daemon.stop().await?;
+    free_lease(cluster).await
+}
+
+async fn free_lease(cluster: &Cluster) -> Result<()> {
+    let now = DeleteParams::default();
+    match leases(cluster).delete(object::LEASE, &now).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop).map_err(Into::into),
+    }
+}
+
+/// Starts it, with every agent looking for it.
+async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
+    let scheduler = cluster.start_scheduler(replica(name)).await?;
+    cluster.crowd()?.speak_to(&[scheduler.replica.telemetry()]);
+    Ok(scheduler)
+}
+
+/// Ends it; nobody speaks to it any more.
+async fn stop(cluster: &Cluster, mut scheduler: Scheduler) -> Result<()> {
+    cluster.crowd()?.speak_to(&[]);
+    scheduler.daemon.stop().await
+}
+
+/// One time that all were bound.
+struct Round {
+    /// From the start to the last one.
+    all: Duration,
+    /// From the first one to the last one.
+    burst: Duration,
+}
+
+fn round_of(begin: Instant, bound: &Bound) -> Result<Round> {
+    let times = bound.times();
+    let first = times.values().min().context("none is bound")?;
+    let last = times.values().max().context("none is bound")?;
+    Ok(Round {
+        all: last.duration_since(begin),
+        burst: last.duration_since(*first),
+    })
+}
+
+/// The scheduler, started last, against its bindings sent bare.
+async fn paired(cluster: &Cluster, what: &str, pods: &[Value], rounds: usize) -> Result<()> {
+    println!(
+        "\n{} {what}, there before the scheduler is started",
+        pods.len()
+    );
+    let mut ratios = Vec::new();
+    for number in 1..=rounds {
+        admit(cluster, pods).await?;
+        let before = Meter::read(cluster, None).await?;
+        let mut bound = Bound::follow(cluster.client.clone(), LOAD);
+        let begin = Instant::now();
+        let mut scheduler = start(cluster, "scheduler").await?;
+        let reached = bound.reach(pods.len(), LIMIT).await;
+        scheduler.daemon.alive()?;
+        reached?;
+        let ours = round_of(begin, &bound)?;
+        let at_last = Meter::read(cluster, Some(&scheduler)).await?;
+        let settled = meter::settled(cluster, &scheduler).await?;
+        println!(
+            "  round {number}: ours {:.2} s, of them {:.2} s from the first binding to the last ({:.0} pods/s)",
+            ours.all.as_secs_f64(),
+            ours.burst.as_secs_f64(),
+            rate(pods.len(), ours.burst),
+        );
+        println!(
+            "    at the last binding: {}",
+            at_last.since(&before, pods.len())
+        );
+        println!(
+            "    when all is said:    {}",
+            settled.since(&before, pods.len())
+        );
+        println!("    {}", settled.writes_since(&before, pods.len()));
+        let judged = judge(cluster, LOAD).await?;
+        ensure!(judged == pods.len(), "{judged} are bound");
+        let bindings = bindings(cluster).await?;
+        drop(bound);
+        stop(cluster, scheduler).await?;
+        clear(cluster, LOAD).await?;
+
+        admit(cluster, pods).await?;
+        let before = Meter::read(cluster, None).await?;
+        let begin = Instant::now();
+        let mut bound = Bound::follow(cluster.client.clone(), LOAD);
+        bare(cluster, bindings).await?;
+        bound.reach(pods.len(), LIMIT).await?;
+        let theirs = round_of(begin, &bound)?;
+        let after = Meter::read(cluster, None).await?;
+        drop(bound);
+        clear(cluster, LOAD).await?;
+        let ratio = ours.all.as_secs_f64() / theirs.all.as_secs_f64();
+        println!(
+            "    the bindings alone, bare: {:.2} s ({:.0} pods/s); {}",
+            theirs.all.as_secs_f64(),
+            rate(pods.len(), theirs.all),
+            after.since(&before, pods.len()),
+        );
+        println!(
+            "    ratio {ratio:.2}, of the bindings' time alone {:.2}",
+            ours.burst.as_secs_f64() / theirs.burst.as_secs_f64()
+        );
+        ratios.push(ratio);
+    }
+    println!("  ratios: {ratios:.2?}");
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss)]
+fn rate(count: usize, time: Duration) -> f64 {
+    count as f64 / time.as_secs_f64()
+}
+
+/// Every binding that the scheduler wrote, as it would be written again.
+async fn bindings(cluster: &Cluster) -> Result<Vec<Value>> {
+    let pods = cluster.pods(LOAD).list(&ListParams::default()).await?;
+    let binding = |pod: &Pod| {
+        let mut annotations = pod.annotations().clone();
+        annotations.remove(kai::POD_GROUP);
+        annotations.retain(|key, _| proto::names::grant::PROTECTED.contains(&key.as_str()));
+        let mut labels = pod.labels().clone();
+        labels.retain(|key, _| key.starts_with(proto::names::grant::GPU_GROUP));
+        json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": { "name": pod.name_any(), "namespace": LOAD,
+                "annotations": annotations, "labels": labels },
+            "target": { "apiVersion": "v1", "kind": "Node",
+                "name": pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) },
+        })
+    };
+    Ok(pods.iter().map(binding).collect())
+}
+
+/// The same bindings, as the same account, as many at once, by nobody who thinks.
+async fn bare(cluster: &Cluster, bindings: Vec<Value>) -> Result<()> {
+    let kubeconfig = Scheduler::kubeconfig(&cluster.work.state(), "scheduler");
+    let client = cluster.client_of(&kubeconfig).await?;
+    let uids: BTreeMap<String, Option<String>> = cluster
+        .pods(LOAD)
+        .list_metadata(&ListParams::default())
+        .await?
+        .into_iter()
+        .map(|pod| (pod.name_any(), pod.uid()))
+        .collect();
+    let pods: Api<Pod> = Api::namespaced(client, LOAD);
+    stream::iter(bindings)
+        .map(|mut binding| {
+            let (pods, uids) = (&pods, &uids);
+            async move {
+                let name = binding["metadata"]["name"].as_str().context("a name")?;
+                let name = name.to_owned();
+                binding["metadata"]["uid"] = json!(uids.get(&name).context("no such pod")?);
+                pods.create_subresource::<Value, kube::core::Status>(
+                    "binding",
+                    &name,
+                    &PostParams::default(),
+                    &binding,
+                )
+                .await
+                .with_context(|| name.clone())?;
+                anyhow::Ok(())
+            }
+        })
+        .buffer_unordered(WRITES_AT_ONCE)
+        .try_collect()
+        .await
+}
+
+/// Gangs, one after the other, on a cluster that is empty but for them.
+async fn gangs(cluster: &Cluster, size: usize, rounds: usize) -> Result<()> {
+    let mut scheduler = start(cluster, "scheduler").await?;
+    scheduler.ready().await?;
+    cluster.heard().await?;
+    let (mut all, mut spread) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let group = format!("gang-{size}-{round}");
+        cluster.apply_one(&gang(&group, size)).await?;
+        let mut bound = Bound::follow(cluster.client.clone(), LOAD);
+        let pods = names(&group, size, |name| member(name, &group));
+        make(&cluster.client, pods).await?;
+        let begin = Instant::now();
+        bound.reach(size, LIMIT).await?;
+        let times = bound.times();
+        let first = times.values().min().context("none is bound")?;
+        let last = times.values().max().context("none is bound")?;
+        all.push(last.saturating_duration_since(begin));
+        spread.push(last.duration_since(*first));
+        judge(cluster, LOAD).await?;
+        drop(bound);
+        clear(cluster, LOAD).await?;
+    }
+    println!("\ngang of {size} pods with a card each, {rounds} times");
+    meter::row("  last pod made to last pod bound", &mut all);
+    meter::row("  first binding to last binding", &mut spread);
+    stop(cluster, scheduler).await
+}
+
+fn gang(name: &str, size: usize) -> Value {
+    json!({
+        "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+        "metadata": { "name": name, "namespace": LOAD },
+        "spec": { "minMember": size, "queue": kai::DEFAULT_QUEUE },
+    })
+}
+
+fn member(name: &str, group: &str) -> Value {
+    let mut pod = whole(LOAD, name, 1);
+    pod["metadata"]["annotations"] = json!({ kai::POD_GROUP: group });
+    pod
+}
+
+/// Pods come at a rate, where four fifths of all cards are taken and many others wait for
+/// what there is not; in the middle of it a queue takes back its own.
+async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Result<()> {
+    let cards = sizes.nodes * CARDS as usize;
+    let (filled, reclaimed) = (cards * 4 / 5, (cards / 16).min(250));
+    for (queue, quota) in [("guest", 0), ("owner", reclaimed)] {
+        cluster.apply_one(&queue_of(queue, quota)).await?;
+    }
+    mark(cluster, reclaimed).await?;
+    let mut scheduler = start(cluster, "scheduler").await?;
+    scheduler.ready().await?;
+    cluster.heard().await?;
+    let mut bound = Bound::follow(cluster.client.clone(), LOAD);
+    // The marked nodes are full of guests, others take the rest of the four fifths.
+    let guests = names("guest", reclaimed, |name| {
+        let mut pod = in_queue(whole(LOAD, name, 1), "guest");
+        pod["spec"]["nodeSelector"] = json!({ "marked": "yes" });
+        pod
+    });
+    let fillers = names("filler", filled - reclaimed, |name| {
+        let mut pod = whole(LOAD, name, 1);
+        pod["spec"]["nodeSelector"] = json!({ "marked": "no" });
+        pod
+    });
+    make(&cluster.client, guests).await?;
+    make(&cluster.client, fillers).await?;
+    bound.reach(filled, LIMIT).await?;
+    let begin = Instant::now();
+    let hopeless = names("hopeless", sizes.pending, |name| {
+        let mut pod = whole(LOAD, name, 1);
+        pod["spec"]["nodeSelector"] = json!({ "marked": "nowhere" });
+        pod
+    });
+    make(&cluster.client, hopeless).await?;
+    let made = begin.elapsed();
+    let told = reasons(cluster, sizes.pending).await?;
+    println!(
+        "\n{rate} pods/s, {filled} of {cards} cards taken, {} pods wait (made in {:.1} s; the last has its reason {:.1} s later)",
+        sizes.pending,
+        made.as_secs_f64(),
+        told.as_secs_f64()
+    );
+    let mut alone = Vec::new();
+    for at in 0..5 {
+        alone.push(reason_of_one(cluster, &format!("alone-{at}")).await?);
+    }
+    meter::row("  made to reason shown, one pod", &mut alone);
+    let before = Meter::read(cluster, Some(&scheduler)).await?;
+    // No more than there is room for: a card takes nine of them beside its reserve.
+    let marked = reclaimed.div_ceil(CARDS as usize) * CARDS as usize;
+    let free = (cards - marked).saturating_sub(filled - reclaimed);
+    let comers = (free * 9).min(if rate < 100 { 1000 } else { 2000 });
+    let mut made = BTreeMap::new();
+    let mut tick = tokio::time::interval(Duration::from_secs(1) / rate);
+    let mut under_way = stream::FuturesUnordered::new();
+    for at in 0..comers {
+        tick.tick().await;
+        if at == comers / 2 {
+            cluster.apply_one(&owners(reclaimed)).await?;
+            for pod in owner_pods(reclaimed) {
+                let client = cluster.client.clone();
+                under_way.push(tokio::spawn(come(client, pod)));
+            }
+        }
+        let name = format!("comer-{at:05}");
+        let mut pod = fraction(LOAD, &name, "0.1");
+        pod["spec"]["nodeSelector"] = json!({ "marked": "no" });
+        under_way.push(tokio::spawn(come(cluster.client.clone(), pod)));
+    }
+    while let Some(come) = under_way.next().await {
+        let (name, at) = come??;
+        made.insert(name, at);
+    }
+    bound.reach(filled + comers + reclaimed, LIMIT).await?;
+    let after = Meter::read(cluster, Some(&scheduler)).await?;
+    let times = bound.times();
+    let took = |prefix: &str| -> Vec<Duration> {
+        made.iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+            .filter_map(|(name, made)| Some(times.get(name)?.saturating_duration_since(*made)))
+            .collect()
+    };
+    meter::row("  made to bound", &mut took("comer"));
+    meter::row(
+        &format!("  a gang of {reclaimed} that takes back its cards, made to bound"),
+        &mut took("owner"),
+    );
+    println!("    {}", after.since(&before, comers + reclaimed));
+    judge(cluster, LOAD).await?;
+    drop(bound);
+    stop(cluster, scheduler).await?;
+    clear(cluster, LOAD).await
+}
+
+async fn come(client: Client, pod: Value) -> Result<(String, Instant)> {
+    let name = pod["metadata"]["name"]
+        .as_str()
+        .context("a name")?
+        .to_owned();
+    make_one(&client, pod).await?;
+    Ok((name, Instant::now()))
+}
+
+fn queue_of(name: &str, quota: usize) -> Value {
+    let free = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
+    json!({
+        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+        "metadata": { "name": name },
+        "spec": { "parentQueue": "default-parent-queue", "resources": { "cpu": free, "memory": free,
+            "gpu": { "quota": quota, "limit": -1, "overQuotaWeight": 1 } } },
+    })
+}
+
+fn in_queue(mut pod: Value, queue: &str) -> Value {
+    pod["metadata"]["labels"] = json!({ kai::QUEUE_LABEL: queue });
+    pod
+}
+
+fn owners(size: usize) -> Value {
+    let mut group = gang("owners", size);
+    group["spec"]["queue"] = json!("owner");
+    group
+}
+
+fn owner_pods(size: usize) -> Vec<Value> {
+    names("owner", size, |name| {
+        let mut pod = in_queue(member(name, "owners"), "owner");
+        pod["spec"]["nodeSelector"] = json!({ "marked": "yes" });
+        pod
+    })
+}
+
+/// As many nodes as hold these cards are marked, the others are marked as not.
+async fn mark(cluster: &Cluster, cards: usize) -> Result<()> {
+    let marked = cards.div_ceil(CARDS as usize);
+    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(cluster.client.clone());
+    for (at, name) in cluster.crowd()?.nodes.iter().enumerate() {
+        let label = if at < marked { "yes" } else { "no" };
+        let patch = json!({ "metadata": { "labels": { "marked": label } } });
+        nodes
+            .patch_metadata(
+                name,
+                &kube::api::PatchParams::default(),
+                &kube::api::Patch::Merge(patch),
+            )
+            .await?;
+    }
+    Ok(())
+}
+
+/// Waits until so many pods say why they wait; how long that took.
+async fn reasons(cluster: &Cluster, wanted: usize) -> Result<Duration> {
+    let begin = Instant::now();
+    let pods = cluster.pods(LOAD);
+    until("every reason", LIMIT, || async {
+        let listed = pods
+            .list(&ListParams::default().fields("spec.nodeName="))
+            .await?;
+        let told = listed
+            .iter()
+            .filter(|pod| aliquot_tests::share::why_pending(pod).is_some())
+            .count();
+        Ok(Seen::when(told >= wanted, format!("{told} of {wanted}")))
+    })
+    .await?;
+    Ok(begin.elapsed())
+}
+
+async fn reason_of_one(cluster: &Cluster, name: &str) -> Result<Duration> {
+    let mut pod = whole(LOAD, name, 1);
+    pod["spec"]["nodeSelector"] = json!({ "marked": "nowhere" });
+    make_one(&cluster.client, pod).await?;
+    let begin = Instant::now();
+    let pods = cluster.pods(LOAD);
+    while begin.elapsed() < Duration::from_mins(1) {
+        if aliquot_tests::share::why_pending(&pods.get(name).await?).is_some() {
+            return Ok(begin.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    anyhow::bail!("{name} has no reason within a minute")
+}
+
+/// Two replicas; the one that acts is killed while pods come, again and again.
+async fn failover(cluster: &Cluster, rounds: usize) -> Result<()> {
+    let (mut gaps, mut released) = (Vec::new(), Vec::new());
+    for round in 0..rounds * 2 {
+        let kill = round % 2 == 0;
+        free_lease(cluster).await?;
+        let mut pair = crate::burst::Pair::start(cluster, None).await?;
+        let mut bound = Bound::follow(cluster.client.clone(), LOAD);
+        let first = fraction(LOAD, "first", "0.1");
+        make_one(&cluster.client, first).await?;
+        bound.reach(1, LIMIT).await?;
+        let acting = pair.acting(cluster).await?;
+        let begin = Instant::now();
+        if kill {
+            pair.replicas[acting].daemon.kill().await?;
+        } else {
+            pair.replicas[acting].daemon.stop().await?;
+        }
+        make_one(&cluster.client, fraction(LOAD, "second", "0.1")).await?;
+        bound.reach(2, LIMIT).await?;
+        let times = if kill { &mut gaps } else { &mut released };
+        times.push(begin.elapsed());
+        drop(bound);
+        pair.stop(cluster).await?;
+        clear(cluster, LOAD).await?;
+    }
+    println!(
+        "\ntwo replicas, agents of {} nodes at both",
+        cluster.crowd()?.nodes.len()
+    );
+    meter::row(
+        "  the acting one killed, until the other has bound a pod",
+        &mut gaps,
+    );
+    meter::row("  the acting one told to end, until then", &mut released);
+    Ok(())
+}
