@@ -109,11 +109,15 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
 }
 
 fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Option<Event> {
-    if cell.status != Status::Assumed {
-        return None;
-    }
+    let decision = match cell.status {
+        Status::Assumed => cell.decision?,
+        // Told to go before it was seen bound: it holds its place until it is seen gone.
+        // The event that says so comes after, and takes the decision over.
+        Status::Releasing if row.seen == Seen::Pending && row.refused.is_none() => row.evicting?,
+        _ => return None,
+    };
     let spec = &state.specs.get(row.spec)?.spec;
-    let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, cell.decision?);
+    let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, decision);
     Some(Event::Assumed(Box::new(bind)))
 }
 

@@ -212,6 +212,8 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
         let uid = row.uid.clone();
         state.to_evict.remove(&(uid, task));
     }
+    // Of a pod that was never seen bound, this stood for its binding.
+    state.open.remove(&evicting.decision);
     if !evicting.settled {
         state.open.insert(
             evicting.decision,
