@@ -11,7 +11,7 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, NanoGpu, Time};
 use scheduler_core::{
-    Action, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, Step, text,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -113,6 +113,16 @@ struct World<'a> {
     moving: BTreeSet<usize>,
     born: u32,
     log: String,
+}
+
+fn running(pod: &Pod, bind: &Bind) -> Pod {
+    let mut pod = pod.clone();
+    pod.phase = Phase::Running(Placement {
+        node: bind.node.clone(),
+        grants: bind.grants.clone(),
+        decision: Some(bind.decision),
+    });
+    pod
 }
 
 fn resource(quota: Bound, limit: Bound, weight: u64) -> QueueResource {
@@ -253,10 +263,87 @@ impl<'a> World<'a> {
 
     fn decide(&mut self) -> Decision {
         self.now += 20_000;
+        let before = self.core.snapshot();
         let decision = self.core.decide(Time(self.now));
         self.log.push_str(&text::decision(&decision));
         self.judge(&decision);
+        self.weigh(before, &decision);
         decision
+    }
+
+    /// Who was evicted last, by KAI's order, was needed: had that victim stayed, the job in
+    /// whose favour it all was would have got less. What others are promised meanwhile is
+    /// not looked at: only decisions that favour one job by victims that get nothing else.
+    fn weigh(&self, before: Vec<Event>, decision: &Decision) {
+        let mut victims = Vec::new();
+        let mut favoured = BTreeSet::new();
+        for action in &decision.actions {
+            if let Action::Evict(evict) = action {
+                let moved = decision.promises.iter().any(|one| one.pod == evict.pod);
+                if moved || !matches!(evict.cause, EvictCause::Preempt | EvictCause::Reclaim) {
+                    return;
+                }
+                favoured.extend(evict.in_favour_of.clone());
+                victims.push(evict.pod.clone());
+            }
+        }
+        let (1, Some(favoured), Some(last)) =
+            (favoured.len(), favoured.into_iter().next(), victims.last())
+        else {
+            return;
+        };
+        let is_its = |pod: &PodUid| self.groups[self.pods[pod].0].name == favoured;
+        if decision.promises.is_empty() || !decision.promises.iter().all(|one| is_its(&one.pod)) {
+            return;
+        }
+        // A gang that cannot do without it goes as a whole.
+        let job = self.pods[last].0;
+        let gone = victims
+            .iter()
+            .filter(|pod| self.pods[*pod].0 == job)
+            .count();
+        let stays = self.runs().filter(|one| *one == job).count() - gone;
+        let unit: BTreeSet<&PodUid> = if stays == 0 {
+            let of_job = victims.iter().filter(|pod| self.pods[*pod].0 == job);
+            of_job.collect()
+        } else {
+            BTreeSet::from([last])
+        };
+        let mut core = Core::new(Config {
+            actions: vec![Step::Allocate],
+            ..Config::default()
+        });
+        for event in before {
+            core.apply(event);
+        }
+        // Whoever was bound has his place before the order of queues is another.
+        for action in &decision.actions {
+            if let Action::Bind(bind) = action
+                && !is_its(&bind.pod)
+            {
+                let pod = running(&self.pods[&bind.pod].1, bind);
+                core.apply(Event::Pod(Box::new(pod)));
+            }
+        }
+        for pod in victims.iter().filter(|pod| !unit.contains(pod)) {
+            core.apply(Event::PodGone(pod.clone()));
+        }
+        let given_back = core.decide(Time(self.now));
+        let got = |decision: &Decision| {
+            let bound = decision.actions.iter().filter_map(|action| match action {
+                Action::Bind(bind) => Some(&bind.pod),
+                Action::Evict(_) => None,
+            });
+            let promised = decision.promises.iter().map(|one| &one.pod);
+            let all: BTreeSet<&PodUid> = bound.chain(promised).collect();
+            all.into_iter().filter(|pod| is_its(pod)).count()
+        };
+        assert!(
+            got(&given_back) < got(decision),
+            "{unit:?} could have stayed: {} {}",
+            text::decision(&given_back),
+            self.log
+        );
     }
 
     /// The rules of who may be evicted, and for whom.
@@ -356,11 +443,7 @@ impl<'a> World<'a> {
                 Action::Bind(bind) => {
                     let (_, pod) = self.pods.get_mut(&bind.pod).unwrap();
                     assert_eq!(pod.phase, Phase::Pending, "{}", self.log);
-                    pod.phase = Phase::Running(Placement {
-                        node: bind.node.clone(),
-                        grants: bind.grants.clone(),
-                        decision: Some(bind.decision),
-                    });
+                    *pod = running(pod, bind);
                     let pod = pod.clone();
                     self.tell(Event::Pod(Box::new(pod)));
                 }

@@ -25,6 +25,7 @@
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
 //! - [`wait`]: polling a condition until a deadline.
+//! - [`worlds`]: the clusters on which the core is measured, as events.
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
 
@@ -57,3 +58,4 @@ pub mod suite;
 pub mod token;
 pub mod verdict;
 pub mod wait;
+pub mod worlds;

@@ -71,7 +71,7 @@ pub struct Taint {
     pub effect: Effect,
 }
 
-/// How an unsupported rule ([`Pod::unsupported`]) is named that KAI took for MIG slices
+/// How an unsupported rule ([`super::Pod::unsupported`]) is named that KAI took for MIG slices
 /// before profiles were resources: a node on which such a pod stands takes no profiles.
 pub const LEGACY_MIG: &str = "legacy MIG annotation";
 

@@ -1,6 +1,6 @@
 //! `tests/gpu/run`: what this project says of a GPU, asked of one.
 //!
-//! - [`machine`]: the driver, real or simulated; [`transcript`]: what was run.
+//! - [`mod@machine`]: the driver, real or simulated; [`transcript`]: what was run.
 //! - [`cuda`], [`program`], [`tenant`]: a CUDA program of ours, and how it is asked.
 //! - [`server`]: an MPS daemon of our own.
 //! - [`claims`], [`questions`]: of NVIDIA's programs.

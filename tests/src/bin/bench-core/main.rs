@@ -7,14 +7,13 @@
 //! Always on a release build: debug builds check every invariant after every event.
 
 mod meter;
-mod worlds;
 
 use clap::Parser;
 use meter::{Counting, exponent, live, resident, spread, total};
 use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, Step};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use worlds::NOW;
+use aliquot_tests::worlds::{self, NOW};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -14,7 +14,7 @@ use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Perc
 use std::sync::Arc;
 
 /// The time of every decision.
-pub(crate) const NOW: Time = Time(1_000_000_000);
+pub const NOW: Time = Time(1_000_000_000);
 const GPUS: usize = 8;
 const CARD: u64 = 80_000;
 
@@ -27,7 +27,7 @@ fn node_name(index: usize) -> String {
 }
 
 /// One node with cards.
-pub(crate) fn node(index: usize, gpus: usize) -> Vec<Event> {
+pub fn node(index: usize, gpus: usize) -> Vec<Event> {
     let mut node = Node::named(&node_name(index));
     node.cpu = CpuMilli(256_000);
     node.memory = Bytes(1 << 40);
@@ -59,12 +59,12 @@ pub(crate) fn node(index: usize, gpus: usize) -> Vec<Event> {
     events
 }
 
-pub(crate) fn nodes(count: usize) -> Vec<Event> {
+pub fn nodes(count: usize) -> Vec<Event> {
     (0..count).flat_map(|index| node(index, GPUS)).collect()
 }
 
 /// A queue with a GPU quota (`None`: no bound) and an over-quota weight.
-pub(crate) fn queue(name: &str, parent: Option<&str>, quota: Option<u64>, weight: u64) -> Event {
+pub fn queue(name: &str, parent: Option<&str>, quota: Option<u64>, weight: u64) -> Event {
     let mut queue = Queue::unlimited(name);
     queue.parent = parent.map(QueueName::new);
     queue.gpu.quota = quota.map_or(Bound::Unlimited, |gpus| {
@@ -88,7 +88,7 @@ fn four_queues(gpus: usize) -> Vec<Event> {
 }
 
 /// A pod that wants whole GPUs.
-pub(crate) fn pod(name: &str, queue: &str, gpus: u32) -> Pod {
+pub fn pod(name: &str, queue: &str, gpus: u32) -> Pod {
     let mut pod = Pod::named(name);
     pod.queue = QueueName::new(queue);
     pod.cpu = CpuMilli(1000);
@@ -108,7 +108,7 @@ fn event(pod: Pod) -> Event {
 }
 
 /// The pod runs there, on those cards.
-pub(crate) fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
+pub fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
     let grants = (!cards.is_empty()).then(|| ContainerGrant {
         container: ContainerName::new("main"),
         cards: cards
@@ -129,7 +129,7 @@ pub(crate) fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
 }
 
 /// A gang: its group, and as many pods as it needs.
-pub(crate) fn gang(
+pub fn gang(
     name: &str,
     queue: &str,
     pods: usize,
@@ -180,7 +180,7 @@ fn running(count: usize, queue: impl Fn(usize) -> String) -> Vec<Event> {
 }
 
 /// Every card taken, as many one-GPU jobs waiting, two queues that share evenly.
-pub(crate) fn full_cycle(count: usize) -> Vec<Event> {
+pub fn full_cycle(count: usize) -> Vec<Event> {
     let quota = Some(count as u64 * 4);
     let mut events = nodes(count);
     events.push(queue("dept", None, None, 1));
@@ -198,7 +198,7 @@ pub(crate) fn full_cycle(count: usize) -> Vec<Event> {
 
 /// A job of 10 pods x 8 GPUs whose queue lacks one GPU of the quota for it, on a full
 /// cluster of another queue. `variant` takes so many more GPUs off that quota.
-pub(crate) fn proof(count: usize, variant: usize) -> Vec<Event> {
+pub fn proof(count: usize, variant: usize) -> Vec<Event> {
     let quota = 79 - variant as u64;
     let mut events = nodes(count);
     events.push(queue("dept", None, None, 1));
@@ -211,7 +211,7 @@ pub(crate) fn proof(count: usize, variant: usize) -> Vec<Event> {
 }
 
 /// One gang that takes back what another queue holds beyond its half.
-pub(crate) fn reclaim_gang(count: usize, pods: usize, gpus: u32) -> Vec<Event> {
+pub fn reclaim_gang(count: usize, pods: usize, gpus: u32) -> Vec<Event> {
     let quota = Some(count as u64 * 4);
     let mut events = nodes(count);
     events.push(queue("dept", None, None, 1));
@@ -223,7 +223,7 @@ pub(crate) fn reclaim_gang(count: usize, pods: usize, gpus: u32) -> Vec<Event> {
 }
 
 /// KAI's `createBenchmarkTopology`: one-GPU jobs over four queues, all waiting.
-pub(crate) fn waiting(count: usize, jobs: usize) -> Vec<Event> {
+pub fn waiting(count: usize, jobs: usize) -> Vec<Event> {
     let mut events = nodes(count);
     events.extend(four_queues(count * GPUS));
     events.extend((0..jobs).map(|index| {
@@ -234,7 +234,7 @@ pub(crate) fn waiting(count: usize, jobs: usize) -> Vec<Event> {
 }
 
 /// KAI's `createBenchmarkTopologyWithMixedJobs`: every second one runs.
-pub(crate) fn mixed(count: usize, jobs: usize) -> Vec<Event> {
+pub fn mixed(count: usize, jobs: usize) -> Vec<Event> {
     let mut events = nodes(count);
     events.extend(four_queues(count * GPUS));
     let mut taken = vec![0; count];
@@ -252,7 +252,7 @@ pub(crate) fn mixed(count: usize, jobs: usize) -> Vec<Event> {
 }
 
 /// Pods of 120 shapes (30 of CPU times 4 of memory), one GPU each, in ten queues.
-pub(crate) fn shapes(count: usize, jobs: usize) -> Vec<Event> {
+pub fn shapes(count: usize, jobs: usize) -> Vec<Event> {
     let mut events = nodes(count);
     events.push(queue("dept", None, None, 1));
     for index in 0..10 {
@@ -269,7 +269,7 @@ pub(crate) fn shapes(count: usize, jobs: usize) -> Vec<Event> {
 }
 
 /// Shares of five sizes.
-pub(crate) fn fractions(count: usize, jobs: usize) -> Vec<Event> {
+pub fn fractions(count: usize, jobs: usize) -> Vec<Event> {
     let mut events = nodes(count);
     events.extend(four_queues(count * GPUS));
     events.extend((0..jobs).map(|index| {
@@ -292,7 +292,7 @@ pub(crate) fn fractions(count: usize, jobs: usize) -> Vec<Event> {
 }
 
 /// One gang of one-GPU pods on an idle cluster.
-pub(crate) fn one_gang(count: usize, pods: usize) -> Vec<Event> {
+pub fn one_gang(count: usize, pods: usize) -> Vec<Event> {
     let mut events = nodes(count);
     events.extend(four_queues(count * GPUS));
     events.extend(gang("gang", "queue-0", pods, 1, None));
@@ -301,7 +301,7 @@ pub(crate) fn one_gang(count: usize, pods: usize) -> Vec<Event> {
 
 /// Gangs of 16 pods x 8 GPUs that must be in one block and should be in one rack, as many
 /// as fill half of the cluster.
-pub(crate) fn in_topology(count: usize) -> Vec<Event> {
+pub fn in_topology(count: usize) -> Vec<Event> {
     let mut events = nodes(count);
     events.extend(four_queues(count * GPUS));
     events.push(Event::Topology(Topology {
@@ -328,7 +328,7 @@ pub(crate) fn in_topology(count: usize) -> Vec<Event> {
 /// The large cluster: 4,000 nodes, every tenth with eight GPUs, all of them taken; 130,000
 /// pods that run and 10,000 that wait for a GPU; 1,000 queues in 20 departments. Every
 /// second pod without GPUs is another scheduler's.
-pub(crate) fn large(count: usize, mut take: impl FnMut(Event)) {
+pub fn large(count: usize, mut take: impl FnMut(Event)) {
     let with_gpus = |node: usize| node.is_multiple_of(10);
     for index in 0..count {
         node(index, if with_gpus(index) { GPUS } else { 0 })
@@ -360,7 +360,7 @@ fn queue_of(index: usize, count: usize) -> String {
 }
 
 /// A pod of the large cluster that runs. The first ones hold the GPUs.
-pub(crate) fn large_pod(index: usize, count: usize) -> Pod {
+pub fn large_pod(index: usize, count: usize) -> Pod {
     let gpu_pods = count / 10 * GPUS;
     let mut new = pod(
         &format!("run-{index:06}"),
@@ -378,7 +378,7 @@ pub(crate) fn large_pod(index: usize, count: usize) -> Pod {
 /// 100 changes in it: 20 pods with a GPU and 20 without are gone, 40 new ones wait (half
 /// with a GPU), 15 that run are seen again with another label, five nodes are seen again.
 /// `turn` makes each set another one.
-pub(crate) fn changes(count: usize, turn: usize) -> Vec<Event> {
+pub fn changes(count: usize, turn: usize) -> Vec<Event> {
     let gpu_pods = count / 10 * GPUS;
     let mut events = Vec::new();
     for index in 0..20 {
