@@ -8,12 +8,12 @@
 
 mod meter;
 
+use aliquot_tests::worlds::{self, NOW};
 use clap::Parser;
 use meter::{Counting, exponent, live, resident, spread, total};
 use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, Step};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use aliquot_tests::worlds::{self, NOW};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -89,20 +89,34 @@ pub(crate) async fn a_restarted_agent_has_the_ledger_it_had(cluster: &mut Cluste
         (names[0].as_str(), "main", 2000),
         (names[1].as_str(), "main", 3000),
     ];
-    let (containers, ledger) = (
-        tenants(cluster, &ns).await?,
-        cluster.ledger_is(&wanted).await?,
-    );
+    let containers = tenants(cluster, &ns).await?;
+    // What the cluster sees of it is written from time to time.
+    let ledger = until("a ledger of what runs", Duration::from_secs(20), || async {
+        let ledger = cluster.ledger_is(&wanted).await?;
+        let run = ledger
+            .iter()
+            .all(|(_, grant)| grant.phase == "Running" && grant.fence.is_some());
+        Ok(if run {
+            Seen::Done(ledger)
+        } else {
+            Seen::NotYet(format!("{ledger:?}"))
+        })
+    })
+    .await?;
 
     gpus(cluster)?.agent.kill().await?;
     let mark = cluster.node.kubelet.mark()?;
     gpus(cluster)?.agent.start_again()?;
     registered(cluster, mark, Instant::now()).await?;
 
-    ensure!(
-        cluster.ledger_is(&wanted).await? == ledger,
-        "another ledger than before"
-    );
+    until("the same ledger", Duration::from_secs(10), || async {
+        let now = cluster.ledger_is(&wanted).await?;
+        Ok(Seen::when(
+            now == ledger,
+            format!("{now:?}, before {ledger:?}"),
+        ))
+    })
+    .await?;
     ensure!(
         tenants(cluster, &ns).await? == containers,
         "a running container was touched"
