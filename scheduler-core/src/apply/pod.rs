@@ -324,15 +324,21 @@ fn placed(
     problems: &mut Vec<Problem>,
 ) -> TaskCell {
     let node = state.node(&placement.node);
-    let Some((spec, uid, refused)) = state.tasks.get(key).and_then(|row| {
+    let Some((spec, uid, refused, evicted)) = state.tasks.get(key).and_then(|row| {
         let spec = state.specs.get(row.spec)?;
         Some((
             Arc::clone(&spec.spec),
             row.uid.clone(),
             row.refused.is_some(),
+            row.evicting.is_some(),
         ))
     }) else {
         return TaskCell::of(status);
+    };
+    // Told to go, and seen once more before it does: what waits for its place still may.
+    let status = match status {
+        Status::Bound | Status::Running if evicted => Status::Releasing,
+        other => other,
     };
     if refused {
         return TaskCell {
