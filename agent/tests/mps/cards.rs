@@ -133,9 +133,8 @@ pub(crate) async fn a_limit_that_somebody_else_sets_is_told_and_set_right() {
 
 pub(crate) async fn a_killed_server_is_seen_at_once_and_comes_back() {
     let bench = Bench::new(1).await;
-    // The machine may be busy with something else for a moment, not three times.
-    let mut tries = Vec::new();
-    loop {
+    let mut took = Vec::new();
+    for _ in 0..3 {
         let seen = bench.ensure(&[(0, 2000, 100)]).await;
         let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 hold");
         tenant.reach("hold");
@@ -153,21 +152,17 @@ pub(crate) async fn a_killed_server_is_seen_at_once_and_comes_back() {
                 break;
             }
         }
-        tries.push(killed.elapsed());
+        took.push(killed.elapsed());
         bench
             .server(0, "another one", |server| {
                 server.state == "Ready" && server.clients.is_empty()
             })
             .await;
         tenant.end();
-        if tries
-            .last()
-            .is_some_and(|last| *last < Duration::from_secs(1))
-        {
-            break;
-        }
-        assert!(tries.len() < 3, "{tries:?}");
     }
+    // The machine may be busy with something else for a moment, not most of the time.
+    took.sort();
+    assert!(took[1] < Duration::from_secs(1), "{took:?}");
     bench.client.ensure(Plan::default()).await.unwrap();
     bench.end().await;
 }

@@ -11,6 +11,7 @@
 //! Must never change a setting of a card, or leave a process or a file behind.
 
 mod claims;
+mod control;
 mod cuda;
 mod enter;
 mod machine;

@@ -10,6 +10,7 @@
 //! Owns nothing but its process. `code` 0 is success; a word that was refused is told and the
 //! next one is tried.
 
+use crate::control;
 use crate::cuda::{Card, Code, Cuda};
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -19,7 +20,7 @@ use nix::unistd::{Gid, Uid, setgid, setuid};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const MIB: usize = 1 << 20;
@@ -250,19 +251,7 @@ impl Program<'_> {
     /// The control program, as a tenant could start it.
     fn drive(&self, command: &str) -> anyhow::Result<(Option<i32>, String)> {
         let program = self.control.context("no control program was named")?;
-        let mut child = Command::new(program)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        if let Some(mut input) = child.stdin.take() {
-            // One that does not listen ends, and says why.
-            let _ = writeln!(input, "{command}");
-        }
-        let output = child.wait_with_output()?;
-        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
-        said.push_str(&String::from_utf8_lossy(&output.stderr));
-        Ok((output.status.code(), said.trim().to_owned()))
+        control::tell(&mut Command::new(program), command)
     }
 }
 

@@ -270,15 +270,21 @@ fn late_limit(machine: &Machine) -> anyhow::Result<Verdict> {
     )))
 }
 
+/// Two clients of a server that hold something.
+fn two<'a>(machine: &'a Machine, server: &Server<'_>) -> anyhow::Result<[Tenant<'a>; 2]> {
+    let holding = |name| {
+        let (mut tenant, _) = Tenant::begun(machine, name, &server.around())?;
+        tenant.code(&format!("alloc {}", machine.part(1)))?;
+        anyhow::Ok(tenant)
+    };
+    Ok([holding("victim")?, holding("beside")?])
+}
+
 fn killed_client(machine: &Machine) -> anyhow::Result<Verdict> {
     let card = machine.cards.first().context("no card")?;
     let server = Server::limited(machine, "killed", card, machine.part(4))?;
     let pid = server.pid()?.context("no server")?;
-    let (mut victim, _) = Tenant::begun(machine, "victim", &server.around())?;
-    let (mut beside, _) = Tenant::begun(machine, "beside", &server.around())?;
-    let word = format!("alloc {}", machine.part(1));
-    victim.code(&word)?;
-    beside.code(&word)?;
+    let [mut victim, mut beside] = two(machine, &server)?;
     let gone = victim.pid();
     let begin = Instant::now();
     victim.kill()?;
@@ -307,11 +313,7 @@ fn terminated(machine: &Machine) -> anyhow::Result<Verdict> {
     let card = machine.cards.first().context("no card")?;
     let server = Server::limited(machine, "terminated", card, machine.part(4))?;
     let pid = server.pid()?.context("no server")?;
-    let (mut victim, _) = Tenant::begun(machine, "victim", &server.around())?;
-    let (mut beside, _) = Tenant::begun(machine, "beside", &server.around())?;
-    let word = format!("alloc {}", machine.part(1));
-    victim.code(&word)?;
-    beside.code(&word)?;
+    let [mut victim, mut beside] = two(machine, &server)?;
     let begin = Instant::now();
     let (_, said) = server.say(&format!("terminate_client {pid} {}", victim.pid()))?;
     let took = begin.elapsed();

@@ -3,12 +3,12 @@
 //!
 //! Owns the daemon; dropping it ends it. The card stays in the compute mode that it has.
 
+use crate::control;
 use crate::machine::{Card, Machine};
 use crate::tenant::Around;
 use anyhow::{Context as _, bail};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -141,21 +141,11 @@ impl<'a> Server<'a> {
 
     /// The same, kept out of the transcript.
     pub(crate) fn quietly(&self, command: &str) -> anyhow::Result<(Option<i32>, String)> {
-        let mut child = Command::new(self.machine.control())
+        let mut program = Command::new(self.machine.control());
+        program
             .envs(self.machine.env())
-            .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        if let Some(mut input) = child.stdin.take() {
-            // One that finds no daemon does not listen.
-            let _ = writeln!(input, "{command}");
-        }
-        let output = child.wait_with_output()?;
-        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
-        said.push_str(&String::from_utf8_lossy(&output.stderr));
-        Ok((output.status.code(), said.trim().to_owned()))
+            .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe());
+        control::tell(&mut program, command)
     }
 
     pub(crate) fn pipe(&self) -> PathBuf {

@@ -7,6 +7,7 @@
 //! the memory, and cannot use it.
 //! Must never: end because of what a client sends.
 
+mod cgroup;
 mod control;
 mod describe;
 pub mod nodes;

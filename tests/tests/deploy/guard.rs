@@ -1,0 +1,99 @@
+//! The guard's policies.
+
+use super::*;
+
+#[test]
+fn every_policy_is_bound_refuses_when_in_doubt_and_speaks_in_one_line() {
+    let policies = of_kind("ValidatingAdmissionPolicy");
+    assert_eq!(
+        policies.len(),
+        of_kind("ValidatingAdmissionPolicyBinding").len()
+    );
+    let mut exempt = BTreeSet::new();
+    for policy in policies {
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        let binding = one("ValidatingAdmissionPolicyBinding", name);
+        assert_eq!(binding["spec"]["policyName"], name);
+        assert_eq!(strings(&binding["spec"]["validationActions"]), ["Deny"]);
+        assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+        for validation in list(&policy["spec"]["validations"]) {
+            let said = ["message", "messageExpression"].map(|field| validation[field].as_str());
+            let said = said.into_iter().flatten().collect::<Vec<_>>();
+            assert_eq!(said.len(), 1, "{name}: {validation}");
+            assert_eq!(said[0].trim().lines().count(), 1, "{name}: {}", said[0]);
+        }
+        let selector = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"];
+        for expression in list(selector) {
+            assert_eq!(expression["operator"], "NotIn");
+            exempt.insert(strings(&expression["values"]).join(" "));
+        }
+    }
+    // One list for all that have exemptions, and our own programs are in it.
+    assert_eq!(exempt.len(), 1, "{exempt:?}");
+    assert!(
+        exempt
+            .first()
+            .unwrap()
+            .split(' ')
+            .any(|name| name == NAMESPACE)
+    );
+}
+
+#[test]
+fn the_guard_speaks_of_the_names_that_the_programs_use() {
+    let text = |name: &str| one("ValidatingAdmissionPolicy", name)["spec"].to_string();
+    let quoted = |name: &str| format!("'{name}'");
+    let account = |name: &str| format!("'system:serviceaccount:{NAMESPACE}:{name}'");
+    let asks = [
+        quoted(request::MEMORY),
+        quoted(request::FRACTION),
+        quoted(request::CONTAINER_PREFIX),
+        quoted(request::CONTAINER_MEMORY_REQUEST),
+    ];
+    let resources = [resource::SHARE, resource::MEMORY_MIB, resource::MILLI].map(quoted);
+    let mut wanted: Vec<(&str, Vec<String>)> = vec![
+        (
+            "aliquot-visible-devices",
+            vec![quoted(env::NVIDIA_VISIBLE_DEVICES)],
+        ),
+        ("aliquot-requests", [&asks[..], &resources[..]].concat()),
+        (
+            "aliquot-share-isolation",
+            [&asks[..], &resources[..1]].concat(),
+        ),
+        ("aliquot-host-paths", asks.to_vec()),
+        ("aliquot-grant", grant::PROTECTED.map(quoted).to_vec()),
+        ("aliquot-agent-node", resources[1..].to_vec()),
+    ];
+    wanted.push(("aliquot-grant", vec![account(object::SCHEDULER_ACCOUNT)]));
+    for policy in ["aliquot-agent-node", "aliquot-agent-gpunode"] {
+        let node = quoted(telemetry::NODE_NAME_EXTRA);
+        wanted.push((policy, vec![account(object::AGENT_ACCOUNT), node]));
+    }
+    for (policy, words) in wanted {
+        for word in words {
+            assert!(text(policy).contains(&word), "{policy} lacks {word}");
+        }
+    }
+    // Every variable that is ours to set for MPS, by its prefix.
+    for name in [
+        env::MPS_PIPE_DIRECTORY,
+        env::MPS_PINNED_DEVICE_MEM_LIMIT,
+        env::MPS_ACTIVE_THREAD_PERCENTAGE,
+    ] {
+        assert!(name.starts_with("CUDA_MPS_"));
+    }
+    assert!(text("aliquot-visible-devices").contains("startsWith('CUDA_MPS_')"));
+    // What the agent's flags say is ours is what nobody may mount.
+    let paths = text("aliquot-host-paths");
+    let agent = agent_config("aliquot-agent");
+    for path in [
+        &agent.run_dir,
+        &agent.cdi_dir,
+        &agent.plugin_dir(),
+        agent.hook_path.parent().unwrap().parent().unwrap(),
+    ] {
+        let path = path.to_str().unwrap().replace("/var/run/", "/run/");
+        assert!(paths.contains(&format!("'{path}/'")), "{path}");
+    }
+}
