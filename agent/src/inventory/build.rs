@@ -247,7 +247,7 @@ fn is_mps(process: &Process) -> bool {
 
 /// Nothing is known of it: it is gone, or of another pid namespace.
 fn is_vague(process: &Process) -> bool {
-    process.origin == crate::attribute::Origin::default()
+    *process.origin == crate::attribute::Origin::default()
 }
 
 #[cfg(test)]
@@ -272,7 +272,8 @@ mod tests {
             origin: Origin {
                 command: command.to_owned(),
                 ..Origin::default()
-            },
+            }
+            .into(),
         }
     }
 

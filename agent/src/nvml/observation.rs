@@ -4,6 +4,7 @@ use crate::attribute::Origin;
 use crate::inventory::{ComputeMode, GpuUuid};
 use api::Mib;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// One look at the node.
@@ -118,8 +119,8 @@ pub struct Process {
     /// Per cent of SM time in the last second; `None` where the driver does not say, and in
     /// samples, which are of memory.
     pub sm_percent: Option<u32>,
-    /// Where it belongs.
-    pub origin: Origin,
+    /// Where it belongs; the same of one process in every sample.
+    pub origin: Arc<Origin>,
 }
 
 /// Health counters; `None` where the card has none.

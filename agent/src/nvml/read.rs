@@ -14,6 +14,7 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// `NVML_NVLINK_MAX_LINKS`.
@@ -151,19 +152,22 @@ fn reading(
 /// Which process belongs where, as it was read not long ago. Reading it is most of what a
 /// look at a card's processes costs.
 #[derive(Debug, Default)]
-pub(super) struct Origins(BTreeMap<u32, Origin>);
+pub(super) struct Origins(BTreeMap<u32, Arc<Origin>>);
 
 impl Origins {
     /// Reads it anew, and forgets everyone else when all of a look were asked for.
-    fn read(&mut self, proc_root: &Path, pid: u32) -> Origin {
+    fn read(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
         let origin = attribute::origin(proc_root, pid);
-        self.0.insert(pid, origin.clone());
-        origin
+        let known = self.0.entry(pid).or_default();
+        if **known != origin {
+            *known = Arc::new(origin);
+        }
+        Arc::clone(known)
     }
 
-    fn known(&mut self, proc_root: &Path, pid: u32) -> Origin {
+    fn known(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
         match self.0.get(&pid) {
-            Some(origin) if *origin != Origin::default() => origin.clone(),
+            Some(origin) if **origin != Origin::default() => Arc::clone(origin),
             _ => self.read(proc_root, pid),
         }
     }

@@ -24,7 +24,8 @@ fn process(pod: &str, container: &str, mib: u64, mps_client: bool) -> Process {
             pod_uid: Some(pod.into()),
             container_id: Some(format!("c-{container}")),
             command: "x".into(),
-        },
+        }
+        .into(),
     }
 }
 

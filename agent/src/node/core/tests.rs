@@ -432,7 +432,8 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
             pod_uid: Some("u1".into()),
             container_id: Some("c-u1".into()),
             command: "python".into(),
-        },
+        }
+        .into(),
     };
     let busy = observation(&BTreeMap::from([(0, vec![process])]));
     world.tell(&mut core, Event::Observed(Arc::new(busy)));

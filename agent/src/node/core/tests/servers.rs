@@ -14,7 +14,8 @@ fn client(pid: u32, pod: &str) -> Process {
         origin: crate::attribute::Origin {
             pod_uid: Some(pod.to_owned()),
             ..Default::default()
-        },
+        }
+        .into(),
     }
 }
 

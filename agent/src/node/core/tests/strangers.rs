@@ -16,7 +16,8 @@ fn the_server_of_an_exclusive_card_is_no_stranger_and_anyone_beside_it_is() {
         origin: crate::attribute::Origin {
             command: format!("p{pid}"),
             ..Default::default()
-        },
+        }
+        .into(),
     };
     let mut look = observation(&BTreeMap::from([(
         0,
@@ -57,7 +58,8 @@ fn a_strangers_pod_is_to_be_evicted_only_where_the_admin_says_so_and_after_its_g
         origin: crate::attribute::Origin {
             pod_uid: pod.map(str::to_owned),
             ..Default::default()
-        },
+        }
+        .into(),
     };
     let both = vec![process(1, None), process(2, Some("u9"))];
     let look = Arc::new(observation(&BTreeMap::from([(0, both)])));
