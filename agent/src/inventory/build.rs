@@ -178,6 +178,7 @@ impl Book {
             Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
                 Health::Unhealthy {
                     reason: "the card's compute mode is PROHIBITED".to_owned(),
+                    lasting: true,
                 }
             }
             health => health,
@@ -254,7 +255,7 @@ fn is_vague(process: &Process) -> bool {
 mod tests {
     use super::*;
     use crate::attribute::Origin;
-    use crate::nvml::Identity;
+    use crate::nvml::{Identity, Silence};
 
     const SETTINGS: Settings = Settings {
         mps_reserve: Mib(64),
@@ -453,7 +454,10 @@ mod tests {
         let mut book = Book::new(SETTINGS);
         let mut observation = seen(&[process(2, 300, "blender")], false);
         book.observe(&observation, now);
-        observation.devices[1].reading = Err("GPU is lost".into());
+        observation.devices[1].reading = Err(Silence {
+            reason: "GPU is lost".into(),
+            lost: true,
+        });
         book.observe(&observation, now);
         let card = book
             .inventory(&GpuNodeSpec::default(), |_, _| false, now)

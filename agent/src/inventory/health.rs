@@ -12,6 +12,11 @@ use std::time::{Duration, Instant};
 
 /// A card is healthy again when its last cause is gone for so long.
 pub const RECOVER_AFTER: Duration = Duration::from_secs(10);
+/// A card that is not lost and does not answer for so long is unhealthy: one look that fails
+/// (a list that grew while it was read, a driver that is busy) says nothing.
+pub const SILENT_AFTER: Duration = Duration::from_secs(3);
+/// And for so long, lost to whoever is on it.
+pub const LOST_AFTER: Duration = Duration::from_secs(15);
 
 /// What an XID says of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +60,8 @@ struct Entry {
     latched: Option<Latched>,
     /// What the last look said.
     cause: Option<String>,
+    /// The first of the looks in a row that it did not answer, and what it said at the last.
+    silent: Option<(Instant, String)>,
     /// The last cause there was, shown while it is not yet gone for long enough.
     last: Option<(String, Instant)>,
 }
@@ -72,6 +79,7 @@ impl HealthBook {
             for entry in self.cards.values_mut() {
                 // A driver that is loaded again has reset its cards.
                 entry.latched = None;
+                entry.silent = None;
                 entry.set(Some(format!("the driver does not answer: {reason}")), now);
             }
             return;
@@ -79,8 +87,14 @@ impl HealthBook {
         for device in &observation.devices {
             let entry = self.cards.entry(device.identity.uuid.clone()).or_default();
             match &device.reading {
-                Err(reason) => entry.set(Some(format!("the card does not answer: {reason}")), now),
+                Err(silence) if silence.lost => {
+                    entry.silent = None;
+                    entry.set(Some(unanswered(&silence.reason)), now);
+                }
+                // What it said last stands.
+                Err(silence) => entry.fall_silent(&silence.reason, now),
                 Ok(reading) => {
+                    entry.silent = None;
                     entry.unlatch(reading, now);
                     entry.set(verdict(reading), now);
                 }
@@ -89,6 +103,7 @@ impl HealthBook {
         let seen = |uuid: &GpuUuid| observation.devices.iter().any(|d| d.identity.uuid == *uuid);
         for (uuid, entry) in &mut self.cards {
             if !seen(uuid) {
+                entry.silent = None;
                 entry.set(Some("the driver no longer lists the card".to_owned()), now);
             }
         }
@@ -113,17 +128,28 @@ impl HealthBook {
         let Some(entry) = self.cards.get(uuid) else {
             return Health::Healthy;
         };
-        let reason = match (&entry.latched, &entry.cause, &entry.last) {
-            (Some(latched), _, _) => Some(latched.reason.clone()),
-            (None, Some(cause), _) => Some(cause.clone()),
-            (None, None, Some((last, until)))
-                if now.saturating_duration_since(*until) < RECOVER_AFTER =>
-            {
-                Some(format!("{last} (recovering)"))
+        let unhealthy = |reason, lasting| Health::Unhealthy { reason, lasting };
+        let lasted = |since: Instant| now.saturating_duration_since(since);
+        match entry {
+            Entry {
+                latched: Some(latched),
+                ..
+            } => unhealthy(latched.reason.clone(), true),
+            Entry {
+                cause: Some(cause), ..
+            } => unhealthy(cause.clone(), true),
+            Entry {
+                silent: Some((since, reason)),
+                ..
+            } if lasted(*since) >= SILENT_AFTER => {
+                unhealthy(unanswered(reason), lasted(*since) >= LOST_AFTER)
             }
-            _ => None,
-        };
-        reason.map_or(Health::Healthy, |reason| Health::Unhealthy { reason })
+            Entry {
+                last: Some((last, until)),
+                ..
+            } if lasted(*until) < RECOVER_AFTER => unhealthy(format!("{last} (recovering)"), false),
+            _ => Health::Healthy,
+        }
     }
 }
 
@@ -134,6 +160,14 @@ impl Entry {
             self.last = Some((shown.clone(), now));
         }
         self.cause = cause;
+    }
+
+    fn fall_silent(&mut self, reason: &str, now: Instant) {
+        let since = self.silent.as_ref().map_or(now, |(since, _)| *since);
+        self.silent = Some((since, reason.to_owned()));
+        if now.saturating_duration_since(since) >= SILENT_AFTER {
+            self.last = Some((unanswered(reason), now));
+        }
     }
 
     /// The driver says that nothing is needed, and has had time to say otherwise.
@@ -147,6 +181,10 @@ impl Entry {
             self.last = Some((latched.reason, now));
         }
     }
+}
+
+fn unanswered(reason: &str) -> String {
+    format!("the card does not answer: {reason}")
 }
 
 /// What one look at a card that answers says against it.
@@ -168,13 +206,13 @@ fn verdict(reading: &Reading) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvml::{Counters, Device, Identity};
+    use crate::nvml::{Counters, Device, Identity, Silence};
 
     fn uuid() -> GpuUuid {
         GpuUuid::from("GPU-1")
     }
 
-    fn look(reading: Result<Reading, String>) -> Observation {
+    fn look(reading: Result<Reading, Silence>) -> Observation {
         Observation {
             driver: Driver::Up {
                 version: "570".into(),
@@ -202,6 +240,13 @@ mod tests {
                 ..Counters::default()
             },
             ..Reading::default()
+        }))
+    }
+
+    fn silent(reason: &str, lost: bool) -> Observation {
+        look(Err(Silence {
+            reason: reason.to_owned(),
+            lost,
         }))
     }
 
@@ -264,7 +309,7 @@ mod tests {
         let (mut book, start) = (HealthBook::default(), Instant::now());
         let mut now = start;
         for _ in 0..5 {
-            book.observe(&look(Err("GPU is lost".into())), now);
+            book.observe(&silent("GPU is lost", true), now);
             assert!(!book.health(&uuid(), now).is_healthy());
             now += Duration::from_secs(3);
             book.observe(&fine(Some(0)), now);
@@ -273,6 +318,42 @@ mod tests {
         }
         book.observe(&fine(Some(0)), now + RECOVER_AFTER);
         assert!(book.health(&uuid(), now + RECOVER_AFTER).is_healthy());
+    }
+
+    #[test]
+    fn a_card_that_does_not_answer_at_once_costs_nobody_anything() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        book.observe(&fine(Some(0)), start);
+        for second in 1..=2 {
+            book.observe(&silent("insufficient size", false), at(second));
+            assert!(book.health(&uuid(), at(second)).is_healthy(), "{second}");
+            book.observe(&fine(Some(0)), at(3));
+        }
+        // From here on it stays silent.
+        for second in 10..=25 {
+            book.observe(&silent("timeout", false), at(second));
+            let health = book.health(&uuid(), at(second));
+            assert_eq!(health.is_healthy(), second < 13, "{second}");
+            assert_eq!(health.is_lasting(), second == 25, "{second}");
+        }
+        // It answers: whoever is still there stays, and nobody comes yet.
+        book.observe(&fine(Some(0)), at(26));
+        let health = book.health(&uuid(), at(26));
+        assert!(!health.is_healthy() && !health.is_lasting());
+        assert_eq!(
+            health.reason(),
+            "the card does not answer: timeout (recovering)"
+        );
+        assert!(book.health(&uuid(), at(40)).is_healthy());
+    }
+
+    #[test]
+    fn a_card_that_is_lost_is_so_for_everybody_at_once() {
+        let (mut book, now) = (HealthBook::default(), Instant::now());
+        book.observe(&fine(Some(0)), now);
+        book.observe(&silent("GPU is lost", true), now);
+        assert!(book.health(&uuid(), now).is_lasting());
     }
 
     #[test]

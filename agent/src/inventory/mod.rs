@@ -156,6 +156,9 @@ pub enum Health {
     Unhealthy {
         /// One line.
         reason: String,
+        /// Who is on it has lost it and should leave. A card that is only slow to answer, or
+        /// that answers again and is watched, is no reason to end anybody.
+        lasting: bool,
     },
 }
 
@@ -177,8 +180,13 @@ impl Health {
     pub fn reason(&self) -> &str {
         match self {
             Self::Healthy => "",
-            Self::Unhealthy { reason } => reason,
+            Self::Unhealthy { reason, .. } => reason,
         }
+    }
+
+    /// Whether whoever is on the card should leave it.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::Unhealthy { lasting: true, .. })
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`State`]: the one value that kubelet, MPS and telemetry read, through
 //! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
 
-use crate::inventory::{GpuUuid, Inventory};
+use crate::inventory::{GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
 use api::gpu_node::GpuNodeSpec;
 use api::grant::{NodeIdentity, PodIdentity};
@@ -163,6 +163,13 @@ pub enum Note {
         gpu: GpuUuid,
         /// NVIDIA's number.
         xid: u64,
+    },
+    /// A card is unhealthy, for another reason than before, or healthy again.
+    Health {
+        /// Which.
+        gpu: GpuUuid,
+        /// As it is now.
+        health: Health,
     },
     /// A share was freed because its holder is gone.
     Freed {

@@ -10,7 +10,8 @@ pub mod observation;
 mod read;
 
 pub use observation::{
-    Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Watched, Xid,
+    Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Silence, Watched,
+    Xid,
 };
 
 use error::{Trouble, trouble};

@@ -64,7 +64,7 @@ pub struct Device {
     /// What does not change while the driver is up.
     pub identity: Identity,
     /// What does; `Err` with one line when the card does not answer.
-    pub reading: Result<Reading, String>,
+    pub reading: Result<Reading, Silence>,
 }
 
 /// What does not change while the driver is up.
@@ -86,6 +86,15 @@ pub struct Identity {
     pub numa: Option<u32>,
     /// UUIDs or bus ids of linked cards, or `nvswitch`; sorted.
     pub nvlink_peers: Vec<String>,
+}
+
+/// Why a card says nothing at a look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// One line.
+    pub reason: String,
+    /// The driver has lost it; else it may well answer at the next look.
+    pub lost: bool,
 }
 
 /// What changes.

@@ -1,7 +1,7 @@
 //! One pass over the cards: NVML's calls → plain values.
 
 use super::error::{Trouble, trouble};
-use super::observation::{Counters, Device, Identity, Process, Reading};
+use super::observation::{Counters, Device, Identity, Process, Reading, Silence};
 use crate::attribute::{self, Origin};
 use crate::inventory::{ComputeMode, GpuUuid};
 use api::Mib;
@@ -117,7 +117,10 @@ pub(super) fn device(
     let reading = match reading(nvml, identity, proc_root, origins) {
         Ok(reading) => Ok(reading),
         Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(Silence {
+            reason: error.to_string(),
+            lost: trouble(&error) == Trouble::DeviceLost,
+        }),
     };
     Ok(Device {
         identity: identity.clone(),

@@ -274,6 +274,8 @@ impl Meters {
                 self.servers_broke.get_or_create(&label).inc();
             }
             Note::ServerMended { after, .. } => self.servers_mended.observe(after.as_secs_f64()),
+            // A gauge has it.
+            Note::Health { .. } => {}
             Note::Freed { .. } => {
                 self.freed.inc();
             }

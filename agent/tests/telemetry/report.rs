@@ -92,6 +92,7 @@ fn a_card_is_ready_when_a_container_on_it_could_start() {
     let mut state = sample::state();
     state.inventory.cards[1].health = Health::Unhealthy {
         reason: "XID 79".into(),
+        lasting: true,
     };
     assert_eq!((ready(&state, 0), ready(&state, 1)), (true, false));
     state.not_offering = Some("the runtime ignores CDI".into());

@@ -122,6 +122,8 @@ async fn tell(hands: &Hands, evict: &Evict) {
 }
 
 fn notice(hands: &Hands, evict: &Evict, note: String) {
+    let cause = evict.cause.as_str();
+    tracing::info!(namespace = %evict.namespace, pod = %evict.name, cause, note, "evicts");
     hands.notices.say(Notice {
         about: PodName::of(&evict.namespace, &evict.name, evict.pod.as_str()),
         warning: matches!(

@@ -109,6 +109,7 @@ fn a_held_token_follows_the_card_that_was_granted_not_the_one_it_names() {
     let held = Held::from([((Resource::Share, "GPU-2::1".to_owned()), Some(key("a")))]);
     let sick = Health::Unhealthy {
         reason: "XID 79".into(),
+        lasting: true,
     };
     node.cards[2].health = sick.clone();
     let (share, _) = healthy(&node, &ledger, &held);

@@ -203,6 +203,7 @@ fn strangers_sick_cards_slots_and_policy_are_reasons() {
     );
     node.cards[1].health = Health::Unhealthy {
         reason: "XID 79".into(),
+        lasting: true,
     };
     assert_eq!(
         ledger
@@ -289,6 +290,7 @@ fn a_container_that_starts_again_keeps_what_it_holds_beside_a_stranger() {
     assert!(ledger.bind(&mine, AllocId::new(2), None, &node).is_err());
     node.cards[0].health = Health::Unhealthy {
         reason: "XID 48".into(),
+        lasting: true,
     };
     assert!(ledger.bind(&mine, AllocId::new(1), None, &node).is_err());
 }

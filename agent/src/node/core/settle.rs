@@ -3,7 +3,7 @@
 
 use super::{Core, Effect};
 use crate::hands::Errand;
-use crate::inventory::{ComputeMode, GpuUuid};
+use crate::inventory::{ComputeMode, GpuUuid, Health};
 use crate::ledger::{Claim, HolderKey, Share, SharePhase};
 use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};
@@ -25,7 +25,7 @@ impl Core {
         self.minted
             .retain(|_, fresh| now.saturating_duration_since(fresh.at) < reconcile::MINTED_GRACE);
         self.held = reconcile::held(&self.local, &self.minted, &self.pods);
-        self.take_stock(now);
+        self.take_stock(now, effects);
         let busy = self.busy();
         let dead = reconcile::deaths(
             &self.ledger,
@@ -58,11 +58,11 @@ impl Core {
         self.suspect(now, effects);
         if !dead.is_empty() {
             // What the dead held is a stranger's now, if it is still there.
-            self.take_stock(now);
+            self.take_stock(now, effects);
         }
     }
 
-    fn take_stock(&mut self, now: Instant) {
+    fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let default = Policy::default();
         let policy = self.policy.as_ref().unwrap_or(&default);
         let (ledger, book, mps) = (&self.ledger, &self.book, &self.mps);
@@ -78,7 +78,17 @@ impl Core {
                     .any(|seen| seen.name == card.as_str());
             server || owner.is_some_and(|uid| ledger.on(card).any(|share| share.pod.uid == uid))
         };
-        self.inventory = self.book.inventory(&policy.spec, explained, now);
+        let inventory = self.book.inventory(&policy.spec, explained, now);
+        for card in &inventory.cards {
+            let before = self.inventory.card(&card.uuid).map(|card| &card.health);
+            if card.health != *before.unwrap_or(&Health::Healthy) {
+                effects.push(Effect::Tell(Note::Health {
+                    gpu: card.uuid.clone(),
+                    health: card.health.clone(),
+                }));
+            }
+        }
+        self.inventory = inventory;
     }
 
     /// Pods with a process on some card.
