@@ -8,14 +8,15 @@
 
 use crate::act::Work;
 use crate::clock::Clock;
-use crate::convert::World;
+use crate::convert::{Volumes, World};
 use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::status::{Meters, Status};
 use crate::telemetry::Heard;
 use crate::watch::Fact;
+use scheduler_core::ids::DecisionId;
 use scheduler_core::units::Time;
-use scheduler_core::{Core, Decision, Event, Outcome, Problem, text};
+use scheduler_core::{Core, Decision, Event, Outcome, OutcomeResult, Problem, text};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,10 +135,10 @@ pub async fn run(
             },
             Some(question) = inputs.questions.recv() => cycle.answer(question),
             Some(outcome) = inputs.outcomes.recv() => {
-                cycle.apply(Event::Outcome(outcome));
+                cycle.end(outcome);
                 for _ in 0..BATCH {
                     let Ok(outcome) = inputs.outcomes.try_recv() else { break };
-                    cycle.apply(Event::Outcome(outcome));
+                    cycle.end(outcome);
                 }
             }
             heard = inputs.heard.recv() => match heard {
@@ -202,6 +203,13 @@ impl Cycle {
         for isolation in isolation {
             self.send(Work::Isolation(isolation));
         }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        for event in self.world.ended(&outcome) {
+            self.apply(event);
+        }
+        self.apply(Event::Outcome(outcome));
     }
 
     fn apply(&mut self, event: Event) {
@@ -317,12 +325,22 @@ impl Cycle {
             .actions
             .into_iter()
             .partition(|action| matches!(action, scheduler_core::Action::Evict(_)));
+        let mut refused = Vec::new();
         for action in evictions.into_iter().chain(bindings) {
-            let claims = match &action {
-                scheduler_core::Action::Bind(bind) => self.world.unbound_claims(&bind.pod),
-                scheduler_core::Action::Evict(_) => Vec::new(),
+            let volumes = match &action {
+                scheduler_core::Action::Bind(bind) => self.world.give_volumes(bind),
+                scheduler_core::Action::Evict(_) => Ok(Volumes::default()),
             };
-            self.send(Work::Action(Box::new(action), claims));
+            match volumes {
+                Ok(volumes) => self.send(Work::Action(Box::new(action), volumes)),
+                Err(why) => refused.push(self.refuse(action.decision(), why)),
+            }
+        }
+        for event in self.world.others_told() {
+            self.apply(event);
+        }
+        for outcome in refused {
+            self.apply(Event::Outcome(outcome));
         }
         for group in decision.started {
             self.send(Work::Started(group, now));
@@ -330,6 +348,17 @@ impl Cycle {
         for (group, since) in decision.stale {
             self.send(Work::Stale(group, since));
         }
+    }
+
+    /// Of an action that nobody carries out: two pods of one decision cannot have one volume.
+    fn refuse(&self, decision: DecisionId, why: String) -> Outcome {
+        let result = OutcomeResult::Refused {
+            reason: why.into(),
+            retryable: true,
+        };
+        tracing::info!(%decision, ?result, "not carried out");
+        self.outputs.meters.outcome(&result);
+        Outcome { decision, result }
     }
 
     /// A line per card that will not do; nothing where there are too many to read.

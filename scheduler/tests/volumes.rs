@@ -1,5 +1,5 @@
 //! Volumes that are bound where their first consumer goes, on the simulated API server;
-//! the test is the provisioner.
+//! the test is the provisioner, and the controller that binds claims.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 mod site;
@@ -182,5 +182,100 @@ async fn another_replica_goes_on_with_the_node_that_was_selected() {
     provision(&site, "n3").await;
     let at = until("the pod is bound", async || node_of(&site, "p").await).await;
     assert_eq!(at, "n3");
+    replica.end().await;
+}
+
+/// A volume that somebody made by hand, which node `n<at>` alone can use.
+async fn made_by_hand(site: &Site, name: &str, node: &str) {
+    let volumes: Api<PersistentVolume> = Api::all(site.client.clone());
+    let volume = json!({"metadata": {"name": name},
+        "spec": {"storageClassName": "local", "capacity": {"storage": "2Gi"}, "accessModes": ["ReadWriteOnce"],
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}}}});
+    let volume = serde_json::from_value(volume).unwrap();
+    volumes
+        .create(&PostParams::default(), &volume)
+        .await
+        .unwrap();
+    // As the controller says of one that nobody has.
+    let free = Patch::Merge(json!({"status": {"phase": "Available"}}));
+    volumes
+        .patch_status(name, &PatchParams::default(), &free)
+        .await
+        .unwrap();
+}
+
+/// The UID of the claim that was written on the volume.
+async fn claimed_by(site: &Site, volume: &str) -> Option<String> {
+    let volumes: Api<PersistentVolume> = Api::all(site.client.clone());
+    let volume = volumes.get(volume).await.unwrap();
+    volume.spec?.claim_ref?.uid
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_made_by_hand_is_given_to_one_claim_and_the_next_waits_for_another() {
+    let site = Site::start().await;
+    let create = PostParams::default();
+    let classes: Api<StorageClass> = Api::all(site.client.clone());
+    let class = json!({"metadata": {"name": "local"}, "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer"});
+    let class = serde_json::from_value(class).unwrap();
+    classes.create(&create, &class).await.unwrap();
+    made_by_hand(&site, "pv-1", "n3").await;
+    let mut uids = Vec::new();
+    for name in ["a", "b"] {
+        let claim = json!({"metadata": {"name": name}, "spec": {"storageClassName": "local",
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+        let claim = serde_json::from_value(claim).unwrap();
+        let made = claims(&site).create(&create, &claim).await.unwrap();
+        uids.push(made.uid().unwrap());
+        let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": name}}]);
+        site.pod_with(name, json!({"spec": {"volumes": volumes}}))
+            .await;
+    }
+    // Both are decided on at once.
+    let replica = site.replica().await;
+    let uid = until("a claim on the volume", async || {
+        claimed_by(&site, "pv-1").await
+    })
+    .await;
+    let (first, second) = if uid == uids[0] {
+        ("a", "b")
+    } else {
+        ("b", "a")
+    };
+    let bind = async |claim: &str, volume: &str| {
+        let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+            "spec": {"volumeName": volume}});
+        let patch = Patch::Merge(bound);
+        claims(&site)
+            .patch(claim, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    };
+    let said = until("the other's reason", async || {
+        why(&site, second)
+            .await
+            .filter(|why| why.contains("waits for a volume"))
+    })
+    .await;
+    assert!(
+        said.contains(&format!("persistentvolumeclaim \"{second}\"")),
+        "{said}"
+    );
+    assert_eq!(node_of(&site, first).await, None, "bound before its volume");
+    bind(first, "pv-1").await;
+    let at = until("the first is bound", async || node_of(&site, first).await).await;
+    assert_eq!(at, "n3");
+    assert_eq!(node_of(&site, second).await, None);
+    made_by_hand(&site, "pv-2", "n1").await;
+    until("a claim on the second volume", async || {
+        claimed_by(&site, "pv-2").await
+    })
+    .await;
+    bind(second, "pv-2").await;
+    let at = until("the second is bound", async || node_of(&site, second).await).await;
+    assert_eq!(at, "n1");
+    assert_eq!(claimed_by(&site, "pv-1").await, Some(uid));
     replica.end().await;
 }

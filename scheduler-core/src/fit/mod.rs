@@ -14,7 +14,7 @@ pub(crate) mod card;
 pub(crate) mod seat;
 
 use crate::config::Config;
-use crate::model::{Effect, Node, NodeRules, NodeTerm, Operator, Requirement, Taint, Toleration};
+use crate::model::{Effect, Node, NodeRules, Taint, Toleration};
 use crate::reason::{NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
@@ -145,36 +145,7 @@ fn selects(rules: &NodeRules, node: &Node) -> bool {
         && rules
             .terms
             .as_ref()
-            .is_none_or(|terms| terms.iter().any(|term| matches(term, node)))
-}
-
-fn matches(term: &NodeTerm, node: &Node) -> bool {
-    if term.labels.is_empty() && term.name.is_empty() {
-        return false;
-    }
-    term.labels.iter().all(|requirement| {
-        meets(
-            requirement,
-            node.labels.get(&requirement.key).map(|value| &**value),
-        )
-    }) && term
-        .name
-        .iter()
-        .all(|requirement| meets(requirement, Some(node.name.as_str())))
-}
-
-fn meets(requirement: &Requirement, value: Option<&str>) -> bool {
-    let integer = || value.and_then(|value| value.parse::<i64>().ok());
-    let one_of =
-        |values: &[Arc<str>]| value.is_some_and(|value| values.iter().any(|one| **one == *value));
-    match &requirement.operator {
-        Operator::In(values) => one_of(values),
-        Operator::NotIn(values) => !one_of(values),
-        Operator::Exists => value.is_some(),
-        Operator::DoesNotExist => value.is_none(),
-        Operator::Above(bound) => integer().is_some_and(|value| value > *bound),
-        Operator::Below(bound) => integer().is_some_and(|value| value < *bound),
-    }
+            .is_none_or(|terms| terms.iter().any(|term| term.matches(node)))
 }
 
 /// One countable resource: what there is, what is taken, leaving and promised.

@@ -1,6 +1,6 @@
 //! Which nodes a pod may go to.
 
-use super::{Effect, Labels};
+use super::{Effect, Labels, Node};
 use crate::ids::NodeName;
 use std::sync::Arc;
 
@@ -36,6 +36,21 @@ pub struct NodeTerm {
     pub name: Vec<Requirement>,
 }
 
+impl NodeTerm {
+    /// Whether all of it holds for this node.
+    pub fn matches(&self, node: &Node) -> bool {
+        if self.labels.is_empty() && self.name.is_empty() {
+            return false;
+        }
+        self.labels.iter().all(|requirement| {
+            requirement.holds(node.labels.get(&requirement.key).map(|value| &**value))
+        }) && self
+            .name
+            .iter()
+            .all(|requirement| requirement.holds(Some(node.name.as_str())))
+    }
+}
+
 /// One requirement of a term.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Requirement {
@@ -43,6 +58,24 @@ pub struct Requirement {
     pub key: Arc<str>,
     /// How.
     pub operator: Operator,
+}
+
+impl Requirement {
+    /// Whether it holds where the label has this value; `None`: there is none.
+    fn holds(&self, value: Option<&str>) -> bool {
+        let integer = || value.and_then(|value| value.parse::<i64>().ok());
+        let one_of = |values: &[Arc<str>]| {
+            value.is_some_and(|value| values.iter().any(|one| **one == *value))
+        };
+        match &self.operator {
+            Operator::In(values) => one_of(values),
+            Operator::NotIn(values) => !one_of(values),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+            Operator::Above(bound) => integer().is_some_and(|value| value > *bound),
+            Operator::Below(bound) => integer().is_some_and(|value| value < *bound),
+        }
+    }
 }
 
 /// Kubernetes' node selector operators.

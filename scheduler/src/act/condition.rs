@@ -63,7 +63,7 @@ pub(super) async fn waiting(hands: &Hands, due: &Due) {
 
 /// `PodScheduled=False` while its claims are bound where it goes. Another reason than
 /// autoscalers look for: it has a node.
-pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[String]) {
+pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&str]) {
     let note = format!(
         "waiting for {} to be bound on node {}",
         claims.join(", "),

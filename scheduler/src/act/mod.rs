@@ -17,7 +17,7 @@ mod notice;
 mod pace;
 mod volume;
 
-use crate::convert::Isolation;
+use crate::convert::{Isolation, Volumes};
 use crate::status::Meters;
 use crate::trust::Trust;
 use futures::FutureExt as _;
@@ -45,9 +45,9 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// One thing to do.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// A decision; it wants an outcome. And, for a binding, the claims of the pod that are
-    /// bound only where it goes.
-    Action(Box<Action>, Vec<String>),
+    /// A decision; it wants an outcome. And, for a binding, what is to be done about the
+    /// pod's volumes before.
+    Action(Box<Action>, Volumes),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>),
     /// A group went from nothing to something.
@@ -225,7 +225,7 @@ impl Actor {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Action(action, claims) => self.act(*action, claims),
+            Work::Action(action, volumes) => self.act(*action, volumes),
             Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
             Work::Started(group, at) => {
                 let hands = self.hands.clone();
@@ -268,7 +268,7 @@ impl Actor {
         }
     }
 
-    fn act(&mut self, action: Action, claims: Vec<String>) {
+    fn act(&mut self, action: Action, volumes: Volumes) {
         let decision = action.decision();
         let hands = self.hands.clone();
         let seats = self.seats.clone();
@@ -282,8 +282,8 @@ impl Actor {
                 let _ = reported.await;
             }
             if let Action::Bind(bind) = &action
-                && !claims.is_empty()
-                && let Err(refused) = volume::bound(&hands, bind, &claims).await
+                && !volumes.is_empty()
+                && let Err(refused) = volume::bound(&hands, bind, &volumes).await
             {
                 return refused;
             }

@@ -1,6 +1,7 @@
 //! Against the simulated API server, which loses answers and refuses as it is told.
 
 use super::*;
+use crate::convert::Volumes;
 use crate::trust;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -15,6 +16,27 @@ use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
 const NS: &str = "default";
+
+fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Action {
+    let name = pod.metadata.name.clone().unwrap();
+    Action::Bind(Bind {
+        decision,
+        pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
+        namespace: NS.into(),
+        name: name.as_str().into(),
+        node: NodeName::new(node),
+        node_uid: NodeUid::new("node-uid"),
+        grants: vec![ContainerGrant {
+            container: ContainerName::new("c"),
+            cards: vec![GpuUuid::new("GPU-1")],
+            memory: Mib(2000),
+            compute: Percent::FULL,
+            mode: Mode::Mps,
+            note: None,
+        }],
+        received: Received::Fraction,
+    })
+}
 
 struct Site {
     client: Client,
@@ -98,24 +120,7 @@ impl Site {
 
     fn bind(&mut self, pod: &Pod, node: &str) -> DecisionId {
         let decision = self.decision();
-        let name = pod.metadata.name.clone().unwrap();
-        self.act(Action::Bind(Bind {
-            decision,
-            pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
-            namespace: NS.into(),
-            name: name.as_str().into(),
-            node: NodeName::new(node),
-            node_uid: NodeUid::new("node-uid"),
-            grants: vec![ContainerGrant {
-                container: ContainerName::new("c"),
-                cards: vec![GpuUuid::new("GPU-1")],
-                memory: Mib(2000),
-                compute: Percent::FULL,
-                mode: Mode::Mps,
-                note: None,
-            }],
-            received: Received::Fraction,
-        }));
+        self.act(binding(decision, pod, node));
         decision
     }
 
@@ -135,7 +140,7 @@ impl Site {
 
     fn act(&self, action: Action) {
         self.work
-            .send(Work::Action(Box::new(action), Vec::new()))
+            .send(Work::Action(Box::new(action), Volumes::default()))
             .unwrap();
     }
 
@@ -434,5 +439,46 @@ async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted
         .plan("POST", "/p/eviction", Fault::TooManyRequests);
     site.evict(&pod, EvictCause::AgentRequest);
     assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn a_volume_that_another_claim_took_first_is_left_to_it() {
+    let mut site = Site::start().await;
+    let pod = site.pod("p", false).await;
+    let volumes: Api<k8s_openapi::api::core::v1::PersistentVolume> = Api::all(site.client.clone());
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {"claimRef":
+        {"namespace": NS, "name": "data", "uid": "of-an-older-claim"}}});
+    let volume = serde_json::from_value(volume).unwrap();
+    volumes
+        .create(&PostParams::default(), &volume)
+        .await
+        .unwrap();
+    let given = crate::convert::Given {
+        claim: "data".into(),
+        uid: "of-this-claim".into(),
+        volume: "pv".into(),
+    };
+    let volumes = Volumes {
+        made: Vec::new(),
+        given: vec![given],
+    };
+    let decision = site.decision();
+    let action = binding(decision, &pod, "n1");
+    site.work
+        .send(Work::Action(Box::new(action), volumes))
+        .unwrap();
+    let outcome = site.outcome().await;
+    let OutcomeResult::Refused { reason, retryable } = outcome.result else {
+        panic!("{outcome:?}");
+    };
+    assert!(
+        reason.contains("\"pv\" went to persistentvolumeclaim default/data") && retryable,
+        "{reason}"
+    );
+    assert_eq!(
+        site.pods().get("p").await.unwrap().spec.unwrap().node_name,
+        None
+    );
     site.nothing_more().await;
 }

@@ -1,15 +1,17 @@
-//! Claims that are bound only where their first consumer goes: the node is written on each,
-//! and the pod is bound to it when all of them are.
+//! Claims that are bound only where their first consumer goes, and the pod when all are.
 //!
-//! The node stays written when that takes too long: it is the provisioner's to take away.
+//! Where a volume is to be made, the node is written on the claim; it stays there when that
+//! takes too long: it is the provisioner's to take away. Where one is there, the claim is
+//! written on the volume, if nobody else's is, and Kubernetes' controller does the rest.
 
 use super::answer::{self, Answer, PATIENCE};
 use super::{Hands, condition};
-use crate::convert::volume::name::{BIND_COMPLETED, SELECTED_NODE};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use crate::convert::volume::name::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
+use crate::convert::{Given, Volumes};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::wait::{Condition, await_condition};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use scheduler_core::{Bind, OutcomeResult};
 use serde_json::json;
 use std::time::Duration;
@@ -22,40 +24,59 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(super) async fn bound(
     hands: &Hands,
     bind: &Bind,
-    claims: &[String],
+    volumes: &Volumes,
 ) -> Result<(), OutcomeResult> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(hands.client.clone(), &bind.namespace);
     let deadline = Instant::now() + hands.volume_timeout;
-    for claim in claims {
+    for claim in &volumes.made {
         select(&api, bind, claim, deadline).await?;
     }
-    condition::waiting_for_volume(hands, bind, claims).await;
-    for claim in claims {
-        let awaited = await_condition(api.clone(), claim, settled(bind.node.as_str()));
-        match timeout_at(deadline, awaited).await {
-            Ok(Ok(Some(found))) if is_bound(&found) => {}
-            Ok(Ok(Some(_))) => {
-                return Err(refused(format!(
-                    "persistentvolumeclaim \"{claim}\" was not bound on node {}: its provisioner gave the node up",
-                    bind.node
-                )));
-            }
-            Ok(Ok(None)) => {
-                return Err(refused(format!(
-                    "persistentvolumeclaim \"{claim}\" is gone"
-                )));
-            }
-            Ok(Err(error)) => return Err(refused(answer::line(&error.to_string()))),
-            Err(_) => {
-                return Err(refused(format!(
-                    "persistentvolumeclaim \"{claim}\" was not bound on node {} within {} s",
-                    bind.node,
-                    hands.volume_timeout.as_secs()
-                )));
-            }
+    for given in &volumes.given {
+        give(hands.client.clone(), bind, given, deadline).await?;
+    }
+    condition::waiting_for_volume(hands, bind, &volumes.claims()).await;
+    let node = bind.node.as_str();
+    for claim in &volumes.made {
+        let found = wait(hands, &api, bind, claim, settled(node), deadline).await?;
+        if volume_of(&found).is_none() {
+            return Err(refused(format!(
+                "persistentvolumeclaim \"{claim}\" was not bound on node {node}: its provisioner gave the node up"
+            )));
+        }
+    }
+    for Given { claim, volume, .. } in &volumes.given {
+        let found = wait(hands, &api, bind, claim, has_volume(), deadline).await?;
+        if volume_of(&found).as_deref() != Some(volume) {
+            return Err(refused(format!(
+                "persistentvolumeclaim \"{claim}\" was not bound to persistentvolume \"{volume}\" but to another"
+            )));
         }
     }
     Ok(())
+}
+
+/// The claim, once the condition holds.
+async fn wait(
+    hands: &Hands,
+    api: &Api<PersistentVolumeClaim>,
+    bind: &Bind,
+    claim: &str,
+    condition: impl Condition<PersistentVolumeClaim>,
+    deadline: Instant,
+) -> Result<PersistentVolumeClaim, OutcomeResult> {
+    let awaited = await_condition(api.clone(), claim, condition);
+    match timeout_at(deadline, awaited).await {
+        Ok(Ok(Some(found))) => Ok(found),
+        Ok(Ok(None)) => Err(refused(format!(
+            "persistentvolumeclaim \"{claim}\" is gone"
+        ))),
+        Ok(Err(error)) => Err(refused(answer::line(&error.to_string()))),
+        Err(_) => Err(refused(format!(
+            "persistentvolumeclaim \"{claim}\" was not bound on node {} within {} s",
+            bind.node,
+            hands.volume_timeout.as_secs()
+        ))),
+    }
 }
 
 /// Writes the node on the claim.
@@ -73,14 +94,77 @@ async fn select(
         match answer::of(api.patch(claim, &params, &patch)).await {
             Answer::Done(_) => return Ok(()),
             Answer::Refused(_, why) => return Err(refused(why)),
-            Answer::Busy(why) | Answer::Unknown(why) => {
-                if Instant::now() + PATIENCE > deadline {
-                    return Err(refused(why));
-                }
-            }
+            Answer::Busy(why) | Answer::Unknown(why) => again(why, deadline).await?,
         }
-        tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// Writes the claim on the volume, as it was read a moment before: whoever comes second is
+/// told by the server, and looks again.
+async fn give(
+    client: Client,
+    bind: &Bind,
+    given: &Given,
+    deadline: Instant,
+) -> Result<(), OutcomeResult> {
+    let api: Api<PersistentVolume> = Api::all(client);
+    let params = PatchParams::default();
+    loop {
+        let found = match answer::of(api.get_opt(&given.volume)).await {
+            Answer::Done(Some(found)) => found,
+            Answer::Done(None) => {
+                return Err(refused(format!(
+                    "persistentvolume \"{}\" is gone",
+                    given.volume
+                )));
+            }
+            Answer::Refused(_, why) => return Err(refused(why)),
+            Answer::Busy(why) | Answer::Unknown(why) => {
+                again(why, deadline).await?;
+                continue;
+            }
+        };
+        let kept_for = found.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+        if let Some(owner) = kept_for {
+            let of = |field: &Option<String>| field.clone().unwrap_or_default();
+            let (namespace, name, uid) = (of(&owner.namespace), of(&owner.name), of(&owner.uid));
+            let ours = namespace == *bind.namespace && name == given.claim;
+            return if ours && (uid.is_empty() || uid == given.uid) {
+                Ok(())
+            } else {
+                Err(refused(format!(
+                    "persistentvolume \"{}\" went to persistentvolumeclaim {namespace}/{name}",
+                    given.volume
+                )))
+            };
+        }
+        let patch = Patch::Merge(json!({
+            "metadata": {
+                "resourceVersion": found.resource_version(),
+                "annotations": {BOUND_BY_CONTROLLER: "yes"},
+            },
+            "spec": {"claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "namespace": &*bind.namespace, "name": given.claim, "uid": given.uid,
+            }},
+        }));
+        match answer::of(api.patch(&given.volume, &params, &patch)).await {
+            Answer::Done(_) => return Ok(()),
+            Answer::Refused(409, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+                again(why, deadline).await?;
+            }
+            Answer::Refused(_, why) => return Err(refused(why)),
+        }
+    }
+}
+
+/// A pause before the next try, if there is time for one.
+async fn again(why: String, deadline: Instant) -> Result<(), OutcomeResult> {
+    if Instant::now() + PATIENCE > deadline {
+        return Err(refused(why));
+    }
+    tokio::time::sleep(PAUSE).await;
+    Ok(())
 }
 
 fn refused(reason: String) -> OutcomeResult {
@@ -90,13 +174,12 @@ fn refused(reason: String) -> OutcomeResult {
     }
 }
 
-fn is_bound(claim: &PersistentVolumeClaim) -> bool {
-    let volume = claim
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.volume_name.as_deref());
-    volume.is_some_and(|volume| !volume.is_empty())
-        && claim.annotations().contains_key(BIND_COMPLETED)
+/// The volume to which the claim is bound, once both agree.
+fn volume_of(claim: &PersistentVolumeClaim) -> Option<String> {
+    let spec = claim.spec.as_ref();
+    spec.and_then(|spec| spec.volume_name.clone())
+        .filter(|volume| !volume.is_empty())
+        .filter(|_| claim.annotations().contains_key(BIND_COMPLETED))
 }
 
 /// Bound, gone, or no longer to be bound on that node.
@@ -104,7 +187,12 @@ fn settled(node: &str) -> impl Condition<PersistentVolumeClaim> {
     let node = node.to_owned();
     move |claim: Option<&PersistentVolumeClaim>| {
         claim.is_none_or(|claim| {
-            is_bound(claim) || claim.annotations().get(SELECTED_NODE) != Some(&node)
+            volume_of(claim).is_some() || claim.annotations().get(SELECTED_NODE) != Some(&node)
         })
     }
+}
+
+/// Bound, or gone.
+fn has_volume() -> impl Condition<PersistentVolumeClaim> {
+    |claim: Option<&PersistentVolumeClaim>| claim.is_none_or(|claim| volume_of(claim).is_some())
 }

@@ -2,7 +2,8 @@
 //!
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
 //!   parts of a pod.
-//! - `volume`: where a pod's volumes let it go; `storage`: what is remembered of them.
+//! - `volume`: where a pod's volumes let it go; `supply`: volumes made by hand, and who gets
+//!   which; `storage`: what is remembered of them.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -19,6 +20,7 @@ mod queue;
 mod resources;
 mod rules;
 mod storage;
+mod supply;
 pub(crate) mod volume;
 
 use crate::telemetry::Heard;
@@ -36,6 +38,7 @@ use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+pub use volume::{Given, Volumes};
 
 /// Who is there of one kind; `true` while a listing has not named it yet.
 #[derive(Clone, Debug, Default)]
@@ -327,7 +330,9 @@ impl World {
                     return Vec::new();
                 }
                 self.known_nodes.insert(name, node.clone());
-                vec![Event::Node(node)]
+                let mut events = self.volumes_reach(&node);
+                events.push(Event::Node(node));
+                events
             }
             Seen::Gone(node) => {
                 let name = node.name_any();
@@ -346,7 +351,9 @@ impl World {
     fn node_gone(&mut self, name: String) -> Vec<Event> {
         self.known_nodes.remove(&name);
         self.listing.remove(&name);
-        vec![Event::NodeGone(NodeName::from(name))]
+        let mut events = self.volumes_out_of_reach(&name);
+        events.push(Event::NodeGone(NodeName::from(name)));
+        events
     }
 
     fn gpu_node(&mut self, seen: Seen<api::GpuNode>) -> Vec<Event> {

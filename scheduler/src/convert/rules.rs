@@ -37,13 +37,13 @@ pub(super) fn nodes(spec: &PodSpec, nominated: Option<&str>) -> NodeRules {
     }
 }
 
-/// That node and no other.
-pub(super) fn on(node: &str) -> NodeTerm {
+/// These nodes and no others.
+pub(super) fn on(nodes: impl IntoIterator<Item = Arc<str>>) -> NodeTerm {
     NodeTerm {
         labels: Vec::new(),
         name: vec![Requirement {
             key: Arc::from("metadata.name"),
-            operator: Operator::In(vec![Arc::from(node)]),
+            operator: Operator::In(nodes.into_iter().collect()),
         }],
     }
 }

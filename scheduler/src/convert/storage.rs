@@ -1,16 +1,16 @@
 //! What is remembered of claims, volumes and storage classes, and of the pods that wait
 //! with some.
 
-use super::volume::{Say, Storage, claims};
+use super::volume::{Say, Storage, Volumes, claims};
 use super::{Roll, World};
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as KubePod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
-use scheduler_core::Event;
 use scheduler_core::ids::PodUid;
-use scheduler_core::model::{Phase, Pod};
-use std::collections::BTreeMap;
+use scheduler_core::model::{Node, Phase, Pod};
+use scheduler_core::{Bind, Event, Outcome, OutcomeResult};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Of storage.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub(super) struct Known {
     classes: Roll,
     /// Pods of ours that wait and use claims, by UID, and what their volumes say.
     users: BTreeMap<String, (Box<KubePod>, Say)>,
+    /// Classes of volumes that were given since others were told.
+    given: BTreeSet<String>,
 }
 
 impl Known {
@@ -45,7 +47,7 @@ impl World {
         if !converted.ours || converted.phase != Phase::Pending || claims(pod).is_empty() {
             return;
         }
-        let mut say = self.storage.storage.of(pod);
+        let mut say = self.storage.storage.of(pod, &self.known_nodes);
         say.narrow(&mut converted.nodes);
         converted.unsupported.extend(say.against.iter().cloned());
         self.storage
@@ -53,10 +55,60 @@ impl World {
             .insert(uid.to_owned(), (Box::new(pod.clone()), say));
     }
 
-    /// Claims that are to be bound where this pod goes.
-    pub fn unbound_claims(&self, pod: &PodUid) -> Vec<String> {
-        let user = self.storage.users.get(pod.as_str());
-        user.map_or_else(Vec::new, |(_, say)| say.unbound.clone())
+    /// What is to be done about the pod's volumes before it is bound; those that it is given
+    /// are nobody else's from now on ([`Self::others_told`]). The error says why it cannot go
+    /// there.
+    pub fn give_volumes(&mut self, bind: &Bind) -> Result<Volumes, String> {
+        let Some((_, say)) = self.storage.users.get(bind.pod.as_str()) else {
+            return Ok(Volumes::default());
+        };
+        let given = self
+            .storage
+            .storage
+            .give(say, bind.decision, bind.node.as_str());
+        if say.draws() {
+            self.storage.given.extend(say.drawn().iter().cloned());
+        }
+        given
+    }
+
+    /// Pods for which volumes that others were given are gone.
+    pub fn others_told(&mut self) -> Vec<Event> {
+        let given = std::mem::take(&mut self.storage.given);
+        if given.is_empty() {
+            return Vec::new();
+        }
+        self.again(|_, say| say.depends(None, &given))
+    }
+
+    /// An action ended: volumes that it was to get may be free again.
+    pub fn ended(&mut self, outcome: &Outcome) -> Vec<Event> {
+        let confirmed = outcome.result == OutcomeResult::Confirmed;
+        let supply = &mut self.storage.storage.supply;
+        let free = supply.ended(outcome.decision, confirmed);
+        if free.is_empty() {
+            return Vec::new();
+        }
+        self.again(|_, say| say.depends(None, &free))
+    }
+
+    /// Which volumes the node can use.
+    pub(super) fn volumes_reach(&mut self, node: &Node) -> Vec<Event> {
+        let news = self.storage.storage.supply.node(node);
+        self.drawers(news)
+    }
+
+    pub(super) fn volumes_out_of_reach(&mut self, node: &str) -> Vec<Event> {
+        let news = self.storage.storage.supply.node_gone(node);
+        self.drawers(news)
+    }
+
+    fn drawers(&mut self, news: bool) -> Vec<Event> {
+        if news {
+            self.again(|_, say| say.draws())
+        } else {
+            Vec::new()
+        }
     }
 
     /// What its volumes have against every node.
@@ -109,29 +161,42 @@ impl World {
 
     pub(super) fn volume(&mut self, seen: Seen<PersistentVolume>) -> Vec<Event> {
         let known = &mut self.storage;
-        let news = match seen {
+        match seen {
             Seen::Listing => {
                 known.volumes.begin();
-                false
+                Vec::new()
             }
             Seen::There(volume) => {
-                known.volumes.there(&volume.name_any());
-                known.storage.volume(&volume)
+                let name = volume.name_any();
+                known.volumes.there(&name);
+                let news = known.storage.supply.volume(&volume, &self.known_nodes);
+                // While they are listed for the first time nothing is decided: once is enough.
+                let Some(classes) = news.filter(|_| known.volumes.listed) else {
+                    return Vec::new();
+                };
+                self.again(|_, say| say.depends(Some(&name), &classes))
             }
             Seen::Gone(volume) => {
                 known.volumes.names.remove(&volume.name_any());
-                known.storage.volume_gone(&volume.name_any());
-                true
+                self.volumes_gone(&[volume.name_any()])
             }
             Seen::Listed => {
+                let first = !known.volumes.listed;
                 let gone = known.volumes.end();
-                for name in &gone {
-                    known.storage.volume_gone(name);
+                if first {
+                    self.all_users()
+                } else {
+                    self.volumes_gone(&gone)
                 }
-                !gone.is_empty()
             }
-        };
-        if news { self.all_users() } else { Vec::new() }
+        }
+    }
+
+    fn volumes_gone(&mut self, gone: &[String]) -> Vec<Event> {
+        let supply = &mut self.storage.storage.supply;
+        let left = gone.iter().filter_map(|name| supply.volume_gone(name));
+        let classes: BTreeSet<String> = left.collect();
+        self.again(|_, say| gone.iter().any(|name| say.depends(Some(name), &classes)))
     }
 
     pub(super) fn storage_class(&mut self, seen: Seen<StorageClass>) -> Vec<Event> {
@@ -163,7 +228,7 @@ impl World {
 
     /// Pods that use one of these claims, as they are now.
     fn users_of(&mut self, names: &[String]) -> Vec<Event> {
-        let uses = |pod: &KubePod| {
+        let uses = |pod: &KubePod, _: &Say| {
             let namespace = pod.namespace().unwrap_or_default();
             claims(pod)
                 .iter()
@@ -174,13 +239,16 @@ impl World {
 
     /// Pods that what was seen of volumes or classes makes another case of.
     fn all_users(&mut self) -> Vec<Event> {
-        self.again(|_| true)
+        self.again(|_, _| true)
     }
 
-    fn again(&mut self, which: impl Fn(&KubePod) -> bool) -> Vec<Event> {
+    fn again(&mut self, which: impl Fn(&KubePod, &Say) -> bool) -> Vec<Event> {
         let users = self.storage.users.values();
+        let says_else = |pod: &KubePod, say: &Say| {
+            self.storage.storage.of(pod, &self.known_nodes) != say.as_found()
+        };
         let due: Vec<KubePod> = users
-            .filter(|(pod, say)| which(pod) && self.storage.storage.of(pod) != say.as_found())
+            .filter(|(pod, say)| which(pod, say) && says_else(pod, say))
             .map(|(pod, _)| (**pod).clone())
             .collect();
         due.into_iter()

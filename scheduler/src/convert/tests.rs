@@ -4,7 +4,8 @@ use super::agent::placement;
 use super::*;
 use crate::telemetry::Heard;
 use proto::telemetry::{Gpu, Share as HeldShare, Stranger};
-use scheduler_core::ids::GpuUuid;
+use scheduler_core::ids::{DecisionId, GpuUuid, NodeUid};
+use scheduler_core::{Bind, Outcome, OutcomeResult, Received};
 use serde_json::{Value, json};
 
 fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
@@ -19,6 +20,19 @@ fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
     json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
         "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
             {"name": "main", "resources": {"limits": {proto::names::resource::GPU: gpus.to_string()}}}]}})
+}
+
+fn bind(pod: &str, node: &str, sequence: u64) -> Bind {
+    Bind {
+        decision: DecisionId { epoch: 1, sequence },
+        pod: PodUid::new(pod),
+        namespace: "ns".into(),
+        name: pod.into(),
+        node: NodeName::new(node),
+        node_uid: NodeUid::new(node),
+        grants: Vec::new(),
+        received: Received::Nothing,
+    }
 }
 
 fn world() -> World {
@@ -308,9 +322,111 @@ fn a_pod_is_looked_at_again_when_its_claims_are_and_only_then() {
         matches!(events.as_slice(), [Event::Pod(pod)] if pod.unsupported.is_empty()),
         "{events:?}"
     );
-    assert_eq!(world.unbound_claims(&uid), ["c"]);
+    let bind = bind("u1", "n1", 1);
+    assert_eq!(world.give_volumes(&bind).unwrap().made, ["c"]);
     world.take(Fact::Claim(gone(claim("c"))));
     assert!(world.volumes_against(&uid).is_some());
     world.take(Fact::Pod(gone(json!({"metadata": {"uid": "u1"}}))));
     assert_eq!(world.take(Fact::Claim(there(claim("c")))).len(), 0);
+}
+
+/// The node that a pod's events let it go to; empty: none, with that reason.
+fn goes(events: &[Event], uid: &str) -> Option<(Vec<String>, String)> {
+    let pod = events.iter().rev().find_map(|event| match event {
+        Event::Pod(pod) if pod.uid.as_str() == uid => Some(pod),
+        _ => None,
+    })?;
+    let terms = pod.nodes.terms.iter().flatten();
+    let names = terms
+        .flat_map(|term| &term.name)
+        .flat_map(|rule| match &rule.operator {
+            scheduler_core::model::Operator::In(names) => names.clone(),
+            other => panic!("{other:?}"),
+        });
+    let names = names.map(|name| name.to_string()).collect();
+    Some((names, pod.unsupported.join(", ")))
+}
+
+#[test]
+fn of_two_pods_for_one_volume_the_second_waits_for_another() {
+    let mut world = world();
+    for node in ["n1", "n2"] {
+        let node = json!({"metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}});
+        world.take(Fact::Node(there(node)));
+    }
+    let class = json!({"metadata": {"name": "local"}, "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer"});
+    world.take(Fact::Storage(there(class)));
+    world.take(Fact::Volume(Seen::Listing));
+    world.take(Fact::Volume(Seen::Listed));
+    for name in ["a", "b"] {
+        let claim = json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"storageClassName": "local", "resources": {"requests": {"storage": "1Gi"}}}});
+        world.take(Fact::Claim(there(claim)));
+        let mut pod = pod(name, None, 0);
+        pod["spec"]["volumes"] =
+            json!([{"name": "v", "persistentVolumeClaim": {"claimName": name}}]);
+        let events = world.take(Fact::Pod(there(pod)));
+        let (_, why) = goes(&events, name).unwrap();
+        assert!(
+            why.contains(&format!("\"{name}\" waits for a volume")),
+            "{why}"
+        );
+    }
+    let volume = |name: &str, node: &str| {
+        json!({"metadata": {"name": name}, "status": {"phase": "Available"},
+            "spec": {"storageClassName": "local", "capacity": {"storage": "2Gi"},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}}}})
+    };
+    let events = world.take(Fact::Volume(there(volume("pv-1", "n1"))));
+    for pod in ["a", "b"] {
+        assert_eq!(goes(&events, pod), Some((vec!["n1".into()], String::new())));
+    }
+    // One decision places both there.
+    let given = world.give_volumes(&bind("a", "n1", 1)).unwrap().given;
+    assert_eq!(
+        given,
+        [Given {
+            claim: "a".into(),
+            uid: "uid-a".into(),
+            volume: "pv-1".into()
+        }]
+    );
+    let refused = world.give_volumes(&bind("b", "n1", 2)).unwrap_err();
+    assert!(refused.contains("\"b\": others were given"), "{refused}");
+    let events = world.others_told();
+    assert_eq!(goes(&events, "a"), None);
+    assert!(goes(&events, "b").unwrap().1.contains("waits for a volume"));
+    assert!(world.others_told().is_empty());
+    let ended = |sequence, result| Outcome {
+        decision: DecisionId { epoch: 1, sequence },
+        result,
+    };
+    assert!(world.ended(&ended(2, OutcomeResult::TimedOut)).is_empty());
+    // What came to nothing is free again, and what came about is not.
+    let events = world.ended(&ended(1, OutcomeResult::TimedOut));
+    assert_eq!(goes(&events, "b").unwrap().0, ["n1"]);
+    world.give_volumes(&bind("a", "n1", 3)).unwrap();
+    world.others_told();
+    assert!(world.ended(&ended(3, OutcomeResult::Confirmed)).is_empty());
+    let events = world.take(Fact::Volume(there(volume("pv-2", "n2"))));
+    assert_eq!(goes(&events, "b").unwrap().0, ["n2"]);
+    // A node that gets another name for the volume's rule is out of its reach.
+    let moved = json!({"metadata": {"name": "n2", "labels": {"kubernetes.io/hostname": "other"}}});
+    let events = world.take(Fact::Node(there(moved)));
+    assert!(
+        goes(&events, "b")
+            .unwrap()
+            .1
+            .contains("no node can use one"),
+        "{events:?}"
+    );
+    let events = world.take(Fact::Volume(gone(volume("pv-2", "n2"))));
+    assert!(
+        goes(&events, "b")
+            .unwrap()
+            .1
+            .contains("no free persistentvolume")
+    );
 }

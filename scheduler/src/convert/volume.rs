@@ -2,18 +2,20 @@
 //!
 //! A bound volume says on which nodes it can be used. A claim whose class waits for its
 //! first consumer is bound where the pod goes: the class says which nodes that may be, and
-//! once a node was selected, it is that node until the provisioner gives it up. Everything
-//! else that is not bound lets the pod wait, and says so.
+//! once a node was selected, it is that node until the provisioner gives it up. Where nothing
+//! provisions the class, it is one of the volumes that are there ([`super::supply`]), and
+//! where these can be used. Everything else that is not bound lets the pod wait, and says so.
 
 use super::rules;
+use super::supply::{ClaimName, Nodes, Supply, Want};
 use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
-    Pod as KubePod,
+    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaim, Pod as KubePod,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
+use scheduler_core::ids::DecisionId;
 use scheduler_core::model::{NodeRules, NodeTerm};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Annotations of claims, and a provisioner that is none, as Kubernetes names them.
@@ -22,6 +24,8 @@ pub(crate) mod name {
     pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
     /// Volume and claim agree.
     pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+    /// The claim was written on the volume by a program, which may take it away again.
+    pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
     /// A storage class, as it was named before there was a field.
     pub(super) const CLASS_OLD: &str = "volume.beta.kubernetes.io/storage-class";
     /// Volumes are made by hand.
@@ -33,8 +37,41 @@ const MOST_TERMS: usize = 1_000;
 
 const TOO_MANY: &str = "its volumes have too many rules about nodes";
 
-/// A claim, as far as it matters.
+/// What is to be done about a pod's volumes before it is bound.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volumes {
+    /// Claims for which a volume is made where the pod goes.
+    pub made: Vec<String>,
+    /// Claims that get a volume that is there.
+    pub given: Vec<Given>,
+}
+
+impl Volumes {
+    /// Whether there is nothing to be done.
+    pub fn is_empty(&self) -> bool {
+        self.made.is_empty() && self.given.is_empty()
+    }
+
+    /// Names of the claims.
+    pub fn claims(&self) -> Vec<&str> {
+        let given = self.given.iter().map(|given| given.claim.as_str());
+        self.made.iter().map(String::as_str).chain(given).collect()
+    }
+}
+
+/// A claim and the volume that it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Its name, in the pod's namespace.
+    pub claim: String,
+    /// Its UID.
+    pub uid: String,
+    /// The volume's name.
+    pub volume: String,
+}
+
+/// A claim, as far as it matters.
+#[derive(Clone, Debug, PartialEq)]
 struct Claim {
     volume: Option<String>,
     /// Volume and claim agree.
@@ -44,6 +81,7 @@ struct Claim {
     leaving: bool,
     /// UID of the pod that it was made for, where it was made for one.
     made_for: Option<String>,
+    want: Want,
 }
 
 /// A storage class, as far as it matters.
@@ -58,9 +96,8 @@ struct Class {
 #[derive(Debug, Default)]
 pub(super) struct Storage {
     /// By namespace and name.
-    claims: BTreeMap<(String, String), Claim>,
-    /// Where each volume can be used; `None`: everywhere.
-    volumes: BTreeMap<String, Option<Vec<NodeTerm>>>,
+    claims: BTreeMap<ClaimName, Claim>,
+    pub(super) supply: Supply,
     classes: BTreeMap<String, Class>,
 }
 
@@ -71,8 +108,13 @@ pub(super) struct Say {
     rules: Vec<Vec<NodeTerm>>,
     /// Why the pod cannot go anywhere yet.
     pub(super) against: Vec<Arc<str>>,
-    /// Claims to be bound where the pod goes.
-    pub(super) unbound: Vec<String>,
+    /// Claims for which a volume is made where the pod goes.
+    made: Vec<String>,
+    /// Claims that get a volume that is there, by namespace and name.
+    given: Vec<ClaimName>,
+    /// Volumes that it uses, and classes of those that it waits for.
+    uses: BTreeSet<String>,
+    draws: BTreeSet<String>,
 }
 
 impl Say {
@@ -87,6 +129,21 @@ impl Say {
                 .collect(),
             ..self.clone()
         }
+    }
+
+    /// Whether it may be another one now that this volume is, or those of these classes are.
+    pub(super) fn depends(&self, volume: Option<&str>, classes: &BTreeSet<String>) -> bool {
+        volume.is_some_and(|volume| self.uses.contains(volume)) || !self.draws.is_disjoint(classes)
+    }
+
+    /// Whether it depends on which nodes there are.
+    pub(super) fn draws(&self) -> bool {
+        !self.draws.is_empty()
+    }
+
+    /// Classes of the volumes that it waits for.
+    pub(super) fn drawn(&self) -> &BTreeSet<String> {
+        &self.draws
     }
 
     /// The pod's own rules, and these.
@@ -138,7 +195,6 @@ pub(super) fn claims(pod: &KubePod) -> Vec<(String, bool)> {
 
 impl Storage {
     pub(super) fn claim(&mut self, claim: &PersistentVolumeClaim) -> bool {
-        let key = key(claim);
         let spec = claim.spec.as_ref();
         let annotation = |key: &str| claim.annotations().get(key).cloned();
         let volume = spec
@@ -148,15 +204,19 @@ impl Storage {
             .owner_references()
             .iter()
             .find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
+        let class = spec
+            .and_then(|spec| spec.storage_class_name.clone())
+            .or_else(|| annotation(name::CLASS_OLD));
+        let want = Want::of(claim, class.as_deref());
+        let key = want.name.clone();
         let claim = Claim {
             bound: volume.is_some() && annotation(name::BIND_COMPLETED).is_some(),
             volume,
-            class: spec
-                .and_then(|spec| spec.storage_class_name.clone())
-                .or_else(|| annotation(name::CLASS_OLD)),
+            class,
             selected: annotation(name::SELECTED_NODE).filter(|node| !node.is_empty()),
             leaving: claim.metadata.deletion_timestamp.is_some(),
             made_for: owner.map(|owner| owner.uid.clone()),
+            want,
         };
         let before = self.claims.insert(key, claim.clone());
         before.as_ref() != Some(&claim)
@@ -164,27 +224,6 @@ impl Storage {
 
     pub(super) fn claim_gone(&mut self, namespace: &str, name: &str) {
         self.claims.remove(&(namespace.to_owned(), name.to_owned()));
-    }
-
-    pub(super) fn volume(&mut self, volume: &PersistentVolume) -> bool {
-        let required = volume
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.node_affinity.as_ref())
-            .and_then(|affinity| affinity.required.as_ref());
-        let terms: Option<Vec<NodeTerm>> = required.map(|selector| {
-            selector
-                .node_selector_terms
-                .iter()
-                .map(rules::term)
-                .collect()
-        });
-        let before = self.volumes.insert(volume.name_any(), terms.clone());
-        before != Some(terms)
-    }
-
-    pub(super) fn volume_gone(&mut self, name: &str) {
-        self.volumes.remove(name);
     }
 
     pub(super) fn class(&mut self, class: &StorageClass) -> bool {
@@ -217,8 +256,8 @@ impl Storage {
         self.classes.remove(name);
     }
 
-    /// What the volumes of a pod say.
-    pub(super) fn of(&self, pod: &KubePod) -> Say {
+    /// What the volumes of a pod say, on these nodes.
+    pub(super) fn of(&self, pod: &KubePod, nodes: &Nodes) -> Say {
         let mut say = Say::default();
         let namespace = pod.namespace().unwrap_or_default();
         for (claim_name, own) in claims(pod) {
@@ -227,7 +266,50 @@ impl Storage {
                 say.against.push(Arc::from(why));
             }
         }
+        if !say.given.is_empty() {
+            match self.supply.nodes(&self.wants(&say), nodes) {
+                Ok(Some(names)) => say.rules.push(vec![rules::on(names)]),
+                Ok(None) => {}
+                Err(why) => say.against.push(Arc::from(why)),
+            }
+        }
         say
+    }
+
+    fn wants(&self, say: &Say) -> Vec<&Want> {
+        let claims = say.given.iter().filter_map(|name| self.claims.get(name));
+        claims.map(|claim| &claim.want).collect()
+    }
+
+    /// Gives the pod its volumes on that node, as far as is known here. The error says why
+    /// it cannot go there.
+    pub(super) fn give(
+        &mut self,
+        say: &Say,
+        decision: DecisionId,
+        node: &str,
+    ) -> Result<Volumes, String> {
+        let wants = self.wants(say);
+        let Some(volumes) = self.supply.pick(&wants, node) else {
+            let names: Vec<&str> = wants.iter().map(|want| want.name.1.as_str()).collect();
+            return Err(format!(
+                "persistentvolumeclaim \"{}\": others were given the persistentvolumes on node {node}",
+                names.join("\", \"")
+            ));
+        };
+        let given = wants.iter().zip(volumes).map(|(want, volume)| Given {
+            claim: want.name.1.clone(),
+            uid: want.uid.clone(),
+            volume,
+        });
+        let given: Vec<Given> = given.collect();
+        for (name, given) in say.given.iter().zip(&given) {
+            self.supply.promise(decision, name, &given.volume);
+        }
+        Ok(Volumes {
+            made: say.made.clone(),
+            given,
+        })
     }
 
     fn add(
@@ -257,12 +339,13 @@ impl Storage {
         }
         if claim.bound {
             let volume = claim.volume.as_deref().unwrap_or_default();
-            let Some(terms) = self.volumes.get(volume) else {
+            say.uses.insert(volume.to_owned());
+            let Some(rules) = self.supply.rules(volume) else {
                 return Err(format!(
                     "persistentvolume \"{volume}\" of persistentvolumeclaim \"{name}\" not found"
                 ));
             };
-            say.rules.extend(terms.clone());
+            say.rules.extend(rules);
             return Ok(());
         }
         let class = claim.class.as_ref().and_then(|name| self.classes.get(name));
@@ -270,22 +353,19 @@ impl Storage {
             return Err(format!("persistentvolumeclaim \"{name}\" is not bound yet"));
         };
         if !class.provisions {
-            return Err(format!(
-                "persistentvolumeclaim \"{name}\" waits for its first consumer, and nothing provisions its class: bind it to a volume by name"
-            ));
+            say.draws.insert(claim.want.class().to_owned());
+            if !say.given.contains(&claim.want.name) {
+                say.given.push(claim.want.name.clone());
+            }
+            return Ok(());
         }
         say.rules.extend(class.terms.clone());
         if let Some(node) = &claim.selected {
-            say.rules.push(vec![rules::on(node)]);
+            say.rules.push(vec![rules::on([node.as_str().into()])]);
         }
-        say.unbound.push(name.to_owned());
+        say.made.push(name.to_owned());
         Ok(())
     }
-}
-
-/// Namespace and name.
-fn key(claim: &PersistentVolumeClaim) -> (String, String) {
-    (claim.namespace().unwrap_or_default(), claim.name_any())
 }
 
 #[cfg(test)]
@@ -329,7 +409,7 @@ mod tests {
     }
 
     fn against(storage: &Storage, pod: &KubePod) -> String {
-        storage.of(pod).against.join(", ")
+        storage.of(pod, &Nodes::new()).against.join(", ")
     }
 
     #[test]
@@ -352,7 +432,7 @@ mod tests {
             (json!({"spec": {"volumeName": "pv"}}), "is not bound yet"),
             (
                 json!({"spec": {"storageClassName": "hand"}}),
-                "nothing provisions",
+                "waits for a volume: no free persistentvolume of storage class \"hand\" fits it",
             ),
             (
                 json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -366,8 +446,10 @@ mod tests {
         let bound = json!({"metadata": {"annotations": {name::BIND_COMPLETED: "yes"}}, "spec": {"volumeName": "pv"}});
         storage.claim(&claim("c", bound));
         assert!(against(&storage, &pod).contains("persistentvolume \"pv\""));
-        storage.volume(&serde_json::from_value(json!({"metadata": {"name": "pv"}})).unwrap());
-        assert_eq!(storage.of(&pod), Say::default());
+        let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}})).unwrap();
+        storage.supply.volume(&volume, &Nodes::new());
+        let say = storage.of(&pod, &Nodes::new());
+        assert!(say.against.is_empty() && say.rules.is_empty(), "{say:?}");
     }
 
     #[test]
@@ -378,13 +460,15 @@ mod tests {
         let volume = json!({"metadata": {"name": "pv"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [
             {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
             {"matchExpressions": []}]}}}});
-        storage.volume(&serde_json::from_value(volume).unwrap());
-        let mut say = storage.of(&uses("c"));
+        storage
+            .supply
+            .volume(&serde_json::from_value(volume).unwrap(), &Nodes::new());
+        let mut say = storage.of(&uses("c"), &Nodes::new());
         let mut free = NodeRules::default();
         say.narrow(&mut free);
         assert_eq!(free.terms.as_ref().unwrap().len(), 2);
         let mut bound = NodeRules {
-            terms: Some(vec![rules::on("n1"), NodeTerm::default()]),
+            terms: Some(vec![rules::on(["n1".into()]), NodeTerm::default()]),
             ..NodeRules::default()
         };
         say.narrow(&mut bound);
@@ -401,14 +485,17 @@ mod tests {
     fn a_claim_that_waits_is_bound_where_the_pod_goes_and_stays_where_it_was_selected() {
         let mut storage = storage();
         storage.claim(&claim("c", json!({"spec": {"storageClassName": "zoned"}})));
-        let say = storage.of(&uses("c"));
-        assert_eq!(say.unbound, ["c"]);
+        let say = storage.of(&uses("c"), &Nodes::new());
+        assert_eq!(say.made, ["c"]);
         assert!(
             matches!(&say.rules[0][0].labels[0].operator, Operator::In(zones) if zones.len() == 2)
         );
         let selected = json!({"metadata": {"annotations": {name::SELECTED_NODE: "n1"}}});
         storage.claim(&claim("c", selected));
-        assert_eq!(storage.of(&uses("c")).rules, [vec![rules::on("n1")]]);
+        assert_eq!(
+            storage.of(&uses("c"), &Nodes::new()).rules,
+            [vec![rules::on(["n1".into()])]]
+        );
     }
 
     #[test]
@@ -423,7 +510,7 @@ mod tests {
             "p-v",
             json!({"metadata": {"ownerReferences": owner}}),
         ));
-        assert_eq!(storage.of(&pod).unbound, ["p-v"]);
+        assert_eq!(storage.of(&pod, &Nodes::new()).made, ["p-v"]);
     }
 
     #[test]

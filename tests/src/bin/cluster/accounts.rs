@@ -212,6 +212,8 @@ scheduler watch priorityclasses.scheduling.k8s.io
 scheduler watch persistentvolumeclaims
 scheduler patch persistentvolumeclaims
 scheduler watch persistentvolumes
+scheduler get persistentvolumes
+scheduler patch persistentvolumes
 scheduler watch storageclasses.storage.k8s.io
 scheduler get customresourcedefinitions.apiextensions.k8s.io - queues.scheduling.run.ai
 scheduler create pods/eviction
