@@ -19,6 +19,12 @@ pub struct Kubectl {
 impl Kubectl {
     /// Runs it and answers its standard output; fails with its standard error.
     pub async fn run(&self, args: &[&str]) -> Result<String> {
+        let output = self.bytes(args).await?;
+        Ok(String::from_utf8_lossy(&output).into_owned())
+    }
+
+    /// The same where that is no text.
+    pub async fn bytes(&self, args: &[&str]) -> Result<Vec<u8>> {
         let output = self.command(args).output().await.context("kubectl")?;
         if !output.status.success() {
             bail!(
@@ -27,7 +33,7 @@ impl Kubectl {
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        Ok(output.stdout)
     }
 
     /// Runs a command in a container.

@@ -24,7 +24,7 @@
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
-//! - [`wait`]: polling a condition until a deadline.
+//! - [`wait`]: polling a condition until a deadline; [`wall`]: a wall clock that steps.
 //! - [`worlds`]: the clusters on which the core is measured, as events.
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
@@ -58,4 +58,5 @@ pub mod suite;
 pub mod token;
 pub mod verdict;
 pub mod wait;
+pub mod wall;
 pub mod worlds;

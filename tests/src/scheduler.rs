@@ -22,6 +22,7 @@ use crate::machine::ADDRESS;
 use crate::manifest::documents;
 use crate::token::{self, AccountToken, Credential, Refresher};
 use crate::wait::{Seen, until};
+use crate::wall::WallClock;
 
 const WEBHOOK_PORT: u16 = 8443;
 /// Of the status page.
@@ -75,6 +76,8 @@ pub struct Replica {
     pub api: String,
     /// Whether it acts only while it holds the lease.
     pub elects: bool,
+    /// The wall clock that it sees, if not the machine's.
+    pub wall: Option<WallClock>,
 }
 
 impl Replica {
@@ -87,6 +90,7 @@ impl Replica {
             page: Some(PAGE_PORT),
             api: control_plane::url(),
             elects: false,
+            wall: None,
         }
     }
 
@@ -158,6 +162,11 @@ impl Scheduler {
             .env("RUST_LOG", "info");
         if let Some(page) = replica.page {
             command = command.flag("--page", format!("0.0.0.0:{page}"));
+        }
+        if let Some(wall) = &replica.wall {
+            command = command
+                .env("LD_PRELOAD", place.programs.ours.join("libsim_clock.so"))
+                .env("ALIQUOT_SIM_CLOCK", wall.file());
         }
         if replica.elects {
             command = command

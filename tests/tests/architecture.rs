@@ -87,6 +87,7 @@ fn in_tree_edges_point_one_way() {
         ("sim-gpu", &[]),
         ("sim-nvml", &[]),
         ("sim-cuda", &["sim-gpu"]),
+        ("sim-clock", &[]),
         ("sim-cluster", &["api", "cdi", "proto", "sim-gpu"]),
         (
             "aliquot-cli",
@@ -225,6 +226,7 @@ fn unsafe_code_stands_in_named_files_only() {
         "agent/src/mps/daemon.rs",
         "sim/nvml/src/",
         "sim/cuda/src/lib.rs",
+        "sim/clock/src/lib.rs",
         // The driver API, as any CUDA program calls it.
         "tests/gpu/src/cuda.rs",
         // An allocator that counts.

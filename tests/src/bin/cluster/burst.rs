@@ -28,8 +28,8 @@ use serde_json::{Value, json};
 const NODES: usize = 12;
 const CARDS: u32 = 8;
 /// As many whole cards as there are.
-const PLACES: usize = NODES * CARDS as usize;
-const LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const PLACES: usize = NODES * CARDS as usize;
+pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// At most so long after the death of who acts.
 const IN_CHARGE: Duration = Duration::from_secs(15);
 /// Where the API server finds whichever replica runs.
@@ -43,10 +43,8 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Both are ready and hear every agent afterwards; they find the API server at `api`.
-    pub(crate) async fn start(cluster: &Cluster, api: Option<String>) -> Result<Self> {
-        let api = api.unwrap_or_else(control_plane::url);
-        let wanted = [1, 2].map(|number| Replica::of_several(number, api.clone()));
+    /// Both are ready and hear every agent afterwards.
+    pub(crate) async fn start(cluster: &Cluster, wanted: [Replica; 2]) -> Result<Self> {
         let webhooks = wanted
             .iter()
             .map(|replica| SocketAddr::from(([127, 0, 0, 1], replica.ports[0])));
@@ -109,22 +107,22 @@ impl Pair {
 }
 
 /// Where a burst takes place.
-struct Scene<'a> {
-    cluster: &'a mut Cluster,
-    pair: Pair,
-    bound: Bound,
-    ns: String,
+pub(crate) struct Scene<'a> {
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) pair: Pair,
+    pub(crate) bound: Bound,
+    pub(crate) ns: String,
 }
 
 impl Scene<'_> {
-    fn whole(&self, from: usize, count: usize) -> Vec<Value> {
+    pub(crate) fn whole(&self, from: usize, count: usize) -> Vec<Value> {
         (from..from + count)
             .map(|at| whole(&self.ns, &format!("p{at:03}"), 1))
             .collect()
     }
 
     /// Waits until so many are bound, and sees that all of it holds.
-    async fn all_bound(&mut self, wanted: usize) -> Result<()> {
+    pub(crate) async fn all_bound(&mut self, wanted: usize) -> Result<()> {
         self.bound.reach(wanted, LIMIT).await?;
         let judged = judge(self.cluster, &self.ns).await?;
         ensure!(judged == wanted, "{judged} of {wanted} are bound");
@@ -134,6 +132,20 @@ impl Scene<'_> {
 
 /// A crowd, two replicas, and a claim on them; everything is as before afterwards.
 async fn with<F>(cluster: &mut Cluster, through: Option<&Proxy>, claim: F) -> Result<()>
+where
+    F: for<'a> FnOnce(&'a mut Scene<'_>) -> LocalBoxFuture<'a, Result<()>>,
+{
+    let api = through.map_or_else(control_plane::url, Proxy::url);
+    let replicas = [1, 2].map(|number| Replica::of_several(number, api.clone()));
+    with_replicas(cluster, replicas, claim).await
+}
+
+/// The same with these two.
+pub(crate) async fn with_replicas<F>(
+    cluster: &mut Cluster,
+    replicas: [Replica; 2],
+    claim: F,
+) -> Result<()>
 where
     F: for<'a> FnOnce(&'a mut Scene<'_>) -> LocalBoxFuture<'a, Result<()>>,
 {
@@ -151,7 +163,7 @@ where
     })
     .await?;
     cluster.gather(NODES, CARDS).await?;
-    let pair = Pair::start(cluster, through.map(Proxy::url)).await?;
+    let pair = Pair::start(cluster, replicas).await?;
     let bound = Bound::follow(cluster.client.clone(), &ns);
     let mut scene = Scene {
         cluster,

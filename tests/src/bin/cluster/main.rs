@@ -7,6 +7,7 @@ mod admission;
 mod bench;
 mod beside;
 mod burst;
+mod burst_clock;
 mod disk;
 mod eviction;
 mod faults;
@@ -24,6 +25,7 @@ mod modes;
 mod page;
 mod parts;
 mod placement;
+mod rate;
 mod recovery;
 mod rollout;
 mod runtime;
@@ -37,6 +39,7 @@ mod seed_sets;
 mod selftest;
 mod strangers;
 mod up;
+mod volume;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -238,7 +241,8 @@ async fn test(
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
             beside::an_observer_that_can_only_read_says_where_it_would_differ,
-            beside::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
+            volume::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
+            volume::a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::the_sm_time_of_a_share_is_its_own,
             placement::two_halves_fit_one_card,
@@ -299,6 +303,7 @@ async fn test(
             burst::pods_deleted_while_they_are_bound_free_what_they_were_given,
             burst::nodes_removed_under_pods_take_nobody_elses_place,
             burst::a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason,
+            burst_clock::a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_nothing,
             load::an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
             hostile::under_mps_a_hostile_tenant_gets_its_share_or_its_end,

@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -20,24 +21,28 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use proto::names::{NAMESPACE, kai, object};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::meter::{self, Meter};
+use crate::rate;
 
-const LOAD: &str = "load";
-const CARDS: u32 = 8;
+pub(crate) const LOAD: &str = "load";
+pub(crate) const CARDS: u32 = 8;
 /// As the scheduler's default.
 const WRITES_AT_ONCE: usize = 64;
-const LIMIT: Duration = Duration::from_mins(8);
+pub(crate) const LIMIT: Duration = Duration::from_mins(8);
+/// Of a profile.
+const PROFILED_S: u32 = 10;
 
 /// How large.
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
     /// Simulated nodes, of eight cards each.
     #[arg(long, default_value_t = 500)]
-    nodes: usize,
+    pub(crate) nodes: usize,
     /// Pods with one whole card each.
     #[arg(long, default_value_t = 4000)]
     pods: usize,
@@ -46,13 +51,17 @@ pub(crate) struct Sizes {
     shares: usize,
     /// Pods that wait for what there is not, while others come.
     #[arg(long, default_value_t = 10_000)]
-    pending: usize,
+    pub(crate) pending: usize,
     /// Pairs of the scheduler and the bare writes; repetitions of gangs and fail-overs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Only this part: whole, shares, gangs, rate, failover.
     #[arg(long)]
     only: Option<String>,
+    /// Leaves profiles of the API server's processor time here, of the first seconds of each
+    /// burst of the scheduler's and of the bare one.
+    #[arg(long)]
+    profiles: Option<PathBuf>,
 }
 
 pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> Result<ExitCode> {
@@ -75,11 +84,11 @@ pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> R
     let asked = |part: &str| sizes.only.as_deref().is_none_or(|only| part.contains(only));
     if asked("whole") {
         let pods = names("whole", sizes.pods, |name| whole(LOAD, name, 1));
-        paired(&cluster, "one-GPU pods", &pods, sizes.rounds).await?;
+        paired(&cluster, "one-GPU pods", &pods, sizes.rounds, &sizes).await?;
     }
     if asked("shares") {
         let pods = names("share", sizes.shares, |name| fraction(LOAD, name, "0.1"));
-        paired(&cluster, "pods with a tenth of a GPU", &pods, 1).await?;
+        paired(&cluster, "pods with a tenth of a GPU", &pods, 1, &sizes).await?;
     }
     if asked("gangs") {
         for size in [64, 512] {
@@ -88,7 +97,7 @@ pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> R
     }
     if asked("rate") {
         for rate in [50, 200] {
-            arrivals(&cluster, &sizes, rate).await?;
+            rate::arrivals(&cluster, &sizes, rate).await?;
         }
     }
     if asked("failover") {
@@ -97,7 +106,7 @@ pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-fn names(prefix: &str, count: usize, pod: impl Fn(&str) -> Value) -> Vec<Value> {
+pub(crate) fn names(prefix: &str, count: usize, pod: impl Fn(&str) -> Value) -> Vec<Value> {
     (0..count)
         .map(|at| pod(&format!("{prefix}-{at:05}")))
         .collect()
@@ -142,16 +151,29 @@ async fn free_lease(cluster: &Cluster) -> Result<()> {
 }
 
 /// Starts it, with every agent looking for it.
-async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
+pub(crate) async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
     let scheduler = cluster.start_scheduler(replica(name)).await?;
     cluster.crowd()?.speak_to(&[scheduler.replica.telemetry()]);
     Ok(scheduler)
 }
 
 /// Ends it; nobody speaks to it any more.
-async fn stop(cluster: &Cluster, mut scheduler: Scheduler) -> Result<()> {
+pub(crate) async fn stop(cluster: &Cluster, mut scheduler: Scheduler) -> Result<()> {
     cluster.crowd()?.speak_to(&[]);
     scheduler.daemon.stop().await
+}
+
+/// What the API server's processor time goes to for some seconds from now, as its own
+/// profiler says: a file for `go tool pprof`.
+fn profile(cluster: &Cluster, folder: &Path, name: &str) -> JoinHandle<Result<()>> {
+    let kubectl = cluster.kubectl.clone();
+    let file = folder.join(format!("api-server-{name}.pprof"));
+    tokio::spawn(async move {
+        let path = format!("/debug/pprof/profile?seconds={PROFILED_S}");
+        let page = kubectl.bytes(&["get", "--raw", &path]).await?;
+        tokio::fs::write(&file, page).await?;
+        Ok(())
+    })
 }
 
 /// One time that all were bound.
@@ -173,7 +195,14 @@ fn round_of(begin: Instant, bound: &Bound) -> Result<Round> {
 }
 
 /// The scheduler, started last, against its bindings sent bare.
-async fn paired(cluster: &Cluster, what: &str, pods: &[Value], rounds: usize) -> Result<()> {
+async fn paired(
+    cluster: &Cluster,
+    what: &str,
+    pods: &[Value],
+    rounds: usize,
+    sizes: &Sizes,
+) -> Result<()> {
+    let profiles = sizes.profiles.as_deref();
     println!(
         "\n{} {what}, there before the scheduler is started",
         pods.len()
@@ -182,6 +211,7 @@ async fn paired(cluster: &Cluster, what: &str, pods: &[Value], rounds: usize) ->
     for number in 1..=rounds {
         admit(cluster, pods).await?;
         let before = Meter::read(cluster, None).await?;
+        let profiled = profiles.map(|folder| profile(cluster, folder, &format!("ours-{number}")));
         let mut bound = Bound::follow(cluster.client.clone(), LOAD);
         let begin = Instant::now();
         let mut scheduler = start(cluster, "scheduler").await?;
@@ -191,6 +221,9 @@ async fn paired(cluster: &Cluster, what: &str, pods: &[Value], rounds: usize) ->
         let ours = round_of(begin, &bound)?;
         let at_last = Meter::read(cluster, Some(&scheduler)).await?;
         let settled = meter::settled(cluster, &scheduler).await?;
+        if let Some(profiled) = profiled {
+            profiled.await??;
+        }
         println!(
             "  round {number}: ours {:.2} s, of them {:.2} s from the first binding to the last ({:.0} pods/s)",
             ours.all.as_secs_f64(),
@@ -215,6 +248,7 @@ async fn paired(cluster: &Cluster, what: &str, pods: &[Value], rounds: usize) ->
 
         admit(cluster, pods).await?;
         let before = Meter::read(cluster, None).await?;
+        let profiled = profiles.map(|folder| profile(cluster, folder, &format!("bare-{number}")));
         let begin = Instant::now();
         let mut bound = Bound::follow(cluster.client.clone(), LOAD);
         bare(cluster, bindings).await?;
@@ -222,6 +256,9 @@ async fn paired(cluster: &Cluster, what: &str, pods: &[Value], rounds: usize) ->
         let theirs = round_of(begin, &bound)?;
         let after = Meter::read(cluster, None).await?;
         drop(bound);
+        if let Some(profiled) = profiled {
+            profiled.await??;
+        }
         clear(cluster, LOAD).await?;
         let ratio = ours.all.as_secs_f64() / theirs.all.as_secs_f64();
         println!(
@@ -329,7 +366,7 @@ async fn gangs(cluster: &Cluster, size: usize, rounds: usize) -> Result<()> {
     stop(cluster, scheduler).await
 }
 
-fn gang(name: &str, size: usize) -> Value {
+pub(crate) fn gang(name: &str, size: usize) -> Value {
     json!({
         "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
         "metadata": { "name": name, "namespace": LOAD },
@@ -337,193 +374,10 @@ fn gang(name: &str, size: usize) -> Value {
     })
 }
 
-fn member(name: &str, group: &str) -> Value {
+pub(crate) fn member(name: &str, group: &str) -> Value {
     let mut pod = whole(LOAD, name, 1);
     pod["metadata"]["annotations"] = json!({ kai::POD_GROUP: group });
     pod
-}
-
-/// Pods come at a rate, where four fifths of all cards are taken and many others wait for
-/// what there is not; in the middle of it a queue takes back its own.
-async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Result<()> {
-    let cards = sizes.nodes * CARDS as usize;
-    let (filled, reclaimed) = (cards * 4 / 5, (cards / 16).min(250));
-    for (queue, quota) in [("guest", 0), ("owner", reclaimed)] {
-        cluster.apply_one(&queue_of(queue, quota)).await?;
-    }
-    mark(cluster, reclaimed).await?;
-    let mut scheduler = start(cluster, "scheduler").await?;
-    scheduler.ready().await?;
-    cluster.heard().await?;
-    let mut bound = Bound::follow(cluster.client.clone(), LOAD);
-    // The marked nodes are full of guests, others take the rest of the four fifths.
-    let guests = names("guest", reclaimed, |name| {
-        let mut pod = in_queue(whole(LOAD, name, 1), "guest");
-        pod["spec"]["nodeSelector"] = json!({ "marked": "yes" });
-        pod
-    });
-    let fillers = names("filler", filled - reclaimed, |name| {
-        let mut pod = whole(LOAD, name, 1);
-        pod["spec"]["nodeSelector"] = json!({ "marked": "no" });
-        pod
-    });
-    make(&cluster.client, guests).await?;
-    make(&cluster.client, fillers).await?;
-    bound.reach(filled, LIMIT).await?;
-    let begin = Instant::now();
-    let hopeless = names("hopeless", sizes.pending, |name| {
-        let mut pod = whole(LOAD, name, 1);
-        pod["spec"]["nodeSelector"] = json!({ "marked": "nowhere" });
-        pod
-    });
-    make(&cluster.client, hopeless).await?;
-    let made = begin.elapsed();
-    let told = reasons(cluster, sizes.pending).await?;
-    println!(
-        "\n{rate} pods/s, {filled} of {cards} cards taken, {} pods wait (made in {:.1} s; the last has its reason {:.1} s later)",
-        sizes.pending,
-        made.as_secs_f64(),
-        told.as_secs_f64()
-    );
-    let mut alone = Vec::new();
-    for at in 0..5 {
-        alone.push(reason_of_one(cluster, &format!("alone-{at}")).await?);
-    }
-    meter::row("  made to reason shown, one pod", &mut alone);
-    let before = Meter::read(cluster, Some(&scheduler)).await?;
-    // No more than there is room for: a card takes nine of them beside its reserve.
-    let marked = reclaimed.div_ceil(CARDS as usize) * CARDS as usize;
-    let free = (cards - marked).saturating_sub(filled - reclaimed);
-    let comers = (free * 9).min(if rate < 100 { 1000 } else { 2000 });
-    let mut made = BTreeMap::new();
-    let mut tick = tokio::time::interval(Duration::from_secs(1) / rate);
-    let mut under_way = stream::FuturesUnordered::new();
-    for at in 0..comers {
-        tick.tick().await;
-        if at == comers / 2 {
-            cluster.apply_one(&owners(reclaimed)).await?;
-            for pod in owner_pods(reclaimed) {
-                let client = cluster.client.clone();
-                under_way.push(tokio::spawn(come(client, pod)));
-            }
-        }
-        let name = format!("comer-{at:05}");
-        let mut pod = fraction(LOAD, &name, "0.1");
-        pod["spec"]["nodeSelector"] = json!({ "marked": "no" });
-        under_way.push(tokio::spawn(come(cluster.client.clone(), pod)));
-    }
-    while let Some(come) = under_way.next().await {
-        let (name, at) = come??;
-        made.insert(name, at);
-    }
-    bound.reach(filled + comers + reclaimed, LIMIT).await?;
-    let after = Meter::read(cluster, Some(&scheduler)).await?;
-    let times = bound.times();
-    let took = |prefix: &str| -> Vec<Duration> {
-        made.iter()
-            .filter(|(name, _)| name.starts_with(prefix))
-            .filter_map(|(name, made)| Some(times.get(name)?.saturating_duration_since(*made)))
-            .collect()
-    };
-    meter::row("  made to bound", &mut took("comer"));
-    meter::row(
-        &format!("  a gang of {reclaimed} that takes back its cards, made to bound"),
-        &mut took("owner"),
-    );
-    println!("    {}", after.since(&before, comers + reclaimed));
-    judge(cluster, LOAD).await?;
-    drop(bound);
-    stop(cluster, scheduler).await?;
-    clear(cluster, LOAD).await
-}
-
-async fn come(client: Client, pod: Value) -> Result<(String, Instant)> {
-    let name = pod["metadata"]["name"]
-        .as_str()
-        .context("a name")?
-        .to_owned();
-    make_one(&client, pod).await?;
-    Ok((name, Instant::now()))
-}
-
-fn queue_of(name: &str, quota: usize) -> Value {
-    let free = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
-    json!({
-        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
-        "metadata": { "name": name },
-        "spec": { "parentQueue": "default-parent-queue", "resources": { "cpu": free, "memory": free,
-            "gpu": { "quota": quota, "limit": -1, "overQuotaWeight": 1 } } },
-    })
-}
-
-fn in_queue(mut pod: Value, queue: &str) -> Value {
-    pod["metadata"]["labels"] = json!({ kai::QUEUE_LABEL: queue });
-    pod
-}
-
-fn owners(size: usize) -> Value {
-    let mut group = gang("owners", size);
-    group["spec"]["queue"] = json!("owner");
-    group
-}
-
-fn owner_pods(size: usize) -> Vec<Value> {
-    names("owner", size, |name| {
-        let mut pod = in_queue(member(name, "owners"), "owner");
-        pod["spec"]["nodeSelector"] = json!({ "marked": "yes" });
-        pod
-    })
-}
-
-/// As many nodes as hold these cards are marked, the others are marked as not.
-async fn mark(cluster: &Cluster, cards: usize) -> Result<()> {
-    let marked = cards.div_ceil(CARDS as usize);
-    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(cluster.client.clone());
-    for (at, name) in cluster.crowd()?.nodes.iter().enumerate() {
-        let label = if at < marked { "yes" } else { "no" };
-        let patch = json!({ "metadata": { "labels": { "marked": label } } });
-        nodes
-            .patch_metadata(
-                name,
-                &kube::api::PatchParams::default(),
-                &kube::api::Patch::Merge(patch),
-            )
-            .await?;
-    }
-    Ok(())
-}
-
-/// Waits until so many pods say why they wait; how long that took.
-async fn reasons(cluster: &Cluster, wanted: usize) -> Result<Duration> {
-    let begin = Instant::now();
-    let pods = cluster.pods(LOAD);
-    until("every reason", LIMIT, || async {
-        let listed = pods
-            .list(&ListParams::default().fields("spec.nodeName="))
-            .await?;
-        let told = listed
-            .iter()
-            .filter(|pod| aliquot_tests::share::why_pending(pod).is_some())
-            .count();
-        Ok(Seen::when(told >= wanted, format!("{told} of {wanted}")))
-    })
-    .await?;
-    Ok(begin.elapsed())
-}
-
-async fn reason_of_one(cluster: &Cluster, name: &str) -> Result<Duration> {
-    let mut pod = whole(LOAD, name, 1);
-    pod["spec"]["nodeSelector"] = json!({ "marked": "nowhere" });
-    make_one(&cluster.client, pod).await?;
-    let begin = Instant::now();
-    let pods = cluster.pods(LOAD);
-    while begin.elapsed() < Duration::from_mins(1) {
-        if aliquot_tests::share::why_pending(&pods.get(name).await?).is_some() {
-            return Ok(begin.elapsed());
-        }
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    anyhow::bail!("{name} has no reason within a minute")
 }
 
 /// Two replicas; the one that acts is killed while pods come, again and again.
@@ -532,7 +386,11 @@ async fn failover(cluster: &Cluster, rounds: usize) -> Result<()> {
     for round in 0..rounds * 2 {
         let kill = round % 2 == 0;
         free_lease(cluster).await?;
-        let mut pair = crate::burst::Pair::start(cluster, None).await?;
+        let mut pair = {
+            let api = aliquot_tests::control_plane::url();
+            let replicas = [1, 2].map(|number| Replica::of_several(number, api.clone()));
+            crate::burst::Pair::start(cluster, replicas).await?
+        };
         let mut bound = Bound::follow(cluster.client.clone(), LOAD);
         let first = fraction(LOAD, "first", "0.1");
         make_one(&cluster.client, first).await?;

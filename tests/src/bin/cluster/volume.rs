@@ -1,0 +1,178 @@
+//! Volumes that are bound where their first consumer goes, on real controllers: made there
+//! by a provisioner, and made by hand before.
+
+use std::time::Duration;
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::Hardware;
+use aliquot_tests::node;
+use aliquot_tests::pod::phase_of;
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::beside::{node_of, whole};
+
+const SELECTED: &str = "volume.kubernetes.io/selected-node";
+const LONG: Duration = Duration::from_mins(1);
+
+/// One that waits for its first consumer.
+fn class(name: &str, provisioner: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+        "metadata": { "name": name },
+        "provisioner": provisioner,
+        "volumeBindingMode": "WaitForFirstConsumer",
+    })
+}
+
+fn claim(namespace: &str, name: &str, class: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "namespace": namespace, "name": name },
+        "spec": { "storageClassName": class, "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Gi" } } },
+    })
+}
+
+/// A pod with a GPU that uses that claim.
+fn user(namespace: &str, claim: &str) -> Value {
+    let mut pod = whole(namespace, claim, proto::names::kai::SCHEDULER_NAME);
+    pod["spec"]["volumes"] =
+        json!([{ "name": "v", "persistentVolumeClaim": { "claimName": claim } }]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "v", "mountPath": "/data" }]);
+    pod
+}
+
+pub(crate) async fn a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("L4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .apply_one(&class("late", "test.aliquot.dev/by-hand"))
+        .await?;
+    cluster.apply_one(&claim(&ns, "data", "late")).await?;
+    cluster.apply_one(&user(&ns, "data")).await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), &ns);
+    let node = until("a node selected", LONG, || async {
+        let claim = claims.get("data").await?;
+        let node = claim.annotations().get(SELECTED).cloned();
+        Ok(Seen::from_option(
+            node,
+            format!("{:?}", claim.annotations()),
+        ))
+    })
+    .await?;
+    until("the wait told", LONG, || async {
+        let pod = serde_json::to_value(cluster.pods(&ns).get("data").await?)?;
+        let text = pod["status"]["conditions"].to_string();
+        Ok(Seen::when(text.contains("WaitingForVolume"), text))
+    })
+    .await?;
+    ensure!(
+        node_of(cluster, &ns, "data").await?.is_none(),
+        "bound before its volume"
+    );
+    // As a provisioner does: a volume for that claim, which the controller binds.
+    let uid = claims.get("data").await?.uid().context("a UID")?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolume",
+            "metadata": { "name": format!("pv-{ns}"),
+                "annotations": { "pv.kubernetes.io/provisioned-by": "test.aliquot.dev/by-hand" } },
+            "spec": {
+                "storageClassName": "late", "capacity": { "storage": "1Gi" },
+                "accessModes": ["ReadWriteOnce"],
+                "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                    "namespace": ns, "name": "data", "uid": uid },
+                "hostPath": { "path": "/tmp" },
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+        }))
+        .await?;
+    until("the pod done on that node", LONG, || async {
+        let pod = cluster.pods(&ns).get("data").await?;
+        let at = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        let phase = pod
+            .status
+            .and_then(|status| status.phase)
+            .unwrap_or_default();
+        let done = phase == "Succeeded" && at.as_deref() == Some(node.as_str());
+        Ok(Seen::when(done, format!("{phase} on {at:?}")))
+    })
+    .await?;
+    Ok(())
+}
+
+/// A disk of that node, as somebody made it known by hand.
+fn disk(name: &str, class: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": { "name": name },
+        "spec": {
+            "storageClassName": class, "capacity": { "storage": "2Gi" },
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "local": { "path": "/tmp" },
+            "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
+                { "key": "kubernetes.io/hostname", "operator": "In", "values": [node] }] }] } },
+        },
+    })
+}
+
+pub(crate) async fn a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    const ASIDE: &str = "aside";
+    cluster.aliquot(&Hardware::preset("L4", 2)).await?;
+    cluster.simulate_nodes(&[ASIDE], 8).await?;
+    let ns = cluster.namespace().await?;
+    let local = format!("local-{ns}");
+    cluster
+        .apply_one(&class(&local, "kubernetes.io/no-provisioner"))
+        .await?;
+    let (there, here) = (format!("there-{ns}"), format!("here-{ns}"));
+    cluster.apply_one(&disk(&there, &local, ASIDE)).await?;
+    for name in ["first", "second"] {
+        cluster.apply_one(&claim(&ns, name, &local)).await?;
+    }
+    // The other node has as many free GPUs as anybody wants, but the disk is not on it.
+    cluster.apply_one(&user(&ns, "first")).await?;
+    until("the first where the disk is", LONG, || async {
+        let at = node_of(cluster, &ns, "first").await?;
+        Ok(Seen::when(at.as_deref() == Some(ASIDE), format!("{at:?}")))
+    })
+    .await?;
+    cluster.apply_one(&user(&ns, "second")).await?;
+    let reason = cluster.reason(&ns, "second").await?;
+    ensure!(
+        reason.contains("persistentvolumeclaim \"second\" waits for a volume"),
+        "{reason}"
+    );
+    cluster.apply_one(&disk(&here, &local, node::NAME)).await?;
+    until("the second done where the new disk is", LONG, || async {
+        let pod = cluster.pods(&ns).get("second").await?;
+        let at = node_of(cluster, &ns, "second").await?;
+        let done = phase_of(&pod) == "Succeeded" && at.as_deref() == Some(node::NAME);
+        Ok(Seen::when(done, format!("{} on {at:?}", phase_of(&pod))))
+    })
+    .await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), &ns);
+    for (claim, disk) in [("first", &there), ("second", &here)] {
+        let volume = claims
+            .get(claim)
+            .await?
+            .spec
+            .and_then(|spec| spec.volume_name);
+        ensure!(volume.as_ref() == Some(disk), "{claim} has {volume:?}");
+    }
+    let disks: Api<PersistentVolume> = Api::all(cluster.client.clone());
+    for disk in [there, here] {
+        disks.delete(&disk, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
