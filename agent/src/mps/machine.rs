@@ -43,7 +43,8 @@ const STEADY: Duration = Duration::from_mins(1);
 /// Unanswered looks in a row after which nobody new is sent to the daemon.
 const DEAF: u32 = 3;
 /// And after which one without clients is ended: half a minute, since a node that is busy
-/// starting containers is slow, and who came since the last answer is not known.
+/// starting containers is slow. Who came since the last answer it cannot tell: whoever sees
+/// its directory keeps it alive.
 const HUNG: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +81,8 @@ pub struct Machine {
     sight: Sight,
     looked: Option<Time>,
     deaf: u32,
+    /// It is to be ended unless somebody sees its directory.
+    hung: bool,
     failures: u32,
     starts: u32,
     verified: Option<Time>,
@@ -127,6 +130,7 @@ impl Machine {
             sight: Sight::default(),
             looked: None,
             deaf: 0,
+            hung: false,
             failures: 0,
             starts: 0,
             verified: None,
@@ -219,6 +223,9 @@ impl Machine {
     }
 
     fn next_while_up(&self, now: Time) -> Action {
+        if self.hung {
+            return Action::FindLeftovers(None);
+        }
         let idle = self.sight.clients.is_empty();
         let fresh = self.looked.is_some_and(|at| now < at + LOOK);
         match self.desired {
@@ -314,6 +321,14 @@ impl Machine {
                 self.observed = ReadBack::default();
                 self.tampered = what;
             }
+            Event::Leftovers(tenants, _) if std::mem::take(&mut self.hung) => {
+                if tenants.is_empty() {
+                    // Nobody loses anything, and nobody new could start.
+                    self.phase = Phase::Killing;
+                } else {
+                    self.deaf = DEAF;
+                }
+            }
             Event::Leftovers(clients, servers) => {
                 if std::mem::take(&mut self.orphaned) && servers.is_empty() {
                     self.losses = self.losses.saturating_add(1);
@@ -359,6 +374,7 @@ impl Machine {
         self.mode_set = false;
         self.looked = None;
         self.deaf = 0;
+        self.hung = false;
         self.orphaned = !self.sight.servers.is_empty() && !matches!(self.phase, Phase::Fault);
         if asked_to_end {
             self.orphaned = false;
@@ -483,8 +499,7 @@ impl Machine {
                     self.failures = self.failures.saturating_add(1);
                     self.phase = Phase::Configure { not_before: pause };
                 } else if self.deaf >= HUNG && self.sight.clients.is_empty() {
-                    // Nobody loses anything, and nobody new could start.
-                    self.phase = Phase::Killing;
+                    self.hung = true;
                 }
             }
             Phase::CleanUp { .. } => {
