@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use aliquot_tests::worlds::{self, NOW};
+use aliquot_tests::worlds::{self, NOW, full};
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use scheduler_core::{Config, Core, Event, Step};
 
@@ -30,7 +30,7 @@ fn decisions(criterion: &mut Criterion) {
         .sample_size(10)
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_secs(2));
-    let rows: [(&str, usize, &[Step], Vec<Event>); 16] = [
+    let rows: [(&str, usize, &[Step], Vec<Event>); 17] = [
         ("full cycle", 62, all, worlds::full_cycle(62)),
         ("full cycle", 500, all, worlds::full_cycle(500)),
         ("proof of 10 x 8", 100, all, worlds::proof(100, 0)),
@@ -42,6 +42,12 @@ fn decisions(criterion: &mut Criterion) {
             worlds::reclaim_gang(500, 250, 2),
         ),
         ("shares placed", 500, all, worlds::fractions(500, 20_000)),
+        (
+            "full of shares",
+            500,
+            all,
+            full::of_shares(500, 10_000, true),
+        ),
         ("gang of 64", 100, all, worlds::one_gang(100, 64)),
         ("gang of 512", 100, all, worlds::one_gang(100, 512)),
         ("gang of 5000", 1000, all, worlds::one_gang(1000, 5000)),

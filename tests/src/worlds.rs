@@ -2,6 +2,8 @@
 //! 80,000 MiB cards each, served by an agent.
 #![allow(clippy::cast_possible_truncation)] // Sizes are small.
 
+pub mod full;
+
 use scheduler_core::event::Event;
 use scheduler_core::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, QueueName, SetName, TopologyName,

@@ -2,13 +2,17 @@
 //! must have a place (KAI, `actions/consolidation`).
 
 use super::Cycle;
+use super::ceiling::Whom;
+use super::repack::{self, Movers};
 use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, SpecKey, TaskKey};
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
 
 struct Consolidation {
     job: JobKey,
@@ -24,18 +28,7 @@ impl Rules for Consolidation {
     }
 
     fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
-        let Some(most) = self.most else {
-            return cycle.state.standing_at.keys().collect();
-        };
-        // Which ones is KAI's chance; here it is their names.
-        cycle
-            .state
-            .job_names
-            .values()
-            .copied()
-            .filter(|job| *job != self.job && cycle.state.standing_at.contains_key(*job))
-            .take(most)
-            .collect()
+        cycle.movable(self.most, Some(self.job))
     }
 
     fn may_be_victim(&self, _cycle: &mut Cycle, _victim: JobKey) -> bool {
@@ -67,16 +60,39 @@ impl Rules for Consolidation {
     }
 }
 
+/// Who may be moved, and for whom that may help, while nothing has moved.
+#[derive(Debug)]
+pub(super) struct Moves {
+    /// [`crate::state::State::settled`] at that time.
+    at: u64,
+    jobs: Vec<JobKey>,
+    movers: Movers,
+    /// By what the first pod asks for.
+    answers: FxHashMap<SpecKey, bool>,
+}
+
 impl Cycle<'_> {
     pub(super) fn consolidate(&mut self) {
         if !self.consolidates() {
             return;
         }
-        let mut jobs = self.ready_jobs().to_vec();
-        jobs.retain(|job| self.may_move_others(*job));
+        self.hopeless.clear();
+        self.passed_over.clear();
         // Who finds nothing changes nothing.
-        if !jobs.iter().any(|job| self.enough_in_sum(*job)) {
+        let may_find = self.ready_kinds().iter().any(|job| {
+            self.may_move_others(*job) && self.enough_in_sum(*job) && self.may_find_by_moving(*job)
+        });
+        if !may_find && !cfg!(debug_assertions) {
             return;
+        }
+        let ready = self.ready_jobs();
+        let mut jobs = Vec::with_capacity(ready.len());
+        for job in ready.iter() {
+            if self.may_move_others(*job) {
+                jobs.push(*job);
+            } else {
+                self.pass_over(*job);
+            }
         }
         let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
@@ -113,9 +129,108 @@ impl Cycle<'_> {
         if !self.enough_in_sum(job) {
             return false;
         }
-        // KAI's bound lets one more through than it says.
-        let most = self.config.consolidation_jobs.map(|most| most as usize + 1);
-        self.make_room(job, &Consolidation { job, most, barred })
+        let may_find = self.may_find_by_moving(job);
+        let most = self.most_moved();
+        self.make_room(job, &Consolidation { job, most, barred }, may_find)
+    }
+
+    /// KAI's bound lets one more through than it says.
+    fn most_moved(&self) -> Option<usize> {
+        self.config.consolidation_jobs.map(|most| most as usize + 1)
+    }
+
+    /// Jobs that a consolidation may move. Which ones is KAI's chance; here it is their names.
+    fn movable(&self, most: Option<usize>, besides: Option<JobKey>) -> Vec<JobKey> {
+        let stands = |job: &JobKey| self.state.standing_at.contains_key(*job);
+        let Some(most) = most else {
+            return self.state.standing_at.keys().collect();
+        };
+        if let Some(moves) = self
+            .moves
+            .as_ref()
+            .filter(|moves| moves.at == self.state.settled)
+            && besides.is_none_or(|job| !stands(&job))
+        {
+            return moves.jobs.clone();
+        }
+        self.state
+            .job_names
+            .values()
+            .copied()
+            .filter(|job| Some(*job) != besides && stands(job))
+            .take(most)
+            .collect()
+    }
+
+    fn look_at_moves(&mut self) {
+        let at = self.state.settled;
+        if self.moves.as_ref().is_some_and(|moves| moves.at == at) {
+            return;
+        }
+        let jobs = match self.most_moved() {
+            Some(most) => self.movable(Some(most), None),
+            // All of them are looked at by nobody here.
+            None => self.movable(Some(repack::MOST + 1), None),
+        };
+        let movers = self.movers(&jobs);
+        self.moves = Some(Moves {
+            at,
+            jobs,
+            movers,
+            answers: FxHashMap::default(),
+        });
+    }
+
+    /// False: nobody can be moved so that this job fits.
+    fn may_find_by_moving(&mut self, job: JobKey) -> bool {
+        let Some(spec) = self.known(job).first else {
+            return false;
+        };
+        if !self.could_sit(spec, Whom::All) {
+            return false;
+        }
+        // Who has pods standing is one of those who are not moved for it.
+        if self.state.standing_at.contains_key(job) {
+            return true;
+        }
+        self.look_at_moves();
+        let Some(moves) = self.moves.take() else {
+            return true;
+        };
+        let known = moves.answers.get(&spec).copied();
+        let few = self.most_moved().is_some() || moves.jobs.len() <= repack::MOST;
+        let answer = known.unwrap_or_else(|| !few || self.could_be_arranged(spec, &moves.movers));
+        let moves = self.moves.insert(moves);
+        moves.answers.insert(spec, answer);
+        answer
+    }
+
+    /// Whoever may be moved for this job and stands in line with it, comes before it.
+    pub(super) fn comes_after_movers(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
+        if self.most_moved().is_none() || !rules.barred().is_empty() {
+            return false;
+        }
+        self.look_at_moves();
+        let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) else {
+            return false;
+        };
+        let own = self.entry(job).rank;
+        let others: Vec<JobKey> = self
+            .moves
+            .iter()
+            .flat_map(|moves| &moves.jobs)
+            .copied()
+            .filter(|other| {
+                let at = self.state.standing_at.get(*other);
+                *other != job
+                    && at
+                        .is_some_and(|at| at.queue == queue && Reverse(at.priority) == own.priority)
+            })
+            .collect();
+        others.into_iter().all(|other| {
+            let rank = self.entry(other).rank;
+            (rank.created, &rank.uid) < (own.created, &own.uid)
+        })
     }
 
     /// The cluster has as much as the job wants, in sum.

@@ -7,25 +7,30 @@
 //! queues hold together, has no such set. (Where cards are shared, moving may free whole
 //! ones, and nothing is said here.)
 //!
+//! Where nobody may lose anything, and everybody who is taken has to find a place, [`repack`]
+//! says whether there can be places at all.
+//!
 //! This only skips work: debug builds run the search all the same and compare.
 
-use super::Cycle;
-use crate::shares::{plus, within};
+use super::ceiling::Whom;
+use super::{Cycle, repack};
+use crate::shares::{Three, plus, within};
 use crate::state::rows::{JobKey, QueueKey, SpecKey};
 use crate::units::NanoGpu;
 use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 /// What queues could lose, while nothing has moved.
 #[derive(Debug, Default)]
 pub(super) struct Outlook {
-    /// [`crate::state::State::touched`] at that time.
+    /// [`crate::state::State::settled`] at that time.
     at: Option<u64>,
     /// By parent, of all its children.
     below: FxHashMap<Option<QueueKey>, Losable>,
     /// Moving may free whole GPUs, or jobs stand in queues that have no place of their own.
     says_nothing: bool,
-    /// Answers by queue and request.
-    answers: FxHashMap<(QueueKey, SpecKey), bool>,
+    /// Answers by queue, request of the first pod, and what the whole job wants.
+    answers: FxHashMap<(QueueKey, SpecKey, Three), bool>,
 }
 
 /// Nano-GPU held by siblings that may lose something: to whoever is within its quota, and
@@ -38,37 +43,64 @@ struct Losable {
 
 impl Cycle<'_> {
     /// False: no victims of other queues can make room for this job, whoever they are.
-    pub(super) fn may_find_by_reclaim(&mut self, job: JobKey) -> bool {
+    /// `wanted`: by all of it that waits.
+    pub(super) fn may_find_by_reclaim(&mut self, job: JobKey, wanted: Three) -> bool {
         self.look_out();
-        if self.outlook.says_nothing {
-            return true;
-        }
-        let tasks = self.next_tasks(job);
-        let (Some(first), Some(queue)) = (
-            tasks.first().copied(),
+        let (Some(spec), Some(queue)) = (
+            self.known(job).first,
             self.state.jobs.get(job).and_then(|row| row.queue),
         ) else {
-            return true;
+            return false;
         };
-        let Some(spec) = self.state.tasks.get(first).map(|row| row.spec) else {
-            return true;
-        };
-        if let Some(answer) = self.outlook.answers.get(&(queue, spec)) {
+        let key = (queue, spec, wanted);
+        if let Some(answer) = self.outlook.answers.get(&key) {
             return *answer;
         }
-        let wants = self.state.specs.get(spec).map_or(0, |spec| {
-            let only_whole = !spec.shares && spec.mig_nano == 0;
-            if only_whole { spec.whole } else { 0 }
-        });
-        let free = u128::try_from(self.state.rooms.whole).unwrap_or(0) * u128::from(NanoGpu::ONE.0);
-        let wanted = self
-            .shares
-            .wanted(self.state, &[first], self.shares.smallest_card);
-        let answer = wants == 0
-            || u128::from(wants) * u128::from(NanoGpu::ONE.0)
-                <= free + self.losable_to(queue, wanted);
-        self.outlook.answers.insert((queue, spec), answer);
+        let answer = self.may_reclaim_for(queue, spec, wanted);
+        self.outlook.answers.insert(key, answer);
         answer
+    }
+
+    fn may_reclaim_for(&mut self, queue: QueueKey, spec: SpecKey, wanted: Three) -> bool {
+        let Some(row) = self.state.specs.get(spec) else {
+            return true;
+        };
+        let only_whole = !row.shares && row.mig_nano == 0;
+        let wants = if only_whole { row.whole } else { 0 };
+        // Of the first pod alone, which has to come in before the others are tried.
+        let mut first = row.request();
+        first[0] += self
+            .shares
+            .gpu_of_memory(row.share_mib, self.shares.smallest_card);
+        if !self.outlook.says_nothing && wants > 0 {
+            let one = u128::from(NanoGpu::ONE.0);
+            let free = u128::try_from(self.state.rooms.whole).unwrap_or(0) * one;
+            if u128::from(wants) * one > free + self.losable_to(queue, first) {
+                return false;
+            }
+        }
+        let losers: Arc<[QueueKey]> = self.losers(queue, wanted).collect();
+        if losers.is_empty() || !self.could_sit(spec, Whom::Of(Arc::clone(&losers))) {
+            return false;
+        }
+        let any = |theirs: &QueueKey| self.really_loses(queue, first, *theirs);
+        if losers.iter().any(any) {
+            return true;
+        }
+        // All of them would only be moved.
+        let jobs: Vec<JobKey> = losers
+            .iter()
+            .filter_map(|queue| self.state.standing.get(queue))
+            .flat_map(|by_priority| by_priority.values())
+            .flatten()
+            .copied()
+            .take(repack::MOST + 1)
+            .collect();
+        if jobs.len() > repack::MOST {
+            return true;
+        }
+        let movers = self.movers(&jobs);
+        self.could_be_arranged(spec, &movers)
     }
 
     /// At most so many nano-GPU can be lost by other queues to one that wants so much.
@@ -111,7 +143,7 @@ impl Cycle<'_> {
 
     fn look_out(&mut self) {
         self.state.refresh_rooms();
-        let at = Some(self.state.touched);
+        let at = Some(self.state.settled);
         if self.outlook.at == at {
             return;
         }

@@ -6,14 +6,16 @@
 //! 2. Fair shares of all queues, once.
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
 //!    [`stale`]; the three in the middle search with [`solve`],
-//!    [`scenario`], [`trial`] and [`settle`], where neither [`hopeless`] nor [`swap`] says
-//!    no before. [`keep`] is ours: empty nodes that stay empty where moving will do.
+//!    [`scenario`], [`trial`] and [`settle`], where none of [`ceiling`], [`repack`],
+//!    [`hopeless`] and [`swap`] says no before. [`keep`] is ours: empty nodes that stay
+//!    empty where moving will do.
 //! 4. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
 //! 5. Pods that stay have a reason; changed reasons are returned.
 
 mod act;
 mod allocate;
+mod ceiling;
 mod consolidate;
 mod find;
 mod fragments;
@@ -23,6 +25,7 @@ mod place;
 mod preempt;
 mod reason;
 mod reclaim;
+mod repack;
 mod runtime;
 mod scenario;
 mod settle;
@@ -35,11 +38,11 @@ mod trial;
 use crate::action::{Decision, Promise, ReasonKind};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang, Pick};
-use crate::job_queue::{Entry, JobRank};
+use crate::job_queue::{Entry, JobRank, Line};
 use crate::shares::{Shares, plus};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use fragments::Fragments;
@@ -68,6 +71,8 @@ pub(crate) struct Memory {
     fragments: Option<Fragments>,
     /// What was computed of jobs then.
     known: Jobs,
+    /// Who could sit nowhere then, whoever leaves.
+    ceilings: ceiling::Ceilings,
 }
 
 /// What follows from where the pods of jobs are, as long as nothing else that it depends
@@ -86,17 +91,30 @@ struct Known {
     stamp: u64,
     ready: bool,
     next: Arc<[TaskKey]>,
+    /// What the first of these asks for.
+    first: Option<SpecKey>,
     entry: Entry,
 }
 
 /// Jobs that are ready to be placed.
 #[derive(Clone)]
 struct Ready {
-    /// [`State::touched`] at that time.
+    /// [`State::settled`] at that time.
     at: u64,
     jobs: Arc<[JobKey]>,
+    /// One of each kind of them that may be placed.
+    kinds: Arc<[JobKey]>,
     /// Queues of those that wait and are not.
     passed_over: BTreeSet<QueueKey>,
+}
+
+/// See [`Cycle::kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    queue: Option<QueueKey>,
+    spec: SpecKey,
+    priority: i32,
+    preemptible: bool,
 }
 
 /// A decision in the making.
@@ -135,6 +153,12 @@ pub(crate) struct Cycle<'a> {
     ready: Option<Ready>,
     /// Whether anything can come of a search for victims, while nothing has moved.
     outlook: hopeless::Outlook,
+    /// Who could sit nowhere, whoever leaves.
+    ceilings: ceiling::Ceilings,
+    /// Who may be moved, and for which requests that may help, while nothing has moved.
+    moves: Option<consolidate::Moves>,
+    /// All jobs that wait, sorted, while nothing has moved.
+    line: Option<(u64, Arc<Line>)>,
     /// Preferred topology domains of the job being placed: node scores by set name.
     scores: FxHashMap<String, BTreeMap<NodeKey, u8>>,
 }
@@ -157,6 +181,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     let known = memory.known.take(state, shares.smallest_card);
+    let began = state.touched;
     let mut cycle = Cycle {
         shares,
         fragments,
@@ -174,6 +199,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         rearranged: 0,
         ready: None,
         outlook: hopeless::Outlook::default(),
+        ceilings: std::mem::take(&mut memory.ceilings),
+        moves: None,
+        line: None,
         scores: FxHashMap::default(),
         state,
         config,
@@ -202,6 +230,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         // Who may be placed is another question in the next decision.
         memory.known.of.clear();
     }
+    memory.ceilings = cycle.ceilings.keep(began);
     memory.fragments = cycle.fragments;
     memory.stirred = Some(state.stirred);
     memory.wake = wake;
@@ -282,15 +311,20 @@ impl Cycle<'_> {
 
     /// Waiting jobs that are ready to be placed.
     fn ready_jobs(&mut self) -> Arc<[JobKey]> {
-        let at = self.state.touched;
+        let at = self.state.settled;
         if let Some(ready) = self.ready.clone().filter(|ready| ready.at == at) {
             self.passed_over.extend(ready.passed_over);
             return ready.jobs;
         }
         let (mut jobs, mut passed_over) = (Vec::new(), BTreeSet::new());
+        let (mut kinds, mut seen) = (Vec::new(), FxHashSet::default());
         for job in self.waiting_jobs() {
             if self.known(job).ready {
                 jobs.push(job);
+                let may = self.known(job).first.is_some();
+                if may && self.kind(job).is_none_or(|kind| seen.insert(kind)) {
+                    kinds.push(job);
+                }
                 continue;
             }
             passed_over.extend(self.state.jobs.get(job).and_then(|row| row.queue));
@@ -305,9 +339,31 @@ impl Cycle<'_> {
         self.ready = Some(Ready {
             at,
             jobs: Arc::clone(&jobs),
+            kinds: Arc::from(kinds),
             passed_over,
         });
         jobs
+    }
+
+    /// One of each kind of ready jobs. Whoever has a kind is alone in its job; whoever has
+    /// none is here itself.
+    fn ready_kinds(&mut self) -> Arc<[JobKey]> {
+        let _ = self.ready_jobs();
+        let kinds = self.ready.as_ref().map(|ready| Arc::clone(&ready.kinds));
+        kinds.unwrap_or_default()
+    }
+
+    /// What a pod of its own has alike with others as far as it matters whether it can be
+    /// placed at all. `None`: it is no such pod, or hindered.
+    fn kind(&mut self, job: JobKey) -> Option<Kind> {
+        let spec = self.known(job).first?;
+        let row = self.state.jobs.get(job)?;
+        (row.single && row.group.is_none()).then(|| Kind {
+            queue: row.queue,
+            spec,
+            priority: row.priority(self.state),
+            preemptible: row.is_preemptible(self.state),
+        })
     }
 
     /// Waiting jobs that are ready, and old enough to evict others for.
@@ -322,6 +378,19 @@ impl Cycle<'_> {
             }
         }
         jobs
+    }
+
+    /// All jobs that wait, sorted, as long as nothing moves. Not inside a trial.
+    fn line(&mut self) -> Arc<Line> {
+        let at = self.state.settled;
+        if let Some((_, line)) = self.line.as_ref().filter(|(known, _)| *known == at) {
+            return Arc::clone(line);
+        }
+        let jobs = self.waiting_jobs();
+        let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
+        let line = Arc::new(Line::new(self.state, entries));
+        self.line = Some((at, Arc::clone(&line)));
+        line
     }
 
     /// The job waits, and is not served by this action.
@@ -361,6 +430,9 @@ impl Cycle<'_> {
         Known {
             stamp,
             ready: gang.is_ready(&gated),
+            first: next
+                .first()
+                .and_then(|task| Some(self.state.tasks.get(*task)?.spec)),
             next: Arc::from(next),
             entry: Entry {
                 job,

@@ -2,6 +2,7 @@
 //! `actions/preempt`).
 
 use super::Cycle;
+use super::ceiling::Whom;
 use super::runtime::Kind;
 use super::scenario::Scenario;
 use super::solve::Rules;
@@ -58,12 +59,15 @@ impl Cycle<'_> {
     pub(super) fn preempt(&mut self) {
         self.hopeless.clear();
         self.passed_over.clear();
-        let jobs = self.old_enough();
-        // Without anybody below them they find nothing, and who finds nothing changes
-        // nothing.
-        if !jobs.iter().any(|job| self.stands_above(*job)) {
+        // Who finds nothing changes nothing.
+        let may_find = self
+            .ready_kinds()
+            .iter()
+            .any(|job| self.may_find_by_preempt(*job) && !self.within_delay(*job));
+        if !may_find && !cfg!(debug_assertions) {
             return;
         }
+        let jobs = self.old_enough();
         let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
@@ -85,6 +89,7 @@ impl Cycle<'_> {
                 queue.nothing_moved();
                 continue;
             }
+            let may_find = self.may_find_by_preempt(entry.job);
             let Some(row) = self.state.jobs.get(entry.job) else {
                 continue;
             };
@@ -92,12 +97,29 @@ impl Cycle<'_> {
                 queue: row.queue,
                 priority: row.priority(self.state),
             };
-            if self.make_room(entry.job, &rules) {
+            if self.make_room(entry.job, &rules, may_find) {
                 queue.others_moved();
             } else {
                 queue.nothing_moved();
             }
         }
+    }
+
+    /// False: without anybody of lower priority in its queue it would have no place either.
+    fn may_find_by_preempt(&mut self, job: JobKey) -> bool {
+        if !self.stands_above(job) {
+            return false;
+        }
+        let (Some(spec), Some((Some(queue), priority))) = (
+            self.known(job).first,
+            self.state
+                .jobs
+                .get(job)
+                .map(|row| (row.queue, row.priority(self.state))),
+        ) else {
+            return false;
+        };
+        self.could_sit(spec, Whom::Below(queue, priority))
     }
 
     /// Somebody of lower priority stands in its queue.

@@ -36,11 +36,9 @@ impl Rules for Reclaim {
 
     fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
         cycle
-            .state
-            .standing
-            .iter()
-            .filter(|(queue, _)| **queue != self.queue && self.may_lose(cycle, **queue))
-            .flat_map(|(_, by_priority)| by_priority.values())
+            .losers(self.queue, self.wanted)
+            .filter_map(|queue| cycle.state.standing.get(&queue))
+            .flat_map(|by_priority| by_priority.values())
             .flatten()
             .copied()
             .collect()
@@ -88,39 +86,6 @@ impl Rules for Reclaim {
 type Chunks = Vec<(QueueKey, Vec<Three>)>;
 
 impl Reclaim {
-    /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) Whoever
-    /// cannot stays out of the search, or one such queue early in the order would spoil
-    /// every scenario after it.
-    fn may_lose(&self, cycle: &Cycle, queue: QueueKey) -> bool {
-        let Some((ours, theirs)) = cycle.where_they_part(self.queue, queue) else {
-            return true;
-        };
-        let (Some(our_share), Some(their_share)) =
-            (cycle.shares.of.get(ours), cycle.shares.of.get(theirs))
-        else {
-            return true;
-        };
-        let has = self.has(theirs);
-        if !within(plus(self.has(ours), self.wanted), our_share.quota) {
-            return !within(has, their_share.allocatable());
-        }
-        let mut below = false;
-        for index in 0..3 {
-            let Bound::Exactly(quota) = their_share.quota[index] else {
-                continue;
-            };
-            if self.wanted[index] == 0 {
-                continue;
-            }
-            match has[index].cmp(&u128::from(quota)) {
-                Ordering::Greater => return true,
-                Ordering::Less => below = true,
-                Ordering::Equal => {}
-            }
-        }
-        !below
-    }
-
     fn has(&self, queue: QueueKey) -> Three {
         self.before
             .get(queue)
@@ -327,15 +292,17 @@ impl Cycle<'_> {
     pub(super) fn reclaim(&mut self) {
         self.hopeless.clear();
         self.passed_over.clear();
-        let jobs = self.old_enough();
-        let may_find = jobs.iter().any(|job| {
-            let wanted = self.still_wanted(*job);
-            self.may_reclaim(*job, wanted) && self.may_find_by_reclaim(*job)
-        });
         // Who finds nothing changes nothing.
+        let may_find = self.ready_kinds().iter().any(|job| {
+            let wanted = self.still_wanted(*job);
+            self.may_reclaim(*job, wanted)
+                && self.may_find_by_reclaim(*job, wanted)
+                && !self.within_delay(*job)
+        });
         if !may_find && !cfg!(debug_assertions) {
             return;
         }
+        let jobs = self.old_enough();
         let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
@@ -346,8 +313,9 @@ impl Cycle<'_> {
                 queue.nothing_moved();
                 continue;
             }
-            let may_find = self.may_find_by_reclaim(entry.job);
+            let may_find = self.may_find_by_reclaim(entry.job, wanted);
             if !may_find && !cfg!(debug_assertions) {
+                self.forget_like(entry.job);
                 queue.nothing_moved();
                 continue;
             }
@@ -359,21 +327,77 @@ impl Cycle<'_> {
                 wanted,
                 before: self.state.queue_use.clone(),
             };
-            let (steps, cut_short, wake) =
-                (self.decision.steps, self.decision.cut_short, self.wake);
-            if self.make_room(entry.job, &rules) {
-                assert!(may_find, "room was found where there can be none");
+            if self.make_room(entry.job, &rules, may_find) {
                 queue.others_moved();
             } else {
                 queue.nothing_moved();
             }
-            if !may_find {
-                // Only to compare.
-                self.decision.steps = steps;
-                self.decision.cut_short = cut_short;
-                self.wake = wake;
+        }
+    }
+
+    /// Queues with standing jobs that may lose any at all to one that wants so much.
+    pub(super) fn losers(
+        &self,
+        queue: QueueKey,
+        wanted: Three,
+    ) -> impl Iterator<Item = QueueKey> + '_ {
+        let standing = self.state.standing.keys().copied();
+        standing.filter(move |theirs| *theirs != queue && self.may_lose(queue, wanted, *theirs))
+    }
+
+    /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) Whoever
+    /// cannot stays out of the search, or one such queue early in the order would spoil
+    /// every scenario after it. Not inside a trial.
+    fn may_lose(&self, queue: QueueKey, wanted: Three, theirs: QueueKey) -> bool {
+        let Some((ours, theirs)) = self.where_they_part(queue, theirs) else {
+            return true;
+        };
+        let (Some(our_share), Some(their_share)) =
+            (self.shares.of.get(ours), self.shares.of.get(theirs))
+        else {
+            return true;
+        };
+        let has = self.held(theirs);
+        if !within(plus(self.held(ours), wanted), our_share.quota) {
+            return !within(has, their_share.allocatable());
+        }
+        let mut below = false;
+        for index in 0..3 {
+            let Bound::Exactly(quota) = their_share.quota[index] else {
+                continue;
+            };
+            if wanted[index] == 0 {
+                continue;
+            }
+            match has[index].cmp(&u128::from(quota)) {
+                Ordering::Greater => return true,
+                Ordering::Less => below = true,
+                Ordering::Equal => {}
             }
         }
+        !below
+    }
+
+    /// Whether a first victim of theirs may really leave for one that wants so much; the
+    /// next ones never may where this one may not, since less is left by then.
+    pub(super) fn really_loses(&self, queue: QueueKey, wanted: Three, theirs: QueueKey) -> bool {
+        let Some((ours, theirs)) = self.where_they_part(queue, theirs) else {
+            return false;
+        };
+        let (Some(our_share), Some(their_share)) =
+            (self.shares.of.get(ours), self.shares.of.get(theirs))
+        else {
+            return false;
+        };
+        let has = self.held(theirs);
+        !within(has, their_share.allocatable())
+            || within(plus(self.held(ours), wanted), our_share.quota)
+                && !within(has, their_share.quota)
+    }
+
+    fn held(&self, queue: QueueKey) -> Three {
+        let used = self.state.queue_use.get(queue);
+        used.map(|used| used.allocated).unwrap_or_default()
     }
 
     fn still_wanted(&mut self, job: JobKey) -> Three {

@@ -16,6 +16,7 @@ use crate::gang::{Gang, Pick};
 use crate::job_queue::{JobQueue, Line};
 use crate::state::cell::{Mark, Status};
 use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -52,8 +53,9 @@ pub(super) struct Search<'a> {
     /// Jobs that may lose pods.
     pub victims: &'a [JobKey],
     pub feasible: BTreeSet<NodeKey>,
-    /// Other jobs that wait: they take their turn and get nothing.
-    pub others: Line,
+    /// All jobs that wait: the others take their turn and get nothing. Made for the first
+    /// set that is tried.
+    pub line: OnceCell<Arc<Line>>,
 }
 
 /// What a search looks at of a job that has no pod placed: two jobs of one queue that
@@ -71,18 +73,19 @@ pub(super) struct Like {
 type Failed = BTreeSet<(usize, Vec<TaskKey>)>;
 
 impl Cycle<'_> {
-    /// Makes room for a job. True when it was found; the state then holds it.
-    pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
+    /// Makes room for a job. True when it was found; the state then holds it. `may_find`:
+    /// what is known of it before.
+    pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn Rules, may_find: bool) -> bool {
+        if !may_find {
+            self.compare_search(job, rules, "where there can be none");
+            self.forget_like(job);
+            return false;
+        }
         let like = self.like(job, rules);
         if let Some((queue, like)) = &like
             && self.hopeless.get(queue) == Some(like)
         {
-            if cfg!(debug_assertions) {
-                let (steps, cut_short) = (self.decision.steps, self.decision.cut_short);
-                let found = self.search_room(job, rules);
-                assert!(!found, "room that was found for the like of a hopeless job");
-                (self.decision.steps, self.decision.cut_short) = (steps, cut_short);
-            }
+            self.compare_search(job, rules, "for the like of a hopeless job");
             return false;
         }
         let found = self.search_room(job, rules);
@@ -92,26 +95,43 @@ impl Cycle<'_> {
             && let Some((queue, like)) = like
         {
             self.hopeless.insert(queue, like);
-        } else if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
-            self.hopeless.remove(&queue);
+        } else {
+            self.forget_like(job);
         }
         found
     }
 
+    /// Who comes next stands beside this one, not beside who came before.
+    pub(super) fn forget_like(&mut self, job: JobKey) {
+        if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
+            self.hopeless.remove(&queue);
+        }
+    }
+
+    /// Debug builds search all the same: what is known before must be true.
+    fn compare_search(&mut self, job: JobKey, rules: &dyn Rules, what: &str) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let before = (self.decision.steps, self.decision.cut_short, self.wake);
+        assert!(!self.search_room(job, rules), "room was found {what}");
+        (self.decision.steps, self.decision.cut_short, self.wake) = before;
+    }
+
     /// What other jobs of the same queue can be compared by. `None`: it is like no other:
-    /// its victims are of its own queue and its own priority, so that its age decides who
-    /// of them goes first; it has pods placed, or a tree; or jobs that are not served now,
-    /// which stand in line too, may stand between.
-    fn like(&self, job: JobKey, rules: &dyn Rules) -> Option<(QueueKey, Like)> {
+    /// somebody of its own queue and its own priority who may be moved comes after it, so
+    /// that its age decides who of them goes first; it has pods placed, or a tree; or jobs
+    /// that are not served now, which stand in line too, may stand between.
+    fn like(&mut self, job: JobKey, rules: &dyn Rules) -> Option<(QueueKey, Like)> {
         let cause = rules.cause();
-        let row = self.state.jobs.get(job)?;
-        let queue = row.queue?;
-        if cause == EvictCause::Consolidation
+        let queue = self.state.jobs.get(job)?.queue?;
+        if cause == EvictCause::Consolidation && !self.comes_after_movers(job, rules)
             || self.passed_over.contains(&queue)
             || self.has_swapped_any(job)
         {
             return None;
         }
+        let row = self.state.jobs.get(job)?;
         let gang = self.gang(job);
         let [set] = gang.sets.as_slice() else {
             return None;
@@ -151,11 +171,8 @@ impl Cycle<'_> {
         }
         let mut feasible = self.feasible_nodes(&tasks);
         feasible.retain(|node| !rules.barred().contains(node));
-        let mut waiting = self.waiting_jobs();
-        waiting.retain(|other| *other != job);
-        let others = waiting.into_iter().map(|other| self.entry(other)).collect();
         let search = Search {
-            others: Line::new(self.state, others),
+            line: OnceCell::new(),
             job,
             gang: &gang,
             tasks: &tasks,

@@ -22,6 +22,9 @@ impl Cycle<'_> {
         scenario: &Scenario,
     ) -> Option<Mark> {
         let tasks = &search.tasks[..count];
+        if search.line.get().is_none() {
+            let _ = search.line.set(self.line());
+        }
         let mark = self.state.mark();
         let mut nodes = search.feasible.clone();
         for task in scenario.tasks() {
@@ -87,16 +90,15 @@ impl Cycle<'_> {
             .shares
             .wanted(self.state, tasks, self.shares.smallest_card);
         entries.push(own);
+        let Some(line) = search.line.get() else {
+            return false;
+        };
+        let mut skip = losers.clone();
+        skip.insert(job);
         let mut queue = JobQueue::new(false);
         // Once these are through, nobody looks at who comes after.
         let mut left = entries.len();
-        queue.fill_beside(
-            self.state,
-            &self.shares,
-            entries,
-            &search.others,
-            losers.clone(),
-        );
+        queue.fill_beside(self.state, &self.shares, entries, line, skip);
         let part = as_alone(gang, tasks);
         let mut placed = false;
         while left > 0

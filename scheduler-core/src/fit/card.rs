@@ -31,7 +31,7 @@ pub(crate) fn within(row: &CardRow, used: CardUse) -> bool {
 }
 
 /// Reasons that hold for whole and shared use alike.
-fn usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
+pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
     let Some(card) = &row.card else {
         return Err(CardNo::Unknown);
     };

@@ -6,19 +6,23 @@
 //! - here: rules of the node, and its countable resources.
 //! - [`card`]: one card, whole or shared.
 //! - [`seat`]: which cards of the node.
+//! - [`emptied`]: could it go there at all, whoever leaves.
 //!
 //! Two questions in one: a seat may be free `now`, or only once what is on its way out is
 //! gone, with promises made so far taken off.
 
 pub(crate) mod card;
+mod emptied;
 pub(crate) mod seat;
 
 use crate::config::Config;
+use crate::ids::ResourceName;
 use crate::model::{Effect, Node, NodeRules, Taint, Toleration};
 use crate::reason::{NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
 use crate::state::rows::{MigStrategy, NodeKey, Spec, SpecRow};
+pub(crate) use emptied::could_sit;
 pub(crate) use seat::Seat;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -161,6 +165,11 @@ fn has_room(room: &mut Room, has: u64, [used, leaving, promised]: [u128; 3], wan
 /// What a share asks of the kubelet beside its card's memory.
 const SHARE_TOKEN: &str = "aliquot.dev/gpu-share";
 
+/// How many of them there will be is what the node's cards say, once they are free.
+fn is_token(node: &Node, name: &ResourceName) -> bool {
+    node.managed && name.as_str() == SHARE_TOKEN
+}
+
 /// CPU, memory, pods and other resources that are short.
 fn resources(
     state: &State,
@@ -200,7 +209,7 @@ fn resources(
             .unwrap_or_default();
         let has = node.extended.get(name).copied().unwrap_or(0);
         let sums = [taken.used, taken.releasing, taken.promised];
-        if node.managed && name.as_str() == SHARE_TOKEN {
+        if is_token(node, name) {
             // The agent takes a card's tokens back while it is held whole, and gives them
             // out again after: how many there will be is what the cards' slots say.
             room.now &= taken.used + u128::from(*amount) <= u128::from(has);

@@ -224,6 +224,8 @@ impl State {
         let old = self.swap(cell);
         if self.journal.open > 0 {
             self.journal.old.push(old);
+        } else {
+            self.settled += 1;
         }
     }
 
@@ -245,6 +247,9 @@ impl State {
 
     /// Keeps what was done since `mark`, and closes it.
     pub(crate) fn keep(&mut self, _mark: Mark) {
+        if self.journal.open == 1 && self.is_tentative() {
+            self.settled += 1;
+        }
         self.close();
     }
 

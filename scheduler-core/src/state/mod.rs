@@ -102,6 +102,8 @@ pub(crate) struct State {
     pub stirred: u64,
     /// Rises with every change of a node.
     pub touched: u64,
+    /// Rises with every change that stays: trials that are undone leave it where it is.
+    pub settled: u64,
     /// Rises whenever a pod may be hindered that was not, or the other way round, other
     /// than by a change of its own.
     pub hindered: u64,
@@ -127,6 +129,9 @@ impl State {
     /// Something about the node changed: what was computed from it is void.
     pub(crate) fn touch_node(&mut self, key: NodeKey) {
         self.touched += 1;
+        if !self.in_trial() {
+            self.settled += 1;
+        }
         self.rooms.touch(key);
         if let Some(row) = self.nodes.get_mut(key) {
             row.generation = self.touched;

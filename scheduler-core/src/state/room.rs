@@ -30,6 +30,9 @@ pub(crate) struct Room {
     /// The most that a share may be nominally worth to join one of its shared cards;
     /// `None`: it has none.
     pub shared: Option<u64>,
+    /// The most that a share may be nominally worth to be put on one of its cards, joining
+    /// or opening it.
+    pub most: u64,
     /// The smallest card: what a fraction is worth at least.
     pub smallest: u64,
     /// Some card may be opened for a share and is no whole GPU.
@@ -53,6 +56,8 @@ pub(crate) struct Rooms {
     pub sharing: BTreeSet<(i64, u32)>,
     /// Without GPUs first, then by millicores, then name.
     pub by_cpu: BTreeSet<(bool, i128, u32)>,
+    /// By the largest share that a card of theirs may take, then name.
+    pub by_most: BTreeSet<(u64, u32)>,
     /// With GPUs free or leaving, whole or in parts.
     pub some_gpu: BTreeSet<u32>,
     /// Over all ready nodes.
@@ -106,6 +111,7 @@ impl Rooms {
             self.sharing.remove(&(room.whole, rank));
         }
         self.by_cpu.remove(&(room.has_gpus, room.cpu, rank));
+        self.by_most.remove(&(room.most, rank));
         if room.nano > 0 {
             self.some_gpu.remove(&rank);
         }
@@ -122,6 +128,9 @@ impl Rooms {
             self.sharing.insert((room.whole, rank));
         }
         self.by_cpu.insert((room.has_gpus, room.cpu, rank));
+        if room.most > 0 {
+            self.by_most.insert((room.most, rank));
+        }
         if room.nano > 0 {
             self.some_gpu.insert(rank);
         }
@@ -202,6 +211,11 @@ impl State {
                     Mib(memory.cap.0.saturating_add(memory.reserved.0)).less(small(after.nominal));
                 let most = if free.0 > 0 { free.max(last) } else { free };
                 room.shared = room.shared.max(Some(most.0));
+                if card::usable(self, card_row).is_ok() {
+                    room.most = room.most.max(most.0);
+                }
+            } else if after.holds() == 0 && card::usable(self, card_row).is_ok() {
+                room.most = room.most.max(memory.total.0);
             }
             room.odd |= card::whole_usable(self, card_row).is_err();
         }

@@ -69,7 +69,7 @@ pub(crate) fn mig_slices(name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn mode_index(mode: Mode) -> usize {
+pub(crate) fn mode_index(mode: Mode) -> usize {
     Mode::ALL
         .iter()
         .position(|candidate| *candidate == mode)

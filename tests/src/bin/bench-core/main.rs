@@ -6,6 +6,7 @@
 //! least and the most beside it. Each run has a core of its own, built outside the clock.
 //! Always on a release build: debug builds check every invariant after every event.
 
+mod full;
 mod meter;
 
 use aliquot_tests::worlds::{self, NOW};
@@ -210,6 +211,7 @@ fn main() -> ExitCode {
     if wanted("large cluster") {
         missed += large(args.rounds);
     }
+    missed += full::rows(args.rounds, wanted);
     let mut rows = rows();
     rows.retain(|row| wanted(&row.name));
     for _ in 0..args.rounds {

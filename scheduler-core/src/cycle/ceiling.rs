@@ -1,0 +1,136 @@
+//! Whether a pod could sit anywhere if everybody were gone whom a search may take: if not,
+//! no search finds anything, whatever it tries.
+//!
+//! Every search starts with the first pod of its job alone, which has to sit on some node
+//! beside those who stay there, so that [`crate::fit::could_sit`] of that pod and that
+//! node is its ceiling. Who may go is taken too wide: also who is protected for a time, is
+//! being bound, or was told to leave in vain; so a "no" does not end by itself.
+//!
+//! Answers are kept from decision to decision, by request and by who may go: one node that
+//! would do, or that there is none. Of the latter only nodes are looked at again that have
+//! changed since. The answer is the same as if all were looked at, so it makes no
+//! difference what is remembered.
+
+use super::Cycle;
+use crate::fit;
+use crate::state::State;
+use crate::state::rows::{NodeKey, QueueKey, SpecKey, TaskKey};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// Above so many answers, those are dropped that were not asked for in the last decision.
+const MOST: usize = 4096;
+
+/// Who may be told to go.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Whom {
+    /// Whoever may be a victim at all.
+    All,
+    /// Jobs of these queues.
+    Of(Arc<[QueueKey]>),
+    /// Jobs of the queue below that priority.
+    Below(QueueKey, i32),
+}
+
+impl Whom {
+    fn takes(&self, state: &State, task: TaskKey) -> bool {
+        let Some((key, job)) = state
+            .tasks
+            .get(task)
+            .and_then(|row| Some((row.job?, state.jobs.get(row.job?)?)))
+        else {
+            return false;
+        };
+        // What pods without their group are follows from where the others of them are.
+        if job.group.is_none() && !job.single {
+            return true;
+        }
+        let Some(standing) = state.standing_at.get(key) else {
+            return false;
+        };
+        match self {
+            Self::All => true,
+            Self::Of(queues) => queues.contains(&standing.queue),
+            Self::Below(queue, priority) => {
+                standing.queue == *queue && standing.priority < *priority
+            }
+        }
+    }
+}
+
+/// One answer.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    /// [`State::touched`] and [`State::settled`] at that time.
+    at: u64,
+    settled: u64,
+    /// A node that would do.
+    node: Option<NodeKey>,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Ceilings {
+    of: FxHashMap<(SpecKey, Whom), Answer>,
+}
+
+impl Ceilings {
+    /// What is left for the next decision, of one that began at `since`.
+    pub(super) fn keep(mut self, since: u64) -> Self {
+        if self.of.len() > MOST {
+            self.of.retain(|_, answer| answer.at >= since);
+        }
+        self
+    }
+}
+
+impl Cycle<'_> {
+    /// False: it could sit nowhere even without those.
+    pub(super) fn could_sit(&mut self, spec: SpecKey, whom: Whom) -> bool {
+        let (at, settled) = (self.state.touched, self.state.settled);
+        let key = (spec, whom);
+        let known = self.ceilings.of.get(&key).copied();
+        if let Some(known) = known.filter(|known| known.settled == settled) {
+            return known.node.is_some();
+        }
+        let state = &*self.state;
+        let Some(row) = state.specs.get(spec) else {
+            return true;
+        };
+        let would_do =
+            |node: NodeKey| fit::could_sit(state, row, node, &|task| key.1.takes(state, task));
+        let changed = |node: &NodeKey, since: u64| {
+            state
+                .nodes
+                .get(*node)
+                .is_none_or(|row| row.generation > since)
+        };
+        let all = || self.nodes.iter().copied().find(|node| would_do(*node));
+        let node = match known {
+            None => all(),
+            Some(Answer { at, node: None, .. }) => self
+                .nodes
+                .iter()
+                .copied()
+                .find(|node| changed(node, at) && would_do(*node)),
+            Some(Answer {
+                at,
+                node: Some(node),
+                ..
+            }) => {
+                if !changed(&node, at) || would_do(node) {
+                    Some(node)
+                } else {
+                    all()
+                }
+            }
+        };
+        debug_assert_eq!(
+            node.is_some(),
+            all().is_some(),
+            "what is remembered of a ceiling holds no more"
+        );
+        self.ceilings.of.insert(key, Answer { at, settled, node });
+        node.is_some()
+    }
+}

@@ -1,0 +1,370 @@
+//! Whether shares could be arranged anew at all so that one more has a place: if not, no
+//! search that only moves finds anything.
+//!
+//! Moving changes only the cards on which somebody stands who is moved; every other card
+//! can only be filled further. So a share that has no place now needs one of those cards,
+//! and whoever may be moved and has no place now either needs one of them too. All of
+//! these are packed here, by what they are nominally worth, into what those cards hold
+//! beside the ones that stay. Too kind in everything else: who may go elsewhere is not
+//! packed, and modes, client slots, CPU and memory do not count.
+//!
+//! The packing is exact and small: where there are many to move, or after many steps
+//! without an answer, the answer is "perhaps".
+
+use super::Cycle;
+use crate::fit;
+use crate::ledger::CardMemory;
+use crate::model::{Amount, Ask, Mode};
+use crate::state::cell::CardSums;
+use crate::state::rows::{CardKey, JobKey, NodeKey, SpecKey, SpecRow};
+use crate::state::transition::mode_index;
+use crate::units::Mib;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
+
+/// Most that are packed, and most steps of it.
+pub(super) const MOST: usize = 64;
+const STEPS: u32 = 4096;
+
+/// Who may be moved, and from which cards.
+#[derive(Debug, Default)]
+pub(super) struct Movers {
+    /// Too many, or not to be understood: no answer.
+    perhaps: bool,
+    /// Some have whole GPUs that are only counted: others may get them.
+    counted: bool,
+    items: Vec<(SpecKey, Item)>,
+    nodes: BTreeSet<NodeKey>,
+    bins: Vec<Bin>,
+}
+
+/// What somebody holds of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Item {
+    Whole,
+    Part(Amount),
+}
+
+/// A card beside those on it who stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Bin {
+    total: u64,
+    /// MiB that limits may take, and that shares may be nominally worth where the last of
+    /// them gets the remainder.
+    limits: u64,
+    nominal: u64,
+    /// Nobody is on it.
+    empty: bool,
+}
+
+impl Bin {
+    fn new(memory: CardMemory, stays: CardSums) -> Self {
+        let small = |amount: u128| Mib(u64::try_from(amount).unwrap_or(u64::MAX));
+        let most = Mib(memory.cap.0.saturating_add(memory.reserved.0));
+        let whole = stays.modes[0] > 0;
+        let of = |all: Mib, taken: u128| if whole { 0 } else { all.less(small(taken)).0 };
+        Self {
+            total: memory.total.0,
+            limits: of(memory.cap, stays.limits),
+            nominal: of(most, stays.nominal),
+            empty: stays.holds() == 0,
+        }
+    }
+
+    /// With one more on it. `fractions`: some of them may be the last on a card.
+    fn with(self, item: Item, fractions: bool) -> Option<Self> {
+        let Item::Part(amount) = item else {
+            return self.empty.then_some(Self {
+                limits: 0,
+                nominal: 0,
+                empty: false,
+                ..self
+            });
+        };
+        let memory = CardMemory {
+            total: Mib(self.total),
+            ..CardMemory::default()
+        };
+        let worth = memory.nominal(amount).0;
+        let fits = worth <= self.limits || fractions && worth <= self.nominal;
+        fits.then_some(Self {
+            limits: self.limits.saturating_sub(worth),
+            nominal: self.nominal.saturating_sub(worth),
+            empty: false,
+            ..self
+        })
+    }
+}
+
+impl Cycle<'_> {
+    /// False: moving these, all of whom must have a place after it, makes no room for the
+    /// first pod of that request.
+    pub(super) fn could_be_arranged(&mut self, spec: SpecKey, movers: &Movers) -> bool {
+        if movers.perhaps {
+            return true;
+        }
+        self.state.refresh_rooms();
+        let Some(own) = self.state.specs.get(spec).and_then(one_share) else {
+            return true;
+        };
+        if self.has_place(spec, own, movers) {
+            return true;
+        }
+        let mut places: FxHashMap<SpecKey, bool> = FxHashMap::default();
+        let mut items = vec![Item::Part(own)];
+        for (spec, item) in &movers.items {
+            let elsewhere = match item {
+                Item::Whole => movers.counted || self.state.rooms.whole > 0,
+                Item::Part(amount) => *places
+                    .entry(*spec)
+                    .or_insert_with(|| self.has_place(*spec, *amount, movers)),
+            };
+            if !elsewhere {
+                items.push(*item);
+            }
+        }
+        let fractions = items
+            .iter()
+            .any(|item| matches!(item, Item::Part(Amount::Fraction(_))));
+        let yardstick = self.smallest();
+        items.sort_by_key(|item| {
+            std::cmp::Reverse(match item {
+                Item::Whole => u64::MAX,
+                Item::Part(amount) => yardstick.nominal(*amount).0,
+            })
+        });
+        let mut packing = Packing {
+            items: &items,
+            fractions,
+            seen: FxHashSet::default(),
+            steps: 0,
+        };
+        let mut bins = movers.bins.clone();
+        bins.sort_unstable();
+        packing.fits(0, &bins)
+    }
+
+    /// Some card takes it as it is, on a node that nobody leaves by the node's own rules,
+    /// on the others by its size.
+    fn has_place(&self, spec: SpecKey, amount: Amount, movers: &Movers) -> bool {
+        let Some(row) = self.state.specs.get(spec) else {
+            return true;
+        };
+        let least = self.smallest().nominal(amount).0;
+        let rooms = &self.state.rooms;
+        rooms.by_most.range((least, 0)..).any(|(_, rank)| {
+            rooms.node(*rank).is_some_and(|node| {
+                movers.nodes.contains(&node)
+                    || fit::node(self.state, row, node, self.config, true).is_ok()
+            })
+        })
+    }
+
+    /// A card of the smallest size.
+    pub(super) fn smallest(&self) -> CardMemory {
+        CardMemory {
+            total: Mib(u64::try_from(self.shares.smallest_card).unwrap_or(0)),
+            ..CardMemory::default()
+        }
+    }
+
+    /// These jobs, as they stand.
+    pub(super) fn movers(&self, jobs: &[JobKey]) -> Movers {
+        let mut movers = Movers::default();
+        let mut gone: Vec<(CardKey, CardSums)> = Vec::new();
+        let tasks = jobs
+            .iter()
+            .filter_map(|job| self.state.jobs.get(*job))
+            .flat_map(|row| &row.tasks);
+        for task in tasks {
+            let (Some(cell), Some(spec)) = (
+                self.state.task_cells.get(*task),
+                self.state.tasks.get(*task).map(|row| row.spec),
+            ) else {
+                continue;
+            };
+            let Some(node) = cell.node.filter(|_| cell.status.is_allocated()) else {
+                continue;
+            };
+            movers.nodes.insert(node);
+            let whole = self.state.specs.get(spec).map_or(0, |row| row.whole);
+            movers.counted |= whole > 0 && cell.holds().is_empty();
+            for hold in cell.holds().iter().filter(|hold| !hold.lent) {
+                let asked = self.state.specs.get(spec).and_then(|row| {
+                    let mut asks = row.spec.gpus.iter();
+                    Some(&asks.find(|ask| ask.container == hold.container)?.ask)
+                });
+                let item = match asked {
+                    _ if hold.mode == Mode::Exclusive => Item::Whole,
+                    Some(Ask::Share(share)) => Item::Part(share.amount),
+                    _ => {
+                        movers.perhaps = true;
+                        return movers;
+                    }
+                };
+                movers.items.push((spec, item));
+                let at = gone.iter().position(|(card, _)| *card == hold.card);
+                let at = at.unwrap_or_else(|| {
+                    gone.push((hold.card, CardSums::default()));
+                    gone.len() - 1
+                });
+                let sums = &mut gone[at].1;
+                sums.limits += u128::from(hold.limit.0);
+                sums.nominal += u128::from(hold.nominal.0);
+                sums.modes[mode_index(hold.mode)] += 1;
+            }
+            if movers.items.len() > MOST {
+                movers.perhaps = true;
+                return movers;
+            }
+        }
+        for (card, gone) in gone {
+            let (Some(row), Some(used)) =
+                (self.state.cards.get(card), self.state.card_use.get(card))
+            else {
+                movers.perhaps = true;
+                return movers;
+            };
+            let mut stays = used.after();
+            stays.limits = stays.limits.saturating_sub(gone.limits);
+            stays.nominal = stays.nominal.saturating_sub(gone.nominal);
+            for (count, gone) in stays.modes.iter_mut().zip(gone.modes) {
+                *count = count.saturating_sub(gone);
+            }
+            movers.bins.push(Bin::new(fit::card::memory(row), stays));
+        }
+        movers
+    }
+}
+
+/// What it asks for, where that is one share of one card and nothing else of GPUs.
+fn one_share(row: &SpecRow) -> Option<Amount> {
+    if row.whole > 0 || row.mig_nano > 0 {
+        return None;
+    }
+    match row.spec.gpus.as_slice() {
+        [ask] => match &ask.ask {
+            Ask::Share(share) if share.devices == 1 => Some(share.amount),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A search through all ways to put them onto cards, the largest first.
+struct Packing<'a> {
+    items: &'a [Item],
+    fractions: bool,
+    /// From which one on, and what the cards have left, where there was no way.
+    seen: FxHashSet<(usize, Vec<Bin>)>,
+    steps: u32,
+}
+
+impl Packing<'_> {
+    /// True also where it takes too long to know.
+    fn fits(&mut self, from: usize, bins: &[Bin]) -> bool {
+        let Some(item) = self.items.get(from) else {
+            return true;
+        };
+        self.steps += 1;
+        if self.steps > STEPS {
+            return true;
+        }
+        let mut last = None;
+        for (index, bin) in bins.iter().enumerate() {
+            // Cards that are alike are one choice.
+            if last.replace(*bin) == Some(*bin) {
+                continue;
+            }
+            let Some(with) = bin.with(*item, self.fractions) else {
+                continue;
+            };
+            let mut next = bins.to_vec();
+            next[index] = with;
+            next.sort_unstable();
+            if self.seen.contains(&(from + 1, next.clone())) {
+                continue;
+            }
+            if self.fits(from + 1, &next) {
+                return true;
+            }
+            self.seen.insert((from + 1, next));
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::NanoGpu;
+
+    fn bin(mib: u64) -> Bin {
+        Bin {
+            total: 48,
+            limits: mib,
+            nominal: mib,
+            empty: false,
+        }
+    }
+
+    fn fits(items: &[u64], bins: &[u64]) -> bool {
+        let mut items: Vec<Item> = items
+            .iter()
+            .map(|mib| Item::Part(Amount::Memory(Mib(*mib))))
+            .collect();
+        items.reverse();
+        let mut bins: Vec<Bin> = bins.iter().map(|mib| bin(*mib)).collect();
+        bins.sort_unstable();
+        Packing {
+            items: &items,
+            fractions: false,
+            seen: FxHashSet::default(),
+            steps: 0,
+        }
+        .fits(0, &bins)
+    }
+
+    #[test]
+    fn shares_that_cannot_be_arranged_are_known() {
+        assert!(
+            !fits(&[8, 20, 20], &[26, 26]),
+            "none can go for the small one"
+        );
+        assert!(fits(&[6, 20, 20], &[26, 26]));
+        assert!(fits(&[6, 12, 12, 20], &[26, 26]));
+        assert!(!fits(&[8, 8, 12, 12, 20], &[26, 26]));
+        assert!(!fits(&[8], &[]));
+    }
+
+    #[test]
+    fn many_alike_take_few_steps() {
+        let (items, bins) = (vec![20; 60], vec![26; 59]);
+        assert!(!fits(&items, &bins));
+    }
+
+    #[test]
+    fn a_whole_card_needs_one_that_nobody_is_on() {
+        let free = Bin {
+            empty: true,
+            ..bin(48)
+        };
+        assert_eq!(bin(48).with(Item::Whole, false), None);
+        let taken = free.with(Item::Whole, false).unwrap();
+        let small = Item::Part(Amount::Memory(Mib(1)));
+        assert_eq!(taken.with(small, true), None);
+    }
+
+    #[test]
+    fn the_last_fraction_may_get_less_than_it_is_worth() {
+        let card = Bin {
+            limits: 46,
+            nominal: 48,
+            ..bin(0)
+        };
+        let half = Item::Part(Amount::Fraction(NanoGpu(500_000_000)));
+        let one = card.with(half, true).unwrap();
+        assert!(one.with(half, true).is_some());
+        assert!(one.with(half, false).is_none());
+    }
+}

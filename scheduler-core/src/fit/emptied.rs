@@ -1,0 +1,163 @@
+//! Could a pod sit on a node if everybody who may be told to go were gone: a ceiling over
+//! every set of victims.
+//!
+//! In: the state, a request, a node, and who may go. Out: yes or no. Changes nothing.
+//! Whatever else stands there stays. Every rule here is one of [`super::node`], or weaker:
+//! with less on a node and its cards none of those says no where it said yes before. So
+//! where this says no, no victims make room on this node; where it says yes, perhaps.
+
+use super::card;
+use crate::model::{Ask, Mode};
+use crate::state::State;
+use crate::state::cell::{CardSums, Status};
+use crate::state::rows::{MigStrategy, NodeKey, NodeRow, SpecRow, TaskKey};
+use crate::state::transition::{mode_index, whole_gpus};
+
+/// What the ones that stay hold of the node.
+#[derive(Default)]
+struct Stays {
+    cpu: u128,
+    memory: u128,
+    pods: u128,
+    /// Whole GPUs that are only counted.
+    gpus: u128,
+    /// Of each resource that is asked for, in its order.
+    extended: Vec<u128>,
+    /// Of each card, in the node's order.
+    cards: Vec<CardSums>,
+}
+
+/// False: not as long as those stay who may not go.
+pub(crate) fn could_sit(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    may_go: &dyn Fn(TaskKey) -> bool,
+) -> bool {
+    let Some(row) = state.nodes.get(key) else {
+        return false;
+    };
+    let Some(node) = &row.node else {
+        return false;
+    };
+    if super::rules(node, &spec.spec).is_err() || !mig(row, spec) {
+        return false;
+    }
+    let on_cards = spec.whole > 0 || spec.shares;
+    let silent = node.managed && row.agent.is_none();
+    let offers = node.managed
+        && row
+            .agent
+            .as_ref()
+            .is_some_and(|agent| agent.not_offering.is_none());
+    if on_cards && silent || spec.shares && !offers {
+        return false;
+    }
+    let stays = stays(state, spec, key, row, may_go);
+    let has = |has: u64, taken: u128, wanted: u64| {
+        wanted == 0 || taken + u128::from(wanted) <= u128::from(has)
+    };
+    let asked = spec.spec.extended.iter().zip(&stays.extended);
+    has(node.pods, stays.pods, 1)
+        && has(node.cpu.0, stays.cpu, spec.spec.cpu.0)
+        && has(node.memory.0, stays.memory, spec.spec.memory.0)
+        && asked.into_iter().all(|((name, amount), taken)| {
+            let there = node.extended.get(name).copied().unwrap_or(0);
+            super::is_token(node, name) || has(there, *taken, *amount)
+        })
+        && (spec.whole == 0 || whole(state, row, &stays) >= i128::from(spec.whole))
+        && spec.spec.gpus.iter().all(|ask| match &ask.ask {
+            Ask::Whole(_) => true,
+            Ask::Share(share) => {
+                let default = row
+                    .agent
+                    .as_ref()
+                    .map_or(Mode::Mps, |agent| agent.default_mode);
+                let would_do = row.cards.iter().zip(&stays.cards).filter(|(key, beside)| {
+                    state.cards.get(**key).is_some_and(|card| {
+                        card::modes(share, card, default)
+                            .into_iter()
+                            .any(|mode| card::share(state, card, **beside, share, mode).is_ok())
+                    })
+                });
+                would_do.count() >= share.devices as usize
+            }
+        })
+}
+
+/// What the node's MIG strategy lets in; who holds slices may go.
+fn mig(row: &NodeRow, spec: &SpecRow) -> bool {
+    let wants_profile = spec.mig_nano > 0;
+    !spec.wants_gpus()
+        || match row.mig {
+            MigStrategy::Off => !wants_profile,
+            MigStrategy::Single => !wants_profile && !spec.shares,
+            MigStrategy::Mixed => wants_profile,
+            MigStrategy::On => true,
+        }
+}
+
+/// Whole GPUs that would be free.
+fn whole(state: &State, row: &NodeRow, stays: &Stays) -> i128 {
+    let managed = row.node.as_ref().is_some_and(|node| node.managed);
+    let there = if managed {
+        row.cards
+            .iter()
+            .zip(&stays.cards)
+            .filter(|(key, beside)| {
+                let card = state.cards.get(**key);
+                beside.holds() == 0 && card.is_some_and(|card| card::whole_in_time(state, card))
+            })
+            .count()
+    } else {
+        row.node.as_ref().map_or(0, |node| node.gpus as usize)
+    };
+    i128::try_from(there).unwrap_or(0) - i128::try_from(stays.gpus).unwrap_or(i128::MAX)
+}
+
+fn stays(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    row: &NodeRow,
+    may_go: &dyn Fn(TaskKey) -> bool,
+) -> Stays {
+    let mut stays = Stays {
+        extended: vec![0; spec.spec.extended.len()],
+        cards: vec![CardSums::default(); row.cards.len()],
+        ..Stays::default()
+    };
+    for task in state.on_node.get(key).into_iter().flatten().copied() {
+        let (Some(cell), Some(own)) = (
+            state.task_cells.get(task),
+            state
+                .tasks
+                .get(task)
+                .and_then(|row| state.specs.get(row.spec)),
+        ) else {
+            continue;
+        };
+        let stands = cell.status.is_allocated() || cell.status == Status::Stuck;
+        if cell.node != Some(key) || !stands || cell.status.is_allocated() && may_go(task) {
+            continue;
+        }
+        stays.cpu += u128::from(own.spec.cpu.0);
+        stays.memory += u128::from(own.spec.memory.0);
+        stays.pods += 1;
+        if cell.holds().is_empty() {
+            stays.gpus += u128::from(whole_gpus(&own.spec));
+        }
+        for (name, sum) in spec.spec.extended.keys().zip(&mut stays.extended) {
+            *sum += u128::from(own.spec.extended.get(name).copied().unwrap_or(0));
+        }
+        for hold in cell.holds().iter().filter(|hold| !hold.lent) {
+            let at = row.cards.iter().position(|card| *card == hold.card);
+            if let Some(sums) = at.and_then(|at| stays.cards.get_mut(at)) {
+                sums.limits += u128::from(hold.limit.0);
+                sums.nominal += u128::from(hold.nominal.0);
+                sums.modes[mode_index(hold.mode)] += 1;
+            }
+        }
+    }
+    stays
+}

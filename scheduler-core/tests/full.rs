@@ -1,0 +1,343 @@
+//! Clusters full of shares: searches for room that find nothing.
+//!
+//! What is known without a search, and what is remembered from one decision to the next,
+//! only skips work: debug builds search all the same and stop where room was found, so that
+//! every case here proves it; and a core that was rebuilt decides as the one that lived.
+#![allow(clippy::unwrap_used)] // A test from its first line to its last.
+
+use proptest::prelude::*;
+use scheduler_core::ids::{ContainerName, PodUid, QueueName};
+use scheduler_core::model::{
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Placement, Pod, Queue, Share,
+    Weight,
+};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
+use scheduler_core::{
+    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, text,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const CARD: u64 = 48;
+
+#[derive(Clone, Debug)]
+struct Wish {
+    queue: usize,
+    /// MiB; none: a whole GPU.
+    mib: u64,
+    part: bool,
+    priority: i32,
+    preemptible: bool,
+    cpu: u64,
+    /// Only on the first node.
+    first: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    /// Cards of each node.
+    nodes: Vec<u32>,
+    /// GPUs of each queue, in quarters; `None`: no bound.
+    quotas: Vec<Option<u64>>,
+    /// Most jobs that a consolidation moves.
+    moved: Option<u32>,
+    min_runtime: u64,
+    /// In each turn: who comes, and which of those that run are gone.
+    turns: Vec<(Vec<Wish>, Vec<prop::sample::Index>)>,
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    let mib = prop_oneof![
+        4 => prop::sample::select(vec![8_u64, 12, 20]),
+        2 => 5_u64..30,
+        1 => Just(0),
+    ];
+    (
+        any::<usize>(),
+        mib,
+        0_u8..5,
+        0_i32..3,
+        0_u8..6,
+        prop::sample::select(vec![100_u64, 100, 1500]),
+        0_u8..6,
+    )
+        .prop_map(|(queue, mib, part, priority, fixed, cpu, first)| Wish {
+            queue,
+            mib,
+            part: part == 0,
+            priority,
+            preemptible: fixed > 0,
+            cpu,
+            first: first == 0,
+        })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let quota = prop_oneof![3 => (0_u64..8).prop_map(Some), 1 => Just(None)];
+    let turn = (
+        prop::collection::vec(wish(), 0..10),
+        prop::collection::vec(any::<prop::sample::Index>(), 0..3),
+    );
+    (
+        prop::collection::vec(1_u32..4, 1..4),
+        prop::collection::vec(quota, 1..4),
+        prop_oneof![2 => Just(Some(16)), 1 => Just(Some(3)), 1 => Just(None)],
+        prop_oneof![3 => Just(0), 1 => Just(30_000_u64)],
+        prop::collection::vec(turn, 2..6),
+    )
+        .prop_map(|(nodes, quotas, moved, min_runtime, turns)| Case {
+            nodes,
+            quotas,
+            moved,
+            min_runtime,
+            turns,
+        })
+}
+
+fn config(case: &Case) -> Config {
+    Config {
+        consolidation_jobs: case.moved,
+        reclaim_min_runtime: Duration(case.min_runtime),
+        preempt_min_runtime: Duration(case.min_runtime),
+        ..Config::default()
+    }
+}
+
+struct World {
+    core: Core,
+    pods: BTreeMap<PodUid, Pod>,
+    born: u32,
+    log: String,
+}
+
+impl World {
+    fn new(case: &Case) -> Self {
+        let mut world = Self {
+            core: Core::new(config(case)),
+            pods: BTreeMap::new(),
+            born: 0,
+            log: String::new(),
+        };
+        for (index, cards) in case.nodes.iter().enumerate() {
+            let name = format!("n{index}");
+            let mut node = Node::named(&name);
+            node.cpu = CpuMilli(8000);
+            node.memory = Bytes(1 << 30);
+            node.pods = 20;
+            node.gpus = *cards;
+            node.managed = true;
+            node.labels
+                .insert(Arc::from("index"), Arc::from(index.to_string()));
+            world.tell(Event::Node(node));
+            let cards = (0..*cards)
+                .map(|card| Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD))
+                .collect();
+            world.tell(Event::Cards(NodeCards {
+                node: name.as_str().into(),
+                default_mode: Mode::Mps,
+                not_offering: None,
+                cards,
+            }));
+        }
+        for (index, quota) in case.quotas.iter().enumerate() {
+            let mut queue = Queue::unlimited(&format!("q{index}"));
+            queue.created = Time(index as u64);
+            queue.gpu.weight = Weight(1_000_000);
+            if let Some(quota) = quota {
+                queue.gpu.quota = Bound::Exactly(quota * NanoGpu::ONE.0 / 4);
+            }
+            world.tell(Event::Queue(queue));
+        }
+        world
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.log
+            .push_str(&text::write(std::slice::from_ref(&event)));
+        let problems = self.core.apply(event);
+        assert!(problems.is_empty(), "{problems:?}\n{}", self.log);
+    }
+
+    fn show(&mut self, pod: Pod) {
+        self.pods.insert(pod.uid.clone(), pod.clone());
+        self.tell(Event::Pod(Box::new(pod)));
+    }
+
+    fn bear(&mut self, case: &Case, wish: &Wish, now: u64) {
+        let mut pod = Pod::named(&format!("p{:03}", self.born));
+        self.born += 1;
+        pod.queue = QueueName::new(format!("q{}", wish.queue % case.quotas.len()));
+        pod.priority = wish.priority;
+        pod.preemptible = wish.preemptible;
+        pod.created = Time(now);
+        pod.cpu = CpuMilli(wish.cpu);
+        let ask = match (wish.mib, wish.part) {
+            (0, _) => Ask::Whole(1),
+            (mib, part) => Ask::Share(Share {
+                amount: if part {
+                    Amount::Fraction(NanoGpu(mib * NanoGpu::ONE.0 / CARD))
+                } else {
+                    Amount::Memory(Mib(mib))
+                },
+                devices: 1,
+                compute: None,
+                mode: None,
+            }),
+        };
+        pod.gpus.push(ContainerAsk {
+            container: ContainerName::new("main"),
+            init: false,
+            ask,
+        });
+        if wish.first {
+            pod.nodes
+                .selector
+                .insert(Arc::from("index"), Arc::from("0"));
+        }
+        self.show(pod);
+    }
+
+    /// Decides as a core does that knows nothing but the snapshot.
+    fn decide(&mut self, case: &Case, now: u64) -> Decision {
+        let mut rebuilt = Core::new(config(case));
+        for event in self.core.snapshot() {
+            rebuilt.apply(event);
+        }
+        let decision = self.core.decide(Time(now));
+        let other = rebuilt.decide(Time(now));
+        self.log.push_str(&text::decision(&decision));
+        // When a pod of its own has started is in no snapshot.
+        if case.min_runtime == 0 {
+            assert_eq!(said(&decision), said(&other), "{}", self.log);
+            assert_eq!(decision.wake_at, other.wake_at, "{}", self.log);
+        }
+        decision
+    }
+
+    fn execute(&mut self, decision: &Decision, now: u64) {
+        for action in &decision.actions {
+            self.tell(Event::Outcome(Outcome {
+                decision: action.decision(),
+                result: OutcomeResult::Confirmed,
+            }));
+            match action {
+                Action::Bind(bind) => {
+                    let mut pod = self.pods[&bind.pod].clone();
+                    pod.phase = Phase::Running(Placement {
+                        node: bind.node.clone(),
+                        grants: bind.grants.clone(),
+                        decision: Some(bind.decision),
+                    });
+                    self.show(pod);
+                }
+                Action::Evict(evict) => {
+                    // It comes back as a new one and waits.
+                    let mut pod = self.pods.remove(&evict.pod).unwrap();
+                    self.tell(Event::PodGone(evict.pod.clone()));
+                    pod.uid = PodUid::new(format!("p{:03}", self.born));
+                    self.born += 1;
+                    pod.created = Time(now);
+                    pod.phase = Phase::Pending;
+                    self.show(pod);
+                }
+            }
+        }
+    }
+}
+
+/// What was decided of whom.
+fn said(decision: &Decision) -> Vec<(PodUid, Option<EvictCause>, String)> {
+    let of = |bind: &Bind| format!("{} {:?}", bind.node, bind.grants);
+    let actions = decision.actions.iter();
+    actions
+        .map(|action| match action {
+            Action::Bind(bind) => (bind.pod.clone(), None, of(bind)),
+            Action::Evict(evict) => {
+                let favoured = format!("{:?}", evict.in_favour_of);
+                (evict.pod.clone(), Some(evict.cause), favoured)
+            }
+        })
+        .collect()
+}
+
+/// How many cases: few, or as many as `PROPTEST_CASES` says.
+fn cases() -> u32 {
+    let said = std::env::var("PROPTEST_CASES").ok();
+    said.and_then(|cases| cases.parse().ok()).unwrap_or(256)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_known_without_a_search_is_what_a_search_finds(case in case()) {
+        let mut world = World::new(&case);
+        let mut now = 0;
+        for (wishes, gone) in &case.turns {
+            for wish in wishes {
+                world.bear(&case, wish, now);
+            }
+            for index in gone {
+                let runs: Vec<PodUid> = world
+                    .pods
+                    .values()
+                    .filter(|pod| matches!(pod.phase, Phase::Running(_)))
+                    .map(|pod| pod.uid.clone())
+                    .collect();
+                if !runs.is_empty() {
+                    let uid = index.get(&runs).clone();
+                    world.pods.remove(&uid);
+                    world.tell(Event::PodGone(uid));
+                }
+            }
+            for _ in 0..2 {
+                now += 20_000;
+                let decision = world.decide(&case, now);
+                world.execute(&decision, now);
+            }
+        }
+    }
+}
+
+/// A small cluster of which every card has two shares of 20 MiB and 8 MiB left, and 30
+/// shares of 12 MiB that wait in two queues and priorities.
+#[test]
+fn shares_that_fit_nowhere_cost_no_step() {
+    let case = Case {
+        nodes: vec![3, 3],
+        quotas: vec![Some(12), Some(12)],
+        moved: Some(16),
+        min_runtime: 0,
+        turns: Vec::new(),
+    };
+    let wish = |queue, mib, priority| Wish {
+        queue,
+        mib,
+        part: false,
+        priority,
+        preemptible: true,
+        cpu: 100,
+        first: false,
+    };
+    let mut world = World::new(&case);
+    for index in 0..12 {
+        world.bear(&case, &wish(index, 20, 1), 0);
+    }
+    let decision = world.decide(&case, 1000);
+    assert_eq!(decision.actions.len(), 12, "{}", world.log);
+    world.execute(&decision, 1000);
+    for index in 0..30 {
+        let priority = i32::from(index % 3 == 0);
+        world.bear(&case, &wish(index, 12, priority), 2000);
+    }
+    let decision = world.decide(&case, 3000);
+    assert_eq!((decision.steps, decision.actions.len()), (0, 0));
+    assert_eq!(decision.reasons.len(), 30, "all are told why");
+    // 28 MiB are free then: two of them.
+    let gone = PodUid::new("p003");
+    world.pods.remove(&gone);
+    world.tell(Event::PodGone(gone));
+    let decision = world.decide(&case, 4000);
+    assert_eq!(decision.actions.len(), 2, "{}", world.log);
+    assert!(decision.steps < 30, "{} steps", decision.steps);
+}

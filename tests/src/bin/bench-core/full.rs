@@ -1,0 +1,83 @@
+//! A cluster full of shares, with as many again that fit nowhere: what it costs to know that
+//! no search finds room for them, when it is new and when a little has changed.
+
+use crate::{line, say};
+use aliquot_tests::worlds::{NOW, full};
+use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult};
+use std::time::{Duration, Instant};
+
+const NODES: usize = 500;
+const WAIT: usize = 10_000;
+
+/// Its rows; how many of them missed their target.
+pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
+    let mut missed = 0;
+    for (quota, name) in [
+        (true, "full of shares"),
+        (false, "full of shares, queues without quota"),
+    ] {
+        if wanted(name) {
+            missed += of(rounds, name, quota);
+        }
+    }
+    missed
+}
+
+fn of(rounds: usize, name: &str, quota: bool) -> u32 {
+    let ms = |count| quota.then_some(Duration::from_millis(count));
+    let mut core = Core::new(Config::default());
+    for event in full::of_shares(NODES, WAIT, quota) {
+        let problems = core.apply(event);
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+    let start = Instant::now();
+    let mut decision = core.decide(NOW);
+    let cold = start.elapsed();
+    let said = |what: &str| format!("{name}: {what}");
+    let mut missed = line(
+        &said("cold decision"),
+        &[cold],
+        ms(250),
+        "-",
+        Some((0, decision.actions.len())),
+    );
+    say(&format!(
+        "{}: {} steps",
+        said("cold decision"),
+        decision.steps
+    ));
+    let mut turn = 0;
+    for (changes, target) in [(10, 5), (100, 50)] {
+        let (mut times, mut steps, mut acted) = (Vec::new(), 0, 0);
+        for _ in 0..rounds {
+            for action in &decision.actions {
+                core.apply(Event::Outcome(Outcome {
+                    decision: action.decision(),
+                    result: OutcomeResult::Confirmed,
+                }));
+                if let Action::Evict(evict) = action {
+                    core.apply(Event::PodGone(evict.pod.clone()));
+                }
+            }
+            for event in full::changes(NODES, turn, changes) {
+                core.apply(event);
+            }
+            turn += 1;
+            let start = Instant::now();
+            decision = core.decide(NOW);
+            times.push(start.elapsed());
+            (steps, acted) = (steps + decision.steps, acted + decision.actions.len());
+        }
+        let what = said(&format!("decision after {changes} changes"));
+        let rounds_made = rounds.max(1);
+        missed += line(
+            &what,
+            &times,
+            ms(target),
+            "-",
+            Some((0, acted / rounds_made)),
+        );
+        say(&format!("{what}: {} steps", steps / rounds_made as u64));
+    }
+    missed
+}
