@@ -11,9 +11,8 @@ use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::model::Ask;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, NoFit, SpecKey, TaskKey};
-use rustc_hash::FxHashSet;
-use std::collections::BTreeSet;
+use crate::state::rows::{JobKey, JobRow, NoFit, SpecKey, TaskKey};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 /// Most nodes that are looked at to see quickly that a request fits nowhere.
@@ -24,13 +23,18 @@ const LOOK: usize = 64;
 struct Hopes {
     /// [`crate::state::State::loosened`] at first.
     loosened: u64,
-    /// What pods of their own ask for, where it may fit.
-    of_pods: BTreeSet<SpecKey>,
+    /// What pods of their own ask for, where it may fit, and how many of them are left.
+    of_pods: FxHashMap<SpecKey, u32>,
     /// Other jobs.
     of_groups: FxHashSet<JobKey>,
     /// Failures since the last look, and how many there are to be.
     failed: u32,
     patience: u32,
+}
+
+/// A pod of its own.
+fn is_alone(row: &JobRow) -> bool {
+    row.single && row.group.is_none()
 }
 
 impl Cycle<'_> {
@@ -48,6 +52,16 @@ impl Cycle<'_> {
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
+            if let Some(spec) = self.known(entry.job).first
+                && let Some(left) = hopes.of_pods.get_mut(&spec)
+                && self
+                    .state
+                    .jobs
+                    .get(entry.job)
+                    .is_some_and(|row| is_alone(row))
+            {
+                *left -= 1;
+            }
             if self.cannot_sit(entry.job) {
                 queue.nothing_moved();
                 if !ended && self.ends(&mut hopes) {
@@ -92,8 +106,8 @@ impl Cycle<'_> {
                 continue;
             };
             let row = self.state.jobs.get(*job);
-            if row.is_some_and(|row| row.single && row.group.is_none()) {
-                hopes.of_pods.insert(spec);
+            if row.is_some_and(|row| is_alone(row)) {
+                *hopes.of_pods.entry(spec).or_default() += 1;
             } else {
                 hopes.of_groups.insert(*job);
             }
@@ -113,12 +127,9 @@ impl Cycle<'_> {
             return false;
         }
         hopes.failed = 0;
-        let specs = std::mem::take(&mut hopes.of_pods);
-        for spec in specs {
-            if !self.fits_nowhere(spec) {
-                hopes.of_pods.insert(spec);
-            }
-        }
+        hopes
+            .of_pods
+            .retain(|spec, left| *left > 0 && !self.fits_nowhere(*spec));
         hopes.patience = (2 * hopes.patience).max(1);
         hopes.of_pods.is_empty()
     }
@@ -197,12 +208,7 @@ impl Cycle<'_> {
     /// A pod of its own, of which it is known that it fits nowhere: says so. False where
     /// that is not known.
     fn cannot_sit(&mut self, job: JobKey) -> bool {
-        if !self
-            .state
-            .jobs
-            .get(job)
-            .is_some_and(|row| row.single && row.group.is_none())
-        {
+        if !self.state.jobs.get(job).is_some_and(|row| is_alone(row)) {
             return false;
         }
         let tasks = self.next_tasks(job);
