@@ -15,7 +15,8 @@ pub struct Config {
     /// Nano-GPU per product are counted over this many MiB, by product name; a product
     /// that is not here counts over its total.
     pub bases: BTreeMap<String, u64>,
-    /// Most search steps of one decide.
+    /// Most steps of one job's search for victims. It begins with fewer, and has more each
+    /// time that it was cut short.
     pub budget: u64,
     /// What a decision does, in this order.
     pub actions: Vec<Step>,
@@ -91,7 +92,7 @@ impl Default for Config {
             backoff_first: Duration::seconds(1),
             backoff_longest: Duration::seconds(60),
             bases: BTreeMap::new(),
-            budget: 10_000_000,
+            budget: 4_000_000,
             actions: Step::ALL.to_vec(),
             gpu_placement: Placement::Binpack,
             cpu_placement: Placement::Binpack,

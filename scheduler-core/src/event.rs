@@ -63,6 +63,8 @@ pub enum Event {
     CardPause(CardPause),
     /// Only in snapshots: a job that was told to leave for another, which is not further.
     Swap(Swap),
+    /// Only in snapshots: a search for victims that was cut short, and waits for its turn.
+    Rest(Rest),
     /// Only in snapshots: the last sequence number given to a decision.
     Sequence(u64),
 }
@@ -77,6 +79,19 @@ pub struct Swap {
     /// How many pods the former had standing then. It does so again only once it has
     /// more, or something changed that the core did not decide.
     pub standing: u32,
+}
+
+/// A job's search for victims was cut short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// Whose.
+    pub of: GroupName,
+    /// What it would evict for.
+    pub cause: EvictCause,
+    /// It is not tried again before.
+    pub until: Time,
+    /// Its steps then.
+    pub steps: u64,
 }
 
 /// A card on which a grant was refused.

@@ -1,7 +1,7 @@
 //! The state as the event list that rebuilds it.
 
 use crate::cycle;
-use crate::event::{Backoff, CardPause, Event, Evicting, Swap};
+use crate::event::{Backoff, CardPause, Event, Evicting, Rest, Swap};
 use crate::model::{NodeCards, Phase, Placement, Pod};
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
@@ -103,6 +103,14 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             by: by.clone(),
             of: of.clone(),
             standing: *standing,
+        })
+    }));
+    events.extend(state.rests.iter().map(|((of, cause), rest)| {
+        Event::Rest(Rest {
+            of: of.clone(),
+            cause: *cause,
+            until: rest.until,
+            steps: rest.allowance,
         })
     }));
     events

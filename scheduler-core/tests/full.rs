@@ -13,7 +13,7 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, Rest, text,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -340,4 +340,93 @@ fn shares_that_fit_nowhere_cost_no_step() {
     let decision = world.decide(&case, 4000);
     assert_eq!(decision.actions.len(), 2, "{}", world.log);
     assert!(decision.steps < 30, "{} steps", decision.steps);
+}
+
+/// One card with two shares of a queue that deserves nothing, and a share of a queue that
+/// deserves the card.
+fn owed(moved: Option<u32>) -> (Case, World) {
+    let case = Case {
+        nodes: vec![1],
+        quotas: vec![Some(4), Some(0)],
+        moved,
+        min_runtime: 0,
+        turns: Vec::new(),
+    };
+    let mut world = World::new(&case);
+    for queue in [1, 1, 0] {
+        let wish = Wish {
+            queue,
+            mib: 20,
+            part: false,
+            priority: 1,
+            preemptible: true,
+            cpu: 100,
+            first: false,
+        };
+        if queue == 0 {
+            let decision = world.decide(&case, 1000);
+            world.execute(&decision, 1000);
+        }
+        world.bear(&case, &wish, 0);
+    }
+    (case, world)
+}
+
+#[test]
+fn a_search_that_is_cut_short_comes_back_with_more_and_holds_up_nobody() {
+    let (case, mut world) = owed(Some(16));
+    let decision = world.decide(&case, 2000);
+    let [Action::Evict(evict)] = &decision.actions[..] else {
+        panic!("{}", world.log);
+    };
+    let of = evict.in_favour_of.clone().unwrap();
+
+    let (case, mut world) = owed(Some(16));
+    world.tell(Event::Rest(Rest {
+        of: of.clone(),
+        cause: EvictCause::Reclaim,
+        until: Time(2000),
+        steps: 1,
+    }));
+    let rests = |world: &World| -> Vec<(u64, u64)> {
+        let events = world.core.snapshot().into_iter();
+        let rests = events.filter_map(|event| match event {
+            Event::Rest(rest) => Some((rest.until.0, rest.steps)),
+            _ => None,
+        });
+        rests.collect()
+    };
+    assert!(world.decide(&case, 1500).actions.is_empty());
+    let (mut now, mut tries) = (2000, 0);
+    loop {
+        let decision = world.decide(&case, now);
+        if !decision.actions.is_empty() {
+            break;
+        }
+        tries += 1;
+        assert!(tries < 20, "{}", world.log);
+        let [(until, steps)] = rests(&world)[..] else {
+            panic!("{}", world.log);
+        };
+        assert_eq!(steps, 1 << tries, "{}", world.log);
+        assert_eq!(decision.wake_at, Some(Time(until)));
+        // It is not tried before, whatever happens, and who fits is placed.
+        let small = Wish {
+            queue: 0,
+            mib: 1,
+            part: false,
+            priority: 1,
+            preemptible: true,
+            cpu: 1,
+            first: false,
+        };
+        world.bear(&case, &small, now);
+        let decision = world.decide(&case, until - 1);
+        assert_eq!(decision.actions.len(), 1, "{}", world.log);
+        world.execute(&decision, until - 1);
+        assert_eq!(rests(&world), [(until, steps)]);
+        now = until;
+    }
+    assert!(tries > 1, "one step was enough");
+    assert_eq!(rests(&world), []);
 }

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::event::Event;
 use crate::problem::Problem;
 use crate::state::State;
+use crate::state::rows::Rest;
 
 /// Takes one event in.
 pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Problem> {
@@ -59,6 +60,11 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::CardPause(pause) => outcome::card_pause(state, pause, &mut problems),
         Event::Swap(swap) => {
             state.swaps.insert((swap.by, swap.of), swap.standing);
+        }
+        Event::Rest(rest) => {
+            let (until, allowance) = (rest.until, rest.steps);
+            let rest = (rest.of, rest.cause);
+            state.rests.insert(rest, Rest { until, allowance });
         }
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }

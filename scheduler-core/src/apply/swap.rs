@@ -13,6 +13,7 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         Event::Tick(_)
         | Event::Sequence(_)
         | Event::Swap(_)
+        | Event::Rest(_)
         | Event::Refused(_)
         | Event::Evicting(_)
         | Event::Assumed(_)

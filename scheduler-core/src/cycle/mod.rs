@@ -26,6 +26,7 @@ mod preempt;
 mod reason;
 mod reclaim;
 mod repack;
+mod rest;
 mod runtime;
 mod scenario;
 mod settle;
@@ -47,6 +48,7 @@ use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use fragments::Fragments;
 pub(crate) use reason::{hindrance, no_fit_line, released_line};
+use rest::Found;
 use rustc_hash::{FxHashMap, FxHashSet};
 use slotmap::SecondaryMap;
 use solve::Like;
@@ -142,7 +144,15 @@ pub(crate) struct Cycle<'a> {
     wake: Option<Time>,
     /// By queue, the job for which no room was found last, while nothing has moved since:
     /// the next in line that is its like finds none either.
-    hopeless: FxHashMap<QueueKey, Like>,
+    hopeless: FxHashMap<QueueKey, (Like, Found)>,
+    /// The steps at which the search that goes on is cut short, and whether it was.
+    search_until: u64,
+    search_cut: bool,
+    /// What searches took beside steps, in about as long pieces: sets that were made, and
+    /// victims that were looked at.
+    pondered: u64,
+    /// What searches took, of both.
+    searched: u64,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
     /// What follows from where the pods of a job are.
@@ -194,6 +204,10 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         failures: FxHashMap::default(),
         wake: None,
         hopeless: FxHashMap::default(),
+        search_until: 0,
+        search_cut: false,
+        pondered: 0,
+        searched: 0,
         passed_over: BTreeSet::new(),
         known,
         rearranged: 0,
@@ -221,6 +235,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         cycle.wake_at(again);
     }
     cycle.remember_swaps();
+    cycle.wake_the_gone();
     cycle.say_why();
     cycle.let_go_of_promises();
     let wake = cycle.wake;

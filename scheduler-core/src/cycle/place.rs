@@ -201,6 +201,7 @@ impl Cycle<'_> {
         {
             return Err(Arc::clone(&no_fit.line));
         }
+        let shared = spec.shares;
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
@@ -210,7 +211,7 @@ impl Cycle<'_> {
         let in_order = || way == Way::Promise && self.state.rooms.are_in_order(nodes);
         let best = if indexed && (all || in_order()) {
             let found = find::best(self, task, spec_key, way, among, &mut over);
-            self.decision.steps += found.looked_at;
+            self.looked_at(found.looked_at, shared);
             debug_assert_eq!(
                 found.best,
                 self.state.specs.get(spec_key).and_then(|spec| {
@@ -221,7 +222,7 @@ impl Cycle<'_> {
             found.best
         } else {
             let best = self.best_of(task, spec, nodes, way, topology, &avoid, &mut over);
-            self.decision.steps += nodes.len() as u64;
+            self.looked_at(nodes.len() as u64, shared);
             best
         };
         let Some((node, seat)) = best else {

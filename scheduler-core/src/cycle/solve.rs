@@ -10,6 +10,7 @@
 //! or never leave at all.
 
 use super::Cycle;
+use super::rest::Found;
 use super::scenario::{Generator, Scenario, Taken, Unit};
 use crate::action::EvictCause;
 use crate::gang::{Gang, Pick};
@@ -83,22 +84,23 @@ impl Cycle<'_> {
         }
         let like = self.like(job, rules);
         if let Some((queue, like)) = &like
-            && self.hopeless.get(queue) == Some(like)
+            && let Some((before, found)) = self.hopeless.get(queue)
+            && before == like
         {
-            self.compare_search(job, rules, "for the like of a hopeless job");
+            if *found == Found::Nothing {
+                self.compare_search(job, rules, "for the like of a hopeless job");
+            }
             return false;
         }
-        let found = self.search_room(job, rules);
-        if found {
+        let found = self.in_turn(job, rules.cause(), |cycle| cycle.search_room(job, rules));
+        if found == Found::Room {
             self.hopeless.clear();
-        } else if self.decision.steps < self.config.budget
-            && let Some((queue, like)) = like
-        {
-            self.hopeless.insert(queue, like);
+        } else if let Some((queue, like)) = like {
+            self.hopeless.insert(queue, (like, found));
         } else {
             self.forget_like(job);
         }
-        found
+        found == Found::Room
     }
 
     /// Who comes next stands beside this one, not beside who came before.
@@ -113,9 +115,11 @@ impl Cycle<'_> {
         if !cfg!(debug_assertions) {
             return;
         }
-        let before = (self.decision.steps, self.decision.cut_short, self.wake);
+        let before = (self.decision.steps, self.pondered, self.wake);
+        self.search_until = self.decision.steps.saturating_add(self.config.budget);
+        self.search_cut = false;
         assert!(!self.search_room(job, rules), "room was found {what}");
-        (self.decision.steps, self.decision.cut_short, self.wake) = before;
+        (self.decision.steps, self.pondered, self.wake) = before;
     }
 
     /// What other jobs of the same queue can be compared by. `None`: it is like no other:
@@ -161,8 +165,7 @@ impl Cycle<'_> {
     fn search_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
         let gang = self.gang(job);
         let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
-        if tasks.is_empty() || self.decision.steps >= self.config.budget {
-            self.decision.cut_short |= !tasks.is_empty();
+        if tasks.is_empty() {
             return false;
         }
         let victims = self.victims(job, rules);
@@ -313,6 +316,10 @@ impl Cycle<'_> {
         recorded: &[Unit],
         failed: &mut Failed,
     ) -> Option<(Mark, Scenario)> {
+        let pieces = search.victims.len() / 128;
+        if self.ponder(u64::try_from(pieces).unwrap_or(u64::MAX)) {
+            return None;
+        }
         let mut queue = JobQueue::new(true);
         let entries = search
             .victims
@@ -341,6 +348,9 @@ impl Cycle<'_> {
                 Vec::new()
             };
             for scenario in scenarios {
+                if self.ponder(1) {
+                    return None;
+                }
                 let victims = scenario.tasks();
                 if victims.is_empty() || failed.contains(&(count, victims.clone())) {
                     continue;
@@ -357,10 +367,9 @@ impl Cycle<'_> {
                     return Some((mark, scenario));
                 }
                 failed.insert((count, victims));
-                if self.decision.steps >= self.config.budget {
-                    self.decision.cut_short = true;
-                    return None;
-                }
+            }
+            if self.ponder(1) {
+                return None;
             }
             self.next_victims(&mut queue, &known, &mut taken)?;
             self.state.refresh_rooms();

@@ -18,14 +18,15 @@ pub(crate) mod rows;
 mod texts;
 pub(crate) mod transition;
 
+use crate::action::EvictCause;
 use crate::ids::{GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName};
 use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 pub(crate) use open::{Open, OpenDecision};
 use rows::{
-    CardKey, CardRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Spec, SpecKey, SpecRow,
-    TaskKey, TaskRow,
+    CardKey, CardRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
+    SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
@@ -113,6 +114,8 @@ pub(crate) struct State {
     /// pods, how many pods the former had standing then. Empty again when something
     /// changes that was not decided here.
     pub swaps: BTreeMap<(GroupName, GroupName), u32>,
+    /// Searches for victims that were cut short, by whose and what for.
+    pub rests: BTreeMap<(GroupName, EvictCause), Rest>,
     /// Jobs that are no single pods.
     pub group_names: BTreeMap<GroupName, JobKey>,
 }

@@ -299,3 +299,12 @@ mod tests {
         );
     }
 }
+
+/// A job's search for victims that was cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// It is not tried again before.
+    pub until: Time,
+    /// Its steps then.
+    pub allowance: u64,
+}

@@ -3,7 +3,7 @@
 use super::line::{Line, TextError, parse};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal, Swap,
+    Backoff, CardPause, Event, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal, Rest, Swap,
 };
 use crate::ids::{
     ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
@@ -83,6 +83,12 @@ fn of_line(line: &Line) -> Read<Event> {
             by: GroupName::new(line.name(1)?),
             of: GroupName::new(needed(line, "of")?),
             standing: line.number("standing")?.unwrap_or(0),
+        }),
+        "rest" => Event::Rest(Rest {
+            of: GroupName::new(line.name(1)?),
+            cause: cause(line)?,
+            until: Time(line.number("until")?.unwrap_or(0)),
+            steps: line.number("steps")?.unwrap_or(0),
         }),
         other => return Err(line.error(format!("{other} is no event"))),
     };
@@ -539,14 +545,17 @@ fn evicting(line: &Line) -> Read<Evicting> {
     Ok(Evicting {
         decision,
         pod: PodUid::new(needed(line, "pod")?),
-        cause: needed(line, "cause").and_then(|text| {
-            EvictCause::ALL
-                .into_iter()
-                .find(|cause| cause.as_str() == text)
-                .ok_or_else(|| line.error(format!("{text} is no cause")))
-        })?,
+        cause: cause(line)?,
         settled: line.flag("settled"),
     })
+}
+
+fn cause(line: &Line) -> Read<EvictCause> {
+    let text = needed(line, "cause")?;
+    EvictCause::ALL
+        .into_iter()
+        .find(|cause| cause.as_str() == text)
+        .ok_or_else(|| line.error(format!("{text} is no cause")))
 }
 
 fn refusal(line: &Line) -> Read<Refusal> {

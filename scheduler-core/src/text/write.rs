@@ -183,6 +183,13 @@ impl Text {
                 self.pair("standing", swap.standing);
                 self.end();
             }
+            Event::Rest(rest) => {
+                self.start("rest", &rest.of);
+                self.pair("cause", rest.cause.as_str());
+                self.pair("until", rest.until.0);
+                self.pair("steps", rest.steps);
+                self.end();
+            }
             Event::CardPause(pause) => {
                 self.start("card-pause", &pause.card);
                 self.pair("node", &pause.node);
