@@ -120,8 +120,11 @@ fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Optio
     let decision = match cell.status {
         Status::Assumed => cell.decision?,
         // Told to go before it was seen bound: it holds its place until it is seen gone.
-        // The event that says so comes after, and takes the decision over.
-        Status::Releasing if row.seen == Seen::Pending && row.refused.is_none() => row.evicting?,
+        // The event that says so comes after; where its binding is over, it takes the
+        // decision over.
+        Status::Releasing if row.seen == Seen::Pending && row.refused.is_none() => {
+            state.open.binding_of(key).or(row.evicting)?
+        }
         _ => return None,
     };
     let spec = &state.specs.get(row.spec)?.spec;

@@ -171,14 +171,24 @@ fn evict_again(state: &mut State, task: TaskKey) {
         let uid = row.uid.clone();
         state.to_evict.insert((uid, task));
     }
-    let status = match row.seen {
-        Seen::Bound => Status::Bound,
-        Seen::Running => Status::Running,
+    let (status, decision) = match row.seen {
+        Seen::Bound => (Status::Bound, None),
+        Seen::Running => (Status::Running, None),
+        // Its binding is still under way.
+        Seen::Pending => match state.open.binding_of(task) {
+            Some(decision) => (Status::Assumed, Some(decision)),
+            None => return,
+        },
         _ => return,
     };
     let cell = state.cell(task);
     if cell.status == Status::Releasing {
-        state.transition(task, TaskCell { status, ..cell });
+        let to = TaskCell {
+            status,
+            decision,
+            ..cell
+        };
+        state.transition(task, to);
     }
 }
 

@@ -56,6 +56,17 @@ impl Open {
         }
     }
 
+    /// The pod's binding that is still open.
+    pub(crate) fn binding_of(&self, task: TaskKey) -> Option<DecisionId> {
+        let ids = self.of_task.get(task)?;
+        let is_binding = |id: &&DecisionId| {
+            self.by_id
+                .get(*id)
+                .is_some_and(|open| open.evicts.is_none())
+        };
+        ids.iter().find(is_binding).copied()
+    }
+
     /// The pod is gone, and what was decided about it with it.
     pub(crate) fn forget(&mut self, task: TaskKey) {
         for id in self.of_task.remove(task).unwrap_or_default() {
