@@ -60,7 +60,7 @@ fn open() -> *mut AtomicI64 {
     }
 }
 
-/// As the C library's, but for [`ahead`].
+/// As the C library's, but for the step.
 ///
 /// # Safety
 /// `time` must be null or point to a `timespec` that may be written.
