@@ -7,8 +7,8 @@
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
 //!    [`stale`]; the three in the middle search with [`solve`],
 //!    [`scenario`], [`trial`] and [`settle`], where none of [`ceiling`], [`repack`],
-//!    [`hopeless`] and [`swap`] says no before. [`keep`] is ours: empty nodes that stay
-//!    empty where moving will do.
+//!    [`hopeless`] and [`swap`] says no before; [`rest`] gives each its turn. [`keep`] is
+//!    ours: empty nodes that stay empty where moving will do.
 //! 4. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
 //! 5. Pods that stay have a reason; changed reasons are returned.
