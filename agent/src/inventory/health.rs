@@ -58,12 +58,30 @@ pub struct HealthBook {
 struct Entry {
     /// Set by an XID, cleared by the driver's verdict.
     latched: Option<Latched>,
+    /// It has answered.
+    known: bool,
     /// What the last look said.
-    cause: Option<String>,
+    cause: Option<Cause>,
     /// The first of the looks in a row that it did not answer, and what it said at the last.
     silent: Option<(Instant, String)>,
     /// The last cause there was, shown while it is not yet gone for long enough.
     last: Option<(String, Instant)>,
+}
+
+#[derive(Clone, Debug)]
+struct Cause {
+    reason: String,
+    /// As [`Health::Unhealthy`] has it.
+    lasting: bool,
+}
+
+impl Cause {
+    fn lasting(reason: String) -> Self {
+        Self {
+            reason,
+            lasting: true,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -80,7 +98,12 @@ impl HealthBook {
                 // A driver that is loaded again has reset its cards.
                 entry.latched = None;
                 entry.silent = None;
-                entry.set(Some(format!("the driver does not answer: {reason}")), now);
+                // Its absence is a driver's update more often than a fault.
+                let cause = Cause {
+                    reason: format!("the driver does not answer: {reason}"),
+                    lasting: false,
+                };
+                entry.set(Some(cause), now);
             }
             return;
         }
@@ -89,14 +112,15 @@ impl HealthBook {
             match &device.reading {
                 Err(silence) if silence.lost => {
                     entry.silent = None;
-                    entry.set(Some(unanswered(&silence.reason)), now);
+                    entry.set(Some(Cause::lasting(unanswered(&silence.reason))), now);
                 }
                 // What it said last stands.
                 Err(silence) => entry.fall_silent(&silence.reason, now),
                 Ok(reading) => {
+                    entry.known = true;
                     entry.silent = None;
                     entry.unlatch(reading, now);
-                    entry.set(verdict(reading), now);
+                    entry.set(verdict(reading).map(Cause::lasting), now);
                 }
             }
         }
@@ -104,7 +128,8 @@ impl HealthBook {
         for (uuid, entry) in &mut self.cards {
             if !seen(uuid) {
                 entry.silent = None;
-                entry.set(Some("the driver no longer lists the card".to_owned()), now);
+                let reason = "the driver no longer lists the card".to_owned();
+                entry.set(Some(Cause::lasting(reason)), now);
             }
         }
     }
@@ -137,11 +162,13 @@ impl HealthBook {
             } => unhealthy(latched.reason.clone(), true),
             Entry {
                 cause: Some(cause), ..
-            } => unhealthy(cause.clone(), true),
+            } => unhealthy(cause.reason.clone(), cause.lasting),
+            // Nothing can be said of one that never answered.
             Entry {
                 silent: Some((since, reason)),
+                known,
                 ..
-            } if lasted(*since) >= SILENT_AFTER => {
+            } if !known || lasted(*since) >= SILENT_AFTER => {
                 unhealthy(unanswered(reason), lasted(*since) >= LOST_AFTER)
             }
             Entry {
@@ -154,8 +181,9 @@ impl HealthBook {
 }
 
 impl Entry {
-    fn set(&mut self, cause: Option<String>, now: Instant) {
-        let shown = cause.as_ref().or(self.latched.as_ref().map(|l| &l.reason));
+    fn set(&mut self, cause: Option<Cause>, now: Instant) {
+        let cause_shown = cause.as_ref().map(|cause| &cause.reason);
+        let shown = cause_shown.or(self.latched.as_ref().map(|l| &l.reason));
         if let Some(shown) = shown {
             self.last = Some((shown.clone(), now));
         }
@@ -163,9 +191,11 @@ impl Entry {
     }
 
     fn fall_silent(&mut self, reason: &str, now: Instant) {
+        // The driver is back.
+        self.cause.take_if(|cause| !cause.lasting);
         let since = self.silent.as_ref().map_or(now, |(since, _)| *since);
         self.silent = Some((since, reason.to_owned()));
-        if now.saturating_duration_since(since) >= SILENT_AFTER {
+        if !self.known || now.saturating_duration_since(since) >= SILENT_AFTER {
             self.last = Some((unanswered(reason), now));
         }
     }
@@ -346,6 +376,30 @@ mod tests {
             "the card does not answer: timeout (recovering)"
         );
         assert!(book.health(&uuid(), at(40)).is_healthy());
+    }
+
+    #[test]
+    fn a_card_that_never_answered_is_unhealthy_at_once() {
+        let (mut book, now) = (HealthBook::default(), Instant::now());
+        book.observe(&silent("timeout", false), now);
+        let health = book.health(&uuid(), now);
+        assert!(!health.is_healthy() && !health.is_lasting());
+    }
+
+    #[test]
+    fn a_driver_that_is_back_and_a_card_that_is_slow_evict_nobody_at_once() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        book.observe(&fine(Some(0)), start);
+        book.observe(&Observation::default(), at(1));
+        assert!(!book.health(&uuid(), at(1)).is_healthy());
+        assert!(!book.health(&uuid(), at(1)).is_lasting());
+        for second in 2..=17 {
+            book.observe(&silent("timeout", false), at(second));
+            let health = book.health(&uuid(), at(second));
+            assert!(!health.is_healthy(), "{second}");
+            assert_eq!(health.is_lasting(), second == 17, "{second}");
+        }
     }
 
     #[test]

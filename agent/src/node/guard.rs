@@ -333,8 +333,7 @@ impl Core {
             if let Some(card) = sick {
                 return Some(Complaint {
                     text: format!("card {} is unhealthy: {}", card.uuid, card.health.reason()),
-                    // The driver's absence is a driver's update more often than a fault.
-                    evict: card.health.is_lasting() && !self.inventory.driver_version.is_empty(),
+                    evict: card.health.is_lasting(),
                 });
             }
             if let Some(text) = self.guard.watchdog.complaint(&key) {
