@@ -44,8 +44,10 @@ const STEADY: Duration = Duration::from_mins(1);
 const DEAF: u32 = 3;
 /// And after which one without clients is ended: half a minute, since a node that is busy
 /// starting containers is slow. Who came since the last answer it cannot tell: whoever sees
-/// its directory keeps it alive.
+/// its directory keeps it alive,
 const HUNG: u32 = 10;
+/// for so many looks, two minutes: nobody can start on it either.
+const DOOMED: u32 = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -325,8 +327,6 @@ impl Machine {
                 if tenants.is_empty() {
                     // Nobody loses anything, and nobody new could start.
                     self.phase = Phase::Killing;
-                } else {
-                    self.deaf = DEAF;
                 }
             }
             Event::Leftovers(clients, servers) => {
@@ -499,7 +499,11 @@ impl Machine {
                     self.failures = self.failures.saturating_add(1);
                     self.phase = Phase::Configure { not_before: pause };
                 } else if self.deaf >= HUNG && self.sight.clients.is_empty() {
-                    self.hung = true;
+                    if self.deaf < DOOMED {
+                        self.hung = true;
+                    } else {
+                        self.phase = Phase::Killing;
+                    }
                 }
             }
             Phase::CleanUp { .. } => {

@@ -313,6 +313,19 @@ fn a_hung_daemon_is_killed_only_when_it_has_no_clients() {
         }
         let kills = machine.next(at(10_002)) == Action::Kill;
         assert_eq!(kills, clients.is_empty() && tenants.is_empty());
+        // Two minutes on, nobody can start on it and nobody is known to be on it.
+        let mut look = 11;
+        while clients.is_empty() && !tenants.is_empty() && look <= 40 {
+            assert_ne!(machine.next(at(1000 * look)), Action::Kill, "{look}");
+            machine.on(at(1000 * look), failed("no answer in 2 s"));
+            if machine.next(at(1000 * look)) == Action::FindLeftovers(None) {
+                let found = tenants.iter().copied().map(client).collect();
+                machine.on(at(1000 * look), Event::Leftovers(found, vec![70]));
+            }
+            look += 1;
+        }
+        let kills = machine.next(at(1000 * look)) == Action::Kill;
+        assert_eq!(kills, clients.is_empty());
     }
 }
 
