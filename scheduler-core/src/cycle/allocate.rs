@@ -79,7 +79,7 @@ impl Cycle<'_> {
                 queue.nothing_moved();
                 continue;
             }
-            assert!(
+            debug_assert!(
                 !ended,
                 "a job was placed after it was known that none can be"
             );
