@@ -95,7 +95,9 @@ fn run(source: &str) -> Result<(Vec<Decision>, Vec<String>), String> {
     }
     shadow.feed(&pending)?;
     if rounds.is_empty() {
-        rounds = shadow.settle();
+        let settled = shadow.settle_in_time();
+        shadow.problems.extend(settled.of_time());
+        rounds = settled.rounds;
     }
     Ok((rounds, shadow.problems))
 }

@@ -17,9 +17,9 @@ use scheduler::telemetry::Heard;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::ids::PodUid;
 use scheduler_core::model::Phase;
-use scheduler_core::units::Time;
+use scheduler_core::units::{Duration, Time};
 use scheduler_core::{
-    Action, Core, Decision, Event, Outcome, OutcomeResult, QueueView, Step, text,
+    Action, Core, Decision, Event, Outcome, OutcomeResult, PodReason, QueueView, Step, text,
 };
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -37,6 +37,9 @@ const CLASSES: [(&str, i32); 4] = [
 ];
 /// Decisions in a row, each with what came of the last.
 const ROUNDS: usize = 64;
+/// So long nothing happens before time is stopped. By then a search for room that rests
+/// in between has had all the steps that it may ever have at once.
+const QUIET: Duration = Duration::seconds(180);
 
 /// Where the state comes from, and how its scheduler is set.
 #[derive(Clone, Debug, clap::Args)]
@@ -149,6 +152,38 @@ impl Objects {
             storage: cluster.list().await.unwrap_or_default(),
         })
     }
+}
+
+/// What came of deciding again and again.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    /// The decisions, one after another, but for those that time alone brought and that
+    /// said nothing.
+    pub(crate) rounds: Vec<Decision>,
+    /// How much later than the first the last action was decided.
+    pub(crate) took: Duration,
+    /// A search for room is not at its end yet.
+    pub(crate) searching: bool,
+}
+
+impl Settled {
+    /// What there is to say of time.
+    pub(crate) fn of_time(&self) -> Vec<String> {
+        let took = (self.took.0 > 0)
+            .then(|| format!("The last of it is decided after {}.", seconds(self.took)));
+        let searching = self.searching.then(|| {
+            format!(
+                "A search for room was not at its end when nothing had happened for {}.",
+                seconds(QUIET)
+            )
+        });
+        took.into_iter().chain(searching).collect()
+    }
+}
+
+/// In words, rounded up.
+pub(crate) fn seconds(time: Duration) -> String {
+    format!("{} s", time.0.div_ceil(1000))
 }
 
 /// A core that nobody acts for.
@@ -311,32 +346,104 @@ impl Shadow {
     }
 
     /// Decides until nothing more happens: every binding is taken by the API server, every
-    /// evicted pod leaves at once and is made anew by its controller. Answers the decision
-    /// of each round.
+    /// evicted pod leaves at once and is made anew by its controller. No time goes by.
+    /// Answers the decision of each round.
     pub(crate) fn settle(&mut self) -> Vec<Decision> {
-        let mut rounds = Vec::new();
+        self.settle_within(Duration(0)).rounds
+    }
+
+    /// The same, and when nothing is left to happen, time goes on to when the scheduler
+    /// would look again by itself: a search for room has rested, a minimum run time is
+    /// over, a pause after a refusal. Until nothing happens for [`QUIET`].
+    pub(crate) fn settle_in_time(&mut self) -> Settled {
+        self.settle_within(QUIET)
+    }
+
+    fn settle_within(&mut self, quiet: Duration) -> Settled {
+        let begin = self.now;
+        let (mut last, mut waited) = (begin, false);
+        let mut rounds: Vec<Decision> = Vec::new();
         for _ in 0..ROUNDS {
             let decision = self.decide();
+            self.carry_out(&decision);
+            if !decision.actions.is_empty() {
+                last = self.now;
+            }
             let over = decision.actions.is_empty() && !decision.cut_short;
-            let mut evicted = BTreeSet::new();
-            for action in &decision.actions {
-                self.apply(Event::Outcome(Outcome {
-                    decision: action.decision(),
-                    result: OutcomeResult::Confirmed,
-                }));
-                if let Action::Evict(evict) = action {
-                    evicted.insert(evict.pod.clone());
-                }
+            let next = self.next(&decision, last.after(quiet));
+            let said = rounds.last().is_none_or(|before| {
+                !over || !decision.reasons.is_empty() || before.promises != decision.promises
+            });
+            if said || !waited {
+                rounds.push(decision);
             }
-            if !evicted.is_empty() {
-                self.make_anew(&evicted);
-            }
-            rounds.push(decision);
-            if over {
-                break;
+            waited = next.is_some();
+            match next {
+                Some(at) => self.now = at,
+                None if over => break,
+                None => {}
             }
         }
-        rounds
+        let cut_short = rounds.last().is_some_and(|last| last.cut_short);
+        Settled {
+            rounds,
+            took: Duration(last.0 - begin.0),
+            searching: cut_short || self.searches(),
+        }
+    }
+
+    /// Decides until a decision does something, or nothing happens for [`QUIET`]; with how
+    /// much later than now that is.
+    pub(crate) fn decide_in_time(&mut self) -> (Duration, Decision) {
+        let begin = self.now;
+        let mut decision = self.decide();
+        for _ in 0..ROUNDS {
+            if !decision.actions.is_empty() {
+                break;
+            }
+            match self.next(&decision, begin.after(QUIET)) {
+                Some(at) => self.now = at,
+                None if decision.cut_short => {}
+                None => break,
+            }
+            let said = std::mem::take(&mut decision.reasons);
+            decision = self.decide();
+            // Only what has changed is said again.
+            let again = |old: &PodReason| decision.reasons.iter().any(|new| new.pod == old.pod);
+            let still: Vec<PodReason> = said.into_iter().filter(|old| !again(old)).collect();
+            decision.reasons.extend(still);
+        }
+        (Duration(self.now.0 - begin.0), decision)
+    }
+
+    /// When the scheduler looks again by itself, where nothing happens before.
+    fn next(&self, decision: &Decision, until: Time) -> Option<Time> {
+        let idle = decision.actions.is_empty() && !decision.cut_short;
+        let again = decision.wake_at.filter(|_| idle);
+        again.filter(|at| *at > self.now && *at <= until)
+    }
+
+    /// Some search for room rests, and is not at its end.
+    fn searches(&self) -> bool {
+        let mut events = self.events().into_iter();
+        events.any(|event| matches!(event, Event::Rest(_)))
+    }
+
+    /// Everything that was asked for is done.
+    fn carry_out(&mut self, decision: &Decision) {
+        let mut evicted = BTreeSet::new();
+        for action in &decision.actions {
+            self.apply(Event::Outcome(Outcome {
+                decision: action.decision(),
+                result: OutcomeResult::Confirmed,
+            }));
+            if let Action::Evict(evict) = action {
+                evicted.insert(evict.pod.clone());
+            }
+        }
+        if !evicted.is_empty() {
+            self.make_anew(&evicted);
+        }
     }
 
     fn make_anew(&mut self, evicted: &BTreeSet<PodUid>) {
@@ -393,5 +500,68 @@ mod tests {
         }
         let again = Shadow::of_text(&text, scheduler_core::Config::default(), "kai-scheduler");
         assert_eq!(text::write(&again.unwrap().events()), text);
+    }
+
+    /// One card with a guest of a queue that deserves nothing, and somebody who waits in one
+    /// that deserves it.
+    const OWED: &str = "\
+tick 100000
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=1
+queue rich gpu=1000000000/-1/1000000
+queue poor gpu=0/-1/1000000
+pod guest queue=poor created=1 gpus.main=1 phase=running on=n1
+pod late queue=rich created=2 gpus.main=1
+";
+
+    fn owed(more: &str) -> Shadow {
+        let text = format!("{OWED}{more}");
+        Shadow::of_text(&text, scheduler_core::Config::default(), "kai-scheduler")
+            .unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    #[test]
+    fn time_goes_on_to_where_a_search_that_rests_goes_on() {
+        let mut at_once = owed("");
+        let settled = at_once.settle_in_time();
+        assert_eq!((settled.took, settled.searching), (Duration(0), false));
+        assert_eq!(settled.of_time(), Vec::<String>::new());
+
+        let rests = "rest pod:late cause=reclaim until=105000 steps=1\n";
+        let still = owed(rests).settle();
+        assert!(still.iter().all(|round| round.actions.is_empty()));
+        let mut shadow = owed(rests);
+        let settled = shadow.settle_in_time();
+        let bound =
+            |action: &Action| matches!(action, Action::Bind(bind) if bind.pod.as_str() == "late");
+        let mut actions = settled.rounds.iter().flat_map(|round| &round.actions);
+        assert!(actions.any(bound), "{settled:?}");
+        assert!(settled.took >= Duration::seconds(5), "{settled:?}");
+        assert!(!settled.searching);
+        assert_eq!(
+            settled.of_time(),
+            [format!(
+                "The last of it is decided after {}.",
+                seconds(settled.took)
+            )]
+        );
+        // What said nothing is no round.
+        assert!(settled.rounds.len() < 6, "{settled:?}");
+        let (after, decision) = owed(rests).decide_in_time();
+        assert_eq!((after, decision.actions.len()), (settled.took, 1));
+    }
+
+    #[test]
+    fn time_is_stopped_where_nothing_happens_for_long() {
+        for (minutes, evicted) in [(2, true), (4, false)] {
+            let more = format!(
+                "queue poor gpu=0/-1/1000000 reclaim-min-runtime={}\nlife pod:guest last-start=100000\n",
+                minutes * 60_000
+            );
+            let settled = owed(&more).settle_in_time();
+            let evicts = |round: &Decision| !round.actions.is_empty();
+            assert_eq!(settled.rounds.iter().any(evicts), evicted, "{settled:?}");
+            let took = if evicted { minutes * 60 } else { 0 };
+            assert_eq!(settled.took, Duration::seconds(took));
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! outcome says otherwise.
 
 use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid};
-use crate::model::ContainerGrant;
+use crate::model::{ContainerGrant, Placement};
 use crate::units::Time;
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ pub struct Decision {
     /// Pods that have a place as soon as what is being released there has left: all of
     /// them, also those of earlier decisions that still hold.
     pub promises: Vec<Promise>,
-    /// Groups that went from nothing to something now: `last-start-timestamp`.
-    pub started: Vec<GroupName>,
+    /// Groups that went from nothing to something, and when: `last-start-timestamp`.
+    pub started: Vec<(GroupName, Time)>,
     /// Groups that fell below their minimum at that time, or are whole again.
     pub stale: Vec<(GroupName, Option<Time>)>,
     /// Pods whose reason for waiting changed, in order of uid.
@@ -86,6 +86,17 @@ pub struct Bind {
     pub grants: Vec<ContainerGrant>,
     /// `received-resource-type`.
     pub received: Received,
+}
+
+impl Bind {
+    /// Where its pod stands once it is done.
+    pub fn placement(&self) -> Placement {
+        Placement {
+            node: self.node.clone(),
+            grants: self.grants.clone(),
+            decision: Some(self.decision),
+        }
+    }
 }
 
 /// KAI's `received-resource-type`.
@@ -178,7 +189,7 @@ pub struct PodReason {
 }
 
 /// Kinds of reasons, KAI's codes where KAI has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReasonKind {
     /// Scheduling gates.
     Gated,

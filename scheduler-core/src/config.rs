@@ -37,6 +37,9 @@ pub struct Config {
     /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
     /// no bound.
     pub consolidation_jobs: Option<u32>,
+    /// Ours: most jobs for which one decision moves or evicts others; `None`: no bound.
+    /// With 0, 1, 2 and so on a decision is seen coming about.
+    pub most_favoured: Option<u32>,
     /// `default-staleness-grace-period`; `None`: a stale gang is never evicted.
     pub staleness_grace: Option<Duration>,
     /// `defaultPreemptMinRuntime`.
@@ -100,6 +103,7 @@ impl Default for Config {
             keep_empty_nodes: 0,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),
+            most_favoured: None,
             staleness_grace: Some(Duration::seconds(60)),
             preempt_min_runtime: Duration(0),
             reclaim_min_runtime: Duration(0),

@@ -65,6 +65,8 @@ pub enum Event {
     Swap(Swap),
     /// Only in snapshots: a search for victims that was cut short, and waits for its turn.
     Rest(Rest),
+    /// Only in snapshots: what the core knows of a job's life and its group does not say.
+    Life(Life),
     /// Only in snapshots: the last sequence number given to a decision.
     Sequence(u64),
 }
@@ -92,6 +94,20 @@ pub struct Rest {
     pub until: Time,
     /// Its steps then.
     pub steps: u64,
+}
+
+/// When a job started, and since when it lacks pods: what its group does not say, because
+/// it has none, or because the shell has not written it yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Whose. Does nothing while nobody knows that job.
+    pub of: GroupName,
+    /// When it last went from nothing to something, for min-runtime.
+    pub last_start: Option<Time>,
+    /// Since when it runs below its minimum.
+    pub stale_since: Option<Time>,
+    /// The shell has yet to be told of the start.
+    pub untold: bool,
 }
 
 /// A card on which a grant was refused.

@@ -7,7 +7,7 @@ use crate::state::cell::Status;
 use std::sync::Arc;
 
 /// One pod group. Amounts come as GPU (nano), CPU (milli), memory (bytes).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GroupView {
     /// Which: `namespace/name`.
     pub group: GroupName,

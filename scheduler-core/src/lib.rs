@@ -63,7 +63,7 @@ pub use action::{
 };
 pub use config::{Config, Placement, Step};
 pub use core::Core;
-pub use event::{Backoff, Event, EvictRequest, Outcome, OutcomeResult, Refusal, Rest, Swap};
+pub use event::{Backoff, Event, EvictRequest, Life, Outcome, OutcomeResult, Refusal, Rest, Swap};
 pub use explain::Explanation;
 pub use groups::GroupView;
 pub use problem::Problem;

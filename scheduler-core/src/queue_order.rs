@@ -13,7 +13,7 @@ use crate::shares::{Share, Shares, Three, less, plus, within};
 use crate::state::State;
 use crate::state::rows::QueueKey;
 use crate::units::Bound;
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 
 /// A queue with the job that it would go with, or the victims it would lose.
 #[derive(Clone, Copy, Debug)]
@@ -25,44 +25,66 @@ pub(crate) struct Candidate {
     pub lost: Three,
 }
 
-/// `Less`: the first goes first.
+/// What decides of a candidate before what its share alone says, in the order of the rules.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Key {
+    over_utilised: bool,
+    beyond_quota: bool,
+    priority: Reverse<i32>,
+    uses_nothing_left: bool,
+    dominant_after: f64,
+    dominant: f64,
+}
+
+impl Key {
+    /// Holds while neither the candidate nor what its queue has changes.
+    pub(crate) fn of(state: &State, shares: &Shares, candidate: &Candidate) -> Option<Self> {
+        let share = shares.of.get(candidate.queue)?;
+        let has = state
+            .queue_use
+            .get(candidate.queue)
+            .map(|used| used.allocated)
+            .unwrap_or_default();
+        let with = plus(has, candidate.wanted);
+        Some(Self {
+            over_utilised: over_utilised(share, has),
+            beyond_quota: !within(with, share.quota),
+            priority: Reverse(share.priority),
+            uses_nothing_left: uses_nothing_left(share, with),
+            dominant_after: shares.dominant(share, less(with, candidate.lost)),
+            dominant: shares.dominant(share, has),
+        })
+    }
+
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.over_utilised
+            .cmp(&other.over_utilised)
+            .then_with(|| self.beyond_quota.cmp(&other.beyond_quota))
+            .then_with(|| self.priority.cmp(&other.priority))
+            .then_with(|| self.uses_nothing_left.cmp(&other.uses_nothing_left))
+            .then_with(|| self.dominant_after.total_cmp(&other.dominant_after))
+            .then_with(|| self.dominant.total_cmp(&other.dominant))
+    }
+}
+
+/// `Less`: the first goes first. By what decides of each.
 pub(crate) fn compare(
     state: &State,
     shares: &Shares,
-    one: &Candidate,
-    other: &Candidate,
+    one: (QueueKey, Option<Key>),
+    other: (QueueKey, Option<Key>),
 ) -> Ordering {
-    let (Some(a), Some(b)) = (shares.of.get(one.queue), shares.of.get(other.queue)) else {
+    let ((one, Some(own)), (other, Some(their))) = (one, other) else {
         return Ordering::Equal;
     };
-    let has = |key| {
-        state
-            .queue_use
-            .get(key)
-            .map(|used| used.allocated)
-            .unwrap_or_default()
-    };
-    let (a_has, b_has) = (has(one.queue), has(other.queue));
-    let (a_with, b_with) = (plus(a_has, one.wanted), plus(b_has, other.wanted));
-    over_utilised(a, a_has)
-        .cmp(&over_utilised(b, b_has))
-        .then_with(|| within(b_with, b.quota).cmp(&within(a_with, a.quota)))
-        .then_with(|| b.priority.cmp(&a.priority))
-        .then_with(|| uses_nothing_left(a, a_with).cmp(&uses_nothing_left(b, b_with)))
-        .then_with(|| {
-            let left = shares.dominant(a, less(a_with, one.lost));
-            left.total_cmp(&shares.dominant(b, less(b_with, other.lost)))
+    own.cmp(&their)
+        .then_with(|| match (shares.of.get(one), shares.of.get(other)) {
+            (Some(a), Some(b)) => smaller(a, b).then_with(|| a.created.cmp(&b.created)),
+            _ => Ordering::Equal,
         })
-        .then_with(|| {
-            shares
-                .dominant(a, a_has)
-                .total_cmp(&shares.dominant(b, b_has))
-        })
-        .then_with(|| smaller(a, b))
-        .then_with(|| a.created.cmp(&b.created))
         .then_with(|| {
             let name = |key| state.queues.get(key).map(|row| &row.name);
-            name(one.queue).cmp(&name(other.queue))
+            name(one).cmp(&name(other))
         })
 }
 
@@ -90,12 +112,11 @@ fn smaller(one: &Share, other: &Share) -> Ordering {
         (Bound::Exactly(_), Bound::Unlimited) => Ordering::Less,
         (Bound::Exactly(left), Bound::Exactly(right)) => left.cmp(&right),
     };
-    let orders: Vec<Ordering> = a
-        .into_iter()
-        .zip(b)
-        .map(|(left, right)| order(left, right))
-        .collect();
-    let has = |wanted| orders.contains(&wanted);
+    let has = |wanted| {
+        a.iter()
+            .zip(b)
+            .any(|(left, right)| order(*left, right) == wanted)
+    };
     match (has(Ordering::Less), has(Ordering::Greater)) {
         (true, false) => Ordering::Less,
         (false, true) => Ordering::Greater,

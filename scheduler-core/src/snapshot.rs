@@ -1,11 +1,11 @@
 //! The state as the event list that rebuilds it.
 
 use crate::cycle;
-use crate::event::{Backoff, CardPause, Event, Evicting, Rest, Swap};
+use crate::event::{Backoff, CardPause, Event, Evicting, Life, Rest, Swap};
 use crate::model::{NodeCards, Phase, Placement, Pod};
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{Seen, TaskKey, TaskRow};
+use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use std::sync::Arc;
 
 /// All of it, in a defined order.
@@ -97,6 +97,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     // What refusals paused is overwritten with how it stands.
     events.extend(pauses);
     events.extend(lost);
+    events.extend(state.job_names.values().filter_map(|key| life(state, *key)));
     // Last: everything else ends them.
     events.extend(state.swaps.iter().map(|((by, of), standing)| {
         Event::Swap(Swap {
@@ -114,6 +115,26 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         })
     }));
     events
+}
+
+/// What a job's group does not say of it.
+fn life(state: &State, key: JobKey) -> Option<Event> {
+    let row = state.jobs.get(key)?;
+    let group = row.group.as_deref();
+    let said = (
+        group.and_then(|group| group.last_start),
+        group.and_then(|group| group.stale_since),
+    );
+    let untold = state.untold.contains(&row.name);
+    let same = said == (row.last_start, row.stale_since);
+    (!same || untold).then(|| {
+        Event::Life(Life {
+            of: row.name.clone(),
+            last_start: row.last_start,
+            stale_since: row.stale_since,
+            untold,
+        })
+    })
 }
 
 fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Option<Event> {

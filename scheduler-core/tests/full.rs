@@ -2,18 +2,22 @@
 //!
 //! What is known without a search, and what is remembered from one decision to the next,
 //! only skips work: debug builds search all the same and stop where room was found, so that
-//! every case here proves it; and a core that was rebuilt decides as the one that lived.
+//! every case here proves it; and a core that was rebuilt decides as the one that lived, and
+//! says of everybody what the one that lived said last.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
+mod cases;
+
+use cases::cases;
 use proptest::prelude::*;
-use scheduler_core::ids::{ContainerName, PodUid, QueueName};
+use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Placement, Pod, Queue, Share,
-    Weight,
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, Queue, Share, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, Rest, text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, ReasonKind,
+    Rest, text,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,6 +110,8 @@ fn config(case: &Case) -> Config {
 struct World {
     core: Core,
     pods: BTreeMap<PodUid, Pod>,
+    /// What each pod was told last about why it waits.
+    told: BTreeMap<PodUid, ReasonKind>,
     born: u32,
     log: String,
 }
@@ -115,29 +121,24 @@ impl World {
         let mut world = Self {
             core: Core::new(config(case)),
             pods: BTreeMap::new(),
+            told: BTreeMap::new(),
             born: 0,
             log: String::new(),
         };
-        for (index, cards) in case.nodes.iter().enumerate() {
+        for (index, count) in case.nodes.iter().enumerate() {
             let name = format!("n{index}");
             let mut node = Node::named(&name);
             node.cpu = CpuMilli(8000);
             node.memory = Bytes(1 << 30);
             node.pods = 20;
-            node.gpus = *cards;
+            node.gpus = *count;
             node.managed = true;
             node.labels
                 .insert(Arc::from("index"), Arc::from(index.to_string()));
             world.tell(Event::Node(node));
-            let cards = (0..*cards)
-                .map(|card| Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD))
-                .collect();
-            world.tell(Event::Cards(NodeCards {
-                node: name.as_str().into(),
-                default_mode: Mode::Mps,
-                not_offering: None,
-                cards,
-            }));
+            let each = (0..*count)
+                .map(|card| Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD));
+            world.tell(Event::Cards(NodeCards::offered(&name, Mode::Mps, each)));
         }
         for (index, quota) in case.quotas.iter().enumerate() {
             let mut queue = Queue::unlimited(&format!("q{index}"));
@@ -173,22 +174,13 @@ impl World {
         pod.cpu = CpuMilli(wish.cpu);
         let ask = match (wish.mib, wish.part) {
             (0, _) => Ask::Whole(1),
-            (mib, part) => Ask::Share(Share {
-                amount: if part {
-                    Amount::Fraction(NanoGpu(mib * NanoGpu::ONE.0 / CARD))
-                } else {
-                    Amount::Memory(Mib(mib))
-                },
-                devices: 1,
-                compute: None,
-                mode: None,
-            }),
+            (mib, part) => Ask::Share(Share::of(if part {
+                Amount::Fraction(NanoGpu(mib * NanoGpu::ONE.0 / CARD))
+            } else {
+                Amount::Memory(Mib(mib))
+            })),
         };
-        pod.gpus.push(ContainerAsk {
-            container: ContainerName::new("main"),
-            init: false,
-            ask,
-        });
+        pod.gpus.push(ContainerAsk::of("main", ask));
         if wish.first {
             pod.nodes
                 .selector
@@ -206,10 +198,27 @@ impl World {
         let decision = self.core.decide(Time(now));
         let other = rebuilt.decide(Time(now));
         self.log.push_str(&text::decision(&decision));
-        // When a pod of its own has started is in no snapshot.
-        if case.min_runtime == 0 {
-            assert_eq!(said(&decision), said(&other), "{}", self.log);
-            assert_eq!(decision.wake_at, other.wake_at, "{}", self.log);
+        assert_eq!(said(&decision), said(&other), "{}", self.log);
+        assert_eq!(decision.wake_at, other.wake_at, "{}", self.log);
+        // The one that lived says what is new, the other one everything.
+        self.told.extend(reasons(&decision));
+        let bound = |uid: &PodUid| {
+            let mut actions = decision.actions.iter();
+            actions.any(|action| matches!(action, Action::Bind(bind) if bind.pod == *uid))
+        };
+        let waits = |uid: &PodUid| {
+            let pod = self.pods.get(uid);
+            pod.is_some_and(|pod| pod.phase == Phase::Pending) && !bound(uid)
+        };
+        self.told.retain(|uid, _| waits(uid));
+        let all: BTreeMap<PodUid, ReasonKind> = reasons(&other).collect();
+        for (uid, kind) in &all {
+            assert_eq!(self.told.get(uid), Some(kind), "{uid}\n{}", self.log);
+        }
+        // Whose binding was taken back for somebody else hears in the next decision.
+        if decision.actions.is_empty() {
+            let waiting = self.pods.keys().filter(|uid| waits(uid));
+            assert!(waiting.eq(all.keys()), "{}", self.log);
         }
         decision
     }
@@ -223,11 +232,7 @@ impl World {
             match action {
                 Action::Bind(bind) => {
                     let mut pod = self.pods[&bind.pod].clone();
-                    pod.phase = Phase::Running(Placement {
-                        node: bind.node.clone(),
-                        grants: bind.grants.clone(),
-                        decision: Some(bind.decision),
-                    });
+                    pod.phase = Phase::Running(bind.placement());
                     self.show(pod);
                 }
                 Action::Evict(evict) => {
@@ -245,6 +250,11 @@ impl World {
     }
 }
 
+fn reasons(decision: &Decision) -> impl Iterator<Item = (PodUid, ReasonKind)> {
+    let reasons = decision.reasons.iter();
+    reasons.map(|reason| (reason.pod.clone(), reason.kind))
+}
+
 /// What was decided of whom.
 fn said(decision: &Decision) -> Vec<(PodUid, Option<EvictCause>, String)> {
     let of = |bind: &Bind| format!("{} {:?}", bind.node, bind.grants);
@@ -260,14 +270,8 @@ fn said(decision: &Decision) -> Vec<(PodUid, Option<EvictCause>, String)> {
         .collect()
 }
 
-/// How many cases: few, or as many as `PROPTEST_CASES` says.
-fn cases() -> u32 {
-    let said = std::env::var("PROPTEST_CASES").ok();
-    said.and_then(|cases| cases.parse().ok()).unwrap_or(256)
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(256), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_is_known_without_a_search_is_what_a_search_finds(case in case()) {

@@ -5,15 +5,18 @@
     clippy::cast_possible_truncation
 )] // A test from its first line to its last.
 
+mod cases;
+
+use cases::cases;
 use proptest::prelude::*;
 use scheduler_core::ids::{ContainerName, GpuUuid, PodUid};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Placement, Pod, Queue, Share,
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, Queue, Share,
 };
-use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
+use scheduler_core::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, EvictRequest, Outcome, OutcomeResult, Refusal,
-    text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, EvictRequest, Outcome, OutcomeResult,
+    Refusal, text,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,12 +31,8 @@ fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
     node.gpus = u32::from(gpus);
     let mut events = vec![Event::Node(node)];
     if cards > 0 {
-        events.push(Event::Cards(NodeCards {
-            node: name.as_str().into(),
-            default_mode: Mode::Mps,
-            not_offering: None,
-            cards: (0..cards).map(|card| self::card(index, card)).collect(),
-        }));
+        let each = (0..cards).map(|card| self::card(index, card));
+        events.push(Event::Cards(NodeCards::offered(&name, Mode::Mps, each)));
     }
     events
 }
@@ -83,11 +82,7 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
         _ => Some(share(Amount::Fraction(NanoGpu(250_000_000)), 1, None)),
     };
     if let Some(ask) = ask {
-        pod.gpus.push(ContainerAsk {
-            container: ContainerName::new("main"),
-            init: false,
-            ask: ask.clone(),
-        });
+        pod.gpus.push(ContainerAsk::of("main", ask.clone()));
         if kind > 200 {
             pod.gpus.push(ContainerAsk {
                 container: ContainerName::new("second"),
@@ -142,7 +137,10 @@ impl World {
                 world.tell(event);
             }
         }
-        world.tell(Event::Queue(Queue::unlimited("default-queue")));
+        let mut queue = Queue::unlimited("default-queue");
+        // Longer by a second than goes by before a rebuilt core is compared.
+        queue.preempt_min_runtime = Some(Duration(101_000));
+        world.tell(Event::Queue(queue));
         world
     }
 
@@ -173,15 +171,11 @@ impl World {
         if pod.phase != Phase::Pending {
             return;
         }
-        let placement = Placement {
-            node: bind.node.clone(),
-            grants: bind.grants.clone(),
-            decision: Some(bind.decision),
-        };
+        let placed = bind.placement();
         pod.phase = if running {
-            Phase::Running(placement)
+            Phase::Running(placed)
         } else {
-            Phase::Bound(placement)
+            Phase::Bound(placed)
         };
         self.show(pod);
     }
@@ -286,12 +280,8 @@ impl World {
                     1 => changed.cordoned = true,
                     _ => changed.ready = false,
                 }
-                self.tell(Event::Cards(NodeCards {
-                    node: format!("n{index}").as_str().into(),
-                    default_mode: Mode::Mps,
-                    not_offering: None,
-                    cards,
-                }));
+                let name = format!("n{index}");
+                self.tell(Event::Cards(NodeCards::offered(&name, Mode::Mps, cards)));
             }
         }
     }
@@ -311,14 +301,8 @@ fn nodes() -> impl Strategy<Value = Vec<(u8, u8)>> {
     prop::collection::vec((any::<u8>(), any::<u8>()), 1..4)
 }
 
-/// How many cases: few, or as many as `PROPTEST_CASES` says.
-fn cases() -> u32 {
-    let said = std::env::var("PROPTEST_CASES").ok();
-    said.and_then(|cases| cases.parse().ok()).unwrap_or(256)
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(256), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Debug builds check every invariant after every event as well.
     #[test]
@@ -343,14 +327,15 @@ proptest! {
         }
         let now = Time(lived.now + 100_000);
         let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
-        // Evictions of refused grants that are under way are decided again.
-        let binds = |decision: &Decision| -> Vec<(PodUid, String, String)> {
+        let said = |decision: &Decision| -> Vec<(PodUid, String, String)> {
             decision.actions.iter().filter_map(|action| match action {
                 Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?}", bind.grants))),
-                Action::Evict(_) => None,
+                // Those that are under way are decided again.
+                Action::Evict(evict) if evict.cause == EvictCause::GrantRefused => None,
+                Action::Evict(evict) => Some((evict.pod.clone(), evict.cause.as_str().to_owned(), format!("{:?}", evict.in_favour_of))),
             }).collect()
         };
-        prop_assert_eq!(binds(&one), binds(&two), "{}\nsnapshot\n{}", lived.log, text::write(&snapshot));
+        prop_assert_eq!(said(&one), said(&two), "{}\nsnapshot\n{}", lived.log, text::write(&snapshot));
         for uid in lived.pods.keys() {
             prop_assert_eq!(rebuilt.explain(uid), lived.core.explain(uid), "{}\nsnapshot\n{}\n{}\n{}", lived.log, text::write(&snapshot), text::decision(&one), text::decision(&two));
         }

@@ -15,7 +15,6 @@ use crate::status::{Meters, Status};
 use crate::telemetry::Heard;
 use crate::watch::Fact;
 use scheduler_core::ids::DecisionId;
-use scheduler_core::units::Time;
 use scheduler_core::{Core, Decision, Event, Outcome, OutcomeResult, Problem, text};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -289,7 +288,7 @@ impl Cycle {
         if decision.cut_short {
             self.changed();
         }
-        self.hand_on(decision, now);
+        self.hand_on(decision);
     }
 
     /// Decides as if, and tells nobody but the observer.
@@ -309,7 +308,7 @@ impl Cycle {
         self.wake_at = Some(begin + OBSERVED_AGAIN);
     }
 
-    fn hand_on(&mut self, decision: Decision, now: Time) {
+    fn hand_on(&mut self, decision: Decision) {
         for (at, mut reason) in decision.reasons.into_iter().enumerate() {
             if let Some(line) = self.world.volumes_against(&reason.pod) {
                 reason.line = line.into();
@@ -342,8 +341,8 @@ impl Cycle {
         for outcome in refused {
             self.apply(Event::Outcome(outcome));
         }
-        for group in decision.started {
-            self.send(Work::Started(group, now));
+        for (group, at) in decision.started {
+            self.send(Work::Started(group, at));
         }
         for (group, since) in decision.stale {
             self.send(Work::Stale(group, since));

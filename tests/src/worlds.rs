@@ -2,17 +2,16 @@
 //! 80,000 MiB cards each, served by an agent.
 #![allow(clippy::cast_possible_truncation)] // Sizes are small.
 
+pub mod among;
 pub mod full;
 
 use scheduler_core::event::Event;
-use scheduler_core::ids::{
-    ContainerName, GpuUuid, GroupName, NodeName, QueueName, SetName, TopologyName,
-};
+use scheduler_core::ids::{ContainerName, GpuUuid, GroupName, NodeName, QueueName, TopologyName};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, ContainerGrant, Mode, Node, NodeCards, Phase, Placement, Pod,
-    PodGroup, PodSet, Queue, Share, SubGroup, Topology, TopologyRule, Weight,
+    PodGroup, Queue, Share, Topology, TopologyRule, Weight,
 };
-use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
 
 /// The time of every decision.
@@ -44,19 +43,13 @@ pub fn node(index: usize, gpus: usize) -> Vec<Event> {
     }
     let mut events = vec![Event::Node(node)];
     if gpus > 0 {
-        let cards = (0..gpus)
-            .map(|gpu| {
-                let mut card = Card::named(&card(index, gpu), gpu as u32, "H100-80", CARD);
-                card.nvswitch = true;
-                card
-            })
-            .collect();
-        events.push(Event::Cards(NodeCards {
-            node: NodeName::new(node_name(index)),
-            default_mode: Mode::Mps,
-            not_offering: None,
-            cards,
-        }));
+        let cards = (0..gpus).map(|gpu| {
+            let mut card = Card::named(&card(index, gpu), gpu as u32, "H100-80", CARD);
+            card.nvswitch = true;
+            card
+        });
+        let name = node_name(index);
+        events.push(Event::Cards(NodeCards::offered(&name, Mode::Mps, cards)));
     }
     events
 }
@@ -96,11 +89,7 @@ pub fn pod(name: &str, queue: &str, gpus: u32) -> Pod {
     pod.cpu = CpuMilli(1000);
     pod.memory = Bytes(1 << 30);
     if gpus > 0 {
-        pod.gpus = vec![ContainerAsk {
-            container: ContainerName::new("main"),
-            init: false,
-            ask: Ask::Whole(gpus),
-        }];
+        pod.gpus = vec![ContainerAsk::of("main", Ask::Whole(gpus))];
     }
     pod
 }
@@ -138,29 +127,10 @@ pub fn gang(
     gpus: u32,
     rule: Option<TopologyRule>,
 ) -> Vec<Event> {
-    let group = PodGroup {
-        name: GroupName::new(format!("default/{name}")),
-        uid: Arc::from(name),
-        queue: QueueName::new(queue),
-        priority: 50,
-        preemptible: true,
-        created: Time(500),
-        root: SubGroup {
-            topology: rule,
-            sets: vec![PodSet {
-                name: SetName::new("default"),
-                min: pods as u32,
-                topology: None,
-            }],
-            ..SubGroup::default()
-        },
-        mark_unschedulable: true,
-        park_after_failure: false,
-        last_start: None,
-        stale_since: None,
-        staleness_grace: None,
-        preemption_delay: Duration(0),
-    };
+    let mut group = PodGroup::named(&format!("default/{name}"), pods as u32);
+    group.queue = QueueName::new(queue);
+    group.created = Time(500);
+    group.root.topology = rule;
     let mut events = vec![Event::Group(group)];
     for index in 0..pods {
         let mut pod = pod(&format!("{name}-{index:05}"), queue, gpus);
@@ -278,16 +248,10 @@ pub fn fractions(count: usize, jobs: usize) -> Vec<Event> {
         let queue = format!("queue-{}", index % 4);
         let mut pod = pod(&format!("job-{index:06}"), &queue, 0);
         let mib = [4_000, 8_000, 12_000, 16_000, 24_000][index % 5];
-        pod.gpus = vec![ContainerAsk {
-            container: ContainerName::new("main"),
-            init: false,
-            ask: Ask::Share(Share {
-                amount: Amount::Memory(Mib(mib)),
-                devices: 1,
-                compute: None,
-                mode: None,
-            }),
-        }];
+        pod.gpus = vec![ContainerAsk::of(
+            "main",
+            Ask::Share(Share::of(Amount::Memory(Mib(mib)))),
+        )];
         event(pod)
     }));
     events

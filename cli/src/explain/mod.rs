@@ -13,7 +13,7 @@ mod state;
 use crate::connect::block_on;
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
-use crate::shadow::{Shadow, Source};
+use crate::shadow::{Shadow, Source, seconds};
 use change::Change;
 use scheduler_core::model::{Phase, Pod};
 use scheduler_core::{Action, Explanation, ReasonKind};
@@ -132,12 +132,16 @@ fn verdict(shadow: &Shadow, pod: &Pod, explanation: &Explanation) -> (Verdict, S
         return (Verdict::Soon(explanation.line.to_string()), None);
     }
     let mut copy = shadow.copy();
-    let decision = copy.decide();
+    let (after, decision) = copy.decide_in_time();
+    let decides = match after.0 {
+        0 => "the next decision".to_owned(),
+        _ => format!("if nothing changes, a decision {} from now", seconds(after)),
+    };
     for action in &decision.actions {
         match action {
             Action::Bind(bind) if bind.pod == pod.uid => {
                 let how = format!(
-                    "the next decision places it on node {}{}",
+                    "{decides} places it on node {}{}",
                     bind.node,
                     gets(&bind.grants)
                 );
@@ -169,7 +173,7 @@ fn verdict(shadow: &Shadow, pod: &Pod, explanation: &Explanation) -> (Verdict, S
                 )
             } else {
                 format!(
-                    "the next decision evicts {} and gives it a place on node {}",
+                    "{decides} evicts {} and gives it a place on node {}",
                     evicted.join(", "),
                     promise.node
                 )

@@ -133,3 +133,20 @@ fn a_pod_that_is_not_there_or_not_ours_is_refused_in_one_sentence() {
         assert!(failure.sentence.starts_with(words), "{}", failure.sentence);
     }
 }
+
+#[test]
+fn a_pod_that_gets_a_place_by_time_alone_says_when() {
+    let more = "\
+queue rich gpu=1000000000/-1/1000000
+queue default-queue gpu=0/-1/1000000 reclaim-min-runtime=60000
+pod late ns=team queue=rich created=9 gpus.main=1
+life pod:small last-start=1000
+life pod:large last-start=1000
+life pod:whole last-start=1000
+";
+    let later = text(&explained(more, "late"));
+    assert!(
+        later.starts_with("team/late: if nothing changes, a decision 60 s from now evicts team/"),
+        "{later}"
+    );
+}

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// The report, and whether every pod of the manifests gets a place.
 fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Failure> {
     // What would happen anyway is not these manifests' doing.
-    shadow.settle();
+    shadow.settle_in_time();
     let mut intake = Intake::default();
     // Queues, groups and classes first: pods may come before them in a file.
     let pods = [
@@ -73,12 +73,13 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
     for object in objects.iter().filter(is_pod) {
         intake.take(&mut shadow, object)?;
     }
-    let rounds = shadow.settle();
+    let settled = shadow.settle_in_time();
+    let rounds = &settled.rounds;
     let mine = |uid: &scheduler_core::ids::PodUid| intake.pods.iter().any(|(pod, _)| pod == uid);
     let placed = intake
         .pods
         .iter()
-        .filter(|(uid, _)| is_placed(&rounds, uid))
+        .filter(|(uid, _)| is_placed(rounds, uid))
         .count();
     let evicted = rounds
         .iter()
@@ -96,10 +97,13 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
             many => format!("; {many} pods are evicted for it"),
         }
     );
-    let mut report = Report::from(actions::table(&rounds, mine));
+    let mut report = Report::from(actions::table(rounds, mine));
     report
         .below
         .push(Cell::from(verdict).tone(if all { Tone::Good } else { Tone::Bad }));
+    report
+        .below
+        .extend(settled.of_time().into_iter().map(Cell::from));
     report.below.extend(
         intake
             .notes
@@ -108,6 +112,7 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
     );
     report.document = Some(json!({
         "pods": total, "placed": placed, "evicted": evicted,
+        "seconds": settled.took.0.div_ceil(1000), "searching": settled.searching,
         "actions": report.table.objects(), "notes": intake.notes,
     }));
     Ok((report, all))
@@ -168,6 +173,24 @@ pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
             text.contains("1 of 1 pod gets a place; 1 pod is evicted for it."),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_decided_later_says_how_much_later() {
+        let life = "queue poor gpu=0/-1/1000000 reclaim-min-runtime=60000\nlife pod:guest last-start=90000\n";
+        let text = format!("{CLUSTER}{life}");
+        let shadow = Shadow::of_text(&text, scheduler_core::Config::default(), "kai-scheduler");
+        let mine = pod("mine", "rich", "gpu-memory: \"2000\"", "");
+        let (report, all) = simulated(shadow.unwrap(), &manifests(&mine)).unwrap_or_else(|why| {
+            panic!("{}", why.sentence);
+        });
+        assert!(all);
+        let text = Output::default().render(&report, false);
+        assert!(
+            text.contains("1 pod is evicted for it.\nThe last of it is decided after 50 s.\n"),
+            "{text}"
+        );
+        assert_eq!(report.document.unwrap()["seconds"], 50);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Pod groups come, change and go.
 
+use crate::event::Life;
 use crate::ids::GroupName;
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
@@ -36,6 +37,20 @@ pub(super) fn gone(state: &mut State, name: &GroupName, problems: &mut Vec<Probl
     };
     change(state, key, None);
     state.release_job(key);
+}
+
+/// As a snapshot says it.
+pub(super) fn life(state: &mut State, life: &Life) {
+    let Some(key) = state.job_names.get(&life.of).copied() else {
+        return;
+    };
+    if let Some(row) = state.jobs.get_mut(key) {
+        row.last_start = life.last_start;
+        row.stale_since = life.stale_since;
+    }
+    if life.untold {
+        state.untold.insert(life.of.clone());
+    }
 }
 
 fn collect(

@@ -66,6 +66,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
             let rest = (rest.of, rest.cause);
             state.rests.insert(rest, Rest { until, allowance });
         }
+        Event::Life(life) => group::life(state, &life),
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }
     if outside && state.stirred != stirred {

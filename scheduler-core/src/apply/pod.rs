@@ -7,8 +7,8 @@ use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{Hold, NodeKey, Seen, Spec, TaskKey, TaskRow};
-use crate::units::{Mib, NanoGpu};
+use crate::state::rows::{Hold, JobKey, NodeKey, Seen, Spec, TaskKey, TaskRow};
+use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
 
 /// More containers with cards than any node has cards.
@@ -117,6 +117,33 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     key
 }
 
+/// When a pod started that stands somewhere and is a job of its own. That job goes with
+/// whatever changes of the pod; a group that is made for a pod that nobody owns is made
+/// while the pod is being bound.
+fn started_alone(state: &State, key: TaskKey, before: &TaskCell) -> Option<Time> {
+    let job = state.jobs.get(state.tasks.get(key)?.job?)?;
+    job.last_start
+        .filter(|_| job.single && before.node.is_some())
+}
+
+/// A pod came into a job and had started before.
+fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
+    let Some(row) = state.jobs.get(job) else {
+        return;
+    };
+    let mut others = row.tasks.iter().filter(|task| **task != key);
+    if others.any(|task| state.cell(*task).node.is_some()) {
+        return;
+    }
+    let (single, name) = (row.single, row.name.clone());
+    if let Some(row) = state.jobs.get_mut(job) {
+        row.last_start = row.last_start.max(Some(at));
+    }
+    if !single {
+        state.untold.insert(name);
+    }
+}
+
 /// Brings the row up to date; the task is detached if anything changed that its sums or
 /// its order depend on. True when something changed beside the phase.
 fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &TaskCell) -> bool {
@@ -160,6 +187,7 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
     if same {
         return false;
     }
+    let started = started_alone(state, key, before);
     state.transition(key, TaskCell::of(Status::Detached));
     state.leave_job(key);
     let spec_key = state.spec(spec);
@@ -211,6 +239,9 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
         state.join_job(key, job);
         if let Some(row) = state.tasks.get_mut(key) {
             row.job = Some(job);
+        }
+        if let Some(at) = started {
+            has_started(state, key, job, at);
         }
         if pod.group.is_none() {
             state.set_job_queue(job, Some(&pod.queue));

@@ -14,6 +14,7 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::Sequence(_)
         | Event::Swap(_)
         | Event::Rest(_)
+        | Event::Life(_)
         | Event::Refused(_)
         | Event::Evicting(_)
         | Event::Assumed(_)

@@ -96,7 +96,7 @@ impl Cycle<'_> {
         if !stands && let Some(row) = self.state.jobs.get_mut(job) {
             row.last_start = self.starts.swap_remove(index).1;
             let name = &row.name;
-            self.decision.started.retain(|started| started != name);
+            self.decision.started.retain(|(started, _)| started != name);
         }
     }
 

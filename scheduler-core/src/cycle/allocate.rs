@@ -4,6 +4,7 @@
 use super::Cycle;
 use super::place::Way;
 use super::reason::no_fit_line;
+use super::waiting::{Kind, Said};
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit;
@@ -11,7 +12,7 @@ use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::model::Ask;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, JobRow, NoFit, SpecKey, TaskKey};
+use crate::state::rows::{JobKey, NoFit, SpecKey, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -32,85 +33,124 @@ struct Hopes {
     patience: u32,
 }
 
-/// A pod of its own.
-fn is_alone(row: &JobRow) -> bool {
-    row.single && row.group.is_none()
+impl Hopes {
+    fn one_less(&mut self, spec: SpecKey) {
+        if let Some(left) = self.of_pods.get_mut(&spec) {
+            *left = left.saturating_sub(1);
+        }
+    }
 }
 
 impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
-        let ready = self.ready_jobs();
-        let mut hopes = self.hopes(&ready);
+        let line = self.line();
+        let mut hopes = self.hopes();
         let mut ended = self.ends(&mut hopes);
-        if ended {
-            self.fail_all(&ready);
-            if !cfg!(debug_assertions) {
-                return;
-            }
+        if ended && !cfg!(debug_assertions) {
+            self.say_to_kinds();
+            return;
         }
-        let entries = ready.iter().map(|job| self.entry(*job)).collect();
         let mut queue = JobQueue::new(false);
-        queue.fill(self.state, &self.shares, entries);
+        queue.fill_with(self.state, &self.shares, &line);
+        // Kinds of which one has found nothing since anything was placed.
+        let mut stuck: FxHashSet<Kind> = FxHashSet::default();
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            if let Some(spec) = self.known(entry.job).first
-                && let Some(left) = hopes.of_pods.get_mut(&spec)
-                && self
-                    .state
-                    .jobs
-                    .get(entry.job)
-                    .is_some_and(|row| is_alone(row))
-            {
-                *left -= 1;
+            let job = entry.job;
+            let kind = self.kind(job);
+            if let Some(kind) = kind {
+                hopes.one_less(kind.spec);
             }
-            if self.cannot_sit(entry.job) {
-                queue.nothing_moved();
-                if !ended && self.ends(&mut hopes) {
-                    ended = true;
-                    self.fail_all(&ready);
-                    if !cfg!(debug_assertions) {
-                        return;
-                    }
-                }
-                continue;
-            }
+            let hopeless = kind.is_some_and(|kind| self.is_hopeless(kind.spec));
             let rearranged = self.rearranged;
-            if !self.allocate_job(entry.job) {
-                hopes.of_groups.remove(&entry.job);
-                queue.nothing_moved();
+            if hopeless || !self.allocate_job(job) {
+                match kind {
+                    Some(kind) if !hopeless => drop(stuck.insert(kind)),
+                    Some(_) => {}
+                    None => drop(hopes.of_groups.remove(&job)),
+                }
+                self.pass_alike(&mut queue, &stuck, &mut hopes);
+                ended = ended || self.ends(&mut hopes);
+                if ended && !cfg!(debug_assertions) {
+                    break;
+                }
                 continue;
             }
             debug_assert!(
                 !ended,
                 "a job was placed after it was known that none can be"
             );
+            stuck.clear();
             if self.rearranged != rearranged {
                 queue.others_moved();
             }
-            if self.next_of(entry.job).is_empty() {
-                hopes.of_groups.remove(&entry.job);
+            if self.next_of(job).is_empty() {
+                hopes.of_groups.remove(&job);
             } else {
-                let again = self.entry(entry.job);
+                let again = self.entry(job);
                 queue.push(self.state, &self.shares, again);
             }
         }
+        self.say_to_kinds();
+    }
+
+    /// Takes those out that stand behind one that found nothing, and would find nothing
+    /// either.
+    fn pass_alike(&mut self, queue: &mut JobQueue, stuck: &FxHashSet<Kind>, hopes: &mut Hopes) {
+        let mut passed = Vec::new();
+        queue.pass_alike(self.state, &self.shares, |queue, entry| {
+            let Some(kind) = Kind::of(Some(queue), entry) else {
+                return false;
+            };
+            let passes = self.is_hopeless(kind.spec) || stuck.contains(&kind);
+            if passes {
+                hopes.one_less(kind.spec);
+                if cfg!(debug_assertions) {
+                    passed.push((entry.job, kind));
+                }
+            }
+            passes
+        });
+        self.compare_passed(&passed);
+    }
+
+    /// Debug builds try all the same whom others pass over.
+    fn compare_passed(&mut self, passed: &[(JobKey, Kind)]) {
+        let before = (self.decision.steps, self.pondered, self.wake);
+        for (job, kind) in passed {
+            let why = |cycle: &mut Self| cycle.waiting.kinds.get_mut(kind)?.why.take();
+            let said = why(self);
+            assert!(
+                !self.allocate_job(*job),
+                "a job was passed over that finds a place"
+            );
+            if let Some(alike) = self.waiting.kinds.get_mut(kind) {
+                alike.why = said;
+            }
+        }
+        (self.decision.steps, self.pondered, self.wake) = before;
+    }
+
+    /// It is known that the request fits nowhere now.
+    fn is_hopeless(&self, spec: SpecKey) -> bool {
+        let no_fit = self
+            .state
+            .specs
+            .get(spec)
+            .and_then(|row| row.no_fit.as_ref());
+        no_fit.is_some_and(|no_fit| no_fit.at == self.state.loosened)
     }
 
     /// What may still come of those that wait.
-    fn hopes(&mut self, ready: &[JobKey]) -> Hopes {
+    fn hopes(&self) -> Hopes {
         let mut hopes = Hopes {
             loosened: self.state.loosened,
+            of_groups: self.waiting.others.iter().copied().collect(),
             ..Hopes::default()
         };
-        for job in ready {
-            let Some(spec) = self.known(*job).first else {
-                continue;
-            };
-            let row = self.state.jobs.get(*job);
-            if row.is_some_and(|row| is_alone(row)) {
-                *hopes.of_pods.entry(spec).or_default() += 1;
-            } else {
-                hopes.of_groups.insert(*job);
-            }
+        for (kind, alike) in &self.waiting.kinds {
+            let count = u32::try_from(alike.jobs.len()).unwrap_or(u32::MAX);
+            let all = hopes.of_pods.entry(kind.spec).or_default();
+            *all = all.saturating_add(count);
         }
         hopes
     }
@@ -191,49 +231,49 @@ impl Cycle<'_> {
         }
     }
 
-    /// Says to all that are left why they are not placed. That changes nothing, so their
-    /// order makes no difference.
-    fn fail_all(&mut self, ready: &[JobKey]) {
-        for job in ready {
-            if self.failures.contains_key(job) {
-                continue;
-            }
-            if let Some(spec) = self.known(*job).first {
-                self.say_no_fit(spec);
-            }
-            self.cannot_sit(*job);
+    /// Says to each kind that waits why. Of those that were tried that is what came out
+    /// last; of others nothing is said unless they are known to fit nowhere.
+    fn say_to_kinds(&mut self) {
+        self.look_who_waits();
+        let kinds: Vec<(Kind, JobKey)> = self
+            .waiting
+            .kinds
+            .iter()
+            .filter(|(_, alike)| alike.why.is_none())
+            .filter_map(|(kind, alike)| Some((*kind, *alike.jobs.first()?)))
+            .collect();
+        for (kind, one) in kinds {
+            let tasks = self.next_tasks(one);
+            let wanted = self
+                .shares
+                .wanted(self.state, &tasks, self.shares.largest_card);
+            let why = match capacity::over(self.state, &self.shares, one, wanted, Check::All) {
+                Some((kind, line)) => (kind, Arc::from(line)),
+                None if !self.fits_nowhere(kind.spec) => continue,
+                None => {
+                    self.say_no_fit(kind.spec);
+                    let no_fit = self
+                        .state
+                        .specs
+                        .get(kind.spec)
+                        .and_then(|row| row.no_fit.as_ref());
+                    let Some(no_fit) = no_fit else {
+                        continue;
+                    };
+                    (ReasonKind::Unschedulable, Arc::clone(&no_fit.line))
+                }
+            };
+            self.fails(one, why);
         }
     }
 
-    /// A pod of its own, of which it is known that it fits nowhere: says so. False where
-    /// that is not known.
-    fn cannot_sit(&mut self, job: JobKey) -> bool {
-        if !self.state.jobs.get(job).is_some_and(|row| is_alone(row)) {
-            return false;
+    /// Why a job did not get what it wanted: said to all of its kind.
+    fn fails(&mut self, job: JobKey, why: Said) {
+        let kind = self.kind(job);
+        match kind.and_then(|kind| self.waiting.kinds.get_mut(&kind)) {
+            Some(alike) => alike.why = Some(why),
+            None => drop(self.failures.insert(job, why)),
         }
-        let tasks = self.next_tasks(job);
-        let [task] = tasks.as_ref() else {
-            return false;
-        };
-        let Some(line) = self
-            .state
-            .tasks
-            .get(*task)
-            .and_then(|row| self.state.specs.get(row.spec)?.no_fit.as_ref())
-            .filter(|no_fit| no_fit.at == self.state.loosened)
-            .map(|no_fit| Arc::clone(&no_fit.line))
-        else {
-            return false;
-        };
-        let wanted = self
-            .shares
-            .wanted(self.state, &tasks, self.shares.largest_card);
-        let said = match capacity::over(self.state, &self.shares, job, wanted, Check::All) {
-            Some((kind, line)) => (kind, Arc::from(line)),
-            None => (ReasonKind::Unschedulable, line),
-        };
-        self.failures.insert(job, said);
-        true
     }
 
     fn next_of(&self, job: JobKey) -> Vec<TaskKey> {
@@ -271,7 +311,7 @@ impl Cycle<'_> {
         }
         if let Err(failure) = placed {
             self.state.rollback(mark);
-            self.failures.insert(job, (failure.kind, failure.line));
+            self.fails(job, (failure.kind, failure.line));
             return false;
         }
         self.state.keep(mark);
@@ -305,7 +345,7 @@ impl Cycle<'_> {
             self.starts.push((job, row.last_start));
             row.last_start = Some(now);
             if row.group.is_some() {
-                self.decision.started.push(row.name.clone());
+                self.decision.started.push((row.name.clone(), now));
             }
         }
     }

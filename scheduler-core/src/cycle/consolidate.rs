@@ -3,7 +3,7 @@
 
 use super::Cycle;
 use super::ceiling::Whom;
-use super::repack::{self, Movers};
+use super::repack::{self, Movers, Places};
 use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::EvictCause;
@@ -69,6 +69,7 @@ pub(super) struct Moves {
     movers: Movers,
     /// By what the first pod asks for.
     answers: FxHashMap<SpecKey, bool>,
+    places: Places,
 }
 
 impl Cycle<'_> {
@@ -85,15 +86,14 @@ impl Cycle<'_> {
         if !may_find && !cfg!(debug_assertions) {
             return;
         }
-        let ready = self.ready_jobs();
-        let mut jobs = Vec::with_capacity(ready.len());
-        for job in ready.iter() {
-            if self.may_move_others(*job) {
-                jobs.push(*job);
-            } else {
+        let mut jobs = self.ready_jobs();
+        jobs.retain(|job| {
+            let may = self.may_move_others(*job);
+            if !may {
                 self.pass_over(*job);
             }
-        }
+            may
+        });
         let entries = jobs.into_iter().map(|job| self.entry(job)).collect();
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
@@ -178,6 +178,7 @@ impl Cycle<'_> {
             jobs,
             movers,
             answers: FxHashMap::default(),
+            places: Places::default(),
         });
     }
 
@@ -194,14 +195,34 @@ impl Cycle<'_> {
             return true;
         }
         self.look_at_moves();
-        let Some(moves) = self.moves.take() else {
+        let Some(mut moves) = self.moves.take() else {
             return true;
         };
         let known = moves.answers.get(&spec).copied();
         let few = self.most_moved().is_some() || moves.jobs.len() <= repack::MOST;
-        let answer = known.unwrap_or_else(|| !few || self.could_be_arranged(spec, &moves.movers));
+        let mut places = std::mem::take(&mut moves.places);
+        let answer = known
+            .unwrap_or_else(|| !few || self.could_be_arranged(spec, &moves.movers, &mut places));
+        moves.places = places;
         let moves = self.moves.insert(moves);
         moves.answers.insert(spec, answer);
+        answer
+    }
+
+    /// False: these cannot all have a place, and the first pod of that request too. A larger
+    /// set may be arranged in so many ways that it is tried.
+    pub(super) fn these_may_be_moved(&mut self, spec: SpecKey, scenario: &Scenario) -> bool {
+        let jobs: Vec<JobKey> = scenario.by_job().iter().map(|unit| unit.job).collect();
+        if jobs.len() > repack::MOST {
+            return true;
+        }
+        self.look_at_moves();
+        let Some(mut moves) = self.moves.take() else {
+            return true;
+        };
+        let movers = self.movers(&jobs);
+        let answer = self.could_be_arranged(spec, &movers, &mut moves.places);
+        self.moves = Some(moves);
         answer
     }
 

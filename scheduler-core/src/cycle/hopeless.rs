@@ -100,7 +100,7 @@ impl Cycle<'_> {
             return true;
         }
         let movers = self.movers(&jobs);
-        self.could_be_arranged(spec, &movers)
+        self.could_be_arranged(spec, &movers, &mut FxHashMap::default())
     }
 
     /// At most so many nano-GPU can be lost by other queues to one that wants so much.

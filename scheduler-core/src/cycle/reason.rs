@@ -2,6 +2,7 @@
 //! it was.
 
 use super::Cycle;
+use super::waiting::Said;
 use crate::action::{PodReason, ReasonKind};
 use crate::config::Config;
 use crate::explain::MAX_LINE;
@@ -137,43 +138,78 @@ pub(super) fn not_ready_line(gang: &Gang, gated: &dyn Fn(TaskKey) -> bool) -> Ar
 }
 
 impl Cycle<'_> {
-    /// Says to every pod that stays why, where that is not what was said last.
+    /// Says to every pod that stays why, where that may not be what was said last: to those
+    /// of jobs that have moved or were tried by themselves, and to all of a kind when its
+    /// reason is another.
     pub(super) fn say_why(&mut self) {
-        let waiting: Vec<TaskKey> = self
-            .state
-            .pending
-            .iter()
-            .map(|(_, task)| *task)
-            .chain(self.promised.iter().copied())
-            .collect();
-        for task in waiting {
-            let Some(row) = self.state.tasks.get(task) else {
-                continue;
-            };
-            let cell = self.state.cell(task);
-            if cell.leaving.is_some() {
+        self.look_who_waits();
+        let mut jobs = std::mem::take(&mut self.waiting.fresh);
+        jobs.extend(self.failures.keys());
+        for alike in self.waiting.kinds.values_mut() {
+            if alike.why.is_none() {
+                // Who comes new is told once there is something to say.
                 continue;
             }
-            let promised = (cell.status == Status::Promised)
-                .then(|| self.state.nodes.get(cell.node?))
-                .flatten();
-            let said = if let Some(node) = promised {
-                (ReasonKind::Promised, released_line(&node.name))
-            } else if let Some(said) = hindrance(self.state, row) {
-                said
-            } else if let Some(said) = row.job.and_then(|job| self.failures.get(&job)) {
-                said.clone()
+            let untold = std::mem::take(&mut alike.untold);
+            if alike.why == alike.told {
+                jobs.extend(untold);
             } else {
-                continue;
-            };
-            self.say(task, said);
+                jobs.extend(&alike.jobs);
+                alike.told.clone_from(&alike.why);
+            }
+        }
+        jobs.sort_unstable();
+        jobs.dedup();
+        let tasks: Vec<TaskKey> = jobs
+            .into_iter()
+            .filter_map(|job| self.state.jobs.get(job))
+            .flat_map(|row| row.tasks.iter().copied())
+            .chain(self.promised.iter().copied())
+            .collect();
+        for task in tasks {
+            if let Some(said) = self.why(task) {
+                self.say(task, said);
+            }
         }
         self.decision
             .reasons
             .sort_by(|one, other| one.pod.cmp(&other.pod));
     }
 
-    fn say(&mut self, task: TaskKey, said: (ReasonKind, Arc<str>)) {
+    /// Why a pod stays. `None`: it does not, or nobody has looked.
+    fn why(&mut self, task: TaskKey) -> Option<Said> {
+        let row = self.state.tasks.get(task)?;
+        let cell = self.state.task_cells.get(task)?;
+        if cell.leaving.is_some() {
+            return None;
+        }
+        if cell.status == Status::Promised {
+            let node = self.state.nodes.get(cell.node?)?;
+            return Some((ReasonKind::Promised, released_line(&node.name)));
+        }
+        if cell.status != Status::Pending {
+            return None;
+        }
+        if let Some(said) = hindrance(self.state, row) {
+            return Some(said);
+        }
+        let job = row.job?;
+        if let Some(said) = self.failures.get(&job) {
+            return Some(said.clone());
+        }
+        if let Some(kind) = self.kind(job) {
+            return self.waiting.kinds.get(&kind)?.why.clone();
+        }
+        let row = self.state.jobs.get(job)?;
+        if row.single || self.known(job).entry.ready {
+            return None;
+        }
+        let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
+        let line = not_ready_line(&self.gang(job), &gated);
+        Some((ReasonKind::NotReady, line))
+    }
+
+    fn say(&mut self, task: TaskKey, said: Said) {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };

@@ -1,10 +1,12 @@
 //! Whether shares could be arranged anew at all so that one more has a place: if not, no
-//! search that only moves finds anything.
+//! search that only moves finds anything. Asked of all who may be moved where they are few,
+//! and of each set of them before it is tried.
 //!
 //! Moving changes only the cards on which somebody stands who is moved; every other card
 //! can only be filled further. So a share that has no place now needs one of those cards,
-//! and whoever may be moved and has no place now either needs one of them too. All of
-//! these are packed here, by what they are nominally worth, into what those cards hold
+//! whole GPUs that have none need as many of them as are missing on their node, and whoever
+//! may be moved and has no place now either needs one of them too. All of these are packed
+//! here, by what they are nominally worth, into what those cards hold
 //! beside the ones that stay. Too kind in everything else: who may go elsewhere is not
 //! packed, and modes, client slots, CPU and memory do not count.
 //!
@@ -25,6 +27,9 @@ use std::collections::BTreeSet;
 /// Most that are packed, and most steps of it.
 pub(super) const MOST: usize = 64;
 const STEPS: u32 = 4096;
+
+/// Requests that some node takes as it is, and that none does.
+pub(super) type Places = FxHashMap<SpecKey, bool>;
 
 /// Who may be moved, and from which cards.
 #[derive(Debug, Default)]
@@ -99,25 +104,24 @@ impl Bin {
 impl Cycle<'_> {
     /// False: moving these, all of whom must have a place after it, makes no room for the
     /// first pod of that request.
-    pub(super) fn could_be_arranged(&mut self, spec: SpecKey, movers: &Movers) -> bool {
+    /// `places`: what is known of who has a place as it is, while nothing has moved.
+    pub(super) fn could_be_arranged(
+        &mut self,
+        spec: SpecKey,
+        movers: &Movers,
+        places: &mut Places,
+    ) -> bool {
         if movers.perhaps {
             return true;
         }
         self.state.refresh_rooms();
-        let Some(own) = self.state.specs.get(spec).and_then(one_share) else {
+        let Some(mut items) = self.own_items(spec, movers, places) else {
             return true;
         };
-        if self.has_place(spec, own, movers) {
-            return true;
-        }
-        let mut places: FxHashMap<SpecKey, bool> = FxHashMap::default();
-        let mut items = vec![Item::Part(own)];
         for (spec, item) in &movers.items {
             let elsewhere = match item {
                 Item::Whole => movers.counted || self.state.rooms.whole > 0,
-                Item::Part(amount) => *places
-                    .entry(*spec)
-                    .or_insert_with(|| self.has_place(*spec, *amount, movers)),
+                Item::Part(amount) => self.has_place(*spec, *amount, movers, places),
             };
             if !elsewhere {
                 items.push(*item);
@@ -144,19 +148,62 @@ impl Cycle<'_> {
         packing.fits(0, &bins)
     }
 
+    /// What the first pod needs of the cards that somebody leaves. `None`: perhaps nothing,
+    /// or there is no answer.
+    fn own_items(&self, spec: SpecKey, movers: &Movers, places: &mut Places) -> Option<Vec<Item>> {
+        let row = self.state.specs.get(spec)?;
+        if let Some(own) = one_share(row) {
+            let has_place = self.has_place(spec, own, movers, places);
+            return (!has_place).then(|| vec![Item::Part(own)]);
+        }
+        let only_whole = row.whole > 0 && !row.shares && row.mig_nano == 0;
+        if !only_whole || movers.counted {
+            return None;
+        }
+        // All of one node: what is free there, and cards that somebody leaves.
+        let rooms = &self.state.rooms;
+        let free = |node: &NodeKey| rooms.of(*node).whole.max(0);
+        let most = movers.nodes.iter().map(free).max().unwrap_or(0);
+        let missing = usize::try_from(i64::from(row.whole) - most).ok()?;
+        let takes = |(_, rank): &(i64, u32)| {
+            let node = rooms.node(*rank);
+            node.is_some_and(|node| fit::node(self.state, row, node, self.config, true).is_ok())
+        };
+        let all = rooms.by_whole.range((i64::from(row.whole), 0)..);
+        let elsewhere = missing == 0
+            || *places
+                .entry(spec)
+                .or_insert_with(|| all.into_iter().any(takes));
+        (!elsewhere).then(|| vec![Item::Whole; missing])
+    }
+
     /// Some card takes it as it is, on a node that nobody leaves by the node's own rules,
     /// on the others by its size.
-    fn has_place(&self, spec: SpecKey, amount: Amount, movers: &Movers) -> bool {
+    fn has_place(
+        &self,
+        spec: SpecKey,
+        amount: Amount,
+        movers: &Movers,
+        places: &mut Places,
+    ) -> bool {
         let Some(row) = self.state.specs.get(spec) else {
             return true;
         };
         let least = self.smallest().nominal(amount).0;
+        let has_room = |node: &NodeKey| self.state.rooms.of(*node).most >= least;
+        movers.nodes.iter().any(has_room)
+            || *places
+                .entry(spec)
+                .or_insert_with(|| self.some_node_takes(row, amount))
+    }
+
+    /// Some node takes the share as it is.
+    pub(super) fn some_node_takes(&self, row: &SpecRow, amount: Amount) -> bool {
+        let least = self.smallest().nominal(amount).0;
         let rooms = &self.state.rooms;
         rooms.by_most.range((least, 0)..).any(|(_, rank)| {
-            rooms.node(*rank).is_some_and(|node| {
-                movers.nodes.contains(&node)
-                    || fit::node(self.state, row, node, self.config, true).is_ok()
-            })
+            let node = rooms.node(*rank);
+            node.is_some_and(|node| fit::node(self.state, row, node, self.config, true).is_ok())
         })
     }
 
@@ -238,7 +285,7 @@ impl Cycle<'_> {
 }
 
 /// What it asks for, where that is one share of one card and nothing else of GPUs.
-fn one_share(row: &SpecRow) -> Option<Amount> {
+pub(super) fn one_share(row: &SpecRow) -> Option<Amount> {
     if row.whole > 0 || row.mig_nano > 0 {
         return None;
     }

@@ -56,7 +56,9 @@ impl Cycle<'_> {
             self.wake_at(rest.until);
             return Found::CutShort;
         }
-        if self.searched >= DECISION.min(most) {
+        let favoured = self.config.most_favoured;
+        let all_favoured = favoured.is_some_and(|most| self.rearranged >= u64::from(most));
+        if all_favoured || self.searched >= DECISION.min(most) {
             self.decision.cut_short = true;
             return Found::CutShort;
         }

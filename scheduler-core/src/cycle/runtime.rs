@@ -19,6 +19,26 @@ pub(super) enum Kind {
 }
 
 impl Cycle<'_> {
+    /// Names groups whose pod had started before it came into them.
+    pub(super) fn tell_starts(&mut self) {
+        let mut untold = std::mem::take(&mut self.state.untold);
+        untold.retain(|name| {
+            let key = self.state.job_names.get(name);
+            let Some((row, at)) = key
+                .and_then(|key| self.state.jobs.get(*key))
+                .and_then(|row| Some((row, row.last_start?)))
+            else {
+                return false;
+            };
+            let said = row.group.as_ref().map(|group| group.last_start);
+            if said.is_some_and(|said| said < Some(at)) {
+                self.decision.started.push((name.clone(), at));
+            }
+            said.is_none()
+        });
+        self.state.untold = untold;
+    }
+
     /// True while the victim's time is not over.
     pub(super) fn is_protected(
         &mut self,

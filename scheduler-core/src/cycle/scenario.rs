@@ -9,10 +9,13 @@
 //!   together, then one more, two more, four more and so on to all of them; whoever
 //!   stands on one of them is taken, each unit whole.
 
-use super::Cycle;
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
-use rustc_hash::FxHashMap;
+use super::{Cycle, repack};
+use crate::fit;
+use crate::model::Node;
+use crate::state::rows::{JobKey, NodeKey, SpecKey, SpecRow, TaskKey};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Pods of one job that leave together.
 #[derive(Clone, Debug)]
@@ -147,8 +150,14 @@ pub(super) struct Demand {
     /// What these have, and what victims that are recorded give.
     pub reach: u128,
     /// Where every pod wants the same number of whole GPUs and nothing else of cards: how
-    /// many pods there are, that number, and for how many the feasible nodes have them.
+    /// many pods there are, that number, and for how many the feasible nodes have them
+    /// whose own rules let such pods in.
     whole: Option<(i64, i64, i64)>,
+    /// Those nodes, and others with such rules.
+    open: Arc<BTreeSet<NodeKey>>,
+    /// What the first pod asks for, where it has no place beside those who are there: it has
+    /// to sit where somebody leaves.
+    first: Option<SpecKey>,
 }
 
 impl Cycle<'_> {
@@ -157,6 +166,7 @@ impl Cycle<'_> {
         &self,
         tasks: &[TaskKey],
         feasible: &BTreeSet<NodeKey>,
+        open: &Arc<BTreeSet<NodeKey>>,
         recorded: &[Unit],
     ) -> Demand {
         let wants = |task: &TaskKey| {
@@ -166,6 +176,17 @@ impl Cycle<'_> {
                 .and_then(|row| self.state.specs.get(row.spec))
                 .map_or(0, |spec| spec.request()[0])
         };
+        let whole = self.same_whole(tasks).map(|wanted| {
+            let slots = feasible
+                .intersection(open)
+                .map(|node| self.state.rooms.of(*node).whole.max(0) / wanted)
+                .sum();
+            (
+                i64::try_from(tasks.len()).unwrap_or(i64::MAX),
+                wanted,
+                slots,
+            )
+        });
         Demand {
             all: tasks.iter().map(wants).sum(),
             least: tasks.iter().map(wants).min().unwrap_or(0),
@@ -175,18 +196,63 @@ impl Cycle<'_> {
                 .map(|node| self.state.rooms.of(*node).nano)
                 .sum::<u128>()
                 + recorded.iter().map(|unit| self.gives(unit)).sum::<u128>(),
-            whole: self.same_whole(tasks).map(|wanted| {
-                let slots = feasible
-                    .iter()
-                    .map(|node| self.state.rooms.of(*node).whole.max(0) / wanted)
-                    .sum();
-                (
-                    i64::try_from(tasks.len()).unwrap_or(i64::MAX),
-                    wanted,
-                    slots,
-                )
-            }),
+            whole,
+            open: Arc::clone(open),
+            first: self.first_without_place(tasks, whole.map(|(_, _, slots)| slots)),
         }
+    }
+
+    /// What the first of these pods asks for, where it is whole GPUs or a share and no node
+    /// takes it as it is. `slots`: for how many the nodes have whole GPUs, if it wants those.
+    fn first_without_place(&self, tasks: &[TaskKey], slots: Option<i64>) -> Option<SpecKey> {
+        let key = self.state.tasks.get(*tasks.first()?)?.spec;
+        let row = self.state.specs.get(key)?;
+        let has_place = match (slots, repack::one_share(row)) {
+            (Some(slots), _) => slots > 0,
+            (None, Some(share)) => self.some_node_takes(row, share),
+            (None, None) => true,
+        };
+        (!has_place).then_some(key)
+    }
+
+    /// False where the first pod has no place on any node that one of these leaves.
+    fn first_may_sit(&self, first: SpecKey, scenario: &Scenario) -> bool {
+        let Some(row) = self.state.specs.get(first) else {
+            return true;
+        };
+        let leave: FxHashSet<TaskKey> = scenario.tasks().into_iter().collect();
+        let nodes: BTreeSet<NodeKey> = leave
+            .iter()
+            .filter_map(|task| self.state.cell(*task).node)
+            .collect();
+        let leaves = |task: TaskKey| leave.contains(&task);
+        let sits = |node: &NodeKey| fit::could_sit(self.state, row, *node, &leaves);
+        nodes.iter().any(sits)
+    }
+
+    /// Nodes whose own rules let one of these pods in, whoever stands there.
+    pub(super) fn open_to(&self, tasks: &[TaskKey]) -> BTreeSet<NodeKey> {
+        let specs: BTreeSet<SpecKey> = tasks
+            .iter()
+            .filter_map(|task| Some(self.state.tasks.get(*task)?.spec))
+            .collect();
+        let specs: Vec<&SpecRow> = specs
+            .into_iter()
+            .filter_map(|spec| self.state.specs.get(spec))
+            .collect();
+        let lets_in = |node: &Node| {
+            specs
+                .iter()
+                .any(|spec| fit::rules(node, &spec.spec).is_ok())
+        };
+        self.nodes
+            .iter()
+            .copied()
+            .filter(|key| {
+                let node = self.state.nodes.get(*key).and_then(|row| row.node.as_ref());
+                node.is_some_and(lets_in)
+            })
+            .collect()
     }
 
     /// What a unit holds, in the queues' count of GPUs.
@@ -211,15 +277,20 @@ impl Cycle<'_> {
     }
 
     /// False where the pods cannot all sit even if everything that the victims touch were
-    /// free: no simulation can show anything else.
+    /// free, on nodes whose own rules let them in: no simulation can show anything else.
     pub(super) fn may_fit(&self, demand: &Demand, scenario: &Scenario) -> bool {
+        if let Some(first) = demand.first
+            && !self.first_may_sit(first, scenario)
+        {
+            return false;
+        }
         let Some((pods, wanted, slots)) = demand.whole else {
             return true;
         };
         let mut freed: BTreeMap<NodeKey, i64> = BTreeMap::new();
         for task in scenario.units().flat_map(|unit| &unit.tasks) {
             let cell = self.state.cell(*task);
-            let Some(node) = cell.node else {
+            let Some(node) = cell.node.filter(|node| demand.open.contains(node)) else {
                 continue;
             };
             // A share may be the last on its card.

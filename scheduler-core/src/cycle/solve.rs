@@ -54,6 +54,8 @@ pub(super) struct Search<'a> {
     /// Jobs that may lose pods.
     pub victims: &'a [JobKey],
     pub feasible: BTreeSet<NodeKey>,
+    /// Nodes whose own rules let one of them in.
+    pub open: Arc<BTreeSet<NodeKey>>,
     /// All jobs that wait: the others take their turn and get nothing. Made for the first
     /// set that is tried.
     pub line: OnceCell<Arc<Line>>,
@@ -182,6 +184,7 @@ impl Cycle<'_> {
             rules,
             victims: &victims,
             feasible,
+            open: Arc::new(self.open_to(&tasks)),
         };
         let mut failed = Failed::default();
         for generator in Generator::ALL {
@@ -335,8 +338,17 @@ impl Cycle<'_> {
             .flat_map(|unit| unit.tasks.iter().copied())
             .collect();
         let mut taken = Taken::new(recorded);
+        // Who is moved has to find a place, and so has the first pod.
+        let moves_for = match search.rules.cause() {
+            EvictCause::Consolidation => search
+                .tasks
+                .first()
+                .and_then(|task| Some(self.state.tasks.get(*task)?.spec)),
+            _ => None,
+        };
         self.state.refresh_rooms();
-        let demand = self.demand(&search.tasks[..count], &search.feasible, recorded);
+        let tasks = &search.tasks[..count];
+        let demand = self.demand(tasks, &search.feasible, &search.open, recorded);
         let mut reach = demand.reach;
         loop {
             // Trials leave the index where they were.
@@ -355,7 +367,9 @@ impl Cycle<'_> {
                 if victims.is_empty() || failed.contains(&(count, victims.clone())) {
                     continue;
                 }
-                if !self.may_fit(&demand, &scenario) {
+                if !self.may_fit(&demand, &scenario)
+                    || moves_for.is_some_and(|spec| !self.these_may_be_moved(spec, &scenario))
+                {
                     debug_assert!(
                         self.try_scenario(search, count, &scenario).is_none(),
                         "a set of victims was skipped that lets the job in"

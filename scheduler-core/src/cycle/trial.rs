@@ -5,6 +5,7 @@ use super::Cycle;
 use super::place::Way;
 use super::scenario::Scenario;
 use super::solve::Search;
+use crate::action::EvictCause;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
@@ -121,6 +122,10 @@ impl Cycle<'_> {
                     Ok(()) => self.state.keep(mark),
                     Err(_) => {
                         self.state.rollback(mark);
+                        // Whoever is moved must have a place: no need to look on.
+                        if search.rules.cause() == EvictCause::Consolidation {
+                            return false;
+                        }
                         queue.nothing_moved();
                     }
                 }

@@ -17,6 +17,18 @@ pub struct ContainerAsk {
     pub ask: Ask,
 }
 
+impl ContainerAsk {
+    /// What an app container asks.
+    #[must_use]
+    pub fn of(container: &str, ask: Ask) -> Self {
+        Self {
+            container: ContainerName::new(container),
+            init: false,
+            ask,
+        }
+    }
+}
+
 /// Whole cards, or a part of some.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ask {
@@ -37,6 +49,19 @@ pub struct Share {
     pub compute: Option<Percent>,
     /// Where the user named a mode.
     pub mode: Option<Mode>,
+}
+
+impl Share {
+    /// Of one card, in the mode that the node gives.
+    #[must_use]
+    pub const fn of(amount: Amount) -> Self {
+        Self {
+            amount,
+            devices: 1,
+            compute: None,
+            mode: None,
+        }
+    }
 }
 
 /// How much of a card.

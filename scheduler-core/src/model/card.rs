@@ -62,6 +62,18 @@ pub struct NodeCards {
     pub cards: Vec<Card>,
 }
 
+impl NodeCards {
+    /// Of a node that offers shares.
+    pub fn offered(node: &str, mode: Mode, cards: impl IntoIterator<Item = Card>) -> Self {
+        Self {
+            node: NodeName::new(node),
+            default_mode: mode,
+            not_offering: None,
+            cards: cards.into_iter().collect(),
+        }
+    }
+}
+
 /// One physical card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {

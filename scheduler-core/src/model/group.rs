@@ -35,6 +35,36 @@ pub struct PodGroup {
     pub preemption_delay: Duration,
 }
 
+impl PodGroup {
+    /// A group of `default-queue` without sub-groups that needs `min` pods at once.
+    /// `name`: `namespace/name`.
+    #[must_use]
+    pub fn named(name: &str, min: u32) -> Self {
+        Self {
+            name: GroupName::new(name),
+            uid: Arc::from(name),
+            queue: QueueName::new("default-queue"),
+            priority: 50,
+            preemptible: true,
+            created: Time(0),
+            root: SubGroup {
+                sets: vec![PodSet {
+                    name: SetName::new("default"),
+                    min,
+                    topology: None,
+                }],
+                ..SubGroup::default()
+            },
+            mark_unschedulable: true,
+            park_after_failure: false,
+            last_start: None,
+            stale_since: None,
+            staleness_grace: None,
+            preemption_delay: Duration(0),
+        }
+    }
+}
+
 /// An inner node of a group's tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubGroup {

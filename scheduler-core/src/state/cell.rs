@@ -352,6 +352,7 @@ impl State {
             && let Some(job) = self.tasks.get(key).and_then(|row| row.job)
             && let Some(row) = self.jobs.get_mut(job)
         {
+            self.moved.note(job, row.stamp);
             self.touched += 1;
             row.stamp = self.touched;
         }

@@ -108,6 +108,8 @@ pub(crate) struct State {
     /// Rises whenever a pod may be hindered that was not, or the other way round, other
     /// than by a change of its own.
     pub hindered: u64,
+    /// Jobs of which a pod has moved.
+    pub moved: Moved,
     /// Pods that hold more whole cards than they ask for.
     pub uneven: u32,
     /// Who was told to leave for whom: by the job that was favoured and the job that lost
@@ -116,8 +118,34 @@ pub(crate) struct State {
     pub swaps: BTreeMap<(GroupName, GroupName), u32>,
     /// Searches for victims that were cut short, by whose and what for.
     pub rests: BTreeMap<(GroupName, EvictCause), Rest>,
+    /// Groups whose only pod had started before it came into them: nobody has told the
+    /// shell when.
+    pub untold: BTreeSet<GroupName>,
     /// Jobs that are no single pods.
     pub group_names: BTreeMap<GroupName, JobKey>,
+}
+
+/// Jobs of which a pod has moved since they were looked at last, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Moved {
+    jobs: Vec<JobKey>,
+    /// [`State::touched`] at that time.
+    since: u64,
+}
+
+impl Moved {
+    /// One has moved whose stamp was this.
+    fn note(&mut self, job: JobKey, stamp: u64) {
+        if stamp <= self.since {
+            self.jobs.push(job);
+        }
+    }
+
+    /// All of them, looked at now.
+    pub(crate) fn take(&mut self, now: u64) -> Vec<JobKey> {
+        self.since = now;
+        std::mem::take(&mut self.jobs)
+    }
 }
 
 /// Where a job with standing pods is listed.

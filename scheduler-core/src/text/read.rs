@@ -3,7 +3,8 @@
 use super::line::{Line, TextError, parse};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal, Rest, Swap,
+    Backoff, CardPause, Event, EvictRequest, Evicting, Life, Outcome, OutcomeResult, Refusal, Rest,
+    Swap,
 };
 use crate::ids::{
     ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
@@ -89,6 +90,12 @@ fn of_line(line: &Line) -> Read<Event> {
             cause: cause(line)?,
             until: Time(line.number("until")?.unwrap_or(0)),
             steps: line.number("steps")?.unwrap_or(0),
+        }),
+        "life" => Event::Life(Life {
+            of: GroupName::new(line.name(1)?),
+            last_start: line.number("last-start")?.map(Time),
+            stale_since: line.number("stale-since")?.map(Time),
+            untold: line.flag("untold"),
         }),
         other => return Err(line.error(format!("{other} is no event"))),
     };

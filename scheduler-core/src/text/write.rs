@@ -48,8 +48,10 @@ pub fn decision(decision: &Decision) -> String {
         }
         out.end();
     }
-    for group in &decision.started {
-        out.plain("started", group);
+    for (group, at) in &decision.started {
+        out.start("started", group);
+        out.pair("at", at.0);
+        out.end();
     }
     for (group, since) in &decision.stale {
         out.start("stale", group);
@@ -188,6 +190,13 @@ impl Text {
                 self.pair("cause", rest.cause.as_str());
                 self.pair("until", rest.until.0);
                 self.pair("steps", rest.steps);
+                self.end();
+            }
+            Event::Life(life) => {
+                self.start("life", &life.of);
+                self.some("last-start", life.last_start.map(|time| time.0));
+                self.some("stale-since", life.stale_since.map(|time| time.0));
+                self.flag("untold", life.untold);
                 self.end();
             }
             Event::CardPause(pause) => {

@@ -35,16 +35,10 @@ fn share(name: &str, queue: usize, mib: u64, priority: i32) -> Pod {
     pod.cpu = CpuMilli(500);
     pod.memory = Bytes(1 << 30);
     pod.priority = priority;
-    pod.gpus = vec![ContainerAsk {
-        container: ContainerName::new("main"),
-        init: false,
-        ask: Ask::Share(Share {
-            amount: Amount::Memory(Mib(mib)),
-            devices: 1,
-            compute: None,
-            mode: None,
-        }),
-    }];
+    pod.gpus = vec![ContainerAsk::of(
+        "main",
+        Ask::Share(Share::of(Amount::Memory(Mib(mib)))),
+    )];
     pod
 }
 

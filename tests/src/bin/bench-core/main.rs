@@ -114,6 +114,18 @@ fn rows() -> Vec<Row> {
         Row::new("gang of 250 x 2 reclaimed, 500 nodes", None, "-", || {
             worlds::reclaim_gang(500, 250, 2)
         }),
+        Row::new(
+            "gang of 25 reclaimed among shares, 50 nodes",
+            None,
+            "-",
+            || worlds::among::reclaim_among_shares(50),
+        ),
+        Row::new(
+            "gang of 250 reclaimed among shares, 500 nodes",
+            None,
+            "-",
+            || worlds::among::reclaim_among_shares(500),
+        ),
         Row::new("20,000 shares placed, 500 nodes", None, "-", || {
             worlds::fractions(500, 20_000)
         }),

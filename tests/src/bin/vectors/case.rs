@@ -3,7 +3,7 @@
 use crate::rules;
 use anyhow::{Context as _, bail};
 use scheduler_core::ids::{
-    ContainerName, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
+    GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
 };
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, LEGACY_MIG, Mode, Node, NodeCards, Pod, PodGroup, PodSet,
@@ -354,11 +354,8 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     } else {
         (whole_gpus > 0).then(|| Ask::Whole(u32::try_from(whole_gpus).unwrap_or(u32::MAX)))
     };
-    pod.gpus.extend(ask.map(|ask| ContainerAsk {
-        container: ContainerName::new("main"),
-        init: false,
-        ask,
-    }));
+    pod.gpus
+        .extend(ask.map(|ask| ContainerAsk::of("main", ask)));
     let status = text(value, "status")?.to_owned();
     pod.gated = status == "Gated" || status == "Pending" && job["not_ready"] == true;
     Ok(Task {

@@ -2,38 +2,21 @@
 //! best queue first (KAI, `actions/utils/job_order_by_queue.go`). For victims the same
 //! tree the other way round.
 
-use crate::gang::Growth;
+mod line;
+#[cfg(test)]
+mod tests;
+
 use crate::queue_order::{self, Candidate};
 use crate::shares::{Shares, Three, plus};
 use crate::state::State;
-use crate::state::rows::{JobKey, QueueKey, TaskKey};
-use crate::units::Time;
+use crate::state::rows::{JobKey, QueueKey};
+pub(crate) use line::{Alone, Entry, JobRank, Line};
+use line::{order, sorted};
 use rustc_hash::FxHashMap;
-use std::cmp::{Ordering, Reverse};
+use std::cell::Cell;
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// Order of jobs in one queue: smaller goes first.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct JobRank {
-    pub priority: Reverse<i32>,
-    pub growth: Growth,
-    pub created: Time,
-    pub uid: Arc<str>,
-}
-
-/// A job in the queue, whole or with some of its pods only.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub job: JobKey,
-    pub rank: JobRank,
-    /// What it wants next; nothing for a victim.
-    pub wanted: Three,
-    /// What it holds, where it is a victim.
-    pub held: Three,
-    /// The pods it stands for; `None`: all.
-    pub part: Option<Arc<[TaskKey]>>,
-}
 
 #[derive(Debug)]
 struct Node {
@@ -41,7 +24,7 @@ struct Node {
     /// Sorted, the best last. Leaves only.
     jobs: Vec<Entry>,
     /// Jobs of a [`Line`], and how many of them are still in.
-    line: Option<(Arc<[Entry]>, usize)>,
+    line: Option<(Arc<Vec<Entry>>, usize)>,
     /// A heap, the best first. Inner queues only.
     children: Vec<QueueKey>,
     is_leaf: bool,
@@ -51,6 +34,8 @@ struct Node {
     checked: bool,
     /// What the victims popped so far held.
     popped: Three,
+    /// What decides when it is compared, while neither it nor its queue has changed.
+    key: Cell<Option<queue_order::Key>>,
 }
 
 impl Node {
@@ -69,75 +54,54 @@ impl Node {
     }
 
     /// Takes the best job out.
-    fn take(&mut self, skip: &BTreeSet<JobKey>) -> Option<Entry> {
+    fn take(&mut self, skip: &Skip) -> Option<Entry> {
         let best = self.best()?.clone();
-        if self.jobs.last().is_some_and(|own| own.job == best.job) {
+        self.drop_best(best.job, skip);
+        Some(best)
+    }
+
+    fn drop_best(&mut self, best: JobKey, skip: &Skip) {
+        if self.jobs.last().is_some_and(|own| own.job == best) {
             self.jobs.pop();
         } else if let Some((_, left)) = &mut self.line {
             *left -= 1;
             self.pass_over(skip);
         }
-        Some(best)
     }
 
-    /// Jobs that are in the tree otherwise, or not at all, have no place in the line.
-    fn pass_over(&mut self, skip: &BTreeSet<JobKey>) {
+    fn pass_over(&mut self, skip: &Skip) {
         let Some((line, left)) = &mut self.line else {
             return;
         };
         while line
             .get(left.wrapping_sub(1))
-            .is_some_and(|entry| skip.contains(&entry.job))
+            .is_some_and(|entry| skip.skips(entry))
         {
             *left -= 1;
         }
     }
 }
 
-/// Waiting jobs, sorted once for many trees.
+/// Jobs of the line that have no place in the tree.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
-    by_queue: Vec<(QueueKey, Arc<[Entry]>)>,
+struct Skip {
+    /// They are in it otherwise, or not at all.
+    jobs: BTreeSet<JobKey>,
+    /// Whoever is not ready.
+    unready: bool,
 }
 
-impl Line {
-    pub(crate) fn new(state: &State, entries: Vec<Entry>) -> Self {
-        let by_queue = sorted(state, entries, false);
-        Self {
-            by_queue: by_queue
-                .into_iter()
-                .map(|(queue, jobs)| (queue, Arc::from(jobs)))
-                .collect(),
-        }
+impl Skip {
+    fn skips(&self, entry: &Entry) -> bool {
+        self.unready && !entry.ready || self.jobs.contains(&entry.job)
     }
-}
-
-/// Jobs by queue in order of the queues' names, the best last.
-fn sorted(state: &State, entries: Vec<Entry>, victims: bool) -> Vec<(QueueKey, Vec<Entry>)> {
-    let mut by_queue: FxHashMap<QueueKey, Vec<Entry>> = FxHashMap::default();
-    for entry in entries {
-        if let Some(queue) = state.jobs.get(entry.job).and_then(|job| job.queue) {
-            by_queue.entry(queue).or_default().push(entry);
-        }
-    }
-    let mut by_queue: Vec<(QueueKey, Vec<Entry>)> = by_queue.into_iter().collect();
-    for (_, jobs) in &mut by_queue {
-        jobs.sort_by(|one, other| order(victims, &other.rank, &one.rank));
-    }
-    // In order of name, not of keys.
-    by_queue.sort_by(|one, other| {
-        let name = |key: QueueKey| state.queues.get(key).map(|row| &row.name);
-        name(one.0).cmp(&name(other.0))
-    });
-    by_queue
 }
 
 /// The tree.
 #[derive(Debug)]
 pub(crate) struct JobQueue {
     victims: bool,
-    /// Jobs of the line that are not served from there.
-    skip: BTreeSet<JobKey>,
+    skip: Skip,
     top: Vec<QueueKey>,
     /// As [`Node::checked`], of those without a parent.
     checked: bool,
@@ -151,7 +115,7 @@ impl JobQueue {
     pub(crate) fn new(victims: bool) -> Self {
         Self {
             victims,
-            skip: BTreeSet::new(),
+            skip: Skip::default(),
             top: Vec::new(),
             checked: false,
             nodes: FxHashMap::default(),
@@ -166,6 +130,14 @@ impl JobQueue {
         }
     }
 
+    /// Adds all that wait and are ready.
+    pub(crate) fn fill_with(&mut self, state: &State, shares: &Shares, line: &Line) {
+        self.skip.unready = true;
+        for (queue, line) in &line.by_queue {
+            self.link(state, shares, *queue, Vec::new(), Some(line));
+        }
+    }
+
     /// The same with a line of waiting jobs, less those in `skip`. Only for the order of
     /// `entries`: trees of queues with none of these are left out, who have no say in it.
     pub(crate) fn fill_beside(
@@ -176,7 +148,7 @@ impl JobQueue {
         line: &Line,
         skip: BTreeSet<JobKey>,
     ) {
-        self.skip = skip;
+        self.skip.jobs = skip;
         let root = |key: QueueKey| state.queues.get(key)?.chain.last().copied();
         let own = sorted(state, entries, false);
         let roots: BTreeSet<QueueKey> = own.iter().filter_map(|(key, _)| root(*key)).collect();
@@ -229,7 +201,7 @@ impl JobQueue {
         shares: &Shares,
         queue: QueueKey,
         jobs: Vec<Entry>,
-        line: Option<&Arc<[Entry]>>,
+        line: Option<&Arc<Vec<Entry>>>,
     ) {
         let Some(row) = state.queues.get(queue) else {
             return;
@@ -247,6 +219,7 @@ impl JobQueue {
             stale: false,
             checked: false,
             popped: [0; 3],
+            key: Cell::new(None),
         };
         leaf.pass_over(&self.skip);
         if leaf.best().is_none() {
@@ -279,6 +252,7 @@ impl JobQueue {
                                 stale: false,
                                 checked: false,
                                 popped: [0; 3],
+                                key: Cell::new(None),
                             },
                         );
                     }
@@ -288,7 +262,11 @@ impl JobQueue {
                     let mut children = self.take_children(parent);
                     children.push(*key);
                     self.sift_up(state, shares, &mut children);
+                    let stands = children.first() == Some(key);
                     self.put_children(parent, children);
+                    if known && stands {
+                        self.uncheck_above(parent);
+                    }
                     if known {
                         return;
                     }
@@ -318,6 +296,7 @@ impl JobQueue {
                 return;
             };
             node.stale = true;
+            node.key.set(None);
             at = node.parent;
         }
     }
@@ -333,11 +312,15 @@ impl JobQueue {
                 break;
             }
             let mut children = self.take_children(key);
+            let before = children.first().copied();
             let compared = self.settle(state, shares, &mut children);
             at = children.first().copied();
             self.put_children(key, children);
             if let Some(node) = self.nodes.get_mut(&key) {
                 node.checked |= compared;
+            }
+            if at != before {
+                self.uncheck_above(key);
             }
         }
         let leaf = at?;
@@ -354,6 +337,22 @@ impl JobQueue {
             self.mark(leaf);
         }
         Some(entry)
+    }
+
+    /// Another of its children stands for this queue than when it was compared.
+    fn uncheck_above(&mut self, queue: QueueKey) {
+        let mut at = Some(queue);
+        while let Some(key) = at {
+            let Some(node) = self.nodes.get(&key) else {
+                return;
+            };
+            node.key.set(None);
+            at = node.parent;
+            match at.and_then(|parent| self.nodes.get_mut(&parent)) {
+                Some(parent) => parent.checked = false,
+                None => self.checked = false,
+            }
+        }
     }
 
     /// Nothing has moved since the last job was taken: its queue stays where it is if its
@@ -382,11 +381,57 @@ impl JobQueue {
         }
     }
 
+    /// The job that was taken last found nothing. Those behind it that want the same, and
+    /// would find nothing either by `finds_nothing`, are taken too as long as it is their
+    /// turn. Only for waiting jobs.
+    pub(crate) fn pass_alike(
+        &mut self,
+        state: &State,
+        shares: &Shares,
+        mut finds_nothing: impl FnMut(QueueKey, &Entry) -> bool,
+    ) {
+        let Some((leaf, wanted)) = self.taken else {
+            return;
+        };
+        self.nothing_moved();
+        if self.is_stale(leaf) {
+            return;
+        }
+        let Some(node) = self.nodes.get_mut(&leaf) else {
+            return;
+        };
+        while let Some(best) = node.best()
+            && best.wanted == wanted
+            && finds_nothing(leaf, best)
+        {
+            let job = best.job;
+            node.drop_best(job, &self.skip);
+        }
+        match node.best() {
+            None => self.prune(state, shares, leaf),
+            Some(best) if best.wanted != wanted => self.mark(leaf),
+            Some(_) => {}
+        }
+    }
+
+    /// The queue, or one above it, is to be compared before the next job is taken.
+    fn is_stale(&self, queue: QueueKey) -> bool {
+        let mut at = Some(queue);
+        while let Some(node) = at.and_then(|key| self.nodes.get(&key)) {
+            if node.stale {
+                return true;
+            }
+            at = node.parent;
+        }
+        false
+    }
+
     /// Other queues than that of the job that was taken last have moved.
     pub(crate) fn others_moved(&mut self) {
         self.checked = false;
         for node in self.nodes.values_mut() {
             node.checked = false;
+            node.key.set(None);
         }
     }
 
@@ -464,9 +509,19 @@ impl JobQueue {
         }
     }
 
+    fn key(&self, state: &State, shares: &Shares, queue: QueueKey) -> Option<queue_order::Key> {
+        let node = self.nodes.get(&queue)?;
+        let key = || queue_order::Key::of(state, shares, &self.candidate(queue));
+        if node.key.get().is_none() {
+            node.key.set(key());
+        }
+        debug_assert_eq!(node.key.get(), key(), "what decides of a queue has changed");
+        node.key.get()
+    }
+
     fn goes_first(&self, state: &State, shares: &Shares, one: QueueKey, other: QueueKey) -> bool {
-        let order =
-            queue_order::compare(state, shares, &self.candidate(one), &self.candidate(other));
+        let key = |queue| (queue, self.key(state, shares, queue));
+        let order = queue_order::compare(state, shares, key(one), key(other));
         if self.victims {
             order == Ordering::Greater
         } else {
@@ -506,13 +561,5 @@ impl JobQueue {
             heap.swap(index, best);
             index = best;
         }
-    }
-}
-
-fn order(victims: bool, one: &JobRank, other: &JobRank) -> Ordering {
-    if victims {
-        other.cmp(one)
-    } else {
-        one.cmp(other)
     }
 }

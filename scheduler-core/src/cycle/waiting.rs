@@ -1,0 +1,431 @@
+//! Who waits, sorted, from decision to decision: only jobs of which a pod has moved since
+//! are looked at again, and pods of their own that have everything alike are told why they
+//! wait together.
+//!
+//! [`State::moved`](crate::state::State) says who has moved. What else it depends on
+//! (whether pods are hindered, what GPU memory counts for) voids all of it. Debug builds
+//! compare it with one made anew.
+
+use super::Cycle;
+use crate::action::ReasonKind;
+use crate::gang::{Gang, Pick};
+use crate::job_queue::{Alone, Entry, JobRank, Line};
+use crate::state::State;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, QueueKey, SpecKey, TaskKey};
+use crate::units::Time;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A reason, and its words.
+pub(super) type Said = (ReasonKind, Arc<str>);
+
+/// Up to so many jobs are put into their places in a queue one by one; more are sorted in.
+const FEW: usize = 4;
+
+/// What follows from where the pods of a job are.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// [`crate::state::rows::JobRow::stamp`] at that time.
+    stamp: u64,
+    pub next: Arc<[TaskKey]>,
+    /// What the first of these asks for.
+    pub first: Option<SpecKey>,
+    pub entry: Entry,
+}
+
+/// What a pod of its own has alike with others, as far as it matters whether it can be
+/// placed, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
+    pub queue: QueueKey,
+    pub spec: SpecKey,
+    pub priority: i32,
+    pub preemptible: bool,
+}
+
+impl Kind {
+    /// Of a job as it stands in that queue. `None`: it is no such pod, or hindered.
+    pub(super) fn of(queue: Option<QueueKey>, entry: &Entry) -> Option<Self> {
+        let alone = entry.alone?;
+        Some(Self {
+            queue: queue?,
+            spec: alone.spec,
+            priority: entry.rank.priority.0,
+            preemptible: alone.preemptible,
+        })
+    }
+}
+
+/// Those of one kind.
+#[derive(Debug, Default)]
+pub(super) struct Alike {
+    pub jobs: BTreeSet<JobKey>,
+    /// Why they wait, by this decision.
+    pub why: Option<Said>,
+    /// What all of them were told, but for the untold.
+    pub told: Option<Said>,
+    pub untold: Vec<JobKey>,
+}
+
+/// A job that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Listed {
+    queue: Option<QueueKey>,
+    rank: JobRank,
+    kind: Option<Kind>,
+    ready: bool,
+}
+
+/// All that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// [`State::hindered`], and what GPU memory counts for, by which it was looked at;
+    /// `None`: nothing is known.
+    at: Option<(u64, u128)>,
+    /// [`State::settled`] when it was looked at last.
+    settled: Option<u64>,
+    known: FxHashMap<JobKey, Known>,
+    listed: FxHashMap<JobKey, Listed>,
+    /// By queue, the best last.
+    lines: FxHashMap<QueueKey, Arc<Vec<Entry>>>,
+    pub(super) kinds: FxHashMap<Kind, Alike>,
+    /// Ready jobs that may be placed and are of no kind.
+    pub(super) others: BTreeSet<JobKey>,
+    /// How many wait in a queue that are not ready.
+    unready: FxHashMap<QueueKey, u32>,
+    /// Jobs of which a pod has moved, until their pods were told why they wait.
+    pub(super) fresh: Vec<JobKey>,
+    /// All lines in order of the queues' names, while nothing has moved.
+    line: Option<Arc<Line>>,
+}
+
+impl Waiting {
+    /// Takes a job out. `Some`: where it stands in its queue's line.
+    fn unlist(&mut self, job: JobKey) -> Option<(QueueKey, JobRank)> {
+        let was = self.listed.remove(&job)?;
+        if let Some(kind) = was.kind {
+            if let Some(alike) = self.kinds.get_mut(&kind) {
+                alike.jobs.remove(&job);
+                if alike.jobs.is_empty() {
+                    self.kinds.remove(&kind);
+                }
+            }
+        } else {
+            self.others.remove(&job);
+        }
+        let queue = was.queue?;
+        if !was.ready
+            && let Some(count) = self.unready.get_mut(&queue)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.unready.remove(&queue);
+            }
+        }
+        Some((queue, was.rank))
+    }
+
+    /// Brings a queue's line up to date.
+    fn update(&mut self, queue: QueueKey, gone: &[(JobKey, JobRank)], new: Vec<Entry>) {
+        let line = Arc::make_mut(self.lines.entry(queue).or_default());
+        if gone.len() + new.len() > FEW {
+            let gone: FxHashSet<JobKey> = gone.iter().map(|(job, _)| *job).collect();
+            line.retain(|entry| !gone.contains(&entry.job));
+            line.extend(new);
+            line.sort_by(|one, other| other.rank.cmp(&one.rank));
+        } else {
+            for (job, rank) in gone {
+                let from = line.partition_point(|entry| entry.rank > *rank);
+                let at = line[from..].iter().position(|entry| entry.job == *job);
+                if let Some(at) = at {
+                    line.remove(from + at);
+                }
+            }
+            for entry in new {
+                let at = line.partition_point(|other| other.rank > entry.rank);
+                line.insert(at, entry);
+            }
+        }
+        if line.is_empty() {
+            self.lines.remove(&queue);
+        }
+    }
+
+    /// What the next decision needs no more is let go.
+    pub(super) fn keep(&mut self) {
+        let (known, listed) = (&mut self.known, &self.listed);
+        // Jobs that are gone, or have all they want, are not asked for again.
+        if known.len() > 2 * listed.len() + 64 {
+            known.retain(|job, _| listed.contains_key(job));
+        }
+        self.line = None;
+        for alike in self.kinds.values_mut() {
+            alike.why = None;
+        }
+    }
+}
+
+/// It has a pod that waits without a gate.
+fn waits(state: &State, job: JobKey) -> bool {
+    state.jobs.get(job).is_some_and(|row| {
+        row.tasks.iter().any(|task| {
+            let waits = state
+                .task_cells
+                .get(*task)
+                .is_some_and(|cell| cell.status == Status::Pending);
+            waits && state.tasks.get(*task).is_some_and(|row| !row.gated)
+        })
+    })
+}
+
+impl Cycle<'_> {
+    /// Brings up to date who waits. Not inside a trial.
+    pub(super) fn look_who_waits(&mut self) {
+        let at = Some((self.state.hindered, self.shares.smallest_card));
+        if self.waiting.at != at {
+            self.waiting = Waiting {
+                at,
+                ..Waiting::default()
+            };
+            drop(self.state.moved.take(self.state.touched));
+            let waits = self.state.pending.iter();
+            let jobs: BTreeSet<JobKey> = waits
+                .filter_map(|(_, task)| self.state.tasks.get(*task)?.job)
+                .collect();
+            self.list(jobs);
+        } else if self.waiting.settled != Some(self.state.settled) {
+            let moved = self.state.moved.take(self.state.touched);
+            self.list(moved);
+        }
+        self.waiting.settled = Some(self.state.settled);
+        debug_assert_eq!(self.seen_anew(), self.seen(), "who waits is out of date");
+    }
+
+    /// Looks at these jobs again.
+    fn list(&mut self, jobs: impl IntoIterator<Item = JobKey>) {
+        type Change = (Vec<(JobKey, JobRank)>, Vec<Entry>);
+        let mut changes: FxHashMap<QueueKey, Change> = FxHashMap::default();
+        for job in jobs {
+            if let Some((queue, rank)) = self.waiting.unlist(job) {
+                changes.entry(queue).or_default().0.push((job, rank));
+            }
+            self.waiting.fresh.push(job);
+            if !waits(self.state, job) {
+                continue;
+            }
+            let known = self.known(job);
+            let (entry, may) = (known.entry.clone(), known.first.is_some());
+            let queue = self.state.jobs.get(job).and_then(|row| row.queue);
+            let kind = Kind::of(queue, &entry).filter(|_| entry.ready);
+            let waiting = &mut self.waiting;
+            if let Some(kind) = kind {
+                let alike = waiting.kinds.entry(kind).or_default();
+                alike.jobs.insert(job);
+                alike.untold.push(job);
+            } else if entry.ready && may {
+                waiting.others.insert(job);
+            }
+            let listed = Listed {
+                queue,
+                rank: entry.rank.clone(),
+                kind,
+                ready: entry.ready,
+            };
+            waiting.listed.insert(job, listed);
+            if let Some(queue) = queue {
+                if !entry.ready {
+                    *waiting.unready.entry(queue).or_default() += 1;
+                }
+                changes.entry(queue).or_default().1.push(entry);
+            }
+        }
+        if !changes.is_empty() {
+            self.waiting.line = None;
+        }
+        for (queue, (gone, new)) in changes {
+            self.waiting.update(queue, &gone, new);
+        }
+    }
+
+    /// All jobs that wait, sorted. Not inside a trial.
+    pub(super) fn line(&mut self) -> Arc<Line> {
+        self.look_who_waits();
+        if let Some(line) = &self.waiting.line {
+            return Arc::clone(line);
+        }
+        let lines = &self.waiting.lines;
+        // In order of name, not of keys.
+        let queues = self.state.queue_names.values();
+        let by_queue = queues
+            .filter_map(|queue| Some((*queue, Arc::clone(lines.get(queue)?))))
+            .collect();
+        let line = Arc::new(Line { by_queue });
+        self.waiting.line = Some(Arc::clone(&line));
+        line
+    }
+
+    /// Waiting jobs that are ready to be placed, queue by queue.
+    pub(super) fn ready_jobs(&mut self) -> Vec<JobKey> {
+        let line = self.line();
+        self.passed_over.extend(self.waiting.unready.keys());
+        let entries = line.by_queue.iter().flat_map(|(_, entries)| entries.iter());
+        entries
+            .filter(|entry| entry.ready)
+            .map(|entry| entry.job)
+            .collect()
+    }
+
+    /// One of each kind of ready jobs that may be placed, and all that are of no kind.
+    pub(super) fn ready_kinds(&mut self) -> Vec<JobKey> {
+        self.look_who_waits();
+        self.passed_over.extend(self.waiting.unready.keys());
+        let kinds = self.waiting.kinds.values();
+        let one = kinds.filter_map(|alike| alike.jobs.first().copied());
+        one.chain(self.waiting.others.iter().copied()).collect()
+    }
+
+    /// Waiting jobs that are ready, and old enough to evict others for.
+    pub(super) fn old_enough(&mut self) -> Vec<JobKey> {
+        let mut jobs = self.ready_jobs();
+        jobs.retain(|job| {
+            let young = self.within_delay(*job);
+            if young {
+                self.pass_over(*job);
+            }
+            !young
+        });
+        jobs
+    }
+
+    /// What the pods of a job are of together, by what was known when it was looked at.
+    pub(super) fn kind(&self, job: JobKey) -> Option<Kind> {
+        self.waiting.listed.get(&job)?.kind
+    }
+
+    /// A job as it stands in the queue of those that want something.
+    pub(super) fn entry(&mut self, job: JobKey) -> Entry {
+        self.known(job).entry.clone()
+    }
+
+    /// The pods that a job would place next, victims of the trial among them.
+    pub(super) fn next_tasks(&mut self, job: JobKey) -> Arc<[TaskKey]> {
+        Arc::clone(&self.known(job).next)
+    }
+
+    /// What follows from where a job's pods are; computed again when one has moved.
+    pub(super) fn known(&mut self, job: JobKey) -> &Known {
+        let stamp = self.state.jobs.get(job).map_or(0, |row| row.stamp);
+        let known = self.waiting.known.get(&job);
+        if known.is_none_or(|known| known.stamp != stamp) {
+            let known = self.learn(job, stamp);
+            self.waiting.known.insert(job, known);
+        }
+        &self.waiting.known[&job]
+    }
+
+    fn learn(&self, job: JobKey, stamp: u64) -> Known {
+        let gang = self.gang(job);
+        let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
+        let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let wanted = self
+            .shares
+            .wanted(self.state, &next, self.shares.smallest_card);
+        let first = next.first().and_then(|task| self.state.tasks.get(*task));
+        let row = self.state.jobs.get(job);
+        let alone = row
+            .filter(|row| row.single && row.group.is_none())
+            .zip(first.filter(|task| task.avoid.is_empty()))
+            .map(|(row, task)| Alone {
+                spec: task.spec,
+                preemptible: row.is_preemptible(self.state),
+            });
+        Known {
+            stamp,
+            first: first.map(|task| task.spec),
+            next: Arc::from(next),
+            entry: Entry {
+                job,
+                rank: self.rank(job, &gang),
+                wanted,
+                held: [0; 3],
+                part: None,
+                ready: gang.is_ready(&gated),
+                alone,
+            },
+        }
+    }
+
+    pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
+        let row = self.state.jobs.get(job);
+        let (created, uid) = row.map_or((Time(0), Arc::from("")), |row| match &row.group {
+            Some(group) => (group.created, Arc::clone(&group.uid)),
+            None => row
+                .only(self.state)
+                .map_or((Time(0), Arc::from("")), |task| {
+                    (task.created, task.uid.shared())
+                }),
+        });
+        JobRank {
+            priority: Reverse(row.map_or(0, |row| row.priority(self.state))),
+            growth: gang.growth(),
+            created,
+            uid,
+        }
+    }
+
+    /// Who waits where, in order, and of what kind.
+    fn seen(&self) -> Seen {
+        let mut seen = Seen::default();
+        for (queue, line) in &self.waiting.lines {
+            seen.lines.insert(*queue, line.to_vec());
+        }
+        for (kind, alike) in &self.waiting.kinds {
+            seen.kinds
+                .extend(alike.jobs.iter().map(|job| (*job, *kind)));
+        }
+        seen.others.clone_from(&self.waiting.others);
+        for (queue, count) in &self.waiting.unready {
+            seen.unready.insert(*queue, *count);
+        }
+        seen
+    }
+
+    /// The same from the state alone.
+    fn seen_anew(&self) -> Seen {
+        let mut seen = Seen::default();
+        for (job, row) in &self.state.jobs {
+            if !waits(self.state, job) {
+                continue;
+            }
+            let known = self.learn(job, 0);
+            let entry = known.entry;
+            match Kind::of(row.queue, &entry) {
+                Some(kind) if entry.ready => drop(seen.kinds.insert(job, kind)),
+                _ if entry.ready && known.first.is_some() => drop(seen.others.insert(job)),
+                _ => {}
+            }
+            if let Some(queue) = row.queue {
+                if !entry.ready {
+                    *seen.unready.entry(queue).or_default() += 1;
+                }
+                seen.lines.entry(queue).or_default().push(entry);
+            }
+        }
+        for line in seen.lines.values_mut() {
+            line.sort_by(|one, other| other.rank.cmp(&one.rank));
+        }
+        seen
+    }
+}
+
+/// All that is known of who waits, to be compared.
+#[derive(Debug, Default, PartialEq)]
+struct Seen {
+    lines: BTreeMap<QueueKey, Vec<Entry>>,
+    kinds: BTreeMap<JobKey, Kind>,
+    others: BTreeSet<JobKey>,
+    unready: BTreeMap<QueueKey, u32>,
+}
