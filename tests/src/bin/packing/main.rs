@@ -4,7 +4,11 @@
 //! `packing [--seeds N] [--policies LIST] [--trace NAME --folder PATH]`: per policy the
 //! GPUs that are unallocated once the pods that arrived ask for 100 % of all GPUs, and for
 //! 130 %, as mean, least and most over the seeds. `--list` writes one seed's placements.
+//! `fragmentation-moving` lets pods in by moving others, `--moves` for each that arrived; of
+//! it is also printed what nobody could have less than ([`floor`]).
 
+mod floor;
+mod moving;
 mod paper;
 mod replay;
 mod through;
@@ -12,6 +16,7 @@ mod trace;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
+use moving::{Budget, Moving};
 use paper::{Paper, Rule};
 use replay::Run;
 use scheduler_core::Placement;
@@ -44,6 +49,12 @@ struct Args {
         Policy::BestFit, Policy::Fgd, Policy::Binpack, Policy::Fragmentation,
     ])]
     policies: Vec<Policy>,
+    /// Moves for each pod that arrived, of `fragmentation-moving`.
+    #[arg(long, default_value_t = 0.05)]
+    moves: f64,
+    /// Steps of each of its searches.
+    #[arg(long, default_value_t = 400_000)]
+    steps: u64,
     /// Write the placements of the first order in place of figures.
     #[arg(long)]
     list: bool,
@@ -61,6 +72,8 @@ enum Policy {
     Spread,
     /// The core's.
     Fragmentation,
+    /// The core's, with its consolidation.
+    FragmentationMoving,
 }
 
 impl Policy {
@@ -71,10 +84,11 @@ impl Policy {
             Self::Binpack => "binpack",
             Self::Spread => "spread",
             Self::Fragmentation => "fragmentation",
+            Self::FragmentationMoving => "fragmentation-moving",
         }
     }
 
-    fn run(self, trace: &Trace, order: &Order) -> Run {
+    fn run(self, trace: &Trace, order: &Order, budget: Budget) -> Run {
         let through = |placement| Through::new(trace, order, placement);
         match self {
             Self::BestFit => {
@@ -85,6 +99,9 @@ impl Policy {
             Self::Spread => replay::run(trace, order, &mut through(Placement::Spread)),
             Self::Fragmentation => {
                 replay::run(trace, order, &mut through(Placement::Fragmentation))
+            }
+            Self::FragmentationMoving => {
+                replay::run(trace, order, &mut Moving::new(trace, order, budget))
             }
         }
     }
@@ -97,10 +114,14 @@ fn folder() -> PathBuf {
 #[allow(clippy::print_stdout, clippy::cast_precision_loss)]
 fn main() -> Result<()> {
     let args = Args::parse();
+    let budget = Budget {
+        moves: args.moves,
+        steps: args.steps,
+    };
     let trace = Trace::read(&args.folder.unwrap_or_else(folder), &args.trace)?;
     if args.list {
         for policy in args.policies {
-            println!("# {}\n{}", policy.name(), list(&trace, policy));
+            println!("# {}\n{}", policy.name(), list(&trace, policy, budget));
         }
         return Ok(());
     }
@@ -111,7 +132,7 @@ fn main() -> Result<()> {
             .orders
             .iter()
             .take(args.seeds)
-            .map(|order| policy.run(&trace, order))
+            .map(|order| policy.run(&trace, order, budget))
             .collect();
         let seconds = start.elapsed().as_secs_f64() / runs.len().max(1) as f64;
         let column = |arrived| {
@@ -130,6 +151,9 @@ fn main() -> Result<()> {
             "{:<22} {at_100:>24} {at_130:>24} {seconds:9.1}",
             policy.name()
         );
+        if policy == Policy::FragmentationMoving {
+            tell_moves(&trace, &runs);
+        }
         if policy == Policy::Fragmentation && args.trace == "default" {
             println!(
                 "  of the way from FGD's {FGD} to {BOUND}, where refusing begins: {:.0} %",
@@ -140,12 +164,40 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// What was moved, and what nobody could have less than.
+#[allow(clippy::print_stdout, clippy::cast_precision_loss)]
+fn tell_moves(trace: &Trace, runs: &[Run]) {
+    let mean = |of: Vec<f64>| of.iter().sum::<f64>() / of.len().max(1) as f64;
+    for arrived in [100, 130] {
+        let (mut moves, mut anybody, mut staying) = (Vec::new(), Vec::new(), Vec::new());
+        for (run, order) in runs.iter().zip(&trace.orders) {
+            let Some((count, moved)) = run.until.get(&arrived).copied() else {
+                continue;
+            };
+            moves.push(moved as f64 / count as f64);
+            let floor = floor::Floor::new(trace, order, &run.placed[..count]);
+            anybody.push(floor.of_anybody());
+            staying.push(floor.of_staying());
+        }
+        println!(
+            "  at {arrived} %: {:.3} moves for each pod; at least {:.2} for whoever places only what has arrived, {:.2} for whoever keeps what is placed",
+            mean(moves),
+            mean(anybody),
+            mean(staying),
+        );
+    }
+    let lost: u64 = runs.iter().map(|run| run.lost).sum();
+    if lost > 0 {
+        println!("  {lost} thousandths of GPUs moved and lost");
+    }
+}
+
 /// `seq,pod,node,rank` of the first order.
-fn list(trace: &Trace, policy: Policy) -> String {
+fn list(trace: &Trace, policy: Policy, budget: Budget) -> String {
     let Some(order) = trace.orders.first() else {
         return String::new();
     };
-    let run = policy.run(trace, order);
+    let run = policy.run(trace, order, budget);
     let mut text = String::from("seq,pod,node,rank\n");
     for (seq, node) in run.placed.iter().enumerate() {
         let at = node.and_then(|node| order.nodes.iter().position(|one| *one == node));
@@ -171,7 +223,11 @@ mod tests {
     fn fgd_puts_every_pod_where_its_authors_program_puts_it() {
         let trace = trace();
         let order = &trace.orders[0];
-        let run = Policy::Fgd.run(&trace, order);
+        let budget = Budget {
+            moves: 0.0,
+            steps: 0,
+        };
+        let run = Policy::Fgd.run(&trace, order, budget);
         let golden =
             std::fs::read_to_string(folder().join("golden/default_fgd_seed42.csv")).unwrap();
         let mut count = 0;

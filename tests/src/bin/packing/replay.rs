@@ -9,6 +9,11 @@ use std::collections::BTreeMap;
 pub(crate) trait Policy {
     /// Puts the pod of that row of the list somewhere; the node's index, or none.
     fn place(&mut self, arrival: usize, pod: usize) -> Option<usize>;
+
+    /// How many pods were moved, and thousandths of GPUs of those that found no place again.
+    fn moved(&self) -> (u64, u64) {
+        (0, 0)
+    }
 }
 
 /// What came of a run.
@@ -18,6 +23,11 @@ pub(crate) struct Run {
     pub placed: Vec<Option<usize>>,
     /// Allocated, per cent of all GPUs, by per cent arrived.
     pub columns: BTreeMap<u32, f64>,
+    /// How many arrivals there were when that many per cent had arrived last, and pods
+    /// moved by then.
+    pub until: BTreeMap<u32, (usize, u64)>,
+    /// Thousandths of GPUs of pods that were moved and found no place again.
+    pub lost: u64,
 }
 
 impl Run {
@@ -38,6 +48,7 @@ pub(crate) fn run(trace: &Trace, order: &Order, policy: &mut dyn Policy) -> Run 
     let (mut arrived, mut allocated) = (0, 0);
     let mut sums: BTreeMap<u32, (f64, u32)> = BTreeMap::new();
     let mut placed = Vec::with_capacity(order.arrivals.len());
+    let mut until = BTreeMap::new();
     for (arrival, pod) in order.arrivals.iter().enumerate() {
         let wants = trace.shapes[trace.pods[*pod].shape].gpus();
         arrived += wants;
@@ -48,11 +59,15 @@ pub(crate) fn run(trace: &Trace, order: &Order, policy: &mut dyn Policy) -> Run 
         placed.push(node);
         let column = (arrived as f64 / capacity * 100.0).round_ties_even() as u32;
         let sum = sums.entry(column).or_default();
-        sum.0 += allocated as f64 / capacity * 100.0;
+        let (_, lost) = policy.moved();
+        sum.0 += (allocated - lost) as f64 / capacity * 100.0;
         sum.1 += 1;
+        until.insert(column, (placed.len(), policy.moved().0));
     }
     Run {
         placed,
+        until,
+        lost: policy.moved().1,
         columns: sums
             .into_iter()
             .map(|(column, (sum, count))| (column, sum / f64::from(count)))

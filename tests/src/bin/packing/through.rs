@@ -6,7 +6,7 @@
 
 use crate::replay::Policy;
 use crate::trace::{Order, Shape, Trace};
-use scheduler_core::ids::{ContainerName, NodeName, PodUid, QueueName};
+use scheduler_core::ids::{NodeName, PodUid, QueueName};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, NodeTerm, Operator, Pod, Queue,
     Requirement, Share,
@@ -24,18 +24,23 @@ const MODEL: &str = "model";
 /// A core with the trace's nodes.
 pub(crate) struct Through<'a> {
     trace: &'a Trace,
-    core: Core,
-    nodes: HashMap<NodeName, usize>,
+    pub(crate) core: Core,
+    pub(crate) nodes: HashMap<NodeName, usize>,
 }
 
 impl<'a> Through<'a> {
     pub(crate) fn new(trace: &'a Trace, order: &Order, placement: Placement) -> Self {
-        let mut core = Core::new(Config {
+        let config = Config {
             actions: vec![Step::Allocate],
             gpu_placement: placement,
             cpu_placement: placement,
             ..Config::default()
-        });
+        };
+        Self::of(trace, order, config)
+    }
+
+    pub(crate) fn of(trace: &'a Trace, order: &Order, config: Config) -> Self {
+        let mut core = Core::new(config);
         let mut nodes = HashMap::new();
         let mut events = vec![Event::Queue(Queue::unlimited("queue"))];
         for (rank, index) in order.nodes.iter().enumerate() {
@@ -54,12 +59,12 @@ impl<'a> Through<'a> {
                 card.client_slots = 0;
                 card
             });
-            events.push(Event::Cards(NodeCards {
-                node: node.name.clone(),
-                default_mode: Mode::TimeSlicing,
-                not_offering: None,
-                cards: cards.collect(),
-            }));
+            let name = node.name.as_str();
+            events.push(Event::Cards(NodeCards::offered(
+                name,
+                Mode::TimeSlicing,
+                cards,
+            )));
             events.push(Event::Node(node));
         }
         for event in events {
@@ -70,7 +75,7 @@ impl<'a> Through<'a> {
 }
 
 /// The core takes everything that it is told here.
-fn tell(core: &mut Core, event: Event) {
+pub(crate) fn tell(core: &mut Core, event: Event) {
     let problems = core.apply(event);
     assert!(problems.is_empty(), "{problems:?}");
 }
@@ -79,22 +84,16 @@ fn asks(shape: &Shape) -> Vec<ContainerAsk> {
     let ask = match (shape.cards, shape.milli) {
         (0, _) => return Vec::new(),
         (cards, 1000..) => Ask::Whole(u32::try_from(cards).unwrap_or(u32::MAX)),
-        (_, milli) => Ask::Share(Share {
-            amount: Amount::Fraction(NanoGpu(u64::from(milli) * NanoGpu::ONE.0 / 1000)),
-            devices: 1,
-            compute: None,
-            mode: None,
-        }),
+        (_, milli) => Ask::Share(Share::of(Amount::Fraction(NanoGpu(
+            u64::from(milli) * NanoGpu::ONE.0 / 1000,
+        )))),
     };
-    vec![ContainerAsk {
-        container: ContainerName::new("main"),
-        init: false,
-        ask,
-    }]
+    vec![ContainerAsk::of("main", ask)]
 }
 
-impl Policy for Through<'_> {
-    fn place(&mut self, arrival: usize, row: usize) -> Option<usize> {
+impl Through<'_> {
+    /// The pod of that row of the list.
+    pub(crate) fn pod(&self, arrival: usize, row: usize) -> Pod {
         let listed = &self.trace.pods[row];
         let shape = &self.trace.shapes[listed.shape];
         let mut pod = Pod::named(&format!("{arrival:06}"));
@@ -113,6 +112,13 @@ impl Policy for Through<'_> {
                 name: Vec::new(),
             }]);
         }
+        pod
+    }
+}
+
+impl Policy for Through<'_> {
+    fn place(&mut self, arrival: usize, row: usize) -> Option<usize> {
+        let pod = self.pod(arrival, row);
         let uid: PodUid = pod.uid.clone();
         tell(&mut self.core, Event::Pod(Box::new(pod)));
         let decision = self.core.decide(Time(arrival as u64));
