@@ -413,7 +413,7 @@ impl Cycle {
         if self.world.missing().is_empty() {
             self.outputs.views.send_replace(Views {
                 queues: self.core.queues(),
-                groups: self.core.groups(),
+                groups: self.core.groups().into(),
                 leading,
             });
         }

@@ -6,9 +6,10 @@
 use api::GpuNode;
 use api::kai::{PodGroup, Queue, Topology};
 use futures::{Stream, StreamExt as _};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Container, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -60,17 +61,17 @@ pub type Facts = mpsc::UnboundedSender<Fact>;
 
 /// Follows everything until `stop`.
 pub async fn run(client: Client, facts: Facts, stop: CancellationToken) {
-    // A pod's priority is its class's: pods are listed after the classes, and anew when
-    // these change.
-    let (classes, seen_classes) = watch::channel(0);
+    // The priority of a pod and of a group is its class's: they are listed after the classes,
+    // and anew when these change.
+    let (classes, known) = watch::channel(0);
     let all = async {
         tokio::join!(
-            pods(client.clone(), &facts, seen_classes),
+            follow_anew(Api::all(client.clone()), &facts, pod, known.clone()),
+            follow_anew(Api::all(client.clone()), &facts, Fact::Group, known),
             follow_classes(client.clone(), &facts, classes),
             follow(Api::all(client.clone()), &facts, Fact::Node),
             follow(Api::all(client.clone()), &facts, Fact::GpuNode),
             follow(Api::all(client.clone()), &facts, Fact::Queue),
-            follow(Api::all(client.clone()), &facts, Fact::Group),
             follow(Api::all(client.clone()), &facts, Fact::Topology),
             follow(Api::all(client.clone()), &facts, Fact::Claim),
             follow(Api::all(client.clone()), &facts, Fact::Volume),
@@ -83,11 +84,19 @@ pub async fn run(client: Client, facts: Facts, stop: CancellationToken) {
     }
 }
 
-/// Pods, listed anew whenever the classes change.
-async fn pods(client: Client, facts: &Facts, mut classes: watch::Receiver<u64>) {
+/// One kind, listed anew whenever the classes change.
+async fn follow_anew<K>(
+    api: Api<K>,
+    facts: &Facts,
+    of: fn(Seen<K>) -> Fact,
+    mut classes: watch::Receiver<u64>,
+) where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K::DynamicType: Default,
+{
     while classes.changed().await.is_ok() {
         tokio::select! {
-            () = follow(Api::all(client.clone()), facts, Fact::Pod) => return,
+            () = follow(api.clone(), facts, of) => return,
             changed = classes.changed() => {
                 if changed.is_err() {
                     return;
@@ -142,8 +151,7 @@ async fn follow_with<K>(
         let seen = match event {
             Some(Event::Init) => vec![Seen::Listing],
             Some(Event::InitApply(mut object) | Event::Apply(mut object)) => {
-                // Nobody here asks who wrote what.
-                object.meta_mut().managed_fields = None;
+                trim(object.meta_mut());
                 vec![Seen::There(Box::new(object))]
             }
             Some(Event::InitDone) => vec![Seen::Listed],
@@ -161,6 +169,35 @@ async fn follow_with<K>(
             }
         }
     }
+}
+
+/// Nobody here asks who wrote what, and how kubectl remembers it.
+fn trim(meta: &mut ObjectMeta) {
+    meta.managed_fields = None;
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+}
+
+/// Without what its containers run and are told: it may be long, and no decision is made
+/// from it.
+fn pod(mut seen: Seen<Pod>) -> Fact {
+    if let Seen::There(pod) = &mut seen
+        && let Some(spec) = &mut pod.spec
+    {
+        spec.ephemeral_containers = None;
+        let inits = spec.init_containers.iter_mut().flatten();
+        for container in spec.containers.iter_mut().chain(inits) {
+            *container = Container {
+                name: std::mem::take(&mut container.name),
+                ports: container.ports.take(),
+                resources: container.resources.take(),
+                restart_policy: container.restart_policy.take(),
+                ..Container::default()
+            };
+        }
+    }
+    Fact::Pod(seen)
 }
 
 /// A watch that goes on for ever; what goes wrong is said once per cause. `None`: the
@@ -200,5 +237,82 @@ fn is_unknown(error: &watcher::Error) -> bool {
         | E::WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
         E::WatchError(status) => status.code == 404,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+    use kube::CustomResourceExt as _;
+    use kube::api::PostParams;
+    use serde_json::{Value, json};
+    use sim_cluster::api_server::{ApiServer, Config};
+    use std::time::Duration;
+
+    async fn until(facts: &mut mpsc::UnboundedReceiver<Fact>, is: impl Fn(&Fact) -> bool) -> Fact {
+        let found = async {
+            loop {
+                let fact = facts.recv().await.expect("facts");
+                if is(&fact) {
+                    return fact;
+                }
+            }
+        };
+        let found = tokio::time::timeout(Duration::from_secs(10), found).await;
+        found.expect("within ten seconds")
+    }
+
+    async fn make<K>(api: Api<K>, object: Value)
+    where
+        K: Clone + Debug + DeserializeOwned + serde::Serialize,
+    {
+        let object = serde_json::from_value(object).expect("an object");
+        let made = api.create(&PostParams::default(), &object).await;
+        made.expect("made");
+    }
+
+    #[tokio::test]
+    async fn a_changed_class_has_groups_told_again_and_pods_come_without_what_they_run() {
+        let server = ApiServer::bind(Config::default()).await.expect("a port");
+        let client = Client::try_from(server.handle().config()).expect("a client");
+        let stop = CancellationToken::new();
+        let _end = stop.clone().drop_guard();
+        tokio::spawn(server.serve(stop.clone()));
+        make(
+            Api::<CustomResourceDefinition>::all(client.clone()),
+            json!(PodGroup::crd()),
+        )
+        .await;
+        let groups: Api<PodGroup> = Api::namespaced(client.clone(), "default");
+        let group = json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": {"name": "g"}, "spec": {"priorityClassName": "high"}});
+        make(groups, group).await;
+        let (facts, mut told) = mpsc::unbounded_channel();
+        tokio::spawn(run(client.clone(), facts, stop));
+        let is_group = |fact: &Fact| matches!(fact, Fact::Group(Seen::There(_)));
+        until(&mut told, is_group).await;
+        let class = json!({"metadata": {"name": "high"}, "value": 125});
+        make(Api::<PriorityClass>::all(client.clone()), class).await;
+        until(&mut told, |fact| {
+            matches!(fact, Fact::Class(Seen::There(_)))
+        })
+        .await;
+        until(&mut told, is_group).await;
+
+        let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+        let container = json!({"name": "main", "image": "none", "env": [{"name": "SECRET", "value": "1"}],
+            "resources": {"limits": {"nvidia.com/gpu": "1"}}});
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [container]}});
+        make(pods, pod).await;
+        let seen = until(&mut told, |fact| matches!(fact, Fact::Pod(Seen::There(_)))).await;
+        let Fact::Pod(Seen::There(pod)) = seen else {
+            unreachable!("it was asked for");
+        };
+        assert_eq!(
+            json!(pod.spec.expect("a spec").containers),
+            json!([{"name": "main", "resources": {
+                "limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}}}])
+        );
     }
 }

@@ -87,8 +87,6 @@ pub struct World {
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
     default_modes: BTreeMap<String, Mode>,
-    /// Groups, for the value of their class.
-    known_groups: BTreeMap<String, Box<api::PodGroup>>,
     /// The last word of each agent that is heard.
     states: BTreeMap<String, NodeState>,
     /// What the core was told of it.
@@ -127,7 +125,6 @@ impl World {
             storage: storage::Known::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
-            known_groups: BTreeMap::new(),
             states: BTreeMap::new(),
             told: BTreeMap::new(),
             strangers: BTreeMap::new(),
@@ -211,7 +208,10 @@ impl World {
             Fact::Queue(seen) => self.queue(seen),
             Fact::Group(seen) => self.group(seen),
             Fact::Topology(seen) => self.topology(seen),
-            Fact::Class(seen) => self.class(seen),
+            Fact::Class(seen) => {
+                self.class(seen);
+                Vec::new()
+            }
             Fact::Claim(seen) => self.claim(seen),
             Fact::Volume(seen) => self.volume(seen),
             Fact::Storage(seen) => self.storage_class(seen),
@@ -435,38 +435,28 @@ impl World {
         let key = |group: &api::PodGroup| {
             queue::group_name(&group.namespace().unwrap_or_default(), &group.name_any()).to_string()
         };
+        let gone = |name: String| Event::GroupGone(name.into());
         match seen {
             Seen::Listing => {
                 self.groups.begin();
                 Vec::new()
             }
             Seen::There(object) => {
-                let name = key(&object);
-                self.groups.there(&name);
-                let event = self.group_event(&object);
-                self.known_groups.insert(name, object);
-                vec![event]
+                self.groups.there(&key(&object));
+                let class = object.spec.priority_class_name.as_ref();
+                let priority = self.classes.value([class]);
+                vec![Event::Group(queue::group(&object, priority))]
             }
             Seen::Gone(object) => {
                 let name = key(&object);
                 self.groups.names.remove(&name);
-                vec![self.group_gone(name)]
+                vec![gone(name)]
             }
             Seen::Listed => {
-                let gone = self.groups.end();
-                gone.into_iter().map(|name| self.group_gone(name)).collect()
+                let names = self.groups.end();
+                names.into_iter().map(gone).collect()
             }
         }
-    }
-
-    fn group_event(&self, group: &api::PodGroup) -> Event {
-        let class = group.spec.priority_class_name.as_ref();
-        Event::Group(queue::group(group, self.classes.value([class])))
-    }
-
-    fn group_gone(&mut self, name: String) -> Event {
-        self.known_groups.remove(&name);
-        Event::GroupGone(name.into())
     }
 
     fn topology(&mut self, seen: Seen<api::Topology>) -> Vec<Event> {
@@ -486,9 +476,8 @@ impl World {
         Vec::new()
     }
 
-    /// Pods are listed anew by the watch when a class changes; groups are read again here.
-    fn class(&mut self, seen: Seen<k8s_openapi::api::scheduling::v1::PriorityClass>) -> Vec<Event> {
-        let before = self.classes.clone();
+    /// The watch lists pods and groups anew when a class changes.
+    fn class(&mut self, seen: Seen<k8s_openapi::api::scheduling::v1::PriorityClass>) {
         match seen {
             Seen::Listing => self.class_names.begin(),
             Seen::There(class) => {
@@ -513,11 +502,6 @@ impl World {
                 }
             }
         }
-        if before == self.classes {
-            return Vec::new();
-        }
-        let groups = self.known_groups.values();
-        groups.map(|group| self.group_event(group)).collect()
     }
 
     fn forget_class(&mut self, name: &str) {

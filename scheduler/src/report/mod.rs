@@ -15,9 +15,11 @@ pub use meters::QueueMeters;
 
 use futures::StreamExt as _;
 use kube::api::{Api, Patch, PatchParams};
+use scheduler_core::ids::{GroupName, QueueName};
 use scheduler_core::{GroupView, QueueView};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -35,17 +37,21 @@ const AT_ONCE: usize = 8;
 pub struct Views {
     /// Every queue.
     pub queues: Vec<QueueView>,
-    /// Every pod group.
-    pub groups: Vec<GroupView>,
+    /// Every pod group. Shared: there are as many as workloads.
+    pub groups: Arc<[GroupView]>,
     /// False while another replica reports.
     pub leading: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Object {
-    Queue(String),
-    Group(String, String),
+    Queue(QueueName),
+    Group(GroupName),
 }
+
+/// What was written last of each object, as a digest of 64 bits: it only says whether
+/// something is another than it was.
+type Written = BTreeMap<Object, u64>;
 
 /// Reports until `stop`, or until nobody has anything to report.
 pub async fn run(
@@ -54,7 +60,7 @@ pub async fn run(
     mut views: watch::Receiver<Views>,
     stop: CancellationToken,
 ) {
-    let mut written: BTreeMap<Object, Value> = BTreeMap::new();
+    let mut written = Written::new();
     // Something was not taken: it is tried again without news.
     let mut again = false;
     loop {
@@ -82,27 +88,36 @@ pub async fn run(
     }
 }
 
+/// What a status is to say. Of groups there are as many as workloads: theirs is only put
+/// into words when it is written.
+enum Content {
+    Queue(Value),
+    Group(GroupView),
+}
+
+impl Content {
+    fn status(self) -> Value {
+        match self {
+            Self::Queue(status) => status,
+            Self::Group(view) => patch::group(&view),
+        }
+    }
+}
+
 /// Writes what changed; whether all of it was taken.
-async fn round(
-    client: &kube::Client,
-    views: &Views,
-    written: &mut BTreeMap<Object, Value>,
-) -> bool {
-    let wanted = wanted(views);
-    written.retain(|object, _| wanted.contains_key(object));
-    let due: Vec<(Object, Value)> = wanted
+async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> bool {
+    let writes = due(views, written)
         .into_iter()
-        .filter(|(object, status)| written.get(object) != Some(status))
-        .collect();
-    let writes = futures::stream::iter(due).map(|(object, status)| async move {
-        let taken = write(client, &object, &status).await;
-        (object, status, taken)
-    });
-    let mut writes = std::pin::pin!(writes.buffer_unordered(AT_ONCE));
+        .map(|(object, content, digest)| async move {
+            let taken = write(client, &object, &content.status()).await;
+            (object, digest, taken)
+        });
+    let writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);
+    let mut writes = std::pin::pin!(writes);
     let mut whole = true;
-    while let Some((object, status, taken)) = writes.next().await {
+    while let Some((object, digest, taken)) = writes.next().await {
         if taken {
-            written.insert(object, status);
+            written.insert(object, digest);
         } else {
             whole = false;
         }
@@ -110,17 +125,40 @@ async fn round(
     whole
 }
 
-fn wanted(views: &Views) -> BTreeMap<Object, Value> {
-    let queues = views.queues.iter().map(|view| {
+/// What is to be written. Who is gone is forgotten.
+fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
+    let mut known = std::mem::take(written);
+    let mut is_new = |object: &Object, digest| {
+        let same = known.remove(object) == Some(digest);
+        if same {
+            written.insert(object.clone(), digest);
+        }
+        !same
+    };
+    let mut due = Vec::new();
+    for view in &views.queues {
         let status = patch::queue(view, &views.queues);
-        (Object::Queue(view.queue.to_string()), status)
-    });
-    let groups = views.groups.iter().filter_map(|view| {
-        let (namespace, name) = view.group.as_str().split_once('/')?;
-        let object = Object::Group(namespace.to_owned(), name.to_owned());
-        Some((object, patch::group(view)))
-    });
-    queues.chain(groups).collect()
+        let (object, digest) = (
+            Object::Queue(view.queue.clone()),
+            digest(&status.to_string()),
+        );
+        if is_new(&object, digest) {
+            due.push((object, Content::Queue(status), digest));
+        }
+    }
+    for view in views.groups.iter() {
+        let (object, digest) = (Object::Group(view.group.clone()), digest(view));
+        if is_new(&object, digest) {
+            due.push((object, Content::Group(view.clone()), digest));
+        }
+    }
+    due
+}
+
+fn digest(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Whether the status was taken, or there is nothing left to take it.
@@ -131,9 +169,14 @@ async fn write(client: &kube::Client, object: &Object, status: &Value) -> bool {
         match object {
             Object::Queue(name) => {
                 let api: Api<api::Queue> = Api::all(client.clone());
-                api.patch_status(name, &parameters, &patch).await.map(drop)
+                api.patch_status(name.as_str(), &parameters, &patch)
+                    .await
+                    .map(drop)
             }
-            Object::Group(namespace, name) => {
+            Object::Group(group) => {
+                let Some((namespace, name)) = group.as_str().split_once('/') else {
+                    return Ok(());
+                };
                 let api: Api<api::PodGroup> = Api::namespaced(client.clone(), namespace);
                 api.patch_status(name, &parameters, &patch).await.map(drop)
             }

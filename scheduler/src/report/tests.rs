@@ -91,7 +91,7 @@ impl Site {
     fn say(&self, queues: Vec<QueueView>, groups: Vec<GroupView>, leading: bool) {
         self.views.send_replace(Views {
             queues,
-            groups,
+            groups: groups.into(),
             leading,
         });
     }
@@ -168,6 +168,30 @@ async fn a_write_that_was_not_taken_is_made_again_without_news() {
     site.say(vec![queue("team", None, 1_000_000_000, 0)], vec![], true);
     site.until(QUEUE, |status| status["allocated"]["nvidia.com/gpu"] == "1")
         .await;
+}
+
+#[tokio::test]
+async fn what_has_not_changed_is_not_written_again() {
+    let site = Site::start().await;
+    let queues = || vec![queue("team", None, 1_000_000_000, 0)];
+    site.say(queues(), vec![group(Some("over its limit"))], true);
+    site.until(QUEUE, Value::is_object).await;
+    site.until(GROUP, Value::is_object).await;
+    // Would be written over.
+    let mark = Patch::Merge(json!({"status": {"allocated": {"nvidia.com/gpu": "7"}}}));
+    let queue: Api<api::Queue> = Api::all(site.client.clone());
+    let parameters = PatchParams::default();
+    queue
+        .patch_status("team", &parameters, &mark)
+        .await
+        .unwrap();
+    site.say(queues(), vec![group(None)], true);
+    site.until(GROUP, |status| status["schedulingConditions"] == json!([]))
+        .await;
+    assert_eq!(
+        site.status(QUEUE).await["allocated"]["nvidia.com/gpu"],
+        json!("7")
+    );
 }
 
 #[tokio::test]

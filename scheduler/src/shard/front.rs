@@ -123,15 +123,24 @@ fn one_status(faces: &[Face]) -> Status {
 }
 
 fn one_view(faces: &[Face]) -> Views {
-    let mut one = Views {
-        leading: true,
-        ..Views::default()
-    };
-    for face in faces {
-        let views = face.views.borrow();
-        one.queues.extend(views.queues.iter().cloned());
-        one.groups.extend(views.groups.iter().cloned());
-        one.leading &= views.leading;
+    if let [face] = faces {
+        return face.views.borrow().clone();
     }
-    one
+    let all: Vec<Views> = faces
+        .iter()
+        .map(|face| face.views.borrow().clone())
+        .collect();
+    Views {
+        queues: all
+            .iter()
+            .flat_map(|views| &views.queues)
+            .cloned()
+            .collect(),
+        groups: all
+            .iter()
+            .flat_map(|views| &*views.groups)
+            .cloned()
+            .collect(),
+        leading: all.iter().all(|views| views.leading),
+    }
 }
