@@ -5,8 +5,8 @@
 mod site;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use scheduler::Config;
 use serde_json::{Value, json};
 use site::{GPUS, Site, page};
@@ -213,6 +213,12 @@ async fn the_snapshot_for_kais_tools_has_its_keys_and_nothing_that_containers_ar
         "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}});
     site.pod_with("p", secret).await;
     node_of(&site, "p").await;
+    // A pod that nobody owns is grouped when it is bound.
+    until("its group", async || {
+        let pod = site.pods().get("p").await.unwrap();
+        pod.annotations().get("pod-group-name").cloned()
+    })
+    .await;
     let (status, archive) = page(replica.pages, "/get-snapshot").await;
     assert_eq!(status, 200);
     assert!(!archive.contains("hush"), "{archive}");

@@ -5,8 +5,9 @@
 
 use super::draft::{Classes, Draft};
 use super::groups::{GroupError, Groups};
+use super::lull::Lull;
 use super::need::{is_ungrouped, must_wait, waits_in};
-use super::object::Object;
+use super::object::{Object, Packed};
 use super::owners::{OwnerError, Owners};
 use super::rules::{self, RuleError, Scene};
 use super::tee::{News, Told};
@@ -68,7 +69,7 @@ enum GroupingError {
 /// A pod that wants a group.
 #[derive(Debug)]
 struct Entry {
-    pod: Arc<Object>,
+    pod: Packed,
     /// When it was seen, or tried again: its owners are not older.
     since: Instant,
     failures: u32,
@@ -156,15 +157,21 @@ pub async fn run(
 
 impl Desk {
     async fn run(mut self, mut told: Told, mut leading: watch::Receiver<bool>) {
-        let mut busy = self.settings.busy.clone();
-        let mut follows = true;
+        let mut lull = Lull::new(self.settings.busy.clone());
         loop {
             let leads = *leading.borrow_and_update();
+            let now = Instant::now();
             if leads {
-                self.wake(Instant::now());
-                self.start();
+                self.wake(now);
+                if self.start(lull.at() <= now) || self.later.is_empty() {
+                    lull.taken();
+                }
             }
-            let next = self.agenda.first().map(|(at, _)| *at).filter(|_| leads);
+            let rest = (!self.later.is_empty())
+                .then(|| lull.at())
+                .filter(|at| *at > now);
+            let due = self.agenda.first().map(|(at, _)| *at);
+            let next = due.into_iter().chain(rest).min().filter(|_| leads);
             let wake = async {
                 match next {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -180,11 +187,11 @@ impl Desk {
                 Some(done) = self.mends.join_next() => if let Err(error) = done {
                     tracing::error!(%error, "a group's making anew broke");
                 },
-                changed = leading.changed() => if changed.is_err() {
-                    return;
+                changed = leading.changed() => match changed {
+                    Ok(()) => lull.begin(),
+                    Err(_) => return,
                 },
-                // Who bound has ended: nobody is in the way any more.
-                changed = busy.changed(), if follows => follows = changed.is_ok(),
+                () = lull.changed() => {}
                 () = wake => {}
             }
         }
@@ -226,8 +233,9 @@ impl Desk {
 
     fn want(&mut self, pod: &Pod) {
         debug_assert!(is_ungrouped(pod, &self.settings.scheduler_name));
-        let object = Arc::new(Object::of_pod(pod));
+        let object = Object::of_pod(pod);
         let uid = object.uid().to_owned();
+        let object = object.pack();
         let waits = must_wait(pod, &self.settings.scheduler_name);
         if let Some(entry) = self.pods.get_mut(&uid) {
             // A pod that lost its group again, by a person's hand, is like a new one.
@@ -276,9 +284,10 @@ impl Desk {
         }
     }
 
-    fn start(&mut self) {
+    /// `later`: also those that do not wait. Whether one of these has begun.
+    fn start(&mut self, later: bool) -> bool {
         let seats = self.settings.at_once.max(1);
-        let later = !*self.settings.busy.borrow();
+        let mut begun = false;
         while self.at_work.len() < seats {
             let idle = self.at_work.values().filter(|(_, waits)| !waits).count();
             let next = self.ready.pop_front().or_else(|| {
@@ -286,7 +295,7 @@ impl Desk {
                 if seat { self.later.pop_front() } else { None }
             });
             let Some(uid) = next else {
-                return;
+                return begun;
             };
             let Some(entry) = self.pods.get_mut(&uid) else {
                 continue;
@@ -296,13 +305,15 @@ impl Desk {
             }
             entry.state = State::AtWork;
             let tools = self.tools.clone();
-            let (pod, classes) = (entry.pod.clone(), self.classes.clone());
+            let (pod, classes) = (entry.pod.unpack(), self.classes.clone());
             let (since, waits) = (entry.since, entry.waits);
             let task = self
                 .tasks
                 .spawn(async move { tools.group(&pod, &classes, since).await });
             self.at_work.insert(task.id(), (uid, waits));
+            begun |= !waits;
         }
+        begun
     }
 
     fn settle(&mut self, done: Result<(Id, Result<(), GroupingError>), tokio::task::JoinError>) {
@@ -329,10 +340,11 @@ impl Desk {
                     .saturating_mul(1 << entry.failures.min(16))
                     .min(LAST_PAUSE);
                 entry.failures += 1;
-                let pod = format!("{}/{}", entry.pod.namespace(), entry.pod.name());
+                let object = entry.pod.unpack();
+                let pod = format!("{}/{}", object.namespace(), object.name());
                 tracing::warn!(pod, %error, ?pause, "a pod is in no group yet");
                 if entry.failures >= SAID_FROM {
-                    self.tools.voice.say(&entry.pod, &error.to_string());
+                    self.tools.voice.say(&object, &error.to_string());
                 }
                 let at = Instant::now() + pause;
                 entry.state = State::Until(at);

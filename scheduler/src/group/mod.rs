@@ -6,7 +6,8 @@
 //!
 //! - `need`: which pods, and which of them must not be placed before.
 //! - `tee`: takes what concerns groups from the facts on their way; [`Tee`].
-//! - `desk`: one pod after the other, many at once, again when it failed; [`run`].
+//! - `desk`: one pod after the other, many at once, again when it failed; [`run`]. `lull`:
+//!   when those that need not wait for their group have their turn.
 //! - `owners`: reads what owns a pod, up to the top.
 //! - `rules`: which rule for which kind, `draft`: what all groups have, then a file for each
 //!   family of kinds: `kubeflow`, `ray`, `lws`, `jobset`, `gang`.
@@ -22,6 +23,7 @@ mod gang;
 mod groups;
 mod jobset;
 mod kubeflow;
+mod lull;
 mod lws;
 mod need;
 mod object;

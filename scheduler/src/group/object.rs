@@ -8,6 +8,17 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Object(Value);
 
+/// An object that waits, as text: the tree of its JSON is several times as large, and there
+/// may be as many as pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Packed(Box<str>);
+
+impl Packed {
+    pub(super) fn unpack(&self) -> Object {
+        Object(serde_json::from_str(&self.0).unwrap_or_default())
+    }
+}
+
 /// Of an object: who owns it, or who it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reference {
@@ -42,6 +53,10 @@ fn split(api_version: &str) -> (&str, &str) {
 impl Object {
     pub(super) fn new(value: Value) -> Self {
         Self(value)
+    }
+
+    pub(super) fn pack(&self) -> Packed {
+        Packed(self.0.to_string().into_boxed_str())
     }
 
     /// A pod, which says its own kind.
