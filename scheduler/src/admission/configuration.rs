@@ -88,6 +88,18 @@ impl Configuration {
             "matchPolicy": "Equivalent",
             "sideEffects": "None",
             "timeoutSeconds": TIMEOUT_S,
+            // What we write ourselves, a group for each workload, need not come back here.
+            "matchConditions": [{
+                "name": "not-written-by-this-scheduler",
+                "expression": format!(
+                    "request.userInfo.username != {}",
+                    quoted(&format!(
+                        "system:serviceaccount:{}:{}",
+                        settings.namespace,
+                        object::SCHEDULER_ACCOUNT
+                    ))
+                ),
+            }],
         });
         Self {
             mutating: object("MutatingWebhookConfiguration", &pods),
@@ -195,6 +207,26 @@ fn covers(found: &Value, wanted: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_this_schedulers_own_writes_pass_the_validating_webhook_by() {
+        let settings = Settings {
+            listener: std::net::TcpListener::bind("127.0.0.1:0").expect("a port"),
+            reach: Reach::Service,
+            namespace: "here".to_owned(),
+            scheduler_name: "us".to_owned(),
+            exempt_namespaces: Vec::new(),
+        };
+        let wanted = Configuration::new(&settings, "PEM");
+        assert_eq!(
+            wanted.validating["webhooks"][0]["matchConditions"],
+            json!([{
+                "name": "not-written-by-this-scheduler",
+                "expression":
+                    "request.userInfo.username != 'system:serviceaccount:here:aliquot-scheduler'",
+            }])
+        );
+    }
 
     #[test]
     fn what_the_server_adds_is_not_fought_over_and_what_is_changed_is_mended() {
