@@ -46,7 +46,8 @@ pub fn fraction(namespace: &str, name: &str, part: &str) -> Value {
     pod
 }
 
-fn plain(namespace: &str, name: &str) -> Value {
+/// A pod that asks for nothing. Nobody runs it.
+pub fn plain(namespace: &str, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "namespace": namespace, "name": name, "labels": {} },
@@ -61,7 +62,7 @@ fn plain(namespace: &str, name: &str) -> Value {
 }
 
 /// Makes them, in this order but many at once; tries again what a dead webhook refused.
-pub async fn make(client: &Client, manifests: Vec<Value>) -> Result<()> {
+pub async fn make(client: &Client, manifests: impl IntoIterator<Item = Value>) -> Result<()> {
     stream::iter(manifests)
         .map(|manifest| make_one(client, manifest))
         .buffer_unordered(AT_ONCE)

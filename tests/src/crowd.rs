@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use proto::names::{NAMESPACE, object, resource, telemetry};
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::telemetry_client::TelemetryClient;
@@ -108,33 +108,7 @@ impl Cluster {
     }
 
     async fn recruit(&self, name: String, cards: u32) -> Result<(NodeState, String)> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let amounts = json!({
-            "cpu": "128", "memory": "1Ti", "pods": "500",
-            resource::GPU: cards.to_string(),
-            resource::SHARE: (cards * SLOTS).to_string(),
-            resource::MEMORY_MIB: (u64::from(cards) * GRANTABLE_MIB).to_string(),
-            resource::MILLI: (cards * 1000).to_string(),
-        });
-        let node: Node = serde_json::from_value(json!({
-            "apiVersion": "v1", "kind": "Node",
-            "metadata": {
-                "name": name,
-                "labels": { LABEL: "true", "kubernetes.io/hostname": name },
-            },
-        }))?;
-        nodes.create(&PostParams::default(), &node).await?;
-        let params = PatchParams::default();
-        // Admission marks a new node as not ready, and whom to ask is dismissed.
-        let ready = json!({ "spec": { "taints": null } });
-        nodes.patch(&name, &params, &Patch::Merge(ready)).await?;
-        let status = json!({ "status": {
-            "capacity": amounts, "allocatable": amounts,
-            "conditions": [{ "type": "Ready", "status": "True", "reason": "Crowd",
-                "lastHeartbeatTime": null, "lastTransitionTime": null }],
-        }});
-        let status = Patch::Merge(status);
-        let made = nodes.patch_status(&name, &params, &status).await?;
+        let made = make_node(&self.client, &name, cards).await?;
         let uid = made.uid().unwrap_or_default();
         self.apply_one(&json!({
             "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode",
@@ -184,6 +158,37 @@ impl Cluster {
         })
         .await
     }
+}
+
+/// A node that is ready, and that no kubelet keeps.
+pub async fn make_node(client: &Client, name: &str, cards: u32) -> Result<Node> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node: Node = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": { LABEL: "true", "kubernetes.io/hostname": name },
+        },
+    }))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    let params = PatchParams::default();
+    // Admission marks a new node as not ready, and whom to ask is dismissed.
+    let ready = json!({ "spec": { "taints": null } });
+    nodes.patch(name, &params, &Patch::Merge(ready)).await?;
+    let mut amounts = json!({ "cpu": "128", "memory": "1Ti", "pods": "500" });
+    if cards > 0 {
+        amounts[resource::GPU] = json!(cards.to_string());
+        amounts[resource::SHARE] = json!((cards * SLOTS).to_string());
+        amounts[resource::MEMORY_MIB] = json!((u64::from(cards) * GRANTABLE_MIB).to_string());
+        amounts[resource::MILLI] = json!((cards * 1000).to_string());
+    }
+    let status = json!({ "status": {
+        "capacity": amounts, "allocatable": amounts,
+        "conditions": [{ "type": "Ready", "status": "True", "reason": "Crowd",
+            "lastHeartbeatTime": null, "lastTransitionTime": null }],
+    }});
+    let status = Patch::Merge(status);
+    Ok(nodes.patch_status(name, &params, &status).await?)
 }
 
 /// The name of a card.

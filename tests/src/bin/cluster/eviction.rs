@@ -41,7 +41,7 @@ pub(crate) async fn an_evicted_pods_memory_is_free_before_anybody_else_is_bound_
     loop {
         // In this order: what is held is asked for after the binding was seen.
         let high = pods.get("high").await?;
-        let held = held(gpus, &uid).await?;
+        let held = held(gpus, &uid).await?.unwrap_or(0);
         let bound = high
             .spec
             .as_ref()

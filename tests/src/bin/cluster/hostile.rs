@@ -12,7 +12,7 @@ use aliquot_tests::pod::phase_of;
 use aliquot_tests::share::{line, pod};
 use anyhow::{Context, Result, bail, ensure};
 use api::Mode;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use serde_json::json;
 
 use crate::modes::policy;
@@ -223,12 +223,7 @@ async fn outcome(cluster: &Cluster, ns: &str, name: &str) -> Result<Outcome> {
     let deadline = Instant::now() + Duration::from_secs(30);
     while Instant::now() < deadline {
         let pod = pods.get(name).await?;
-        let ended = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.container_statuses.as_ref()?.first())
-            .and_then(|status| status.state.as_ref()?.terminated.as_ref());
-        if let Some(ended) = ended {
+        if let Some(ended) = ended(&pod) {
             if ended.exit_code == 137 {
                 return Ok(Killed);
             }
@@ -259,6 +254,12 @@ async fn outcome(cluster: &Cluster, ns: &str, name: &str) -> Result<Outcome> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     bail!("{name}: nothing became of it within 30 s")
+}
+
+/// How a pod's container ended, if it did.
+fn ended(pod: &Pod) -> Option<&ContainerStateTerminated> {
+    let status = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
+    status.state.as_ref()?.terminated.as_ref()
 }
 
 /// From the driver's own account: the time from the moment at which a process holds more
@@ -302,36 +303,49 @@ async fn measured(cluster: &mut Cluster, rounds: usize) -> Result<Vec<Duration>>
         let running = cluster.pod_phase(&ns, name, "Running").await?;
         cluster.said(&ns, name, "main", "context").await?;
         let uid = running.metadata.uid.context("a UID")?;
+        // Looked at while the command goes on: its container may end before it does.
         let touch = ["/bin/busybox", "touch", "/tmp/go"];
-        let asked = Instant::now();
-        // The command ends with its container, or before it.
-        let _ = cluster.kubectl.exec(&ns, name, "main", &touch).await;
-        // Polled closer than waits are: the figure is its business.
-        let begin = loop {
-            let held = held(gpus, &uid).await?;
-            ensure!(
-                asked.elapsed() < Duration::from_secs(10),
-                "{name}: {held} MiB"
-            );
-            if held > 2000 {
-                break Instant::now();
-            }
-        };
-        while held(gpus, &uid).await? > 0 {
-            ensure!(begin.elapsed() < Duration::from_secs(10), "{name} lives");
-        }
-        times.push(begin.elapsed());
+        let exec = cluster.kubectl.exec(&ns, name, "main", &touch);
+        let (_, time) = tokio::join!(exec, violation(gpus, &uid));
+        times.push(time.with_context(|| name.clone())?);
+        // It was the watchdog who ended it.
+        let failed = cluster.pod_phase(&ns, name, "Failed").await?;
+        let code = ended(&failed).map(|ended| ended.exit_code);
+        ensure!(code == Some(137), "{name} ended with {code:?}");
         cluster.delete_pod(&ns, name).await?;
     }
     Ok(times)
 }
 
-/// What a pod's processes hold by the driver's account, MiB.
-pub(crate) async fn held(gpus: &Gpus, uid: &str) -> Result<u64> {
+/// How long a pod holds more than its 2,000 MiB, at most: from the last look at which it
+/// did not to the first at which it held nothing any more.
+///
+/// Polled closer than waits are: the figure is its business.
+async fn violation(gpus: &Gpus, uid: &str) -> Result<Duration> {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let asked = Instant::now();
+    let mut begin = asked;
+    loop {
+        let look = Instant::now();
+        match held(gpus, uid).await? {
+            Some(mib) if mib <= 2000 => begin = look,
+            Some(_) => break,
+            // All of it was between two looks.
+            None => return Ok(begin.elapsed()),
+        }
+        ensure!(asked.elapsed() < LIMIT, "it takes nothing");
+    }
+    while held(gpus, uid).await?.is_some() {
+        ensure!(begin.elapsed() < LIMIT, "it lives");
+    }
+    Ok(begin.elapsed())
+}
+
+/// What a pod's processes hold by the driver's account, MiB; `None`: it has none there.
+pub(crate) async fn held(gpus: &Gpus, uid: &str) -> Result<Option<u64>> {
     let status = gpus.driver.control(&["status"]).await?;
-    Ok(status
-        .lines()
-        .filter(|line| line.contains(uid))
+    let held = status.lines().filter(|line| line.contains(uid));
+    Ok(held
         .filter_map(|line| line.split('\t').nth(4)?.parse::<u64>().ok())
-        .sum())
+        .reduce(|one, other| one + other))
 }

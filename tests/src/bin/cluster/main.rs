@@ -19,6 +19,7 @@ mod hostile;
 mod identity;
 mod install;
 mod kubelet;
+mod large;
 mod load;
 mod meter;
 mod modes;

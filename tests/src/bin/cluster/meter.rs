@@ -69,6 +69,12 @@ impl Meter {
         text
     }
 
+    /// What the scheduler holds.
+    pub(crate) fn memory(&self) -> String {
+        let [now, most] = self.memory;
+        format!("the scheduler has {now} MiB of memory, at most {most}")
+    }
+
     /// The same by what was written.
     #[expect(clippy::cast_precision_loss)]
     pub(crate) fn writes_since(&self, before: &Self, pods: usize) -> String {

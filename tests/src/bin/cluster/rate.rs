@@ -113,6 +113,7 @@ pub(crate) async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Res
         &mut took("owner"),
     );
     println!("    {}", after.since(&before, comers + reclaimed));
+    println!("    {}", after.writes_since(&before, comers + reclaimed));
     judge(cluster, LOAD).await?;
     drop(bound);
     stop(cluster, scheduler).await?;
