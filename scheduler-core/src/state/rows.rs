@@ -280,6 +280,15 @@ pub(crate) struct Hold {
     pub lent: bool,
 }
 
+/// A job's search for victims that was cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// It is not tried again before.
+    pub until: Time,
+    /// Its steps then.
+    pub allowance: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,13 +307,4 @@ mod tests {
             "{sizes:?}"
         );
     }
-}
-
-/// A job's search for victims that was cut short.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rest {
-    /// It is not tried again before.
-    pub until: Time,
-    /// Its steps then.
-    pub allowance: u64,
 }
