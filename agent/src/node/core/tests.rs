@@ -370,6 +370,9 @@ proptest! {
                 prop_assert!(core.ledger.granted(&uuid(card)) <= Mib(TOTAL), "{one:?}");
             }
         }
+        // An answer that came and went between two looks at the checkpoint is kept in mind
+        // as one that may still come, and nobody who starts later knows of it.
+        world.now += reconcile::MINTED_GRACE;
         let local = world.local();
         world.tell(&mut core, Event::Local(local));
         let mut rebuilt = world.started();
@@ -410,6 +413,29 @@ proptest! {
         core.apply(Event::Tick, world.now);
         prop_assert_eq!(core.offer(), idle);
     }
+}
+
+#[test]
+fn an_answer_that_came_and_went_between_two_looks_is_held_for_a_minute() {
+    let mut world = World::new();
+    let mut core = world.started();
+    for one in [
+        Step::Bind(3, true, 0, 1),
+        Step::Bind(0, false, 0, 1),
+        Step::Allocate(3),
+        Step::Finish(3),
+        Step::KubeletForgets(3),
+        Step::Look,
+    ] {
+        step(&mut world, &mut core, &one);
+    }
+    // The share has the card by now. For all that is known somebody holds it whole, and an
+    // ID that is held keeps its card's health.
+    assert_eq!(core.ledger.mode_of(&uuid(0)), Some(Mode::Mps));
+    assert_eq!(core.offer().whole[0].health, "Healthy");
+    world.now += reconcile::MINTED_GRACE;
+    step(&mut world, &mut core, &Step::Look);
+    assert_eq!(core.offer().whole[0].health, "Unhealthy");
 }
 
 fn new_core_offer() -> Offer {
