@@ -16,9 +16,9 @@
 use super::Cycle;
 use crate::fit;
 use crate::ledger::CardMemory;
-use crate::model::{Amount, Ask, Mode};
+use crate::model::{Amount, Ask, ContainerAsk, Mode};
 use crate::state::cell::CardSums;
-use crate::state::rows::{CardKey, JobKey, NodeKey, SpecKey, SpecRow};
+use crate::state::rows::{CardKey, Hold, JobKey, NodeKey, SpecKey, SpecRow};
 use crate::state::transition::mode_index;
 use crate::units::Mib;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -234,20 +234,21 @@ impl Cycle<'_> {
                 continue;
             };
             movers.nodes.insert(node);
-            let whole = self.state.specs.get(spec).map_or(0, |row| row.whole);
-            movers.counted |= whole > 0 && cell.holds().is_empty();
+            let Some(row) = self.state.specs.get(spec) else {
+                continue;
+            };
+            movers.counted |= row.whole > 0 && cell.holds().is_empty();
+            if !cell.holds().is_empty() && !is_as_asked(&row.spec.gpus, cell.holds()) {
+                // Elsewhere it would take something else.
+                movers.perhaps = true;
+                return movers;
+            }
             for hold in cell.holds().iter().filter(|hold| !hold.lent) {
-                let asked = self.state.specs.get(spec).and_then(|row| {
-                    let mut asks = row.spec.gpus.iter();
-                    Some(&asks.find(|ask| ask.container == hold.container)?.ask)
-                });
-                let item = match asked {
-                    _ if hold.mode == Mode::Exclusive => Item::Whole,
+                let mut asks = row.spec.gpus.iter();
+                let asked = asks.find(|ask| ask.container == hold.container);
+                let item = match asked.map(|asked| &asked.ask) {
                     Some(Ask::Share(share)) => Item::Part(share.amount),
-                    _ => {
-                        movers.perhaps = true;
-                        return movers;
-                    }
+                    Some(Ask::Whole(_)) | None => Item::Whole,
                 };
                 movers.items.push((spec, item));
                 let at = gone.iter().position(|(card, _)| *card == hold.card);
@@ -282,6 +283,22 @@ impl Cycle<'_> {
         }
         movers
     }
+}
+
+/// Each container holds as many cards as it asks for, and as it asks for them. It does not
+/// where the pod was changed since, or another scheduler gave it something else.
+fn is_as_asked(asks: &[ContainerAsk], holds: &[Hold]) -> bool {
+    let as_asked = |asked: &ContainerAsk| {
+        let held = || holds.iter().filter(|hold| hold.container == asked.container);
+        let (cards, whole) = match &asked.ask {
+            Ask::Whole(cards) => (*cards, true),
+            Ask::Share(share) => (share.devices, false),
+        };
+        held().count() == cards as usize
+            && held().all(|hold| (hold.mode == Mode::Exclusive) == whole)
+    };
+    let asks_for = |hold: &Hold| asks.iter().any(|asked| asked.container == hold.container);
+    asks.iter().all(as_asked) && holds.iter().all(asks_for)
 }
 
 /// What it asks for, where that is one share of one card and nothing else of GPUs.
