@@ -177,7 +177,7 @@ impl Cycle<'_> {
     /// It is known that the request fits nowhere now, or quick to see. False where it is not.
     fn fits_nowhere(&mut self, key: SpecKey) -> bool {
         self.state.refresh_rooms();
-        let Some(spec) = self.state.specs.get(key) else {
+        let Some(spec) = self.state.specs.get(key).filter(|spec| spec.stays_out()) else {
             return false;
         };
         let at = self.state.loosened;

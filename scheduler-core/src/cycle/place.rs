@@ -238,6 +238,7 @@ impl Cycle<'_> {
             if all
                 && !self.state.is_tentative()
                 && let Some(spec) = self.state.specs.get_mut(spec_key)
+                && spec.stays_out()
             {
                 spec.no_fit = Some(crate::state::rows::NoFit {
                     at,

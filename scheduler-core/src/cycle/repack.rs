@@ -6,9 +6,10 @@
 //! can only be filled further. So a share that has no place now needs one of those cards,
 //! whole GPUs that have none need as many of them as are missing on their node, and whoever
 //! may be moved and has no place now either needs one of them too. All of these are packed
-//! here, by what they are nominally worth, into what those cards hold
-//! beside the ones that stay. Too kind in everything else: who may go elsewhere is not
-//! packed, and modes, client slots, CPU and memory do not count.
+//! here, by what they are nominally worth (or hold, where that is less: they may stay where
+//! they are), into what those cards hold beside the ones that stay. Too kind in everything
+//! else: who may go elsewhere is not packed, and modes, client slots, CPU and memory do not
+//! count.
 //!
 //! The packing is exact and small: where there are many to move, or after many steps
 //! without an answer, the answer is "perhaps".
@@ -43,11 +44,12 @@ pub(super) struct Movers {
     bins: Vec<Bin>,
 }
 
-/// What somebody holds of a card.
+/// What somebody needs of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Item {
     Whole,
-    Part(Amount),
+    /// At most so much: it has that where it stands.
+    Part(Amount, Mib),
 }
 
 /// A card beside those on it who stay.
@@ -78,7 +80,7 @@ impl Bin {
 
     /// With one more on it. `fractions`: some of them may be the last on a card.
     fn with(self, item: Item, fractions: bool) -> Option<Self> {
-        let Item::Part(amount) = item else {
+        let Item::Part(amount, most) = item else {
             return self.empty.then_some(Self {
                 limits: 0,
                 nominal: 0,
@@ -90,7 +92,7 @@ impl Bin {
             total: Mib(self.total),
             ..CardMemory::default()
         };
-        let worth = memory.nominal(amount).0;
+        let worth = memory.nominal(amount).min(most).0;
         let fits = worth <= self.limits || fractions && worth <= self.nominal;
         fits.then_some(Self {
             limits: self.limits.saturating_sub(worth),
@@ -121,7 +123,7 @@ impl Cycle<'_> {
         for (spec, item) in &movers.items {
             let elsewhere = match item {
                 Item::Whole => movers.counted || self.state.rooms.whole > 0,
-                Item::Part(amount) => self.has_place(*spec, *amount, movers, places),
+                Item::Part(amount, _) => self.has_place(*spec, *amount, movers, places),
             };
             if !elsewhere {
                 items.push(*item);
@@ -129,12 +131,12 @@ impl Cycle<'_> {
         }
         let fractions = items
             .iter()
-            .any(|item| matches!(item, Item::Part(Amount::Fraction(_))));
+            .any(|item| matches!(item, Item::Part(Amount::Fraction(_), _)));
         let yardstick = self.smallest();
         items.sort_by_key(|item| {
             std::cmp::Reverse(match item {
                 Item::Whole => u64::MAX,
-                Item::Part(amount) => yardstick.nominal(*amount).0,
+                Item::Part(amount, most) => yardstick.nominal(*amount).min(*most).0,
             })
         });
         let mut packing = Packing {
@@ -154,7 +156,7 @@ impl Cycle<'_> {
         let row = self.state.specs.get(spec)?;
         if let Some(own) = one_share(row) {
             let has_place = self.has_place(spec, own, movers, places);
-            return (!has_place).then(|| vec![Item::Part(own)]);
+            return (!has_place).then(|| vec![Item::Part(own, Mib(u64::MAX))]);
         }
         let only_whole = row.whole > 0 && !row.shares && row.mig_nano == 0;
         if !only_whole || movers.counted {
@@ -239,7 +241,7 @@ impl Cycle<'_> {
             };
             movers.counted |= row.whole > 0 && cell.holds().is_empty();
             if !cell.holds().is_empty() && !is_as_asked(&row.spec.gpus, cell.holds()) {
-                // Elsewhere it would take something else.
+                // Where it stands it takes something else than elsewhere.
                 movers.perhaps = true;
                 return movers;
             }
@@ -247,7 +249,7 @@ impl Cycle<'_> {
                 let mut asks = row.spec.gpus.iter();
                 let asked = asks.find(|ask| ask.container == hold.container);
                 let item = match asked.map(|asked| &asked.ask) {
-                    Some(Ask::Share(share)) => Item::Part(share.amount),
+                    Some(Ask::Share(share)) => Item::Part(share.amount, hold.limit),
                     Some(Ask::Whole(_)) | None => Item::Whole,
                 };
                 movers.items.push((spec, item));
@@ -279,17 +281,31 @@ impl Cycle<'_> {
             for (count, gone) in stays.modes.iter_mut().zip(gone.modes) {
                 *count = count.saturating_sub(gone);
             }
-            movers.bins.push(Bin::new(fit::card::memory(row), stays));
+            if gone.modes[mode_index(Mode::Exclusive)] > 0 && gone.holds() + stays.holds() > 1 {
+                // Nobody could be put onto it like that.
+                movers.perhaps = true;
+                return movers;
+            }
+            let mut bin = Bin::new(fit::card::memory(row), stays);
+            // They may stay, whatever has become of the card.
+            bin.limits = bin
+                .limits
+                .max(u64::try_from(gone.limits).unwrap_or(u64::MAX));
+            movers.bins.push(bin);
         }
         movers
     }
 }
 
-/// Each container holds as many cards as it asks for, and as it asks for them. It does not
-/// where the pod was changed since, or another scheduler gave it something else.
+/// Each container holds as many cards as it asks for, and whole or not as it asks for them.
+/// It does not where the pod was changed since, or another scheduler gave it something else.
 fn is_as_asked(asks: &[ContainerAsk], holds: &[Hold]) -> bool {
     let as_asked = |asked: &ContainerAsk| {
-        let held = || holds.iter().filter(|hold| hold.container == asked.container);
+        let held = || {
+            holds
+                .iter()
+                .filter(|hold| hold.container == asked.container)
+        };
         let (cards, whole) = match &asked.ask {
             Ask::Whole(cards) => (*cards, true),
             Ask::Share(share) => (share.devices, false),
@@ -375,7 +391,7 @@ mod tests {
     fn fits(items: &[u64], bins: &[u64]) -> bool {
         let mut items: Vec<Item> = items
             .iter()
-            .map(|mib| Item::Part(Amount::Memory(Mib(*mib))))
+            .map(|mib| Item::Part(Amount::Memory(Mib(*mib)), Mib(u64::MAX)))
             .collect();
         items.reverse();
         let mut bins: Vec<Bin> = bins.iter().map(|mib| bin(*mib)).collect();
@@ -415,7 +431,7 @@ mod tests {
         };
         assert_eq!(bin(48).with(Item::Whole, false), None);
         let taken = free.with(Item::Whole, false).unwrap();
-        let small = Item::Part(Amount::Memory(Mib(1)));
+        let small = Item::Part(Amount::Memory(Mib(1)), Mib(u64::MAX));
         assert_eq!(taken.with(small, true), None);
     }
 
@@ -426,7 +442,7 @@ mod tests {
             nominal: 48,
             ..bin(0)
         };
-        let half = Item::Part(Amount::Fraction(NanoGpu(500_000_000)));
+        let half = Item::Part(Amount::Fraction(NanoGpu(500_000_000)), Mib(u64::MAX));
         let one = card.with(half, true).unwrap();
         assert!(one.with(half, true).is_some());
         assert!(one.with(half, false).is_none());

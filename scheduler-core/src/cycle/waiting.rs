@@ -12,7 +12,7 @@ use crate::gang::{Gang, Pick};
 use crate::job_queue::{Alone, Entry, JobRank, Line};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, QueueKey, SpecKey, TaskKey};
+use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
 use crate::units::Time;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
@@ -338,6 +338,10 @@ impl Cycle<'_> {
         let alone = row
             .filter(|row| row.single && row.group.is_none())
             .zip(first.filter(|task| task.avoid.is_empty()))
+            .filter(|(_, task)| {
+                let spec = self.state.specs.get(task.spec);
+                spec.is_some_and(SpecRow::stays_out)
+            })
             .map(|(row, task)| Alone {
                 spec: task.spec,
                 preemptible: row.is_preemptible(self.state),

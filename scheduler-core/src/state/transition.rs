@@ -305,6 +305,13 @@ impl SpecRow {
         ]
     }
 
+    /// Once it fits nowhere, that stays so until something leaves. Not where several of its
+    /// containers want GPUs and one a share: they are seated in turn, and who comes between
+    /// may leave the first of them only what suits the others.
+    pub(crate) fn stays_out(&self) -> bool {
+        !self.shares || self.spec.gpus.len() <= 1
+    }
+
     /// True when it wants GPUs of any kind.
     pub(crate) fn wants_gpus(&self) -> bool {
         self.whole > 0 || self.shares || self.mig_nano > 0
