@@ -192,7 +192,9 @@ impl World {
     /// Decides as a core does that knows nothing but the snapshot.
     fn decide(&mut self, case: &Case, now: u64) -> Decision {
         let mut rebuilt = Core::new(config(case));
-        for event in self.core.snapshot() {
+        let snapshot = self.core.snapshot();
+        let before = text::write(&snapshot);
+        for event in snapshot {
             rebuilt.apply(event);
         }
         let decision = self.core.decide(Time(now));
@@ -218,7 +220,9 @@ impl World {
         // Whose binding was taken back for somebody else hears in the next decision.
         if decision.actions.is_empty() {
             let waiting = self.pods.keys().filter(|uid| waits(uid));
-            assert!(waiting.eq(all.keys()), "{}", self.log);
+            let waiting: Vec<&PodUid> = waiting.collect();
+            let heard: Vec<&PodUid> = all.keys().collect();
+            assert_eq!(waiting, heard, "{}\nof\n{before}", self.log);
         }
         decision
     }

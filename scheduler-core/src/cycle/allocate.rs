@@ -231,25 +231,25 @@ impl Cycle<'_> {
         }
     }
 
-    /// Says to each kind that waits why. Of those that were tried that is what came out
-    /// last; of others nothing is said unless they are known to fit nowhere.
+    /// Says to each kind that waits why, as it is now: its queue may have no more, where
+    /// whoever was placed after its turn counts too; else what came out when it was tried
+    /// last, or that it is known to fit nowhere.
     fn say_to_kinds(&mut self) {
         self.look_who_waits();
-        let kinds: Vec<(Kind, JobKey)> = self
+        let kinds: Vec<(Kind, JobKey, bool)> = self
             .waiting
             .kinds
             .iter()
-            .filter(|(_, alike)| alike.why.is_none())
-            .filter_map(|(kind, alike)| Some((*kind, *alike.jobs.first()?)))
+            .filter_map(|(kind, alike)| Some((*kind, *alike.jobs.first()?, alike.why.is_some())))
             .collect();
-        for (kind, one) in kinds {
+        for (kind, one, is_said) in kinds {
             let tasks = self.next_tasks(one);
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
             let why = match capacity::over(self.state, &self.shares, one, wanted, Check::All) {
                 Some((kind, line)) => (kind, Arc::from(line)),
-                None if !self.fits_nowhere(kind.spec) => continue,
+                None if is_said || !self.fits_nowhere(kind.spec) => continue,
                 None => {
                     self.say_no_fit(kind.spec);
                     let no_fit = self

@@ -183,6 +183,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         }
     }
     if !cycle.withdrawn.is_empty() {
+        cycle.bind_where_nobody_leaves();
         let again = cycle.state.now.after(PERIOD);
         cycle.wake_at(again);
     }
@@ -225,6 +226,10 @@ impl Cycle<'_> {
         if time > self.state.now {
             self.wake = earlier(self.wake, Some(time));
         }
+    }
+
+    fn is_gated(&self, task: TaskKey) -> bool {
+        self.state.tasks.get(task).is_none_or(|row| row.gated)
     }
 
     /// True while the pod may be placed: no gate, no pause, nothing wrong with it.

@@ -204,8 +204,7 @@ impl Cycle<'_> {
         if row.single || self.known(job).entry.ready {
             return None;
         }
-        let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
-        let line = not_ready_line(&self.gang(job), &gated);
+        let line = not_ready_line(&self.gang(job), &|task| self.is_gated(task));
         Some((ReasonKind::NotReady, line))
     }
 

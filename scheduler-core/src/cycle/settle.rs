@@ -7,6 +7,8 @@ use super::Cycle;
 use super::place::Way;
 use super::scenario::Scenario;
 use super::solve::Rules;
+use crate::action::Action;
+use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
 
@@ -78,6 +80,31 @@ impl Cycle<'_> {
             {
                 self.promise(task);
             }
+        }
+    }
+
+    /// One search may have told somebody to leave and taken bindings back for that, and a
+    /// later one may have found that nobody needs to leave: then all promises wait for
+    /// nothing, and the next decision would find the same state again, for ever.
+    pub(super) fn bind_where_nobody_leaves(&mut self) {
+        let evicts = |action: &Action| matches!(action, Action::Evict(_));
+        if self.decision.actions.iter().any(evicts) {
+            return;
+        }
+        let promised = self.promised.clone();
+        let job_of = |state: &State, task: TaskKey| state.tasks.get(task)?.job;
+        let mut jobs: Vec<JobKey> = Vec::new();
+        for task in &promised {
+            if let Some(job) = job_of(self.state, *task)
+                && !jobs.contains(&job)
+            {
+                jobs.push(job);
+            }
+        }
+        for job in jobs {
+            let mut tasks = promised.clone();
+            tasks.retain(|task| job_of(self.state, *task) == Some(job));
+            self.bind_promised(&tasks);
         }
     }
 

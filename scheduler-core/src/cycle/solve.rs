@@ -167,7 +167,8 @@ impl Cycle<'_> {
     fn search_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
         let gang = self.gang(job);
         let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
-        if tasks.is_empty() {
+        // Who came before it in this action may have taken what it had.
+        if tasks.is_empty() || !gang.is_ready(&|task| self.is_gated(task)) {
             return false;
         }
         let victims = self.victims(job, rules);

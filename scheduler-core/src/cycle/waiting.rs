@@ -328,7 +328,6 @@ impl Cycle<'_> {
 
     fn learn(&self, job: JobKey, stamp: u64) -> Known {
         let gang = self.gang(job);
-        let gated = |task| self.state.tasks.get(task).is_none_or(|row| row.gated);
         let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
         let wanted = self
             .shares
@@ -356,7 +355,7 @@ impl Cycle<'_> {
                 wanted,
                 held: [0; 3],
                 part: None,
-                ready: gang.is_ready(&gated),
+                ready: gang.is_ready(&|task| self.is_gated(task)),
                 alone,
             },
         }
