@@ -8,7 +8,7 @@
 
 mod cases;
 
-use cases::cases;
+use cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{
@@ -275,7 +275,7 @@ fn said(decision: &Decision) -> Vec<(PodUid, Option<EvictCause>, String)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(256), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(tried(256))]
 
     #[test]
     fn what_is_known_without_a_search_is_what_a_search_finds(case in case()) {

@@ -7,7 +7,7 @@
 
 mod cases;
 
-use cases::cases;
+use cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{ContainerName, GpuUuid, PodUid};
 use scheduler_core::model::{
@@ -302,7 +302,7 @@ fn nodes() -> impl Strategy<Value = Vec<(u8, u8)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(256), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(tried(256))]
 
     /// Debug builds check every invariant after every event as well.
     #[test]

@@ -1,7 +1,26 @@
-//! How many cases the properties try.
+//! How many cases the properties try, and which.
 
-/// Few, or as many as `PROPTEST_CASES` says.
-pub(crate) fn cases(few: u32) -> u32 {
-    let said = std::env::var("PROPTEST_CASES").ok();
-    said.and_then(|cases| cases.parse().ok()).unwrap_or(few)
+use proptest::prelude::ProptestConfig;
+use proptest::test_runner::RngSeed;
+
+/// Few, or as many as `PROPTEST_CASES` says; the same ones each time, so that a change is
+/// told by what it breaks, or those of `PROPTEST_RNG_SEED`.
+pub(crate) fn tried(few: u32) -> ProptestConfig {
+    let is_said = |variable| std::env::var_os(variable).is_some();
+    // Has read both variables.
+    let said = ProptestConfig::default();
+    ProptestConfig {
+        cases: if is_said("PROPTEST_CASES") {
+            said.cases
+        } else {
+            few
+        },
+        rng_seed: if is_said("PROPTEST_RNG_SEED") {
+            said.rng_seed
+        } else {
+            RngSeed::Fixed(4)
+        },
+        failure_persistence: None,
+        ..said
+    }
 }

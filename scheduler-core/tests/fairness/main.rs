@@ -6,9 +6,8 @@
 mod cases;
 mod steps;
 
-use cases::cases;
+use cases::tried;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, Queue,
@@ -430,7 +429,7 @@ impl<'a> World<'a> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(512), failure_persistence: None, rng_seed: RngSeed::Fixed(4), ..ProptestConfig::default() })]
+    #![proptest_config(tried(512))]
 
     /// Queues, gangs and victims, until nothing is left to do: within 50 rounds.
     #[test]
