@@ -127,6 +127,7 @@ impl Cycle<'_> {
     /// was found.
     pub(super) fn consolidate_for(&mut self, job: JobKey, barred: Vec<NodeKey>) -> bool {
         if !self.enough_in_sum(job) {
+            self.forget_like(job);
             return false;
         }
         let may_find = self.may_find_by_moving(job);
