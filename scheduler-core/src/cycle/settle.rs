@@ -8,7 +8,6 @@ use super::place::Way;
 use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::action::Action;
-use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
 
@@ -92,20 +91,26 @@ impl Cycle<'_> {
             return;
         }
         let promised = self.promised.clone();
-        let job_of = |state: &State, task: TaskKey| state.tasks.get(task)?.job;
+        for job in self.jobs_of(&promised) {
+            let mut tasks = promised.clone();
+            tasks.retain(|task| self.job_of(*task) == Some(job));
+            self.bind_promised(&tasks);
+        }
+    }
+
+    fn job_of(&self, task: TaskKey) -> Option<JobKey> {
+        self.state.tasks.get(task)?.job
+    }
+
+    /// Each once, in the pods' order.
+    fn jobs_of(&self, tasks: &[TaskKey]) -> Vec<JobKey> {
         let mut jobs: Vec<JobKey> = Vec::new();
-        for task in &promised {
-            if let Some(job) = job_of(self.state, *task)
-                && !jobs.contains(&job)
-            {
+        for job in tasks.iter().filter_map(|task| self.job_of(*task)) {
+            if !jobs.contains(&job) {
                 jobs.push(job);
             }
         }
-        for job in jobs {
-            let mut tasks = promised.clone();
-            tasks.retain(|task| job_of(self.state, *task) == Some(job));
-            self.bind_promised(&tasks);
-        }
+        jobs
     }
 
     /// Binds pods to the places that they were promised. False, and nothing is changed,
@@ -127,14 +132,7 @@ impl Cycle<'_> {
                 return false;
             }
         }
-        let mut jobs: Vec<JobKey> = Vec::new();
-        for task in tasks {
-            if let Some(job) = self.state.tasks.get(*task).and_then(|row| row.job)
-                && !jobs.contains(&job)
-            {
-                jobs.push(job);
-            }
-        }
+        let jobs = self.jobs_of(tasks);
         // Others of the gang were promised their places by an earlier search: it waits whole.
         if jobs.iter().any(|job| self.gang(*job).must_wait_whole()) {
             self.state.rollback(mark);
