@@ -40,10 +40,10 @@ pub struct Claim {
 /// Makes [`Claim`]s from `async fn(&mut Cluster) -> Result<()>`s.
 #[macro_export]
 macro_rules! claims {
-    ($($module:ident :: $name:ident),* $(,)?) => {
+    ($($module:ident $(:: $name:ident)+),* $(,)?) => {
         vec![$($crate::suite::Claim {
-            name: concat!(stringify!($module), "::", stringify!($name)),
-            run: |cluster| ::std::boxed::Box::pin($module::$name(cluster)),
+            name: concat!(stringify!($module) $(, "::", stringify!($name))+),
+            run: |cluster| ::std::boxed::Box::pin($module $(:: $name)+(cluster)),
         }),*]
     };
 }

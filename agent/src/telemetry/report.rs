@@ -32,6 +32,7 @@ pub fn node_state(state: &State) -> NodeState {
             .collect(),
         not_offering: state.not_offering.clone().unwrap_or_default(),
         driver_version: state.inventory.driver_version.clone(),
+        driver_limits: state.inventory.driver_limits,
     }
 }
 
@@ -134,6 +135,8 @@ fn gpu(state: &State, card: &Card) -> Gpu {
         mig_enabled: card.mig,
         kubelet_pool: pool.unwrap_or_default().as_str().to_owned(),
         context_allowance_mib: card.context_allowance.0,
+        minimum_fence: String::new(),
+        compute_mode: String::new(),
     }
 }
 
@@ -159,6 +162,7 @@ fn share(state: &State, share: &Share) -> ProtoShare {
         decision_id: share.decision.clone(),
         complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
         evict: complaint.is_some_and(|c| c.evict),
+        reach_mib: 0,
     }
 }
 

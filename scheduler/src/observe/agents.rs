@@ -94,6 +94,7 @@ pub fn said(node: &GpuNode) -> NodeState {
         strangers,
         not_offering,
         driver_version: status.driver_version.clone(),
+        ..NodeState::default()
     }
 }
 

@@ -41,6 +41,7 @@ mod selftest;
 mod strangers;
 mod up;
 mod volume;
+mod walls;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -202,7 +203,7 @@ async fn test(
     filter: Option<&str>,
     part: Option<u8>,
 ) -> Result<ExitCode> {
-    let mut claims = suite::select(
+    let all = [
         claims![
             selftest::a_pod_runs_and_its_log_is_read,
             selftest::an_image_is_pulled_under_its_public_name,
@@ -314,8 +315,9 @@ async fn test(
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
             strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,
         ],
-        filter,
-    );
+        walls::claims(),
+    ];
+    let mut claims = suite::select(all.concat(), filter);
     claims.retain(|claim| parts::has(part, claim.name));
     let mut cluster = Cluster::start(programs, work).await?;
     say_started(&cluster);
