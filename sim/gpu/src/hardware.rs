@@ -128,6 +128,10 @@ pub struct MpsHabits {
     /// (measured in public on r615).
     #[serde(default)]
     pub stray_entry_lifts_limits: Option<bool>,
+    /// For how long NVML lists a new client among the compute processes before it is on the
+    /// MPS list, ms. No source says that a driver does; nothing but a real one can tell.
+    #[serde(default)]
+    pub listed_late_ms: u64,
     /// What a server takes on each of its cards, MiB.
     #[serde(default = "server_mib")]
     pub server_mib: u64,

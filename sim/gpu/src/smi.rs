@@ -162,6 +162,7 @@ fn answer(asked: &Asked) -> Result<String, Failure> {
             let apps: Vec<(&Message, Vec<String>)> = cards
                 .iter()
                 .flat_map(|(_, c)| c.rows("processes").into_iter().map(move |row| (c, row)))
+                .filter(|(_, row)| row.get(1).is_some_and(|kind| kind != "G"))
                 .collect();
             query(fields, &asked.format, apps.len(), |at, field| {
                 app_field(apps.get(at), field)

@@ -219,3 +219,62 @@ fn a_stray_entry_lifts_all_limits_from_r615() {
         assert_eq!(held > SHARE, expected == Escapes, "{version}: {held}");
     }
 }
+
+#[test]
+fn memory_past_cuda_is_bounded_by_nothing_but_the_card() {
+    let machine = Machine::start(&["--preset", "RTX-6000-Ada"]);
+    machine.smi(&["-c", "EXCLUSIVE_PROCESS"]);
+    let daemon = machine.daemon(&[]);
+    daemon.ask(&format!("set_default_device_pinned_mem_limit 0 {SHARE}M"));
+    daemon.warm();
+    for (verb, context) in [("graphics", 8), ("raw", 0)] {
+        let mut tenant = daemon.tenant(&format!("{verb} 5000 hold")).spawn();
+        assert_eq!(tenant.reach(verb)["held_mib"], 5000 + context);
+        assert_eq!(machine.used(), 5000 + context + 30, "the server has 30");
+        let rows = machine.ctl(&["status"]);
+        assert!(rows.contains(&tenant.process.pid().to_string()), "{rows}");
+        drop(tenant);
+        bench::until("its memory is free", || machine.used() == 30);
+    }
+    assert_eq!(machine.tenant("raw 50000").last()["code"], 2);
+    // Beside a context of its own it is the same process, with two entries.
+    let mut both = daemon.tenant("alloc 100 graphics 200 hold").spawn();
+    both.reach("graphics");
+    assert_eq!(machine.used(), 30 + 304 + 100 + 208);
+}
+
+#[test]
+fn small_clients_use_up_the_servers_slots() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let hardware = r#"{"mps":{"max_clients":5},"cards":[{"preset":"T4","context_mib":10}]}"#;
+    std::fs::write(file.path(), hardware).unwrap();
+    let machine = Machine::start(&["--hardware", file.path().to_str().unwrap()]);
+    let daemon = machine.daemon(&[]);
+    daemon.warm();
+    let line = daemon.tenant("clients 7").last();
+    assert_eq!(line["connected"], 5, "{line}");
+    assert_eq!(line["codes"], serde_json::json!([808]));
+}
+
+#[test]
+fn a_process_goes_by_the_name_that_it_takes() {
+    let machine = Machine::start(&["--preset", "T4"]);
+    let mut tenant = machine.tenant("set-name nvidia-cuda-mps-x hold").spawn();
+    tenant.reach("set-name");
+    let comm = format!("/proc/{}/comm", tenant.process.pid());
+    // The kernel keeps 15 characters.
+    assert_eq!(std::fs::read_to_string(comm).unwrap(), "nvidia-cuda-mps\n");
+}
+
+#[test]
+fn a_client_may_be_on_the_mps_list_late() {
+    let machine = Machine::start(&["--preset", "T4"]);
+    machine.ctl(&["set", "mps-listed-late-ms", "600000"]);
+    let daemon = machine.daemon(&[]);
+    daemon.warm();
+    let mut tenant = daemon.tenant("context hold").spawn();
+    tenant.reach("context");
+    assert!(!machine.smi(&[]).1.contains("M+C"));
+    machine.ctl(&["set", "mps-listed-late-ms", "0"]);
+    assert!(machine.smi(&[]).1.contains("M+C"));
+}

@@ -224,6 +224,9 @@ pub(crate) struct Bar1Memory {
     pub(crate) used: u64,
 }
 
+/// `NVML_VALUE_NOT_AVAILABLE` as an unsigned 64-bit value.
+pub(crate) const NOT_AVAILABLE: u64 = u64::MAX;
+
 /// No MIG instance.
 pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
 

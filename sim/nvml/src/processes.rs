@@ -1,14 +1,15 @@
 //! Who is on a card. A server of MPS and programs without it are compute
-//! processes; its clients are only in the MPS list.
+//! processes; its clients are only in the MPS list. What draws is on the graphics list.
 
 use std::ffi::c_uint;
 
 use crate::abi::{
-    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, NOT_FOUND, Out, ProcessInfo, Return,
-    UNKNOWN, UtilizationSample, code,
+    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, NOT_AVAILABLE, NOT_FOUND, Out,
+    ProcessInfo, Return, SUCCESS, UNKNOWN, UtilizationSample, code,
 };
 use crate::enumerate::card;
 use crate::health::now_us;
+use crate::link::Answer;
 
 struct Row {
     pid: c_uint,
@@ -17,9 +18,8 @@ struct Row {
     busy: c_uint,
 }
 
-fn rows(device: Device) -> Result<Vec<Row>, Return> {
-    card(device)?
-        .rows("processes")
+fn rows(card: &Answer) -> Result<Vec<Row>, Return> {
+    card.rows("processes")
         .into_iter()
         .map(|row| {
             let mut parts = row.into_iter();
@@ -52,13 +52,18 @@ fn fill<T: Copy>(values: &[T], count: &Out<c_uint>, array: &Out<T>) -> Result<()
 }
 
 fn list(device: Device, kind: &str, count: &Out<c_uint>, infos: &Out<ProcessInfo>) -> Return {
-    code(rows(device).and_then(|rows| {
-        let found: Vec<ProcessInfo> = rows
+    code(card(device).and_then(|card| {
+        match card.number(&format!("list_{kind}"))? {
+            SUCCESS => {}
+            fault => return Err(fault),
+        }
+        let memory = card.flag("process_memory");
+        let found: Vec<ProcessInfo> = rows(&card)?
             .iter()
             .filter(|row| row.kind == kind)
             .map(|row| ProcessInfo {
                 pid: row.pid,
-                used_gpu_memory: row.mib << 20,
+                used_gpu_memory: if memory { row.mib << 20 } else { NOT_AVAILABLE },
                 gpu_instance: NO_INSTANCE,
                 compute_instance: NO_INSTANCE,
             })
@@ -85,7 +90,6 @@ extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     list(device, "M+C", &count, &infos)
 }
 
-/// Nobody draws on these cards.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     device: Device,
@@ -104,7 +108,8 @@ extern "C" fn nvmlDeviceGetProcessUtilization(
     count: Out<c_uint>,
     _last_seen: u64,
 ) -> Return {
-    code(rows(device).and_then(|rows| {
+    code(card(device).and_then(|card| {
+        let rows = rows(&card)?;
         let timestamp = now_us();
         let found: Vec<UtilizationSample> = rows
             .iter()

@@ -15,7 +15,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use sim_gpu::client::Driver as Connection;
-use sim_gpu::client::process::{CudaProcess, Environment, Route};
+use sim_gpu::client::process::{CudaProcess, Environment, Route, hold_outside_cuda};
 use sim_gpu::driver::{Driver, Options, serve};
 use sim_gpu::hardware::{Hardware, Preset};
 use sim_gpu::paths::Root;
@@ -54,6 +54,11 @@ impl Machine {
             .unwrap()
             .call(request)
             .unwrap();
+    }
+
+    fn set(&self, key: &str, value: u64) {
+        let request = Message::new("ctl-set").with("index", 0);
+        self.ctl(&request.with("key", key).with("value", value));
     }
 
     fn process(&self) -> CudaProcess {
@@ -268,17 +273,9 @@ fn errors_and_the_drivers_verdict_can_be_set() {
     let machine = Machine::new(Hardware::of(Preset::A100x80, 1));
     let nvml = machine.nvml();
     let device = nvml.device_by_index(0).unwrap();
-    let set = |key: &str, value: u64| {
-        machine.ctl(
-            &Message::new("ctl-set")
-                .with("index", 0)
-                .with("key", key)
-                .with("value", value),
-        );
-    };
-    set("ecc-uncorrected", 3);
-    set("remapped-pending", 1);
-    set("recovery-action", 1);
+    machine.set("ecc-uncorrected", 3);
+    machine.set("remapped-pending", 1);
+    machine.set("recovery-action", 1);
     assert_eq!(
         device
             .total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
@@ -328,4 +325,43 @@ fn only_cards_whose_node_is_there_are_seen() {
         nvml.device_by_uuid(hidden.as_str()),
         Err(NvmlError::NotFound)
     ));
+}
+
+#[test]
+fn what_draws_is_on_the_graphics_list_and_a_raw_client_on_none() {
+    let machine = Machine::new(Hardware::of(Preset::T4, 1));
+    let nvml = machine.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    let (_graphics, held) = hold_outside_cuda(&machine.root, "graphics", 500).unwrap();
+    let (_raw, _) = hold_outside_cuda(&machine.root, "raw", 700).unwrap();
+    let found = device.running_graphics_processes().unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].used_gpu_memory, UsedGpuMemory::Used(508 * MIB));
+    assert_eq!(held.held, 508);
+    assert_eq!(device.running_compute_processes().unwrap(), vec![]);
+    assert_eq!(device.memory_info().unwrap().used, 1208 * MIB);
+}
+
+#[test]
+fn a_list_of_processes_can_be_made_to_fail() {
+    let machine = Machine::new(Hardware::of(Preset::T4, 1));
+    let nvml = machine.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    machine.set("graphics-list", 3);
+    assert!(matches!(
+        device.running_graphics_processes(),
+        Err(NvmlError::NotSupported)
+    ));
+    assert_eq!(device.running_compute_processes().unwrap(), vec![]);
+    machine.set("process-lists", 4);
+    assert!(matches!(
+        device.mps_running_compute_processes(),
+        Err(NvmlError::NoPermission)
+    ));
+    machine.set("process-lists", 0);
+    machine.set("process-memory-unavailable", 1);
+    let mut process = machine.process();
+    process.context(0).unwrap();
+    let found = device.running_compute_processes().unwrap();
+    assert_eq!(found[0].used_gpu_memory, UsedGpuMemory::Unavailable);
 }

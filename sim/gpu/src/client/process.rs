@@ -167,6 +167,29 @@ impl CudaProcess {
     }
 }
 
+/// Takes memory on the first card that the caller can open, past CUDA and past MPS. `verb`:
+/// `graphics` for a graphics context, `raw` for memory without any. It is held until the
+/// connection is dropped.
+pub fn hold_outside_cuda(
+    root: &Root,
+    verb: &str,
+    mib: u64,
+) -> Result<(Driver, MemoryView), CallError> {
+    let mut driver = Driver::connect(root)?;
+    driver.open(&root.dev().join("nvidiactl"))?;
+    let card = root
+        .card_minors()
+        .into_iter()
+        .find_map(|minor| {
+            let answer = driver.open(&root.dev().join(format!("nvidia{minor}")));
+            answer.ok()?.get("gpu")
+        })
+        .ok_or_else(|| CallError::refused(CudaError::NoDevice, "no card can be opened"))?;
+    let request = Message::new(verb).with("gpu", card).with("mib", mib);
+    let held = view(&driver.call(&request)?)?;
+    Ok((driver, held))
+}
+
 /// The pipe directory of an environment, as this root's processes reach it.
 pub fn pipe_directory(root: &Root, env: &Environment) -> PathBuf {
     let named = env.get("CUDA_MPS_PIPE_DIRECTORY").filter(|p| !p.is_empty());

@@ -57,6 +57,15 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
         "mig" if target.spec.mig_capable => target.spec.mig = value != 0,
         // The reserve can grow as far as nobody holds what it takes.
         "reserved-mib" if value + used <= target.spec.total_mib => target.spec.reserved_mib = value,
+        "process-lists" => {
+            let lists = &mut target.nvml;
+            (lists.compute, lists.mps, lists.graphics) = (small, small, small);
+        }
+        "compute-list" => target.nvml.compute = small,
+        "mps-list" => target.nvml.mps = small,
+        "graphics-list" => target.nvml.graphics = small,
+        "process-memory-unavailable" => target.nvml.memory_unavailable = value != 0,
+        "mps-listed-late-ms" => state.hardware.mps.listed_late_ms = value,
         "sigkill-faults-server" => state.hardware.mps.sigkill_faults_server = value != 0,
         _ => return Err(WireError::Field("key")),
     }
@@ -72,11 +81,7 @@ fn status(state: &State) -> Message {
                 process.pid.to_string(),
                 process.uid.to_string(),
                 state.cards[*card].spec.uuid.clone(),
-                match context.kind {
-                    super::state::ContextKind::Direct => "direct".to_owned(),
-                    super::state::ContextKind::Server => "server".to_owned(),
-                    super::state::ContextKind::Client { .. } => "client".to_owned(),
-                },
+                context.kind.name().to_owned(),
                 context.held().to_string(),
                 process.cgroup.clone(),
                 process.name.clone(),

@@ -26,9 +26,17 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
             continue;
         };
         busy += context.busy;
+        let late = u128::from(state.hardware.mps.listed_late_ms);
         let kind = match context.kind {
             ContextKind::Direct | ContextKind::Server => "C",
+            ContextKind::Client { .. }
+                if state.now.saturating_sub(context.made).as_millis() < late =>
+            {
+                "C"
+            }
             ContextKind::Client { .. } => "M+C",
+            ContextKind::Graphics => "G",
+            ContextKind::Unlisted => continue,
         };
         let pid = process.pid.to_string();
         let held = context.held();
@@ -97,6 +105,10 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with("memory_busy", memory_busy)
         .with_rows("links", &links)
         .with_rows("topology", &topology(state, id))
+        .with("list_C", card.nvml.compute)
+        .with("list_M+C", card.nvml.mps)
+        .with("list_G", card.nvml.graphics)
+        .with("process_memory", u8::from(!card.nvml.memory_unavailable))
         .with_rows("processes", &processes)
 }
 

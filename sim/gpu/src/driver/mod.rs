@@ -62,6 +62,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     nodes: Nodes,
+    started: Instant,
     stopping: std::sync::atomic::AtomicBool,
     streams: Mutex<std::collections::BTreeMap<ConnId, UnixStream>>,
 }
@@ -99,6 +100,7 @@ impl Driver {
             state: Mutex::new(State::new(hardware, cards.clone())),
             changed: Condvar::new(),
             nodes,
+            started: Instant::now(),
             stopping: std::sync::atomic::AtomicBool::new(false),
             streams: Mutex::new(std::collections::BTreeMap::new()),
         });
@@ -252,6 +254,7 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
                 let answer = {
                     let mut state = lock(&shared.state);
                     let before = state.last_event;
+                    state.now = shared.started.elapsed();
                     let answer = requests::handle(&mut state, &caller, &request);
                     if state.last_event != before {
                         shared.changed.notify_all();

@@ -10,7 +10,7 @@ use super::describe::{describe_card, describe_machine};
 use super::nodes::{Node, Nodes, Presented, numbers};
 use super::peer::Peer;
 use super::sharing::ServerStatus;
-use super::state::{CardId, ComputeMode, ConnId, Refusal, State};
+use super::state::{CardId, ComputeMode, ConnId, Context, ContextKind, Refusal, State};
 use crate::cuda::{CudaError, nvml};
 use crate::wire::{Message, WireError};
 
@@ -73,6 +73,15 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
         "context" => {
             let card = cuda_card(state, request)?;
             state.make_context(conn, card, request.get("ticket").as_deref())?;
+            memory(state, conn, card)
+        }
+        "graphics" | "raw" => {
+            let card = cuda_card(state, request)?;
+            let kind = match request.verb.as_str() {
+                "graphics" => ContextKind::Graphics,
+                _ => ContextKind::Unlisted,
+            };
+            state.hold_outside_cuda(conn, card, kind, request.parsed("mib")?)?;
             memory(state, conn, card)
         }
         "destroy" => {
@@ -194,10 +203,10 @@ fn memory(state: &State, conn: ConnId, card: CardId) -> Result<Message, Failure>
         .processes
         .get(&conn)
         .and_then(|p| p.contexts.get(&card));
-    let held = context.map_or(0, super::state::Context::held);
+    let held = context.map_or(0, Context::held);
     let overhead = context.map_or(0, |c| c.overhead_mib);
     let (limit, percent) = match context.map(|c| &c.kind) {
-        Some(super::state::ContextKind::Client {
+        Some(ContextKind::Client {
             limit_mib, percent, ..
         }) => (*limit_mib, *percent),
         _ => (None, 100),

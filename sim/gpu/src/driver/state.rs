@@ -7,6 +7,7 @@
 //! a limit that its server set.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use super::sharing::{Server, Ticket};
 use crate::cuda::CudaError;
@@ -28,7 +29,7 @@ pub enum ComputeMode {
     ExclusiveProcess,
 }
 
-/// What a compute context is to its card.
+/// What a context is to its card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContextKind {
     /// A process on its own.
@@ -44,7 +45,28 @@ pub enum ContextKind {
         /// Most of the multiprocessors that it may use, per cent.
         percent: u32,
     },
+    /// A graphics context (OpenGL, Vulkan). Neither the compute mode nor MPS has a say.
+    Graphics,
+    /// Memory of a client of the kernel module that made no context; in none of NVML's lists.
+    Unlisted,
 }
+
+impl ContextKind {
+    /// How `ctl status` calls it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Server => "server",
+            Self::Client { .. } => "client",
+            Self::Graphics => "graphics",
+            Self::Unlisted => "unlisted",
+        }
+    }
+}
+
+/// What a graphics context costs before its first allocation, MiB: of the size that
+/// `nvidia-smi` shows for an idle one.
+const GRAPHICS_MIB: u64 = 8;
 
 /// A context and what it holds.
 #[derive(Clone, Debug)]
@@ -57,6 +79,8 @@ pub struct Context {
     pub allocations: BTreeMap<u64, u64>,
     /// How busy it keeps the card, per cent.
     pub busy: u32,
+    /// When it was made, by [`State::now`].
+    pub made: Duration,
 }
 
 impl Context {
@@ -115,6 +139,22 @@ pub struct Card {
     /// Hard limits of cgroups (r615 and later), MiB, by their path below the root of cgroup
     /// v2. They count all processes of a cgroup and of those below it.
     pub cgroup_limits: BTreeMap<String, u64>,
+    /// How NVML answers for this card.
+    pub nvml: NvmlFaults,
+}
+
+/// What NVML may answer instead of the truth: return codes for the lists of processes (0: the
+/// list), by the list's kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NvmlFaults {
+    /// `nvmlDeviceGetComputeRunningProcesses`.
+    pub compute: u32,
+    /// `nvmlDeviceGetMPSComputeRunningProcesses`.
+    pub mps: u32,
+    /// `nvmlDeviceGetGraphicsRunningProcesses`.
+    pub graphics: u32,
+    /// Processes are listed without the memory that they hold (`NVML_VALUE_NOT_AVAILABLE`).
+    pub memory_unavailable: bool,
 }
 
 /// What NVML's event sets hear.
@@ -152,6 +192,8 @@ pub struct State {
     pub events: VecDeque<Event>,
     /// Sequence number of the last event.
     pub last_event: u64,
+    /// Time since the driver started, as its caller says.
+    pub now: Duration,
     next: u64,
 }
 
@@ -171,6 +213,7 @@ impl State {
                 recovery_action: 0,
                 temperature: 36,
                 cgroup_limits: BTreeMap::new(),
+                nvml: NvmlFaults::default(),
             })
             .collect();
         Self {
@@ -181,6 +224,7 @@ impl State {
             tickets: BTreeMap::new(),
             events: VecDeque::new(),
             last_event: 0,
+            now: Duration::ZERO,
             next: 1,
         }
     }
@@ -291,6 +335,36 @@ impl State {
             return Err(refusal);
         }
         self.insert_context(conn, card, kind, overhead_mib);
+        Ok(())
+    }
+
+    /// Takes memory past CUDA, as a graphics program or one that speaks to the kernel module
+    /// does: nothing but the device nodes and the card's own bounds is asked.
+    pub fn hold_outside_cuda(
+        &mut self,
+        conn: ConnId,
+        card: CardId,
+        kind: ContextKind,
+        mib: u64,
+    ) -> Result<(), Refusal> {
+        self.opened(conn, card)?;
+        let there = self.process(conn)?.contexts.contains_key(&card);
+        let overhead = match kind {
+            ContextKind::Graphics if !there => GRAPHICS_MIB,
+            _ => 0,
+        };
+        self.fits(conn, card, &kind, overhead.saturating_add(mib))?;
+        if !there {
+            self.insert_context(conn, card, kind, overhead);
+        }
+        let id = self.fresh();
+        if let Some(context) = self
+            .processes
+            .get_mut(&conn)
+            .and_then(|p| p.contexts.get_mut(&card))
+        {
+            context.allocations.insert(id, mib);
+        }
         Ok(())
     }
 
@@ -433,8 +507,8 @@ impl State {
         }
     }
 
-    /// The nodes that libcuda needs, as it needs them.
-    pub(super) fn reachable(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+    /// The nodes without which the kernel module does nothing.
+    fn opened(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let process = self.process(conn)?;
         if !process.control || !process.opened.contains(&card) {
             return Err((
@@ -442,7 +516,13 @@ impl State {
                 "the card's device node was not opened".to_owned(),
             ));
         }
-        if !process.uvm {
+        self.alive(card)
+    }
+
+    /// The nodes that libcuda needs, as it needs them.
+    pub(super) fn reachable(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+        self.opened(conn, card)?;
+        if !self.process(conn)?.uvm {
             return Err((CudaError::Unknown, "nvidia-uvm was not opened".to_owned()));
         }
         if self.cards[card].spec.mig {
@@ -451,7 +531,7 @@ impl State {
                 "MIG mode is on and no instance was given".to_owned(),
             ));
         }
-        self.alive(card)
+        Ok(())
     }
 
     /// The right to make contexts. As in the kernel module's
@@ -542,6 +622,7 @@ impl State {
         kind: ContextKind,
         overhead_mib: u64,
     ) {
+        let made = self.now;
         if let Some(process) = self.processes.get_mut(&conn) {
             process.contexts.insert(
                 card,
@@ -550,6 +631,7 @@ impl State {
                     overhead_mib,
                     allocations: BTreeMap::new(),
                     busy: 0,
+                    made,
                 },
             );
         }

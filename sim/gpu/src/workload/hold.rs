@@ -2,13 +2,12 @@
 //! Owns the signals SIGTERM and SIGINT of the workload.
 
 use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
-
-use crate::client::process::CudaProcess;
 
 /// Why the process should end, once there is a reason: its exit code.
 static END: Mutex<Option<u8>> = Mutex::new(None);
@@ -45,12 +44,10 @@ pub(super) fn block_termination() {
     });
 }
 
-/// Waits for a termination signal (exit 0), the end of the driver (exit 1), or
+/// Waits for a termination signal (exit 0), the end of the driver behind `watch` (exit 1), or
 /// the time in seconds (the script goes on: `None`).
-pub(super) fn hold(process: Option<&CudaProcess>, seconds: Option<u64>) -> Option<u8> {
-    if seconds.is_none()
-        && let Some(mut watch) = process.and_then(|p| p.watch().ok())
-    {
+pub(super) fn hold(watch: Option<UnixStream>, seconds: Option<u64>) -> Option<u8> {
+    if let Some(mut watch) = watch {
         std::thread::spawn(move || {
             // Nothing more is asked, so the only thing that can come is the end.
             let _ = watch.read(&mut [0_u8; 1]);

@@ -3,12 +3,14 @@
 //! Each is something that a container can really do to real MPS; whether it
 //! helps is the driver's and the daemon's answer, never decided here.
 
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::Workload;
-use crate::client::process::{Route, pipe_directory};
+use super::{Workload, memory, number};
+use crate::client::process::{Route, hold_outside_cuda, pipe_directory};
 use crate::client::{CallError, Driver};
 use crate::cuda::CudaError;
 use crate::mps;
@@ -68,6 +70,9 @@ pub(super) fn step(
             workload.route = Route::Direct;
             Ok(json!({}))
         }
+        "graphics" | "raw" => hold_outside(workload, verb, operand),
+        "set-name" => set_name(operand),
+        "clients" => clients(workload, operand),
         "fork" => fork(
             workload,
             operand,
@@ -84,61 +89,80 @@ pub(super) fn step(
     }
 }
 
+/// Memory past CUDA and MPS, for as long as this process lives.
+fn hold_outside(workload: &mut Workload, verb: &str, mib: &str) -> Result<Value, CallError> {
+    let (driver, view) = hold_outside_cuda(&workload.root, verb, number(mib)?)?;
+    workload.others.push(driver);
+    Ok(memory(&view))
+}
+
+/// Takes another name, which `/proc/<pid>/comm` shows from then on.
+fn set_name(name: &str) -> Result<Value, CallError> {
+    let refused =
+        |e: &dyn std::fmt::Display| CallError::refused(CudaError::InvalidValue, e.to_string());
+    let name = std::ffi::CString::new(name).map_err(|e| refused(&e))?;
+    nix::sys::prctl::set_name(&name).map_err(|e| refused(&e))?;
+    Ok(json!({}))
+}
+
 /// Children with contexts and limits of their own, each of which takes what it can.
 fn fork(workload: &Workload, count: &str, mib: &str) -> Result<Value, CallError> {
-    let count: u32 = count.parse().unwrap_or(1);
+    let (pids, lines) = children(workload, number(count)?, &["alloc", mib, "hold"])?;
+    let held: u64 = lines
+        .iter()
+        .filter_map(|line| line["held_mib"].as_u64())
+        .sum();
+    Ok(json!({"children": pids, "held_mib": held, "lines": lines}))
+}
+
+/// Children that hold no more than a context each: what they use up is the server's slots.
+fn clients(workload: &Workload, count: &str) -> Result<Value, CallError> {
+    let (pids, lines) = children(workload, number(count)?, &["context", "hold"])?;
+    let connected = lines.iter().filter(|line| line["ok"] == true).count();
+    let refused: BTreeSet<u64> = lines
+        .iter()
+        .filter_map(|line| line["code"].as_u64())
+        .collect();
+    Ok(json!({"children": pids, "connected": connected, "codes": refused}))
+}
+
+/// Starts children with this script, which live until this process ends. Answers their pids
+/// and the first line of each, which says whether it got what it wanted.
+fn children(
+    workload: &Workload,
+    count: u64,
+    script: &[&str],
+) -> Result<(Vec<u32>, Vec<Value>), CallError> {
     let mut children = Vec::new();
     for _ in 0..count {
-        let child = Command::new("/proc/self/exe")
-            .args([
-                "sim-gpu",
-                "workload",
-                "die-with-parent",
-                "alloc",
-                mib,
-                "hold",
-            ])
+        let mut child = Command::new("/proc/self/exe")
+            .args(["sim-gpu", "workload", "die-with-parent"])
+            .args(script)
             .env_clear()
             .envs(&workload.env)
             .env(crate::paths::ROOT_ENV, workload.root.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .spawn();
-        match child {
-            Ok(mut child) => {
-                // The first line says whether the child has got its memory.
-                let line = child
-                    .stdout
-                    .take()
-                    .map(std::io::BufReader::new)
-                    .map(|mut reader| {
-                        let mut line = String::new();
-                        let _ = std::io::BufRead::read_line(&mut reader, &mut line);
-                        (line, reader)
-                    });
-                children.push((child, line));
-            }
-            Err(error) => return Err(CallError::Gone(error)),
-        }
+            .spawn()?;
+        let output = child.stdout.take().map(BufReader::new);
+        children.push((child, output));
     }
     let mut lines = Vec::new();
-    let mut held = 0;
-    for (_, line) in &children {
-        let line: Value = line
-            .as_ref()
-            .and_then(|(text, _)| serde_json::from_str(text).ok())
-            .unwrap_or(Value::Null);
-        held += line["held_mib"].as_u64().unwrap_or(0);
-        lines.push(line);
+    for (_, output) in &mut children {
+        let mut line = String::new();
+        if let Some(output) = output {
+            let _ = output.read_line(&mut line);
+        }
+        lines.push(serde_json::from_str(&line).unwrap_or(Value::Null));
     }
-    let pids: Vec<u32> = children.iter().map(|(child, _)| child.id()).collect();
-    // The children hold until this process ends.
+    let pids = children.iter().map(|(child, _)| child.id()).collect();
+    // Their output stays open, and the children hold, until this process ends.
     std::thread::spawn(move || {
-        for (mut child, _) in children {
+        for (mut child, _output) in children {
             let _ = child.wait();
         }
     });
-    Ok(json!({"children": pids, "held_mib": held, "lines": lines}))
+    Ok((pids, lines))
 }
 
 /// Sends one command to the control daemon, as `nvidia-cuda-mps-control` would.

@@ -10,7 +10,7 @@
 //! report | context | alloc N | grow STEP | free | memory | work PERCENT | hold | sleep SECONDS | await FILE
 //! vectoradd | fault | exit CODE | keep-going
 //! hostile: unset-mps | unset-limits | raise MIB | stray-limit | env K=V | direct
-//!          fork N MIB | drive COMMAND | drive-raise MIB | mknod MINOR | set-mode MODE
+//!          graphics MIB | raw MIB | set-name NAME | clients N | fork N MIB | drive COMMAND | drive-raise MIB | mknod MINOR | set-mode MODE
 //! ```
 //! Must never: print anything but those lines on standard output.
 
@@ -21,12 +21,13 @@ mod serve;
 pub use serve::vllm;
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 
-use crate::client::CallError;
 use crate::client::process::{CudaProcess, Environment, MemoryView, Route};
+use crate::client::{CallError, Driver};
 use crate::cuda::CudaError;
 use crate::paths::Root;
 
@@ -54,6 +55,10 @@ const VERBS: &[(&str, usize)] = &[
     ("stray-limit", 0),
     ("env", 1),
     ("direct", 0),
+    ("graphics", 1),
+    ("raw", 1),
+    ("set-name", 1),
+    ("clients", 1),
     ("fork", 2),
     ("drive", 1),
     ("drive-raise", 1),
@@ -68,6 +73,8 @@ struct Workload {
     env: Environment,
     route: Route,
     process: Option<CudaProcess>,
+    /// What holds memory past CUDA.
+    others: Vec<Driver>,
     allocations: Vec<(u64, u64)>,
     keep_going: bool,
     failed: bool,
@@ -91,6 +98,7 @@ pub fn run(args: &[String]) -> ExitCode {
         env,
         route: Route::Usual,
         process: None,
+        others: Vec::new(),
         allocations: Vec::new(),
         keep_going: false,
         failed: false,
@@ -168,11 +176,11 @@ impl Workload {
                 return None;
             }
             "exit" => return Some(operand.parse().unwrap_or(2)),
-            "sleep" => return hold::hold(self.process.as_ref(), operand.parse().ok()),
+            "sleep" => return hold::hold(None, operand.parse().ok()),
             "await" => return hold::until_exists(std::path::Path::new(operand)),
             "hold" => {
                 print(&json!({"do": "hold", "ok": true}));
-                return Some(hold::hold(self.process.as_ref(), None).unwrap_or(0));
+                return Some(hold::hold(self.watch(), None).unwrap_or(0));
             }
             "keep-going" => {
                 self.keep_going = true;
@@ -327,7 +335,17 @@ impl Workload {
         }
     }
 
+    /// A handle that notices the driver's end, where the driver was asked for anything.
+    fn watch(&self) -> Option<UnixStream> {
+        let other = || self.others.first().map(Driver::watch);
+        let cuda = self.process.as_ref().map(CudaProcess::watch);
+        cuda.or_else(other)?.ok()
+    }
+
     fn finish(&mut self) {
+        for other in self.others.drain(..) {
+            other.bye();
+        }
         if let Some(process) = self.process.take() {
             process.finish();
         }

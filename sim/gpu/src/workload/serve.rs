@@ -104,7 +104,7 @@ pub fn vllm(args: &[String]) -> ExitCode {
         Ok((process, listener)) => {
             let model: Arc<str> = arguments.model.into();
             std::thread::spawn(move || serve(&listener, &model));
-            let code = hold::hold(Some(&process), None).unwrap_or(0);
+            let code = hold::hold(process.watch().ok(), None).unwrap_or(0);
             process.finish();
             ExitCode::from(code)
         }
