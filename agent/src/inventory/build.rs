@@ -6,11 +6,9 @@ use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The name of MPS's programs as the kernel cuts it.
-const MPS_PROGRAM: &str = "nvidia-cuda-mps";
 /// The first branch of the driver that keeps memory limits per cgroup.
 const DRIVER_LIMITS: u32 = 615;
 
@@ -35,9 +33,9 @@ pub struct Book {
     /// By UUID; the reading is the last good one.
     seen: BTreeMap<GpuUuid, (Device, Reading)>,
     health: HealthBook,
-    /// Processes that were gone when they were looked up, at the last look and the one
-    /// before: one that is dying is no stranger, one that never shows itself is.
-    vague: [BTreeSet<(GpuUuid, u32)>; 2],
+    /// Processes by card at the last look and at the one before, each with whether it was
+    /// gone when it was looked up. `None`: the card was not read then.
+    looks: [BTreeMap<GpuUuid, BTreeMap<u32, bool>>; 2],
 }
 
 impl Book {
@@ -48,7 +46,7 @@ impl Book {
             driver: Driver::default(),
             seen: BTreeMap::new(),
             health: HealthBook::default(),
-            vague: [BTreeSet::new(), BTreeSet::new()],
+            looks: [BTreeMap::new(), BTreeMap::new()],
         }
     }
 
@@ -66,12 +64,25 @@ impl Book {
             };
             self.seen.insert(uuid.clone(), (device.clone(), reading));
         }
-        let vague = self.seen.values().flat_map(|(device, reading)| {
-            let gone = reading.processes.iter().filter(|p| is_vague(p));
-            gone.map(|process| (device.identity.uuid.clone(), process.pid))
+        let look = self.seen.iter().map(|(uuid, (_, reading))| {
+            let processes = reading.processes.iter();
+            let by_pid = processes.map(|process| (process.pid, is_vague(process)));
+            (uuid.clone(), by_pid.collect())
         });
-        let vague = vague.collect();
-        self.vague = [vague, std::mem::take(&mut self.vague[0])];
+        let look = look.collect();
+        self.looks = [look, std::mem::take(&mut self.looks[0])];
+    }
+
+    /// Whether a process that nothing explains is a stranger by now. One that is dying, or
+    /// whose server or container was not told of yet, is not; one that is still there at
+    /// the next look is. At the first look at a card nobody is given time.
+    fn is_settled(&self, uuid: &GpuUuid, process: &Process) -> bool {
+        let before = self.looks[1].get(uuid);
+        match before.map(|look| look.get(&process.pid)) {
+            None => !is_vague(process),
+            Some(None) => false,
+            Some(Some(was_vague)) => !is_vague(process) || *was_vague,
+        }
     }
 
     /// Takes in a fault.
@@ -159,10 +170,8 @@ impl Book {
         let strangers: Vec<Stranger> = reading
             .processes
             .iter()
-            .filter(|process| !is_mps(process) && !explained(&identity.uuid, process))
-            .filter(|process| {
-                !is_vague(process) || self.vague[1].contains(&(identity.uuid.clone(), process.pid))
-            })
+            .filter(|process| !explained(&identity.uuid, process))
+            .filter(|process| self.is_settled(&identity.uuid, process))
             .map(|process| Stranger {
                 pid: process.pid,
                 command: process.origin.command.clone(),
@@ -241,11 +250,6 @@ fn switchable(
     able.into_iter().filter(wanted).collect()
 }
 
-/// MPS's own processes hold what the reserve is for.
-fn is_mps(process: &Process) -> bool {
-    process.origin.command.starts_with(MPS_PROGRAM)
-}
-
 /// Nothing is known of it: it is gone, or of another pid namespace.
 fn is_vague(process: &Process) -> bool {
     *process.origin == crate::attribute::Origin::default()
@@ -319,11 +323,7 @@ mod tests {
 
     #[test]
     fn what_is_grantable_leaves_out_reserves_and_strangers() {
-        let processes = vec![
-            process(1, 2000, "python"),
-            process(2, 300, "blender"),
-            process(3, 30, "nvidia-cuda-mps"),
-        ];
+        let processes = vec![process(1, 2000, "python"), process(2, 300, "blender")];
         let policy = GpuNodeSpec {
             reserve_mib: Some(Mib(38)),
             ..GpuNodeSpec::default()
@@ -343,6 +343,20 @@ mod tests {
         let now = Instant::now();
         let mut book = Book::new(SETTINGS);
         let look = seen(&[process(2, 300, "")], false);
+        for expected in [0, 1] {
+            book.observe(&look, now);
+            let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);
+            assert_eq!(inventory.cards[0].strangers.len(), expected);
+        }
+    }
+
+    #[test]
+    fn a_process_that_came_between_two_looks_is_a_stranger_from_the_second_on() {
+        let now = Instant::now();
+        let mut book = Book::new(SETTINGS);
+        book.observe(&seen(&[], false), now);
+        // It calls itself what it likes.
+        let look = seen(&[process(2, 300, "nvidia-cuda-mps-server")], false);
         for expected in [0, 1] {
             book.observe(&look, now);
             let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);

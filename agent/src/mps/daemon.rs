@@ -496,6 +496,7 @@ impl Daemon {
                 blamed_pid: view.blamed,
                 tampered: view.tampered,
                 losses: view.losses,
+                server_pids: view.servers,
             },
         }
     }

@@ -167,6 +167,7 @@ impl Machine {
             reason,
             observed: self.observed,
             clients: self.sight.clients.clone(),
+            servers: self.servers(),
             restarts: self.starts.saturating_sub(1),
             blamed: if matches!(state, "ServerFault" | "Dead") {
                 self.blamed

@@ -134,6 +134,8 @@ pub struct View {
     pub observed: ReadBack,
     /// Using it now.
     pub clients: Vec<Client>,
+    /// Its servers, by pid.
+    pub servers: Vec<u32>,
     /// Starts after the first.
     pub restarts: u32,
     /// While faulted or dead: the client that must have done it, as it was the only one; 0

@@ -3,13 +3,14 @@
 
 use super::{Core, Effect};
 use crate::hands::Errand;
-use crate::inventory::{ComputeMode, GpuUuid, Health};
+use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{Claim, HolderKey, Share, SharePhase};
 use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
 use crate::pods::{ContainerView, Standing};
 use crate::reconcile::{self, Limited};
+use crate::watchdog::is_of;
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::BTreeSet;
@@ -65,18 +66,18 @@ impl Core {
     fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let default = Policy::default();
         let policy = self.policy.as_ref().unwrap_or(&default);
-        let (ledger, book, mps) = (&self.ledger, &self.book, &self.mps);
+        let ledger = &self.ledger;
+        let servers = self.mps.seen.servers.iter();
+        let servers: BTreeSet<u32> = servers.flat_map(|s| &s.server_pids).copied().collect();
         let explained = |card: &GpuUuid, process: &Process| {
             let owner = process.origin.pod_uid.as_deref();
-            // The one process that an exclusive card lets in beside clients is its server.
-            let server = !process.mps_client
-                && book.compute_mode(card) == ComputeMode::ExclusiveProcess
-                && mps
-                    .seen
-                    .servers
-                    .iter()
-                    .any(|seen| seen.name == card.as_str());
-            server || owner.is_some_and(|uid| ledger.on(card).any(|share| share.pod.uid == uid))
+            let mut shares = ledger.on(card);
+            servers.contains(&process.pid)
+                || shares.any(|share| match share.mode {
+                    // All of the card is its pod's.
+                    Mode::Exclusive => owner == Some(share.pod.uid.as_str()),
+                    _ => is_of(process, share, ledger),
+                })
         };
         let inventory = self.book.inventory(&policy.spec, explained, now);
         for card in &inventory.cards {

@@ -4,42 +4,47 @@ use super::*;
 use crate::inventory::ComputeMode;
 use api::gpu_node::Reaction;
 
-#[test]
-fn the_server_of_an_exclusive_card_is_no_stranger_and_anyone_beside_it_is() {
-    let mut world = World::new();
-    let mut core = world.started();
-    let process = |pid, mps_client| Process {
+fn process(pid: u32, command: &str, pod: Option<&str>, container: Option<&str>) -> Process {
+    Process {
         pid,
         memory: Some(Mib(30)),
-        mps_client,
+        mps_client: false,
         sm_percent: None,
         origin: crate::attribute::Origin {
-            command: format!("p{pid}"),
-            ..Default::default()
+            command: command.to_owned(),
+            pod_uid: pod.map(str::to_owned),
+            container_id: container.map(str::to_owned),
         }
         .into(),
-    };
+    }
+}
+
+fn strangers(core: &Core) -> Vec<u32> {
+    let found = &core.inventory.cards[0].strangers;
+    found.iter().map(|stranger| stranger.pid).collect()
+}
+
+#[test]
+fn a_server_is_known_by_the_pid_that_its_supervisor_tells_and_never_by_its_name() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let named = "nvidia-cuda-mps-server";
     let mut look = observation(&BTreeMap::from([(
         0,
-        vec![process(1, false), process(2, true)],
+        vec![process(1, named, None, None), process(2, named, None, None)],
     )]));
-    let strangers = |core: &Core| -> Vec<u32> {
-        let found = &core.inventory.cards[0].strangers;
-        found.iter().map(|stranger| stranger.pid).collect()
-    };
-    world.tell(&mut core, Event::Observed(Arc::new(look.clone())));
-    assert_eq!(strangers(&core), [1, 2]);
+    // Of an exclusive card nothing more is believed.
     look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
-    world.tell(&mut core, Event::Observed(Arc::new(look)));
-    assert_eq!(
-        strangers(&core),
-        [1, 2],
-        "nobody said that it is a server's"
-    );
+    let look = Arc::new(look);
+    for _ in 0..2 {
+        world.tell(&mut core, Event::Observed(look.clone()));
+    }
+    assert_eq!(strangers(&core), [1, 2]);
     let mut view = MpsView::default();
     view.seen.servers = vec![proto::mps::ServerState {
         name: "GPU-0".into(),
         state: "Ready".into(),
+        server_pids: vec![1],
         ..Default::default()
     }];
     world.tell(&mut core, Event::Mps(view));
@@ -50,18 +55,10 @@ fn the_server_of_an_exclusive_card_is_no_stranger_and_anyone_beside_it_is() {
 fn a_strangers_pod_is_to_be_evicted_only_where_the_admin_says_so_and_after_its_grace() {
     let mut world = World::new();
     let mut core = world.started();
-    let process = |pid, pod: Option<&str>| Process {
-        pid,
-        memory: Some(Mib(30)),
-        mps_client: false,
-        sm_percent: None,
-        origin: crate::attribute::Origin {
-            pod_uid: pod.map(str::to_owned),
-            ..Default::default()
-        }
-        .into(),
-    };
-    let both = vec![process(1, None), process(2, Some("u9"))];
+    let both = vec![
+        process(1, "a", None, None),
+        process(2, "b", Some("u9"), None),
+    ];
     let look = Arc::new(observation(&BTreeMap::from([(0, both)])));
     let evicted = |core: &Core| -> Vec<u32> {
         let evicted = core.state().evicted_strangers;
@@ -70,8 +67,10 @@ fn a_strangers_pod_is_to_be_evicted_only_where_the_admin_says_so_and_after_its_g
     let mut policy = Policy::default();
     policy.spec.on_stranger = Some(Reaction::Evict);
     world.tell(&mut core, Event::Policy(Some(policy)));
-    world.tell(&mut core, Event::Observed(look.clone()));
-    assert!(evicted(&core).is_empty());
+    for _ in 0..2 {
+        world.tell(&mut core, Event::Observed(look.clone()));
+        assert!(evicted(&core).is_empty());
+    }
     world.now += Duration::from_secs(3);
     world.tell(&mut core, Event::Observed(look.clone()));
     assert_eq!(evicted(&core), [2]);
