@@ -33,6 +33,14 @@ impl Hardware {
         Self(serde_json::json!({ "cards": [{ "preset": name, "count": count }] }))
     }
 
+    /// The same under another driver, `major.minor.patch`, whose branch says which rules the
+    /// simulated driver keeps.
+    #[must_use]
+    pub fn driver(mut self, version: &str) -> Self {
+        self.0["driver_version"] = version.into();
+        self
+    }
+
     /// How many cards it has.
     pub fn cards(&self) -> u32 {
         let cards = self.0["cards"].as_array().into_iter().flatten();

@@ -58,7 +58,7 @@ impl Driver {
         std::fs::create_dir_all(root)?;
         let hardware = root.with_extension("json");
         let document = json!({
-            "driver_version": DRIVER_VERSION, "cuda_version": "13.0", "seed": node,
+            "driver_version": DRIVER_VERSION, "seed": node,
             "cards": [{"preset": cards.preset, "count": cards.count}],
         });
         std::fs::write(&hardware, document.to_string())?;

@@ -22,9 +22,9 @@ pub struct Hardware {
     /// Driver version, as NVML tells it.
     #[serde(default = "default_driver")]
     pub driver_version: String,
-    /// CUDA version of that driver, `major.minor`.
-    #[serde(default = "default_cuda")]
-    pub cuda_version: String,
+    /// CUDA version of that driver, `major.minor`; left out, that of its branch.
+    #[serde(default)]
+    pub cuda_version: Option<String>,
     /// Makes UUIDs differ between simulated machines; the driver root when left out.
     #[serde(default)]
     pub seed: String,
@@ -109,11 +109,13 @@ pub enum NvLink {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MpsHabits {
-    /// Clients per card: 48, 60 from r590.
+    /// Clients per card: 48, 60 from r590 (CUDA 13.1), by NVIDIA's MPS documentation, for
+    /// clients that leave `CUDA_DEVICE_MAX_CONNECTIONS` alone.
     #[serde(default)]
     pub max_clients: Option<u32>,
-    /// Clients must see the server's `/dev/shm`. Drivers from r580 log
-    /// "Created anonymous shared memory region": they hand memory over by descriptor.
+    /// Clients must see the server's `/dev/shm`. Servers from r580 log "Created anonymous shared
+    /// memory region" (bottlerocket-kernel-kit pull request 415 has such a log): that they hand
+    /// it over by descriptor is concluded from it, and nobody has said so.
     #[serde(default)]
     pub needs_shm: Option<bool>,
     /// A client killed without a word takes the server down with it.
@@ -124,8 +126,9 @@ pub struct MpsHabits {
     /// parts, which was set as 3840M. The server's log has the exact bytes.
     #[serde(default = "yes")]
     pub limits_read_back_in_gib: bool,
-    /// An entry for a card that the client does not see lifts all its limits
-    /// (measured in public on r615).
+    /// An entry for a card that the client does not see lifts all its limits, the server's
+    /// among them. Measured in public on 615.71.09 (NVIDIA Dynamo's MPS guide); whether older
+    /// drivers do it was never said, and here they do not.
     #[serde(default)]
     pub stray_entry_lifts_limits: Option<bool>,
     /// For how long NVML lists a new client among the compute processes before it is on the
@@ -211,10 +214,6 @@ fn default_driver() -> String {
     "570.172.08".to_owned()
 }
 
-fn default_cuda() -> String {
-    "12.8".to_owned()
-}
-
 fn one() -> u32 {
     1
 }
@@ -291,7 +290,7 @@ impl Hardware {
     pub fn of(preset: Preset, count: u32) -> Self {
         Self {
             driver_version: default_driver(),
-            cuda_version: default_cuda(),
+            cuda_version: None,
             seed: String::new(),
             cards: vec![Card::of(preset, count)],
             mps: MpsHabits {
@@ -325,7 +324,19 @@ impl Hardware {
             .unwrap_or(0)
     }
 
-    /// The driver keeps memory limits per cgroup.
+    /// CUDA version of the driver.
+    pub fn cuda_version(&self) -> &str {
+        let of_branch = match self.branch() {
+            0..580 => "12.8",
+            580..590 => "13.0",
+            590..615 => "13.1",
+            _ => "13.4",
+        };
+        self.cuda_version.as_deref().unwrap_or(of_branch)
+    }
+
+    /// The driver keeps memory limits per cgroup: NVIDIA's MPS documentation, "Release 615"
+    /// (CUDA 13.4).
     pub fn memory_limits(&self) -> bool {
         self.branch() >= 615
     }

@@ -15,8 +15,8 @@ use crate::wire::Message;
 
 /// How to call the program.
 pub const USAGE: &str = "\
-usage: sim-gpu driver --root DIR (--hardware FILE | --preset NAME [--count N]) [--seed TEXT]
-                      [--nvml-library FILE] [--binary FILE] [--nodes device|plain]
+usage: sim-gpu driver --root DIR (--hardware FILE | --preset NAME [--count N] [--driver VERSION])
+                      [--seed TEXT] [--nvml-library FILE] [--binary FILE] [--nodes device|plain]
        sim-gpu ctl --root DIR status
        sim-gpu ctl --root DIR lost|restore GPU
        sim-gpu ctl --root DIR xid NUMBER --gpu GPU
@@ -113,6 +113,9 @@ fn options(args: &[String]) -> Result<Options, String> {
         }
         _ => return Err("one of --hardware and --preset is needed".to_owned()),
     };
+    if let Some(version) = args.get("driver") {
+        version.clone_into(&mut hardware.driver_version);
+    }
     if let Some(seed) = args.get("seed") {
         seed.clone_into(&mut hardware.seed);
     }

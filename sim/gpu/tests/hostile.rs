@@ -204,13 +204,8 @@ fn a_tenant_of_another_user_cannot_command_a_multiuser_daemon() {
 
 #[test]
 fn a_stray_entry_lifts_all_limits_from_r615() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("hardware.json");
     for (version, expected) in [("610.10.01", Held), ("615.71.09", Escapes)] {
-        let text =
-            format!(r#"{{"driver_version":"{version}","cards":[{{"preset":"RTX-6000-Ada"}}]}}"#);
-        std::fs::write(&file, text).unwrap();
-        let machine = Machine::start(&["--hardware", file.to_str().unwrap()]);
+        let machine = Machine::start(&["--preset", "RTX-6000-Ada", "--driver", version]);
         let daemon = machine.daemon(&[]);
         daemon.ask(&format!("set_default_device_pinned_mem_limit 0 {SHARE}M"));
         let held = daemon.tenant("stray-limit grow 100").limit(SHARE).last()["held_mib"]

@@ -121,7 +121,6 @@ impl Machine {
             root: root.clone(),
             hardware: Hardware {
                 driver_version: SIMULATED_DRIVER.to_owned(),
-                cuda_version: "13.0".to_owned(),
                 ..Hardware::of(Preset::L4, 2)
             },
             nvml_library: Some(parts.nvml.clone()),

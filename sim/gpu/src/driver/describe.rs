@@ -9,7 +9,7 @@ use crate::wire::Message;
 pub(super) fn describe_machine(state: &State) -> Message {
     Message::ok()
         .with("driver", &state.hardware.driver_version)
-        .with("cuda", &state.hardware.cuda_version)
+        .with("cuda", state.hardware.cuda_version())
         .with("count", state.cards.len())
         .with("last_event", state.last_event)
 }

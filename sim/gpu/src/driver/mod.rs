@@ -10,7 +10,9 @@
 mod cgroup;
 mod control;
 mod describe;
+pub mod events;
 pub mod nodes;
+mod outside;
 mod peer;
 mod requests;
 mod sharing;

@@ -140,7 +140,7 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
                 state.hardware.stray_entry_lifts_limits(),
             )
             .with("driver", &state.hardware.driver_version)
-            .with("cuda", &state.hardware.cuda_version)),
+            .with("cuda", state.hardware.cuda_version())),
         verb if verb.starts_with("ctl-") => {
             admin(caller)?;
             super::control::handle(state, request).map_err(Failure::Wire)

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use super::events::Event;
 use super::sharing::{Server, Ticket};
 use crate::cuda::CudaError;
 use crate::hardware::{CardSpec, Hardware};
@@ -63,10 +64,6 @@ impl ContextKind {
         }
     }
 }
-
-/// What a graphics context costs before its first allocation, MiB: of the size that
-/// `nvidia-smi` shows for an idle one.
-const GRAPHICS_MIB: u64 = 8;
 
 /// A context and what it holds.
 #[derive(Clone, Debug)]
@@ -156,23 +153,6 @@ pub struct NvmlFaults {
     /// Processes are listed without the memory that they hold (`NVML_VALUE_NOT_AVAILABLE`).
     pub memory_unavailable: bool,
 }
-
-/// What NVML's event sets hear.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Ascending, without gaps.
-    pub seq: u64,
-    /// The card.
-    pub card: CardId,
-    /// `nvmlEventType*`.
-    pub kind: u64,
-    /// For an XID, its number.
-    pub data: u64,
-}
-
-/// `nvmlEventTypeXidCriticalError`.
-pub const EVENT_XID: u64 = 8;
-const EVENTS_KEPT: usize = 1024;
 
 /// A refusal: a code and a sentence.
 pub type Refusal = (CudaError, String);
@@ -338,36 +318,6 @@ impl State {
         Ok(())
     }
 
-    /// Takes memory past CUDA, as a graphics program or one that speaks to the kernel module
-    /// does: nothing but the device nodes and the card's own bounds is asked.
-    pub fn hold_outside_cuda(
-        &mut self,
-        conn: ConnId,
-        card: CardId,
-        kind: ContextKind,
-        mib: u64,
-    ) -> Result<(), Refusal> {
-        self.opened(conn, card)?;
-        let there = self.process(conn)?.contexts.contains_key(&card);
-        let overhead = match kind {
-            ContextKind::Graphics if !there => GRAPHICS_MIB,
-            _ => 0,
-        };
-        self.fits(conn, card, &kind, overhead.saturating_add(mib))?;
-        if !there {
-            self.insert_context(conn, card, kind, overhead);
-        }
-        let id = self.fresh();
-        if let Some(context) = self
-            .processes
-            .get_mut(&conn)
-            .and_then(|p| p.contexts.get_mut(&card))
-        {
-            context.allocations.insert(id, mib);
-        }
-        Ok(())
-    }
-
     /// Takes memory. Answers the allocation's id.
     pub fn allocate(&mut self, conn: ConnId, card: CardId, mib: u64) -> Result<u64, Refusal> {
         let process = self.process(conn)?;
@@ -453,33 +403,6 @@ impl State {
         Ok(())
     }
 
-    /// A card falls off the bus: XID 79, and everybody on it is lost.
-    pub fn lose(&mut self, card: CardId) {
-        self.cards[card].lost = true;
-        for process in self
-            .processes
-            .values_mut()
-            .filter(|p| p.contexts.contains_key(&card))
-        {
-            process.sticky.get_or_insert(CudaError::Unknown);
-        }
-        self.emit(card, 79);
-    }
-
-    /// An XID without a cause of its own.
-    pub fn emit(&mut self, card: CardId, xid: u64) {
-        self.last_event += 1;
-        self.events.push_back(Event {
-            seq: self.last_event,
-            card,
-            kind: EVENT_XID,
-            data: xid,
-        });
-        if self.events.len() > EVENTS_KEPT {
-            self.events.pop_front();
-        }
-    }
-
     pub(super) fn fresh(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -508,7 +431,7 @@ impl State {
     }
 
     /// The nodes without which the kernel module does nothing.
-    fn opened(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
+    pub(super) fn opened(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let process = self.process(conn)?;
         if !process.control || !process.opened.contains(&card) {
             return Err((

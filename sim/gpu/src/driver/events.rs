@@ -1,0 +1,50 @@
+//! XIDs: what NVML's event sets hear, and what a lost card does to those on it.
+
+use super::state::{CardId, State};
+use crate::cuda::CudaError;
+
+/// What NVML's event sets hear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Ascending, without gaps.
+    pub seq: u64,
+    /// The card.
+    pub card: CardId,
+    /// `nvmlEventType*`.
+    pub kind: u64,
+    /// For an XID, its number.
+    pub data: u64,
+}
+
+/// `nvmlEventTypeXidCriticalError`.
+pub const EVENT_XID: u64 = 8;
+const EVENTS_KEPT: usize = 1024;
+
+impl State {
+    /// A card falls off the bus: XID 79, and everybody on it is lost.
+    pub fn lose(&mut self, card: CardId) {
+        self.cards[card].lost = true;
+        for process in self
+            .processes
+            .values_mut()
+            .filter(|p| p.contexts.contains_key(&card))
+        {
+            process.sticky.get_or_insert(CudaError::Unknown);
+        }
+        self.emit(card, 79);
+    }
+
+    /// An XID without a cause of its own.
+    pub fn emit(&mut self, card: CardId, xid: u64) {
+        self.last_event += 1;
+        self.events.push_back(Event {
+            seq: self.last_event,
+            card,
+            kind: EVENT_XID,
+            data: xid,
+        });
+        if self.events.len() > EVENTS_KEPT {
+            self.events.pop_front();
+        }
+    }
+}
