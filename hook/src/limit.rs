@@ -7,10 +7,11 @@
 //! How `nvidia-smi` prints limits was not seen on hardware: a number that is not found is not
 //! claimed.
 
+use driver_root::{DriverRoot, Shared};
 use serde::{Deserialize, Serialize};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Where cgroup v2 is mounted, and where the kernel tells a process's place in it.
@@ -108,23 +109,15 @@ fn cgroup(pid: u32, host: &Host) -> Result<PathBuf, String> {
 /// `nvidia-smi`, within what is left of the time.
 fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String> {
     let failed = |why: String| format!("nvidia-smi {}: {why}", arguments.join(" "));
-    let mut command = Command::new(smi);
-    command.args(arguments).env_clear();
-    // In another driver root its libraries are there, too.
-    if let Some(root) = smi
-        .ancestors()
-        .nth(3)
-        .filter(|root| *root != Path::new("/"))
-    {
-        let folders = [
-            "usr/lib64",
-            "usr/lib/x86_64-linux-gnu",
-            "usr/lib/aarch64-linux-gnu",
-        ];
-        let folders = folders.map(|folder| root.join(folder).display().to_string());
-        command.env("LD_LIBRARY_PATH", folders.join(":"));
-    }
-    let mut child = command
+    // `<root>/usr/bin/nvidia-smi`.
+    let root = smi.ancestors().nth(3).unwrap_or(Path::new("/"));
+    let root = DriverRoot::at(root);
+    let mut child = root
+        .command(smi, Shared::default())
+        .map_err(|error| failed(error.to_string()))?
+        .args(arguments)
+        .env_clear()
+        .envs(root.environment(Vec::new()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

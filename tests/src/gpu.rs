@@ -215,6 +215,17 @@ impl Driver {
             },
         )
         .await?;
+        // A driver's programs are files below its root: nobody who is in there follows a link
+        // out of it. What tenants run is mounted into their containers and brings its C library
+        // along; what the MPS supervisor alone runs has another one than this system.
+        let smi = root.join("usr/bin/nvidia-smi");
+        fs::remove_file(&smi)?;
+        fs::copy(&program, &smi)?;
+        driver_root::foreign::lay_out(root)?;
+        for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+            let target = root.join("usr/bin").join(name);
+            driver_root::foreign::install(&place.programs.ours.join("sim-gpu"), &target)?;
+        }
         Ok(Self { daemon, program })
     }
 

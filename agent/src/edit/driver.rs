@@ -6,11 +6,10 @@
 //! MPS programs, with which a tenant could drive its control pipe.
 
 use cdi::{ContainerEdits, DeviceNode, Mount};
+use driver_root::LIBRARIES;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Folders of libraries, relative to the root.
-const LIBRARIES: [&str; 2] = ["usr/lib64", "usr/lib/x86_64-linux-gnu"];
 /// How NVIDIA's libraries begin.
 const PREFIXES: [&str; 5] = [
     "libcuda.so",

@@ -10,13 +10,13 @@
 //! implementation of this file.
 
 use super::machine::{Client, Limits, ReadBack, ServerStatus, Sight};
+use super::program::Program;
 use api::Mib;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
-use tokio::process::Command;
 
 /// For an answer; a healthy daemon takes milliseconds.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -26,8 +26,7 @@ const QUIT_SECONDS: u32 = 5;
 /// How to reach one control daemon.
 #[derive(Clone, Debug)]
 pub struct Control {
-    program: PathBuf,
-    env: Vec<(OsString, OsString)>,
+    program: Program,
 }
 
 /// Why there is no answer. All are worth another try.
@@ -74,9 +73,9 @@ pub enum ControlError {
 }
 
 impl Control {
-    /// By this program, in this environment (with the daemon's directories in it).
-    pub fn new(program: PathBuf, env: Vec<(OsString, OsString)>) -> Self {
-        Self { program, env }
+    /// By this program, with the daemon's directories in its environment.
+    pub fn new(program: Program) -> Self {
+        Self { program }
     }
 
     /// Whether the daemon answers at all.
@@ -254,12 +253,13 @@ impl Control {
         limit: Duration,
     ) -> Result<Vec<String>, ControlError> {
         let run = |source| ControlError::Run {
-            program: self.program.clone(),
+            program: self.program.path().to_owned(),
             source,
         };
-        let mut child = Command::new(&self.program)
-            .env_clear()
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
+        let mut child = self
+            .program
+            .command(None)
+            .map_err(run)?
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -300,21 +300,13 @@ impl Control {
     }
 }
 
-/// The environment of a daemon and of its command line.
-pub fn environment(
-    base: &[(OsString, OsString)],
-    pipe: &Path,
-    log: &Path,
-    gpu_uuids: &[String],
-) -> Vec<(OsString, OsString)> {
-    let mut env = base.to_vec();
-    let ours = [
+/// What a daemon and its command line have in their environment.
+pub fn environment(pipe: &Path, log: &Path, gpu_uuids: &[String]) -> [(&'static str, OsString); 3] {
+    [
         ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_os_str().to_owned()),
         ("CUDA_MPS_LOG_DIRECTORY", log.as_os_str().to_owned()),
         ("CUDA_VISIBLE_DEVICES", gpu_uuids.join(",").into()),
-    ];
-    env.extend(ours.map(|(name, value)| (name.into(), value)));
-    env
+    ]
 }
 
 /// A memory limit as a daemon prints it.

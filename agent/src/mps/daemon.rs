@@ -8,20 +8,17 @@ use super::control::{self, Control};
 use super::machine::{Action, Client, Desired, Event, Machine, ServerStatus, Sight, Time};
 use super::place::{DAEMON_LOG, Place};
 use super::process::{Process, Processes};
+use super::program::Program;
 use super::smi::{ComputeMode, Smi};
 use api::Mib;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use proto::mps::{Client as ProtoClient, ServerState};
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsString};
 use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -30,11 +27,9 @@ use tracing::{info, warn};
 #[derive(Clone, Debug)]
 pub struct Tools {
     /// `nvidia-cuda-mps-control`.
-    pub control: PathBuf,
+    pub control: Program,
     /// `nvidia-smi`.
     pub smi: Smi,
-    /// For every program of NVIDIA's.
-    pub env: Vec<(OsString, OsString)>,
     /// The node's.
     pub processes: Processes,
     /// Above the daemons' directories.
@@ -316,16 +311,13 @@ impl Daemon {
     }
 
     fn control(&self) -> Control {
-        Control::new(self.tools.control.clone(), self.environment())
+        Control::new(self.program())
     }
 
-    fn environment(&self) -> Vec<(OsString, OsString)> {
-        control::environment(
-            &self.tools.env,
-            &self.place.pipe(),
-            &self.place.log(),
-            &self.spec.gpu_uuids,
-        )
+    fn program(&self) -> Program {
+        let (pipe, log) = (self.place.pipe(), self.place.log());
+        let env = control::environment(&pipe, &log, &self.spec.gpu_uuids);
+        self.tools.control.clone().with(env)
     }
 
     /// In the foreground and in a process group of its own: our child, which a signal to us
@@ -336,12 +328,10 @@ impl Daemon {
             .append(true)
             .open(self.place.log().join(DAEMON_LOG))?;
         log.set_len(0)?;
-        let mut command = Command::new(&self.tools.control);
+        let shm = self.place.private_shm();
+        let mut command = self.program().command(shm.as_deref())?;
         command
             .arg("-f")
-            .env_clear()
-            .envs(self.environment())
-            .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -356,9 +346,6 @@ impl Daemon {
                 );
             }
         }
-        if let Some(shm) = self.place.private_shm() {
-            with_shared_memory(&mut command, &shm)?;
-        }
         let child = command.spawn()?;
         self.process = child.id().and_then(|pid| self.tools.processes.find(pid));
         self.child = Some(child);
@@ -366,7 +353,10 @@ impl Daemon {
     }
 
     fn cannot_spawn(&self, error: &io::Error) -> String {
-        format!("cannot run {}: {error}", self.tools.control.display())
+        format!(
+            "cannot run {}: {error}",
+            self.tools.control.path().display()
+        )
     }
 
     /// Why, once its process is gone.
@@ -500,39 +490,4 @@ impl Daemon {
             },
         }
     }
-}
-
-/// Gives the daemon, and so its servers, `shm` as `/dev/shm`, in a mount namespace of
-/// their own: drivers before r580 share memory with clients by names in it.
-#[expect(
-    unsafe_code,
-    reason = "there is no safe way to act between fork and exec"
-)]
-fn with_shared_memory(command: &mut Command, shm: &Path) -> io::Result<()> {
-    let shm = CString::new(shm.as_os_str().as_bytes())?;
-    let enter = move || -> io::Result<()> {
-        let nothing = None::<&std::ffi::CStr>;
-        unshare(CloneFlags::CLONE_NEWNS)?;
-        // What is unmounted outside must not be kept alive in here.
-        let follow = MsFlags::MS_REC | MsFlags::MS_SLAVE;
-        mount(nothing, c"/", nothing, follow, nothing)?;
-        mount(
-            Some(shm.as_c_str()),
-            c"/dev/shm",
-            nothing,
-            MsFlags::MS_BIND,
-            nothing,
-        )?;
-        Ok(())
-    };
-    // SAFETY: the closure runs in the forked child of a program with many threads, where
-    // only async-signal-safe work is sound. It makes three system calls on memory that was
-    // allocated before the fork; nix hands C strings through without copying, and an errno
-    // becomes an io::Error without allocating.
-    // JUSTIFICATION: the mounts must belong to the child alone and be there before the
-    // daemon's first instruction; a program in between would have to be in every image.
-    unsafe {
-        command.pre_exec(enter);
-    }
-    Ok(())
 }

@@ -13,6 +13,7 @@
 //! - [`place`]: directories, shared memory, logs.
 //! - [`card`]: one card that is used without a server.
 //! - [`process`], [`smi`]: processes of the node; compute mode and time slice.
+//! - [`program`]: NVIDIA's programs, in the driver's own root.
 //!
 //! The two never share a process group, a container or a fate: an agent's upgrade must not
 //! end a server, and with it every tenant of a card.
@@ -25,6 +26,7 @@ pub mod machine;
 pub mod place;
 pub mod plan;
 pub mod process;
+pub mod program;
 pub mod service;
 pub mod smi;
 pub mod supervisor;

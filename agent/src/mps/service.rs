@@ -5,9 +5,11 @@
 
 use super::daemon::{Terminate, Tools};
 use super::process::Processes;
+use super::program::Program;
 use super::smi::Smi;
 use super::supervisor::{PlanError, Request as Ask, Supervisor};
 use crate::config::Config;
+use driver_root::DriverRoot;
 use futures::StreamExt as _;
 use nix::fcntl::{Flock, FlockArg};
 use proto::mps::mps_server::{Mps, MpsServer};
@@ -95,7 +97,6 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), ServeE
 
 /// NVIDIA's programs, and the environment they get.
 fn tools(config: &Config) -> Result<Tools, ServeError> {
-    let root = config.driver_root_here();
     let mut extra = Vec::new();
     for pair in &config.mps_env {
         let (name, value) = pair
@@ -104,53 +105,18 @@ fn tools(config: &Config) -> Result<Tools, ServeError> {
             .ok_or_else(|| ServeError::Env(pair.clone()))?;
         extra.push((OsString::from(name), OsString::from(value)));
     }
-    let env = environment(std::env::vars_os(), extra, root);
+    let here = config.driver_root_here();
+    let root = DriverRoot::at(here);
+    let program = |path| {
+        let own = std::env::vars_os();
+        Program::new(root.clone(), path, own, &extra, config.mps_dir())
+    };
     Ok(Tools {
-        control: config.mps_control(),
-        smi: Smi::new(root.join("usr/bin/nvidia-smi"), env.clone()),
-        env,
+        control: program(config.mps_control()),
+        smi: Smi::new(program(here.join("usr/bin/nvidia-smi"))),
         processes: Processes::new("/proc"),
         base: config.mps_dir(),
     })
-}
-
-/// Our own environment without what would steer CUDA, with `extra` over it; programs and
-/// libraries of another driver root come before the node's.
-fn environment(
-    own: impl Iterator<Item = (OsString, OsString)>,
-    extra: Vec<(OsString, OsString)>,
-    root: &Path,
-) -> Vec<(OsString, OsString)> {
-    let steers = |name: &OsString| {
-        let name = name.to_string_lossy();
-        name.starts_with("CUDA_") || name.starts_with("NVIDIA_")
-    };
-    let mut env: Vec<(OsString, OsString)> = own.filter(|(name, _)| !steers(name)).collect();
-    if root != Path::new("/") {
-        for (name, folders) in [
-            ("PATH", &["usr/bin"][..]),
-            (
-                "LD_LIBRARY_PATH",
-                &["usr/lib64", "usr/lib/x86_64-linux-gnu"],
-            ),
-        ] {
-            let mut value = OsString::new();
-            for folder in folders {
-                value.push(root.join(folder));
-                value.push(":");
-            }
-            if let Some((_, old)) = env.iter().find(|(other, _)| other == name) {
-                value.push(old);
-            }
-            env.retain(|(other, _)| other != name);
-            env.push((name.into(), value));
-        }
-    }
-    for (name, value) in extra {
-        env.retain(|(other, _)| *other != name);
-        env.push((name, value));
-    }
-    env
 }
 
 fn lock(path: &Path) -> Result<Flock<File>, ServeError> {
@@ -282,32 +248,6 @@ fn is_settled(view: &Observation, names: &[String], cards: &[String]) -> bool {
 mod tests {
     use super::*;
     use proto::mps::{Client, ServerState};
-
-    #[test]
-    fn nvidias_programs_get_our_environment_without_what_steers_cuda() {
-        let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
-        let own = [
-            pair("PATH", "/bin"),
-            pair("CUDA_VISIBLE_DEVICES", "0"),
-            pair("NVIDIA_VISIBLE_DEVICES", "all"),
-            pair("SIM", "1"),
-        ];
-        let extra = vec![pair("SIM", "2")];
-        let plain = environment(own.clone().into_iter(), extra.clone(), Path::new("/"));
-        assert_eq!(plain, [pair("PATH", "/bin"), pair("SIM", "2")]);
-        let rooted = environment(own.into_iter(), extra, Path::new("/drv"));
-        assert_eq!(
-            rooted,
-            [
-                pair("PATH", "/drv/usr/bin:/bin"),
-                pair(
-                    "LD_LIBRARY_PATH",
-                    "/drv/usr/lib64:/drv/usr/lib/x86_64-linux-gnu:"
-                ),
-                pair("SIM", "2"),
-            ]
-        );
-    }
 
     #[test]
     fn a_plan_is_settled_when_its_servers_are_up_and_others_wait_only_for_clients() {

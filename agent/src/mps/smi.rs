@@ -3,11 +3,10 @@
 //! In: a card and a mode. Out: the mode as read back. The supervisor holds no NVML: it
 //! must outlive driver faults that take a process with NVML along.
 
-use std::ffi::OsString;
+use super::program::Program;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
-use tokio::process::Command;
 
 /// Without persistence mode the program initialises the card first, which takes seconds.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -15,8 +14,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Runs `nvidia-smi`.
 #[derive(Clone, Debug)]
 pub struct Smi {
-    program: PathBuf,
-    env: Vec<(OsString, OsString)>,
+    program: Program,
 }
 
 /// Who may make a context on a card.
@@ -69,9 +67,9 @@ impl ComputeMode {
 }
 
 impl Smi {
-    /// By this program, in this environment.
-    pub fn new(program: PathBuf, env: Vec<(OsString, OsString)>) -> Self {
-        Self { program, env }
+    /// By this program.
+    pub fn new(program: Program) -> Self {
+        Self { program }
     }
 
     /// Sets a card's mode where it is another one, and reads it back. Answers the driver's
@@ -142,20 +140,20 @@ impl Smi {
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<String, SmiError> {
-        let output = Command::new(&self.program)
+        let failed = |source| SmiError::Run {
+            program: self.program.path().to_owned(),
+            source,
+        };
+        let mut command = self.program.command(None).map_err(failed)?;
+        let output = command
             .args(arguments)
-            .env_clear()
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();
         let output = tokio::time::timeout(LIMIT, output)
             .await
             .map_err(|_| SmiError::TimedOut)?
-            .map_err(|source| SmiError::Run {
-                program: self.program.clone(),
-                source,
-            })?;
+            .map_err(failed)?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.success() {
             Ok(text)

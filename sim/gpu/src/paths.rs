@@ -20,12 +20,11 @@ impl Root {
         Self(path.into())
     }
 
-    /// The root that `SIM_ROOT` names, `/` without it.
+    /// The root that `SIM_ROOT` names; `/` without it, and where there is no such folder: a
+    /// program that was started inside of the root still has the name that it has outside.
     pub fn from_env() -> Self {
-        match std::env::var_os(ROOT_ENV) {
-            Some(path) if !path.is_empty() => Self::new(path),
-            _ => Self::new("/"),
-        }
+        let named = std::env::var_os(ROOT_ENV).map(PathBuf::from);
+        Self::new(named.filter(|path| path.is_dir()).unwrap_or("/".into()))
     }
 
     /// The folder itself.

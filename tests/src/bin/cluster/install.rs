@@ -259,17 +259,7 @@ async fn start_driver(cluster: &Cluster) -> Result<Driver> {
         logs: &cluster.work.logs(),
         authority: cluster.control_plane.authority(),
     };
-    let driver = Driver::start(&place, &Hardware::preset("RTX-6000-Ada", 1)).await?;
-    // A driver's programs are files below its root: a pod follows no link out of it.
-    for entry in fs::read_dir(Path::new(gpu::DRIVER_ROOT).join("usr/bin"))? {
-        let path = entry?.path();
-        if path.is_symlink() {
-            let program = path.canonicalize()?;
-            fs::remove_file(&path)?;
-            fs::copy(program, &path)?;
-        }
-    }
-    Ok(driver)
+    Driver::start(&place, &Hardware::preset("RTX-6000-Ada", 1)).await
 }
 
 /// Another machine: its kubelet knows nothing of the last one's cards.
