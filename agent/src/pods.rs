@@ -22,6 +22,8 @@ pub struct PodView {
     pub finished: bool,
     /// It has a deletion timestamp.
     pub deleting: bool,
+    /// `spec.runtimeClassName`.
+    pub runtime_class: Option<String>,
     /// Those that ask for one of our resources, in the pod's order, init containers first.
     pub containers: Vec<ContainerView>,
 }
@@ -92,6 +94,7 @@ impl PodView {
                 .cloned(),
             finished: matches!(phase, "Succeeded" | "Failed"),
             deleting: metadata.deletion_timestamp.is_some(),
+            runtime_class: spec.and_then(|s| s.runtime_class_name.clone()),
             containers,
         })
     }
@@ -281,6 +284,7 @@ mod tests {
             grant: None,
             finished: false,
             deleting: false,
+            runtime_class: None,
             containers: Vec::new(),
         };
         let mut pods = Pods::default();

@@ -8,62 +8,104 @@ use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
 use crate::pods::{ContainerView, Pods, Standing};
 use api::Mode;
-use serde::Deserialize;
+pub use cdi::hook::{Limited, Proof};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// While the API server was never reached, an allocation that the kubelet no longer
 /// records is dead after this long.
 pub const MISSING_GRACE: Duration = Duration::from_secs(10);
+/// After its pod is gone, an allocation that was prepared may still start for so long: the
+/// hook's own time limit is 10 s, and its CDI file is removed only with the share.
+pub const START_GRACE: Duration = Duration::from_secs(10);
 /// A container that runs for so long with our token and no proof never met the hook.
 pub const PROOF_GRACE: Duration = Duration::from_secs(10);
 /// An allocation that never reached the checkpoint is forgotten after this long.
 pub const MINTED_GRACE: Duration = Duration::from_mins(1);
+/// The same while the checkpoint cannot be read, so that nobody knows what reached it: longer
+/// than an image takes.
+pub const MINTED_GRACE_BLIND: Duration = Duration::from_hours(6);
+/// What cannot be read for so long keeps the node from being offered; a full or a slow disk
+/// is back sooner.
+pub const UNREADABLE_GRACE: Duration = Duration::from_secs(10);
 
-/// What lies on this node's disk.
+/// What lies on this node's disk, and which containers have processes. Where something
+/// could not be read, the last good state stands in its place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
     /// `None` while it is unreadable or missing.
     pub checkpoint: Option<Checkpoint>,
     /// Our CDI files; `None` for one that does not tell whose it is.
     pub files: BTreeMap<AllocId, Option<Share>>,
-    /// What the hook left.
-    pub proofs: BTreeMap<AllocId, Proof>,
+    /// What the hook left; `None` for a proof that was never readable.
+    pub proofs: BTreeMap<AllocId, Option<Proof>>,
     /// Folders of share files.
     pub folders: BTreeSet<AllocId>,
+    /// Containers with a process: of those that proofs name, and those asked about.
+    pub living: BTreeSet<String>,
+    /// What cannot be read, and why.
+    pub unreadable: BTreeMap<Part, String>,
 }
 
-/// What the hook leaves when it lets a container start.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Proof {
-    /// Of its pod.
-    pub pod_uid: String,
-    /// Its name.
-    pub container: String,
-    /// As the runtime names it.
-    pub container_id: String,
-    /// What came of the driver's own limit, where the hook tried it.
-    #[serde(default)]
-    pub limited: Option<Limited>,
+/// A part of [`Local`] that is read by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The kubelet's checkpoint.
+    Checkpoint,
+    /// Our files in the CDI directory.
+    CdiFiles,
+    /// What the hook leaves.
+    Proofs,
+    /// Folders of share files.
+    ShareFiles,
+    /// The processes of the node.
+    Processes,
 }
 
-/// The driver's own limit, as the hook read it back.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Limited {
-    /// MiB; `None`: nothing is known to hold.
-    #[serde(default)]
-    pub mib: Option<u64>,
-    /// Why not; empty when it holds.
-    #[serde(default)]
-    pub error: String,
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Checkpoint,
+        Self::CdiFiles,
+        Self::Proofs,
+        Self::ShareFiles,
+        Self::Processes,
+    ];
+
+    /// The name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "checkpoint",
+            Self::CdiFiles => "cdi-files",
+            Self::Proofs => "proofs",
+            Self::ShareFiles => "share-files",
+            Self::Processes => "processes",
+        }
+    }
+
+    /// What it is, in a sentence.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "the kubelet's checkpoint",
+            Self::CdiFiles => "Aliquot's CDI files",
+            Self::Proofs => "the hook's proofs",
+            Self::ShareFiles => "the folders of share files",
+            Self::Processes => "the node's processes",
+        }
+    }
 }
 
-impl Proof {
-    /// Reads a proof file; `None` for anything else.
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        serde_json::from_slice(bytes).ok()
+impl Local {
+    /// What the hook left for this very share; `None` as well for what is not readable.
+    pub fn proof_of(&self, share: &Share) -> Option<&Proof> {
+        let proof = self.proofs.get(&share.alloc_id?)?.as_ref()?;
+        (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
+    }
+
+    /// Whether the container that an allocation's proof names still has a process.
+    pub fn lives(&self, alloc: AllocId) -> bool {
+        let proof = self.proofs.get(&alloc).and_then(Option::as_ref);
+        proof.is_some_and(|proof| self.living.contains(&proof.container_id))
     }
 }
 
@@ -82,6 +124,8 @@ pub struct MintedIds {
     pub ids: BTreeSet<String>,
     /// When.
     pub at: Instant,
+    /// A container was identified by it.
+    pub bound: bool,
 }
 
 /// The bound shares as their CDI files tell them, for a ledger that is empty after a start.
@@ -118,7 +162,7 @@ pub fn proven<'a>(
             .flat_map(|c| &c.entries)
             .find(|entry| entry.pod_uid == claim.pod.uid && entry.container == claim.container)?;
         let alloc = entry.alloc?;
-        let proof = local.proofs.get(&alloc)?;
+        let proof = local.proofs.get(&alloc)?.as_ref()?;
         if proof.pod_uid != claim.pod.uid || proof.container != claim.container {
             return None;
         }
@@ -175,45 +219,80 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     held
 }
 
-/// Shares whose holder is dead. `busy` are pods with a process on some card: memory is
-/// free when its processes are gone, not before. `missing` remembers since when the
-/// kubelet does not record an allocation.
+/// Since when something that is expected is not there.
+#[derive(Clone, Debug, Default)]
+pub struct Absences {
+    /// Allocations that the kubelet does not record.
+    unrecorded: BTreeMap<AllocId, Instant>,
+    /// Allocations that were prepared and not started when their pods were gone.
+    unstarted: BTreeMap<AllocId, Instant>,
+}
+
+/// Shares whose holder is dead. A container lives as long as it has a process, whatever
+/// became of its pod's object. `busy` are pods with a process on some card: memory is free
+/// when its processes are gone, not before.
 pub fn deaths(
     ledger: &Ledger,
     local: &Local,
     pods: &Pods,
     busy: &BTreeSet<String>,
-    missing: &mut BTreeMap<AllocId, Instant>,
+    absences: &mut Absences,
     now: Instant,
 ) -> Vec<HolderKey> {
-    if let Some(checkpoint) = &local.checkpoint {
-        missing.retain(|alloc, _| !checkpoint.holds(*alloc) && ledger.by_alloc(*alloc).is_some());
+    let unrecorded = &mut absences.unrecorded;
+    let current = !local.unreadable.contains_key(&Part::Checkpoint);
+    if let Some(checkpoint) = local.checkpoint.as_ref().filter(|_| current) {
+        unrecorded
+            .retain(|alloc, _| !checkpoint.holds(*alloc) && ledger.by_alloc(*alloc).is_some());
         for alloc in ledger.shares().filter_map(|share| share.alloc_id) {
             if !checkpoint.holds(alloc) {
-                missing.entry(alloc).or_insert(now);
+                unrecorded.entry(alloc).or_insert(now);
             }
         }
     } else {
-        missing.clear();
+        unrecorded.clear();
     }
-    ledger
-        .shares()
-        .filter(|share| !busy.contains(&share.pod.uid))
-        .filter(|share| match pods.standing(&share.pod.uid) {
+    let waits = |since: Option<&Instant>, grace| {
+        since.is_none_or(|since| now.saturating_duration_since(*since) < grace)
+    };
+    let mut unstarted = BTreeMap::new();
+    let mut dead = Vec::new();
+    for share in ledger.shares() {
+        let standing = pods.standing(&share.pod.uid);
+        let left = match standing {
             Standing::Present(pod) => pod.finished,
             Standing::Gone => true,
             Standing::Unknown if pods.synced() => true,
             Standing::Unknown => share
                 .alloc_id
-                .and_then(|alloc| missing.get(&alloc))
-                .is_some_and(|since| now.saturating_duration_since(*since) >= MISSING_GRACE),
-        })
-        .map(Share::key)
-        .collect()
+                .is_some_and(|alloc| !waits(unrecorded.get(&alloc), MISSING_GRACE)),
+        };
+        if !left || busy.contains(&share.pod.uid) {
+            continue;
+        }
+        let ended = match (share.alloc_id, local.proof_of(share)) {
+            (None, _) => true,
+            (Some(_), Some(proof)) => !local.living.contains(&proof.container_id),
+            // The kubelet says that a pod is finished when nothing of it can start any more.
+            (Some(_), None) if matches!(standing, Standing::Present(_)) => true,
+            (Some(alloc), None) if unrecorded.contains_key(&alloc) => true,
+            (Some(alloc), None) => {
+                let since = absences.unstarted.get(&alloc).copied().unwrap_or(now);
+                unstarted.insert(alloc, since);
+                !waits(Some(&since), START_GRACE)
+            }
+        };
+        if ended {
+            dead.push(share.key());
+        }
+    }
+    absences.unstarted = unstarted;
+    dead
 }
 
 /// What lies on disk for allocations that nobody holds. Nothing before the pods were
-/// read: a file may be all that is known of a running container.
+/// read: a file may be all that is known of a running container. Nothing of a container
+/// that has a process: it is the only proof of where that came from.
 pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId> {
     if !pods.synced() {
         return BTreeSet::new();
@@ -223,22 +302,20 @@ pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId>
         .keys()
         .chain(local.proofs.keys())
         .chain(&local.folders)
-        .filter(|alloc| ledger.by_alloc(**alloc).is_none())
+        .filter(|alloc| ledger.by_alloc(**alloc).is_none() && !local.lives(**alloc))
         .copied()
         .collect()
 }
 
 /// The phase of a share, and the container that the hook let start.
 pub fn progress(share: &Share, local: &Local, pods: &Pods) -> (SharePhase, Option<String>) {
-    let proof = share
-        .alloc_id
-        .and_then(|alloc| local.proofs.get(&alloc))
-        .filter(|proof| proof.pod_uid == share.pod.uid && proof.container == share.container);
-    let container = proof.map(|proof| proof.container_id.clone());
+    let container = local
+        .proof_of(share)
+        .map(|proof| proof.container_id.clone());
     let leaving = match pods.standing(&share.pod.uid) {
         Standing::Present(pod) => pod.deleting || pod.finished,
         Standing::Gone => true,
-        Standing::Unknown => false,
+        Standing::Unknown => pods.synced(),
     };
     let phase = match (share.alloc_id, &container) {
         _ if leaving => SharePhase::Terminating,
@@ -249,44 +326,77 @@ pub fn progress(share: &Share, local: &Local, pods: &Pods) -> (SharePhase, Optio
     (phase, container)
 }
 
+/// A container that runs with an answer of ours and without the hook's proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unproven {
+    /// The answer.
+    pub alloc: AllocId,
+    /// The container, as the runtime names it.
+    pub container_id: String,
+    /// Its pod's `runtimeClassName`.
+    pub runtime_class: Option<String>,
+}
+
+/// What is remembered of containers without proof.
+#[derive(Clone, Debug, Default)]
+pub struct Suspicions {
+    since: BTreeMap<HolderKey, Instant>,
+    /// Containers of which it has to be known whether they have a process: the API server
+    /// says that they run, and what it says may be old.
+    pub doubted: BTreeSet<String>,
+}
+
 /// Containers that run with an answer of ours and without the hook's proof: the runtime
-/// ignored the CDI name. `since` remembers how long.
+/// ignored the CDI name, or the hook. Nobody is judged while proofs or processes cannot be
+/// read, and nobody whose own proof cannot.
 pub fn unproven(
     local: &Local,
     pods: &Pods,
-    since: &mut BTreeMap<HolderKey, Instant>,
+    suspicions: &mut Suspicions,
     now: Instant,
-) -> BTreeSet<HolderKey> {
+) -> BTreeMap<HolderKey, Unproven> {
+    let blind = |part| local.unreadable.contains_key(&part);
+    let mut suspects = BTreeMap::new();
+    suspicions.doubted.clear();
     let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
-    let suspects: BTreeSet<HolderKey> = entries
-        .filter_map(|entry| {
-            let alloc = entry.alloc?;
-            let Standing::Present(pod) = pods.standing(&entry.pod_uid) else {
-                return None;
-            };
-            let running = pod
-                .container(&entry.container)
-                .and_then(ContainerView::runs)?;
-            let proven = local
-                .proofs
-                .get(&alloc)
-                .is_some_and(|proof| proof.container_id == running);
-            (!proven && !pod.finished).then(|| HolderKey {
+    for entry in entries {
+        let (Some(alloc), Standing::Present(pod)) = (entry.alloc, pods.standing(&entry.pod_uid))
+        else {
+            continue;
+        };
+        let running = pod
+            .container(&entry.container)
+            .and_then(ContainerView::runs)
+            .filter(|_| !pod.finished);
+        let Some(running) = running else { continue };
+        let unjudged = match local.proofs.get(&alloc) {
+            Some(None) => true,
+            // The proof is newer than what the API server says.
+            Some(Some(proof)) => proof.container_id == running || local.lives(alloc),
+            None => blind(Part::Proofs),
+        };
+        if unjudged || blind(Part::Processes) {
+            continue;
+        }
+        suspicions.doubted.insert(running.to_owned());
+        if local.living.contains(running) {
+            let key = HolderKey {
                 pod_uid: entry.pod_uid.clone(),
                 container: entry.container.clone(),
-            })
-        })
-        .collect();
-    since.retain(|key, _| suspects.contains(key));
-    for key in &suspects {
-        since.entry(key.clone()).or_insert(now);
+            };
+            let unproven = Unproven {
+                alloc,
+                container_id: running.to_owned(),
+                runtime_class: pod.runtime_class.clone(),
+            };
+            suspects.insert(key, unproven);
+        }
     }
+    let since = &mut suspicions.since;
+    since.retain(|key, _| suspects.contains_key(key));
+    suspects.retain(|key, _| {
+        let since = since.entry(key.clone()).or_insert(now);
+        now.saturating_duration_since(*since) >= PROOF_GRACE
+    });
     suspects
-        .into_iter()
-        .filter(|key| {
-            since
-                .get(key)
-                .is_some_and(|since| now.saturating_duration_since(*since) >= PROOF_GRACE)
-        })
-        .collect()
 }

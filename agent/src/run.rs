@@ -13,6 +13,7 @@ use crate::node::owner::{self, Outputs, Owner};
 use crate::node::{Core, Event, Obstacle, Terms, keeper};
 use crate::{cluster, hands, identity::Resource, install, nvml, telemetry};
 use nix::fcntl::{Flock, FlockArg};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -274,7 +275,7 @@ fn core(config: &Config, disk: &mut Disk) -> Core {
         watchdog_slack: api::Mib(config.watchdog_slack_mib),
     });
     let now = std::time::Instant::now();
-    core.apply(Event::Local(disk.look()), now);
+    core.apply(Event::Local(disk.look(&BTreeSet::new())), now);
     core.apply(Event::Obstacle(Obstacle::Hook, hook_obstacle(config)), now);
     core
 }

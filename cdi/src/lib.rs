@@ -8,6 +8,7 @@
 //! - [`check`]: what a runtime would refuse, found before it does.
 //! - [`mod@digest`]: one number for the content of a spec, carried by the spec's own hook.
 //! - [`dir`]: our files in the directory: atomic, never another vendor's.
+//! - [`hook`]: the file that our hook leaves in a container's start.
 //! - [`foreign`] (feature `foreign`): NVIDIA's generated specs, to find one GPU's edits.
 //!
 //! Knows neither NVML nor the kubelet, and decides nothing.
@@ -22,6 +23,7 @@ pub mod digest;
 pub mod dir;
 #[cfg(feature = "foreign")]
 pub mod foreign;
+pub mod hook;
 pub mod name;
 pub mod spec;
 pub mod version;

@@ -7,8 +7,8 @@
 //! How `nvidia-smi` prints limits was not seen on hardware: a number that is not found is not
 //! claimed.
 
+use cdi::hook::Limited;
 use driver_root::{DriverRoot, Shared};
-use serde::{Deserialize, Serialize};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -43,16 +43,6 @@ pub struct Limit {
     pub smi: PathBuf,
     /// Without it, the container must not start.
     pub needed: bool,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Limited {
-    /// As read back, the same on every card; `None`: nothing is known to hold.
-    pub mib: Option<u64>,
-    /// Why it is not so; empty when it is.
-    pub error: String,
 }
 
 /// All of it has to fit into the hook's own time.

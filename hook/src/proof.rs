@@ -5,36 +5,10 @@
 
 use crate::expect::Expected;
 use crate::judge::Refusal;
-use crate::limit::Limited;
 use crate::state::State;
-use serde::{Deserialize, Serialize};
+use cdi::hook::{Limited, PROOF_VERSION, Proof};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// What the file says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Proof {
-    /// 1.
-    pub version: u32,
-    /// The allocation.
-    pub alloc_id: String,
-    /// Of the pod.
-    pub pod_uid: String,
-    /// The container's name.
-    pub container: String,
-    /// As the runtime names it.
-    pub container_id: String,
-    /// The container's first process, in the runtime's pid namespace.
-    pub pid: u32,
-    /// Of the CDI file that was injected.
-    pub digest: String,
-    /// When.
-    pub unix_millis: u64,
-    /// What came of the driver's own limit, where there was one to set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limited: Option<Limited>,
-}
 
 /// Leaves it. A container that is started again overwrites its earlier one.
 ///
@@ -49,7 +23,7 @@ pub fn leave(
 ) -> Result<(), Refusal> {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let proof = Proof {
-        version: 1,
+        version: PROOF_VERSION,
         alloc_id: expected.alloc.clone(),
         pod_uid: expected.pod_uid.clone(),
         container: expected.container.clone(),
@@ -59,7 +33,7 @@ pub fn leave(
         unix_millis: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
         limited,
     };
-    let text = serde_json::to_string(&proof).expect("strings and integers always print");
+    let text = proof.to_json();
     let path = &expected.proof;
     let refuse = |error| Refusal::Proof(format!("{}: {error}", path.display()));
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {

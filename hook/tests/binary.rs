@@ -1,7 +1,7 @@
 //! The binary as a runtime runs it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use aliquot_hook::proof::Proof;
+use cdi::hook::Proof;
 use cdi::{ContainerEdits, Device, Hook, OwnDir, Spec};
 use std::fs;
 use std::io::Write as _;

@@ -1,14 +1,15 @@
 //! pid → cgroup → pod and container.
 //!
 //! - [`cgroup`]: pure: the text of `/proc/<pid>/cgroup` → [`cgroup::Place`].
-//! - [`origin`]: the two small reads around it.
+//! - [`origin`]: the two small reads around it; [`living`]: the containers of all processes.
 //!
 //! Must never guess: a process whose cgroup names no pod belongs to none.
 
 pub mod cgroup;
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::Path;
 
 /// A `/proc` file of ours is never longer; what is, was not written by a kernel.
@@ -45,6 +46,26 @@ pub fn origin(proc_root: &Path, pid: u32) -> Origin {
         container_id,
         command,
     }
+}
+
+/// The container of one process; `None` when it is gone or in none. Blocking, one small file.
+pub fn container_of(proc_root: &Path, pid: u32) -> Option<String> {
+    let file = proc_root.join(pid.to_string()).join("cgroup");
+    cgroup::parse(&read(&file))?.container_id
+}
+
+/// Every container with at least one process. Blocking, a small file of every process.
+///
+/// # Errors
+/// Processes cannot be listed.
+pub fn living(proc_root: &Path) -> io::Result<BTreeSet<String>> {
+    let mut living = BTreeSet::new();
+    for entry in std::fs::read_dir(proc_root)? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        living.extend(pid.and_then(|pid| container_of(proc_root, pid)));
+    }
+    Ok(living)
 }
 
 fn read(path: &Path) -> String {

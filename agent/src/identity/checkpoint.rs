@@ -48,7 +48,8 @@ struct File {
 
 #[derive(Deserialize)]
 struct Data {
-    #[serde(rename = "PodDeviceEntries", default)]
+    // May be null, and must be there: a file of another form is not one without entries.
+    #[serde(rename = "PodDeviceEntries", deserialize_with = "Option::deserialize")]
     entries: Option<Vec<RawEntry>>,
     #[serde(rename = "RegisteredDevices", default)]
     registered: Option<BTreeMap<String, Option<BTreeSet<String>>>>,
@@ -113,6 +114,13 @@ impl Entry {
                 named(&response)
             }
         };
+        // Every answer of ours names its allocation, and nobody else answers for shares.
+        if alloc.is_none() && raw.resource == names::resource::SHARE {
+            return Err(CheckpointError(format!(
+                "{} of container {} names no allocation",
+                raw.resource, raw.container
+            )));
+        }
         Ok(Self {
             pod_uid: raw.pod_uid,
             container: raw.container,

@@ -74,9 +74,14 @@ pub enum IdentityError {
     },
     /// Without the checkpoint, init containers and ambiguous IDs cannot be told apart.
     #[error(
-        "the kubelet's checkpoint is unreadable and PodResources alone does not identify the container"
+        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod {pod} this is: delete the pod, or restart the kubelet, which writes the file anew"
     )]
-    Ambiguous,
+    Ambiguous {
+        /// `namespace/name`.
+        pod: String,
+        /// Its UID.
+        uid: String,
+    },
     /// Placed by someone else.
     #[error("pod {0} was not placed by Aliquot's scheduler: it has no grant")]
     NoGrant(String),

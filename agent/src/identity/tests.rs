@@ -36,6 +36,7 @@ fn pod(uid: &str, grant: Option<String>) -> PodView {
         grant,
         finished: false,
         deleting: false,
+        runtime_class: None,
         containers: vec![
             container("init", ContainerKind::Init),
             container("main", ContainerKind::App),
@@ -307,12 +308,18 @@ fn without_a_checkpoint_only_what_cannot_be_confused_is_identified() {
     let one = [listed("main", &["G::0"])];
     let alloc = [AllocId::new(7)];
     let ask = |pod: &PodView, listed: &[PodResources], minted: &[AllocId]| {
-        by_list(&[pod], listed, Resource::Share, &want, minted)
+        by_list(&[pod], listed, Resource::Share, &want, |_| {
+            minted.first().copied()
+        })
+    };
+    let ambiguous = |pod: &PodView| IdentityError::Ambiguous {
+        pod: "ns/p".into(),
+        uid: pod.identity.uid.clone(),
     };
     assert_eq!(ask(&plain, &one, &alloc).unwrap().alloc, AllocId::new(7));
-    assert_eq!(ask(&with_init, &one, &alloc), Err(IdentityError::Ambiguous));
-    assert_eq!(ask(&plain, &one, &[]), Err(IdentityError::Ambiguous));
+    assert_eq!(ask(&with_init, &one, &alloc), Err(ambiguous(&with_init)));
+    assert_eq!(ask(&plain, &one, &[]), Err(ambiguous(&plain)));
     let two = [listed("main", &["G::0"]), listed("main", &["G::0"])];
-    assert_eq!(ask(&plain, &two, &alloc), Err(IdentityError::Ambiguous));
+    assert_eq!(ask(&plain, &two, &alloc), Err(ambiguous(&plain)));
     assert_eq!(ask(&plain, &[], &alloc), Err(IdentityError::NotRecorded));
 }

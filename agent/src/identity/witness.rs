@@ -1,7 +1,7 @@
 //! `PodResources`: what it confirms, and what it can tell alone.
 
 use super::{Holder, IdentityError, Resource};
-use crate::ledger::AllocId;
+use crate::ledger::{AllocId, HolderKey};
 use crate::pods::{ContainerKind, PodView};
 use proto::podresources::PodResources;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub fn contradicts(
 }
 
 /// Without a checkpoint: the one container that `PodResources` lists with these IDs.
-/// `minted` are the allocations of these IDs that this agent remembers making.
+/// `allocated` tells which allocation the kubelet has for it.
 ///
 /// # Errors
 /// [`IdentityError::Ambiguous`] wherever two readings are possible, an init container's included.
@@ -46,7 +46,7 @@ pub fn by_list(
     listed: &[PodResources],
     resource: Resource,
     ids: &BTreeSet<String>,
-    minted: &[AllocId],
+    allocated: impl FnOnce(&HolderKey) -> Option<AllocId>,
 ) -> Result<Holder, IdentityError> {
     let mut found = listed.iter().flat_map(|pod| {
         pod.containers
@@ -55,23 +55,28 @@ pub fn by_list(
             .map(move |c| (pod, c))
     });
     let (listed, container) = found.next().ok_or(IdentityError::NotRecorded)?;
-    if found.next().is_some() {
-        return Err(IdentityError::Ambiguous);
-    }
     let pod = pods
         .iter()
         .find(|pod| pod.identity.namespace == listed.namespace && pod.identity.name == listed.name)
         .ok_or_else(|| {
             IdentityError::PodUnknown(format!("{}/{}", listed.namespace, listed.name))
         })?;
+    let key = HolderKey {
+        pod_uid: pod.identity.uid.clone(),
+        container: container.name.clone(),
+    };
     let init = pod.containers.iter().any(|c| c.kind == ContainerKind::Init);
-    match minted {
-        [alloc] if !init => Ok(Holder {
-            pod_uid: pod.identity.uid.clone(),
-            container: container.name.clone(),
-            alloc: *alloc,
+    let one = found.next().is_none() && !init;
+    match allocated(&key).filter(|_| one) {
+        Some(alloc) => Ok(Holder {
+            pod_uid: key.pod_uid,
+            container: key.container,
+            alloc,
         }),
-        _ => Err(IdentityError::Ambiguous),
+        None => Err(IdentityError::Ambiguous {
+            pod: pod.identity.to_string(),
+            uid: pod.identity.uid.clone(),
+        }),
     }
 }
 

@@ -30,6 +30,8 @@ use warmth::warmth;
 
 /// Between two tries of what is late.
 const AGAIN: Duration = Duration::from_millis(50);
+/// The kubelet writes its file before it asks; the other witness is heard after this time.
+const RECORD_PATIENCE: Duration = Duration::from_secs(2);
 /// When one holder of the IDs is ready, so long is waited for pods that the watch does not
 /// know: the kubelet's file also names pods that left while nobody watched.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
@@ -115,7 +117,8 @@ impl PreStart {
     ) -> Result<Vec<Outcome>, PreStartError> {
         let started = Instant::now();
         loop {
-            let source = self.source(lister).await;
+            let doubts = started.elapsed() > RECORD_PATIENCE;
+            let source = self.source(resource, ids, lister, doubts).await;
             let question = Ask {
                 resource,
                 ids: ids.clone(),
@@ -139,12 +142,26 @@ impl PreStart {
         }
     }
 
-    async fn source(&self, lister: &Lister) -> Source {
+    /// `doubts`: a checkpoint that has nothing of these IDs is not of a form that is known.
+    async fn source(
+        &self,
+        resource: Resource,
+        ids: &BTreeSet<String>,
+        lister: &Lister,
+        doubts: bool,
+    ) -> Source {
         let read = tokio::fs::read(self.config.checkpoint()).await;
         let parsed = read
             .map_err(|error| error.to_string())
             .and_then(|read| Checkpoint::parse(&read).map_err(|error| error.to_string()));
+        let silent = |checkpoint: &Checkpoint| {
+            doubts && identity::holders(checkpoint, resource, ids).is_empty()
+        };
         match parsed {
+            Ok(checkpoint) if silent(&checkpoint) => match lister.list().await {
+                Ok(told) => Source::Listed(told),
+                Err(_) => Source::Checkpoint(checkpoint),
+            },
             Ok(checkpoint) => Source::Checkpoint(checkpoint),
             Err(error) => {
                 tracing::warn!(error, "no checkpoint; asking PodResources alone");

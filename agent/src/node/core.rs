@@ -14,7 +14,9 @@ use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger};
 use crate::nvml::{Driver, Observation, Sample, Xid};
 use crate::pods::{PodView, Pods, Standing};
-use crate::reconcile::{self, Held, Local, Minted, MintedIds};
+use crate::reconcile::{
+    self, Absences, Held, Local, Minted, MintedIds, Part, Suspicions, Unproven,
+};
 use api::grant::Verifier;
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -119,7 +121,7 @@ pub struct Core {
     claims: BTreeMap<HolderKey, (u64, Claim)>,
     next_claim: u64,
     local: Local,
-    restored: bool,
+    pub(super) restored: bool,
     minted: Minted,
     held: Held,
     pub(super) mps: MpsView,
@@ -127,9 +129,18 @@ pub struct Core {
     pools: BTreeMap<GpuUuid, Pool>,
     registered: bool,
     obstacles: BTreeMap<Obstacle, String>,
-    missing: BTreeMap<AllocId, Instant>,
-    suspected: BTreeMap<HolderKey, Instant>,
-    unproven: BTreeSet<HolderKey>,
+    absences: Absences,
+    /// What cannot be read, and since when.
+    unreadable: BTreeMap<Part, Instant>,
+    /// What could not be read for too long, and why.
+    long_unreadable: Option<(Part, String)>,
+    suspicions: Suspicions,
+    unproven: BTreeMap<HolderKey, Unproven>,
+    /// Allocations whose containers this agent let start: one without proof is no container
+    /// of an earlier agent's time.
+    pub(super) let_start: BTreeSet<AllocId>,
+    /// UIDs of pods whose containers cannot be identified, and since when.
+    pub(super) ambiguous: BTreeMap<String, Instant>,
     /// When the runtime was last seen to ignore CDI, and by what.
     cdi_ignored: Option<(Instant, String)>,
 }
@@ -161,9 +172,13 @@ impl Core {
             pools: BTreeMap::new(),
             registered: false,
             obstacles: BTreeMap::new(),
-            missing: BTreeMap::new(),
-            suspected: BTreeMap::new(),
-            unproven: BTreeSet::new(),
+            absences: Absences::default(),
+            unreadable: BTreeMap::new(),
+            long_unreadable: None,
+            suspicions: Suspicions::default(),
+            unproven: BTreeMap::new(),
+            let_start: BTreeSet::new(),
+            ambiguous: BTreeMap::new(),
             cdi_ignored: None,
         }
     }
@@ -222,14 +237,19 @@ impl Core {
                 self.mps.seen = seen;
             }
             Event::Pools(pools) => self.pools = pools,
-            Event::Local(local) => self.take_local(local),
+            Event::Local(local) => self.take_local(local, now),
             Event::Minted {
                 alloc,
                 resource,
                 ids,
             } => {
-                let at = now;
-                self.minted.insert(alloc, MintedIds { resource, ids, at });
+                let fresh = MintedIds {
+                    resource,
+                    ids,
+                    at: now,
+                    bound: false,
+                };
+                self.minted.insert(alloc, fresh);
             }
             Event::Registered(registered) => self.registered = registered,
             Event::Obstacle(what, why) => {
@@ -244,8 +264,13 @@ impl Core {
         effects
     }
 
-    fn take_local(&mut self, local: Local) {
-        if !self.restored {
+    fn take_local(&mut self, local: Local, now: Instant) {
+        self.unreadable
+            .retain(|part, _| local.unreadable.contains_key(part));
+        for part in local.unreadable.keys() {
+            self.unreadable.entry(*part).or_insert(now);
+        }
+        if !self.restored && !local.unreadable.contains_key(&Part::CdiFiles) {
             for share in reconcile::restore(&local) {
                 self.ledger.restore(share);
             }
@@ -263,13 +288,30 @@ impl Core {
         self.local.checkpoint = Some(checkpoint);
     }
 
-    /// Allocations of exactly these IDs that the checkpoint may not have.
-    pub(super) fn minted_for(&self, resource: Resource, ids: &BTreeSet<String>) -> Vec<AllocId> {
-        self.minted
+    /// Without the checkpoint: the allocation that the kubelet has for a container. The
+    /// latest answer for exactly these IDs that nobody was identified by, else the one by
+    /// which this container was before.
+    pub(super) fn allocated(
+        &self,
+        key: &HolderKey,
+        resource: Resource,
+        ids: &BTreeSet<String>,
+    ) -> Option<AllocId> {
+        let fresh = self
+            .minted
             .iter()
-            .filter(|(_, fresh)| fresh.resource == resource && fresh.ids == *ids)
+            .filter(|(_, fresh)| fresh.resource == resource && fresh.ids == *ids && !fresh.bound);
+        let latest = fresh.max_by_key(|(_, fresh)| fresh.at);
+        latest
             .map(|(alloc, _)| *alloc)
-            .collect()
+            .or_else(|| self.ledger.get(key)?.alloc_id)
+    }
+
+    /// Somebody was identified by an answer, or not after all.
+    pub(super) fn identified(&mut self, alloc: AllocId, bound: bool) {
+        if let Some(minted) = self.minted.get_mut(&alloc) {
+            minted.bound = bound;
+        }
     }
 
     fn read_claims(&mut self) {
@@ -307,6 +349,23 @@ impl Core {
         if let Driver::Gone { reason } = self.book.driver() {
             return Some(format!("the driver does not answer: {reason}"));
         }
+        if !self.restored {
+            let error = self.local.unreadable.get(&Part::CdiFiles);
+            return Some(format!(
+                "what this node holds is not known yet: {} cannot be read: {}",
+                Part::CdiFiles.in_words(),
+                error.map(String::as_str).unwrap_or_default(),
+            ));
+        }
+        if let Some((part, error)) = &self.long_unreadable {
+            return Some(format!(
+                "{} cannot be read: {error}; what runs goes on",
+                part.in_words()
+            ));
+        }
+        if let Some(why) = self.unproven_from_before() {
+            return Some(why);
+        }
         if let Some((_, why)) = &self.cdi_ignored {
             return Some(why.clone());
         }
@@ -329,6 +388,27 @@ impl Core {
             return Some("all cards are in MIG mode".to_owned());
         }
         None
+    }
+
+    /// Containers without proof that an earlier agent let start: nobody knows any more
+    /// whether they met the hook, so they are left alone, and nothing comes beside them.
+    fn unproven_from_before(&self) -> Option<String> {
+        let (key, _) = self
+            .unproven
+            .iter()
+            .find(|(_, unproven)| !self.let_start.contains(&unproven.alloc))?;
+        Some(format!(
+            "container {} of pod {} runs with our token and without the hook's proof since before this agent started: start it anew",
+            key.container,
+            self.pod_name(&key.pod_uid)
+        ))
+    }
+
+    fn pod_name(&self, uid: &str) -> String {
+        match self.pods.standing(uid) {
+            Standing::Present(pod) => pod.identity.to_string(),
+            _ => uid.to_owned(),
+        }
     }
 
     /// What the kubelet is offered.
@@ -429,6 +509,9 @@ impl Core {
             mps: self.mps.clone(),
             kubelet_pools: self.kubelet_pools(),
             not_offering: self.not_offering(),
+            restored: self.restored,
+            unreadable: self.local.unreadable.keys().copied().collect(),
+            doubted: self.suspicions.doubted.clone(),
             policy: self.policy.clone(),
             trusted_ca: self.ca.clone(),
             ready: Readiness {

@@ -1,16 +1,17 @@
 //! What lies on this node's disk: read for the core, removed on its word.
 //!
 //! In: "look now", "forget this". Out: [`Event::Local`]. Must never remove what the ledger
-//! holds.
+//! holds, and never take what cannot be read for what is not there.
 
+use super::containers::Containers;
 use super::core::Event;
 use super::owner::Owner;
 use super::state::State;
 use crate::Config;
 use crate::identity::Checkpoint;
 use crate::ledger::{AllocId, Share, record_key};
-use crate::reconcile::{Local, Proof};
-use cdi::dir::OwnDir;
+use crate::reconcile::{Local, Part, Proof};
+use cdi::dir::{DirError, OwnDir};
 use futures::StreamExt as _;
 use inotify::{Inotify, WatchMask};
 use proto::names;
@@ -26,6 +27,8 @@ const QUIET: Duration = Duration::from_millis(30);
 
 /// Whose a file is; `None` for one that does not tell.
 type Told = Option<Share>;
+/// As [`Local::proofs`].
+type Proofs = BTreeMap<AllocId, Option<Proof>>;
 
 /// Reads and clears our folders. Blocking.
 #[derive(Debug)]
@@ -34,8 +37,11 @@ pub struct Disk {
     cdi: OwnDir,
     proof_dir: PathBuf,
     share_dir: PathBuf,
+    containers: Containers,
     /// Files do not change but by a rename of ours; what was read once is kept.
     read: BTreeMap<AllocId, (SystemTime, Told)>,
+    /// The last look: what cannot be read now stays as it was.
+    last: Local,
 }
 
 impl Disk {
@@ -56,70 +62,179 @@ impl Disk {
             cdi,
             proof_dir: config.proof_dir(),
             share_dir: config.share_dir(),
+            containers: Containers::new(config.proc_root.clone()),
             read: BTreeMap::new(),
+            last: Local::default(),
         })
     }
 
-    /// Everything as it is now. What cannot be read is not there.
-    pub fn look(&mut self) -> Local {
-        let checkpoint = match std::fs::read(&self.checkpoint) {
-            Ok(bytes) => Checkpoint::parse(&bytes)
-                .inspect_err(|error| tracing::warn!(%error, "identities need PodResources"))
-                .ok(),
-            Err(error) => {
-                tracing::debug!(%error, "no checkpoint");
-                None
-            }
+    /// Everything as it is now; what cannot be read now as it was, with the reason.
+    /// `doubted` are containers of which it has to be known whether they have a process.
+    pub fn look(&mut self, doubted: &BTreeSet<String>) -> Local {
+        let mut old = std::mem::take(&mut self.last);
+        let old_reasons = std::mem::take(&mut old.unreadable);
+        let mut unreadable = BTreeMap::new();
+        let mut or_old = |part, error: String| {
+            unreadable.insert(part, error);
         };
-        let mut files = BTreeMap::new();
-        for alloc in self
-            .cdi
-            .ids()
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|id| AllocId::parse(id))
-        {
-            if let Some(share) = self.file(alloc) {
-                files.insert(alloc, share);
+        let checkpoint = self.checkpoint().unwrap_or_else(|error| {
+            or_old(Part::Checkpoint, error);
+            old.checkpoint
+        });
+        let files = self.files().unwrap_or_else(|error| {
+            or_old(Part::CdiFiles, error);
+            old.files
+        });
+        let folders = names_in(&self.share_dir).unwrap_or_else(|error| {
+            or_old(Part::ShareFiles, error);
+            old.folders
+        });
+        let (proofs, missed) = self.proofs(&old.proofs, &old.living);
+        if let Some(error) = missed {
+            or_old(Part::Proofs, error);
+        }
+        let living = self
+            .containers
+            .living(proofs.values().flatten(), doubted)
+            .unwrap_or_else(|error| {
+                or_old(Part::Processes, error.to_string());
+                let named = proofs.values().flatten();
+                let named = named.map(|proof| proof.container_id.clone());
+                old.living.into_iter().chain(named).collect()
+            });
+        for (part, error) in &unreadable {
+            if old_reasons.get(part) != Some(error) {
+                let part = part.in_words();
+                tracing::warn!(error, "{part} cannot be read; the last good state stands");
             }
         }
-        self.read.retain(|alloc, _| files.contains_key(alloc));
-        let proofs = names_in(&self.proof_dir)
-            .into_iter()
-            .filter_map(|alloc| {
-                let bytes = std::fs::read(self.proof_dir.join(alloc.to_string())).ok()?;
-                Some((alloc, Proof::parse(&bytes)?))
-            })
-            .collect();
-        Local {
+        for part in old_reasons
+            .keys()
+            .filter(|part| !unreadable.contains_key(part))
+        {
+            tracing::info!("{} can be read again", part.in_words());
+        }
+        self.last = Local {
             checkpoint,
             files,
             proofs,
-            folders: names_in(&self.share_dir),
+            folders,
+            living,
+            unreadable,
+        };
+        self.last.clone()
+    }
+
+    /// `None` inside: there is none, as before a kubelet's first allocation.
+    fn checkpoint(&self) -> Result<Option<Checkpoint>, String> {
+        match std::fs::read(&self.checkpoint) {
+            Ok(bytes) => Checkpoint::parse(&bytes)
+                .map(Some)
+                .map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
         }
     }
 
-    /// `None`: there is no such file.
-    fn file(&mut self, alloc: AllocId) -> Option<Told> {
+    fn files(&mut self) -> Result<BTreeMap<AllocId, Told>, String> {
+        let ids = self.cdi.ids().map_err(|error| error.to_string())?;
+        let mut files = BTreeMap::new();
+        for alloc in ids.iter().filter_map(|id| AllocId::parse(id)) {
+            if let Some(told) = self.file(alloc).map_err(|error| error.to_string())? {
+                files.insert(alloc, told);
+            }
+        }
+        self.read.retain(|alloc, _| files.contains_key(alloc));
+        Ok(files)
+    }
+
+    /// `None`: there is no such file any more.
+    fn file(&mut self, alloc: AllocId) -> Result<Option<Told>, DirError> {
         let id = alloc.to_string();
-        let path = self.cdi.path_of(&id).ok()?;
-        let modified = std::fs::metadata(path).and_then(|m| m.modified()).ok()?;
+        let path = self.cdi.path_of(&id)?;
+        let modified = match std::fs::metadata(&path).and_then(|metadata| metadata.modified()) {
+            Ok(modified) => modified,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => {
+                let doing = "read";
+                return Err(DirError::Io {
+                    doing,
+                    path,
+                    source,
+                });
+            }
+        };
         if let Some((_, known)) = self.read.get(&alloc).filter(|(seen, _)| *seen == modified) {
-            return Some(known.clone());
+            return Ok(Some(known.clone()));
         }
         let told = match self.cdi.read(&id) {
-            Ok(None) => return None,
+            Ok(None) => return Ok(None),
             Ok(Some(spec)) => spec
                 .annotations
                 .get(&record_key())
                 .and_then(|record| Share::from_record(alloc, record)),
+            Err(error @ DirError::Io { .. }) => return Err(error),
             Err(error) => {
-                tracing::warn!(%alloc, %error, "a CDI file of ours is not readable");
+                tracing::warn!(%alloc, %error, "a CDI file of ours is not one");
                 None
             }
         };
         self.read.insert(alloc, (modified, told.clone()));
-        Some(told)
+        Ok(Some(told))
+    }
+
+    /// All proofs, and what went wrong. One that is lost while its container lives stays:
+    /// the hook did run.
+    fn proofs(&self, old: &Proofs, old_living: &BTreeSet<String>) -> (Proofs, Option<String>) {
+        let ids = match names_in(&self.proof_dir) {
+            Ok(ids) => ids,
+            Err(error) => return (old.clone(), Some(error)),
+        };
+        let mut missed = None;
+        let mut proofs = Proofs::new();
+        for alloc in ids {
+            let path = self.proof_dir.join(alloc.to_string());
+            let before = || old.get(&alloc).cloned().flatten();
+            let proof = match std::fs::read(&path) {
+                Ok(bytes) => Proof::parse(&bytes)
+                    .inspect_err(|error| tracing::warn!(%alloc, error, "a proof is not one"))
+                    .ok(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    missed = Some(format!("{}: {error}", path.display()));
+                    before()
+                }
+            };
+            proofs.insert(alloc, proof);
+        }
+        for (alloc, proof) in old {
+            if let Some(proof) = proof
+                && !proofs.contains_key(alloc)
+                && old_living.contains(&proof.container_id)
+            {
+                if let Err(error) = self.put_back(*alloc, proof) {
+                    missed = Some(error.to_string());
+                }
+                proofs.insert(*alloc, Some(proof.clone()));
+            }
+        }
+        (proofs, missed)
+    }
+
+    /// Never over a newer proof.
+    fn put_back(&self, alloc: AllocId, proof: &Proof) -> io::Result<()> {
+        let path = self.proof_dir.join(alloc.to_string());
+        let temporary = self.proof_dir.join(format!(".{alloc}.agent"));
+        std::fs::write(&temporary, proof.to_json())?;
+        let linked = std::fs::hard_link(&temporary, path);
+        std::fs::remove_file(temporary)?;
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => {
+                tracing::warn!(%alloc, "the proof of a running container was gone");
+                Ok(())
+            }
+        }
     }
 
     /// Removes everything of an allocation; the CDI file first, so that nothing starts
@@ -140,16 +255,26 @@ impl Disk {
             }
         }
         self.read.remove(&alloc);
+        self.last.proofs.remove(&alloc);
     }
 }
 
-fn names_in(folder: &Path) -> BTreeSet<AllocId> {
-    std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| AllocId::parse(entry.file_name().to_str()?))
-        .collect()
+fn names_in(folder: &Path) -> Result<BTreeSet<AllocId>, String> {
+    let told = |error: io::Error| format!("{}: {error}", folder.display());
+    let mut names = BTreeSet::new();
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // Somebody removed it; without it nothing starts.
+            std::fs::create_dir_all(folder).map_err(told)?;
+            return Ok(names);
+        }
+        entries => entries.map_err(told)?,
+    };
+    for entry in entries {
+        let name = entry.map_err(told)?.file_name();
+        names.extend(name.to_str().and_then(AllocId::parse));
+    }
+    Ok(names)
 }
 
 /// What the disk's task is asked.
@@ -162,9 +287,9 @@ pub enum Errand {
 }
 
 /// Tells that the hook has left something. Without inotify, the interval must do.
-struct Proofs(Option<inotify::EventStream<[u8; 4096]>>);
+struct ProofEvents(Option<inotify::EventStream<[u8; 4096]>>);
 
-impl Proofs {
+impl ProofEvents {
     async fn changed(&mut self) {
         match &mut self.0 {
             Some(stream) => {
@@ -177,7 +302,7 @@ impl Proofs {
     }
 }
 
-fn proofs(dir: &Path) -> Proofs {
+fn proof_events(dir: &Path) -> ProofEvents {
     let stream = Inotify::init().and_then(|inotify| {
         let mask = WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
         inotify.watches().add(dir, mask)?;
@@ -186,7 +311,7 @@ fn proofs(dir: &Path) -> Proofs {
     if let Err(error) = &stream {
         tracing::debug!(%error, "no inotify on the proofs");
     }
-    Proofs(stream.ok())
+    ProofEvents(stream.ok())
 }
 
 /// Serves errands until they end; looks at least every `interval`.
@@ -197,7 +322,7 @@ pub async fn run(
     state: watch::Receiver<Arc<State>>,
     owner: Owner,
 ) {
-    let mut proofs = proofs(&disk.proof_dir);
+    let mut proofs = proof_events(&disk.proof_dir);
     loop {
         let first = tokio::select! {
             errand = errands.recv() => match errand {
@@ -222,13 +347,13 @@ pub async fn run(
             take(errand);
         }
         // A binding that was made meanwhile is in the state before its file is written.
-        let ledger = state.borrow().clone();
-        forget.retain(|alloc| ledger.ledger.by_alloc(*alloc).is_none());
+        let state = state.borrow().clone();
+        forget.retain(|alloc| state.ledger.by_alloc(*alloc).is_none());
         let work = tokio::task::spawn_blocking(move || {
             for alloc in forget {
                 disk.forget(alloc);
             }
-            let local = disk.look();
+            let local = disk.look(&state.doubted);
             (disk, local)
         });
         let Ok((back, local)) = work.await else {

@@ -61,6 +61,10 @@ impl Core {
             .unwrap_or(Reaction::Kill)
     }
 
+    fn is_present(&self, share: &Share) -> bool {
+        matches!(self.pods.standing(&share.pod.uid), Standing::Present(_))
+    }
+
     /// Which cards are to be sampled, and how closely.
     pub fn watched(&self, now: Instant) -> Watched {
         Watched {
@@ -95,6 +99,8 @@ impl Core {
         let action = match self.reaction() {
             _ if !finding.sure => "warned",
             Reaction::Report => "reported",
+            // There is no pod to evict any more, and its container is still there.
+            Reaction::Evict if !self.is_present(share) => "killed",
             Reaction::Evict => "evicted",
             Reaction::Kill => "killed",
         };

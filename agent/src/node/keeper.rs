@@ -60,6 +60,10 @@ async fn listen(client: &Client, owner: &Owner) {
 }
 
 async fn keep(client: &Client, state: &mut watch::Receiver<Arc<State>>, owner: &Owner) {
+    // A plan made of a ledger that was not rebuilt would end servers whose tenants run.
+    if state.wait_for(|state| state.restored).await.is_err() {
+        return;
+    }
     let mut last = MpsView::default();
     loop {
         let plan = mps::plan(&state.borrow_and_update());

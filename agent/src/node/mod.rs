@@ -6,8 +6,10 @@
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
 //! - [`owner`]: the task around it.
 //! - [`keeper`]: keeps the MPS supervisor at the plan.
+//! - `containers`: which containers still have a process.
 //! - [`disk`]: reads what lies on disk, removes what the core says.
 
+mod containers;
 pub mod core;
 pub mod disk;
 mod guard;

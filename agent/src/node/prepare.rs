@@ -4,13 +4,17 @@
 use super::core::{Core, Effect};
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
 use crate::inventory::{Card, GpuUuid};
-use crate::ledger::{AllocId, Claim, Refused, Share};
+use crate::ledger::{AllocId, Claim, HolderKey, Refused, Share};
 use crate::pods::{PodView, Standing};
 use api::Mib;
 use api::grant::{Grant, PodIdentity};
 use proto::podresources::PodResources;
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Without the checkpoint, a container that cannot be identified is tried for so long
+/// before the decision is taken back: the kubelet writes the file at its next allocation.
+const AMBIGUOUS_GRACE: Duration = Duration::from_mins(2);
 
 /// What the kubelet asks, and where identities can be read.
 #[derive(Clone, Debug)]
@@ -89,6 +93,20 @@ impl Core {
     /// Binds every live allocation of these IDs that its grant and the cards allow. The
     /// outcomes are never empty.
     pub fn prepare(&mut self, ask: &Ask, now: Instant) -> (Vec<Outcome>, Vec<Effect>) {
+        if !self.restored {
+            let error = Unready {
+                reason: "what this node holds is not known yet".to_owned(),
+                may_pass: true,
+                is_final: false,
+                decision: String::new(),
+            };
+            let outcome = Outcome {
+                holder: None,
+                pod: None,
+                result: Err(error),
+            };
+            return (vec![outcome], Vec::new());
+        }
         let holders = match &ask.source {
             Source::Checkpoint(checkpoint) => {
                 self.take_checkpoint(checkpoint.clone());
@@ -96,8 +114,8 @@ impl Core {
             }
             Source::Listed(listed) => {
                 let pods: Vec<&PodView> = self.pods.iter().collect();
-                let minted = self.minted_for(ask.resource, &ask.ids);
-                identity::by_list(&pods, listed, ask.resource, &ask.ids, &minted)
+                let allocated = |key: &HolderKey| self.allocated(key, ask.resource, &ask.ids);
+                identity::by_list(&pods, listed, ask.resource, &ask.ids, allocated)
                     .map(|holder| vec![holder])
             }
         };
@@ -106,11 +124,7 @@ impl Core {
                 .into_iter()
                 .filter_map(|holder| self.prepare_one(holder, ask))
                 .collect(),
-            Err(error) => vec![Outcome {
-                holder: None,
-                pod: None,
-                result: Err(Unready::identity(&error, None)),
-            }],
+            Err(error) => vec![self.unidentified(&error, now)],
         };
         if outcomes.is_empty() {
             outcomes.push(Outcome {
@@ -122,6 +136,31 @@ impl Core {
         let mut effects = Vec::new();
         self.settle(now, &mut effects);
         (outcomes, effects)
+    }
+
+    /// Nobody is identified. Where it is known whose pod it must be, that is not tried for ever.
+    fn unidentified(&mut self, error: &IdentityError, now: Instant) -> Outcome {
+        let pod = match error {
+            IdentityError::Ambiguous { uid, .. } => match self.pods.standing(uid) {
+                Standing::Present(pod) => Some(pod.clone()),
+                _ => None,
+            },
+            _ => None,
+        };
+        let mut why = Unready::identity(error, pod.as_ref());
+        if let Some(pod) = &pod {
+            let pods = &self.pods;
+            self.ambiguous
+                .retain(|uid, _| matches!(pods.standing(uid), Standing::Present(_)));
+            let since = self.ambiguous.entry(pod.identity.uid.clone());
+            let since = *since.or_insert(now);
+            why.is_final = now.saturating_duration_since(since) >= AMBIGUOUS_GRACE;
+        }
+        Outcome {
+            holder: None,
+            pod,
+            result: Err(why),
+        }
     }
 
     /// `None`: the pod is gone, the kubelet's entry is what it left.
@@ -170,9 +209,13 @@ impl Core {
                 .map(|id| GpuUuid::from(id.as_str()))
                 .collect()
         });
-        self.ledger
+        let share = self
+            .ledger
             .bind(&claim, holder.alloc, picked.as_ref(), &self.inventory)
-            .map_err(|error| Unready::refused(&error, &claim))
+            .map_err(|error| Unready::refused(&error, &claim))?;
+        self.identified(holder.alloc, true);
+        self.let_start.insert(holder.alloc);
+        Ok(share)
     }
 
     fn due(&self, pod: &PodView, container: &str, ask: &Ask) -> Result<Claim, Unready> {
@@ -218,6 +261,7 @@ impl Core {
         if let Some(key) = self.ledger.by_alloc(alloc).map(Share::key) {
             self.ledger.release(&key);
         }
+        self.identified(alloc, false);
         self.settle(now, &mut effects);
         effects
     }

@@ -3,6 +3,7 @@
 
 use crate::inventory::{GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
+use crate::reconcile::Part;
 use api::gpu_node::GpuNodeSpec;
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
@@ -28,6 +29,13 @@ pub struct State {
     pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
     /// `None` when the node offers shares; else one sentence that says why not.
     pub not_offering: Option<String>,
+    /// What lay on disk at the agent's start is in the ledger: before that, nothing may
+    /// follow from what is not there.
+    pub restored: bool,
+    /// What of the node cannot be read; what was known of it before stands.
+    pub unreadable: BTreeSet<Part>,
+    /// Containers of which the core has to know whether they have a process.
+    pub doubted: BTreeSet<String>,
     /// The admin's policy, with its generation; `None` until the `GpuNode` was seen.
     pub policy: Option<Policy>,
     /// PEM of the CA that the cluster's trust `ConfigMap` names; empty until seen.

@@ -7,6 +7,7 @@
 use crate::inventory::Card;
 use crate::ledger::Share;
 use crate::node::{Note, State};
+use crate::reconcile::Part;
 use crate::telemetry::report;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -459,6 +460,18 @@ impl Collector for NodeCollector {
                     .encode_family(&labels(&state, card, None))?
                     .encode_gauge(&value(&state, card))?;
             }
+        }
+        let mut metric = encoder.encode_descriptor(
+            "aliquot_node_unreadable",
+            "1 for a part of the node that cannot be read; what was known of it before stands",
+            None,
+            MetricType::Gauge,
+        )?;
+        for part in Part::ALL {
+            let value = u64::from(state.unreadable.contains(&part));
+            metric
+                .encode_family(&[("part", part.as_str())])?
+                .encode_gauge(&value)?;
         }
         let mut metric = encoder.encode_descriptor(
             "aliquot_share_sm_percent",

@@ -85,6 +85,7 @@ impl Machine {
         kubelet.start();
         std::fs::create_dir_all(path("r")).unwrap();
         let mps = Supervisor::serve(&path("r/mps.sock"), stop.clone());
+        std::fs::create_dir(path("proc")).unwrap();
         let config = Config {
             kubelet_dir: path("k"),
             cdi_dir: path("cdi"),

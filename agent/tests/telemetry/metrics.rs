@@ -91,6 +91,7 @@ async fn gauges_are_those_of_the_state_at_the_scrape_with_dcgm_exporters_labels(
         (format!("aliquot_share_memory_used_bytes{held}"), 1200 << 20),
         (format!("aliquot_share_sm_percent{held}"), 40),
         (format!("aliquot_share_running{held}"), 1),
+        (r#"aliquot_node_unreadable{part="proofs"}"#.to_owned(), 0),
     ] {
         assert_eq!(
             scene.value(&series).await,
@@ -226,7 +227,8 @@ async fn every_note_moves_its_metric() {
         .filter_map(|line| line.strip_prefix("# TYPE "))
     {
         let name = family.split(' ').next().unwrap();
-        if name.starts_with("aliquot_gpu_") || name.starts_with("aliquot_share_") {
+        let gauges = ["aliquot_gpu_", "aliquot_share_", "aliquot_node_"];
+        if gauges.iter().any(|gauge| name.starts_with(gauge)) {
             continue;
         }
         let of = |text: &str| {

@@ -106,6 +106,9 @@ pub(crate) fn state() -> State {
             ..MpsView::default()
         },
         kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
+        restored: true,
+        unreadable: std::collections::BTreeSet::default(),
+        doubted: std::collections::BTreeSet::default(),
         not_offering: None,
         policy: Some(agent::node::Policy::default()),
         trusted_ca: String::new(),

@@ -4,12 +4,12 @@
 use super::{Core, Effect};
 use crate::hands::Errand;
 use crate::inventory::{GpuUuid, Health};
-use crate::ledger::{Claim, HolderKey, Share, SharePhase};
+use crate::ledger::{AllocId, Claim, HolderKey, Share, SharePhase};
 use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
-use crate::pods::{ContainerView, Standing};
-use crate::reconcile::{self, Limited};
+use crate::pods::Standing;
+use crate::reconcile::{self, Limited, Part};
 use crate::watchdog::is_of;
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -23,8 +23,23 @@ const CDI_PATIENCE: Duration = Duration::from_mins(10);
 impl Core {
     /// Everything that follows from what is known.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let blind = self.unreadable.contains_key(&Part::Checkpoint);
+        let grace = if blind {
+            reconcile::MINTED_GRACE_BLIND
+        } else {
+            reconcile::MINTED_GRACE
+        };
         self.minted
-            .retain(|_, fresh| now.saturating_duration_since(fresh.at) < reconcile::MINTED_GRACE);
+            .retain(|_, fresh| now.saturating_duration_since(fresh.at) < grace);
+        self.long_unreadable = self
+            .unreadable
+            .iter()
+            // The second witness stands in for the checkpoint.
+            .filter(|(part, _)| **part != Part::Checkpoint)
+            .find(|(_, since)| {
+                now.saturating_duration_since(**since) >= reconcile::UNREADABLE_GRACE
+            })
+            .and_then(|(part, _)| Some((*part, self.local.unreadable.get(part)?.clone())));
         self.held = reconcile::held(&self.local, &self.minted, &self.pods);
         self.take_stock(now, effects);
         let busy = self.busy();
@@ -33,7 +48,7 @@ impl Core {
             &self.local,
             &self.pods,
             &busy,
-            &mut self.missing,
+            &mut self.absences,
             now,
         );
         for key in &dead {
@@ -41,16 +56,17 @@ impl Core {
                 effects.push(Effect::Tell(Note::Freed {
                     pod: share.pod.to_string(),
                 }));
+                // At once: as long as its file is there, its container could start.
+                if let Some(alloc) = share.alloc_id.filter(|_| self.pods.synced()) {
+                    self.forget(alloc, effects);
+                }
             }
         }
         self.reserve(&busy);
         // Before grants can be read, a file may be all that is known of a container.
         if self.restored && self.verifier.is_some() && !self.node.uid.is_empty() {
             for alloc in reconcile::orphans(&self.ledger, &self.local, &self.pods) {
-                self.local.files.remove(&alloc);
-                self.local.proofs.remove(&alloc);
-                self.local.folders.remove(&alloc);
-                effects.push(Effect::Forget(alloc));
+                self.forget(alloc, effects);
             }
         }
         self.follow();
@@ -61,6 +77,14 @@ impl Core {
             // What the dead held is a stranger's now, if it is still there.
             self.take_stock(now, effects);
         }
+    }
+
+    /// Removes what lies on disk for an allocation that nobody holds any more.
+    fn forget(&mut self, alloc: AllocId, effects: &mut Vec<Effect>) {
+        self.local.files.remove(&alloc);
+        self.local.proofs.remove(&alloc);
+        self.local.folders.remove(&alloc);
+        effects.push(Effect::Forget(alloc));
     }
 
     fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
@@ -190,8 +214,7 @@ impl Core {
 
     /// What came of the driver's own limit for a share's container.
     pub(in crate::node) fn limited(&self, share: &Share) -> Option<&Limited> {
-        let proof = self.local.proofs.get(&share.alloc_id?)?;
-        proof.limited.as_ref()
+        self.local.proof_of(share)?.limited.as_ref()
     }
 
     /// What a share's container has running on its cards.
@@ -213,39 +236,57 @@ impl Core {
     }
 
     fn suspect(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        let found = reconcile::unproven(&self.local, &self.pods, &mut self.suspected, now);
-        let late = self.unproven.difference(&found).any(|key| {
-            let mut proofs = self.local.proofs.values();
-            proofs.any(|proof| proof.pod_uid == key.pod_uid && proof.container == key.container)
+        let found = reconcile::unproven(&self.local, &self.pods, &mut self.suspicions, now);
+        let late = self.unproven.iter().any(|(key, unproven)| {
+            let proof = self.local.proofs.get(&unproven.alloc);
+            !found.contains_key(key) && proof.is_some_and(Option::is_some)
         });
         let old = (self.cdi_ignored.as_ref())
             .is_some_and(|(at, _)| now.saturating_duration_since(*at) >= CDI_PATIENCE);
         if late || old {
             self.cdi_ignored = None;
         }
-        for key in found.difference(&self.unproven) {
-            if let Standing::Present(pod) = self.pods.standing(&key.pod_uid) {
+        for (key, unproven) in &found {
+            let known = self.unproven.get(key);
+            let Standing::Present(pod) = self.pods.standing(&key.pod_uid) else {
+                continue;
+            };
+            if known.is_some_and(|known| known.container_id == unproven.container_id) {
+                continue;
+            }
+            effects.push(Effect::Tell(Note::Unproven {
+                pod: pod.identity.clone(),
+                container: key.container.clone(),
+            }));
+            // What ran before this agent did may have had its proof; it is left alone.
+            if !self.let_start.contains(&unproven.alloc) {
+                continue;
+            }
+            // A class of its own says nothing of the runtime that everybody else has.
+            if unproven.runtime_class.is_none() {
                 let why = format!(
                     "the container runtime ignores CDI: container {} of {} ran with our token and never met the hook",
                     key.container, pod.identity
                 );
                 self.cdi_ignored = Some((now, why));
-                effects.push(Effect::Tell(Note::Unproven {
-                    pod: pod.identity.clone(),
-                    container: key.container.clone(),
-                }));
-                let view = pod.container(&key.container);
-                if let Some(running) = view.and_then(ContainerView::runs) {
-                    effects.push(Effect::End(Errand {
-                        pod_uid: key.pod_uid.clone(),
-                        container_id: Some(running.to_owned()),
-                        pids: Vec::new(),
-                        server: None,
-                        reason: "it runs with our token and never met the hook".to_owned(),
-                    }));
-                }
             }
+            let reason = match &unproven.runtime_class {
+                None => "it runs with our token and never met the hook".to_owned(),
+                Some(class) => format!(
+                    "it runs with our token and never met the hook: runtime class {class} runs no OCI hooks"
+                ),
+            };
+            effects.push(Effect::End(Errand {
+                pod_uid: key.pod_uid.clone(),
+                container_id: Some(unproven.container_id.clone()),
+                pids: Vec::new(),
+                server: None,
+                reason,
+            }));
         }
         self.unproven = found;
+        let ledger = &self.ledger;
+        self.let_start
+            .retain(|alloc| ledger.by_alloc(*alloc).is_some());
     }
 }

@@ -1,6 +1,8 @@
 //! One node's life, step by step and at random; and a core that is started in the middle
 //! of it must know the same.
 
+mod faults;
+mod liveness;
 mod runtime;
 mod servers;
 mod strangers;
@@ -74,7 +76,10 @@ struct World {
     pods: BTreeMap<String, PodView>,
     checkpoint: Checkpoint,
     files: BTreeMap<AllocId, Option<Share>>,
-    proofs: BTreeMap<AllocId, Proof>,
+    proofs: BTreeMap<AllocId, Option<Proof>>,
+    /// Containers with a process.
+    living: BTreeSet<String>,
+    unreadable: BTreeMap<Part, String>,
     /// Pods that left; a UID never comes back.
     gone: BTreeSet<u32>,
     next_alloc: u128,
@@ -88,6 +93,8 @@ impl World {
             checkpoint: Checkpoint::default(),
             files: BTreeMap::new(),
             proofs: BTreeMap::new(),
+            living: BTreeSet::new(),
+            unreadable: BTreeMap::new(),
             gone: BTreeSet::new(),
             next_alloc: 1,
             now: Instant::now(),
@@ -100,6 +107,8 @@ impl World {
             files: self.files.clone(),
             proofs: self.proofs.clone(),
             folders: self.files.keys().copied().collect(),
+            living: self.living.clone(),
+            unreadable: self.unreadable.clone(),
         }
     }
 
@@ -155,6 +164,7 @@ impl World {
             grant: Some(grant),
             finished: false,
             deleting: false,
+            runtime_class: None,
             containers: vec![ContainerView {
                 name: "main".into(),
                 kind: ContainerKind::App,
@@ -262,15 +272,14 @@ impl World {
             (share.pod.uid == uid).then(|| (*alloc, share.container.clone()))
         });
         if let Some((alloc, container)) = proven {
-            self.proofs.insert(
-                alloc,
-                Proof {
-                    pod_uid: uid.to_owned(),
-                    container,
-                    container_id: format!("c-{uid}"),
-                    limited: None,
-                },
-            );
+            let proof = Proof {
+                pod_uid: uid.to_owned(),
+                container,
+                container_id: format!("c-{uid}"),
+                ..Proof::default()
+            };
+            self.living.insert(proof.container_id.clone());
+            self.proofs.insert(alloc, Some(proof));
         }
     }
 }
@@ -284,6 +293,7 @@ enum Step {
     Delete(u32),
     Finish(u32),
     Gone(u32),
+    ContainerEnds(u32),
     KubeletForgets(u32),
     Look,
     Restart,
@@ -300,6 +310,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => pod.clone().prop_map(Step::Delete),
         1 => pod.clone().prop_map(Step::Finish),
         1 => pod.clone().prop_map(Step::Gone),
+        2 => pod.clone().prop_map(Step::ContainerEnds),
         1 => pod.prop_map(Step::KubeletForgets),
         2 => Just(Step::Look),
         1 => Just(Step::Restart),
@@ -338,6 +349,9 @@ fn step(world: &mut World, core: &mut Core, step: &Step) {
                 world.gone.insert(*n);
                 world.tell(core, Event::PodGone(uid));
             }
+        }
+        Step::ContainerEnds(n) => {
+            world.living.remove(&format!("c-u{n}"));
         }
         Step::KubeletForgets(n) => {
             let uid = format!("u{n}");
@@ -405,6 +419,7 @@ proptest! {
             step(&mut world, &mut core, &Step::Gone(n));
         }
         for n in 0..6 {
+            step(&mut world, &mut core, &Step::ContainerEnds(n));
             step(&mut world, &mut core, &Step::KubeletForgets(n));
         }
         // Two looks: what the first removes, the second no longer finds.
@@ -453,6 +468,8 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
     step(&mut world, &mut core, &Step::Allocate(1));
     step(&mut world, &mut core, &Step::PreStart(1));
+    step(&mut world, &mut core, &Step::Prove(1));
+    step(&mut world, &mut core, &Step::Look);
     let process = Process {
         pid: 7,
         memory: Some(Mib(550)),
@@ -471,6 +488,8 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
     assert_eq!(share.used, Mib(550));
     assert!(core.inventory.cards[0].strangers.is_empty());
     step(&mut world, &mut core, &Step::Gone(1));
+    step(&mut world, &mut core, &Step::ContainerEnds(1));
+    step(&mut world, &mut core, &Step::Look);
     let share = core.ledger.shares().next().unwrap();
     assert_eq!(share.phase, SharePhase::Terminating);
     step(&mut world, &mut core, &Step::Bind(2, false, 0, 600));
@@ -497,6 +516,7 @@ fn without_the_api_server_what_runs_is_known_and_what_the_kubelet_dropped_ends()
         .checkpoint
         .entries
         .retain(|entry| entry.pod_uid != "u2");
+    step(&mut world, &mut core, &Step::ContainerEnds(2));
     let mut alone = new_core();
     alone.apply(Event::Local(world.local()), world.now);
     alone.apply(

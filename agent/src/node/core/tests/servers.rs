@@ -110,7 +110,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
         ] {
             step(&mut world, &mut core, &one);
         }
-        for proof in world.proofs.values_mut() {
+        for proof in world.proofs.values_mut().flatten() {
             proof.limited.clone_from(&limited);
         }
         step(&mut world, &mut core, &Step::Look);

@@ -1,0 +1,121 @@
+//! What cannot be read is not "nothing there".
+
+use super::*;
+use proto::podresources::{ContainerDevices, ContainerResources, PodResources};
+
+#[test]
+fn before_our_files_could_be_read_once_nothing_is_offered_planned_or_bound() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    step(&mut world, &mut core, &Step::Prove(1));
+    let files = std::mem::take(&mut world.files);
+    world
+        .unreadable
+        .insert(Part::CdiFiles, "input/output error".into());
+    let mut blind = world.started();
+    assert!(!blind.state().restored);
+    let why = blind.state().not_offering.unwrap();
+    assert!(why.contains("input/output error"), "{why}");
+    let refused = world.pre_start(&mut blind, "u1");
+    assert!(refused.is_none_or(|result| result.is_err()));
+    world.files = files;
+    world.unreadable.clear();
+    step(&mut world, &mut blind, &Step::Look);
+    assert!(blind.state().restored);
+    assert_eq!(blind.state().not_offering, None);
+    assert_eq!(blind.ledger.shares().count(), 1);
+}
+
+#[test]
+fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does_not() {
+    for part in Part::ALL {
+        let mut world = World::new();
+        let mut core = world.started();
+        world.unreadable.insert(part, "no".into());
+        step(&mut world, &mut core, &Step::Look);
+        assert_eq!(core.state().not_offering, None);
+        assert_eq!(core.state().unreadable, BTreeSet::from([part]));
+        world.now += reconcile::UNREADABLE_GRACE;
+        core.apply(Event::Tick, world.now);
+        let closed = core.state().not_offering.is_some();
+        assert_eq!(closed, part != Part::Checkpoint, "{part:?}");
+    }
+}
+
+/// A try of `PreStartContainer` by the second witness alone.
+fn by_list(world: &World, core: &mut Core) -> Result<Share, String> {
+    let entry = &world.checkpoint.entries[0];
+    let listed = PodResources {
+        name: "p1".into(),
+        namespace: "ns".into(),
+        containers: vec![ContainerResources {
+            name: "main".into(),
+            devices: vec![ContainerDevices {
+                resource_name: entry.resource.clone(),
+                device_ids: entry.ids.iter().cloned().collect(),
+                ..ContainerDevices::default()
+            }],
+            ..ContainerResources::default()
+        }],
+    };
+    let ask = Ask {
+        resource: Resource::Share,
+        ids: entry.ids.clone(),
+        source: Source::Listed(vec![listed]),
+    };
+    let (outcomes, _) = core.prepare(&ask, world.now);
+    let outcome = outcomes.into_iter().next().unwrap();
+    outcome.result.map_err(|why| {
+        assert_eq!(outcome.pod.unwrap().identity.uid, "u1");
+        format!("{} {}", why.is_final, why.reason)
+    })
+}
+
+fn blind(world: &mut World, core: &mut Core) {
+    world
+        .unreadable
+        .insert(Part::Checkpoint, "version 2".into());
+    let local = Local {
+        checkpoint: None,
+        ..world.local()
+    };
+    world.tell(core, Event::Local(local));
+}
+
+#[test]
+fn without_a_checkpoint_a_pod_may_wait_for_its_image_for_hours_and_start_again_whenever() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    blind(&mut world, &mut core);
+    step(&mut world, &mut core, &Step::Allocate(1));
+    world.now += Duration::from_hours(5);
+    core.apply(Event::Tick, world.now);
+    let share = by_list(&world, &mut core).unwrap();
+    assert_eq!(share.alloc_id, world.checkpoint.entries[0].alloc);
+    world.now += Duration::from_hours(24);
+    core.apply(Event::Tick, world.now);
+    assert_eq!(by_list(&world, &mut core).unwrap().alloc_id, share.alloc_id);
+}
+
+#[test]
+fn who_cannot_be_identified_is_told_what_to_do_and_sent_away_after_two_minutes() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    // An agent that made no answer since its start.
+    let mut core = world.started();
+    blind(&mut world, &mut core);
+    let why = by_list(&world, &mut core).unwrap_err();
+    assert!(
+        why.starts_with("false ") && why.contains("restart the kubelet"),
+        "{why}"
+    );
+    world.now += Duration::from_mins(2);
+    let why = by_list(&world, &mut core).unwrap_err();
+    assert!(why.starts_with("true "), "{why}");
+}
