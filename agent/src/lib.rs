@@ -13,6 +13,7 @@
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
 //! - [`kubelet`]: the device-plugin servers and their registration.
 //! - [`edit`]: pure: a share → the CDI file's content.
+//! - [`fence`]: pure: mode and what was read back → what holds a share, and how far it can get.
 //! - [`mps`]: the plan for the MPS supervisor, and the supervisor (`aliquot-agent mps`).
 //! - [`telemetry`]: streams to schedulers, `GpuNode` status, metrics, health.
 //! - [`run()`]: starts it all ([`install`], [`privilege`] before it); [`exit`] says how a process ends.
@@ -23,6 +24,7 @@ pub mod cluster;
 pub mod config;
 pub mod edit;
 pub mod exit;
+pub mod fence;
 pub mod hands;
 pub mod identity;
 pub mod install;

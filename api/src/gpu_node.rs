@@ -227,6 +227,10 @@ pub struct GrantStatus {
     /// What is really active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// What one CUDA process of it can get to on this card, by whatever it does inside its
+    /// container, until the watchdog ends it. Its limit where nothing gets it further.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reach_mib: Option<Mib>,
     /// What is held against it, or befell it; empty when all is well.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub complaint: String,

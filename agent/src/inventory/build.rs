@@ -1,7 +1,8 @@
 //! Looks and policy → [`Inventory`].
 
 use super::health::HealthBook;
-use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger, fence_with};
+use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
+use crate::fence;
 use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
@@ -93,13 +94,6 @@ impl Book {
     /// Whether NVML answers.
     pub fn driver(&self) -> &Driver {
         &self.driver
-    }
-
-    /// Who could make a context on a card at the last good look.
-    pub fn compute_mode(&self, uuid: &GpuUuid) -> ComputeMode {
-        self.seen
-            .get(uuid)
-            .map_or(ComputeMode::Default, |(_, reading)| reading.compute_mode)
     }
 
     /// Processes on a card at the last good look.
@@ -214,6 +208,7 @@ impl Book {
                 policy.minimum_fence,
                 self.driver_limits(),
             ),
+            minimum_fence: policy.minimum_fence,
             compute_capability: identity.compute_capability.clone(),
             pci: identity.pci.clone(),
             numa: identity.numa,
@@ -243,8 +238,8 @@ fn switchable(
     ];
     let wanted = |mode: &Mode| {
         // Strongest first.
-        let fence = fence_with(*mode, driver_limits);
-        let strong = minimum.is_none_or(|least| fence.is_none_or(|fence| fence <= least));
+        let best = fence::best(*mode, driver_limits);
+        let strong = minimum.is_none_or(|least| best.is_none_or(|best| best <= least));
         !mig && only.is_none_or(|only| only == *mode) && strong
     };
     able.into_iter().filter(wanted).collect()
@@ -405,7 +400,7 @@ mod tests {
                 &[Mode::Mps, Mode::MpsIsolated, Mode::TimeSlicing][..],
             ),
             (Fence::ClientLimit, &[Mode::Mps, Mode::MpsIsolated]),
-            (Fence::ServerLimit, &[Mode::MpsIsolated]),
+            (Fence::ServerLimit, &[Mode::Mps, Mode::MpsIsolated]),
             (Fence::DriverLimit, &[]),
         ] {
             let policy = GpuNodeSpec {
@@ -446,8 +441,6 @@ mod tests {
             assert_eq!(inventory.driver_limits, expected, "{version}");
             let modes = inventory.cards[0].switchable.len();
             assert_eq!(modes, if expected { 4 } else { 1 }, "{version}");
-            let fence = inventory.fence_of(Mode::TimeSlicing);
-            assert_eq!(fence == Some(Fence::DriverLimit), expected, "{version}");
         }
     }
 

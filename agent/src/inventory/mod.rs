@@ -59,11 +59,6 @@ impl Inventory {
     pub fn card(&self, uuid: &GpuUuid) -> Option<&Card> {
         self.cards.iter().find(|card| card.uuid == *uuid)
     }
-
-    /// The strongest fence that a share in this mode can get here; `None` for a whole card.
-    pub fn fence_of(&self, mode: Mode) -> Option<Fence> {
-        fence_with(mode, self.driver_limits)
-    }
 }
 
 /// One card.
@@ -101,6 +96,8 @@ pub struct Card {
     pub only_mode: Option<Mode>,
     /// What it can be used in while idle.
     pub switchable: Vec<Mode>,
+    /// By the admin: no share on it is behind a weaker one.
+    pub minimum_fence: Option<Fence>,
     /// CUDA compute capability, `major.minor`.
     pub compute_capability: String,
     /// PCI bus id, `00000000:01:00.0`.
@@ -122,28 +119,6 @@ impl Card {
     pub fn capacity(&self) -> Mib {
         self.total.saturating_sub(self.reserved)
     }
-}
-
-/// What stops a share in this mode that takes more than its limit; `None` for a whole card,
-/// which has no limit.
-pub fn fence_of(mode: Mode) -> Option<Fence> {
-    match mode {
-        Mode::Exclusive => None,
-        Mode::Mps => Some(Fence::ClientLimit),
-        Mode::MpsIsolated => Some(Fence::ServerLimit),
-        Mode::TimeSlicing => Some(Fence::WatchdogOnly),
-    }
-}
-
-/// The same on a driver that may have limits of its own.
-fn fence_with(mode: Mode, driver_limits: bool) -> Option<Fence> {
-    fence_of(mode).map(|fence| {
-        if driver_limits {
-            Fence::DriverLimit
-        } else {
-            fence
-        }
-    })
 }
 
 /// Whether a card works.
@@ -200,6 +175,17 @@ pub enum ComputeMode {
     ExclusiveProcess,
     /// No one.
     Prohibited,
+}
+
+impl ComputeMode {
+    /// The name in telemetry and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "Default",
+            Self::ExclusiveProcess => "ExclusiveProcess",
+            Self::Prohibited => "Prohibited",
+        }
+    }
 }
 
 /// A GPU process that no grant explains.

@@ -1,8 +1,10 @@
 //! What may enter the ledger. The one place that compares limits with cards.
 
 use super::{AllocId, HolderKey, Ledger, Share, SharePhase};
+use crate::fence;
 use crate::inventory::{Card, GpuUuid, Inventory};
 use api::grant::PodIdentity;
+use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::BTreeSet;
 
@@ -95,6 +97,23 @@ pub enum Refused {
         free: Mib,
         /// G less what strangers hold.
         grantable: Mib,
+        /// What was asked.
+        wanted: Mib,
+    },
+    /// One server has one default: the smaller of two shares would only be held by its own
+    /// environment.
+    #[error(
+        "card {card} takes shares of one size (minimum fence {minimum}): {holder} holds {is}, {wanted} are granted to this container"
+    )]
+    Unequal {
+        /// Which card.
+        card: GpuUuid,
+        /// The admin's.
+        minimum: Fence,
+        /// Who has the largest share there.
+        holder: String,
+        /// How much that is.
+        is: Mib,
         /// What was asked.
         wanted: Mib,
     },
@@ -241,12 +260,12 @@ impl Ledger {
             let card = inventory
                 .card(uuid)
                 .ok_or_else(|| Refused::UnknownCard(uuid.clone()))?;
-            self.fits_card(claim, card)?;
+            self.fits_card(claim, card, inventory.driver_limits)?;
         }
         healthy(gpus, inventory)
     }
 
-    fn fits_card(&self, claim: &Claim, card: &Card) -> Result<(), Refused> {
+    fn fits_card(&self, claim: &Claim, card: &Card, driver_limits: bool) -> Result<(), Refused> {
         if !card.switchable.contains(&claim.mode) {
             return Err(Refused::NotSwitchable {
                 card: card.uuid.clone(),
@@ -256,6 +275,7 @@ impl Ledger {
         let key = claim.key();
         let mut limits = Mib(0);
         let mut slots = 0_u32;
+        let mut largest: Option<&Share> = None;
         for other in self.on(&card.uuid).filter(|share| share.key() != key) {
             // An init container and its pod's app container hold a whole card in turn.
             let in_turn = other.mode == Mode::Exclusive && other.pod.uid == claim.pod.uid;
@@ -269,7 +289,22 @@ impl Ledger {
             if !in_turn {
                 limits = Mib(limits.0.saturating_add(other.memory.0));
                 slots = slots.saturating_add(1);
+                largest = largest
+                    .filter(|largest| largest.memory >= other.memory)
+                    .or(Some(other));
             }
+        }
+        if let Some((largest, minimum)) = largest.zip(card.minimum_fence)
+            && fence::needs_one_size(claim.mode, Some(minimum), driver_limits)
+            && largest.memory != claim.memory
+        {
+            return Err(Refused::Unequal {
+                card: card.uuid.clone(),
+                minimum,
+                holder: largest.pod.to_string(),
+                is: largest.memory,
+                wanted: claim.memory,
+            });
         }
         let wanted = claim.memory;
         let grantable = self.grantable_beside(card, claim.mode, &key);
@@ -326,7 +361,6 @@ impl Share {
             phase: SharePhase::Reserved,
             alloc_id: None,
             fence: None,
-            observed_limit: None,
             container_id: None,
             used: Mib(0),
             sm_percent: None,

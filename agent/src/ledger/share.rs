@@ -1,8 +1,8 @@
 //! One container's hold on one or several cards.
 
+use crate::fence::ActiveFence;
 use crate::inventory::GpuUuid;
 use api::grant::PodIdentity;
-use api::units::Fence;
 use api::{Mib, Mode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -72,10 +72,8 @@ pub struct Share {
     pub phase: SharePhase,
     /// The allocation it is bound to, from `Prepared` on.
     pub alloc_id: Option<AllocId>,
-    /// The fence that is really active, once the hook has checked it.
-    pub fence: Option<Fence>,
-    /// The limit as read back, once it was.
-    pub observed_limit: Option<Mib>,
+    /// The fence that is really active, once the hook has checked it and it was read back.
+    pub fence: Option<ActiveFence>,
     /// The container as the runtime names it, without `containerd://`, once the hook ran.
     pub container_id: Option<String>,
     /// What its processes hold now, summed over its cards.

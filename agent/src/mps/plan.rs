@@ -127,7 +127,6 @@ mod tests {
             phase: SharePhase::Reserved,
             alloc_id: (mode == Mode::MpsIsolated).then(|| AllocId::new(7)),
             fence: None,
-            observed_limit: None,
             container_id: None,
             used: Mib(0),
             sm_percent: None,

@@ -7,6 +7,7 @@ mod settle;
 
 use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
+use crate::fence::Ceilings;
 use crate::hands::Errand;
 use crate::identity::{self, Resource};
 use crate::inventory::{Book, GpuUuid, Inventory, Settings};
@@ -141,6 +142,10 @@ pub struct Core {
     pub(super) let_start: BTreeSet<AllocId>,
     /// UIDs of pods whose containers cannot be identified, and since when.
     pub(super) ambiguous: BTreeMap<String, Instant>,
+    /// Since when cards have been in another compute mode than the shares on them need.
+    wrong_mode: BTreeMap<GpuUuid, Instant>,
+    /// Of cards in mode `mps`.
+    ceilings: BTreeMap<GpuUuid, Ceilings>,
     /// When the runtime was last seen to ignore CDI, and by what.
     cdi_ignored: Option<(Instant, String)>,
 }
@@ -179,6 +184,8 @@ impl Core {
             unproven: BTreeMap::new(),
             let_start: BTreeSet::new(),
             ambiguous: BTreeMap::new(),
+            wrong_mode: BTreeMap::new(),
+            ceilings: BTreeMap::new(),
             cdi_ignored: None,
         }
     }

@@ -2,6 +2,7 @@
 //! whether the cards can give it. Pure.
 
 use super::core::{Core, Effect};
+use crate::fence;
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
 use crate::inventory::{Card, GpuUuid};
 use crate::ledger::{AllocId, Claim, HolderKey, Refused, Share};
@@ -190,11 +191,11 @@ impl Core {
         let claim = self.due(pod, &holder.container, ask)?;
         if let Some(minimum) = self.minimum_fence() {
             // Strongest first; a whole card needs no fence.
-            let fence = self.inventory.fence_of(claim.mode);
+            let fence = fence::best(claim.mode, self.inventory.driver_limits);
             if let Some(fence) = fence.filter(|fence| *fence > minimum) {
                 return Err(Unready {
                     reason: format!(
-                        "the node's minimum fence is {minimum}, mode {} gives {fence}",
+                        "the node's minimum fence is {minimum}, mode {} gives at best {fence}",
                         claim.mode
                     ),
                     may_pass: false,

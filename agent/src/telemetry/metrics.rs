@@ -422,12 +422,18 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
     ),
 ];
 
-const SHARE_GAUGES: [(&str, &str, Option<Unit>, OfShare); 4] = [
+const SHARE_GAUGES: [(&str, &str, Option<Unit>, OfShare); 5] = [
     (
         "aliquot_share_memory_limit",
         "The share's limit on this card",
         Some(Unit::Bytes),
         |share| bytes(share.memory),
+    ),
+    (
+        "aliquot_share_memory_reach",
+        "What one process of the share can get to on this card until the watchdog ends it; 0 while that is not known",
+        Some(Unit::Bytes),
+        |share| share.fence.map_or(0, |fence| bytes(fence.reach)),
     ),
     (
         "aliquot_share_memory_used",
@@ -500,7 +506,7 @@ impl Collector for NodeCollector {
             let Some(fence) = share.fence else { continue };
             for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
                 let mut all = labels(&state, card, Some(share)).to_vec();
-                all.push(("fence", fence.as_str().to_owned()));
+                all.push(("fence", fence.level.as_str().to_owned()));
                 metric.encode_family(&all)?.encode_gauge(&1_u64)?;
             }
         }

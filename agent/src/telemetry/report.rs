@@ -135,8 +135,11 @@ fn gpu(state: &State, card: &Card) -> Gpu {
         mig_enabled: card.mig,
         kubelet_pool: pool.unwrap_or_default().as_str().to_owned(),
         context_allowance_mib: card.context_allowance.0,
-        minimum_fence: String::new(),
-        compute_mode: String::new(),
+        minimum_fence: card
+            .minimum_fence
+            .map(|fence| fence.as_str().to_owned())
+            .unwrap_or_default(),
+        compute_mode: card.compute_mode.as_str().to_owned(),
     }
 }
 
@@ -156,13 +159,16 @@ fn share(state: &State, share: &Share) -> ProtoShare {
         memory_used_mib: share.used.0,
         fence: share
             .fence
-            .map(|fence| fence.as_str().to_owned())
+            .map(|fence| fence.level.as_str().to_owned())
             .unwrap_or_default(),
-        observed_limit_mib: share.observed_limit.map_or(0, |limit| limit.0),
+        observed_limit_mib: share
+            .fence
+            .and_then(|fence| fence.limit)
+            .map_or(0, |limit| limit.0),
         decision_id: share.decision.clone(),
         complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
         evict: complaint.is_some_and(|c| c.evict),
-        reach_mib: 0,
+        reach_mib: share.fence.map_or(0, |fence| fence.reach.0),
     }
 }
 

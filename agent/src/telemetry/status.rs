@@ -140,7 +140,8 @@ fn grant(state: &State, share: &Share) -> GrantStatus {
         memory_mib: share.memory,
         compute_percent: share.compute_percent,
         phase: share.phase.as_str().to_owned(),
-        fence: share.fence,
+        fence: share.fence.map(|fence| fence.level),
+        reach_mib: share.fence.map(|fence| fence.reach),
         complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
     }
 }

@@ -48,9 +48,10 @@ fn a_share_is_told_with_what_is_really_active() {
         (
             share.memory_mib,
             share.memory_used_mib,
-            share.observed_limit_mib
+            share.observed_limit_mib,
+            share.reach_mib
         ),
-        (2000, 1200, 2000)
+        (2000, 1200, 8000, 8000)
     );
     assert_eq!(
         (share.fence.as_str(), share.phase.as_str()),
@@ -59,7 +60,7 @@ fn a_share_is_told_with_what_is_really_active() {
     assert_eq!(share.alloc_id, format!("{:032x}", 0xab));
     assert_eq!(told.strangers[0].command, "Xorg");
     let mut before = sample::share("q", 1, 10);
-    (before.fence, before.observed_limit, before.alloc_id) = (None, None, None);
+    (before.fence, before.alloc_id) = (None, None);
     let mut state = sample::state();
     state.ledger.restore(before);
     let told = node_state(&state);

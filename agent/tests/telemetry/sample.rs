@@ -1,5 +1,6 @@
 //! A node to speak of.
 
+use agent::fence::ActiveFence;
 use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
 use agent::ledger::{AllocId, Ledger, Share, SharePhase};
 use agent::node::{MpsView, Node, Pool, Readiness, State};
@@ -26,6 +27,7 @@ pub(crate) fn card(index: u32) -> Card {
         hidden_from_other_plugins: false,
         only_mode: None,
         switchable: vec![Mode::Exclusive, Mode::Mps],
+        minimum_fence: None,
         compute_capability: "8.9".into(),
         pci: format!("00000000:0{index}:00.0"),
         numa: None,
@@ -55,8 +57,11 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         decision: format!("d-{pod}"),
         phase: SharePhase::Running,
         alloc_id: Some(AllocId::new(0xab)),
-        fence: Some(Fence::ClientLimit),
-        observed_limit: Some(Mib(memory)),
+        fence: Some(ActiveFence {
+            level: Fence::ClientLimit,
+            limit: Some(Mib(8000)),
+            reach: Mib(8000),
+        }),
         container_id: Some("c1".into()),
         used: Mib(1200),
         sm_percent: Some(40),

@@ -94,7 +94,7 @@ fn limit() -> Vec<Beat> {
         }),
         Beat::Show,
         Beat::Say(
-            "That is the limit of the MPS server, set where a pod cannot reach it. The pod's condition aliquot.dev/IsolationVerified says which fence it is.",
+            "The pod's condition aliquot.dev/IsolationVerified says which fence that is, what was read back of it, and how far a hostile program would get.",
         ),
     ]
 }

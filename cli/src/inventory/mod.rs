@@ -111,7 +111,7 @@ pub(crate) mod tests {
     pub(crate) fn nodes() -> Vec<GpuNode> {
         let grant = |pod: &str, mib: u64| {
             json!({"pod": format!("team-a/{pod}"), "podUid": format!("uid-{pod}"), "container": "main",
-                "memoryMib": mib, "computePercent": 50, "phase": "Running", "fence": "ClientLimit"})
+                "memoryMib": mib, "computePercent": 50, "phase": "Running", "fence": "ClientLimit", "reachMib": 10000})
         };
         let card = |index: u64, more: Value| {
             let mut card = json!({"uuid": format!("GPU-{index}"), "index": index, "product": "NVIDIA L4",
@@ -208,9 +208,9 @@ n2      2  NVIDIA L4  -     unhealthy            0         0          23000     
         assert_eq!(
             printed(all(), Format::Table),
             "\
-NAMESPACE  POD  CONTAINER  NODE  GPU  MEMORY MIB  COMPUTE  FENCE        PHASE    COMPLAINT
-team-a     a    main       n1      0        2000      50%  ClientLimit  Running
-team-a     b    main       n1      0       10000      50%  ClientLimit  Running
+NAMESPACE  POD  CONTAINER  NODE  GPU  MEMORY MIB  COMPUTE  FENCE        REACH MIB  PHASE    COMPLAINT
+team-a     a    main       n1      0        2000      50%  ClientLimit      10000  Running
+team-a     b    main       n1      0       10000      50%  ClientLimit      10000  Running
 "
         );
         let csv = printed(all(), Format::Csv);

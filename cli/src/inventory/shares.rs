@@ -13,6 +13,7 @@ const COLUMNS: &[Column] = &[
     Column::number("memoryMib", "MEMORY MIB"),
     Column::number("computePercent", "COMPUTE"),
     Column::text("fence", "FENCE"),
+    Column::number("reachMib", "REACH MIB"),
     Column::text("phase", "PHASE"),
     Column::text("complaint", "COMPLAINT"),
     Column::text("mode", "MODE").wide(),
@@ -38,6 +39,7 @@ pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>) -> Table {
                 grant.memory_mib.into(),
                 Cell::shown(percent, format!("{percent}%")),
                 Cell::from(grant.fence.map(api::units::Fence::as_str)),
+                Cell::from(grant.reach_mib),
                 Cell::from(grant.phase.clone()).tone(match grant.phase.as_str() {
                     "Running" => Tone::Good,
                     _ => Tone::Warn,

@@ -96,12 +96,8 @@ pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
         name: &isolation.name,
         uid: &isolation.pod_uid,
         kind: ISOLATION_VERIFIED,
-        holds: isolation.verified,
-        because: if isolation.verified {
-            "LimitReadBack"
-        } else {
-            "NotVerified"
-        },
+        holds: isolation.is_verified(),
+        because: isolation.because,
         message: message(&isolation.message, &[]),
         since: now(),
     };

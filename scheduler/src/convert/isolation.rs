@@ -14,14 +14,26 @@ pub struct Isolation {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// Every container's limit is read back from its fence as it was granted.
-    pub verified: bool,
+    /// `LimitReadBack` where every container's limit is held by a fence that its tenant cannot
+    /// lift and was read back from it as it was granted; else the weakest one's reason.
+    pub because: &'static str,
     /// One line per container.
     pub message: String,
 }
 
+/// The reason of a condition that is true.
+const READ_BACK: &str = "LimitReadBack";
+
+impl Isolation {
+    /// Whether every limit was read back.
+    pub fn is_verified(&self) -> bool {
+        self.because == READ_BACK
+    }
+}
+
 impl World {
-    /// Conditions that changed.
+    /// Conditions that changed. Of a share whose fence is not known yet nothing is said that
+    /// was not said before.
     pub(super) fn isolation(&mut self, state: &NodeState) -> Vec<Isolation> {
         let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
         for share in &state.shares {
@@ -32,6 +44,10 @@ impl World {
         let mut changed = Vec::new();
         for shares in by_pod.into_values() {
             let now = isolation_of(&shares);
+            let known = shares.iter().all(|share| !share.fence.is_empty());
+            if !known && !self.isolation.contains_key(&now.pod_uid) {
+                continue;
+            }
             if self.isolation.get(&now.pod_uid) != Some(&now) {
                 self.isolation.insert(now.pod_uid.clone(), now.clone());
                 changed.push(now);
@@ -46,39 +62,66 @@ fn isolation_of(shares: &[&HeldShare]) -> Isolation {
     let first = shares.first();
     let text =
         |of: fn(&HeldShare) -> &String| first.map(|share| of(share).clone()).unwrap_or_default();
-    let holds =
-        |share: &HeldShare| share.observed_limit_mib == share.memory_mib && !share.fence.is_empty();
-    let lines: Vec<String> = shares
-        .iter()
-        .map(|share| {
-            let fence = if share.fence.is_empty() {
-                "no fence"
-            } else {
-                &share.fence
-            };
-            if share.mode == Mode::TimeSlicing.as_str() {
-                format!(
-                    "container {}: {fence}, {} MiB granted, nothing to read back in mode {}",
-                    share.container, share.memory_mib, share.mode
-                )
-            } else if share.observed_limit_mib == 0 {
-                format!(
-                    "container {}: {fence}, {} MiB granted, no limit read back yet",
-                    share.container, share.memory_mib
-                )
-            } else {
-                format!(
-                    "container {}: {fence}, {} MiB granted, {} MiB read back",
-                    share.container, share.memory_mib, share.observed_limit_mib
-                )
-            }
-        })
-        .collect();
+    let lines: Vec<String> = shares.iter().map(|share| line(share)).collect();
     Isolation {
         pod_uid: text(|share| &share.pod_uid),
         namespace: text(|share| &share.pod_namespace),
         name: text(|share| &share.pod_name),
-        verified: shares.iter().all(|share| holds(share)),
+        because: shares
+            .iter()
+            .filter_map(|share| doubt(share))
+            .max()
+            .map_or(READ_BACK, Doubt::as_str),
         message: lines.join("\n"),
     }
+}
+
+/// Why a share's limit is not verified, by how little is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Doubt {
+    /// Only its own environment keeps it from what its server lets it have.
+    ClientLimit,
+    /// Nothing but the watchdog holds it.
+    WatchdogOnly,
+    /// What was read back is not what was granted, or nothing was yet.
+    NotReadBack,
+}
+
+impl Doubt {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::ClientLimit => "ClientLimit",
+            Self::WatchdogOnly => "WatchdogOnly",
+            Self::NotReadBack => "NotReadBack",
+        }
+    }
+}
+
+fn doubt(share: &HeldShare) -> Option<Doubt> {
+    match share.fence.as_str() {
+        "DriverLimit" | "ServerLimit" if share.observed_limit_mib == share.memory_mib => None,
+        "ClientLimit" => Some(Doubt::ClientLimit),
+        "WatchdogOnly" => Some(Doubt::WatchdogOnly),
+        _ => Some(Doubt::NotReadBack),
+    }
+}
+
+fn line(share: &HeldShare) -> String {
+    let fence = match share.fence.as_str() {
+        "" => "no fence",
+        fence => fence,
+    };
+    let read_back = match share.observed_limit_mib {
+        0 => "no limit read back".to_owned(),
+        mib => format!("{mib} MiB read back"),
+    };
+    let reach = match share.reach_mib {
+        0 => "reach not known".to_owned(),
+        mib if mib <= share.memory_mib => format!("reach {mib} MiB"),
+        mib => format!("reach {mib} MiB until the watchdog acts"),
+    };
+    format!(
+        "container {}: {fence}, {} MiB granted, {read_back}, {reach}",
+        share.container, share.memory_mib
+    )
 }

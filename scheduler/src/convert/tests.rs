@@ -261,9 +261,9 @@ fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
 }
 
 #[test]
-fn isolation_is_verified_only_when_the_limit_was_read_back() {
+fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted() {
     let mut world = world();
-    let share = |observed| HeldShare {
+    let share = |fence: &str, observed, reach| HeldShare {
         pod_uid: "u1".into(),
         pod_namespace: "ns".into(),
         pod_name: "p".into(),
@@ -271,20 +271,58 @@ fn isolation_is_verified_only_when_the_limit_was_read_back() {
         memory_mib: 2000,
         mode: "mps".into(),
         phase: "Running".into(),
-        fence: "ClientLimit".into(),
+        fence: fence.into(),
         observed_limit_mib: observed,
+        reach_mib: reach,
         ..HeldShare::default()
     };
-    let said = |world: &mut World, observed| world.hear(heard(state(vec![share(observed)]))).1;
-    assert!(!said(&mut world, 0)[0].verified);
-    assert!(said(&mut world, 0).is_empty(), "said twice");
-    assert!(!said(&mut world, 3000)[0].verified);
-    let verified = said(&mut world, 2000);
-    assert!(verified[0].verified);
-    assert_eq!(
-        verified[0].message,
-        "container main: ClientLimit, 2000 MiB granted, 2000 MiB read back"
-    );
+    let mut said = |fence, observed, reach| {
+        let heard = heard(state(vec![share(fence, observed, reach)]));
+        let one = world.hear(heard).1.pop()?;
+        Some((one.because, one.message))
+    };
+    assert_eq!(said("", 0, 0), None, "nothing is known yet");
+    for (fence, observed, reach, because, message) in [
+        (
+            "ClientLimit",
+            8000,
+            8000,
+            "ClientLimit",
+            "ClientLimit, 2000 MiB granted, 8000 MiB read back, reach 8000 MiB until the watchdog acts",
+        ),
+        (
+            "ServerLimit",
+            2000,
+            2000,
+            "LimitReadBack",
+            "ServerLimit, 2000 MiB granted, 2000 MiB read back, reach 2000 MiB",
+        ),
+        (
+            "ServerLimit",
+            1024,
+            49140,
+            "NotReadBack",
+            "ServerLimit, 2000 MiB granted, 1024 MiB read back, reach 49140 MiB until the watchdog acts",
+        ),
+        (
+            "WatchdogOnly",
+            0,
+            49140,
+            "WatchdogOnly",
+            "WatchdogOnly, 2000 MiB granted, no limit read back, reach 49140 MiB until the watchdog acts",
+        ),
+        (
+            "",
+            0,
+            0,
+            "NotReadBack",
+            "no fence, 2000 MiB granted, no limit read back, reach not known",
+        ),
+    ] {
+        let expected = (because, format!("container main: {message}"));
+        assert_eq!(said(fence, observed, reach), Some(expected));
+        assert_eq!(said(fence, observed, reach), None, "said twice");
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn card(index: u32) -> Card {
         hidden_from_other_plugins: false,
         only_mode: None,
         switchable: vec![Mode::Exclusive, Mode::Mps],
+        minimum_fence: None,
         compute_capability: String::new(),
         pci: String::new(),
         numa: Some(index / 2),

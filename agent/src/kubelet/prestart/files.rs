@@ -2,7 +2,8 @@
 
 use crate::Config;
 use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed};
-use crate::inventory::{GpuUuid, fence_of};
+use crate::fence;
+use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share};
 use crate::mps::plan;
 use crate::node::{MpsView, State};
@@ -53,7 +54,8 @@ pub(super) fn made(
 fn driver_limit(config: &Config, state: &State, share: &Share) -> Option<edit::DriverLimit> {
     let minimum = state.policy.as_ref().and_then(|p| p.spec.minimum_fence);
     // Strongest first.
-    let weak = |least| fence_of(share.mode).is_some_and(|fence| fence > least);
+    let least = fence::of_mode(share.mode).map(|range| range.least);
+    let weak = |minimum| least.is_some_and(|least| least > minimum);
     state.inventory.driver_limits.then(|| edit::DriverLimit {
         smi: config.driver_root.join("usr/bin/nvidia-smi"),
         needed: minimum.is_some_and(weak),

@@ -25,6 +25,7 @@ fn card(index: u32, total: u64) -> Card {
             Mode::MpsIsolated,
             Mode::TimeSlicing,
         ],
+        minimum_fence: None,
         compute_capability: String::new(),
         pci: String::new(),
         numa: None,
@@ -87,6 +88,29 @@ fn shares_fill_a_card_to_the_last_mib_and_no_further() {
     );
     assert!(refused.may_pass());
     assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
+}
+
+#[test]
+fn under_a_minimum_fence_a_card_in_mode_mps_takes_shares_of_one_size() {
+    let mut node = node(1);
+    node.cards[0].minimum_fence = Some(Fence::ServerLimit);
+    let mut ledger = Ledger::default();
+    let mut reserve = |node: &Inventory, pod, mode, memory| {
+        let claim = claim(pod, mode, &[0], memory);
+        ledger.reserve(&claim, node).map_err(|why| why.to_string())
+    };
+    assert_eq!(reserve(&node, 1, Mode::Mps, 300), Ok(()));
+    for other in [200, 400] {
+        assert_eq!(
+            reserve(&node, 2, Mode::Mps, other),
+            Err(format!(
+                "card GPU-0 takes shares of one size (minimum fence ServerLimit): ns/p1 holds 300 MiB, {other} MiB are granted to this container"
+            ))
+        );
+    }
+    assert_eq!(reserve(&node, 2, Mode::Mps, 300), Ok(()));
+    node.driver_limits = true;
+    assert_eq!(reserve(&node, 3, Mode::Mps, 200), Ok(()));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! uses and how it is fenced.
 
 use super::{Core, Effect};
+use crate::fence::{self, ActiveFence, Evidence};
 use crate::hands::Errand;
 use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, HolderKey, Share, SharePhase};
@@ -11,14 +12,16 @@ use crate::nvml::Process;
 use crate::pods::Standing;
 use crate::reconcile::{self, Limited, Part};
 use crate::watchdog::is_of;
-use api::units::Fence;
 use api::{Mib, Mode};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// A runtime that ignored CDI is not tried again for so long: each try costs a pod. A new
 /// start of the agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
+/// So long after a card's compute mode was set, NVML has read it: twice its interval, and
+/// some more.
+const MODE_READ: Duration = Duration::from_millis(2500);
 
 impl Core {
     /// Everything that follows from what is known.
@@ -69,7 +72,8 @@ impl Core {
                 self.forget(alloc, effects);
             }
         }
-        self.follow();
+        self.compare_modes(now);
+        self.follow(now);
         self.mend(now, effects);
         self.meet_strangers(now, effects);
         self.suspect(now, effects);
@@ -155,7 +159,7 @@ impl Core {
     }
 
     /// How far each share has come, and what it uses.
-    fn follow(&mut self) {
+    fn follow(&mut self, now: Instant) {
         let keys: Vec<HolderKey> = self.ledger.shares().map(Share::key).collect();
         for key in keys {
             let Some(share) = self.ledger.get(&key) else {
@@ -170,46 +174,80 @@ impl Core {
                 .reduce(u32::saturating_add);
             let started = container_id.is_some()
                 && matches!(phase, SharePhase::Running | SharePhase::Terminating);
-            let (fence, observed) = if started {
-                self.fence(share)
-            } else {
-                (None, None)
-            };
+            let fence = started.then(|| self.fence(share, now)).flatten();
             self.ledger.update(&key, |share| {
                 share.phase = phase;
                 share.container_id = container_id;
                 share.used = used;
                 share.sm_percent = sm_percent;
                 share.fence = fence;
-                share.observed_limit = observed;
             });
         }
     }
 
-    /// What really holds a container that the hook let start, and the limit as it was read
-    /// back. Never more than is known now: a server that somebody else told another limit
-    /// fences nothing until it was told again.
-    fn fence(&self, share: &Share) -> (Option<Fence>, Option<Mib>) {
-        if share.mode != Mode::Exclusive
-            && let Some(mib) = self.limited(share).and_then(|limited| limited.mib)
-        {
-            return (Some(Fence::DriverLimit), Some(Mib(mib)));
+    /// What really holds a container that the hook let start. `None` also while its card's
+    /// compute mode was just set and not read yet: nothing is claimed then.
+    fn fence(&self, share: &Share, now: Instant) -> Option<ActiveFence> {
+        let name = server_name(share);
+        let wrong = share
+            .gpus
+            .iter()
+            .filter_map(|card| self.wrong_mode.get(card));
+        let wrong = wrong.min().filter(|_| name.is_some());
+        let fresh = |since: &Instant| now.saturating_duration_since(*since) < MODE_READ;
+        if share.fence.is_none() && wrong.is_some_and(fresh) {
+            return None;
         }
-        let server = server_name(share)
-            .and_then(|name| self.mps.seen.servers.iter().find(|s| s.name == name));
-        match share.mode {
-            Mode::Exclusive => (None, None),
-            // The hook has seen the limit in the container's own configuration.
-            Mode::Mps => (Some(Fence::ClientLimit), Some(share.memory)),
-            Mode::MpsIsolated => match server {
-                Some(server) if server.observed_default_memory_mib > 0 => (
-                    Some(Fence::ServerLimit),
-                    Some(Mib(server.observed_default_memory_mib)),
-                ),
-                _ => (Some(Fence::WatchdogOnly), None),
-            },
-            Mode::TimeSlicing => (Some(Fence::WatchdogOnly), None),
+        let servers = &self.mps.seen.servers;
+        let server = name.and_then(|name| servers.iter().find(|s| s.name == name));
+        let server = server.map_or(0, |server| server.observed_default_memory_mib);
+        let cards = share.gpus.iter();
+        let totals = cards.filter_map(|card| Some(self.inventory.card(card)?.total));
+        let pids = || {
+            let container = share.container_id.as_deref();
+            self.processes(share, container).map(|process| process.pid)
+        };
+        let ceilings = share.gpus.first().and_then(|card| self.ceilings.get(card));
+        let evidence = Evidence {
+            driver: self.limited(share).and_then(|limited| limited.mib).map(Mib),
+            server: (server > 0).then_some(Mib(server)),
+            ceiling: ceilings.and_then(|ceilings| ceilings.highest(pids())),
+            compute_mode: wrong.is_none(),
+            total: totals.max().unwrap_or_default(),
+        };
+        fence::active(share.mode, share.memory, &evidence)
+    }
+
+    /// Cards whose compute mode is not what the shares on them need, and the limits with
+    /// which processes came to the servers of cards in mode `mps`.
+    fn compare_modes(&mut self, now: Instant) {
+        let mut wrong = BTreeMap::new();
+        let mut ceilings = BTreeMap::new();
+        for card in &self.inventory.cards {
+            let mode = self.ledger.mode_of(&card.uuid);
+            let needed = mode.and_then(fence::compute_mode);
+            if needed.is_some_and(|needed| needed != card.compute_mode) {
+                let since = self.wrong_mode.get(&card.uuid).copied().unwrap_or(now);
+                wrong.insert(card.uuid.clone(), since);
+            }
+            if mode != Some(Mode::Mps) {
+                continue;
+            }
+            let mut known = self.ceilings.remove(&card.uuid).unwrap_or_default();
+            let mut servers = self.mps.seen.servers.iter();
+            if let Some(server) = servers.find(|s| s.name == card.uuid.as_str()) {
+                let pids = self.book.processes(&card.uuid).iter().map(|p| p.pid);
+                match server.observed_default_memory_mib {
+                    // Whoever comes before it is set right may get anything.
+                    0 if !server.tampered.is_empty() => known.observe(card.total, pids, now),
+                    0 => {}
+                    default => known.observe(Mib(default), pids, now),
+                }
+            }
+            ceilings.insert(card.uuid.clone(), known);
         }
+        self.wrong_mode = wrong;
+        self.ceilings = ceilings;
     }
 
     /// What came of the driver's own limit for a share's container.

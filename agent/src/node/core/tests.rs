@@ -564,14 +564,14 @@ fn a_policy_that_asks_for_a_stronger_fence_refuses_shares() {
     let mut world = World::new();
     let mut core = world.started();
     let mut policy = Policy::default();
-    policy.spec.minimum_fence = Some(Fence::ServerLimit);
+    policy.spec.minimum_fence = Some(Fence::DriverLimit);
     world.tell(&mut core, Event::Policy(Some(policy)));
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
     step(&mut world, &mut core, &Step::Allocate(1));
     let refused = world.pre_start(&mut core, "u1").unwrap().unwrap_err();
     assert_eq!(
         refused,
-        "the node's minimum fence is ServerLimit, mode mps gives ClientLimit"
+        "the node's minimum fence is DriverLimit, mode mps gives at best ServerLimit"
     );
 }
 

@@ -82,7 +82,7 @@ fn a_kubelet_without_our_plugin_shows_no_card_whatever_it_showed_before() {
 #[test]
 fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_when_not() {
     for (limited, fence, complaint) in [
-        (None, Some(Fence::ClientLimit), ""),
+        (None, Some(Fence::WatchdogOnly), ""),
         (
             Some(Limited {
                 mib: Some(300),
@@ -96,7 +96,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
                 mib: None,
                 error: "no cgroup".into(),
             }),
-            Some(Fence::ClientLimit),
+            Some(Fence::WatchdogOnly),
             "the driver's memory limit is not set: no cgroup",
         ),
     ] {
@@ -114,6 +114,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
             proof.limited.clone_from(&limited);
         }
         step(&mut world, &mut core, &Step::Look);
+        world.now += Duration::from_secs(3);
         let mut pod = world.pod(1, false, 0, 300);
         for container in &mut pod.containers {
             container.running = Some(format!("c-{}", pod.identity.uid));
@@ -121,7 +122,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
         world.tell(&mut core, Event::Pod(Box::new(pod)));
         let state = core.state();
         let share = state.ledger.shares().next().unwrap();
-        assert_eq!(share.fence, fence, "{limited:?}");
+        assert_eq!(share.fence.map(|f| f.level), fence, "{limited:?}");
         let complaints = state.complaints.values();
         let texts: String = complaints.map(|c| c.text.as_str()).collect();
         assert_eq!(texts, complaint);

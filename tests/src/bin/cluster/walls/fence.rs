@@ -1,8 +1,226 @@
 //! A tenant against the fence of its share: limits, processes that no list shows, names.
 
+use std::time::Duration;
+
 use aliquot_tests::claims;
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::{DRIVER_ROOT, Hardware};
+use aliquot_tests::node;
+use aliquot_tests::pod::phase_of;
+use aliquot_tests::share::{IMAGE, pod};
 use aliquot_tests::suite::Claim;
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use serde_json::{Value, json};
+
+use crate::modes::policy;
+use crate::walls;
+
+/// MiB of the card of every claim here.
+const TOTAL: u64 = 49140;
 
 pub(crate) fn claims() -> Vec<Claim> {
-    claims![]
+    claims![
+        walls::fence::a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_is_told,
+        walls::fence::under_a_minimum_fence_shares_of_unequal_size_are_never_together,
+        walls::fence::who_calls_itself_an_mps_server_is_a_stranger,
+    ]
+}
+
+/// `IsolationVerified` of a pod, if it has one.
+fn isolation(pod: &Pod) -> Option<&PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let kind = proto::names::condition::ISOLATION_VERIFIED;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// Waits until `IsolationVerified` of a pod is `status` for `reason` and ends with `words`.
+async fn isolated(
+    cluster: &Cluster,
+    ns: &str,
+    name: &str,
+    (status, reason, words): (&str, &str, &str),
+) -> Result<()> {
+    let pods = cluster.pods(ns);
+    until(
+        &format!("{name}: {status} {reason} {words:?}"),
+        Duration::from_secs(15),
+        || async {
+            let pod = pods.get(name).await?;
+            let found = isolation(&pod);
+            let holds = found.is_some_and(|condition| {
+                let message = condition.message.as_deref().unwrap_or_default();
+                condition.status == status
+                    && condition.reason.as_deref() == Some(reason)
+                    && message.ends_with(words)
+            });
+            Ok(Seen::when(holds, format!("{found:?}")))
+        },
+    )
+    .await
+}
+
+/// Waits until the watchdog has ended a pod's container.
+async fn killed(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
+    let ended = cluster.pod_phase(ns, name, "Failed").await?;
+    ensure!(exit_code(&ended) == Some(137), "{:?}", ended.status);
+    Ok(())
+}
+
+fn exit_code(pod: &Pod) -> Option<i32> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    let state = statuses.first()?.state.as_ref()?;
+    Some(state.terminated.as_ref()?.exit_code)
+}
+
+async fn card(cluster: &mut Cluster) -> Result<String> {
+    cluster
+        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
+        .await?;
+    cluster.namespace().await
+}
+
+pub(crate) async fn a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_is_told(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    let verified = |mib: u64| {
+        (
+            "True",
+            "LimitReadBack",
+            format!("ServerLimit, {mib} MiB granted, {mib} MiB read back, reach {mib} MiB"),
+        )
+    };
+    let small = pod(
+        &ns,
+        "small",
+        &[("gpu-memory", "2000")],
+        "report await /tmp/go unset-limits alloc 6000 hold",
+    );
+    cluster.run_share(&small).await?;
+    let (status, reason, words) = verified(2000);
+    isolated(cluster, &ns, "small", (status, reason, &words)).await?;
+    let large = pod(&ns, "large", &[("gpu-memory", "8000")], "alloc 500 hold");
+    cluster.run_share(&large).await?;
+    let (status, reason, words) = verified(8000);
+    isolated(cluster, &ns, "large", (status, reason, &words)).await?;
+    let words =
+        "ClientLimit, 2000 MiB granted, 8000 MiB read back, reach 8000 MiB until the watchdog acts";
+    isolated(cluster, &ns, "small", ("False", "ClientLimit", words)).await?;
+    let ledger = cluster.ledger().await?;
+    let reaches: Vec<Option<u64>> = ledger
+        .iter()
+        .map(|(_, grant)| grant.reach_mib.map(|mib| mib.0))
+        .collect();
+    ensure!(reaches == [Some(8000), Some(8000)], "{ledger:?}");
+    // It gets there, and is ended for it.
+    let touch = ["/bin/busybox", "touch", "/tmp/go"];
+    cluster.kubectl.exec(&ns, "small", "main", &touch).await?;
+    killed(cluster, &ns, "small").await?;
+    cluster.delete_pod(&ns, "small").await?;
+    cluster.delete_pod(&ns, "large").await?;
+    // Shares of one size are held by the server, whatever a tenant says of its limit.
+    for name in ["one", "two"] {
+        let script = "unset-limits raise 30000 grow 100 hold";
+        let equal = pod(&ns, name, &[("gpu-memory", "2000")], script);
+        cluster.run_share(&equal).await?;
+        let grown = cluster.said(&ns, name, "main", "grow").await?;
+        let held = grown["held_mib"].as_u64().context("no held_mib")?;
+        ensure!(held > 1500 && held <= 2000, "{name} holds {held}: {grown}");
+    }
+    for name in ["one", "two"] {
+        let (status, reason, words) = verified(2000);
+        isolated(cluster, &ns, name, (status, reason, &words)).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn under_a_minimum_fence_shares_of_unequal_size_are_never_together(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    policy(cluster, json!({ "minimumFence": "ServerLimit" })).await?;
+    let outcome = unequal(cluster, &ns).await;
+    policy(cluster, json!({})).await?;
+    outcome
+}
+
+async fn unequal(cluster: &Cluster, ns: &str) -> Result<()> {
+    let share = |name: &str, mib: &str| pod(ns, name, &[("gpu-memory", mib)], "report hold");
+    cluster.run_share(&share("first", "2000")).await?;
+    for (name, mib) in [("smaller", "1000"), ("larger", "3000")] {
+        cluster.apply_one(&share(name, mib)).await?;
+    }
+    cluster.run_share(&share("equal", "2000")).await?;
+    let words = "ServerLimit, 2000 MiB granted, 2000 MiB read back, reach 2000 MiB";
+    for name in ["first", "equal"] {
+        isolated(cluster, ns, name, ("True", "LimitReadBack", words)).await?;
+    }
+    for name in ["smaller", "larger"] {
+        // The scheduler does not place it, or the agent does not start it.
+        let why = |pod: &Pod| {
+            let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
+            let conditions = conditions.into_iter().flatten();
+            let messages = conditions.filter_map(|condition| condition.message.clone());
+            messages.collect::<Vec<_>>().join("\n")
+        };
+        let waits = cluster
+            .pod_until(ns, name, "waits for a reason", |pod| {
+                why(pod).contains("ServerLimit")
+            })
+            .await?;
+        ensure!(phase_of(&waits) == "Pending", "{name}: {:?}", waits.status);
+    }
+    let ledger = cluster.ledger().await?;
+    let unlike = ledger.iter().any(|(_, grant)| grant.memory_mib.0 != 2000);
+    ensure!(!unlike, "{ledger:?}");
+    Ok(())
+}
+
+pub(crate) async fn who_calls_itself_an_mps_server_is_a_stranger(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    cluster
+        .apply_one(&stranger(
+            &ns,
+            "set-name nvidia-cuda-mps-s direct alloc 3000 hold",
+        ))
+        .await?;
+    cluster.said(&ns, "stranger", "main", "alloc").await?;
+    until("the stranger is named", Duration::from_secs(20), || async {
+        let status = cluster.gpu_node().await?.status.unwrap_or_default();
+        let gpu = status.gpus.first().context("no card")?;
+        let named = gpu
+            .strangers
+            .iter()
+            .any(|one| one.command.starts_with("nvidia-cuda-mps") && one.memory_mib.0 >= 3000);
+        Ok(Seen::when(
+            named && gpu.grantable_mib.0 < TOTAL - 3000,
+            format!("{gpu:?}"),
+        ))
+    })
+    .await?;
+    cluster.delete_pod(&ns, "stranger").await
+}
+
+/// A pod whose owner owns the node anyhow: the card's device nodes come from the host's own
+/// tree.
+fn stranger(ns: &str, script: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": ns, "name": "stranger" },
+        "spec": {
+            "nodeName": node::NAME, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+            "volumes": [{ "name": "host", "hostPath": { "path": "/" } }],
+            "containers": [{
+                "name": "main", "image": IMAGE, "securityContext": { "privileged": true },
+                "volumeMounts": [{ "name": "host", "mountPath": "/host" }],
+                "env": [
+                    { "name": "SIM_ROOT", "value": format!("/host{DRIVER_ROOT}") },
+                    { "name": "SIM_WORKLOAD", "value": script },
+                ],
+            }],
+        },
+    })
 }
