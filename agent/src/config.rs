@@ -43,7 +43,7 @@ pub struct Config {
     /// The NVML library.
     #[arg(long, default_value = "libnvidia-ml.so.1")]
     pub nvml: PathBuf,
-    /// Time between two looks at all cards, milliseconds.
+    /// Time between two looks at all cards, milliseconds; at most 2000.
     #[arg(long, default_value_t = 1000)]
     pub nvml_interval_ms: u64,
 
@@ -191,7 +191,7 @@ impl Config {
 
     /// Time between two looks at all cards.
     pub fn nvml_interval(&self) -> Duration {
-        Duration::from_millis(self.nvml_interval_ms.max(10))
+        Duration::from_millis(self.nvml_interval_ms.clamp(10, 2000))
     }
 
     /// Time between two samples of the cards that have shares.

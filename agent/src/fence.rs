@@ -62,6 +62,71 @@ pub fn compute_mode(mode: Mode) -> Option<ComputeMode> {
     }
 }
 
+/// So long after a card's compute mode was set, NVML has read it: twice its interval, and
+/// some more.
+const MODE_READ: Duration = Duration::from_millis(2500);
+
+/// Whether a card is in the compute mode that the shares on it need, look by look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeModeWatch {
+    mode: Mode,
+    /// It had it, since the card is in this mode.
+    seen_right: bool,
+    wrong_since: Option<Instant>,
+    told: Option<Instant>,
+}
+
+impl ComputeModeWatch {
+    /// Of a card that is in this mode from now on.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            seen_right: false,
+            wrong_since: None,
+            told: None,
+        }
+    }
+
+    /// Takes in what NVML said last. Answers whether the mode is to be set again: it was
+    /// changed by somebody, or was not set in time.
+    pub fn observe(&mut self, is: ComputeMode, now: Instant) -> bool {
+        if compute_mode(self.mode).is_none_or(|needed| needed == is) {
+            *self = Self {
+                seen_right: true,
+                ..Self::new(self.mode)
+            };
+            return false;
+        }
+        let since = *self.wrong_since.get_or_insert(now);
+        let long = |since| now.saturating_duration_since(since) >= MODE_READ;
+        let due = (self.seen_right || long(since)) && self.told.is_none_or(long);
+        if due {
+            self.told = Some(now);
+        }
+        due
+    }
+
+    /// Which mode of sharing it is of.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether it is wrong and that was told.
+    pub fn is_told(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// `None`: it was just set, and NVML has not read it yet.
+    pub fn is_right(&self, now: Instant) -> Option<bool> {
+        match self.wrong_since {
+            None => Some(true),
+            Some(_) if self.seen_right => Some(false),
+            Some(since) if now.saturating_duration_since(since) >= MODE_READ => Some(false),
+            Some(_) => None,
+        }
+    }
+}
+
 /// What was read back of a share's fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence {
@@ -234,6 +299,32 @@ mod tests {
         }
         assert!(!needs_one_size(Mode::Mps, None, false));
         assert_eq!(best(Mode::TimeSlicing, true), Some(Fence::DriverLimit));
+    }
+
+    #[test]
+    fn a_compute_mode_that_was_right_and_is_not_is_told_at_once_and_until_it_is() {
+        use ComputeMode::{Default, ExclusiveProcess};
+        let start = Instant::now();
+        let mut watch = ComputeModeWatch::new(Mode::Mps);
+        for (millis, is, told, right) in [
+            // Set, and not read yet.
+            (0, Default, false, None),
+            (1000, Default, false, None),
+            (2000, ExclusiveProcess, false, Some(true)),
+            (3000, Default, true, Some(false)),
+            (4000, Default, false, Some(false)),
+            (5500, Default, true, Some(false)),
+            (6000, ExclusiveProcess, false, Some(true)),
+        ] {
+            let now = start + Duration::from_millis(millis);
+            assert_eq!(watch.observe(is, now), told, "{millis}");
+            assert_eq!(watch.is_right(now), right, "{millis}");
+        }
+        let mut watch = ComputeModeWatch::new(Mode::Mps);
+        assert!(!watch.observe(Default, start));
+        let late = start + MODE_READ;
+        assert!(watch.observe(Default, late), "it was not set in time");
+        assert_eq!(watch.is_right(late), Some(false));
     }
 
     #[test]

@@ -40,6 +40,9 @@ fn main() -> ExitCode {
 }
 
 fn run(config: Config) -> anyhow::Result<ExitCode> {
+    if let Err(error) = privilege::raise_priority() {
+        tracing::warn!(%error, "the watchdog has no higher priority than others");
+    }
     if config.drop_capabilities {
         // Before there is a second thread: each has its own.
         privilege::drop_all_but_needed()?;

@@ -18,8 +18,15 @@ pub const STALE: Duration = Duration::from_millis(400);
 const STRIKES: usize = 2;
 /// So many are enough even if no process was seen twice.
 const MANY_STRIKES: usize = 5;
-/// Longer than a tenant needs that takes and frees between two samples.
-const WINDOW: Duration = Duration::from_secs(1);
+/// Longer than a tenant needs that takes and frees between two samples, and than the pause
+/// between any two looks: where samples fail, looks at all cards, at most 2 s apart, strike.
+const WINDOW: Duration = Duration::from_millis(2500);
+/// A process that goes past its server has done so for so long: no document says on which of
+/// its lists a driver has a client while it connects. What it holds meanwhile counts.
+const LISTED_LATE: Duration = Duration::from_millis(500);
+/// Every share has so many clients, however many shares there are: a program and one that it
+/// starts.
+const LEAST_CLIENTS: usize = 2;
 /// So long after it was seen, a suspect is watched closely.
 const SOON: Duration = Duration::from_millis(200);
 /// Between two actions against the same container for the same thing.
@@ -34,6 +41,17 @@ pub enum Wrong {
     Memory,
     /// A process of it is no client of the server that its share is held by.
     PastServer,
+    /// It has more clients than its part, and others cannot have theirs.
+    Clients,
+}
+
+/// What a container may.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    /// What the driver's figure of a process may be off by.
+    pub slack: Mib,
+    /// Clients that the MPS servers of a card take.
+    pub client_slots: u32,
 }
 
 impl Wrong {
@@ -42,6 +60,7 @@ impl Wrong {
         match self {
             Self::Memory => "memory",
             Self::PastServer => "past-server",
+            Self::Clients => "clients",
         }
     }
 }
@@ -82,6 +101,11 @@ impl Finding {
                 "uses card {} past its MPS server and holds {}",
                 self.gpu, self.held
             ),
+            Wrong::Clients => format!(
+                "has {} processes on the MPS server of card {} and leaves none to others",
+                self.pids.len(),
+                self.gpu
+            ),
         }
     }
 }
@@ -101,12 +125,12 @@ struct Suspect {
 }
 
 impl Watchdog {
-    /// Judges one sample. `slack` is what the driver's figure may be off by.
+    /// Judges one sample.
     pub fn judge(
         &mut self,
         sample: &Sample,
         ledger: &Ledger,
-        slack: Mib,
+        allowance: &Allowance,
         now: Instant,
     ) -> Vec<Finding> {
         self.suspects.retain(|(key, ..), suspect| {
@@ -120,8 +144,13 @@ impl Watchdog {
         }
         let mut findings = Vec::new();
         for (card, processes) in &sample.cards {
+            let clients = part(card, processes, ledger, allowance.client_slots);
             for share in ledger.on(card) {
-                for finding in against(share, card, processes, ledger, slack) {
+                let may = Part {
+                    slack: allowance.slack,
+                    clients,
+                };
+                for finding in against(share, card, processes, ledger, &may) {
                     findings.extend(self.strike(finding, sample.at));
                 }
             }
@@ -139,16 +168,21 @@ impl Watchdog {
             .strikes
             .retain(|(strike, _)| at.saturating_duration_since(*strike) < WINDOW);
         let offenders = std::mem::take(&mut finding.offenders);
-        let seen = |pid: &u32| {
-            suspect
-                .strikes
-                .iter()
-                .any(|(_, before)| before.contains(pid))
+        let late = match finding.wrong {
+            Wrong::PastServer => LISTED_LATE,
+            Wrong::Memory | Wrong::Clients => Duration::ZERO,
         };
-        let again = finding.wrong == Wrong::Memory || offenders.iter().any(seen);
+        let mut old = suspect
+            .strikes
+            .iter()
+            .filter(|(strike, _)| at.saturating_duration_since(*strike) >= late)
+            .peekable();
+        let lasts = old.peek().is_some();
+        let seen = |pid: &u32| old.clone().any(|(_, before)| before.contains(pid));
+        let again = finding.wrong != Wrong::PastServer || offenders.iter().any(seen);
         suspect.strikes.push_back((at, offenders));
         let strikes = suspect.strikes.len();
-        finding.sure = strikes >= STRIKES && again || strikes >= MANY_STRIKES;
+        finding.sure = lasts && (strikes >= STRIKES && again || strikes >= MANY_STRIKES);
         let rested = suspect
             .acted
             .is_none_or(|acted| at.saturating_duration_since(acted) >= AGAIN);
@@ -180,13 +214,45 @@ impl Watchdog {
     }
 }
 
+/// How many clients each share of a card may have, where there are not enough for all; a
+/// share that has fewer can then not have its own. `None`: enough are free.
+fn part(card: &GpuUuid, processes: &[Process], ledger: &Ledger, slots: u32) -> Option<usize> {
+    let served = ledger
+        .on(card)
+        .filter(|share| share.is_served() && share.alloc_id.is_some());
+    let counts: Vec<usize> = served
+        .map(|share| clients(share, processes, ledger).count())
+        .collect();
+    let slots = usize::try_from(slots).unwrap_or(usize::MAX);
+    let free = slots.saturating_sub(counts.iter().sum());
+    // One for each that has none yet, and one for whoever starts another.
+    let wanted = counts.iter().filter(|count| **count == 0).count().max(1);
+    let part = slots.checked_div(counts.len())?.max(LEAST_CLIENTS);
+    (counts.len() > 1 && free < wanted).then_some(part)
+}
+
+fn clients<'a>(
+    share: &'a Share,
+    processes: &'a [Process],
+    ledger: &'a Ledger,
+) -> impl Iterator<Item = &'a Process> {
+    let clients = processes.iter().filter(|process| process.mps_client);
+    clients.filter(|process| is_of(process, share, ledger))
+}
+
+/// What each share of a card may.
+struct Part {
+    slack: Mib,
+    clients: Option<usize>,
+}
+
 /// What one share's processes on one card are found to do wrong.
 fn against(
     share: &Share,
     card: &GpuUuid,
     processes: &[Process],
     ledger: &Ledger,
-    slack: Mib,
+    may: &Part,
 ) -> Vec<Finding> {
     if share.mode == Mode::Exclusive {
         return Vec::new();
@@ -212,7 +278,7 @@ fn against(
         offenders,
         sure: false,
     };
-    let served = matches!(share.mode, Mode::Mps | Mode::MpsIsolated);
+    let served = share.is_served();
     let mut findings = Vec::new();
     let past: Vec<u32> = own
         .iter()
@@ -222,8 +288,11 @@ fn against(
     if !past.is_empty() {
         findings.push(finding(Wrong::PastServer, past));
     }
-    if held.0 > share.memory.0.saturating_add(slack.0) {
+    if held.0 > share.memory.0.saturating_add(may.slack.0) {
         findings.push(finding(Wrong::Memory, Vec::new()));
+    }
+    if served && may.clients.is_some_and(|part| own.len() > part) {
+        findings.push(finding(Wrong::Clients, Vec::new()));
     }
     findings
 }

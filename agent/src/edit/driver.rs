@@ -18,6 +18,28 @@ const PREFIXES: [&str; 5] = [
     "libnvcuvid.so",
     "libnvoptix.so",
 ];
+/// How libraries and files begin that only programs need that draw: as NVIDIA's toolkit has
+/// them for its capabilities `graphics` and `display`.
+const GRAPHICS: [&str; 16] = [
+    "libEGL_nvidia.so",
+    "libGLESv1_CM_nvidia.so",
+    "libGLESv2_nvidia.so",
+    "libGLX_nvidia.so",
+    "libglxserver_nvidia.so",
+    "nvidia_drv.so",
+    "libnvidia-egl-",
+    "libnvidia-eglcore.so",
+    "libnvidia-glcore.so",
+    "libnvidia-glsi.so",
+    "libnvidia-glvkspirv.so",
+    "libnvidia-vulkan-producer.so",
+    "libnvidia-fbc.so",
+    "libnvidia-tls.so",
+    "nvidia_icd",
+    "nvidia_layers.json",
+];
+/// And parts of paths that hold nothing else.
+const GRAPHICS_FOLDERS: [&str; 3] = ["/egl_external_platform.d/", "/glvnd/", "/gbm/"];
 /// Programs, relative to the root. The MPS ones are left out on purpose.
 const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-smi", "usr/bin/nvidia-debugdump"];
 /// Sockets, relative to the root.
@@ -118,6 +140,21 @@ pub fn trimmed(mut edits: ContainerEdits) -> ContainerEdits {
     edits
 }
 
+/// The same without what draws, for shares: no limit of MPS counts what a graphics context
+/// holds. A tenant that brings such libraries itself is the watchdog's.
+pub fn without_graphics(mut edits: ContainerEdits) -> ContainerEdits {
+    edits.mounts.retain(|mount| {
+        let path = mount.container_path.as_str();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        !GRAPHICS.iter().any(|prefix| name.starts_with(prefix))
+            && !GRAPHICS_FOLDERS.iter().any(|part| path.contains(part))
+    });
+    edits
+        .device_nodes
+        .retain(|node| !node.path.starts_with("/dev/dri/") && node.path != "/dev/nvidia-modeset");
+    edits
+}
+
 pub(super) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
@@ -197,5 +234,32 @@ mod tests {
             ..ContainerEdits::default()
         });
         assert_eq!(edits.mounts, [mount("/usr/bin/nvidia-smi")]);
+    }
+
+    #[test]
+    fn a_share_is_not_given_what_draws() {
+        let mount = |path: &str| Mount {
+            container_path: path.to_owned(),
+            ..Mount::default()
+        };
+        let edits = without_graphics(ContainerEdits {
+            mounts: vec![
+                mount("/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.570.1"),
+                mount("/usr/lib/x86_64-linux-gnu/libcuda.so.570.1"),
+                mount("/usr/share/vulkan/icd.d/nvidia_icd.json"),
+                mount("/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
+            ],
+            device_nodes: ["/dev/nvidia0", "/dev/nvidia-modeset", "/dev/dri/card1"]
+                .map(|path| DeviceNode {
+                    path: path.to_owned(),
+                    ..DeviceNode::default()
+                })
+                .into(),
+            ..ContainerEdits::default()
+        });
+        let cuda = mount("/usr/lib/x86_64-linux-gnu/libcuda.so.570.1");
+        assert_eq!(edits.mounts, [cuda]);
+        assert_eq!(edits.device_nodes.len(), 1);
+        assert_eq!(edits.device_nodes[0].path, "/dev/nvidia0");
     }
 }

@@ -7,9 +7,16 @@ use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
+/// Memory of a card that no listed process holds is somebody's beyond this: contexts cost the
+/// driver some that it lists under nobody.
+const UNLISTED: Mib = Mib(512);
+/// So many looks in a row must find it: memory and lists are not read at one moment.
+const UNLISTED_LOOKS: usize = 5;
+/// The name of whoever holds it.
+const UNLISTED_NAME: &str = "in no list of the driver";
 /// The first branch of the driver that keeps memory limits per cgroup.
 const DRIVER_LIMITS: u32 = 615;
 
@@ -37,6 +44,8 @@ pub struct Book {
     /// Processes by card at the last look and at the one before, each with whether it was
     /// gone when it was looked up. `None`: the card was not read then.
     looks: [BTreeMap<GpuUuid, BTreeMap<u32, bool>>; 2],
+    /// By card, at the last looks: what is in use and no process is listed with.
+    unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
 }
 
 impl Book {
@@ -48,6 +57,7 @@ impl Book {
             seen: BTreeMap::new(),
             health: HealthBook::default(),
             looks: [BTreeMap::new(), BTreeMap::new()],
+            unlisted: BTreeMap::new(),
         }
     }
 
@@ -63,6 +73,11 @@ impl Book {
                 // Never read: nothing can be said or granted.
                 (Err(_), None) => Reading::default(),
             };
+            if device.reading.is_ok() {
+                let looks = self.unlisted.entry(uuid.clone()).or_default();
+                looks.truncate(UNLISTED_LOOKS - 1);
+                looks.push_front(unlisted(&reading));
+            }
             self.seen.insert(uuid.clone(), (device.clone(), reading));
         }
         let look = self.seen.iter().map(|(uuid, (_, reading))| {
@@ -84,6 +99,14 @@ impl Book {
             Some(None) => false,
             Some(Some(was_vague)) => !is_vague(process) || *was_vague,
         }
+    }
+
+    /// What all of the last looks found in use on a card and listed with no process, where it
+    /// is more than the driver's own.
+    fn unlisted(&self, uuid: &GpuUuid) -> Option<Mib> {
+        let looks = self.unlisted.get(uuid)?;
+        let least = looks.iter().min().copied()?;
+        (looks.len() == UNLISTED_LOOKS && least > UNLISTED).then_some(least)
     }
 
     /// Takes in a fault.
@@ -161,6 +184,13 @@ impl Book {
         .into_iter()
         .fold(Mib(0), |sum, part| Mib(sum.0.saturating_add(part.0)));
         let reserved = reserved.min(reading.total);
+        let unlisted = self.unlisted(&identity.uuid).map(|memory| Stranger {
+            pid: 0,
+            command: UNLISTED_NAME.to_owned(),
+            pod_uid: None,
+            container_id: None,
+            memory,
+        });
         let strangers: Vec<Stranger> = reading
             .processes
             .iter()
@@ -173,6 +203,7 @@ impl Book {
                 container_id: process.origin.container_id.clone(),
                 memory: process.memory.unwrap_or_default(),
             })
+            .chain(unlisted)
             .collect();
         let taken = strangers
             .iter()
@@ -181,7 +212,8 @@ impl Book {
             Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
                 Health::Unhealthy {
                     reason: "the card's compute mode is PROHIBITED".to_owned(),
-                    lasting: true,
+                    // Where there are shares it is set right; who runs goes on.
+                    lasting: false,
                 }
             }
             health => health,
@@ -243,6 +275,12 @@ fn switchable(
         !mig && only.is_none_or(|only| only == *mode) && strong
     };
     able.into_iter().filter(wanted).collect()
+}
+
+/// What is in use and no process is listed with.
+fn unlisted(reading: &Reading) -> Mib {
+    let listed = reading.processes.iter().filter_map(|p| p.memory);
+    listed.fold(reading.used, Mib::saturating_sub)
 }
 
 /// Nothing is known of it: it is gone, or of another pid namespace.
@@ -343,6 +381,28 @@ mod tests {
             let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);
             assert_eq!(inventory.cards[0].strangers.len(), expected);
         }
+    }
+
+    #[test]
+    fn memory_that_no_process_is_listed_with_is_granted_to_nobody() {
+        let now = Instant::now();
+        let mut book = Book::new(SETTINGS);
+        let mut look = seen(&[process(1, 2000, "python")], false);
+        let mut grantable = |used: u64, looks: usize| {
+            for device in &mut look.devices {
+                device.reading.as_mut().unwrap().used = Mib(used);
+            }
+            for _ in 0..looks {
+                book.observe(&look, now);
+            }
+            let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| true, now);
+            inventory.cards[0].grantable.0
+        };
+        let all = 15360 - 258 - 64;
+        assert_eq!(grantable(2512, 5), all, "the driver's own");
+        assert_eq!(grantable(5000, 4), all, "not for long enough");
+        assert_eq!(grantable(5000, 1), all - 3000);
+        assert_eq!(grantable(2500, 1), all);
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub const RECOVER_AFTER: Duration = Duration::from_secs(10);
 pub const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// And for so long, lost to whoever is on it.
 pub const LOST_AFTER: Duration = Duration::from_secs(15);
+/// A suspicion that the driver neither confirms nor clears is given up after so long: a
+/// tenant must not close a card for good.
+pub const SUSPECT_FOR: Duration = Duration::from_mins(10);
 
 /// What an XID says of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,9 @@ pub enum XidClass {
     Informational,
     /// A link; matters for several cards together only.
     Link,
+    /// A program may have done it, or the card is broken: nothing new comes until the driver
+    /// says which, and nobody is evicted for it.
+    Suspect,
     /// Nothing runs right until the card was reset.
     NeedsReset,
     /// The card is off the bus.
@@ -40,7 +46,9 @@ pub enum XidClass {
 pub fn classify(xid: u64) -> XidClass {
     match xid {
         8 | 13 | 31 | 32 | 43 | 45 | 68 | 69 | 94 => XidClass::Application,
-        46 | 48 | 62 | 64 | 95 | 109 | 119 | 120 | 140 | 143 => XidClass::NeedsReset,
+        // A context did not leave the SMs in time: a kernel that never ends does that, too.
+        109 => XidClass::Suspect,
+        46 | 48 | 62 | 64 | 95 | 119 | 120 | 140 | 143 => XidClass::NeedsReset,
         79 => XidClass::Gone,
         154 => XidClass::Verdict,
         74 | 137 | 145..=150 => XidClass::Link,
@@ -88,6 +96,8 @@ impl Cause {
 struct Latched {
     reason: String,
     since: Instant,
+    /// As [`Health::Unhealthy`] has it.
+    lasting: bool,
 }
 
 impl HealthBook {
@@ -120,7 +130,11 @@ impl HealthBook {
                     entry.known = true;
                     entry.silent = None;
                     entry.unlatch(reading, now);
-                    entry.set(verdict(reading).map(Cause::lasting), now);
+                    let unseen = reading.unseen.clone().map(|reason| Cause {
+                        reason,
+                        lasting: false,
+                    });
+                    entry.set(verdict(reading).map(Cause::lasting).or(unseen), now);
                 }
             }
         }
@@ -136,15 +150,20 @@ impl HealthBook {
 
     /// Takes in a fault.
     pub fn fault(&mut self, xid: &Xid, now: Instant) {
-        let what = match classify(xid.number) {
-            XidClass::NeedsReset => "the card needs a reset",
-            XidClass::Gone => "the card fell off the bus",
+        let (what, lasting) = match classify(xid.number) {
+            XidClass::Suspect => ("the card may need a reset", false),
+            XidClass::NeedsReset => ("the card needs a reset", true),
+            XidClass::Gone => ("the card fell off the bus", true),
             _ => return,
         };
         let entry = self.cards.entry(xid.gpu.clone()).or_default();
+        if !lasting && entry.latched.as_ref().is_some_and(|l| l.lasting) {
+            return;
+        }
         entry.latched = Some(Latched {
             reason: format!("XID {}: {what}", xid.number),
             since: now,
+            lasting,
         });
     }
 
@@ -158,8 +177,11 @@ impl HealthBook {
         match entry {
             Entry {
                 latched: Some(latched),
+                cause,
                 ..
-            } => unhealthy(latched.reason.clone(), true),
+            } if latched.lasting || !cause.as_ref().is_some_and(|c| c.lasting) => {
+                unhealthy(latched.reason.clone(), latched.lasting)
+            }
             Entry {
                 cause: Some(cause), ..
             } => unhealthy(cause.reason.clone(), cause.lasting),
@@ -202,11 +224,13 @@ impl Entry {
 
     /// The driver says that nothing is needed, and has had time to say otherwise.
     fn unlatch(&mut self, reading: &Reading, now: Instant) {
-        let settled = self
-            .latched
-            .as_ref()
-            .is_some_and(|l| now.saturating_duration_since(l.since) >= RECOVER_AFTER);
-        let cleared = settled && reading.counters.recovery_action == Some(0);
+        let latched = self.latched.as_ref();
+        let lasted = latched.map(|l| now.saturating_duration_since(l.since));
+        let settled = lasted.is_some_and(|lasted| lasted >= RECOVER_AFTER);
+        let unsaid = reading.counters.recovery_action.is_none()
+            && latched.is_some_and(|l| !l.lasting)
+            && lasted.is_some_and(|lasted| lasted >= SUSPECT_FOR);
+        let cleared = settled && reading.counters.recovery_action == Some(0) || unsaid;
         if let Some(latched) = self.latched.take_if(|_| cleared) {
             self.last = Some((latched.reason, now));
         }
@@ -318,6 +342,38 @@ mod tests {
         book.observe(&fine(Some(0)), later);
         assert!(!book.health(&uuid(), later).is_healthy(), "recovering");
         assert!(book.health(&uuid(), later + RECOVER_AFTER).is_healthy());
+    }
+
+    #[test]
+    fn what_a_tenant_may_have_done_to_a_card_evicts_nobody_until_the_driver_says_so() {
+        for (action, lasting) in [(Some(0), false), (Some(1), true), (None, false)] {
+            let (mut book, start) = (HealthBook::default(), Instant::now());
+            book.fault(&xid(109), start);
+            book.observe(&fine(action), start);
+            let health = book.health(&uuid(), start);
+            assert!(!health.is_healthy());
+            assert_eq!(health.is_lasting(), lasting, "{action:?}");
+            let later = start + SUSPECT_FOR;
+            book.observe(&fine(action), later);
+            let health = book.health(&uuid(), later + RECOVER_AFTER);
+            assert_eq!(health.is_healthy(), action != Some(1), "{action:?}");
+        }
+    }
+
+    #[test]
+    fn a_card_whose_processes_are_not_told_takes_nothing_new() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let reason = "the driver does not tell its MPS processes: not supported";
+        let blind = look(Ok(Reading {
+            unseen: Some(reason.into()),
+            ..Reading::default()
+        }));
+        book.observe(&blind, start);
+        let health = book.health(&uuid(), start);
+        assert_eq!(health.reason(), reason);
+        assert!(!health.is_lasting());
+        book.observe(&fine(None), start);
+        assert!(book.health(&uuid(), start + RECOVER_AFTER).is_healthy());
     }
 
     #[test]

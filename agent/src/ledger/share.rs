@@ -84,6 +84,11 @@ pub struct Share {
 }
 
 impl Share {
+    /// Whether its processes are clients of an MPS server.
+    pub fn is_served(&self) -> bool {
+        matches!(self.mode, Mode::Mps | Mode::MpsIsolated)
+    }
+
     /// What identifies it.
     pub fn key(&self) -> HolderKey {
         HolderKey {

@@ -18,8 +18,9 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 /// What is wanted of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Compute mode DEFAULT, and this slice; `None`: the slice it has.
-    Sliced(Option<u32>),
+    /// Compute mode DEFAULT, and this slice; `None`: the slice it has. With how often the mode
+    /// was seen to be another one.
+    Sliced(Option<u32>, u32),
     /// Nothing any more: a slice that was set is taken back.
     Nothing,
 }
@@ -37,7 +38,7 @@ pub async fn run(
     loop {
         let wanted = *orders.borrow_and_update();
         let done = match wanted {
-            Wanted::Sliced(slice) => {
+            Wanted::Sliced(slice, _) => {
                 changed_slice |= slice.is_some_and(|slice| slice != DRIVERS_OWN);
                 set(&smi, &uuid, slice).await
             }

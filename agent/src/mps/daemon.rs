@@ -56,6 +56,8 @@ pub struct Order {
     pub spec: Option<Spec>,
     /// Whether and how.
     pub desired: Desired,
+    /// How often its cards were seen in another compute mode than was set.
+    pub mode_faults: u32,
 }
 
 /// What others see of a daemon.
@@ -96,6 +98,7 @@ pub struct Daemon {
     /// Bytes of their log at the last look.
     server_log: u64,
     driver_version: String,
+    mode_faults: u32,
     generation: u64,
     start: Instant,
 }
@@ -140,6 +143,7 @@ impl Daemon {
             servers: Vec::new(),
             server_log: 0,
             driver_version: String::new(),
+            mode_faults: 0,
             generation: 0,
             start: Instant::now(),
         }
@@ -192,6 +196,10 @@ impl Daemon {
 
     fn take(&mut self, order: Order) {
         self.generation = order.generation;
+        if order.mode_faults > self.mode_faults {
+            self.mode_faults = order.mode_faults;
+            self.machine.on(self.start.elapsed(), Event::ModeLost);
+        }
         if let Some(spec) = order.spec {
             self.spec = spec;
         }

@@ -314,6 +314,7 @@ impl Machine {
             }
             Event::Seen(sight) => self.seen(now, sight),
             Event::Stirred => self.looked = None,
+            Event::ModeLost => self.mode_set = false,
             Event::Verified(Ok(())) => {
                 self.verified = Some(now);
                 self.deaf = 0;

@@ -37,6 +37,7 @@ pub fn plan(state: &State) -> Plan {
             Mode::Exclusive => {}
         }
     }
+    let faults = |card: &GpuUuid| state.mode_faults.get(card).copied().unwrap_or(0);
     let seen = &state.mps.seen.servers;
     let shared = largest
         .into_iter()
@@ -52,6 +53,7 @@ pub fn plan(state: &State) -> Plan {
             exclusive: true,
             default_memory_mib: memory.0,
             default_thread_percent: percent.clamp(1, 100).into(),
+            compute_mode_faults: faults(card),
         });
     let own = isolated
         .into_iter()
@@ -68,6 +70,7 @@ pub fn plan(state: &State) -> Plan {
             exclusive: false,
             default_memory_mib: share.memory.0,
             default_thread_percent: share.compute_percent.clamp(1, 100).into(),
+            compute_mode_faults: share.gpus.iter().map(faults).fold(0, u32::saturating_add),
         });
     let cards = sliced
         .into_iter()
@@ -75,6 +78,7 @@ pub fn plan(state: &State) -> Plan {
         .map(|card| Card {
             uuid: card.to_string(),
             time_slice: state.time_slice(),
+            compute_mode_faults: faults(card),
         });
     Plan {
         servers: shared.chain(own).collect(),
@@ -141,6 +145,7 @@ mod tests {
             exclusive: true,
             default_memory_mib: memory,
             default_thread_percent: percent,
+            compute_mode_faults: 0,
         }
     }
 
@@ -179,6 +184,7 @@ mod tests {
         let cards = vec![Card {
             uuid: "GPU-3".into(),
             time_slice: None,
+            compute_mode_faults: 0,
         }];
         assert_eq!(plan(&state), Plan { servers, cards });
         assert_eq!(plan(&State::default()), Plan::default());

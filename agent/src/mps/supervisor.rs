@@ -101,6 +101,7 @@ impl Supervisor {
                 generation: 0,
                 spec: None,
                 desired: Desired::Unknown,
+                mode_faults: 0,
             };
             supervisor.start(&name, daemon, order, None);
         }
@@ -153,10 +154,13 @@ impl Supervisor {
         self.generation += 1;
         let generation = self.generation;
         for (name, (place, spec, limits)) in &wanted {
+            let mut servers = plan.servers.iter();
+            let faults = servers.find(|server| server.name == *name);
             let order = Order {
                 generation,
                 spec: Some(spec.clone()),
                 desired: Desired::Wanted(*limits),
+                mode_faults: faults.map_or(0, |server| server.compute_mode_faults),
             };
             if let Some(handle) = self.daemons.get_mut(name) {
                 if handle.orders.borrow().desired != order.desired {
@@ -180,6 +184,7 @@ impl Supervisor {
                     generation,
                     spec: None,
                     desired: Desired::Unwanted,
+                    mode_faults: 0,
                 });
             }
         }
@@ -190,7 +195,7 @@ impl Supervisor {
 
     fn ensure_cards(&mut self, plan: &Plan) {
         for card in &plan.cards {
-            let wanted = Wanted::Sliced(card.time_slice);
+            let wanted = Wanted::Sliced(card.time_slice, card.compute_mode_faults);
             if let Some(handle) = self.cards.get_mut(&card.uuid) {
                 let changed = handle.orders.send_if_modified(|old| {
                     let changed = *old != wanted;
@@ -239,7 +244,7 @@ impl Supervisor {
             Ok(uuid) => {
                 let wanted = self.cards.remove(&uuid).map(|h| *h.orders.borrow());
                 // It was wanted again while it ended.
-                if let Some(wanted @ Wanted::Sliced(_)) = wanted {
+                if let Some(wanted @ Wanted::Sliced(..)) = wanted {
                     self.start_card(&uuid, wanted);
                 }
                 self.publish();
@@ -395,6 +400,7 @@ impl Supervisor {
                 generation: self.generation,
                 spec: None,
                 desired: Desired::Leave,
+                mode_faults: 0,
             });
         }
         let all_ended = async {

@@ -7,7 +7,7 @@ mod settle;
 
 use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
-use crate::fence::Ceilings;
+use crate::fence::{Ceilings, ComputeModeWatch};
 use crate::hands::Errand;
 use crate::identity::{self, Resource};
 use crate::inventory::{Book, GpuUuid, Inventory, Settings};
@@ -126,6 +126,8 @@ pub struct Core {
     minted: Minted,
     held: Held,
     pub(super) mps: MpsView,
+    /// The supervisor has answered, or could not be asked.
+    mps_told: bool,
     pub(super) guard: Guard,
     pools: BTreeMap<GpuUuid, Pool>,
     registered: bool,
@@ -142,8 +144,9 @@ pub struct Core {
     pub(super) let_start: BTreeSet<AllocId>,
     /// UIDs of pods whose containers cannot be identified, and since when.
     pub(super) ambiguous: BTreeMap<String, Instant>,
-    /// Since when cards have been in another compute mode than the shares on them need.
-    wrong_mode: BTreeMap<GpuUuid, Instant>,
+    /// Cards with shares: whether their compute mode is what these need.
+    compute_modes: BTreeMap<GpuUuid, ComputeModeWatch>,
+    mode_faults: BTreeMap<GpuUuid, u32>,
     /// Of cards in mode `mps`.
     ceilings: BTreeMap<GpuUuid, Ceilings>,
     /// When the runtime was last seen to ignore CDI, and by what.
@@ -173,6 +176,7 @@ impl Core {
             minted: Minted::new(),
             held: Held::new(),
             mps: MpsView::default(),
+            mps_told: false,
             guard: Guard::default(),
             pools: BTreeMap::new(),
             registered: false,
@@ -184,7 +188,8 @@ impl Core {
             unproven: BTreeMap::new(),
             let_start: BTreeSet::new(),
             ambiguous: BTreeMap::new(),
-            wrong_mode: BTreeMap::new(),
+            compute_modes: BTreeMap::new(),
+            mode_faults: BTreeMap::new(),
             ceilings: BTreeMap::new(),
             cdi_ignored: None,
         }
@@ -238,6 +243,7 @@ impl Core {
             Event::Mps(view) => {
                 self.servers_changed(&view.seen, now, &mut effects);
                 self.mps = view;
+                self.mps_told = true;
             }
             Event::MpsSeen(seen) => {
                 self.servers_changed(&seen, now, &mut effects);
@@ -513,6 +519,7 @@ impl Core {
             ledger: self.ledger.clone(),
             complaints: self.complaints(),
             evicted_strangers: self.evicted_strangers(),
+            mode_faults: self.mode_faults.clone(),
             mps: self.mps.clone(),
             kubelet_pools: self.kubelet_pools(),
             not_offering: self.not_offering(),

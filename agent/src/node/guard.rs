@@ -9,7 +9,7 @@ use crate::ledger::{HolderKey, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
-use crate::watchdog::{Finding, Watchdog, Wrong, is_of};
+use crate::watchdog::{Allowance, Finding, Watchdog, Wrong, is_of};
 use api::Mode;
 use api::gpu_node::Reaction;
 use proto::mps::{Observation, ServerState};
@@ -80,8 +80,12 @@ impl Core {
         now: Instant,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let slack = self.terms.watchdog_slack;
-        let findings = self.guard.watchdog.judge(&sample, &self.ledger, slack, now);
+        let allowance = Allowance {
+            slack: self.terms.watchdog_slack,
+            client_slots: self.terms.cards.client_slots,
+        };
+        let watchdog = &mut self.guard.watchdog;
+        let findings = watchdog.judge(&sample, &self.ledger, &allowance, now);
         let since = sample.at.checked_sub(RECENT);
         let recent = &mut self.guard.recent;
         recent.retain(|old| since.is_none_or(|since| old.at >= since));
@@ -112,7 +116,7 @@ impl Core {
             text: finding.text(),
         }));
         if action == "killed" {
-            let client = finding.wrong == Wrong::Memory;
+            let client = finding.wrong != Wrong::PastServer;
             effects.push(Effect::End(Errand {
                 pod_uid: share.pod.uid.clone(),
                 container_id: finding.container_id.clone(),
@@ -256,8 +260,8 @@ impl Core {
     /// Processes of pods that use a card without a grant.
     pub(super) fn meet_strangers(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let policy = self.policy.as_ref();
-        let reaction = policy.and_then(|policy| policy.spec.on_stranger);
-        let reaction = reaction.unwrap_or(Reaction::Report);
+        let on_stranger = policy.and_then(|policy| policy.spec.on_stranger);
+        let on_stranger = on_stranger.unwrap_or(Reaction::Report);
         let present: Vec<(GpuUuid, Stranger)> = self
             .inventory
             .cards
@@ -276,6 +280,13 @@ impl Core {
         for (card, stranger) in present {
             let Some(pod_uid) = stranger.pod_uid else {
                 continue;
+            };
+            // A share of its own pod is what it got the card by.
+            let mut shares = self.ledger.on(&card);
+            let reaction = if shares.any(|share| share.pod.uid == pod_uid) {
+                self.reaction()
+            } else {
+                on_stranger
             };
             let name = (card.clone(), stranger.pid);
             let met = self.guard.strangers.entry(name).or_insert(Met {
@@ -341,6 +352,10 @@ impl Core {
                     text: format!("card {} is unhealthy: {}", card.uuid, card.health.reason()),
                     evict: card.health.is_lasting(),
                 });
+            }
+            let wrong = share.gpus.iter().find_map(|uuid| self.wrong_mode_of(uuid));
+            if let Some(text) = wrong {
+                return Some(Complaint { text, evict: false });
             }
             if let Some(text) = self.guard.watchdog.complaint(&key) {
                 return Some(Complaint {

@@ -1,7 +1,7 @@
 //! [`State`]: the one value that kubelet, MPS and telemetry read, through
 //! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
 
-use crate::inventory::{GpuUuid, Health, Inventory};
+use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
 use crate::reconcile::Part;
 use api::gpu_node::GpuNodeSpec;
@@ -23,6 +23,9 @@ pub struct State {
     pub complaints: BTreeMap<HolderKey, Complaint>,
     /// Processes on a card without a grant whose pods should be evicted: by card and pid.
     pub evicted_strangers: BTreeSet<(GpuUuid, u32)>,
+    /// How often cards were seen in another compute mode than the shares on them need, while
+    /// they had it.
+    pub mode_faults: BTreeMap<GpuUuid, u32>,
     /// The last plan that the MPS supervisor carried out, and what it then saw.
     pub mps: MpsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.
@@ -178,6 +181,15 @@ pub enum Note {
         gpu: GpuUuid,
         /// As it is now.
         health: Health,
+    },
+    /// Somebody has changed a card's compute mode. It is set again.
+    ComputeMode {
+        /// Which.
+        gpu: GpuUuid,
+        /// As it is.
+        is: ComputeMode,
+        /// As the shares on it need it.
+        needed: ComputeMode,
     },
     /// A share was freed because its holder is gone.
     Freed {

@@ -259,6 +259,7 @@ impl Owner {
         if !watched.is_empty() {
             let read = devices.iter().filter_map(|device| {
                 let reading = device.reading.as_ref().ok()?;
+                let reading = Some(reading).filter(|reading| reading.unseen.is_none())?;
                 let uuid = device.identity.uuid.clone();
                 watched
                     .contains(&uuid)

@@ -112,6 +112,8 @@ pub struct Reading {
     pub mig: bool,
     /// Every process with a context, once, by pid.
     pub processes: Vec<Process>,
+    /// Why not everybody is among them, or not with what it holds; `None`: everybody is.
+    pub unseen: Option<String>,
     /// Health counters, as far as the card has them.
     pub counters: Counters,
 }
@@ -123,7 +125,7 @@ pub struct Process {
     pub pid: u32,
     /// `None` where the driver does not say.
     pub memory: Option<Mib>,
-    /// It is a client of an MPS server.
+    /// It is a client of an MPS server, and does not draw.
     pub mps_client: bool,
     /// Per cent of SM time in the last second; `None` where the driver does not say, and in
     /// samples, which are of memory.

@@ -10,7 +10,6 @@ use nvml_wrapper::enum_wrappers::device::{self as wire, EccCounter, MemoryError}
 use nvml_wrapper::enum_wrappers::nv_link::IntDeviceType;
 use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -141,13 +140,17 @@ fn reading(
         Some(wire::ComputeMode::Prohibited) => ComputeMode::Prohibited,
         _ => ComputeMode::Default,
     };
+    // Shares are not offered on such a card, whatever its lists say.
+    let mig = optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
+    let listed = processes(&device, proc_root, origins)?;
     Ok(Reading {
         total: Mib::floor_of_bytes(memory.total),
         reserved: Mib(memory.reserved.div_ceil(1 << 20)),
         used: Mib(memory.used.div_ceil(1 << 20)),
         compute_mode,
-        mig: optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1),
-        processes: processes(&device, proc_root, origins)?,
+        mig,
+        processes: listed.processes,
+        unseen: listed.unseen.filter(|_| !mig),
         counters: counters(&device)?,
     })
 }
@@ -187,8 +190,8 @@ impl Origins {
     }
 }
 
-/// The processes of one card, for the watchdog; `None` when it does not answer. Graphics
-/// contexts are left to the full look: they are no tenant's that we started.
+/// The processes of one card, for the watchdog; `None` when it does not answer, or not in
+/// full: a client on no list of clients would be taken for one that goes past its server.
 ///
 /// # Errors
 /// Those of the whole driver.
@@ -198,52 +201,60 @@ pub(super) fn sample(
     proc_root: &Path,
     origins: &mut Origins,
 ) -> Result<Option<Vec<Process>>, NvmlError> {
-    let mut look = || -> Result<Vec<Process>, NvmlError> {
+    let mut look = || -> Result<Option<Vec<Process>>, NvmlError> {
         let device = nvml.device_by_uuid(card.as_str())?;
-        let found = listed([
-            (true, retried(|| device.mps_running_compute_processes())),
-            (false, retried(|| device.running_compute_processes())),
-        ])?;
-        Ok(found
+        let (found, missing) = listed(&device)?;
+        if missing.is_some() {
+            return Ok(None);
+        }
+        let found = found
             .into_values()
             .map(|process| Process {
                 origin: origins.known(proc_root, process.pid),
                 ..process
             })
-            .collect())
+            .collect();
+        Ok(Some(found))
     };
     match look() {
-        Ok(found) => Ok(Some(found)),
+        Ok(found) => Ok(found),
         Err(error) if trouble(&error) == Trouble::DriverGone => Err(error),
         Err(_) => Ok(None),
     }
 }
 
-type List = Result<Vec<ProcessInfo>, NvmlError>;
+struct Listed {
+    processes: Vec<Process>,
+    unseen: Option<String>,
+}
 
 fn processes(
     device: &nvml_wrapper::Device<'_>,
     proc_root: &Path,
     origins: &mut Origins,
-) -> Result<Vec<Process>, NvmlError> {
-    let found = listed([
-        (true, retried(|| device.mps_running_compute_processes())),
-        (false, retried(|| device.running_compute_processes())),
-        (false, retried(|| device.running_graphics_processes())),
-    ])?;
+) -> Result<Listed, NvmlError> {
+    let (found, missing) = listed(device)?;
+    let unseen = missing.or_else(|| {
+        let unknown = found.values().find(|process| process.memory.is_none())?;
+        Some(format!(
+            "the driver does not tell what process {} holds",
+            unknown.pid
+        ))
+    });
     let busy = if found.is_empty() {
         None
     } else {
         sm_percent(device)?
     };
-    Ok(found
-        .into_values()
-        .map(|process| Process {
-            origin: origins.read(proc_root, process.pid),
-            sm_percent: (busy.as_ref()).map(|by| by.get(&process.pid).copied().unwrap_or(0)),
-            ..process
-        })
-        .collect())
+    let processes = found.into_values().map(|process| Process {
+        origin: origins.read(proc_root, process.pid),
+        sm_percent: (busy.as_ref()).map(|by| by.get(&process.pid).copied().unwrap_or(0)),
+        ..process
+    });
+    Ok(Listed {
+        processes: processes.collect(),
+        unseen,
+    })
 }
 
 /// SM time of the last second by pid, the mean of the driver's samples; `None` where it keeps
@@ -277,22 +288,58 @@ fn sm_percent(device: &nvml_wrapper::Device<'_>) -> Result<Option<BTreeMap<u32, 
     Ok(Some(mean.collect()))
 }
 
-/// Every process of these lists once; the flag says which of them are clients of a server.
-fn listed<const N: usize>(lists: [(bool, List); N]) -> Result<BTreeMap<u32, Process>, NvmlError> {
+/// Every process with a context on the card once, and the list that the driver does not
+/// have, which is not an empty one. A process that draws is no client of a server, whatever
+/// else it is: no limit of a server counts what it holds by drawing. NVML's figure is the
+/// process's on each list.
+fn listed(
+    device: &nvml_wrapper::Device<'_>,
+) -> Result<(BTreeMap<u32, Process>, Option<String>), NvmlError> {
     let mut found: BTreeMap<u32, Process> = BTreeMap::new();
-    for (mps_client, list) in lists {
-        for process in optional(list)?.unwrap_or_default() {
+    let mut missing = None;
+    for (name, client, list) in [
+        (
+            "MPS",
+            true,
+            retried(|| device.mps_running_compute_processes()),
+        ),
+        (
+            "compute",
+            false,
+            retried(|| device.running_compute_processes()),
+        ),
+        (
+            "graphics",
+            false,
+            retried(|| device.running_graphics_processes()),
+        ),
+    ] {
+        let list = match list {
+            Ok(list) => list,
+            Err(error) if matches!(trouble(&error), Trouble::Unsupported | Trouble::Bug) => {
+                missing = Some(format!(
+                    "the driver does not tell its {name} processes: {error}"
+                ));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        for process in list {
             let memory = match process.used_gpu_memory {
                 UsedGpuMemory::Used(bytes) => Some(Mib(bytes.div_ceil(1 << 20))),
                 UsedGpuMemory::Unavailable => None,
             };
-            let entry = found.entry(process.pid).or_default();
-            entry.pid = process.pid;
+            let entry = found.entry(process.pid).or_insert(Process {
+                pid: process.pid,
+                memory,
+                mps_client: client,
+                ..Process::default()
+            });
             entry.memory = entry.memory.max(memory);
-            entry.mps_client |= mps_client;
+            entry.mps_client &= name != "graphics";
         }
     }
-    Ok(found)
+    Ok((found, missing))
 }
 
 /// The list is sized by a count taken before it: a burst of starts in between makes it fail.

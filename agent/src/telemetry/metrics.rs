@@ -99,6 +99,7 @@ pub struct Meters {
     registrations: Family<Resource, Counter>,
     refusals: Family<Final, Counter>,
     prepared: Family<Outcome, Counter>,
+    compute_modes: Counter,
     freed: Counter,
     unproven: Counter,
     xids: Family<Fault, Counter>,
@@ -120,6 +121,7 @@ impl Meters {
             registrations: Family::default(),
             refusals: Family::default(),
             prepared: Family::default(),
+            compute_modes: Counter::default(),
             freed: Counter::default(),
             unproven: Counter::default(),
             xids: Family::default(),
@@ -159,6 +161,11 @@ impl Meters {
             "aliquot_containers_prepared",
             "Answers to PreStartContainer; with outcome ok the CDI file was in place",
             meters.prepared.clone(),
+        );
+        registry.register(
+            "aliquot_compute_mode_changes",
+            "Times at which a card was in another compute mode than its shares need, and was set right",
+            meters.compute_modes.clone(),
         );
         registry.register(
             "aliquot_shares_freed",
@@ -210,7 +217,7 @@ impl Meters {
             drop(meters.prepared.get_or_create(&Outcome { outcome }));
             drop(meters.status_writes.get_or_create(&Outcome { outcome }));
         }
-        for wrong in ["memory", "past-server"] {
+        for wrong in ["memory", "past-server", "clients"] {
             for action in ["warned", "reported", "evicted", "killed"] {
                 drop(
                     meters
@@ -277,6 +284,9 @@ impl Meters {
             Note::ServerMended { after, .. } => self.servers_mended.observe(after.as_secs_f64()),
             // A gauge has it.
             Note::Health { .. } => {}
+            Note::ComputeMode { .. } => {
+                self.compute_modes.inc();
+            }
             Note::Freed { .. } => {
                 self.freed.inc();
             }

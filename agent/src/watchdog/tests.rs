@@ -2,7 +2,10 @@ use super::*;
 use crate::attribute::Origin;
 use crate::ledger::AllocId;
 
-const SLACK: Mib = Mib(16);
+const ALLOWED: Allowance = Allowance {
+    slack: Mib(16),
+    client_slots: 12,
+};
 
 fn share(pod: &str, container: &str, mode: &str, mib: u64) -> Share {
     let record = format!(
@@ -51,7 +54,7 @@ fn acts(ledger: &Ledger, processes: &[Process]) -> Vec<(usize, Wrong)> {
     let mut acts = Vec::new();
     for n in 0..10 {
         let now = start + Duration::from_millis(100 * n);
-        let found = watchdog.judge(&sample(now, processes), ledger, SLACK, now);
+        let found = watchdog.judge(&sample(now, processes), ledger, &ALLOWED, now);
         let sure = found.into_iter().filter(|finding| finding.sure);
         acts.extend(sure.map(|finding| (usize::try_from(n).unwrap(), finding.wrong)));
     }
@@ -78,11 +81,69 @@ fn a_process_past_its_server_is_wrong_whatever_it_holds() {
     for mode in ["mps", "mps-isolated"] {
         let ledger = ledger(&[share("a", "main", mode, 2000)]);
         let past = [process("a", "main", 1, false)];
-        assert_eq!(acts(&ledger, &past), [(1, Wrong::PastServer)], "{mode}");
+        assert_eq!(acts(&ledger, &past), [(5, Wrong::PastServer)], "{mode}");
         assert_eq!(acts(&ledger, &[process("a", "main", 1, true)]), []);
     }
     let whole = ledger(&[share("a", "main", "exclusive", 2000)]);
     assert_eq!(acts(&whole, &[process("a", "main", 9000, false)]), []);
+}
+
+#[test]
+fn a_client_that_is_listed_late_is_left_alone_and_what_it_holds_is_not() {
+    let ledger = ledger(&[share("a", "main", "mps", 2000)]);
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    for n in 0..20_u32 {
+        let now = start + Duration::from_millis(100) * n;
+        let late = [process("a", "main", 300, n >= 5)];
+        let found = watchdog.judge(&sample(now, &late), &ledger, &ALLOWED, now);
+        assert!(found.iter().all(|finding| !finding.sure), "{n}: {found:?}");
+    }
+    let over = [process("a", "main", 2017, false)];
+    assert_eq!(acts(&ledger, &over)[0], (1, Wrong::Memory));
+}
+
+#[test]
+fn looks_at_all_cards_alone_are_enough() {
+    let ledger = ledger(&[share("a", "main", "time-slicing", 2000)]);
+    let over = [process("a", "main", 3000, false)];
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let sure = |watchdog: &mut Watchdog, millis| {
+        let now = start + Duration::from_millis(millis);
+        let found = watchdog.judge(&sample(now, &over), &ledger, &ALLOWED, now);
+        found.iter().any(|finding| finding.sure)
+    };
+    assert!(!sure(&mut watchdog, 0));
+    assert!(sure(&mut watchdog, 2100));
+}
+
+#[test]
+fn who_leaves_no_client_to_the_others_of_its_card_has_more_than_its_part() {
+    let shares = [
+        share("a", "main", "mps", 2000),
+        share("b", "main", "mps", 2000),
+    ];
+    let both = ledger(&shares);
+    let own = |pod: &str, count: u64| -> Vec<Process> {
+        (1..=count)
+            .map(|mib| process(pod, "main", mib, true))
+            .collect()
+    };
+    // Twelve for two: one is left to whoever starts another.
+    for (first, second, sure) in [
+        (10, 1, false),
+        (11, 1, true),
+        (11, 0, false),
+        (12, 0, true),
+        (6, 6, false),
+    ] {
+        let all = [own("a", first), own("b", second)].concat();
+        let expected: &[(usize, Wrong)] = if sure { &[(1, Wrong::Clients)] } else { &[] };
+        assert_eq!(acts(&both, &all), expected, "{first} beside {second}");
+    }
+    let alone = ledger(&shares[..1]);
+    assert_eq!(acts(&alone, &own("a", 12)), []);
 }
 
 #[test]
@@ -105,7 +166,7 @@ fn what_others_hold_is_not_held_against_it() {
     let mut now = Instant::now();
     let mut found = Vec::new();
     for _ in 0..2 {
-        found = watchdog.judge(&sample(now, &processes), &ledger, SLACK, now);
+        found = watchdog.judge(&sample(now, &processes), &ledger, &ALLOWED, now);
         now += Duration::from_millis(100);
     }
     assert_eq!(found.len(), 1);
@@ -141,7 +202,7 @@ fn a_tenant_that_takes_and_frees_between_samples_is_found_all_the_same() {
     for n in 0..10_u32 {
         let now = start + Duration::from_millis(100) * n;
         let processes = if n % 3 == 0 { &over } else { &under };
-        let found = watchdog.judge(&sample(now, processes), &ledger, SLACK, now);
+        let found = watchdog.judge(&sample(now, processes), &ledger, &ALLOWED, now);
         sure += found.iter().filter(|finding| finding.sure).count();
     }
     assert_eq!(sure, 1);
@@ -157,14 +218,14 @@ fn old_samples_and_single_ones_do_nothing() {
     for _ in 0..3 {
         assert!(
             watchdog
-                .judge(&sample(start, &over), &ledger, SLACK, late)
+                .judge(&sample(start, &over), &ledger, &ALLOWED, late)
                 .is_empty()
         );
     }
-    let found = watchdog.judge(&sample(late, &over), &ledger, SLACK, late);
+    let found = watchdog.judge(&sample(late, &over), &ledger, &ALLOWED, late);
     assert!(found.iter().all(|finding| !finding.sure) && found.len() == 1);
-    let later = late + Duration::from_secs(2);
-    let found = watchdog.judge(&sample(later, &over), &ledger, SLACK, later);
+    let later = late + Duration::from_secs(3);
+    let found = watchdog.judge(&sample(later, &over), &ledger, &ALLOWED, later);
     assert!(found.iter().all(|finding| !finding.sure));
 }
 
@@ -204,7 +265,7 @@ fn a_simulated_day_of_busy_tenants_has_no_false_positive() {
                 ]
             })
             .collect();
-        let found = watchdog.judge(&sample(now, &processes), &ledger, SLACK, now);
+        let found = watchdog.judge(&sample(now, &processes), &ledger, &ALLOWED, now);
         assert!(found.iter().all(|finding| !finding.sure), "{found:?}");
     }
 }

@@ -98,6 +98,7 @@ impl Bench {
                 exclusive: true,
                 default_memory_mib: *memory,
                 default_thread_percent: *percent,
+                compute_mode_faults: 0,
             })
             .collect();
         Plan {

@@ -15,6 +15,7 @@ fn isolated(bench: &Bench, name: &str, memory: u64) -> Server {
         exclusive: false,
         default_memory_mib: memory,
         default_thread_percent: 50,
+        compute_mode_faults: 0,
     }
 }
 
@@ -85,6 +86,7 @@ pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_give
         cards: vec![proto::mps::Card {
             uuid: bench.cards[0].clone(),
             time_slice: Some(3),
+            compute_mode_faults: 0,
         }],
     };
     let seen = bench.client.ensure(plan).await.unwrap();
@@ -103,6 +105,7 @@ pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_give
         cards: vec![proto::mps::Card {
             uuid: bench.cards[0].clone(),
             time_slice: Some(4),
+            compute_mode_faults: 0,
         }],
     };
     let refused = bench.client.ensure(wrong).await.unwrap_err();

@@ -97,6 +97,7 @@ pub(crate) fn state() -> State {
         ledger,
         complaints: std::collections::BTreeMap::default(),
         evicted_strangers: std::collections::BTreeSet::default(),
+        mode_faults: std::collections::BTreeMap::default(),
         mps: MpsView {
             seen: Observation {
                 servers: vec![ServerState {

@@ -1,7 +1,7 @@
 //! What a share's container is given: its CDI file and `share.json`.
 
 use crate::Config;
-use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed};
+use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed, without_graphics};
 use crate::fence;
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share};
@@ -81,7 +81,11 @@ fn driver_edits(
         }
     }
     if complete {
-        return Ok(trimmed(theirs));
+        let theirs = trimmed(theirs);
+        return Ok(match share.mode {
+            Mode::Exclusive => theirs,
+            _ => without_graphics(theirs),
+        });
     }
     let minors = share
         .gpus

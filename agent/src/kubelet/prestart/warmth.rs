@@ -185,6 +185,7 @@ mod tests {
             view.applied.cards = vec![proto::mps::Card {
                 uuid: "GPU-0".into(),
                 time_slice: None,
+                compute_mode_faults: 0,
             }];
             view.seen.cards = vec![proto::mps::CardState {
                 uuid: "GPU-0".into(),

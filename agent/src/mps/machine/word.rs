@@ -112,6 +112,8 @@ pub enum Event {
     Seen(Sight),
     /// By `Verify`: as set, or what is not.
     Verified(Result<(), String>),
+    /// A card of it was seen in another compute mode than was set.
+    ModeLost,
     /// Something moved that no one was asked to move: a server's process is gone, or its
     /// log has a new line. Worth a look.
     Stirred,

@@ -2,7 +2,7 @@
 //! uses and how it is fenced.
 
 use super::{Core, Effect};
-use crate::fence::{self, ActiveFence, Evidence};
+use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
 use crate::hands::Errand;
 use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, HolderKey, Share, SharePhase};
@@ -19,10 +19,6 @@ use std::time::{Duration, Instant};
 /// A runtime that ignored CDI is not tried again for so long: each try costs a pod. A new
 /// start of the agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
-/// So long after a card's compute mode was set, NVML has read it: twice its interval, and
-/// some more.
-const MODE_READ: Duration = Duration::from_millis(2500);
-
 impl Core {
     /// Everything that follows from what is known.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
@@ -72,7 +68,7 @@ impl Core {
                 self.forget(alloc, effects);
             }
         }
-        self.compare_modes(now);
+        self.compare_modes(now, effects);
         self.follow(now);
         self.mend(now, effects);
         self.meet_strangers(now, effects);
@@ -186,20 +182,22 @@ impl Core {
     }
 
     /// What really holds a container that the hook let start. `None` also while its card's
-    /// compute mode was just set and not read yet: nothing is claimed then.
+    /// compute mode was just set and not read yet, and before the supervisor was asked: nothing
+    /// is claimed then.
     fn fence(&self, share: &Share, now: Instant) -> Option<ActiveFence> {
         let name = server_name(share);
-        let wrong = share
-            .gpus
-            .iter()
-            .filter_map(|card| self.wrong_mode.get(card));
-        let wrong = wrong.min().filter(|_| name.is_some());
-        let fresh = |since: &Instant| now.saturating_duration_since(*since) < MODE_READ;
-        if share.fence.is_none() && wrong.is_some_and(fresh) {
+        let watches = share.gpus.iter().filter_map(|g| self.compute_modes.get(g));
+        let right = watches.map(|watch| watch.is_right(now));
+        let right = right.reduce(|one, other| one.and_then(|one| Some(one && other?)));
+        let right = right.unwrap_or(Some(true));
+        let known = right.is_some() && self.mps_told;
+        if !known && name.is_some() && share.fence.is_none() {
             return None;
         }
         let servers = &self.mps.seen.servers;
         let server = name.and_then(|name| servers.iter().find(|s| s.name == name));
+        // A supervisor that is gone reads nothing back.
+        let server = server.filter(|_| self.mps.unreachable.is_empty());
         let server = server.map_or(0, |server| server.observed_default_memory_mib);
         let cards = share.gpus.iter();
         let totals = cards.filter_map(|card| Some(self.inventory.card(card)?.total));
@@ -212,23 +210,33 @@ impl Core {
             driver: self.limited(share).and_then(|limited| limited.mib).map(Mib),
             server: (server > 0).then_some(Mib(server)),
             ceiling: ceilings.and_then(|ceilings| ceilings.highest(pids())),
-            compute_mode: wrong.is_none(),
+            compute_mode: right == Some(true),
             total: totals.max().unwrap_or_default(),
         };
         fence::active(share.mode, share.memory, &evidence)
     }
 
-    /// Cards whose compute mode is not what the shares on them need, and the limits with
-    /// which processes came to the servers of cards in mode `mps`.
-    fn compare_modes(&mut self, now: Instant) {
-        let mut wrong = BTreeMap::new();
+    /// Whether cards are in the compute mode that the shares on them need, and the limits
+    /// with which processes came to the servers of cards in mode `mps`.
+    fn compare_modes(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let mut watches = BTreeMap::new();
         let mut ceilings = BTreeMap::new();
         for card in &self.inventory.cards {
             let mode = self.ledger.mode_of(&card.uuid);
-            let needed = mode.and_then(fence::compute_mode);
-            if needed.is_some_and(|needed| needed != card.compute_mode) {
-                let since = self.wrong_mode.get(&card.uuid).copied().unwrap_or(now);
-                wrong.insert(card.uuid.clone(), since);
+            if let Some((mode, needed)) = mode.and_then(|m| Some((m, fence::compute_mode(m)?))) {
+                let known = self.compute_modes.get(&card.uuid).copied();
+                let known = known.filter(|watch| watch.mode() == mode);
+                let mut watch = known.unwrap_or(ComputeModeWatch::new(mode));
+                if watch.observe(card.compute_mode, now) {
+                    let faults = self.mode_faults.entry(card.uuid.clone()).or_default();
+                    *faults = faults.saturating_add(1);
+                    effects.push(Effect::Tell(Note::ComputeMode {
+                        gpu: card.uuid.clone(),
+                        is: card.compute_mode,
+                        needed,
+                    }));
+                }
+                watches.insert(card.uuid.clone(), watch);
             }
             if mode != Some(Mode::Mps) {
                 continue;
@@ -246,8 +254,22 @@ impl Core {
             }
             ceilings.insert(card.uuid.clone(), known);
         }
-        self.wrong_mode = wrong;
+        self.compute_modes = watches;
         self.ceilings = ceilings;
+    }
+
+    /// What is wrong with a card's compute mode, in one sentence.
+    pub(in crate::node) fn wrong_mode_of(&self, uuid: &GpuUuid) -> Option<String> {
+        let (watch, card) = (self.compute_modes.get(uuid)?, self.inventory.card(uuid)?);
+        let needed = fence::compute_mode(watch.mode())?;
+        (watch.is_told() && card.compute_mode != needed).then(|| {
+            format!(
+                "card {uuid} is in compute mode {}, mode {} needs {}",
+                card.compute_mode.as_str(),
+                watch.mode(),
+                needed.as_str()
+            )
+        })
     }
 
     /// What came of the driver's own limit for a share's container.

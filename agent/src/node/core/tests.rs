@@ -565,9 +565,9 @@ fn a_policy_that_asks_for_a_stronger_fence_refuses_shares() {
     let mut core = world.started();
     let mut policy = Policy::default();
     policy.spec.minimum_fence = Some(Fence::DriverLimit);
-    world.tell(&mut core, Event::Policy(Some(policy)));
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
     step(&mut world, &mut core, &Step::Allocate(1));
+    world.tell(&mut core, Event::Policy(Some(policy)));
     let refused = world.pre_start(&mut core, "u1").unwrap().unwrap_err();
     assert_eq!(
         refused,

@@ -1,6 +1,7 @@
 //! Claims about MPS servers that broke, and about a kubelet that lost its plugin.
 
 use super::*;
+use crate::inventory::ComputeMode;
 use crate::node::state::Pool;
 use crate::reconcile::Limited;
 use proto::mps::ServerState;
@@ -102,6 +103,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
     ] {
         let mut world = World::new();
         let mut core = world.started();
+        world.tell(&mut core, Event::Mps(MpsView::default()));
         for one in [
             Step::Bind(1, false, 0, 300),
             Step::Allocate(1),
@@ -114,7 +116,9 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
             proof.limited.clone_from(&limited);
         }
         step(&mut world, &mut core, &Step::Look);
-        world.now += Duration::from_secs(3);
+        let mut look = observation(&BTreeMap::new());
+        look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
+        world.tell(&mut core, Event::Observed(Arc::new(look)));
         let mut pod = world.pod(1, false, 0, 300);
         for container in &mut pod.containers {
             container.running = Some(format!("c-{}", pod.identity.uid));

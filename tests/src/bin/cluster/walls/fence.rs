@@ -9,7 +9,7 @@ use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
 use aliquot_tests::share::{IMAGE, pod};
 use aliquot_tests::suite::Claim;
-use aliquot_tests::wait::{Seen, until};
+use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use serde_json::{Value, json};
@@ -25,6 +25,12 @@ pub(crate) fn claims() -> Vec<Claim> {
         walls::fence::a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_is_told,
         walls::fence::under_a_minimum_fence_shares_of_unequal_size_are_never_together,
         walls::fence::who_calls_itself_an_mps_server_is_a_stranger,
+        walls::fence::who_draws_is_ended_whatever_the_mode,
+        walls::fence::memory_that_no_list_shows_is_granted_to_nobody,
+        walls::fence::a_compute_mode_that_somebody_changes_is_told_and_set_right,
+        walls::fence::who_takes_all_clients_of_a_server_is_ended,
+        walls::fence::a_client_that_the_driver_lists_late_is_left_alone,
+        walls::fence::a_card_whose_processes_are_not_told_takes_no_share,
     ]
 }
 
@@ -223,4 +229,177 @@ fn stranger(ns: &str, script: &str) -> Value {
             }],
         },
     })
+}
+
+/// What a share of 2000 MiB in a container of its own does, until it ends or holds.
+async fn tenant(cluster: &Cluster, ns: &str, name: &str, script: &str) -> Result<()> {
+    let manifest = pod(ns, name, &[("gpu-memory", "2000")], script);
+    cluster.apply_one(&manifest).await.map(drop)
+}
+
+async fn touch(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
+    let touch = ["/bin/busybox", "touch", "/tmp/go"];
+    // Its container may end before the command does.
+    let _ = cluster.kubectl.exec(ns, name, "main", &touch).await;
+    Ok(())
+}
+
+pub(crate) async fn who_draws_is_ended_whatever_the_mode(cluster: &mut Cluster) -> Result<()> {
+    let ns = card(cluster).await?;
+    let outcome = drawing(cluster, &ns).await;
+    policy(cluster, json!({})).await?;
+    outcome
+}
+
+async fn drawing(cluster: &Cluster, ns: &str) -> Result<()> {
+    for mode in ["mps", "mps-isolated", "time-slicing"] {
+        policy(cluster, json!({ "defaultMode": mode })).await?;
+        // Under a server, for that it draws; without one, for what it holds by drawing.
+        let mib = if mode == "time-slicing" { 2500 } else { 300 };
+        let name = format!("draws-{mode}");
+        tenant(cluster, ns, &name, &format!("graphics {mib} hold")).await?;
+        killed(cluster, ns, &name).await.context(mode)?;
+        cluster.delete_pod(ns, &name).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn memory_that_no_list_shows_is_granted_to_nobody(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    tenant(cluster, &ns, "raw", "raw 3000 hold").await?;
+    cluster.said(&ns, "raw", "main", "raw").await?;
+    until("it is told", Duration::from_secs(20), || async {
+        let status = cluster.gpu_node().await?.status.unwrap_or_default();
+        let gpu = status.gpus.first().context("no card")?;
+        let told = gpu.strangers.iter().any(|one| {
+            one.pid == 0 && one.command == "in no list of the driver" && one.memory_mib.0 >= 2900
+        });
+        let kept = gpu.grantable_mib.0 < TOTAL - 3000;
+        Ok(Seen::when(told && kept, format!("{gpu:?}")))
+    })
+    .await
+}
+
+pub(crate) async fn a_compute_mode_that_somebody_changes_is_told_and_set_right(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    tenant(cluster, &ns, "held", "report hold").await?;
+    let words = "ServerLimit, 2000 MiB granted, 2000 MiB read back, reach 2000 MiB";
+    let right = ("True", "LimitReadBack", words);
+    isolated(cluster, &ns, "held", right).await?;
+    let since = |pod: &Pod| isolation(pod).and_then(|c| c.last_transition_time.clone());
+    let before = since(&cluster.pods(&ns).get("held").await?);
+    let gpus = cluster.gpus.as_ref().context("no GPUs")?;
+    // The wall clock of a condition counts seconds.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    gpus.driver.smi(&["-i", "0", "-c", "DEFAULT"]).await?;
+    until("it is set right", Duration::from_secs(10), || async {
+        let query = [
+            "-i",
+            "0",
+            "--query-gpu=compute_mode",
+            "--format=csv,noheader",
+        ];
+        let is = gpus.driver.smi(&query).await?;
+        let page = gpus.metrics().await?;
+        let told = page.lines().any(|line| {
+            line.starts_with("aliquot_compute_mode_changes_total") && !line.ends_with(" 0")
+        });
+        Ok(Seen::when(
+            is.trim() == "Exclusive_Process" && told,
+            format!("{is}, told: {told}"),
+        ))
+    })
+    .await?;
+    // Meanwhile it was not verified; afterwards it is again.
+    cluster
+        .pod_until(&ns, "held", "verified again", |pod| {
+            since(pod) != before && isolation(pod).is_some_and(|c| c.status == "True")
+        })
+        .await?;
+    Ok(())
+}
+
+pub(crate) async fn who_takes_all_clients_of_a_server_is_ended(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    tenant(cluster, &ns, "neighbour", "await /tmp/go context hold").await?;
+    cluster.pod_phase(&ns, "neighbour", "Running").await?;
+    // Half of the 48 are its part; what is free it may have.
+    tenant(cluster, &ns, "busy", "clients 46 hold").await?;
+    let said = cluster.said(&ns, "busy", "main", "clients").await?;
+    ensure!(said["connected"] == 46, "{said}");
+    tenant(cluster, &ns, "greedy", "await /tmp/go clients 2 hold").await?;
+    cluster.pod_phase(&ns, "greedy", "Running").await?;
+    touch(cluster, &ns, "greedy").await?;
+    killed(cluster, &ns, "busy").await?;
+    touch(cluster, &ns, "neighbour").await?;
+    let connected = cluster.said(&ns, "neighbour", "main", "context").await?;
+    ensure!(connected["ok"] == true, "{connected}");
+    let within = cluster.pods(&ns).get("greedy").await?;
+    ensure!(phase_of(&within) == "Running", "two are within its part");
+    Ok(())
+}
+
+pub(crate) async fn a_client_that_the_driver_lists_late_is_left_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = card(cluster).await?;
+    set(cluster, "mps-listed-late-ms", 400).await?;
+    let outcome = late(cluster, &ns).await;
+    set(cluster, "mps-listed-late-ms", 0).await?;
+    outcome
+}
+
+async fn late(cluster: &Cluster, ns: &str) -> Result<()> {
+    tenant(cluster, ns, "honest", "alloc 1000 hold").await?;
+    cluster.said(ns, "honest", "main", "hold").await?;
+    stays("the honest tenant", Duration::from_millis(1500), || async {
+        let pod = cluster.pods(ns).get("honest").await?;
+        Ok(Seen::when(phase_of(&pod) == "Running", phase_of(&pod)))
+    })
+    .await
+}
+
+pub(crate) async fn a_card_whose_processes_are_not_told_takes_no_share(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    card(cluster).await?;
+    for (key, code, words) in [
+        ("mps-list", 3, "does not tell its MPS processes"),
+        ("process-lists", 4, "does not tell its"),
+    ] {
+        set(cluster, key, code).await?;
+        let seen = unhealthy(cluster, words).await;
+        set(cluster, key, 0).await?;
+        seen.context(key)?;
+    }
+    Ok(())
+}
+
+async fn unhealthy(cluster: &Cluster, words: &str) -> Result<()> {
+    until("the card is unhealthy", Duration::from_secs(10), || async {
+        let status = cluster.gpu_node().await?.status.unwrap_or_default();
+        let gpu = status.gpus.first().context("no card")?;
+        let closed = gpu.health == "Unhealthy" && !gpu.ready;
+        Ok(Seen::when(
+            closed && gpu.health_reason.contains(words),
+            format!("{} {}", gpu.health, gpu.health_reason),
+        ))
+    })
+    .await
+}
+
+/// Sets something of the first card.
+async fn set(cluster: &Cluster, key: &str, value: u64) -> Result<()> {
+    let gpus = cluster.gpus.as_ref().context("no GPUs")?;
+    let value = value.to_string();
+    gpus.driver
+        .control(&["set", key, &value, "--gpu", "0"])
+        .await?;
+    Ok(())
 }
