@@ -108,6 +108,14 @@ pub mod kai {
     pub const MIN_MEMBER: &str = "kai.scheduler/min-member";
 }
 
+/// Admission policies.
+pub mod guard {
+    /// Label of a namespace that the policies leave alone, with [`EXEMPT`]; an admin sets it.
+    pub const LABEL: &str = "aliquot.dev/guard";
+    /// Value of [`LABEL`].
+    pub const EXEMPT: &str = "exempt";
+}
+
 /// Container device interface.
 pub mod cdi {
     /// Vendor and class of our devices; a device is named by its `alloc_id`.

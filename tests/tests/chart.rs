@@ -255,8 +255,27 @@ fn changed(helm: &Path) {
             "guard.action=Warn",
             "--set",
             "guard.exemptNamespaces={mine}",
+            "--set",
+            "guard.runtimeClasses={gpu}",
+            "--set",
+            "scheduler.name=aliquot",
         ],
     );
+    for (policy, variable, value) in [
+        ("aliquot-requests", "schedulers", "['aliquot']"),
+        ("aliquot-grant", "schedulers", "['aliquot']"),
+        ("aliquot-runtime-classes", "classes", "['gpu']"),
+        (
+            "aliquot-exempt-namespaces",
+            "exemptNames",
+            "['kube-system', 'aliquot-system', 'mine']",
+        ),
+    ] {
+        let spec = &lenient[&key("ValidatingAdmissionPolicy", policy)]["spec"];
+        let variables = spec["variables"].as_array().unwrap();
+        let found = variables.iter().find(|found| found["name"] == variable);
+        assert_eq!(found.unwrap()["expression"], value, "{policy}");
+    }
     let bindings = lenient
         .iter()
         .filter(|((kind, _), _)| kind == "ValidatingAdmissionPolicyBinding");

@@ -17,13 +17,15 @@ const OLDEST: (u32, u32) = (1, 31);
 /// The label by which nodes with GPUs are known.
 const PRESENT: &str = "nvidia.com/gpu.present";
 /// The policies of the guard.
-const GUARD: [&str; 8] = [
+const GUARD: [&str; 10] = [
     "aliquot-visible-devices",
+    "aliquot-runtime-classes",
     "aliquot-host-paths",
     "aliquot-cdi-names",
     "aliquot-requests",
     "aliquot-share-isolation",
     "aliquot-grant",
+    "aliquot-exempt-namespaces",
     "aliquot-agent-node",
     "aliquot-agent-gpunode",
 ];

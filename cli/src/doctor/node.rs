@@ -40,7 +40,7 @@ pub(super) fn findings(node: &Node<'_>) -> Vec<Finding> {
         kubelet(node),
         plugins(node),
         cdi(node),
-        default_runtime(node),
+        runtimes(node),
         hook(node),
         agent(node),
     ]
@@ -236,34 +236,123 @@ fn cdi(node: &Node<'_>) -> Finding {
     }
 }
 
-/// A runtime that gives GPUs to whoever sets a variable.
-fn default_runtime(node: &Node<'_>) -> Finding {
-    let check = "default runtime";
-    let containerd = node.text("etc/containerd/config.toml").unwrap_or_default();
-    let name = setting(&containerd, "default_runtime_name");
-    if name.as_deref() != Some("nvidia") {
-        return Finding::fine(
-            check,
-            name.unwrap_or_else(|| "the runtime's own".to_owned()),
-        );
+/// Runtimes that give GPUs to whoever sets a variable: a pod names any of them by its class.
+fn runtimes(node: &Node<'_>) -> Finding {
+    let check = "runtimes";
+    let nvidias: Vec<String> = runtime_names(node)
+        .into_iter()
+        .filter(|(_, program)| program.contains("nvidia-container-runtime"))
+        .map(|(name, _)| name)
+        .collect();
+    if nvidias.is_empty() {
+        return Finding::fine(check, "none of them is NVIDIA's");
     }
+    let names = nvidias.join(", ");
     let toolkit = [
         "etc/nvidia-container-runtime/config.toml",
         "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
     ];
-    let toolkit: String = toolkit.iter().filter_map(|path| node.text(path)).collect();
-    let accepts = setting(
-        &toolkit,
-        "accept-nvidia-visible-devices-envvar-when-unprivileged",
-    );
-    if accepts.as_deref() == Some("false") || setting(&toolkit, "mode").as_deref() == Some("cdi") {
-        return Finding::fine(check, "nvidia, which gives nothing by a variable");
+    let accepts = toolkit
+        .iter()
+        .filter_map(|path| node.text(path))
+        .find_map(|text| {
+            setting(
+                &text,
+                "accept-nvidia-visible-devices-envvar-when-unprivileged",
+            )
+        });
+    // In every mode, `cdi` too, the toolkit takes the variable unless this says no.
+    if accepts.as_deref() == Some("false") {
+        return Finding::fine(
+            check,
+            format!("{names}: NVIDIA's, which gives nothing by a variable"),
+        );
     }
+    let default = default_runtime(node).filter(|name| nvidias.contains(name));
     Finding::warning(
         check,
-        "nvidia is the default runtime and gives every GPU to a container that sets NVIDIA_VISIBLE_DEVICES",
-        "set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml; the policy aliquot-visible-devices refuses such pods meanwhile",
+        match default {
+            Some(default) => format!(
+                "{default} is the default runtime and gives every GPU to a container whose image sets NVIDIA_VISIBLE_DEVICES"
+            ),
+            None => format!(
+                "{names}: a container of that runtime class whose image sets NVIDIA_VISIBLE_DEVICES gets every GPU"
+            ),
+        },
+        "set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml; meanwhile list the classes of these runtimes in the policy aliquot-runtime-classes",
     )
+}
+
+/// The files of containerd or CRI-O, with those that they take in, in their order.
+fn runtime_configurations(node: &Node<'_>) -> Vec<String> {
+    let folder = |path: &str| {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(node.at(path))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|kind| kind == "toml" || kind == "conf")
+            })
+            .collect();
+        files.sort();
+        files
+    };
+    let mut files = vec![
+        node.at("etc/containerd/config.toml"),
+        node.at("etc/crio/crio.conf"),
+    ];
+    files.extend(folder("etc/containerd/conf.d"));
+    files.extend(folder("etc/crio/crio.conf.d"));
+    files
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .collect()
+}
+
+/// What runs where no class is named; a later file wins.
+fn default_runtime(node: &Node<'_>) -> Option<String> {
+    runtime_configurations(node)
+        .iter()
+        .filter_map(|text| {
+            setting(text, "default_runtime_name").or_else(|| setting(text, "default_runtime"))
+        })
+        .next_back()
+}
+
+/// Every runtime of containerd's and CRI-O's tables, with its program.
+fn runtime_names(node: &Node<'_>) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for text in runtime_configurations(node) {
+        let mut table = None;
+        for line in text.lines() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if let Some(header) = line.strip_prefix('[') {
+                table = runtime_of(header.trim_end_matches(']'));
+                continue;
+            }
+            let Some((key, value)) = line.split_once('=') else {
+                continue;
+            };
+            if let Some(name) = &table
+                && ["BinaryName", "runtime_path"].contains(&key.trim())
+            {
+                let program = value.trim().trim_matches(['"', '\'']).to_owned();
+                found.push((name.clone(), program));
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The runtime that a table is of: `[...runtimes.NAME]` or `[...runtimes.NAME.options]`.
+fn runtime_of(header: &str) -> Option<String> {
+    let (_, rest) = header.rsplit_once("runtimes.")?;
+    let name = rest.strip_suffix(".options").unwrap_or(rest);
+    Some(name.trim_matches(['"', '\'']).to_owned())
 }
 
 fn hook(node: &Node<'_>) -> Finding {
@@ -376,7 +465,14 @@ mod tests {
         use State::{Broken, Unknown, Warning};
         let old = "version = 2\n";
         let off = "[plugins.\"x\"]\n  enable_cdi = false # why\n";
-        let nvidia = "version = 3\ndefault_runtime_name = \"nvidia\"\n";
+        let table = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia.options]\n  BinaryName = \"/usr/bin/nvidia-container-runtime\"\n";
+        let nvidia = &format!("version = 3\ndefault_runtime_name = \"nvidia\"\n{table}");
+        let beside = &format!("version = 3\ndefault_runtime_name = \"runc\"\n{table}");
+        let runc =
+            "version = 3\n[x.containerd.runtimes.runc.options]\nBinaryName = \"/usr/bin/runc\"\n";
+        let crio = "[crio.runtime.runtimes.nvidia-cdi]\nruntime_path = \"/usr/bin/nvidia-container-runtime.cdi\"\n";
+        let toolkit = "etc/nvidia-container-runtime/config.toml";
+        let cdi = "mode = \"cdi\"\n";
         let strict = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
         let containerd = "etc/containerd/config.toml";
         let cases: &[(Files<'_>, &[(&str, State)])] = &[
@@ -420,13 +516,25 @@ mod tests {
             (&[(containerd, "-")], &[("runtime and CDI", Unknown)]),
             (&[(containerd, old)], &[("runtime and CDI", Warning)]),
             (&[(containerd, off)], &[("runtime and CDI", Broken)]),
-            (&[(containerd, nvidia)], &[("default runtime", Warning)]),
+            (&[(containerd, runc)], &[]),
+            (&[(containerd, nvidia)], &[("runtimes", Warning)]),
+            (&[(containerd, beside)], &[("runtimes", Warning)]),
+            (
+                &[("etc/containerd/conf.d/99-nvidia.toml", table)],
+                &[("runtimes", Warning)],
+            ),
+            // The toolkit's mode cdi takes the variable as well.
+            (
+                &[(containerd, beside), (toolkit, cdi)],
+                &[("runtimes", Warning)],
+            ),
+            (&[(containerd, beside), (toolkit, strict)], &[]),
             (
                 &[
-                    (containerd, nvidia),
-                    ("etc/nvidia-container-runtime/config.toml", strict),
+                    (containerd, "-"),
+                    ("etc/crio/crio.conf.d/99-nvidia.conf", crio),
                 ],
-                &[],
+                &[("runtimes", Warning)],
             ),
             (&[(containerd, "-"), ("etc/crio/crio.conf", "")], &[]),
             (

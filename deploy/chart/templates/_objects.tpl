@@ -87,7 +87,21 @@
 {{- if ne $guard.action "Deny" }}{{ $_ := set .object.spec "validationActions" (list $guard.action "Audit") }}{{ end -}}
 {{- $resources := .object.spec.matchResources | default dict -}}
 {{- range $expression := ($resources.namespaceSelector | default dict).matchExpressions -}}
-  {{- $_ := set $expression "values" (concat $expression.values $guard.exemptNamespaces) -}}
+  {{- if eq $expression.key "kubernetes.io/metadata.name" }}{{ $_ := set $expression "values" (concat $expression.values $guard.exemptNamespaces) }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* What the guard must know of this cluster. In: {root, object}. */}}
+{{- define "aliquot.policy" -}}
+{{- $values := .root.Values -}}
+{{- range $variable := .object.spec.variables -}}
+  {{- if and (eq $variable.name "schedulers") $values.scheduler.name -}}
+    {{- $_ := set $variable "expression" (printf "['%s']" $values.scheduler.name) -}}
+  {{- else if and (eq $variable.name "classes") $values.guard.runtimeClasses -}}
+    {{- $_ := set $variable "expression" (printf "['%s']" (join "', '" $values.guard.runtimeClasses)) -}}
+  {{- else if and (eq $variable.name "exemptNames") $values.guard.exemptNamespaces -}}
+    {{- $_ := set $variable "expression" (printf "%s, '%s']" (trimSuffix "]" $variable.expression) (join "', '" $values.guard.exemptNamespaces)) -}}
+  {{- end -}}
 {{- end -}}
 {{- end }}
 

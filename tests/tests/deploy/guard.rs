@@ -23,20 +23,16 @@ fn every_policy_is_bound_refuses_when_in_doubt_and_speaks_in_one_line() {
             assert_eq!(said[0].trim().lines().count(), 1, "{name}: {}", said[0]);
         }
         let selector = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"];
-        for expression in list(selector) {
-            assert_eq!(expression["operator"], "NotIn");
-            exempt.insert(strings(&expression["values"]).join(" "));
+        if !selector.is_null() {
+            exempt.insert(selector.to_string());
         }
     }
-    // One list for all that have exemptions, and our own programs are in it.
-    assert_eq!(exempt.len(), 1, "{exempt:?}");
-    assert!(
-        exempt
-            .first()
-            .unwrap()
-            .split(' ')
-            .any(|name| name == NAMESPACE)
-    );
+    // One list for all that have exemptions: two names, which nobody else can make, and a label.
+    let wanted = serde_json::json!([
+        {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", NAMESPACE]},
+        {"key": names::guard::LABEL, "operator": "NotIn", "values": [names::guard::EXEMPT]},
+    ]);
+    assert_eq!(exempt, BTreeSet::from([wanted.to_string()]));
 }
 
 #[test]
@@ -49,6 +45,22 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         quoted(request::FRACTION),
         quoted(request::CONTAINER_PREFIX),
         quoted(request::CONTAINER_MEMORY_REQUEST),
+        quoted(request::CONTAINER_MEMORY_LIMIT),
+    ];
+    let counted = [
+        request::NUM_DEVICES,
+        request::CONTAINER,
+        request::MPS,
+        request::COMPUTE,
+        kai::POD_GROUP,
+        kai::QUEUE_LABEL,
+        kai::QUEUE_LABEL_OLD,
+        kai::PROJECT_LABEL,
+        kai::PRIORITY_CLASS_LABEL,
+        kai::PREEMPTIBILITY_LABEL,
+        kai::NODE_POOL_LABEL,
+        kai::SUB_GROUP_LABEL,
+        kai::SCHEDULER_NAME,
     ];
     let resources = [resource::SHARE, resource::MEMORY_MIB, resource::MILLI].map(quoted);
     let mut wanted: Vec<(&str, Vec<String>)> = vec![
@@ -57,6 +69,24 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
             vec![quoted(env::NVIDIA_VISIBLE_DEVICES)],
         ),
         ("aliquot-requests", [&asks[..], &resources[..]].concat()),
+        (
+            "aliquot-requests",
+            vec![quoted(kai::SCHEDULER_NAME), quoted(request::CONTAINER)],
+        ),
+        ("aliquot-grant", asks[..2].to_vec()),
+        ("aliquot-grant", counted.map(quoted).to_vec()),
+        (
+            "aliquot-runtime-classes",
+            [resource::SHARE, resource::GPU, env::NVIDIA_VISIBLE_DEVICES]
+                .map(quoted)
+                .to_vec(),
+        ),
+        (
+            "aliquot-exempt-namespaces",
+            [names::guard::LABEL, names::guard::EXEMPT, NAMESPACE]
+                .map(quoted)
+                .to_vec(),
+        ),
         (
             "aliquot-share-isolation",
             [&asks[..], &resources[..1]].concat(),
@@ -84,6 +114,9 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         assert!(name.starts_with("CUDA_MPS_"));
     }
     assert!(text("aliquot-visible-devices").contains("startsWith('CUDA_MPS_')"));
+    // The per-container form, as one text.
+    let prefix = request::CONTAINER_PREFIX.replace('.', "[.]");
+    assert!(text("aliquot-grant").contains(&format!("\\\"{prefix}")));
     // What the agent's flags say is ours is what nobody may mount.
     let paths = text("aliquot-host-paths");
     let agent = agent_config("aliquot-agent");

@@ -6,7 +6,7 @@ mod rights;
 
 use aliquot_tests::manifest::documents;
 use clap::Parser;
-use proto::names::{self, NAMESPACE, env, grant, object, request, resource, telemetry};
+use proto::names::{self, NAMESPACE, env, grant, kai, object, request, resource, telemetry};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

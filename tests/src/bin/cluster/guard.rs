@@ -14,7 +14,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use proto::names::{NAMESPACE, resource};
+use proto::names::{NAMESPACE, kai, request, resource};
 use serde_json::{Value, json};
 
 /// A policy is in force some time after it was applied, and not before.
@@ -82,7 +82,11 @@ pub(crate) async fn visible_devices_and_mps_are_set_by_nobody(cluster: &mut Clus
         ),
         (
             mount("/var/run/nvidia-container-devices/all"),
-            "/var/run/nvidia-container-devices/all",
+            "nvidia-container-devices",
+        ),
+        (
+            mount("/run/x/../nvidia-container-devices/all"),
+            "nvidia-container-devices",
         ),
         (
             mount("//run/./nvidia-container-devices/0"),
@@ -172,6 +176,15 @@ pub(crate) async fn folders_of_ours_and_devices_are_mounted_by_nobody(
         "/etc",
         "/tmp",
         "/var//lib",
+        "/var/lib/kubelet",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/lib/kubelet/pods",
+        "/var/run/containerd/containerd.sock",
+        "/run/crio",
+        "/proc",
+        "/proc/driver",
+        "/sys",
+        "/sys/fs/cgroup",
     ] {
         table.refused(share(&mounts(path)), "something narrower");
     }
@@ -228,19 +241,46 @@ pub(crate) async fn a_share_is_asked_for_by_annotation_alone(cluster: &mut Clust
         json!({ "resources": { "limits": amount, "requests": amount } })
     };
     let nothing = json!({});
+    let ours = json!({ "schedulerName": kai::SCHEDULER_NAME });
     for name in [resource::SHARE, resource::MEMORY_MIB, resource::MILLI] {
         table.refused(with_container(&asks(name), &nothing), "grant");
         table.refused(
             with_init_container(&asks(name), &nothing),
             "container prepare",
         );
-        // As the webhook leaves it.
-        for annotated in shares(&with_container(&asks(name), &nothing)) {
-            table.admitted(annotated);
-        }
     }
+    let given = |count: &str, amount: &str| {
+        let all = json!({ (resource::SHARE): count, (amount): "2000" });
+        json!({ "resources": { "limits": all, "requests": all } })
+    };
+    let one = given("1", resource::MEMORY_MIB);
+    // As the webhook leaves it: by its scheduler alone, and not past it.
+    for annotated in shares(&with_container(&one, &ours)) {
+        table.admitted(annotated);
+    }
+    for annotated in shares(&with_container(&one, &nothing)) {
+        table.refused(annotated, "kai-scheduler");
+    }
+    let placed = json!({ "schedulerName": kai::SCHEDULER_NAME, "nodeName": "n1" });
+    table.refused(share(&with_container(&one, &placed)), "spec.nodeName");
+    // One token, and in the container that asks.
+    for count in ["2", "384"] {
+        let many = given(count, resource::MILLI);
+        table.refused(share(&with_container(&many, &ours)), "exactly one");
+    }
+    let amount = asks(resource::MEMORY_MIB);
+    table.refused(share(&with_container(&amount, &ours)), "exactly one");
+    table.refused(
+        share(&with_init_container(&one, &ours)),
+        "container prepare",
+    );
+    let mut prepare = share(&with_init_container(&one, &ours));
+    prepare["metadata"]["annotations"][request::CONTAINER] = json!("prepare");
+    table.admitted(prepare.clone());
+    prepare["metadata"]["annotations"][request::CONTAINER] = json!("main");
+    table.refused(prepare, "container prepare");
     for name in ["aliquot.dev/grant", "aliquot.dev/gpu"] {
-        table.refused(share(&with_container(&asks(name), &nothing)), name);
+        table.refused(share(&with_container(&asks(name), &ours)), name);
     }
     table.admitted(with_container(&asks(resource::GPU), &nothing));
     table.admitted(nothing);
@@ -253,6 +293,15 @@ pub(crate) async fn a_share_has_no_way_around_its_containers_walls(
     let ns = guarded(cluster).await?;
     let mut table = Table::new(cluster, "aliquot-share-isolation", &ns);
     let privileged = json!({ "securityContext": { "privileged": true } });
+    let adds = |name: &str| json!({ "securityContext": { "capabilities": { "add": [name] } } });
+    let unmasked = json!({ "securityContext": { "procMount": "Unmasked" } });
+    let mounted = |path: &str| {
+        let mounts = json!({ "volumeMounts": [{ "name": "own", "mountPath": path }] });
+        with_container(
+            &mounts,
+            &json!({ "volumes": [{ "name": "own", "emptyDir": {} }] }),
+        )
+    };
     let nothing = json!({});
     for (around, word) in [
         (
@@ -265,11 +314,32 @@ pub(crate) async fn a_share_has_no_way_around_its_containers_walls(
         ),
         (json!({ "spec": { "hostPID": true } }), "hostPID"),
         (json!({ "spec": { "hostIPC": true } }), "hostIPC"),
+        (with_container(&adds("SYS_ADMIN"), &nothing), "SYS_ADMIN"),
+        (with_container(&adds("SYS_PTRACE"), &nothing), "SYS_PTRACE"),
+        (
+            with_init_container(&adds("SYS_RAWIO"), &nothing),
+            "SYS_RAWIO",
+        ),
+        (with_container(&adds("ALL"), &nothing), "ALL"),
+        (
+            with_container(&unmasked, &json!({ "hostUsers": false })),
+            "procMount",
+        ),
+        (mounted("/run/aliquot/mps/pipe"), "container main"),
+        (mounted("/run/aliquot/mps/pipe/control"), "container main"),
+        (mounted("/var/run/./aliquot/x"), "container main"),
+        (mounted("/dev/shm/x"), "container main"),
     ] {
         for annotated in shares(&around) {
             table.refused(annotated, word);
         }
         table.admitted(around);
+    }
+    for fine in [adds("CHOWN"), adds("IPC_LOCK"), adds("NET_ADMIN")] {
+        table.admitted(share(&with_container(&fine, &nothing)));
+    }
+    for path in ["/dev/shm", "/run/aliquots", "/data"] {
+        table.admitted(share(&mounted(path)));
     }
     let walls = json!({ "securityContext": { "privileged": false } });
     table.admitted(share(&with_container(&walls, &json!({ "hostPID": false }))));
@@ -282,24 +352,9 @@ pub(crate) async fn a_share_has_no_way_around_its_containers_walls(
         )
     };
     table.refused_write(joins(json!({ "privileged": true })), "container late");
+    let ptrace = json!({ "capabilities": { "add": ["SYS_PTRACE"] } });
+    table.refused_write(joins(ptrace), "container late");
     table.admitted_write(joins(json!({})));
-    table.holds().await
-}
-
-pub(crate) async fn exempt_are_the_namespaces_that_a_binding_names(
-    cluster: &mut Cluster,
-) -> Result<()> {
-    let ns = guarded(cluster).await?;
-    let thief = with_container(
-        &json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }),
-        &json!({}),
-    );
-    let mut table = Table::new(cluster, "aliquot-visible-devices", &ns);
-    table.refused(thief.clone(), "NVIDIA_VISIBLE_DEVICES");
-    table.refused_write(creates("default", &thief), "NVIDIA_VISIBLE_DEVICES");
-    for exempt in ["kube-system", NAMESPACE] {
-        table.admitted_write(creates(exempt, &thief));
-    }
     table.holds().await
 }
 
@@ -320,7 +375,7 @@ pub(crate) async fn a_policy_in_warn_mode_lets_through_and_says_so(
             Verdict::Admitted(warnings) => Seen::when(
                 warnings
                     .iter()
-                    .any(|warning| warning.contains("/run/aliquot/")),
+                    .any(|warning| warning.contains("/run/aliquot,")),
                 format!("admitted with {warnings:?}"),
             ),
             Verdict::Refused(why) => Seen::NotYet(why),
@@ -330,7 +385,7 @@ pub(crate) async fn a_policy_in_warn_mode_lets_through_and_says_so(
     bindings.patch(name, &parameters, &set(&["Deny"])).await?;
     warned?;
     let mut table = Table::new(cluster, name, &ns);
-    table.refused_write(thief, "/run/aliquot/");
+    table.refused_write(thief, "/run/aliquot,");
     table.refuses().await
 }
 
@@ -471,7 +526,7 @@ pub(crate) fn creates(namespace: &str, change: &Value) -> Write {
 }
 
 /// `container main` with these fields, in a pod with these.
-fn with_container(container: &Value, spec: &Value) -> Value {
+pub(crate) fn with_container(container: &Value, spec: &Value) -> Value {
     in_pod("containers", "main", container, spec)
 }
 
@@ -492,7 +547,7 @@ fn mounts(path: &str) -> Value {
 }
 
 /// The same pod, asking for a share.
-fn share(change: &Value) -> Value {
+pub(crate) fn share(change: &Value) -> Value {
     let mut change = change.clone();
     merge(
         &mut change,
@@ -507,6 +562,7 @@ fn shares(change: &Value) -> Vec<Value> {
         ("gpu-memory", "2000"),
         ("gpu-fraction", "0.5"),
         ("nvidia.com/container.main.gpu-memory.request", "2000Mi"),
+        ("nvidia.com/container.main.gpu-memory.limit", "2000Mi"),
     ]
     .into_iter()
     .map(|(key, value)| {

@@ -217,7 +217,6 @@ async fn test(
             guard::devices_are_named_to_the_runtime_by_nobody,
             guard::a_share_is_asked_for_by_annotation_alone,
             guard::a_share_has_no_way_around_its_containers_walls,
-            guard::exempt_are_the_namespaces_that_a_binding_names,
             guard::a_policy_in_warn_mode_lets_through_and_says_so,
             accounts::a_grant_is_written_by_the_scheduler_alone,
             accounts::an_agent_writes_two_amounts_of_its_own_node_alone,

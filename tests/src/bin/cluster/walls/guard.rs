@@ -1,8 +1,326 @@
 //! A tenant against admission: what may be written in a pod, and by whom.
 
+use std::time::Duration;
+
 use aliquot_tests::claims;
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::gpu::Hardware;
+use aliquot_tests::node;
+use aliquot_tests::pod::phase_of;
+use aliquot_tests::share::pod;
 use aliquot_tests::suite::Claim;
+use aliquot_tests::verdict::Write;
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use proto::names::{NAMESPACE, guard, kai, request, resource};
+use serde_json::{Map, Value, json};
+
+use crate::guard::{Table, creates, guarded, share, with_container};
+use crate::walls;
 
 pub(crate) fn claims() -> Vec<Claim> {
-    claims![]
+    claims![
+        walls::guard::what_a_pod_asked_for_is_not_rewritten,
+        walls::guard::tokens_are_not_taken_past_the_scheduler,
+        walls::guard::a_runtime_class_gives_no_gpu_to_who_has_none,
+        walls::guard::a_namespace_is_exempted_by_an_admin_alone,
+        walls::guard::a_pod_full_of_annotations_is_seen_to_run_and_end,
+    ]
+}
+
+/// One `kubectl annotate` took a running share's amount out of its queue; one `kubectl label`
+/// moved it to another's.
+async fn what_a_pod_asked_for_is_not_rewritten(cluster: &mut Cluster) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .run_share(&pod(&ns, "runs", &[("gpu-memory", "9000")], "hold"))
+        .await?;
+    cluster
+        .apply_one(&pod(&ns, "waits", &[("gpu-memory", "9000")], "hold"))
+        .await?;
+    cluster.reason(&ns, "waits").await?;
+    let path = |name: &str| format!("/api/v1/namespaces/{ns}/pods/{name}");
+    let annotation =
+        |key: &str, value: Value| json!({ "metadata": { "annotations": { key: value } } });
+    let label = |key: &str| json!({ "metadata": { "labels": { key: "other" } } });
+    let mut table = Table::new(cluster, "aliquot-grant", &ns);
+    let amounts = [
+        (request::MEMORY, json!("1")),
+        (request::MEMORY, Value::Null),
+        (request::FRACTION, json!("0.1")),
+        (request::NUM_DEVICES, json!("2")),
+        (request::CONTAINER, json!("main")),
+        (request::MPS, json!("true")),
+        (request::COMPUTE, json!("10")),
+        ("nvidia.com/container.main.gpu-memory.request", json!("1Mi")),
+        (
+            "nvidia.com/container.main.gpu-compute.mode",
+            json!("time-slicing"),
+        ),
+    ];
+    for (key, value) in amounts {
+        let change = annotation(key, value);
+        for name in ["runs", "waits"] {
+            table.refused_write(Write::patch(path(name), change.clone()), key);
+        }
+        let status = format!("{}/status", path("runs"));
+        table.refused_write(Write::patch(status, change), key);
+    }
+    for key in [
+        kai::QUEUE_LABEL,
+        kai::QUEUE_LABEL_OLD,
+        kai::PROJECT_LABEL,
+        kai::PRIORITY_CLASS_LABEL,
+        kai::PREEMPTIBILITY_LABEL,
+        kai::NODE_POOL_LABEL,
+        kai::SUB_GROUP_LABEL,
+    ] {
+        table.refused_write(Write::patch(path("runs"), label(key)), key);
+        // Who waits may still change queues.
+        table.admitted_write(Write::patch(path("waits"), label(key)));
+    }
+    let group = annotation(kai::POD_GROUP, json!("other"));
+    table.refused_write(Write::patch(path("runs"), group), kai::POD_GROUP);
+    // A Binding's metadata becomes the pod's.
+    let mut binding = json!({
+        "apiVersion": "v1", "kind": "Binding",
+        "target": { "apiVersion": "v1", "kind": "Node", "name": node::NAME },
+    });
+    binding["metadata"] = json!({ "name": "waits", "annotations": { "gpu-memory": "1" } });
+    let to = format!("{}/binding", path("waits"));
+    table.refused_write(Write::create(&to, binding.clone()), request::MEMORY);
+    binding["metadata"] = json!({ "name": "waits", "labels": { (kai::QUEUE_LABEL): "x" } });
+    table.refused_write(Write::create(&to, binding), kai::QUEUE_LABEL);
+    let note =
+        json!({ "metadata": { "annotations": { "example.com/a": "b" }, "labels": { "c": "d" } } });
+    for name in ["runs", "waits"] {
+        table.admitted_write(Write::patch(path(name), note.clone()));
+    }
+    table.holds().await
+}
+
+/// Tokens in a pod of any scheduler, on a node of its own choice, were all that the node had.
+async fn tokens_are_not_taken_past_the_scheduler(cluster: &mut Cluster) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let mut hog = pod(&ns, "hog", &[("gpu-memory", "1")], "hold");
+    let tokens = |count: &str| json!({ "limits": { (resource::SHARE): count } });
+    hog["spec"]["containers"][0]["resources"] = tokens("48");
+    hog["spec"]["schedulerName"] = json!("default-scheduler");
+    let mut here = hog.clone();
+    here["spec"]["nodeName"] = json!(node::NAME);
+    let mut ours = pod(&ns, "hog", &[("gpu-memory", "1")], "hold");
+    ours["spec"]["nodeName"] = json!(node::NAME);
+    let mut side = pod(&ns, "hog", &[("gpu-memory", "1")], "hold");
+    let mut second = side["spec"]["containers"][0].clone();
+    second["name"] = json!("second");
+    second["resources"] = tokens("1");
+    side["spec"]["containers"]
+        .as_array_mut()
+        .context("no containers")?
+        .push(second);
+    for (hog, word) in [
+        (hog, "exactly one"),
+        (here, "exactly one"),
+        (ours, "spec.nodeName"),
+        (side, "container second"),
+    ] {
+        let refusal = match cluster.apply_one(&hog).await {
+            Ok(_) => anyhow::bail!("admitted: {hog}"),
+            Err(refusal) => format!("{refusal:#}"),
+        };
+        ensure!(refusal.contains(word), "{hog}: {refusal}");
+    }
+    // The form of KAI that names a limit alone is a share like any other.
+    let limit = ("nvidia.com/container.main.gpu-memory.limit", "2000Mi");
+    cluster
+        .run_share(&pod(&ns, "limit", &[limit], "hold"))
+        .await?;
+    cluster
+        .ledger_is(&[(&format!("{ns}/limit"), "main", 2000)])
+        .await?;
+    Ok(())
+}
+
+/// An image of CUDA in the class of NVIDIA's runtime held every GPU of its node.
+async fn a_runtime_class_gives_no_gpu_to_who_has_none(cluster: &mut Cluster) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    for class in ["nvidia", "nvidia-legacy", "gvisor"] {
+        cluster
+            .apply_one(&json!({
+                "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+                "metadata": { "name": class }, "handler": "runc",
+            }))
+            .await?;
+    }
+    let void = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }]);
+    let class = |name: &str| json!({ "runtimeClassName": name });
+    let holds = |name: &str| {
+        let one = json!({ name: "1" });
+        json!({ "resources": { "limits": one, "requests": one } })
+    };
+    let nothing = json!({});
+    let mut table = Table::new(cluster, "aliquot-runtime-classes", &ns);
+    for name in ["nvidia", "nvidia-legacy"] {
+        table.refused(with_container(&nothing, &class(name)), "container main");
+        let mut beside = with_container(&holds(resource::GPU), &class(name));
+        table.admitted(beside.clone());
+        beside["spec"]["initContainers"] = json!([{ "name": "first", "image": "busybox" }]);
+        table.refused(beside.clone(), "container first");
+        beside["spec"]["initContainers"][0]["env"] = void.clone();
+        table.admitted(beside);
+        table.admitted(with_container(&json!({ "env": void }), &class(name)));
+        let mut held = class(name);
+        held["schedulerName"] = json!(kai::SCHEDULER_NAME);
+        table.admitted(share(&with_container(&holds(resource::SHARE), &held)));
+        let mut zero = with_container(&holds(resource::GPU), &class(name));
+        let none = json!({ (resource::GPU): "0" });
+        zero["spec"]["containers"][0]["resources"] =
+            json!({ "limits": none.clone(), "requests": none });
+        table.refused(zero, "container main");
+    }
+    table.admitted(with_container(&nothing, &class("gvisor")));
+    table.admitted(nothing.clone());
+    // A container that joins later is no way around it.
+    let live = with_container(&holds(resource::GPU), &class("nvidia"));
+    cluster.apply_one(&crate::guard::live(&ns, &live)).await?;
+    let joins = |env: &Value| {
+        let late = json!({ "name": "late", "image": "busybox", "env": env });
+        Write::strategic(
+            format!("/api/v1/namespaces/{ns}/pods/live/ephemeralcontainers"),
+            json!({ "spec": { "ephemeralContainers": [late] } }),
+        )
+    };
+    table.refused_write(joins(&json!([])), "container late");
+    table.admitted_write(joins(&void));
+    table.holds().await
+}
+
+/// Whoever may make namespaces made one that was exempt.
+async fn a_namespace_is_exempted_by_an_admin_alone(cluster: &mut Cluster) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let exempt = |value: &str| json!({ "metadata": { "labels": { (guard::LABEL): value } } });
+    let named = |name: &str, labels: Value| {
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": { "name": name, "labels": labels },
+        });
+        Write::create("/api/v1/namespaces", namespace)
+    };
+    let labels = json!({ (guard::LABEL): guard::EXEMPT });
+    let path = format!("/api/v1/namespaces/{ns}");
+    let who = "validatingadmissionpolicybindings";
+    let tenant = tenant(cluster).await?;
+    let mut table = Table::new(cluster, "aliquot-exempt-namespaces", &ns);
+    table.refused_write(named("mine", labels.clone()), who);
+    table.refused_write(Write::patch(&path, exempt(guard::EXEMPT)), who);
+    table.refused_write(
+        Write::patch(format!("{path}/status"), exempt(guard::EXEMPT)),
+        who,
+    );
+    table.admitted_write(named("gpu-operator", json!({})));
+    table.admitted_write(Write::patch(&path, exempt("no")));
+    table.by(tenant.clone()).holds().await?;
+    let mut admin = Table::new(cluster, "aliquot-exempt-namespaces", &ns);
+    admin.admitted_write(named("mine", labels));
+    admin.admitted_write(Write::patch(&path, exempt(guard::EXEMPT)));
+    admin.admits().await?;
+
+    let thief = with_container(
+        &json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }),
+        &json!({}),
+    );
+    let labelled = cluster.namespace().await?;
+    let patch = Patch::Merge(exempt(guard::EXEMPT));
+    let namespaces: kube::Api<k8s_openapi::api::core::v1::Namespace> =
+        kube::Api::all(cluster.client.clone());
+    namespaces
+        .patch(&labelled, &PatchParams::default(), &patch)
+        .await?;
+    // Of the exempt one the label stays, whoever writes beside it, and may be taken away.
+    let path = format!("/api/v1/namespaces/{labelled}");
+    let mut table = Table::new(cluster, "aliquot-exempt-namespaces", &ns);
+    table.admitted_write(Write::patch(
+        &path,
+        json!({ "metadata": { "labels": { "a": "b" } } }),
+    ));
+    let gone = json!({ "metadata": { "labels": { (guard::LABEL): null } } });
+    table.admitted_write(Write::patch(&path, gone));
+    table.by(tenant).admits().await?;
+    // The name of the GPU operator's namespace exempts nobody.
+    cluster.make_namespace("gpu-operator").await?;
+    let mut table = Table::new(cluster, "aliquot-visible-devices", &ns);
+    for guarded in [&ns, "default", "gpu-operator"] {
+        table.refused_write(creates(guarded, &thief), "NVIDIA_VISIBLE_DEVICES");
+    }
+    for exempt in ["kube-system", NAMESPACE, &labelled] {
+        table.admitted_write(creates(exempt, &thief));
+    }
+    let held = table.holds().await;
+    namespaces
+        .delete("gpu-operator", &DeleteParams::default())
+        .await?;
+    held
+}
+
+/// Expressions that went through a pod's annotations took a time that grew with the square of
+/// their number, at every write, also of the status: 18,000 were more than a request may take.
+async fn a_pod_full_of_annotations_is_seen_to_run_and_end(cluster: &mut Cluster) -> Result<()> {
+    const ANNOTATIONS: usize = 20_000;
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let mut full = pod(&ns, "full", &[("gpu-memory", "2000")], "alloc 100 hold");
+    let annotations: Map<String, Value> = (0..ANNOTATIONS)
+        .map(|number| (format!("z{number:x}"), json!("")))
+        .chain([(request::MEMORY.to_owned(), json!("2000"))])
+        .collect();
+    full["metadata"]["annotations"] = Value::Object(annotations);
+    let pods = cluster.pods(&ns);
+    let made = serde_json::from_value(full)?;
+    pods.create(&kube::api::PostParams::default(), &made)
+        .await?;
+    cluster.pod_phase(&ns, "full", "Running").await?;
+    pods.delete("full", &DeleteParams::default()).await?;
+    until("the pod gone", Duration::from_mins(1), || async {
+        let left = pods.get_opt("full").await?;
+        let phase = left.as_ref().map(phase_of).unwrap_or_default().to_owned();
+        Ok(Seen::when(left.is_none(), phase))
+    })
+    .await
+}
+
+/// One who may do everything with namespaces and pods, and nothing with the guard.
+async fn tenant(cluster: &Cluster) -> Result<Client> {
+    let name = "tenant";
+    for object in [
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": { "name": name },
+            "rules": [{
+                "apiGroups": [""],
+                "resources": ["namespaces", "namespaces/status", "namespaces/finalize", "pods"],
+                "verbs": ["get", "create", "update", "patch", "delete"],
+            }],
+        }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": { "name": name },
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name },
+            "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name }],
+        }),
+    ] {
+        cluster.apply_one(&object).await?;
+    }
+    let mut kubeconfig = Kubeconfig::read_from(cluster.control_plane.kubeconfig("admin"))?;
+    for user in &mut kubeconfig.auth_infos {
+        if let Some(info) = &mut user.auth_info {
+            info.impersonate = Some(name.to_owned());
+        }
+    }
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
 }
