@@ -71,6 +71,18 @@ pub struct Config {
     /// Environment added to NVIDIA's programs, `KEY=VALUE`; may be given several times.
     #[arg(long)]
     pub mps_env: Vec<String>,
+    /// What tenants may do in the directory of their MPS server's pipes. `ro` keeps root in a
+    /// container from replacing them; whether clients of every driver work so is not known yet.
+    #[arg(long, value_enum, default_value_t = PipeAccess::Rw)]
+    pub mps_pipe: PipeAccess,
+    /// MiB at most in the shared memory of one MPS server and its tenants, for drivers before
+    /// r580; a tenant's memory is charged with what it writes there.
+    #[arg(long, default_value_t = 1024)]
+    pub mps_shm_mib: u64,
+    /// Off for trials without the right to mount: tenants then share plain directories of the
+    /// node and its `/dev/shm`.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub mps_mounts: bool,
     /// MiB of every card kept for the MPS server's own context.
     #[arg(long, default_value_t = 64)]
     pub mps_reserve_mib: u64,
@@ -116,6 +128,15 @@ pub struct Config {
     /// Drop all capabilities but the needed ones at start.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub drop_capabilities: bool,
+}
+
+/// What tenants may do in a pipe directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PipeAccess {
+    /// Connect to what is there.
+    Ro,
+    /// What the user of the container may do to files of root.
+    Rw,
 }
 
 impl Config {

@@ -144,6 +144,8 @@ pub mod env {
 pub mod container {
     /// MPS pipe directory; never `/tmp/nvidia-mps`.
     pub const MPS_PIPE: &str = "/run/aliquot/mps/pipe";
+    /// Has that, and nothing else.
+    pub const MPS: &str = "/run/aliquot/mps";
     /// What the container holds, for humans, read-only.
     pub const SHARE_FILE: &str = "/run/aliquot/share.json";
 }

@@ -40,10 +40,10 @@ pub struct Places {
 /// Directories of the MPS server that a container is a client of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MpsDirs {
-    /// Where its control daemon listens.
-    pub pipe: PathBuf,
-    /// Its `/dev/shm`.
-    pub shm: PathBuf,
+    /// Has the directory in which its control daemon listens.
+    pub tenant: PathBuf,
+    /// Its `/dev/shm`, where the driver needs it in common with clients.
+    pub shm: Option<PathBuf>,
 }
 
 /// What a share's edit is made of, beside the share.
@@ -131,22 +131,21 @@ fn own(
                 ),
             ]);
         }
-        // Clients write to the daemon's pipes and to shared memory.
-        let shared = options(&["rw", "nosuid", "nodev", "noexec", "rbind", "rprivate"]);
-        mounts.extend([
-            Mount {
-                host_path: text(&dirs.pipe),
-                container_path: names::container::MPS_PIPE.to_owned(),
-                options: shared.clone(),
-                ..Mount::default()
-            },
-            Mount {
-                host_path: text(&dirs.shm),
-                container_path: "/dev/shm".to_owned(),
-                options: shared,
-                ..Mount::default()
-            },
-        ]);
+        // What is mounted in it later, by a daemon that starts again, gets into the container.
+        let followed = ["ro", "nosuid", "nodev", "noexec", "rbind", "rslave"];
+        mounts.push(Mount {
+            host_path: text(&dirs.tenant),
+            container_path: names::container::MPS.to_owned(),
+            options: options(&followed),
+            ..Mount::default()
+        });
+        let shared = ["rw", "nosuid", "nodev", "noexec", "rbind", "rprivate"];
+        mounts.extend(dirs.shm.as_ref().map(|shm| Mount {
+            host_path: text(shm),
+            container_path: "/dev/shm".to_owned(),
+            options: options(&shared),
+            ..Mount::default()
+        }));
     }
     if share.mode != Mode::Exclusive {
         env.push(format!("{}={}", names::env::MEMORY_MIB, share.memory.0));
@@ -276,8 +275,8 @@ mod tests {
 
     fn made(mode: Mode) -> Spec {
         let dirs = MpsDirs {
-            pipe: "/run/aliquot/mps/GPU-0/pipe".into(),
-            shm: "/run/aliquot/mps/GPU-0/shm".into(),
+            tenant: "/run/aliquot/mps/GPU-0/tenant".into(),
+            shm: Some("/run/aliquot/mps/GPU-0/shm".into()),
         };
         let made = Made {
             driver: driver(),
@@ -312,7 +311,7 @@ mod tests {
             .iter()
             .map(|m| (m.host_path.as_str(), m.container_path.as_str()))
             .collect();
-        assert!(mounts.contains(&("/run/aliquot/mps/GPU-0/pipe", "/run/aliquot/mps/pipe")));
+        assert!(mounts.contains(&("/run/aliquot/mps/GPU-0/tenant", "/run/aliquot/mps")));
         assert!(mounts.contains(&("/run/aliquot/mps/GPU-0/shm", "/dev/shm")));
         let file = "/run/aliquot/share/000000000000000000000000000000ab/share.json";
         assert!(mounts.contains(&(file, "/run/aliquot/share.json")));

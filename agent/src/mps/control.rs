@@ -9,6 +9,7 @@
 //! Protocol 3 (r615 and later) has other words for the same functions: a second
 //! implementation of this file.
 
+use super::audit::Given;
 use super::machine::{Client, Limits, ReadBack, ServerStatus, Sight};
 use super::program::Program;
 use api::Mib;
@@ -27,6 +28,7 @@ const QUIT_SECONDS: u32 = 5;
 #[derive(Clone, Debug)]
 pub struct Control {
     program: Program,
+    given: Given,
 }
 
 /// Why there is no answer. All are worth another try.
@@ -73,9 +75,10 @@ pub enum ControlError {
 }
 
 impl Control {
-    /// By this program, with the daemon's directories in its environment.
-    pub fn new(program: Program) -> Self {
-        Self { program }
+    /// By this program, with the daemon's directories in its environment. What changes
+    /// something is added to `given`.
+    pub fn new(program: Program, given: Given) -> Self {
+        Self { program, given }
     }
 
     /// Whether the daemon answers at all.
@@ -267,6 +270,9 @@ impl Control {
             .kill_on_drop(true)
             .spawn()
             .map_err(run)?;
+        for command in commands {
+            self.given.add(command);
+        }
         let mut text = commands.join("\n");
         text.push('\n');
         let whole = async {

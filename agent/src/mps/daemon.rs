@@ -4,12 +4,13 @@
 //! what others see has changed. It asks [`Machine`] for one action, carries it out, tells
 //! the machine what came of it, and so on; nothing else decides.
 
+use super::audit::Audit;
 use super::control::{self, Control};
 use super::machine::{Action, Client, Desired, Event, Machine, ServerStatus, Sight, Time};
-use super::place::{DAEMON_LOG, Place};
+use super::place::{DAEMON_LOG, Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
-use super::smi::{ComputeMode, Smi};
+use super::smi::{ComputeMode, Smi, shares_memory_by_name};
 use api::Mib;
 use proto::mps::{Client as ProtoClient, ServerState};
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ pub struct Tools {
     pub processes: Processes,
     /// Above the daemons' directories.
     pub base: PathBuf,
+    /// How they are made.
+    pub mounting: Mounting,
 }
 
 /// What a daemon serves; does not change while it lives.
@@ -97,6 +100,8 @@ pub struct Daemon {
     servers: Vec<Process>,
     /// Bytes of their log at the last look.
     server_log: u64,
+    /// Of commands that are not ours.
+    audit: Audit,
     driver_version: String,
     mode_faults: u32,
     generation: u64,
@@ -112,14 +117,18 @@ impl Daemon {
     /// What is in a place that already is there: a living daemon, or what one left behind.
     pub fn found(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
         let process = tools.processes.daemon_of(&place.pipe());
+        let mut audit = Audit::default();
         let machine = match process {
             Some(process) => {
                 info!(server = name, pid = process.pid, "adopting an MPS daemon");
+                audit.begin(&place.control_log());
                 Machine::adopted(Time::ZERO)
             }
             None => Machine::leftover(),
         };
-        Self::new(name, spec, place, tools, machine, process)
+        let mut daemon = Self::new(name, spec, place, tools, machine, process);
+        daemon.audit = audit;
+        daemon
     }
 
     fn new(
@@ -142,6 +151,7 @@ impl Daemon {
             exact: None,
             servers: Vec::new(),
             server_log: 0,
+            audit: Audit::default(),
             driver_version: String::new(),
             mode_faults: 0,
             generation: 0,
@@ -166,6 +176,13 @@ impl Daemon {
             if let Some(reason) = self.ended() {
                 warn!(server = self.name, reason, "MPS daemon ended");
                 self.machine.on(self.start.elapsed(), Event::Exited(reason));
+            }
+            if let Some(foreign) = self.audit.look(&self.place.control_log()) {
+                let command = foreign.command;
+                warn!(server = self.name, command, "somebody drove the MPS daemon");
+                let what = format!("somebody gave the control daemon the command {command:?}");
+                let event = Event::Driven(what, foreign.sets);
+                self.machine.on(self.start.elapsed(), event);
             }
             if self.stirred() {
                 self.machine.on(self.start.elapsed(), Event::Stirred);
@@ -221,7 +238,7 @@ impl Daemon {
         };
         let control = self.control();
         let event = match action {
-            Action::Prepare => done(self.place.prepare().map_err(|e| e.to_string())),
+            Action::Prepare => done(self.prepare().await),
             Action::SetMode => done(self.set_mode(self.mode()).await),
             Action::Spawn => done(self.spawn().map_err(|e| self.cannot_spawn(&e))),
             Action::Reach => done(control.reach().await.map_err(|e| e.to_string())),
@@ -298,6 +315,16 @@ impl Daemon {
         event
     }
 
+    async fn prepare(&mut self) -> Result<(), String> {
+        let card = self.spec.gpu_uuids.first().ok_or("it has no cards")?;
+        let version = self.tools.smi.driver_version(card).await;
+        self.driver_version = version.map_err(|e| e.to_string())?;
+        let shares_memory = shares_memory_by_name(&self.driver_version);
+        self.place
+            .prepare(self.tools.mounting, shares_memory)
+            .map_err(|e| e.to_string())
+    }
+
     fn mode(&self) -> ComputeMode {
         if self.spec.exclusive {
             ComputeMode::ExclusiveProcess
@@ -319,7 +346,7 @@ impl Daemon {
     }
 
     fn control(&self) -> Control {
-        Control::new(self.program())
+        Control::new(self.program(), self.audit.given())
     }
 
     fn program(&self) -> Program {
@@ -336,7 +363,8 @@ impl Daemon {
             .append(true)
             .open(self.place.log().join(DAEMON_LOG))?;
         log.set_len(0)?;
-        let shm = self.place.private_shm();
+        self.audit.begin(&self.place.control_log());
+        let shm = self.place.shm();
         let mut command = self.program().command(shm.as_deref())?;
         command
             .arg("-f")
@@ -466,7 +494,9 @@ impl Daemon {
         let view = self.machine.view();
         // A daemon answers in whole GiB; what its server's log says is used where both agree.
         let floor = view.observed.memory;
-        let exact = self.exact.map(|(_, limit)| limit);
+        // A server says it once: a command that nobody could hear would go unnoticed.
+        let exact = self.exact.filter(|_| self.audit.hears());
+        let exact = exact.map(|(_, limit)| limit);
         let memory = exact.filter(|limit| limit.0 >> 10 == floor.0 >> 10);
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         Report {
@@ -489,7 +519,8 @@ impl Daemon {
                 driver_version: self.driver_version.clone(),
                 restarts: view.restarts,
                 pipe_dir: text(self.place.pipe()),
-                shm_dir: text(self.place.shm()),
+                tenant_dir: text(self.place.tenant()),
+                shm_dir: self.place.shm().map_or_else(String::new, text),
                 log_dir: text(self.place.log()),
                 blamed_pid: view.blamed,
                 tampered: view.tampered,

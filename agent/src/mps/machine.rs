@@ -319,12 +319,13 @@ impl Machine {
                 self.verified = Some(now);
                 self.deaf = 0;
             }
-            Event::Verified(Err(what)) => {
+            Event::Verified(Err(what)) | Event::Driven(what, true) => {
                 // Set right by the next step; who came meanwhile keeps what he got.
                 self.applied = None;
                 self.observed = ReadBack::default();
                 self.tampered = what;
             }
+            Event::Driven(what, false) => self.tampered = what,
             Event::Leftovers(tenants, _) if std::mem::take(&mut self.hung) => {
                 if tenants.is_empty() {
                     // Nobody loses anything, and nobody new could start.

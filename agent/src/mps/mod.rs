@@ -9,7 +9,7 @@
 //! - [`supervisor`]: all daemons: what is wanted of whom.
 //! - [`daemon`]: one daemon: the task that owns its process.
 //! - [`machine`]: pure: what happened → the one next thing to do.
-//! - [`control`]: the control daemon's command language.
+//! - [`control`]: the control daemon's command language; [`audit`]: who else used it.
 //! - [`place`]: directories, shared memory, logs.
 //! - [`card`]: one card that is used without a server.
 //! - [`process`], [`smi`]: processes of the node; compute mode and time slice.
@@ -18,6 +18,7 @@
 //! The two never share a process group, a container or a fate: an agent's upgrade must not
 //! end a server, and with it every tenant of a card.
 
+pub mod audit;
 pub mod card;
 pub mod client;
 pub mod control;
@@ -34,3 +35,13 @@ pub mod supervisor;
 pub use client::{Client, ClientError};
 pub use plan::plan;
 pub use service::{ServeError, serve};
+
+/// Whether this process may mount, which the supervisor's directories take.
+pub fn may_mount() -> bool {
+    caps::has_cap(
+        None,
+        caps::CapSet::Effective,
+        caps::Capability::CAP_SYS_ADMIN,
+    )
+    .unwrap_or(false)
+}

@@ -1,8 +1,14 @@
-//! A daemon's directories: `<base>/<name>/{pipe,shm,log}`.
+//! A daemon's directories: `<base>/<name>/{pipe,tenant,shm,log}`.
 //!
-//! In: a name. Out: directories that a tenant of any user can reach and no tenant can
-//! write into but where it must; stale files gone; logs of bounded size. Without the right
-//! to mount, shared memory is the node's own `/dev/shm`, and a warning says so.
+//! `pipe` is a small file system of its own, made anew at each start of the daemon: whatever
+//! tenants have put into the last one is gone with it, and what they can fill is not the
+//! node's `/run`. Tenants see it as `tenant/pipe`. `tenant` is what is mounted into their
+//! containers, read-only, with what is mounted in it later: a daemon that starts again is at
+//! the same path in containers that are there already. `shm` is shared memory of bounded size
+//! where the driver needs that. No tenant sees `log`.
+//!
+//! In: a name. Out: directories that a tenant of any user can reach. What cannot be mounted
+//! is an error: no tenant gets the node's own `/dev/shm` or a directory of its `/run` instead.
 
 use api::Mib;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -19,14 +25,26 @@ const MAX_LOG_BYTES: u64 = 4 << 20;
 const LOGS: [&str; 3] = ["control.log", "server.log", DAEMON_LOG];
 /// Standard error of the daemon.
 pub const DAEMON_LOG: &str = "daemon.log";
-/// What a daemon makes in its pipe directory and leaves when it is killed.
-const PIPE_FILES: [&str; 5] = [
-    "control",
-    "control_lock",
-    "control_privileged",
-    "log",
-    "nvidia-cuda-mps-control.pid",
-];
+/// A pipe directory holds five sockets and small files; root in a container can add to them.
+const PIPE_OPTIONS: &str = "size=1m,nr_inodes=64,mode=755";
+/// It holds one folder.
+const TENANT_OPTIONS: &str = "size=16k,nr_inodes=8,mode=755";
+/// Nothing that lies in them is ever run.
+const PLAIN: MsFlags = MsFlags::MS_NOSUID
+    .union(MsFlags::MS_NODEV)
+    .union(MsFlags::MS_NOEXEC);
+
+/// How directories are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mounting {
+    /// Off for trials without the right to mount: tenants then have plain folders and the
+    /// node's `/dev/shm`.
+    pub on: bool,
+    /// Tenants can connect to what is in the pipe directory and change nothing in it.
+    pub read_only_pipe: bool,
+    /// Most that is in the shared memory of one server.
+    pub shm: Mib,
+}
 
 /// One daemon's directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,69 +92,110 @@ impl Place {
         self.dir.join("pipe")
     }
 
+    /// What containers have at `/run/aliquot/mps`.
+    pub fn tenant(&self) -> PathBuf {
+        self.dir.join("tenant")
+    }
+
     /// Where it logs.
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
 
-    /// The daemon's own shared memory, if it is mounted.
-    pub fn private_shm(&self) -> Option<PathBuf> {
+    /// Where the daemon writes down every command.
+    pub fn control_log(&self) -> PathBuf {
+        self.log().join(LOGS[0])
+    }
+
+    /// What the daemon and its tenants have at `/dev/shm`, if it is mounted.
+    pub fn shm(&self) -> Option<PathBuf> {
         let shm = self.dir.join("shm");
         is_mounted(&shm).then_some(shm)
     }
 
-    /// What tenants must have at `/dev/shm`.
-    pub fn shm(&self) -> PathBuf {
-        self.private_shm()
-            .unwrap_or_else(|| PathBuf::from("/dev/shm"))
-    }
-
-    /// Makes the directories and mounts shared memory of half the node's memory at most.
-    /// What a dead daemon left in them is removed. Call it while no daemon runs here.
+    /// Makes the directories, with nothing of a dead daemon in them; shared memory where
+    /// `shares_memory` says that the driver needs it. Call it while no daemon runs here.
     ///
     /// # Errors
-    /// What could not be made; a mount that is not permitted is a warning.
-    pub fn prepare(&self) -> Result<(), PlaceError> {
-        for dir in [&self.dir, &self.pipe(), &self.log(), &self.dir.join("shm")] {
+    /// What could not be made or mounted.
+    pub fn prepare(&self, mounting: Mounting, shares_memory: bool) -> Result<(), PlaceError> {
+        let shm = self.dir.join("shm");
+        for dir in [&self.dir, &self.pipe(), &self.tenant(), &self.log(), &shm] {
             fs::create_dir_all(dir).map_err(|e| error("make", dir, e))?;
             // The server takes its client's user id, so every user must get through.
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
-                .map_err(|e| error("open to all users", dir, e))?;
+            open_to_all(dir)?;
         }
-        if let Some(parent) = self.dir.parent() {
-            let mode = fs::metadata(parent).map_err(|e| error("read", parent, e))?;
-            if mode.permissions().mode() & 0o055 != 0o055
-                && let Err(source) = fs::set_permissions(parent, fs::Permissions::from_mode(0o755))
-            {
-                warn!(dir = %parent.display(), %source, "users other than ours cannot reach MPS");
-            }
-        }
-        for name in PIPE_FILES {
-            let path = self.pipe().join(name);
-            match fs::remove_file(&path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(error("remove", &path, e));
-                }
-                _ => {}
-            }
-        }
-        let shm = self.dir.join("shm");
-        // Tenants of before and a server share what is mounted: it is never mounted anew.
-        if !is_mounted(&shm)
-            && let Err(source) = mount(
-                Some("tmpfs"),
-                &shm,
-                Some("tmpfs"),
-                MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
-                Some("mode=1777,size=50%"),
-            )
+        if let Some(parent) = self.dir.parent()
+            && let Err(error) = open_to_all(parent)
         {
-            warn!(
-                dir = %shm.display(), %source,
-                "no shared memory of its own for the MPS server: it uses the node's /dev/shm"
-            );
+            warn!(%error, "users other than ours cannot reach MPS");
         }
-        Ok(())
+        if !mounting.on {
+            return self.clear_pipe();
+        }
+        self.mount_pipe(mounting.read_only_pipe)?;
+        // Tenants of before and a server share what is mounted: it is never mounted anew.
+        match (shares_memory, is_mounted(&shm)) {
+            (true, false) => {
+                let options = format!("mode=1777,size={}m", mounting.shm.0);
+                tmpfs(&shm, &options)
+            }
+            (false, true) => unmount(&shm),
+            _ => Ok(()),
+        }
+    }
+
+    /// A new file system for the daemon's pipes, and the same one where tenants look.
+    fn mount_pipe(&self, read_only: bool) -> Result<(), PlaceError> {
+        const NOTHING: Option<&Path> = None;
+        let (pipe, tenant) = (self.pipe(), self.tenant());
+        let seen = tenant.join("pipe");
+        if !is_mounted(&tenant) {
+            tmpfs(&tenant, TENANT_OPTIONS)?;
+            fs::create_dir(&seen).map_err(|e| error("make", &seen, e))?;
+            let closed = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | PLAIN;
+            mount(NOTHING, &tenant, NOTHING, closed, NOTHING)
+                .map_err(|e| error("close", &tenant, e.into()))?;
+        }
+        unmount(&seen)?;
+        unmount(&pipe)?;
+        tmpfs(&pipe, PIPE_OPTIONS)?;
+        let bind = |from: &Path, to: &Path| {
+            mount(Some(from), to, NOTHING, MsFlags::MS_BIND, NOTHING)
+                .map_err(|e| error("mount", to, e.into()))
+        };
+        if !read_only {
+            return bind(&pipe, &seen);
+        }
+        // Containers get a copy at once, as it is: it must be read-only before it is there.
+        let staged = self.dir.join("staged");
+        fs::create_dir_all(&staged).map_err(|e| error("make", &staged, e))?;
+        bind(&pipe, &staged)?;
+        let closed = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | PLAIN;
+        mount(NOTHING, &staged, NOTHING, closed, NOTHING)
+            .map_err(|e| error("close", &staged, e.into()))?;
+        bind(&staged, &seen)?;
+        unmount(&staged)
+    }
+
+    /// Without the right to mount: the same folder, emptied.
+    fn clear_pipe(&self) -> Result<(), PlaceError> {
+        let (pipe, seen) = (self.pipe(), self.tenant().join("pipe"));
+        for entry in fs::read_dir(&pipe).map_err(|e| error("read", &pipe, e))? {
+            let entry = entry.map_err(|e| error("read", &pipe, e))?;
+            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let path = entry.path();
+            let removed = if is_dir {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            removed.map_err(|e| error("remove", &path, e))?;
+        }
+        match std::os::unix::fs::symlink(&pipe, &seen) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(error("make", &seen, e)),
+            _ => Ok(()),
+        }
     }
 
     /// Takes everything away. Call it while no daemon runs here.
@@ -144,11 +203,8 @@ impl Place {
     /// # Errors
     /// What could not be removed.
     pub fn remove(&self) -> Result<(), PlaceError> {
-        let shm = self.dir.join("shm");
-        if is_mounted(&shm) {
-            // Tenants that still end keep it in their own namespaces.
-            umount2(&shm, MntFlags::MNT_DETACH)
-                .map_err(|e| error("unmount", &shm, io::Error::from(e)))?;
+        for part in ["tenant/pipe", "tenant", "pipe", "shm"] {
+            unmount(&self.dir.join(part))?;
         }
         match fs::remove_dir_all(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(error("remove", &self.dir, e)),
@@ -218,6 +274,29 @@ fn limits_in(text: &str, server: u32) -> BTreeMap<usize, Mib> {
     text.lines().filter_map(one).collect()
 }
 
+/// Through which every user gets.
+fn open_to_all(dir: &Path) -> Result<(), PlaceError> {
+    let meta = fs::metadata(dir).map_err(|e| error("read", dir, e))?;
+    if meta.permissions().mode() & 0o055 == 0o055 {
+        return Ok(());
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
+        .map_err(|e| error("open to all users", dir, e))
+}
+
+fn tmpfs(at: &Path, options: &str) -> Result<(), PlaceError> {
+    mount(Some("tmpfs"), at, Some("tmpfs"), PLAIN, Some(options))
+        .map_err(|e| error("mount", at, e.into()))
+}
+
+/// All that is mounted there. Tenants that still end keep it in their own namespaces.
+fn unmount(at: &Path) -> Result<(), PlaceError> {
+    while is_mounted(at) {
+        umount2(at, MntFlags::MNT_DETACH).map_err(|e| error("unmount", at, e.into()))?;
+    }
+    Ok(())
+}
+
 /// Whether something is mounted there: it is on another file system than its parent.
 fn is_mounted(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -249,41 +328,78 @@ mod tests {
         assert_eq!(place.pipe(), Path::new("/x/GPU-0a/pipe"));
     }
 
+    const WITHOUT: Mounting = Mounting {
+        on: false,
+        read_only_pipe: false,
+        shm: Mib(16),
+    };
+
     #[test]
     fn a_place_is_made_reachable_cleared_of_old_files_and_removed() {
         let tmp = tempfile::tempdir().unwrap();
         let place = Place::new(tmp.path(), "GPU-1").unwrap();
-        place.prepare().unwrap();
-        fs::write(place.pipe().join("control"), "").unwrap();
-        fs::write(place.pipe().join("nvidia-cuda-mps-control.pid"), "1").unwrap();
+        place.prepare(WITHOUT, true).unwrap();
+        // What a tenant may have put there: none of it is followed or in the way.
+        let outside = tmp.path().join("outside");
+        fs::write(&outside, "1").unwrap();
+        fs::create_dir_all(place.pipe().join("control/deep")).unwrap();
+        let pid = place.pipe().join("nvidia-cuda-mps-control.pid");
+        std::os::unix::fs::symlink(&outside, pid).unwrap();
         let mode = fs::metadata(place.pipe()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o755);
-        place.prepare().unwrap();
-        assert_eq!(fs::read_dir(place.pipe()).unwrap().count(), 0);
+        place.prepare(WITHOUT, true).unwrap();
+        assert_eq!(
+            fs::read_dir(place.tenant().join("pipe")).unwrap().count(),
+            0
+        );
+        assert!(outside.exists());
+        assert_eq!(place.shm(), None);
         assert_eq!(Place::all(tmp.path()), ["GPU-1"]);
         place.remove().unwrap();
         place.remove().unwrap();
         assert_eq!(Place::all(tmp.path()), Vec::<String>::new());
     }
 
+    /// With the right to mount.
     #[test]
-    fn shared_memory_is_private_where_mounting_is_allowed_and_the_nodes_where_not() {
-        let tmp = tempfile::tempdir().unwrap();
-        let place = Place::new(tmp.path(), "GPU-1").unwrap();
-        assert_eq!(place.shm(), Path::new("/dev/shm"));
-        place.prepare().unwrap();
-        match place.private_shm() {
-            Some(shm) => {
-                assert_eq!(place.shm(), shm);
-                fs::write(shm.join("x"), "").unwrap();
-                // Preparing again must not hide what tenants already share.
-                place.prepare().unwrap();
-                assert!(shm.join("x").exists());
-            }
-            None => assert_eq!(place.shm(), Path::new("/dev/shm")),
+    fn what_tenants_write_to_is_small_and_new_at_each_start() {
+        if !crate::mps::may_mount() {
+            return;
         }
-        place.remove().unwrap();
-        assert!(!tmp.path().join("GPU-1").exists());
+        for read_only_pipe in [false, true] {
+            let tmp = tempfile::tempdir().unwrap();
+            let place = Place::new(tmp.path(), "GPU-1").unwrap();
+            let mounting = Mounting {
+                on: true,
+                read_only_pipe,
+                shm: Mib(1),
+            };
+            place.prepare(mounting, true).unwrap();
+            let seen = place.tenant().join("pipe");
+            fs::write(place.pipe().join("control"), "").unwrap();
+            assert!(seen.join("control").exists());
+            let written = fs::write(seen.join("x"), vec![0; 2 << 20]);
+            assert!(written.is_err(), "2 MiB in it");
+            assert_eq!(seen.join("x").exists(), !read_only_pipe);
+            let made =
+                (0..100).filter(|n| fs::create_dir(place.pipe().join(n.to_string())).is_ok());
+            assert!(made.count() < 64, "more than 64 inodes");
+            assert!(fs::create_dir(place.tenant().join("y")).is_err());
+            let shm = place.shm().unwrap();
+            assert!(
+                fs::write(shm.join("x"), vec![0; 2 << 20]).is_err(),
+                "2 MiB in it"
+            );
+            // A start makes the pipe directory anew, and leaves what tenants already share.
+            place.prepare(mounting, true).unwrap();
+            assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
+            assert!(shm.join("x").exists());
+            // A driver that needs no shared memory has none.
+            place.prepare(mounting, false).unwrap();
+            assert_eq!(place.shm(), None);
+            place.remove().unwrap();
+            assert!(!tmp.path().join("GPU-1").exists());
+        }
     }
 
     #[test]

@@ -5,9 +5,12 @@
 //! time at which its process started.
 
 use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::stat::{major, minor};
 use nix::unistd::Pid;
+use proto::names;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// One process, for as long as it lives.
@@ -43,32 +46,42 @@ impl Processes {
         self.find(process.pid) == Some(process)
     }
 
-    /// The control daemon that wrote its pid into this pipe directory, if it lives.
+    /// The control daemon of this pipe directory, if it lives. Nothing in that directory is
+    /// asked: tenants write there.
     pub fn daemon_of(&self, pipe: &Path) -> Option<Process> {
-        let text = std::fs::read_to_string(pipe.join("nvidia-cuda-mps-control.pid")).ok()?;
-        let process = self.find(text.trim().parse().ok()?)?;
-        self.belongs(process.pid, b"nvidia-cuda-mps-control", pipe)
-            .then_some(process)
+        self.running(b"nvidia-cuda-mps-control", pipe)
+            .find(|process| leads_its_group(*process))
     }
 
     /// Servers that were started for this pipe directory and live.
     pub fn servers_of(&self, pipe: &Path) -> Vec<Process> {
+        self.running(b"nvidia-cuda-mps-server", pipe).collect()
+    }
+
+    /// Processes that are beside us: a tenant may call its own what it likes.
+    fn running(&self, program: &'static [u8], pipe: &Path) -> impl Iterator<Item = Process> {
+        let own = std::fs::read_to_string(self.root.join("self/cgroup")).unwrap_or_default();
         self.all()
-            .filter(|pid| self.belongs(*pid, b"nvidia-cuda-mps-server", pipe))
+            .filter(move |pid| self.belongs(*pid, program, pipe))
+            .filter(move |pid| {
+                let its = std::fs::read_to_string(self.file(*pid, "cgroup"));
+                its.is_ok_and(|its| is_beside(&own, &its))
+            })
             .filter_map(|pid| self.find(pid))
-            .collect()
     }
 
     /// Processes in whose mount namespace this pipe directory is mounted: whoever could be
     /// a client of it. None where containers have no mounts of their own.
     pub fn with_mount_of(&self, pipe: &Path) -> Vec<Process> {
-        let Some(tail) = tail_of(pipe) else {
+        let Ok(meta) = std::fs::metadata(pipe) else {
             return Vec::new();
         };
+        let (major, minor) = (major(meta.dev()), minor(meta.dev()));
+        let device = format!("{major}:{minor}");
         self.all()
             .filter(|pid| {
                 std::fs::read_to_string(self.file(*pid, "mountinfo"))
-                    .is_ok_and(|mounts| mounts.lines().any(|line| is_mount_of(line, &tail)))
+                    .is_ok_and(|mounts| mounts.lines().any(|line| is_mount_of(line, &device)))
             })
             .filter_map(|pid| self.find(pid))
             .collect()
@@ -136,17 +149,40 @@ fn names_pipe(environ: &[u8], pipe: &OsStr) -> bool {
         .any(|pair| pair.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY=") == Some(pipe.as_bytes()))
 }
 
-/// `<name>/pipe`: what a mount's root in its file system ends with, wherever that is mounted.
-fn tail_of(pipe: &Path) -> Option<String> {
-    let name = pipe.parent()?.file_name()?.to_str()?;
-    Some(format!("/{name}/{}", pipe.file_name()?.to_str()?))
+/// The daemon was started as the leader of a group; its command line was not.
+fn leads_its_group(process: Process) -> bool {
+    let Ok(pid) = i32::try_from(process.pid) else {
+        return false;
+    };
+    let pid = Pid::from_raw(pid);
+    nix::unistd::getpgid(Some(pid)) == Ok(pid)
 }
 
-/// The fourth field of a line of mountinfo is the root of the mount in its file system.
-fn is_mount_of(line: &str, tail: &str) -> bool {
-    line.split(' ')
-        .nth(3)
-        .is_some_and(|root| root.ends_with(tail))
+/// Whether two texts of `/proc/<pid>/cgroup` name places in the same pod: the same cgroup, or
+/// one beside it, as a container's is that has started again.
+fn is_beside(own: &str, its: &str) -> bool {
+    let place = |line: &str| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?.to_owned(), fields.next()?.to_owned());
+        Some((controllers, path))
+    };
+    let pod = |path: &str| path.rsplit_once('/').map(|(pod, _)| pod.to_owned());
+    its.lines().filter_map(place).all(|(controllers, path)| {
+        let mut places = own.lines().filter_map(place);
+        let ours = places.find(|(other, _)| *other == controllers);
+        ours.is_some_and(|(_, ours)| {
+            // Directly below the root nobody is in a pod.
+            let in_pod = pod(&ours).filter(|pod| !pod.is_empty());
+            ours == path || in_pod.is_some() && in_pod == pod(&path)
+        })
+    })
+}
+
+/// Whether a line of mountinfo is the mount of this file system in a container. The third
+/// field is its device, the fifth where it is mounted.
+fn is_mount_of(line: &str, device: &str) -> bool {
+    let mut fields = line.split(' ').skip(2);
+    fields.next() == Some(device) && fields.nth(1) == Some(names::container::MPS_PIPE)
 }
 
 #[cfg(test)]
@@ -204,22 +240,26 @@ mod tests {
     }
 
     #[test]
-    fn a_pid_file_that_names_another_program_is_no_daemon() {
-        let tmp = tempfile::tempdir().unwrap();
-        let file = tmp.path().join("nvidia-cuda-mps-control.pid");
-        let processes = Processes::new("/proc");
-        for text in [std::process::id().to_string(), "x".into(), String::new()] {
-            std::fs::write(&file, text).unwrap();
-            assert_eq!(processes.daemon_of(tmp.path()), None);
-        }
+    fn a_process_of_another_pod_is_no_daemon_whatever_it_calls_itself() {
+        let own = "4:memory:/kubepods/pod1/a\n0::/\n";
+        assert!(is_beside(own, own));
+        assert!(is_beside(own, "4:memory:/kubepods/pod1/b\n0::/\n"));
+        assert!(!is_beside(own, "4:memory:/kubepods/pod2/a\n0::/\n"));
+        assert!(!is_beside(own, "4:memory:/kubepods/pod1/a/b\n0::/\n"));
+        assert!(is_beside("0::/kubepods/pod1/a\n", "0::/kubepods/pod1/b\n"));
+        // Not started by a kubelet.
+        assert!(is_beside("0::/\n", "0::/\n"));
+        assert!(!is_beside("0::/a\n", "0::/b\n"));
     }
 
     #[test]
     fn a_mount_of_the_pipe_directory_is_found_wherever_it_comes_from() {
-        let tail = tail_of(Path::new("/run/aliquot/mps/GPU-1/pipe")).unwrap();
-        let line = "1208 1190 0:24 /aliquot/mps/GPU-1/pipe /run/aliquot/mps/pipe rw,nosuid - tmpfs tmpfs rw";
-        assert!(is_mount_of(line, &tail));
-        assert!(!is_mount_of(&line.replace("GPU-1", "GPU-2"), &tail));
-        assert!(!is_mount_of("", &tail));
+        let line = "1208 1190 0:24 / /run/aliquot/mps/pipe rw,nosuid - tmpfs tmpfs rw";
+        assert!(is_mount_of(line, "0:24"));
+        assert!(!is_mount_of(line, "0:25"));
+        // The node's own.
+        let node = line.replace("mps/pipe", "mps/GPU-1/tenant/pipe");
+        assert!(!is_mount_of(&node, "0:24"));
+        assert!(!is_mount_of("", "0:24"));
     }
 }

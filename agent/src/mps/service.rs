@@ -4,11 +4,13 @@
 //! lock file says so.
 
 use super::daemon::{Terminate, Tools};
+use super::place::Mounting;
 use super::process::Processes;
 use super::program::Program;
 use super::smi::Smi;
 use super::supervisor::{PlanError, Request as Ask, Supervisor};
-use crate::config::Config;
+use crate::config::{Config, PipeAccess};
+use api::Mib;
 use driver_root::DriverRoot;
 use futures::StreamExt as _;
 use nix::fcntl::{Flock, FlockArg};
@@ -116,6 +118,11 @@ fn tools(config: &Config) -> Result<Tools, ServeError> {
         smi: Smi::new(program(here.join("usr/bin/nvidia-smi"))),
         processes: Processes::new("/proc"),
         base: config.mps_dir(),
+        mounting: Mounting {
+            on: config.mps_mounts,
+            read_only_pipe: config.mps_pipe == PipeAccess::Ro,
+            shm: Mib(config.mps_shm_mib),
+        },
     })
 }
 

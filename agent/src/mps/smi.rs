@@ -66,6 +66,14 @@ impl ComputeMode {
     }
 }
 
+/// Whether clients and server of this driver find each other's memory by names in
+/// `/dev/shm`: before r580. What is no version is taken for an old one.
+pub fn shares_memory_by_name(driver_version: &str) -> bool {
+    let branch = driver_version.split('.').next();
+    let branch: Option<u32> = branch.and_then(|text| text.parse().ok());
+    branch.is_none_or(|branch| branch < 580)
+}
+
 impl Smi {
     /// By this program.
     pub fn new(program: Program) -> Self {
@@ -127,6 +135,11 @@ impl Smi {
         }
     }
 
+    /// As in `580.65.06`.
+    pub async fn driver_version(&self, uuid: &str) -> Result<String, SmiError> {
+        Ok(self.query(uuid).await?.1)
+    }
+
     /// Compute mode and driver version.
     async fn query(&self, uuid: &str) -> Result<(String, String), SmiError> {
         let fields = "--query-gpu=compute_mode,driver_version";
@@ -170,6 +183,25 @@ impl Smi {
                 .take(200)
                 .collect();
             Err(SmiError::Refused(line))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_for_drivers_that_need_it() {
+        for (version, shares) in [
+            ("570.172.08", true),
+            ("579.99", true),
+            ("580.65.06", false),
+            ("615.1", false),
+            ("", true),
+            ("[N/A]", true),
+        ] {
+            assert_eq!(shares_memory_by_name(version), shares, "{version}");
         }
     }
 }

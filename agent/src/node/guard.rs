@@ -363,15 +363,14 @@ impl Core {
                     evict,
                 });
             }
-            let name = server_name(share).filter(|_| share.mode == Mode::MpsIsolated);
-            let server = name.and_then(|name| {
+            let server = server_name(share).and_then(|name| {
                 let mut servers = self.mps.seen.servers.iter();
                 servers.find(|s| s.name == name)
             });
             if let Some(server) = server.filter(|server| !server.tampered.is_empty()) {
                 return Some(Complaint {
-                    text: format!("its MPS server was told other limits: {}", server.tampered),
-                    evict,
+                    text: format!("its MPS server was driven by others: {}", server.tampered),
+                    evict: evict && share.mode == Mode::MpsIsolated,
                 });
             }
             // Said, since the driver has such limits; the mode's own fence holds as ever.

@@ -45,6 +45,7 @@ impl Bench {
             run_dir: folder.path().join("run"),
             driver_root: root.clone(),
             mps_env: vec![format!("SIM_ROOT={}", root.display())],
+            mps_mounts: agent::mps::may_mount(),
             ..Config::for_node("n1")
         };
         let client = Client::new(&config.mps_socket()).unwrap();
@@ -143,7 +144,9 @@ impl Bench {
         }
         let socket = "run/nvidia-persistenced/socket";
         link(&driver.join(socket), socket);
-        link(Path::new(&server.shm_dir), "dev/shm");
+        if !server.shm_dir.is_empty() {
+            link(Path::new(&server.shm_dir), "dev/shm");
+        }
         link(Path::new(&server.pipe_dir), "run/aliquot/mps/pipe");
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["sim-gpu", "workload"])
@@ -210,7 +213,9 @@ impl Drop for Bench {
                 let group = nix::unistd::Pid::from_raw(pid);
                 let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
             }
-            let _ = nix::mount::umount(&self.place(card).join("shm"));
+            for part in ["tenant/pipe", "tenant", "pipe", "shm"] {
+                let _ = nix::mount::umount(&self.place(card).join(part));
+            }
         }
         drop(self.driver.take());
     }

@@ -124,7 +124,8 @@ pub(crate) async fn a_limit_that_somebody_else_sets_is_told_and_set_right() {
         .await;
     assert_eq!(
         told.tampered,
-        "the memory limit by default was set to 2000 MiB and reads \"29G\""
+        "somebody gave the control daemon the command \
+         \"set_default_device_pinned_mem_limit 0 30000M\""
     );
     let mut tenant = bench.tenant(0, &told, "grow 100 hold");
     let held = tenant.reach("grow")["held_mib"].as_u64().unwrap();

@@ -81,6 +81,7 @@ pub(super) fn agent(
             sim_gpu::paths::ROOT_ENV,
             paths.driver.display()
         )],
+        mps_mounts: agent::mps::may_mount(),
         hook_path: paths.hook.clone(),
         telemetry_endpoint: (!telemetry.is_empty()).then(|| telemetry.to_owned()),
         telemetry_token_file: paths.token.clone(),

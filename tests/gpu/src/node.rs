@@ -89,6 +89,7 @@ impl Node {
                 .iter()
                 .map(|(k, v)| format!("{k}={v}"))
                 .collect(),
+            mps_mounts: agent::mps::may_mount(),
             hook_path: hook,
             serve_whole: false,
             cdi_settle_ms: 1,

@@ -103,13 +103,12 @@ fn driver_edits(
 /// As the supervisor says, else where it puts them by its rules.
 fn mps_dirs(config: &Config, mps: &MpsView, name: &str) -> MpsDirs {
     let server = mps.seen.servers.iter().find(|s| s.name == *name);
-    let place = |told: Option<&str>, part: &str| match told {
-        Some(told) if !told.is_empty() => PathBuf::from(told),
-        _ => config.mps_dir().join(name).join(part),
-    };
+    let path = |told: &String| (!told.is_empty()).then(|| PathBuf::from(told));
     MpsDirs {
-        pipe: place(server.map(|s| s.pipe_dir.as_str()), "pipe"),
-        shm: place(server.map(|s| s.shm_dir.as_str()), "shm"),
+        tenant: server
+            .and_then(|s| path(&s.tenant_dir))
+            .unwrap_or_else(|| config.mps_dir().join(name).join("tenant")),
+        shm: server.and_then(|s| path(&s.shm_dir)),
     }
 }
 

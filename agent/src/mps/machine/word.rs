@@ -114,6 +114,8 @@ pub enum Event {
     Verified(Result<(), String>),
     /// A card of it was seen in another compute mode than was set.
     ModeLost,
+    /// Somebody else gave the daemon a command; whether it may have changed a limit.
+    Driven(String, bool),
     /// Something moved that no one was asked to move: a server's process is gone, or its
     /// log has a new line. Worth a look.
     Stirred,
@@ -145,6 +147,7 @@ pub struct View {
     pub blamed: u32,
     /// How often clients have lost their work.
     pub losses: u32,
-    /// What somebody else set, and that was set right again; empty when nobody did.
+    /// What somebody else set or commanded; what was set is set right again. Empty when
+    /// nobody did.
     pub tampered: String,
 }

@@ -381,7 +381,10 @@ fn lose_run_folders() -> Result<()> {
         .flatten()
         .flatten()
     {
-        let _ = nix::mount::umount2(&place.path().join("shm"), nix::mount::MntFlags::MNT_DETACH);
+        for part in ["tenant/pipe", "tenant", "pipe", "shm"] {
+            let mounted = place.path().join(part);
+            let _ = nix::mount::umount2(&mounted, nix::mount::MntFlags::MNT_DETACH);
+        }
     }
     for entry in fs::read_dir(run)?.flatten() {
         if entry.path().is_dir() {
