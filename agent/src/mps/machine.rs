@@ -202,6 +202,7 @@ impl Machine {
             },
             Phase::SetMode => Action::SetMode,
             Phase::Spawn => Action::Spawn,
+            Phase::Reach { .. } if self.hung => Action::FindLeftovers(None),
             Phase::Reach { .. } => self.soon(now, Action::Reach),
             Phase::Configure { not_before } => match wanted {
                 Some(_) if now < not_before => {
@@ -330,6 +331,8 @@ impl Machine {
                 if tenants.is_empty() {
                     // Nobody loses anything, and nobody new could start.
                     self.phase = Phase::Killing;
+                } else if matches!(self.phase, Phase::Reach { .. }) {
+                    self.phase = Phase::Reach { until: now + REACH };
                 }
             }
             Event::Leftovers(clients, servers) => {
@@ -477,8 +480,11 @@ impl Machine {
             }
             Phase::Reach { until } => {
                 self.looked = Some(now);
+                // One that was found may have clients, whose daemon a tenant has cut off.
                 if now >= until && self.known {
                     self.phase = Phase::Killing;
+                } else if now >= until {
+                    self.hung = true;
                 }
             }
             Phase::Configure { .. } => {

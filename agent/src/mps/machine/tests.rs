@@ -285,15 +285,36 @@ fn an_adopted_daemon_is_left_alone_until_a_plan_names_it() {
 }
 
 #[test]
-fn an_adopted_daemon_that_never_answered_is_not_killed() {
+fn an_adopted_daemon_that_never_answered_is_killed_once_nobody_could_be_its_client() {
     let mut machine = Machine::adopted(at(0));
     machine.on(at(0), WANTED);
+    let mut asked = 0;
     for second in 0..100 {
-        assert_eq!(machine.next(at(second * 1000)), Action::Reach);
-        machine.on(at(second * 1000), failed("no answer in 2 s"));
+        let now = at(second * 1000);
+        match machine.next(now) {
+            Action::Reach => machine.on(now, failed("no answer in 2 s")),
+            Action::FindLeftovers(None) => {
+                asked += 1;
+                machine.on(now, Event::Leftovers(vec![client(7)], vec![]));
+            }
+            other => panic!("{other:?}"),
+        }
     }
+    assert!(asked > 5, "{asked}");
     assert_eq!(state(&machine), "Starting");
     assert_eq!(machine.view().reason, "no answer in 2 s");
+    for second in 100..120 {
+        let now = at(second * 1000);
+        match machine.next(now) {
+            Action::Reach => machine.on(now, failed("no answer in 2 s")),
+            Action::FindLeftovers(None) => machine.on(now, Event::Leftovers(vec![], vec![])),
+            other => {
+                assert_eq!(other, Action::Kill);
+                return;
+            }
+        }
+    }
+    panic!("it lives");
 }
 
 #[test]
