@@ -114,12 +114,14 @@ pub(crate) async fn a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_i
     let words =
         "ClientLimit, 2000 MiB granted, 8000 MiB read back, reach 8000 MiB until the watchdog acts";
     isolated(cluster, &ns, "small", ("False", "ClientLimit", words)).await?;
-    let ledger = cluster.ledger().await?;
-    let reaches: Vec<Option<u64>> = ledger
-        .iter()
-        .map(|(_, grant)| grant.reach_mib.map(|mib| mib.0))
-        .collect();
-    ensure!(reaches == [Some(8000), Some(8000)], "{ledger:?}");
+    until("the node says so too", Duration::from_secs(15), || async {
+        let ledger = cluster.ledger().await?;
+        let reaches = ledger.iter().map(|(_, grant)| grant.reach_mib);
+        let both = reaches.clone().count() == 2
+            && reaches.flatten().filter(|mib| mib.0 == 8000).count() == 2;
+        Ok(Seen::when(both, format!("{ledger:?}")))
+    })
+    .await?;
     // It gets there, and is ended for it.
     let touch = ["/bin/busybox", "touch", "/tmp/go"];
     cluster.kubectl.exec(&ns, "small", "main", &touch).await?;
@@ -329,8 +331,10 @@ pub(crate) async fn who_takes_all_clients_of_a_server_is_ended(
     let ns = card(cluster).await?;
     tenant(cluster, &ns, "neighbour", "await /tmp/go context hold").await?;
     cluster.pod_phase(&ns, "neighbour", "Running").await?;
-    // Half of the 48 are its part; what is free it may have.
-    tenant(cluster, &ns, "busy", "clients 46 hold").await?;
+    // Half of the 48 are its part; what is free it may have. A context is some hundred MiB.
+    let busy = [("gpu-memory", "40000")];
+    let busy = pod(&ns, "busy", &busy, "clients 46 hold");
+    cluster.apply_one(&busy).await?;
     let said = cluster.said(&ns, "busy", "main", "clients").await?;
     ensure!(said["connected"] == 46, "{said}");
     tenant(cluster, &ns, "greedy", "await /tmp/go clients 2 hold").await?;
