@@ -27,10 +27,17 @@ pub fn raise_priority() -> std::io::Result<()> {
 
 /// The kernel refused.
 #[derive(Debug, thiserror::Error)]
-#[error("capabilities cannot be dropped: {0}")]
-pub struct PrivilegeError(#[from] caps::errors::CapsError);
+pub enum PrivilegeError {
+    /// Of a capability.
+    #[error("capabilities cannot be dropped: {0}")]
+    Capabilities(#[from] caps::errors::CapsError),
+    /// Of the promise that no program gets more.
+    #[error("no_new_privs cannot be set: {0}")]
+    NoNewPrivileges(#[from] nix::errno::Errno),
+}
 
-/// Drops every capability of this thread, and of those that it starts later, but the few of `KEPT`.
+/// Drops every capability of this thread, and of those that it starts later, but the few of
+/// `KEPT`, from the bounding set as well, and lets no program that it starts gain any.
 /// Call it before any thread is started.
 ///
 /// # Errors
@@ -38,6 +45,13 @@ pub struct PrivilegeError(#[from] caps::errors::CapsError);
 pub fn drop_all_but_needed() -> Result<(), PrivilegeError> {
     let have = caps::read(None, CapSet::Permitted)?;
     let keep: HashSet<Capability> = KEPT.into_iter().filter(|cap| have.contains(cap)).collect();
+    // No program that it might start gets them back: it starts none.
+    if have.contains(&Capability::CAP_SETPCAP) {
+        for cap in caps::read(None, CapSet::Bounding)?.difference(&keep) {
+            caps::drop(None, CapSet::Bounding, *cap)?;
+        }
+    }
+    nix::sys::prctl::set_no_new_privs()?;
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Inheritable, &HashSet::new())?;
     caps::set(None, CapSet::Effective, &keep)?;
@@ -53,9 +67,13 @@ mod tests {
     fn what_is_dropped_is_gone_from_the_thread_and_its_children() {
         // Capabilities are per thread: the others of this test keep theirs.
         std::thread::spawn(|| {
+            let may = caps::has_cap(None, CapSet::Permitted, Capability::CAP_SETPCAP).unwrap();
             drop_all_but_needed().unwrap();
             let left = || caps::read(None, CapSet::Permitted).unwrap();
             assert!(left().iter().all(|cap| KEPT.contains(cap)));
+            let bounding = caps::read(None, CapSet::Bounding).unwrap();
+            assert!(!may || bounding.iter().all(|cap| KEPT.contains(cap)));
+            assert!(nix::sys::prctl::get_no_new_privs().unwrap());
             let child = std::thread::spawn(move || left().iter().all(|cap| KEPT.contains(cap)));
             assert!(child.join().unwrap());
         })

@@ -5,11 +5,12 @@
 //! - [`refusals`]: pure: grants that were not honoured, kept while a scheduler may need them.
 //! - [`stream`]: one connection to one scheduler; [`endpoints`]: which schedulers there are.
 //! - [`status`]: pure: the node's state → the `GpuNode`'s status; [`publish`] writes it.
-//! - [`metrics`]: counters, and gauges read at each scrape; [`http`] serves them.
+//! - [`metrics`]: counters, and gauges read at each scrape; [`http`] serves them, [`listener`] to few at once.
 //! - [`pace`]: when to try again.
 
 pub mod endpoints;
 pub mod http;
+pub mod listener;
 pub mod metrics;
 pub mod pace;
 pub mod publish;
@@ -105,7 +106,7 @@ pub async fn run(inputs: Inputs) -> Result<(), TelemetryError> {
         let stop = end.clone();
         tasks.spawn(async move {
             // Ends only by its shutdown: errors of connections are their own.
-            let _ = axum::serve(listener, http::router(pages))
+            let _ = axum::serve(listener::Bounded::new(listener), http::router(pages))
                 .with_graceful_shutdown(stop.cancelled_owned())
                 .await;
         });
