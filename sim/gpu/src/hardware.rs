@@ -109,8 +109,7 @@ pub enum NvLink {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MpsHabits {
-    /// Clients per card: 48, 60 from r590 (CUDA 13.1), by NVIDIA's MPS documentation, for
-    /// clients that leave `CUDA_DEVICE_MAX_CONNECTIONS` alone.
+    /// Clients per card: 48, 60 from r590 (CUDA 13.1), by NVIDIA's MPS documentation.
     #[serde(default)]
     pub max_clients: Option<u32>,
     /// Clients must see the server's `/dev/shm`. Servers from r580 log "Created anonymous shared
@@ -128,7 +127,7 @@ pub struct MpsHabits {
     pub limits_read_back_in_gib: bool,
     /// An entry for a card that the client does not see lifts all its limits, the server's
     /// among them. Measured in public on 615.71.09 (NVIDIA Dynamo's MPS guide); whether older
-    /// drivers do it was never said, and here they do not.
+    /// drivers do it nobody said; here they do not.
     #[serde(default)]
     pub stray_entry_lifts_limits: Option<bool>,
     /// For how long NVML lists a new client among the compute processes before it is on the
@@ -335,8 +334,7 @@ impl Hardware {
         self.cuda_version.as_deref().unwrap_or(of_branch)
     }
 
-    /// The driver keeps memory limits per cgroup: NVIDIA's MPS documentation, "Release 615"
-    /// (CUDA 13.4).
+    /// The driver keeps memory limits per cgroup: NVIDIA's MPS documentation, "Release 615".
     pub fn memory_limits(&self) -> bool {
         self.branch() >= 615
     }

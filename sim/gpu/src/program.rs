@@ -26,7 +26,7 @@ usage: sim-gpu driver --root DIR (--hardware FILE | --preset NAME [--count N] [-
 GPU is an index or a UUID. Presets: T4 L4 RTX-6000-Ada A100-40 A100-80 H100-80.
 Keys: ecc-corrected ecc-uncorrected remapped-corrected remapped-uncorrected remapped-pending
       remapped-failed recovery-action temperature mig reserved-mib sigkill-faults-server
-      mps-listed-late-ms
+      mps-listed-late-ms answer-ms
       process-lists compute-list mps-list graphics-list: NVML's return code, 0 for the list
       process-memory-unavailable.
 ";

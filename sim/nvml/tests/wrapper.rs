@@ -343,7 +343,7 @@ fn what_draws_is_on_the_graphics_list_and_a_raw_client_on_none() {
 }
 
 #[test]
-fn a_list_of_processes_can_be_made_to_fail() {
+fn a_list_of_processes_can_be_made_to_fail_or_to_be_late() {
     let machine = Machine::new(Hardware::of(Preset::T4, 1));
     let nvml = machine.nvml();
     let device = nvml.device_by_index(0).unwrap();
@@ -359,6 +359,11 @@ fn a_list_of_processes_can_be_made_to_fail() {
         Err(NvmlError::NoPermission)
     ));
     machine.set("process-lists", 0);
+    machine.set("answer-ms", 50);
+    let begin = Instant::now();
+    assert_eq!(device.running_compute_processes().unwrap(), vec![]);
+    assert!(begin.elapsed() >= Duration::from_millis(50));
+    machine.set("answer-ms", 0);
     machine.set("process-memory-unavailable", 1);
     let mut process = machine.process();
     process.context(0).unwrap();

@@ -13,7 +13,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
@@ -125,11 +124,6 @@ impl Driver {
     /// A second handle that only notices the driver's end.
     pub fn watch(&self) -> io::Result<UnixStream> {
         self.reader.get_ref().try_clone()
-    }
-
-    /// Bounds the wait for answers.
-    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.reader.get_ref().set_read_timeout(timeout)
     }
 
     fn answer(&mut self) -> Result<Message, CallError> {

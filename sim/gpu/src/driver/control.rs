@@ -65,6 +65,7 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
         "mps-list" => target.nvml.mps = small,
         "graphics-list" => target.nvml.graphics = small,
         "process-memory-unavailable" => target.nvml.memory_unavailable = value != 0,
+        "answer-ms" => state.answer_ms = value,
         "mps-listed-late-ms" => state.hardware.mps.listed_late_ms = value,
         "sigkill-faults-server" => state.hardware.mps.sigkill_faults_server = value != 0,
         _ => return Err(WireError::Field("key")),

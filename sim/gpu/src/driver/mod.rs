@@ -247,6 +247,11 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
                 lines.answer(&answer.to_string())?;
             }
             _ => {
+                let slow = match request.verb.as_str() {
+                    "machine" | "card" => lock(&shared.state).answer_ms,
+                    _ => 0,
+                };
+                std::thread::sleep(Duration::from_millis(slow));
                 let caller = Caller {
                     conn,
                     peer: &peer,

@@ -172,6 +172,8 @@ pub struct State {
     pub events: VecDeque<Event>,
     /// Sequence number of the last event.
     pub last_event: u64,
+    /// What NVML waits for each answer, ms.
+    pub answer_ms: u64,
     /// Time since the driver started, as its caller says.
     pub now: Duration,
     next: u64,
@@ -204,6 +206,7 @@ impl State {
             tickets: BTreeMap::new(),
             events: VecDeque::new(),
             last_event: 0,
+            answer_ms: 0,
             now: Duration::ZERO,
             next: 1,
         }
