@@ -229,8 +229,10 @@ fn unsafe_code_stands_in_named_files_only() {
         "sim/nvml/src/",
         "sim/cuda/src/lib.rs",
         "sim/clock/src/lib.rs",
-        // The driver API, as any CUDA program calls it.
+        // The driver API and OpenGL, as any program calls them.
         "tests/gpu/src/cuda.rs",
+        "tests/gpu/src/gl.rs",
+        "tests/gpu/src/library.rs",
         // An allocator that counts.
         "tests/src/bin/bench-core/meter.rs",
     ];

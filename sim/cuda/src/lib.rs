@@ -2,6 +2,7 @@
 //! that takes memory, gives it back and breaks, in the order of a call's way:
 //!
 //! - `state`: the process, its contexts and allocations;
+//! - `egl`: a graphics context, for programs that take memory without CUDA;
 //! - this file: the C ABI, one function of NVIDIA's each.
 //!
 //! So that a program written against the real library, loaded at run time, is the one that
@@ -12,6 +13,7 @@
 // The names are NVIDIA's.
 #![allow(non_snake_case)]
 
+mod egl;
 mod state;
 
 use state::{Code, NOT_SUPPORTED, SUCCESS, with};

@@ -1,10 +1,19 @@
-//! One command of the language of MPS's control program.
+//! Programs that are waited for, and one command of the language of MPS's control program.
 
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-/// Starts the control program, tells it a line, and answers how it ended and what it said.
-pub(crate) fn tell(program: &mut Command, line: &str) -> anyhow::Result<(Option<i32>, String)> {
+/// Between two looks at a program.
+const AGAIN: Duration = Duration::from_millis(2);
+
+/// Starts the control program, tells it a line, and answers how it ended and what it said. One
+/// that does not end within the limit is killed.
+pub(crate) fn tell(
+    program: &mut Command,
+    line: &str,
+    limit: Duration,
+) -> anyhow::Result<(Option<i32>, String)> {
     let mut child = program
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -14,8 +23,21 @@ pub(crate) fn tell(program: &mut Command, line: &str) -> anyhow::Result<(Option<
         // One that finds no daemon does not listen: it ends, and says why.
         let _ = writeln!(input, "{line}");
     }
-    let output = child.wait_with_output()?;
+    let output = ended(child, limit)?;
     let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
     said.push_str(&String::from_utf8_lossy(&output.stderr));
     Ok((output.status.code(), said.trim().to_owned()))
+}
+
+/// Waits for the end of a program that says less than a pipe holds.
+pub(crate) fn ended(mut child: Child, limit: Duration) -> std::io::Result<Output> {
+    let begin = Instant::now();
+    while child.try_wait()?.is_none() {
+        if begin.elapsed() > limit {
+            child.kill()?;
+            break;
+        }
+        std::thread::sleep(AGAIN);
+    }
+    child.wait_with_output()
 }

@@ -4,8 +4,9 @@
 //! build this. In: calls. Out: values, or CUDA's code. One card and its primary context.
 #![allow(unsafe_code, reason = "the C ABI of libcuda has no safe face")]
 
-use anyhow::{Context as _, bail};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use crate::library::{Library, api};
+use anyhow::Context as _;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::ptr;
@@ -38,72 +39,24 @@ const KERNELS: &CStr = c"
 }
 ";
 
-macro_rules! api {
-    ($($field:ident: $symbol:literal fn($($argument:ty),*);)*) => {
-        /// The functions, by the names under which the library exports them.
-        #[derive(Debug)]
-        struct Api {
-            $($field: unsafe extern "C" fn($($argument),*) -> u32,)*
-        }
-
-        impl Api {
-            fn load(library: &Library) -> anyhow::Result<Self> {
-                Ok(Self {
-                    $($field: {
-                        let found = library.symbol($symbol)?;
-                        // SAFETY: the symbol is NVIDIA's function of this name, and the
-                        // type is its prototype in cuda.h; both are pointers to code.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> u32>(found) }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 api! {
-    init: c"cuInit" fn(c_uint);
-    version: c"cuDriverGetVersion" fn(*mut c_int);
-    error_name: c"cuGetErrorName" fn(u32, *mut *const c_char);
-    device: c"cuDeviceGet" fn(*mut c_int, c_int);
-    uuid: c"cuDeviceGetUuid_v2" fn(*mut [u8; 16], c_int);
-    retain: c"cuDevicePrimaryCtxRetain" fn(*mut usize, c_int);
-    release: c"cuDevicePrimaryCtxRelease_v2" fn(c_int);
-    set_current: c"cuCtxSetCurrent" fn(usize);
-    synchronize: c"cuCtxSynchronize" fn();
-    memory: c"cuMemGetInfo_v2" fn(*mut usize, *mut usize);
-    allocate: c"cuMemAlloc_v2" fn(*mut u64, usize);
-    allocate_managed: c"cuMemAllocManaged" fn(*mut u64, usize, c_uint);
-    free: c"cuMemFree_v2" fn(u64);
-    set: c"cuMemsetD8_v2" fn(u64, u8, usize);
-    load_module: c"cuModuleLoadData" fn(*mut usize, *const c_void);
-    function: c"cuModuleGetFunction" fn(*mut usize, usize, *const c_char);
-    launch: c"cuLaunchKernel" fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void);
-}
-
-/// Opened for the life of the process: the real library does not like to be closed.
-#[derive(Debug)]
-struct Library(*mut c_void);
-
-impl Library {
-    fn open(path: &Path) -> anyhow::Result<Self> {
-        let name = CString::new(path.to_string_lossy().as_bytes())?;
-        // SAFETY: a text with an end; the library's own start-up code is NVIDIA's.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        if handle.is_null() {
-            bail!("{} cannot be loaded", path.display());
-        }
-        Ok(Self(handle))
-    }
-
-    fn symbol(&self, name: &CStr) -> anyhow::Result<*mut c_void> {
-        // SAFETY: the handle is open, the name has an end.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        if found.is_null() {
-            bail!("this libcuda has no {}", name.to_string_lossy());
-        }
-        Ok(found)
-    }
+    init: c"cuInit" fn(c_uint) -> u32;
+    version: c"cuDriverGetVersion" fn(*mut c_int) -> u32;
+    error_name: c"cuGetErrorName" fn(u32, *mut *const c_char) -> u32;
+    device: c"cuDeviceGet" fn(*mut c_int, c_int) -> u32;
+    uuid: c"cuDeviceGetUuid_v2" fn(*mut [u8; 16], c_int) -> u32;
+    retain: c"cuDevicePrimaryCtxRetain" fn(*mut usize, c_int) -> u32;
+    release: c"cuDevicePrimaryCtxRelease_v2" fn(c_int) -> u32;
+    set_current: c"cuCtxSetCurrent" fn(usize) -> u32;
+    synchronize: c"cuCtxSynchronize" fn() -> u32;
+    memory: c"cuMemGetInfo_v2" fn(*mut usize, *mut usize) -> u32;
+    allocate: c"cuMemAlloc_v2" fn(*mut u64, usize) -> u32;
+    allocate_managed: c"cuMemAllocManaged" fn(*mut u64, usize, c_uint) -> u32;
+    free: c"cuMemFree_v2" fn(u64) -> u32;
+    set: c"cuMemsetD8_v2" fn(u64, u8, usize) -> u32;
+    load_module: c"cuModuleLoadData" fn(*mut usize, *const c_void) -> u32;
+    function: c"cuModuleGetFunction" fn(*mut usize, usize, *const c_char) -> u32;
+    launch: c"cuLaunchKernel" fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void) -> u32;
 }
 
 /// A library that is loaded and not yet told to begin.
@@ -135,7 +88,8 @@ impl Cuda {
     /// Loads the library of this path or name.
     pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
         let library = Library::open(path)?;
-        let api = Api::load(&library).context("not a libcuda that this program knows")?;
+        let api = Api::load(|name| library.symbol(name))
+            .context("not a libcuda that this program knows")?;
         Ok(Self { api })
     }
 

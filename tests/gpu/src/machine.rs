@@ -4,6 +4,7 @@
 //! In: paths. Out: [`Machine`]: cards, programs, what they need in their environment.
 //! Must never change a setting of a card.
 
+use crate::control;
 use crate::transcript::Transcript;
 use anyhow::{Context as _, bail};
 use sim_gpu::driver::{Driver, Options};
@@ -11,7 +12,9 @@ use sim_gpu::hardware::{Hardware, Preset};
 use sim_gpu::paths::{ROOT_ENV, Root};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Where drivers put their programs and libraries, beside what `PATH` says.
 const PROGRAM_FOLDERS: [&str; 3] = ["/usr/bin", "/usr/local/nvidia/bin", "/opt/bin"];
@@ -25,6 +28,11 @@ const LIBRARY_FOLDERS: [&str; 5] = [
 /// The branch whose habits the simulated machine has: the oldest whose MPS needs no
 /// `/dev/shm` of its own.
 const SIMULATED_DRIVER: &str = "580.95.05";
+
+/// Which EGL is loaded.
+const EGL: &str = "libEGL.so.1";
+/// For `nvidia-smi`, which takes seconds where nothing keeps the driver loaded.
+const SMI: Duration = Duration::from_secs(30);
 
 /// One card, as `nvidia-smi` tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +58,31 @@ pub(crate) struct Machine {
     pub(crate) simulated: bool,
     /// All that was run, and what it said.
     pub(crate) transcript: Transcript,
+    /// The compute mode of a card may be changed, and set back.
+    pub(crate) may_set_mode: bool,
+    /// When what is asked now has to be done.
+    deadline: Mutex<Option<Instant>>,
     _driver: Option<Driver>,
     _folder: tempfile::TempDir,
 }
+
+/// What this machine does not have, or may not be asked: a part is not asked, and says so.
+#[derive(Debug)]
+pub(crate) struct Missing(String);
+
+impl Missing {
+    pub(crate) fn error(what: impl Into<String>) -> anyhow::Error {
+        Self(what.into()).into()
+    }
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Missing {}
 
 /// The stand-ins of the simulated machine.
 #[derive(Clone, Debug)]
@@ -81,8 +111,10 @@ impl Machine {
             "nvidia-cuda-mps-control",
             "nvidia-cuda-mps-server",
         ] {
-            let found = program(name).with_context(|| format!("this machine has no {name}"))?;
-            symlink(found, bin.join(name))?;
+            // Without those of MPS the rest can be asked.
+            if let Some(found) = program(name) {
+                symlink(found, bin.join(name))?;
+            }
         }
         for place in LIBRARY_FOLDERS.map(Path::new) {
             let Ok(entries) = std::fs::read_dir(place) else {
@@ -97,13 +129,8 @@ impl Machine {
                 }
             }
         }
-        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-            if !lib.join(name).exists() {
-                bail!(
-                    "this machine has no {name} in {}",
-                    LIBRARY_FOLDERS.join(", ")
-                );
-            }
+        if !bin.join("nvidia-smi").exists() {
+            bail!("this machine has no nvidia-smi");
         }
         for entry in std::fs::read_dir("/dev")?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("nvidia") {
@@ -127,11 +154,10 @@ impl Machine {
             plain_nodes: true,
             binary: Some(std::env::current_exe()?),
         })?;
-        std::fs::copy(
-            &parts.cuda,
-            Root::new(&root).nvml().with_file_name("libcuda.so.1"),
-        )
-        .with_context(|| format!("{}", parts.cuda.display()))?;
+        for name in ["libcuda.so.1", EGL] {
+            std::fs::copy(&parts.cuda, Root::new(&root).nvml().with_file_name(name))
+                .with_context(|| format!("{}", parts.cuda.display()))?;
+        }
         Self::new(folder, root, Some(driver))
     }
 
@@ -147,6 +173,8 @@ impl Machine {
             cards: Vec::new(),
             simulated: driver.is_some(),
             transcript: Transcript::default(),
+            may_set_mode: false,
+            deadline: Mutex::new(None),
             _driver: driver,
             _folder: folder,
         };
@@ -187,23 +215,63 @@ impl Machine {
         env
     }
 
+    /// Gives what is asked next so much time.
+    pub(crate) fn within(&self, limit: Duration) {
+        *self.deadline() = Some(Instant::now() + limit);
+    }
+
+    /// So much time, or what is left of it.
+    pub(crate) fn left(&self, limit: Duration) -> Duration {
+        let deadline = *self.deadline();
+        deadline.map_or(limit, |at| {
+            limit.min(at.saturating_duration_since(Instant::now()))
+        })
+    }
+
+    fn deadline(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `libcuda.so.1`.
-    pub(crate) fn cuda(&self) -> PathBuf {
-        self.root.join("usr/lib64/libcuda.so.1")
+    pub(crate) fn cuda(&self) -> anyhow::Result<PathBuf> {
+        self.there("usr/lib64/libcuda.so.1")
     }
 
     /// `nvidia-cuda-mps-control`.
-    pub(crate) fn control(&self) -> PathBuf {
-        self.root.join("usr/bin/nvidia-cuda-mps-control")
+    pub(crate) fn control(&self) -> anyhow::Result<PathBuf> {
+        self.there("usr/bin/nvidia-cuda-mps-control")
+    }
+
+    /// `libEGL.so.1`, which is the system's and not the driver's.
+    pub(crate) fn egl(&self) -> anyhow::Result<PathBuf> {
+        let system = LIBRARY_FOLDERS.map(|folder| Path::new(folder).join(EGL));
+        let system = system.into_iter().find(|path| path.exists());
+        match system.filter(|_| !self.simulated) {
+            Some(path) => Ok(path),
+            None => self.there(&format!("usr/lib64/{EGL}")),
+        }
+    }
+
+    fn there(&self, part: &str) -> anyhow::Result<PathBuf> {
+        let path = self.root.join(part);
+        if path.exists() {
+            return Ok(path);
+        }
+        let name = part.rsplit('/').next().unwrap_or(part);
+        Err(Missing::error(format!("this machine has no {name}")))
     }
 
     /// `nvidia-smi`; what it says on either output, whatever its end.
     pub(crate) fn smi_said(&self, arguments: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
-        let output = Command::new(self.root.join("usr/bin/nvidia-smi"))
+        let child = Command::new(self.root.join("usr/bin/nvidia-smi"))
             .args(arguments)
             .envs(self.env())
-            .output()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .context("nvidia-smi")?;
+        let output = control::ended(child, self.left(SMI))?;
         let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
         said.push_str(&String::from_utf8_lossy(&output.stderr));
         let line = format!("nvidia-smi {}", arguments.join(" "));

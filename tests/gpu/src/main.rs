@@ -3,17 +3,24 @@
 //! - [`mod@machine`]: the driver, real or simulated; [`transcript`]: what was run.
 //! - [`cuda`], [`program`], [`tenant`]: a CUDA program of ours, and how it is asked.
 //! - [`server`]: an MPS daemon of our own.
-//! - [`claims`], [`questions`]: of NVIDIA's programs.
+//! - [`gl`], [`files`]: more that such a program does; [`library`]: what it loads.
+//! - [`lists`]: NVML's lists of processes.
+//! - [`fences`], [`claims`], [`questions`]: of NVIDIA's programs.
 //! - [`node`], [`enter`], [`shares`]: of our agent, supervisor and hook on this driver.
 //! - [`report`]: the page that comes of it.
 //! - [`violations`]: a figure: how long more than a share is held.
 //!
-//! Must never change a setting of a card, or leave a process or a file behind.
+//! Must never change a setting of a card unasked, or leave a process or a file behind.
 
 mod claims;
 mod control;
 mod cuda;
 mod enter;
+mod fences;
+mod files;
+mod gl;
+mod library;
+mod lists;
 mod machine;
 mod node;
 mod program;
@@ -25,14 +32,18 @@ mod tenant;
 mod transcript;
 mod violations;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Parser, Subcommand};
-use machine::{Machine, StandIns};
+use machine::{Machine, Missing, StandIns};
+use node::Node;
 use report::{Part, Verdict};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The time box of what has none of its own, seconds.
+const SECONDS: u64 = 30;
 
 /// Asks a GPU what this project says of it.
 #[derive(Debug, Parser)]
@@ -75,6 +86,13 @@ struct Ask {
     /// The page goes there too: a file, or a folder where it is named by driver and card.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Seconds for all of it. What does not fit into the rest is not asked, and said so.
+    #[arg(long, default_value_t = 480)]
+    budget: u64,
+    /// Mode `mps` is asked too, for which a card is in compute mode `EXCLUSIVE_PROCESS` for a
+    /// while.
+    #[arg(long)]
+    may_set_compute_mode: bool,
     /// Only what has this in its text.
     only: Option<String>,
 }
@@ -116,48 +134,31 @@ fn hook(arguments: &[String]) -> ExitCode {
     }
 }
 
-/// Everything, one after the other; whether all that was claimed holds.
+/// Everything, what is worth most first; whether all that was claimed holds.
 fn run(ask: &Ask) -> anyhow::Result<bool> {
-    let machine = machine(ask.simulated.as_deref())?;
+    let mut machine = machine(ask.simulated.as_deref())?;
+    machine.may_set_mode = ask.may_set_compute_mode;
+    let machine = &machine;
     let before = machine.settings()?;
-    fit(&machine, &before)?;
+    fit(machine, &before)?;
     machine.smi(&[])?;
-    let mut parts = vec![Part {
-        text: "what was found".to_owned(),
-        verdict: Verdict::Answer(before.trim().replace('\n', "; ")),
-        transcript: machine.transcript.take(),
-    }];
-    let wanted = |text: &str| {
-        ask.only
-            .as_ref()
-            .is_none_or(|only| text.contains(only.as_str()))
+    let mut asked = Asked {
+        machine,
+        begin: Instant::now(),
+        budget: Duration::from_secs(ask.budget),
+        only: ask.only.as_deref().unwrap_or_default(),
+        parts: vec![Part {
+            text: "what was found".to_owned(),
+            verdict: Verdict::Answer(before.trim().replace('\n', "; ")),
+            transcript: machine.transcript.take(),
+        }],
     };
-    let claims = claims::CLAIMS.iter().chain(questions::QUESTIONS);
-    for (text, run) in claims.filter(|(text, _)| wanted(text)) {
-        let verdict = run(&machine);
-        tell(&mut parts, &machine, text, verdict);
+    for (text, seconds, run) in fences::QUESTIONS {
+        asked.ask(text, *seconds, *run);
     }
-    let of_shares: Vec<_> = shares::CLAIMS
-        .iter()
-        .filter(|(text, _)| wanted(text))
-        .collect();
-    if !of_shares.is_empty() {
-        runtime()?.block_on(async {
-            match node::Node::start(&machine).await {
-                Ok(mut node) => {
-                    for (text, run) in of_shares {
-                        let mut verdict = run(&machine, &mut node).await;
-                        // The next one finds idle cards.
-                        if let Err(error) = node.clear().await {
-                            verdict = verdict.and(Err(error));
-                        }
-                        tell(&mut parts, &machine, text, verdict);
-                    }
-                    node.end().await;
-                }
-                Err(error) => tell(&mut parts, &machine, "a node starts", Err(error)),
-            }
-        });
+    of_shares(&mut asked)?;
+    for (text, run) in claims::CLAIMS.iter().chain(questions::QUESTIONS) {
+        asked.ask(text, SECONDS, *run);
     }
     let after = machine.settings()?;
     let same = if before == after {
@@ -165,16 +166,101 @@ fn run(ask: &Ask) -> anyhow::Result<bool> {
     } else {
         Verdict::Differs(after)
     };
-    tell(
-        &mut parts,
-        &machine,
-        "every setting of every card is as it was found",
-        Ok(same),
-    );
-    publish(ask, &machine, &parts)?;
+    asked.tell("every setting of every card is as it was found", Ok(same));
+    let Asked { parts, begin, .. } = asked;
+    publish(ask, machine, &parts, begin.elapsed())?;
     Ok(parts
         .iter()
         .all(|part| !matches!(part.verdict, Verdict::Differs(_))))
+}
+
+/// What is asked of a node, which is started for the first of them.
+fn of_shares(asked: &mut Asked<'_>) -> anyhow::Result<()> {
+    let machine = asked.machine;
+    runtime()?.block_on(async {
+        let mut node = None;
+        for (text, seconds, run) in shares::CLAIMS {
+            if !asked.fits(text, *seconds) {
+                continue;
+            }
+            let all = async {
+                if node.is_none() {
+                    node = Some(Node::start(machine).await.context("the node")?);
+                }
+                let Some(node) = &mut node else {
+                    return Err(Missing::error("there is no node"));
+                };
+                run(machine, node).await
+            };
+            let limit = Duration::from_secs(*seconds);
+            let verdict = tokio::time::timeout(limit, all).await;
+            let mut verdict =
+                verdict.unwrap_or_else(|_| Err(anyhow!("not done within its {limit:?}")));
+            // The next one finds idle cards.
+            if let Some(node) = &mut node
+                && let Err(error) = node.clear().await
+            {
+                verdict = verdict.and(Err(error));
+            }
+            asked.tell(text, verdict);
+        }
+        if let Some(node) = node {
+            node.end().await;
+        }
+        anyhow::Ok(())
+    })
+}
+
+/// What has been asked, and the time that is left.
+struct Asked<'a> {
+    machine: &'a Machine,
+    begin: Instant,
+    budget: Duration,
+    only: &'a str,
+    parts: Vec<Part>,
+}
+
+impl Asked<'_> {
+    /// Asks, unless it is not wanted or does not fit into what is left.
+    fn ask(&mut self, text: &str, seconds: u64, run: fn(&Machine) -> anyhow::Result<Verdict>) {
+        if self.fits(text, seconds) {
+            let verdict = run(self.machine);
+            self.tell(text, verdict);
+        }
+    }
+
+    /// Whether it is to be asked now, in a time box of so many seconds.
+    fn fits(&mut self, text: &str, seconds: u64) -> bool {
+        if !text.contains(self.only) {
+            return false;
+        }
+        let left = self.budget.saturating_sub(self.begin.elapsed());
+        if left.as_secs() < seconds {
+            let why = format!(
+                "it may take {seconds} s, and {} of {} s are left: --budget",
+                left.as_secs(),
+                self.budget.as_secs()
+            );
+            self.tell(text, Ok(Verdict::NotAsked(why)));
+            return false;
+        }
+        self.machine.within(Duration::from_secs(seconds));
+        true
+    }
+
+    fn tell(&mut self, text: &str, verdict: anyhow::Result<Verdict>) {
+        let verdict = verdict.unwrap_or_else(|error| match error.downcast_ref::<Missing>() {
+            Some(missing) => Verdict::NotAsked(missing.to_string()),
+            None => Verdict::Differs(format!("{error:#}")),
+        });
+        let part = Part {
+            text: text.to_owned(),
+            verdict,
+            transcript: self.machine.transcript.take(),
+        };
+        let _ = writeln!(std::io::stdout(), "{}", report::line(&part));
+        self.parts.push(part);
+    }
 }
 
 fn measure(asked: &Violations) -> anyhow::Result<bool> {
@@ -226,17 +312,7 @@ fn fit(machine: &Machine, settings: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn tell(parts: &mut Vec<Part>, machine: &Machine, text: &str, verdict: anyhow::Result<Verdict>) {
-    let part = Part {
-        text: text.to_owned(),
-        verdict: verdict.unwrap_or_else(|error| Verdict::Differs(format!("{error:#}"))),
-        transcript: machine.transcript.take(),
-    };
-    let _ = writeln!(std::io::stdout(), "{}", report::line(&part));
-    parts.push(part);
-}
-
-fn publish(ask: &Ask, machine: &Machine, parts: &[Part]) -> anyhow::Result<()> {
+fn publish(ask: &Ask, machine: &Machine, parts: &[Part], took: Duration) -> anyhow::Result<()> {
     let Some(out) = &ask.out else {
         return Ok(());
     };
@@ -255,6 +331,7 @@ fn publish(ask: &Ask, machine: &Machine, parts: &[Part]) -> anyhow::Result<()> {
         ),
         ("kernel", kernel.trim().to_owned()),
         ("user", format!("uid {}", nix::unistd::geteuid())),
+        ("time", format!("{} of {} s", took.as_secs(), ask.budget)),
     ];
     let kind = if machine.simulated { ", simulated" } else { "" };
     let title = format!("{}, driver {}{kind}", card.name, machine.driver);

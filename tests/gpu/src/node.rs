@@ -55,7 +55,11 @@ impl Node {
         let program = std::env::current_exe()?.display().to_string();
         // The real libraries know nothing of a container that is a folder.
         let verb = if machine.simulated { "cuda" } else { "enter" };
-        let library = machine.cuda().display().to_string();
+        let mut workload = vec![program, verb.to_owned(), "--library".to_owned()];
+        workload.push(machine.cuda()?.display().to_string());
+        if let Ok(egl) = machine.egl() {
+            workload.extend(["--egl".to_owned(), egl.display().to_string()]);
+        }
         let runtime = Runtime::new(runtime::Config {
             root: path("c"),
             cdi_dirs: vec![path("cdi")],
@@ -63,7 +67,7 @@ impl Node {
             init: ["/bin/sh", "-c", "read -r _ && exec \"$0\" \"$@\""]
                 .map(str::to_owned)
                 .to_vec(),
-            workload: vec![program, verb.to_owned(), "--library".to_owned(), library],
+            workload,
         })?;
         let config = kubelet::Config {
             status_every: Duration::from_millis(100),

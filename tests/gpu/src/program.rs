@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! context | info | alloc MIB | managed MIB | fill STEP | free | touch | kernel | fault
-//! beat N | sleep MS | control COMMAND | ask | hold | end
+//! beat N | sleep MS | control COMMAND | graphics MIB | files | ask | hold | end
 //! ```
 //!
 //! Owns nothing but its process. `code` 0 is success; a word that was refused is told and the
@@ -12,11 +12,14 @@
 
 use crate::control;
 use crate::cuda::{Card, Code, Cuda};
+use crate::files;
+use crate::gl::Graphics;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setgid, setuid};
+use proto::names::env::MPS_PIPE_DIRECTORY;
 use serde_json::{Value, json};
 use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -24,6 +27,8 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const MIB: usize = 1 << 20;
+/// For the control program to end.
+const DRIVEN: Duration = Duration::from_secs(8);
 /// Between two touches of `beat`.
 const BEAT: Duration = Duration::from_millis(100);
 
@@ -35,6 +40,9 @@ pub(crate) struct Options {
     /// `nvidia-cuda-mps-control`, for the word `control`.
     #[arg(long)]
     control: Option<PathBuf>,
+    /// `libEGL.so.1`, for the word `graphics`.
+    #[arg(long)]
+    egl: Option<PathBuf>,
     /// This folder cannot be written to.
     #[arg(long)]
     read_only: Option<PathBuf>,
@@ -53,6 +61,8 @@ pub(crate) struct Options {
 struct Program<'a> {
     cuda: &'a Cuda,
     control: Option<&'a Path>,
+    egl: Option<&'a Path>,
+    graphics: Option<Graphics>,
     card: Option<Card<'a>>,
     taken: Vec<(u64, usize)>,
 }
@@ -69,6 +79,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let mut program = Program {
         cuda: &cuda,
         control: options.control.as_deref(),
+        egl: options.egl.as_deref(),
+        graphics: None,
         card: None,
         taken: Vec::new(),
     };
@@ -87,7 +99,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             break;
         }
         let operand = match word {
-            "alloc" | "managed" | "fill" | "beat" | "sleep" => words.next().unwrap_or_default(),
+            "alloc" | "managed" | "fill" | "beat" | "sleep" | "graphics" => {
+                words.next().unwrap_or_default()
+            }
             _ => "",
         };
         if let Next::End = program.step(word, operand)? {
@@ -160,6 +174,19 @@ impl Program<'_> {
                 let (exit, said) = self.drive(operand)?;
                 told["exit"] = json!(exit);
                 told["said"] = json!(said);
+                Ok(())
+            }
+            "graphics" => {
+                let mib = number()?;
+                told["error"] = match self.draw(mib) {
+                    Ok(()) => Value::Null,
+                    Err(error) => json!(format!("{error:#}")),
+                };
+                Ok(())
+            }
+            "files" => {
+                let folder = std::env::var_os(MPS_PIPE_DIRECTORY).context("no pipe directory")?;
+                told["files"] = json!(files::tried(Path::new(&folder)));
                 Ok(())
             }
             "hold" => {
@@ -248,10 +275,21 @@ impl Program<'_> {
         Ok(())
     }
 
+    /// Takes memory by a graphics context.
+    fn draw(&mut self, mib: usize) -> anyhow::Result<()> {
+        if self.graphics.is_none() {
+            let library = self.egl.context("no EGL was named")?;
+            self.graphics = Some(Graphics::begin(library)?);
+        }
+        self.graphics
+            .as_ref()
+            .map_or(Ok(()), |graphics| graphics.take(mib))
+    }
+
     /// The control program, as a tenant could start it.
     fn drive(&self, command: &str) -> anyhow::Result<(Option<i32>, String)> {
         let program = self.control.context("no control program was named")?;
-        control::tell(&mut Command::new(program), command)
+        control::tell(&mut Command::new(program), command, DRIVEN)
     }
 }
 

@@ -54,7 +54,6 @@ pub(crate) const QUESTIONS: &[Question] = &[
         stray_entry,
     ),
     ("Does a limit count managed memory?", managed),
-    ("How many clients does one server take?", crowd),
     (
         "Does this driver have memory limits per cgroup?",
         memory_limits,
@@ -65,7 +64,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     ),
 ];
 
-fn code_of(line: &Value) -> String {
+pub(crate) fn code_of(line: &Value) -> String {
     match line["code"].as_u64() {
         Some(0) => "success".to_owned(),
         Some(_) => line["name"].as_str().unwrap_or("?").to_owned(),
@@ -73,7 +72,7 @@ fn code_of(line: &Value) -> String {
     }
 }
 
-fn number(line: &Value, key: &str) -> u64 {
+pub(crate) fn number(line: &Value, key: &str) -> u64 {
     line[key].as_u64().unwrap_or(0)
 }
 
@@ -424,32 +423,6 @@ fn managed(machine: &Machine) -> anyhow::Result<Verdict> {
         "{word}: {} MiB of it under a limit of {limit}: {}",
         machine.part(5),
         code_of(&line)
-    )))
-}
-
-fn crowd(machine: &Machine) -> anyhow::Result<Verdict> {
-    const MOST: usize = 64;
-    let card = machine.cards.first().context("no card")?;
-    let server = Server::start(machine, "crowd", card, false)?;
-    server.spawn()?;
-    let mut tenants = Vec::new();
-    let last = loop {
-        let (tenant, line) =
-            Tenant::begun(machine, &format!("c{}", tenants.len()), &server.around())?;
-        if line["code"] != 0 {
-            break format!("the next one: {}", code_of(&line));
-        }
-        tenants.push(tenant);
-        if tenants.len() == MOST {
-            break "no more were tried".to_owned();
-        }
-        if number(&line, "free_mib") < machine.part(1) {
-            break "the card has no room for another context".to_owned();
-        }
-    };
-    Ok(Verdict::Answer(format!(
-        "{} at once; {last}",
-        tenants.len()
     )))
 }
 

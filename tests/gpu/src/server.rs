@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// For a daemon to listen, or a server to be there.
 const START: Duration = Duration::from_secs(30);
+/// For the control program to answer.
+const ANSWER: Duration = Duration::from_secs(20);
 /// Between two looks.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -41,7 +43,7 @@ impl<'a> Server<'a> {
         for part in ["pipe", "log"] {
             std::fs::create_dir_all(dir.join(part))?;
         }
-        let mut command = Command::new(machine.control());
+        let mut command = Command::new(machine.control()?);
         command.arg("-f");
         if multiuser {
             command.arg("-multiuser-server");
@@ -76,7 +78,7 @@ impl<'a> Server<'a> {
                     server.log()
                 );
             }
-            if begin.elapsed() > START {
+            if begin.elapsed() > machine.left(START) {
                 bail!("the control daemon does not answer: {}", server.log());
             }
             std::thread::sleep(AGAIN);
@@ -123,8 +125,8 @@ impl<'a> Server<'a> {
             if let Some(answer) = ask(self)? {
                 return Ok(answer);
             }
-            if begin.elapsed() > START {
-                bail!("{what}: not within {START:?}: {}", self.log());
+            if begin.elapsed() > self.machine.left(START) {
+                bail!("{what}: not within {START:?}, or its time: {}", self.log());
             }
             std::thread::sleep(AGAIN);
         }
@@ -141,11 +143,16 @@ impl<'a> Server<'a> {
 
     /// The same, kept out of the transcript.
     pub(crate) fn quietly(&self, command: &str) -> anyhow::Result<(Option<i32>, String)> {
-        let mut program = Command::new(self.machine.control());
+        let mut program = Command::new(self.machine.control()?);
         program
             .envs(self.machine.env())
             .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe());
-        control::tell(&mut program, command)
+        control::tell(&mut program, command, self.machine.left(ANSWER))
+    }
+
+    /// The control daemon's pid.
+    pub(crate) fn daemon(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn pipe(&self) -> PathBuf {

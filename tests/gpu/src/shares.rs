@@ -1,7 +1,7 @@
 //! What this project says of shares on a node, from the pod's grant to the card.
 
 use crate::claims::OUT_OF_MEMORY;
-use crate::machine::Machine;
+use crate::machine::{Machine, Missing};
 use crate::node::{Node, servers};
 use crate::report::Verdict;
 use anyhow::Context as _;
@@ -12,6 +12,7 @@ use std::pin::Pin;
 type Run<'a> = Pin<Box<dyn Future<Output = anyhow::Result<Verdict>> + 'a>>;
 pub(crate) type Claim = (
     &'static str,
+    u64,
     for<'a> fn(&'a Machine, &'a mut Node) -> Run<'a>,
 );
 
@@ -23,23 +24,33 @@ const KILLED: i32 = 137;
 pub(crate) const CLAIMS: &[Claim] = &[
     (
         "placement agrees with nvidia-smi: each pod's program is on the card that it was granted",
+        40,
         |machine, node| Box::pin(placement(machine, node)),
     ),
     (
         "two shares of one card, each with a server of its own, are stopped at their unequal limits",
+        40,
         |machine, node| Box::pin(unequal(machine, node)),
     ),
     (
         "a fault in one share leaves the other share of the card alone",
+        40,
         |machine, node| Box::pin(fault(machine, node)),
     ),
     (
         "without a server, the watchdog ends a program at more than its share, and no neighbour",
+        40,
         |machine, node| Box::pin(watchdog(machine, node)),
     ),
     (
         "with the last share its server and its directories are gone",
+        40,
         |machine, node| Box::pin(nothing_left(machine, node)),
+    ),
+    (
+        "in mode mps, on a card in compute mode EXCLUSIVE_PROCESS, unequal shares are stopped at their limits",
+        60,
+        |machine, node| Box::pin(exclusive(machine, node)),
     ),
 ];
 
@@ -119,6 +130,56 @@ async fn unequal(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> 
             full["name"].as_str().unwrap_or("not refused"),
         ));
     }
+    Ok(judged(good, seen.join("; ")))
+}
+
+async fn exclusive(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    if !machine.may_set_mode {
+        return Err(Missing::error(
+            "it sets the card's compute mode for a while: --may-set-compute-mode",
+        ));
+    }
+    let before = machine.settings()?;
+    let verdict = under_one_server(machine, node).await;
+    node.clear().await?;
+    let again = node
+        .until("the compute mode is as before", async || {
+            (machine.settings().ok()? == before).then_some(())
+        })
+        .await;
+    if again.is_err() {
+        let card = machine.cards.first().context("no card")?;
+        machine.smi(&["-i", &card.uuid, "-c", "DEFAULT"])?;
+    }
+    again.and(verdict)
+}
+
+async fn under_one_server(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let words = format!("context fill {} kernel hold", machine.step());
+    let mut seen = Vec::new();
+    let mut good = true;
+    for (name, limit) in [("few", machine.part(3)), ("many", machine.part(6))] {
+        node.share(name, &card.uuid, Mode::Mps, limit, &words)
+            .await?;
+        let full = node.line(machine, name, "fill").await?;
+        let then = node.line(machine, name, "kernel").await?;
+        let taken = number(&full, "taken_mib");
+        good &= full["code"] == OUT_OF_MEMORY && taken <= limit && then["code"] == 0;
+        seen.push(format!(
+            "{name}, {limit} MiB: stopped at {taken} MiB of its own ({}), then {}",
+            full["name"].as_str().unwrap_or("not refused"),
+            then["code"],
+        ));
+    }
+    let mode = machine.smi(&[
+        "-i",
+        &card.uuid,
+        "--query-gpu=compute_mode",
+        "--format=csv,noheader",
+    ])?;
+    good &= mode.trim() == "Exclusive_Process";
+    seen.push(format!("the card is in compute mode {}", mode.trim()));
     Ok(judged(good, seen.join("; ")))
 }
 

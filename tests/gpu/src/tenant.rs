@@ -50,10 +50,14 @@ impl Around {
 
 impl<'a> Tenant<'a> {
     pub(crate) fn start(machine: &'a Machine, name: &str, around: &Around) -> anyhow::Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("cuda")
-            .args(["--library", &machine.cuda().display().to_string()])
-            .args(["--control", &machine.control().display().to_string()])
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("cuda").arg("--library").arg(machine.cuda()?);
+        for (name, path) in [("--control", machine.control()), ("--egl", machine.egl())] {
+            if let Ok(path) = path {
+                command.arg(name).arg(path);
+            }
+        }
+        let mut child = command
             .args(&around.options)
             .arg("ask")
             .envs(machine.env())
@@ -116,7 +120,7 @@ impl<'a> Tenant<'a> {
     ) -> anyhow::Result<Option<Value>> {
         let input = self.child.stdin.as_mut().context("no input")?;
         writeln!(input, "{word}")?;
-        match self.lines.recv_timeout(limit) {
+        match self.lines.recv_timeout(self.machine.left(limit)) {
             Ok(line) => {
                 self.machine
                     .transcript
