@@ -1,127 +1,36 @@
 //! What a tenant can do to get more than its share, and what comes of it in every mode.
 //!
-//! The table below is the one in `docs/modes-and-fences.md`: each row is run, and the page is compared
-//! with what was seen.
+//! [`mod@table`] is the one in `docs/modes-and-fences.md`: each row is run, and the page is compared
+//! with what was seen. The rows of a column run side by side, each on a card of its own.
 
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{Gpus, Hardware};
 use aliquot_tests::pod::phase_of;
 use aliquot_tests::share::{line, pod};
-use anyhow::{Context, Result, bail, ensure};
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
 use api::Mode;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
-use serde_json::json;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
 
 use crate::modes::policy;
+
+mod table;
+
+use table::Outcome::{Clients, Escapes, Held, Killed, Refused};
+use table::{COLUMNS, CONTEXT, Column, DRIVERS, Outcome, QUIT, Row, TABLE, table};
 
 /// What each tenant is granted, MiB.
 const SHARE: u64 = 2000;
 /// The watchdog's slack, MiB.
 const SLACK: u64 = 16;
-
-/// What becomes of a tenant's appetite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// It gets its share and no more.
-    Held,
-    /// It gets no memory at all: CUDA's error.
-    Refused(u64),
-    /// It gets more, and the watchdog ends its container.
-    Killed,
-    /// It gets more and keeps it.
-    Escapes,
-}
-
-use Outcome::{Held, Killed, Refused};
-
-impl Outcome {
-    fn words(self) -> String {
-        match self {
-            Held => "held at its share".to_owned(),
-            Refused(code) => format!("no memory: CUDA error {code}"),
-            Killed => "killed by the watchdog".to_owned(),
-            Self::Escapes => "**escapes**".to_owned(),
-        }
-    }
-}
-
-/// In words, the script before it takes all that it gets, and what comes of it under `mps`,
-/// `mps-isolated` and `time-slicing`.
-const TABLE: [(&str, &str, [Outcome; 3]); 11] = [
-    ("takes all it can get", "", [Held, Held, Killed]),
-    (
-        "takes the MPS variables out of its environment",
-        "unset-mps",
-        [Refused(46), Killed, Killed],
-    ),
-    (
-        "opens the device itself",
-        "direct",
-        [Refused(46), Killed, Killed],
-    ),
-    (
-        "names a pipe directory where nobody listens",
-        "env CUDA_MPS_PIPE_DIRECTORY=/nowhere",
-        [Refused(46), Killed, Killed],
-    ),
-    (
-        "raises the limit in its environment",
-        "raise 30000",
-        [Held, Held, Killed],
-    ),
-    (
-        "takes the limit out of its environment",
-        "unset-limits",
-        [Held, Held, Killed],
-    ),
-    (
-        "adds a limit for a card that it does not have",
-        "stray-limit",
-        [Held, Refused(2), Killed],
-    ),
-    (
-        "forks three processes, each with less than the share",
-        "fork 3 1500",
-        [Killed, Killed, Killed],
-    ),
-    (
-        "as root, raises the limit through the control pipe, for a process that comes later",
-        "keep-going drive-raise 30000 unset-limits",
-        [Killed, Killed, Killed],
-    ),
-    (
-        "sets the card's compute mode",
-        "keep-going set-mode DEFAULT direct",
-        [Refused(46), Killed, Killed],
-    ),
-    (
-        "as root, ends the control daemon, then goes without",
-        "keep-going drive \"quit -t 0\" unset-mps",
-        [Killed, Killed, Killed],
-    ),
-];
-
-const MODES: [Mode; 3] = [Mode::Mps, Mode::MpsIsolated, Mode::TimeSlicing];
-
-/// The page's table.
-fn table() -> String {
-    let mut text = String::from("| a tenant that |");
-    for mode in MODES {
-        let _ = write!(text, " `{mode}` |");
-    }
-    text.push_str("\n|---|---|---|---|\n");
-    for (what, _, outcomes) in TABLE {
-        let _ = write!(text, "| {what} |");
-        for outcome in outcomes {
-            let _ = write!(text, " {} |", outcome.words());
-        }
-        text.push('\n');
-    }
-    text
-}
+/// `CUDA_ERROR_MPS_CLIENT_TERMINATED`.
+const TERMINATED: u64 = 810;
 
 pub(crate) async fn the_table_in_the_docs_is_the_one_that_is_run(
     cluster: &mut Cluster,
@@ -136,71 +45,172 @@ pub(crate) async fn the_table_in_the_docs_is_the_one_that_is_run(
     Ok(())
 }
 
-pub(crate) async fn under_mps_a_hostile_tenant_gets_its_share_or_its_end(
+pub(crate) async fn under_mps_beside_a_smaller_share_a_hostile_tenant_gets_what_the_table_says(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    all(cluster, 0).await
+    column(cluster, 0).await
 }
 
-pub(crate) async fn under_mps_isolated_a_hostile_tenant_gets_its_share_or_its_end(
+pub(crate) async fn under_mps_beside_a_larger_share_a_hostile_tenant_gets_what_the_table_says(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    all(cluster, 1).await
+    column(cluster, 1).await
 }
 
-pub(crate) async fn under_time_slicing_a_hostile_tenant_gets_its_share_or_its_end(
+pub(crate) async fn under_mps_isolated_a_hostile_tenant_gets_what_the_table_says(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    all(cluster, 2).await
+    column(cluster, 2).await
 }
 
-async fn all(cluster: &mut Cluster, at: usize) -> Result<()> {
-    cluster
-        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
-        .await?;
-    policy(cluster, json!({ "defaultMode": MODES[at].as_str() })).await?;
-    let outcome = every_row(cluster, at).await;
-    policy(cluster, json!({})).await?;
-    outcome
+pub(crate) async fn under_time_slicing_a_hostile_tenant_gets_what_the_table_says(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    column(cluster, 3).await
 }
 
-async fn every_row(cluster: &mut Cluster, at: usize) -> Result<()> {
-    let ns = cluster.namespace().await?;
-    let neighbour = pod(
-        &ns,
-        "neighbour",
-        &[("gpu-memory", "1000")],
-        "alloc 500 hold",
-    );
-    cluster.run_share(&neighbour).await?;
+/// One column under every driver that it is run with.
+async fn column(cluster: &mut Cluster, at: usize) -> Result<()> {
+    let column = &COLUMNS[at];
     let mut wrong = Vec::new();
-    for (row, (what, before, expected)) in TABLE.into_iter().enumerate() {
-        let name = format!("t{row}");
-        let grow = if before.starts_with("fork") {
-            "hold"
-        } else {
-            "grow 100 hold"
-        };
-        let script = format!("{before} {grow}");
-        let mib = SHARE.to_string();
-        let manifest = pod(&ns, &name, &[("gpu-memory", &mib)], script.trim());
-        cluster.apply_one(&manifest).await?;
-        let outcome = outcome(cluster, &ns, &name).await.context(what)?;
-        if outcome != expected[at] {
-            wrong.push(format!("{what}: {}", outcome.words()));
+    for (driver, version) in DRIVERS.into_iter().enumerate() {
+        let rows: Vec<&Row> = (TABLE.iter().filter(|row| row.is_run(column, driver))).collect();
+        if rows.is_empty() {
+            continue;
         }
-        cluster.delete_pod(&ns, &name).await?;
-        // The last one ends the daemon, and with it what its server holds.
-        if row + 1 < TABLE.len() || MODES[at] != Mode::Mps {
-            let beside = cluster.pods(&ns).get("neighbour").await?;
-            ensure!(
-                phase_of(&beside) == "Running" && restarts(&beside) == 0,
-                "{what}: the neighbour ended"
-            );
+        let cards = json!({
+            "preset": "RTX-6000-Ada", "count": TABLE.len(), "context_mib": CONTEXT,
+        });
+        let hardware = Hardware::described(json!({ "cards": [cards] })).driver(version);
+        cluster.aliquot(&hardware).await?;
+        let wanted = json!({
+            "defaultMode": column.mode.as_str(), "reserveMib": column.reserve,
+        });
+        policy(cluster, wanted).await?;
+        let seen = every_row(cluster, column, &rows).await;
+        policy(cluster, json!({})).await?;
+        for (row, seen) in rows.iter().zip(seen.with_context(|| version.to_owned())?) {
+            let line = format!("{version}: {}: {}", row.what, seen.words());
+            #[expect(clippy::print_stdout, reason = "how near it came to what it may get")]
+            {
+                println!("  {line}");
+            }
+            if !row.outcome(at, driver).covers(seen) {
+                wrong.push(line);
+            }
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
+}
+
+/// Runs rows side by side. Answers what became of each.
+async fn every_row(cluster: &mut Cluster, column: &Column, rows: &[&Row]) -> Result<Vec<Outcome>> {
+    let ns = cluster.namespace().await?;
+    let go = Path::new("/tmp").join(format!("go-{ns}"));
+    std::fs::create_dir_all(&go)?;
+    let mut tenants = Vec::new();
+    let mut neighbours = Vec::new();
+    for (at, row) in rows.iter().enumerate() {
+        let own = ["fork", "clients", "graphics", "raw"];
+        let appetite = if own.iter().any(|verb| row.before.starts_with(verb)) {
+            "hold"
+        } else {
+            "grow 100 hold"
+        };
+        let script = format!("await /go/now {} {appetite}", row.before);
+        tenants.push(tenant(&ns, at, &script, &go));
+        if at == 0 || column.each {
+            let mib = column.neighbour.to_string();
+            let annotations = [("gpu-memory", mib.as_str())];
+            neighbours.push(pod(&ns, &format!("n{at}"), &annotations, "alloc 500 hold"));
+        }
+    }
+    let pairs = neighbours.len();
+    // No card has room for a second one of the larger kind, and all have for one of the other.
+    // A single neighbour comes while only the first tenant's card is in use.
+    let order = if column.neighbour > SHARE {
+        vec![neighbours, tenants]
+    } else if column.each {
+        vec![tenants, neighbours]
+    } else {
+        let others = tenants.split_off(1);
+        vec![tenants, neighbours, others]
+    };
+    for pods in &order {
+        for pod in pods {
+            cluster.apply_one(pod).await?;
+        }
+        for pod in pods {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            cluster.pod_phase(&ns, name, "Running").await?;
+        }
+    }
+    let beside = neighbours_of(cluster, pairs).await?;
+    let outcomes = outcomes(cluster, &ns, column, rows, &go).await;
+    std::fs::remove_dir_all(&go)?;
+    let outcomes = outcomes?;
+    let pods = cluster.pods(&ns);
+    for (at, row) in rows.iter().enumerate() {
+        let Some(neighbour) = beside.get(&name(at)) else {
+            continue;
+        };
+        let pod = pods.get(neighbour).await?;
+        // This one ends the server of both, and with it what that holds for the neighbour.
+        let may_end = row.before == QUIT && column.mode == Mode::Mps;
+        let still = phase_of(&pod) == "Running" && restarts(&pod) == 0;
+        ensure!(still || may_end, "{}: the neighbour ended", row.what);
+    }
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete_collection(&now, &ListParams::default()).await?;
+    until("nobody left", Duration::from_mins(1), || async {
+        let left = pods.list(&ListParams::default()).await?.items.len();
+        Ok(Seen::when(left == 0, format!("{left} pods")))
+    })
+    .await?;
+    Ok(outcomes)
+}
+
+/// The pod of a row.
+fn name(row: usize) -> String {
+    format!("t{row}")
+}
+
+/// A tenant that begins when there is a file `now` in `go`.
+fn tenant(ns: &str, row: usize, script: &str, go: &Path) -> Value {
+    let mib = SHARE.to_string();
+    let mut manifest = pod(ns, &name(row), &[("gpu-memory", &mib)], script);
+    let spec = &mut manifest["spec"];
+    spec["volumes"] = json!([{ "name": "go", "hostPath": { "path": go } }]);
+    spec["containers"][0]["volumeMounts"] = json!([{ "name": "go", "mountPath": "/go" }]);
+    manifest
+}
+
+/// By tenant the neighbour on its card, once so many have one.
+async fn neighbours_of(cluster: &Cluster, many: usize) -> Result<BTreeMap<String, String>> {
+    until("two on a card", Duration::from_secs(20), || async {
+        let mut cards: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (card, grant) in cluster.ledger().await? {
+            let pod = grant.pod.rsplit('/').next().unwrap_or_default().to_owned();
+            cards.entry(card).or_default().push(pod);
+        }
+        let mut pairs: BTreeMap<String, String> = BTreeMap::new();
+        for pods in cards.values_mut() {
+            pods.sort();
+            if let [neighbour, tenant] = pods.as_slice()
+                && neighbour.starts_with('n')
+                && tenant.starts_with('t')
+            {
+                pairs.insert(tenant.clone(), neighbour.clone());
+            }
+        }
+        Ok(if pairs.len() == many {
+            Seen::Done(pairs)
+        } else {
+            Seen::NotYet(format!("{cards:?}"))
+        })
+    })
+    .await
 }
 
 fn restarts(pod: &Pod) -> i32 {
@@ -215,45 +225,105 @@ fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Waits until it is clear what became of a tenant.
-async fn outcome(cluster: &Cluster, ns: &str, name: &str) -> Result<Outcome> {
+/// Lets all begin, and waits until it is clear what became of every one.
+async fn outcomes(
+    cluster: &Cluster,
+    ns: &str,
+    column: &Column,
+    rows: &[&Row],
+    go: &Path,
+) -> Result<Vec<Outcome>> {
+    let gpus = cluster.gpus.as_ref().context("no GPUs")?;
     let pods = cluster.pods(ns);
-    let mut settled: Option<Instant> = None;
-    let mut kept = 0;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while Instant::now() < deadline {
-        let pod = pods.get(name).await?;
-        if let Some(ended) = ended(&pod) {
-            if ended.exit_code == 137 {
-                return Ok(Killed);
-            }
-            let log = cluster.logs(ns, name, None).await?;
-            let last = line(&log, "grow").with_context(|| log.clone())?;
-            let code = last["code"].as_u64();
-            return Ok(Refused(code.with_context(|| log.clone())?));
-        }
-        if phase_of(&pod) == "Running" {
-            let log = cluster.logs(ns, name, None).await.unwrap_or_default();
-            let taken = line(&log, "grow").or_else(|| line(&log, "fork"));
-            if let Some(taken) = taken.filter(|_| settled.is_none()) {
-                if let (None, Some(code)) = (taken["held_mib"].as_u64(), taken["code"].as_u64()) {
-                    return Ok(Refused(code));
-                }
-                kept = taken["held_mib"].as_u64().unwrap_or(0);
-                settled = Some(Instant::now());
-            }
-        }
-        // Well after the watchdog would have acted.
-        if settled.is_some_and(|at| at.elapsed() > Duration::from_millis(1500)) {
-            return Ok(if kept <= SHARE + SLACK {
-                Held
-            } else {
-                Outcome::Escapes
-            });
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut tenants = Vec::new();
+    for at in 0..rows.len() {
+        let uid = pods.get(&name(at)).await?.metadata.uid.context("a UID")?;
+        tenants.push(Tenant::of(uid));
     }
-    bail!("{name}: nothing became of it within 30 s")
+    std::fs::write(go.join("now"), "")?;
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while tenants.iter().any(|tenant| tenant.outcome.is_none()) {
+        ensure!(
+            Instant::now() < deadline,
+            "within a minute only {tenants:?}"
+        );
+        for at in 0..tenants.len() {
+            // Closer than other waits are: what is held for a moment is what is asked.
+            let status = gpus.driver.control(&["status"]).await?;
+            for tenant in &mut tenants {
+                tenant.look(&status);
+            }
+            if tenants[at].outcome.is_none() {
+                let pod = pods.get(&name(at)).await?;
+                let log = cluster.logs(ns, &name(at), None).await.unwrap_or_default();
+                tenants[at].judge(&pod, &log, column.mode);
+            }
+        }
+    }
+    Ok(tenants.iter().filter_map(|tenant| tenant.outcome).collect())
+}
+
+/// A tenant, and what was seen of it.
+#[derive(Debug)]
+struct Tenant {
+    uid: String,
+    /// Most that it held by the driver's account, MiB, and whether it holds anything now.
+    most: u64,
+    holds: bool,
+    /// What it said of its appetite, and since when that is known.
+    line: Option<(Instant, Value)>,
+    outcome: Option<Outcome>,
+}
+
+impl Tenant {
+    fn of(uid: String) -> Self {
+        Self {
+            uid,
+            most: 0,
+            holds: false,
+            line: None,
+            outcome: None,
+        }
+    }
+
+    fn look(&mut self, status: &str) {
+        let held = held_by(status, &self.uid);
+        self.holds = held.is_some();
+        self.most = self.most.max(held.unwrap_or(0));
+    }
+
+    fn judge(&mut self, pod: &Pod, log: &str, mode: Mode) {
+        /// Well after the watchdog would have acted, and after the looks that it takes less often.
+        const SETTLED: Duration = Duration::from_millis(2500);
+        if self.line.is_none() {
+            let verbs = ["grow", "fork", "clients", "graphics", "raw"];
+            let said = verbs.iter().find_map(|verb| line(log, verb));
+            self.line = said.map(|line| (Instant::now(), line));
+        }
+        let ended = ended(pod).map(|ended| ended.exit_code);
+        let Some((since, line)) = &self.line else {
+            self.outcome = (ended == Some(137)).then_some(Killed(self.most));
+            return;
+        };
+        let code = line["code"].as_u64();
+        let refused = code.filter(|code| *code != TERMINATED && line["held_mib"].is_null());
+        self.outcome = match (ended, refused) {
+            (_, Some(code)) => Some(Refused(code)),
+            (Some(137), _) => Some(Killed(self.most)),
+            // It was taken off its server before it was killed, and ended by that.
+            (Some(_), _) if code == Some(TERMINATED) => Some(Killed(self.most)),
+            (Some(exit), _) => Some(Refused(code.unwrap_or(exit.unsigned_abs().into()))),
+            // One that holds nothing any more was ended, and the kubelet has not said so yet.
+            (None, _) if self.holds && since.elapsed() > SETTLED => Some({
+                match line["connected"].as_u64() {
+                    Some(count) if mode != Mode::TimeSlicing => Clients(count),
+                    _ if self.most <= SHARE + SLACK => Held,
+                    _ => Escapes(self.most),
+                }
+            }),
+            _ => None,
+        };
+    }
 }
 
 /// How a pod's container ended, if it did.
@@ -344,8 +414,11 @@ async fn violation(gpus: &Gpus, uid: &str) -> Result<Duration> {
 /// What a pod's processes hold by the driver's account, MiB; `None`: it has none there.
 pub(crate) async fn held(gpus: &Gpus, uid: &str) -> Result<Option<u64>> {
     let status = gpus.driver.control(&["status"]).await?;
+    Ok(held_by(&status, uid))
+}
+
+fn held_by(status: &str, uid: &str) -> Option<u64> {
     let held = status.lines().filter(|line| line.contains(uid));
-    Ok(held
-        .filter_map(|line| line.split('\t').nth(4)?.parse::<u64>().ok())
-        .reduce(|one, other| one + other))
+    held.filter_map(|line| line.split('\t').nth(4)?.parse::<u64>().ok())
+        .reduce(|one, other| one + other)
 }
