@@ -93,6 +93,7 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
     for (link, file) in [
         ("files/scheduler.yaml", "scheduler.yaml"),
         ("files/daemonset.yaml", "daemonset.yaml"),
+        ("files/queues.yaml", "queues/queues.yaml"),
         (
             "files/aliquot.dev_gpunodes.yaml",
             "crds/aliquot.dev_gpunodes.yaml",
@@ -276,6 +277,38 @@ fn changed(helm: &Path) {
         let found = variables.iter().find(|found| found["name"] == variable);
         assert_eq!(found.unwrap()["expression"], value, "{policy}");
     }
+    let network = rendered(
+        helm,
+        "a",
+        &[
+            "--set",
+            "networkPolicy.monitoringFrom[0].ipBlock.cidr=10.0.0.0/8",
+        ],
+    );
+    for (name, rule) in [("aliquot-scheduler", 2), ("aliquot-agent", 0)] {
+        let ingress = &network[&key("NetworkPolicy", name)]["spec"]["ingress"];
+        let wanted = json!([{"ipBlock": {"cidr": "10.0.0.0/8"}}]);
+        assert_eq!(ingress[rule]["from"], wanted, "{name}");
+    }
+    let queues = rendered(
+        helm,
+        "a",
+        &[
+            "--set",
+            "queues.namespaces.team={a,b}",
+            "--set",
+            "scheduler.name=aliquot",
+        ],
+    );
+    assert_eq!(
+        queues[&key("ConfigMap", "aliquot-queues")]["data"],
+        json!({"team": "a b"})
+    );
+    let policy = &queues[&key("ValidatingAdmissionPolicy", "aliquot-queues")];
+    let condition = policy["spec"]["matchConditions"][0]["expression"].as_str();
+    assert!(condition.unwrap().ends_with("in ['aliquot']"));
+    let open = rendered(helm, "a", &["--set", "networkPolicy.create=false"]);
+    assert!(!open.keys().any(|(kind, _)| kind == "NetworkPolicy"));
     let bindings = lenient
         .iter()
         .filter(|((kind, _), _)| kind == "ValidatingAdmissionPolicyBinding");

@@ -94,6 +94,9 @@
 {{- /* What the guard must know of this cluster. In: {root, object}. */}}
 {{- define "aliquot.policy" -}}
 {{- $values := .root.Values -}}
+{{- range $condition := .object.spec.matchConditions -}}
+  {{- if $values.scheduler.name }}{{ $_ := set $condition "expression" (replace "'kai-scheduler'" (printf "'%s'" $values.scheduler.name) $condition.expression) }}{{ end -}}
+{{- end -}}
 {{- range $variable := .object.spec.variables -}}
   {{- if and (eq $variable.name "schedulers") $values.scheduler.name -}}
     {{- $_ := set $variable "expression" (printf "['%s']" $values.scheduler.name) -}}
@@ -101,6 +104,16 @@
     {{- $_ := set $variable "expression" (printf "['%s']" (join "', '" $values.guard.runtimeClasses)) -}}
   {{- else if and (eq $variable.name "exemptNames") $values.guard.exemptNamespaces -}}
     {{- $_ := set $variable "expression" (printf "%s, '%s']" (trimSuffix "]" $variable.expression) (join "', '" $values.guard.exemptNamespaces)) -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* From where metrics and the page are read. In: {root, object}. */}}
+{{- define "aliquot.network" -}}
+{{- with .root.Values.networkPolicy.monitoringFrom -}}
+  {{- $from := . -}}
+  {{- range $rule := $.object.spec.ingress -}}
+    {{- if eq (first $rule.ports).port "metrics" }}{{ $_ := set $rule "from" $from }}{{ end -}}
   {{- end -}}
 {{- end -}}
 {{- end }}

@@ -334,6 +334,32 @@ fn ports_are_the_same_in_flags_containers_services_and_names() {
 }
 
 #[test]
+fn every_port_is_let_in_from_somewhere_and_none_of_the_pods_is_past_the_policies() {
+    for workload in workloads() {
+        let name = workload["metadata"]["name"].as_str().unwrap();
+        let spec = one("NetworkPolicy", name)["spec"].clone();
+        assert_eq!(spec["podSelector"], workload["spec"]["selector"]);
+        assert_eq!(strings(&spec["policyTypes"]), ["Ingress"]);
+        let let_in: BTreeSet<&str> = list(&spec["ingress"])
+            .into_iter()
+            .flat_map(|rule| list(&rule["ports"]))
+            .map(|port| port["port"].as_str().unwrap())
+            .collect();
+        let listens: BTreeSet<&str> = list(&container(&workload)["ports"])
+            .into_iter()
+            .map(|port| port["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(let_in, listens, "{name}");
+        assert!(workload["spec"]["template"]["spec"]["hostNetwork"].is_null());
+        // To all the world is open what checks its callers by itself and must not know them.
+        for rule in list(&spec["ingress"]) {
+            let open = list(&rule["from"]).is_empty();
+            assert_eq!(open, rule["ports"][0]["port"] == "webhook", "{rule}");
+        }
+    }
+}
+
+#[test]
 fn the_image_is_named_once_for_all_and_is_of_this_version() {
     let text = files().remove("kustomization.yaml").unwrap();
     let kustomization = documents(&text).unwrap().remove(0);

@@ -28,6 +28,7 @@ pub(crate) fn claims() -> Vec<Claim> {
         walls::guard::a_runtime_class_gives_no_gpu_to_who_has_none,
         walls::guard::a_namespace_is_exempted_by_an_admin_alone,
         walls::guard::a_pod_full_of_annotations_is_seen_to_run_and_end,
+        walls::guard::a_namespace_uses_the_queues_of_its_list_alone,
     ]
 }
 
@@ -291,6 +292,104 @@ async fn a_pod_full_of_annotations_is_seen_to_run_and_end(cluster: &mut Cluster)
         Ok(Seen::when(left.is_none(), phase))
     })
     .await
+}
+
+/// Any pod may name any queue, but where `deploy/queues` says which.
+async fn a_namespace_uses_the_queues_of_its_list_alone(cluster: &mut Cluster) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let other = cluster.namespace().await?;
+    let applied = cluster.apply_file("deploy/queues/queues.yaml").await;
+    let held = match applied {
+        Ok(_) => listed(cluster, &ns, &other).await,
+        Err(error) => Err(error),
+    };
+    for kind in [
+        "validatingadmissionpolicybinding",
+        "validatingadmissionpolicy",
+    ] {
+        let delete = ["delete", "--ignore-not-found", kind, "aliquot-queues"];
+        cluster.kubectl.run(&delete).await?;
+    }
+    held
+}
+
+async fn listed(cluster: &Cluster, ns: &str, other: &str) -> Result<()> {
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": "aliquot-queues", "namespace": NAMESPACE },
+            "data": { ns: "a b", "_default": kai::DEFAULT_QUEUE },
+        }))
+        .await?;
+    let mut table = Table::new(cluster, "aliquot-queues", ns);
+    let queued = |labels: Value| {
+        json!({
+            "metadata": { "labels": labels },
+            "spec": { "schedulerName": kai::SCHEDULER_NAME },
+        })
+    };
+    for (labels, word) in [
+        (json!({ (kai::QUEUE_LABEL): "c" }), "the queue c"),
+        (json!({ (kai::QUEUE_LABEL_OLD): "c" }), "the queue c"),
+        (json!({ (kai::PROJECT_LABEL): "c" }), "the queue c"),
+        (json!({}), kai::DEFAULT_QUEUE),
+    ] {
+        table.refused(queued(labels), word);
+    }
+    table.refused_write(
+        creates(other, &queued(json!({ (kai::QUEUE_LABEL): "a" }))),
+        "the queue a",
+    );
+    table.admitted(queued(json!({ (kai::QUEUE_LABEL): "b" })));
+    table.admitted(queued(
+        json!({ (kai::QUEUE_LABEL): "a", (kai::PROJECT_LABEL): "c" }),
+    ));
+    table.admitted_write(creates(other, &queued(json!({}))));
+    // Of another scheduler.
+    table.admitted(json!({ "metadata": { "labels": { (kai::QUEUE_LABEL): "c" } } }));
+    let waits = queued(json!({ (kai::QUEUE_LABEL): "a" }));
+    cluster.apply_one(&crate::guard::live(ns, &waits)).await?;
+    let moves = |queue: &str| {
+        Write::patch(
+            format!("/api/v1/namespaces/{ns}/pods/live"),
+            json!({ "metadata": { "labels": { (kai::QUEUE_LABEL): queue } } }),
+        )
+    };
+    table.refused_write(moves("c"), "the queue c");
+    table.admitted_write(moves("b"));
+    // What owns a pod names the queue as well, and a group has one.
+    let owner = |queue: &str| {
+        let deployment = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": { "name": "owner", "labels": { (kai::QUEUE_LABEL): queue } },
+            "spec": {
+                "selector": { "matchLabels": { "a": "b" } },
+                "template": {
+                    "metadata": { "labels": { "a": "b" } },
+                    "spec": { "containers": [{ "name": "main", "image": "busybox" }] },
+                },
+            },
+        });
+        Write::create(
+            format!("/apis/apps/v1/namespaces/{ns}/deployments"),
+            deployment,
+        )
+    };
+    table.refused_write(owner("c"), "the queue c");
+    table.admitted_write(owner("a"));
+    let group = |queue: &str| {
+        let group = json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": { "name": "group" }, "spec": { "minMember": 1, "queue": queue },
+        });
+        Write::create(
+            format!("/apis/scheduling.run.ai/v2alpha2/namespaces/{ns}/podgroups"),
+            group,
+        )
+    };
+    table.refused_write(group("c"), "the queue c");
+    table.admitted_write(group("a"));
+    table.holds().await
 }
 
 /// One who may do everything with namespaces and pods, and nothing with the guard.
