@@ -35,6 +35,14 @@ pub struct Grant {
     pub containers: Vec<ContainerGrant>,
     /// The decision that this came from.
     pub decision: String,
+    /// The queue that the pod is charged to while it stands, whatever its labels say later.
+    /// None in grants of schedulers before 0.2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// Name of its pod group in its namespace, whatever its annotation says later. None: it
+    /// was bound as a group of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// Which pod.
@@ -80,6 +88,20 @@ pub struct ContainerGrant {
     /// Set where the last share of a card got its remainder instead of its full allowance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// What of each card was asked for, and is charged, where that is not the limit: a
+    /// fraction has an allowance beside it, the last share of a card may have less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<Asked>,
+}
+
+/// How much of a card was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Asked {
+    /// MiB.
+    MemoryMib(Mib),
+    /// Billionths of the card.
+    NanoGpu(u64),
 }
 
 /// Why a grant is not honoured.
@@ -287,8 +309,11 @@ mod tests {
                 compute_percent: 100,
                 mode: Mode::Mps,
                 note: None,
+                asked: Some(Asked::NanoGpu(500_000_000)),
             }],
             decision: "d1".into(),
+            queue: Some("q".into()),
+            group: None,
         });
         let keys = BTreeMap::from([(signer.key_id().to_owned(), signer.public_key())]);
         (text, Verifier::new("c", keys))

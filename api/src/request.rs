@@ -49,6 +49,24 @@ pub struct ShareRequest {
     pub mode: Option<Mode>,
 }
 
+/// `nano` of a card in thousandths.
+const NANO_PER_MILLI: u64 = 1_000_000;
+
+impl ShareRequest {
+    /// The extended resource that admission writes beside the token, and how much of it:
+    /// what `ResourceQuota` counts.
+    pub fn counted(&self) -> (&'static str, u64) {
+        let devices = u64::from(self.devices);
+        match self.amount {
+            Amount::Memory(mib) => (resource::MEMORY_MIB, mib.0.saturating_mul(devices)),
+            Amount::Fraction(nano) => (
+                resource::MILLI,
+                nano.saturating_mul(devices).div_ceil(NANO_PER_MILLI),
+            ),
+        }
+    }
+}
+
 /// How much of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
@@ -140,14 +158,7 @@ pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
 
     let mut whole = Vec::new();
     for (container, init) in all() {
-        let count = whole_gpus(container)?;
-        if count > 0 {
-            whole.push(ContainerRequest {
-                name: container.name.clone(),
-                init,
-                gpus: GpuRequest::Whole(count),
-            });
-        }
+        whole.extend(whole_request(container, init)?);
     }
 
     let mut shares = BTreeMap::new();
@@ -181,6 +192,32 @@ pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
         })
         .collect();
     Ok(PodRequest { containers })
+}
+
+/// What a pod asks for by its containers' resources alone, which nobody can change after it
+/// was made, whatever its annotations say.
+pub fn whole(pod: &Pod) -> Vec<ContainerRequest> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let inits = spec.init_containers.iter().flatten();
+    inits
+        .map(|container| (container, true))
+        .chain(spec.containers.iter().map(|container| (container, false)))
+        .filter_map(|(container, init)| whole_request(container, init).ok()?)
+        .collect()
+}
+
+fn whole_request(
+    container: &Container,
+    init: bool,
+) -> Result<Option<ContainerRequest>, RequestError> {
+    let count = whole_gpus(container)?;
+    Ok((count > 0).then(|| ContainerRequest {
+        name: container.name.clone(),
+        init,
+        gpus: GpuRequest::Whole(count),
+    }))
 }
 
 /// `limits` win; a request alone counts too, as Kubernetes' defaulting copies one to the other.

@@ -3,7 +3,7 @@
 //! What an action takes counts as taken from the moment it is returned, until its
 //! outcome says otherwise.
 
-use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid};
+use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName};
 use crate::model::{ContainerGrant, Placement};
 use crate::units::Time;
 use std::sync::Arc;
@@ -86,6 +86,11 @@ pub struct Bind {
     pub grants: Vec<ContainerGrant>,
     /// `received-resource-type`.
     pub received: Received,
+    /// The queue that it is charged to from now on; `None` for a pod that holds no cards of
+    /// ours, which is charged by what its object says.
+    pub queue: Option<QueueName>,
+    /// Its group, in the same way; `None`, too, for a pod that is a group of its own.
+    pub group: Option<GroupName>,
 }
 
 impl Bind {

@@ -110,6 +110,7 @@ pub fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
         compute: Percent::FULL,
         mode: Mode::Exclusive,
         note: None,
+        asked: None,
     });
     pod.phase = Phase::Running(Placement {
         node: NodeName::new(node_name(node)),

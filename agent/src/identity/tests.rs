@@ -75,9 +75,12 @@ impl Cluster {
                     compute_percent: 50,
                     mode: *mode,
                     note: None,
+                    asked: None,
                 })
                 .collect(),
             decision: "d1".into(),
+            queue: None,
+            group: None,
         })
     }
 

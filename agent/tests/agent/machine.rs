@@ -241,9 +241,12 @@ impl Machine {
                     compute_percent: 100,
                     mode: *mode,
                     note: None,
+                    asked: None,
                 })
                 .collect(),
             decision: format!("d-{name}"),
+            queue: None,
+            group: None,
         })
     }
 

@@ -3,11 +3,11 @@
 use crate::config::Config;
 use crate::fit::card as fit;
 use crate::ids::NodeName;
-use crate::model::{Amount, Ask, Mode, Node, NodeCards};
+use crate::model::{Amount, Mode, Node, NodeCards};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
-use crate::state::rows::{AgentWord, CardRow, Hold, MigStrategy, NodeKey, Spec, TaskKey};
+use crate::state::rows::{AgentWord, CardRow, Hold, MigStrategy, NodeKey, TaskKey};
 use crate::units::NanoGpu;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -197,18 +197,10 @@ fn revalue(state: &mut State, config: &Config, node: NodeKey) {
         let Some(cell) = state.task_cells.get(task).cloned() else {
             continue;
         };
-        let Some(spec) = state
-            .tasks
-            .get(task)
-            .and_then(|row| state.specs.get(row.spec))
-            .map(|row| Arc::clone(&row.spec))
-        else {
-            continue;
-        };
         let holds: Vec<Hold> = cell
             .holds()
             .iter()
-            .map(|hold| worth(state, config, &spec, hold.clone()))
+            .map(|hold| worth(state, config, hold.clone()))
             .collect();
         if holds != cell.holds() {
             state.transition(
@@ -222,22 +214,19 @@ fn revalue(state: &mut State, config: &Config, node: NodeKey) {
     }
 }
 
-/// Fills in what a hold is nominally worth and counts for in queues.
-pub(super) fn worth(state: &State, config: &Config, spec: &Spec, mut hold: Hold) -> Hold {
+/// Fills in what a hold is nominally worth and counts for in queues: what was granted, never
+/// what its pod's annotations say meanwhile.
+pub(super) fn worth(state: &State, config: &Config, mut hold: Hold) -> Hold {
     let Some(row) = state.cards.get(hold.card) else {
         return hold;
     };
     let memory = fit::memory(row);
-    let asked = spec.gpus.iter().find(|ask| ask.container == hold.container);
     if hold.mode == Mode::Exclusive {
         hold.nominal = memory.total;
         hold.nano = NanoGpu::ONE.0;
         return hold;
     }
-    let amount = match asked.map(|ask| &ask.ask) {
-        Some(Ask::Share(share)) => share.amount,
-        _ => Amount::Memory(hold.limit),
-    };
+    let amount = hold.asked.unwrap_or(Amount::Memory(hold.limit));
     hold.nominal = match amount {
         Amount::Fraction(_) if row.card.is_none() => hold.limit,
         _ => memory.nominal(amount),

@@ -265,7 +265,7 @@ fn target(
                 .decision
                 .and_then(|decision| state.open.get(&decision));
             if before.status == Status::Assumed && open.is_some_and(|open| !open.timed_out) {
-                return revalued(state, config, key, before);
+                return before.clone();
             }
             if let Some(decision) = before.decision {
                 state.open.remove(&decision);
@@ -312,29 +312,10 @@ fn target(
             TaskCell {
                 status: Status::Releasing,
                 decision: None,
-                ..revalued(state, config, key, before)
+                ..before.clone()
             }
         }
         Phase::Releasing(None) | Phase::Succeeded | Phase::Failed => TaskCell::of(Status::Done),
-    }
-}
-
-/// The same place, worth what the pod's request says now.
-fn revalued(state: &State, config: &Config, key: TaskKey, cell: &TaskCell) -> TaskCell {
-    let spec = state
-        .tasks
-        .get(key)
-        .and_then(|row| state.specs.get(row.spec));
-    let (Some(spec), Some(holds)) = (spec, &cell.holds) else {
-        return cell.clone();
-    };
-    let holds: Vec<Hold> = holds
-        .iter()
-        .map(|hold| worth(state, config, &spec.spec, hold.clone()))
-        .collect();
-    TaskCell {
-        holds: Some(Arc::from(holds)),
-        ..cell.clone()
     }
 }
 
@@ -453,9 +434,10 @@ pub(super) fn holds(
                 compute: grant.compute,
                 mode: grant.mode,
                 note: grant.note.clone(),
+                asked: grant.asked,
                 lent: whole && init,
             };
-            holds.push(worth(state, config, spec, hold));
+            holds.push(worth(state, config, hold));
         }
     }
     // Whole cards of init containers are lent only where an app container has them.

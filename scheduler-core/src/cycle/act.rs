@@ -372,6 +372,12 @@ pub(crate) fn bind(
     } else {
         Received::Nothing
     };
+    let grants = grants(state, holds);
+    let row = state.tasks.get(task).filter(|_| !grants.is_empty());
+    let queue = row
+        .and_then(|row| state.jobs.get(row.job?)?.queue)
+        .and_then(|queue| state.queues.get(queue))
+        .map(|queue| queue.name.clone());
     Bind {
         decision,
         pod: uid,
@@ -379,8 +385,10 @@ pub(crate) fn bind(
         name,
         node: node_name,
         node_uid,
-        grants: grants(state, holds),
+        grants,
         received,
+        queue,
+        group: row.and_then(|row| row.group.clone()),
     }
 }
 
@@ -406,6 +414,7 @@ pub(crate) fn grants(state: &State, holds: &[Hold]) -> Vec<ContainerGrant> {
                 compute: hold.compute,
                 mode: hold.mode,
                 note: hold.note.clone(),
+                asked: hold.asked,
             });
         }
     }

@@ -9,7 +9,7 @@ use super::card;
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
-use crate::model::{Ask, Mode, Pool, Share};
+use crate::model::{Amount, Ask, Mode, Pool, Share};
 use crate::reason::{CardLine, CardNo, NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
@@ -509,6 +509,7 @@ fn take(
             compute: card::compute(share, mode),
             mode,
             note: note.clone(),
+            asked: (share.amount != Amount::Memory(limit)).then_some(share.amount),
             lent: false,
         });
         scratch.opened += i64::from(candidate.costs_whole);
@@ -587,6 +588,7 @@ pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<H
                 compute: Percent::FULL,
                 mode: Mode::Exclusive,
                 note: None,
+                asked: None,
                 lent,
             });
         }

@@ -88,4 +88,7 @@ pub struct ContainerGrant {
     pub mode: Mode,
     /// Set where the last share of a card got its remainder.
     pub note: Option<Arc<str>>,
+    /// What of each card it asked for, and is charged in queues, where that is not
+    /// [`Self::memory`]. Never read from its pod again once it is granted.
+    pub asked: Option<Amount>,
 }

@@ -7,7 +7,8 @@ use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
-    Card, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup, Toleration,
+    Amount, Card, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup,
+    Toleration,
 };
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -276,6 +277,8 @@ pub(crate) struct Hold {
     pub compute: Percent,
     pub mode: Mode,
     pub note: Option<Arc<str>>,
+    /// What it asked for, where that is not its limit.
+    pub asked: Option<Amount>,
     /// Lent to an init container from those of the app containers: not counted again.
     pub lent: bool,
 }

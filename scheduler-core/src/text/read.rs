@@ -528,6 +528,10 @@ fn grant(line: &Line) -> Read<ContainerGrant> {
             .ok_or_else(|| line.error("compute is no percentage"))?,
         mode: mode(line, needed(line, "mode")?)?,
         note: line.get("note").map(Arc::from),
+        asked: match (line.number("asked-memory")?, line.number("asked-fraction")?) {
+            (Some(mib), _) => Some(Amount::Memory(Mib(mib))),
+            (None, part) => part.map(|part| Amount::Fraction(NanoGpu(part))),
+        },
     };
     line.finish()?;
     Ok(grant)
@@ -593,5 +597,7 @@ fn assumed(line: &Line) -> Read<Bind> {
         node_uid: NodeUid::new(line.get("node-uid").unwrap_or(node)),
         grants,
         received,
+        queue: line.get("queue").map(QueueName::new),
+        group: line.get("group").map(GroupName::new),
     })
 }

@@ -489,6 +489,11 @@ impl Text {
             self.unless("compute", grant.compute.get(), 100);
             self.pair("mode", grant.mode);
             self.some("note", grant.note.as_ref());
+            match grant.asked {
+                Some(Amount::Memory(mib)) => self.pair("asked-memory", mib.0),
+                Some(Amount::Fraction(part)) => self.pair("asked-fraction", part.0),
+                None => {}
+            }
             self.end();
         }
     }
@@ -505,6 +510,8 @@ impl Text {
             Received::Regular => self.pair("received", "regular"),
             Received::Fraction => self.pair("received", "fraction"),
         }
+        self.some("queue", bind.queue.as_ref());
+        self.some("group", bind.group.as_ref());
         self.end();
         self.grants(&bind.grants);
     }

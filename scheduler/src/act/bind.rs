@@ -3,12 +3,12 @@
 use super::Hands;
 use super::answer::{self, Answer};
 use super::notice::{Notice, PodName};
-use api::grant::{ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
+use api::grant::{Asked, ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use proto::names::grant as key;
-use scheduler_core::model::{ContainerGrant as CoreGrant, Mode};
+use scheduler_core::model::{Amount, ContainerGrant as CoreGrant, Mode};
 use scheduler_core::{Bind, OutcomeResult, Received};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -164,6 +164,12 @@ fn grant(bind: &Bind, cluster: &str) -> Grant {
         },
         containers: bind.grants.iter().map(container).collect(),
         decision: bind.decision.to_string(),
+        queue: bind.queue.as_ref().map(ToString::to_string),
+        group: bind.group.as_ref().map(|group| {
+            let group = group.as_str();
+            let name = group.split_once('/').map_or(group, |(_, name)| name);
+            name.to_owned()
+        }),
     }
 }
 
@@ -175,6 +181,10 @@ fn container(grant: &CoreGrant) -> ContainerGrant {
         compute_percent: grant.compute.get(),
         mode: mode(grant.mode),
         note: grant.note.as_deref().map(str::to_owned),
+        asked: grant.asked.map(|asked| match asked {
+            Amount::Memory(memory) => Asked::MemoryMib(api::Mib(memory.0)),
+            Amount::Fraction(part) => Asked::NanoGpu(part.0),
+        }),
     }
 }
 

@@ -33,8 +33,11 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Action {
             compute: Percent::FULL,
             mode: Mode::Mps,
             note: None,
+            asked: None,
         }],
         received: Received::Fraction,
+        queue: Some("q".into()),
+        group: Some("ns/g".into()),
     })
 }
 

@@ -4,13 +4,10 @@
 //! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
 //! of a node. Admission may look at a pod several times: the second look changes nothing.
 
-use api::request::{self, Amount, GpuRequest, RequestError, ShareRequest};
+use api::request::{self, GpuRequest, RequestError, ShareRequest};
 use k8s_openapi::api::core::v1::Pod;
 use proto::names::resource;
 use serde_json::{Map, Value, json};
-
-/// `nano` of a card in thousandths.
-const NANO_PER_MILLI: u64 = 1_000_000;
 
 /// Why a pod is refused. The text is what the user reads.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -63,14 +60,7 @@ pub fn amended(pod: &Value) -> Result<Value, AmendError> {
 
 /// Token and amount, as limit and as request: extended resources want both alike.
 fn give(container: &mut Value, share: &ShareRequest) {
-    let devices = u64::from(share.devices);
-    let (name, amount) = match share.amount {
-        Amount::Memory(mib) => (resource::MEMORY_MIB, mib.0.saturating_mul(devices)),
-        Amount::Fraction(nano) => (
-            resource::MILLI,
-            nano.saturating_mul(devices).div_ceil(NANO_PER_MILLI),
-        ),
-    };
+    let (name, amount) = share.counted();
     for list in ["limits", "requests"] {
         let Some(resources) = object(container, "resources").map(|all| &mut all[list]) else {
             return;

@@ -173,5 +173,6 @@ fn held(share: &HeldShare) -> ContainerGrant {
             .unwrap_or(Percent::FULL),
         mode: Mode::Exclusive,
         note: None,
+        asked: None,
     }
 }

@@ -5,7 +5,7 @@
 
 use super::queue::{created, group_name, preemptible};
 use super::{resources, rules};
-use api::grant::Grant;
+use api::grant::{Asked, Grant};
 use api::request::{Amount as AskedAmount, GpuRequest};
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
@@ -126,20 +126,147 @@ pub(super) fn of(
         Ok(asked) => {
             let pending = matches!(phase, Phase::Pending);
             out.gpus = asked.containers.iter().map(ask).collect();
-            let shares = asked
-                .containers
-                .iter()
-                .any(|container| matches!(container.gpus, GpuRequest::Share(_)));
-            let token = out.extended.contains_key(proto::names::resource::SHARE);
-            if ours && pending && shares && !token {
-                out.unsupported.push(Arc::from(NO_TOKEN));
+            if ours && pending {
+                out.unsupported.extend(not_as_admitted(spec, &asked));
             }
         }
         // Nobody can tell what it means; admission refuses such pods when it is there.
-        Err(error) => out.unsupported.push(Arc::from(error.to_string())),
+        Err(error) => {
+            out.gpus = api::request::whole(pod).iter().map(ask).collect();
+            out.unsupported.push(Arc::from(error.to_string()));
+        }
+    }
+    if let (Some(node), true) = (node(pod), ours) {
+        if let Some(grant) = own_grant(pod, node) {
+            settle(&mut out, grant);
+        }
     }
     out.phase = phase;
     Some(out)
+}
+
+/// A share whose token is missing, or is for another amount than its annotations ask for by
+/// now: `ResourceQuota` has counted what was admitted.
+fn not_as_admitted(
+    spec: &k8s_openapi::api::core::v1::PodSpec,
+    asked: &api::request::PodRequest,
+) -> Option<Arc<str>> {
+    let inits = spec.init_containers.iter().flatten();
+    let containers: Vec<_> = inits.chain(&spec.containers).collect();
+    asked.containers.iter().find_map(|asked| {
+        let GpuRequest::Share(share) = &asked.gpus else {
+            return None;
+        };
+        let has = |name: &str| {
+            let container = containers.iter().find(|one| one.name == asked.name)?;
+            let limits = container.resources.as_ref()?.limits.as_ref()?;
+            limits.get(name).map(|quantity| quantity.0.as_str())
+        };
+        if has(proto::names::resource::SHARE).is_none() {
+            return Some(Arc::from(NO_TOKEN));
+        }
+        let (name, amount) = share.counted();
+        let admitted = has(name).and_then(|text| text.parse().ok());
+        (admitted != Some(amount)).then(|| {
+            Arc::from(format!(
+                "container {} asks for {amount} of {name} and was admitted with {} (its annotations were changed after it was made: delete it and make it anew)",
+                asked.name,
+                has(name).unwrap_or("none"),
+            ))
+        })
+    })
+}
+
+/// What a placed pod counts for and in which queue was settled when it was bound: its grant
+/// says so, and what its annotations and labels say meanwhile counts for nothing. Two things
+/// do count: the queue that its group's object names, which is the group's to change, and the
+/// group that we make for a pod that was bound as a group of its own.
+fn settle(out: &mut Pod, grant: Grant) {
+    let own_group = crate::group::name_of_pod_alone(&out.name, out.uid.as_str());
+    let own_group = group_name(&out.namespace, &own_group);
+    out.group = match grant.group {
+        Some(name) => Some(group_name(&out.namespace, &name)),
+        None if grant.queue.is_some() => out.group.take().filter(|name| *name == own_group),
+        // A grant of before grants said so.
+        None => out.group.take(),
+    };
+    if let Some(queue) = grant.queue {
+        out.queue = QueueName::from(queue);
+    }
+    for granted in &grant.containers {
+        let Some(granted) = share_of(granted) else {
+            continue;
+        };
+        let asked = out
+            .gpus
+            .iter_mut()
+            .find(|ask| ask.container == granted.container);
+        match asked {
+            Some(ask) => {
+                let (compute, mode) = match &ask.ask {
+                    Ask::Share(share) => (share.compute, share.mode),
+                    Ask::Whole(_) => (None, None),
+                };
+                ask.ask = Ask::Share(Share {
+                    compute,
+                    mode,
+                    ..granted.share
+                });
+            }
+            None => out.gpus.push(ContainerAsk {
+                container: granted.container,
+                init: false,
+                ask: Ask::Share(granted.share),
+            }),
+        }
+    }
+}
+
+/// A share as it was asked for when it was granted.
+struct Granted {
+    container: ContainerName,
+    share: Share,
+}
+
+fn share_of(granted: &api::grant::ContainerGrant) -> Option<Granted> {
+    (granted.mode != api::Mode::Exclusive).then(|| Granted {
+        container: ContainerName::new(&granted.name),
+        share: Share {
+            amount: granted
+                .asked
+                .map_or(Amount::Memory(Mib(granted.memory_mib.0)), amount),
+            devices: u32::try_from(granted.gpus.len()).unwrap_or(u32::MAX),
+            compute: None,
+            mode: Some(mode(granted.mode)),
+        },
+    })
+}
+
+fn amount(asked: Asked) -> Amount {
+    match asked {
+        Asked::MemoryMib(memory) => Amount::Memory(Mib(memory.0)),
+        Asked::NanoGpu(part) => Amount::Fraction(NanoGpu(part)),
+    }
+}
+
+/// Where the pod stands.
+fn node(pod: &KubePod) -> Option<&str> {
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .filter(|node| !node.is_empty())
+}
+
+/// A grant that names another pod or node is not its own and counts as none: its agent
+/// refuses it too. Its signature is its agent's to check: nobody but the scheduler may write
+/// that annotation.
+fn own_grant(pod: &KubePod, node: &str) -> Option<Grant> {
+    pod.annotations()
+        .get(grant::GRANT)
+        .and_then(|text| Grant::peek(text).ok())
+        .filter(|grant| {
+            Some(grant.pod.uid.as_str()) == pod.metadata.uid.as_deref() && grant.node.name == node
+        })
 }
 
 /// Higher first; unlabelled after labelled, unreadable last.
@@ -190,12 +317,7 @@ fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
         Some("Failed") => return Phase::Failed,
         _ => {}
     }
-    let node = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .filter(|node| !node.is_empty());
-    let placement = node.map(|node| placement(pod, node, held));
+    let placement = node(pod).map(|node| placement(pod, node, held));
     let leaving = pod.metadata.deletion_timestamp.is_some();
     match (placement, leaving) {
         (placement, true) => Phase::Releasing(placement),
@@ -218,16 +340,9 @@ pub(super) fn given_up_at(pod: &KubePod) -> Option<Time> {
     Some(Time(due.saturating_add(PATIENCE_MS)))
 }
 
-/// What a bound pod holds. A grant that names another pod or node is not its own and
-/// counts as none: its agent refuses it too.
+/// What a bound pod holds.
 fn placement(pod: &KubePod, node: &str, held: Option<&[ContainerGrant]>) -> Placement {
-    let grant = pod
-        .annotations()
-        .get(grant::GRANT)
-        .and_then(|text| Grant::peek(text).ok())
-        .filter(|grant| {
-            Some(grant.pod.uid.as_str()) == pod.metadata.uid.as_deref() && grant.node.name == node
-        });
+    let grant = own_grant(pod, node);
     Placement {
         node: NodeName::new(node),
         decision: grant
@@ -249,6 +364,7 @@ fn container_grant(container: &api::grant::ContainerGrant) -> ContainerGrant {
         compute: Percent::new(container.compute_percent).unwrap_or(Percent::FULL),
         mode: mode(container.mode),
         note: container.note.as_deref().map(Arc::from),
+        asked: container.asked.map(amount),
     }
 }
 
@@ -325,10 +441,87 @@ mod tests {
             pod.unsupported
         );
         let admitted = json!({"metadata": {"annotations": {"gpu-memory": "2000"}},
-            "spec": {"containers": [{"name": "main", "resources": {"requests": {"aliquot.dev/gpu-share": "1"}}}]}});
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "2000"}}}]}});
         let pod = read(admitted).unwrap();
         assert!(pod.unsupported.is_empty());
         assert_eq!(pod.gpus.len(), 1);
+    }
+
+    #[test]
+    fn what_was_granted_is_what_counts_whatever_the_pod_says_later() {
+        let grant = |more: Value| {
+            let mut grant = json!({"v": 1, "key": "k", "cluster": "c", "decision": "7-1",
+                "pod": {"uid": "u1", "namespace": "ns", "name": "p"}, "node": {"name": "n1", "uid": "x"},
+                "containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 20512, "computePercent": 50,
+                    "mode": "mps", "asked": {"nanoGpu": 500_000_000}}]});
+            json_patch::merge(&mut grant, &more);
+            format!("sig.{grant}")
+        };
+        let place = |more: Value, annotations: Value| {
+            let mut pod = json!({"metadata": {
+                "annotations": {"aliquot.dev/grant": grant(more)},
+                "labels": {"kai.scheduler/queue": "other"},
+            }, "spec": {"nodeName": "n1"}});
+            json_patch::merge(&mut pod["metadata"]["annotations"], &annotations);
+            read(pod).unwrap()
+        };
+        let half = Amount::Fraction(NanoGpu(500_000_000));
+        let amount = |pod: &Pod| match &pod.gpus[0].ask {
+            Ask::Share(share) => share.amount,
+            Ask::Whole(_) => panic!("a share"),
+        };
+        for annotations in [
+            json!({"gpu-memory": "1"}),
+            json!({"gpu-memory": "much"}),
+            json!({}),
+        ] {
+            let pod = place(json!({"queue": "q", "group": "g"}), annotations);
+            assert_eq!(amount(&pod), half);
+            assert_eq!(pod.queue.as_str(), "q");
+            assert_eq!(pod.group, Some(group_name("ns", "g")));
+            let Phase::Bound(placement) = pod.phase else {
+                panic!("bound")
+            };
+            assert_eq!(placement.grants[0].asked, Some(half));
+        }
+        // Bound as a group of its own: only the group that we make for it is its group.
+        for (name, follows) in [("another", false), ("pg-p-u1", true)] {
+            let pod = place(json!({"queue": "q"}), json!({"pod-group-name": name}));
+            assert_eq!(pod.group.is_some(), follows, "{name}");
+        }
+        // A scheduler of before wrote neither queue nor what was asked: the limit counts.
+        let before = json!({"containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 20512,
+            "computePercent": 50, "mode": "mps"}]});
+        let pod = place(before, json!({"gpu-memory": "1"}));
+        assert_eq!(amount(&pod), Amount::Memory(Mib(20512)));
+        assert_eq!(pod.queue.as_str(), "other");
+    }
+
+    #[test]
+    fn whole_cards_count_whatever_annotations_say() {
+        let resources = json!({"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}});
+        let pod = read(
+            json!({"metadata": {"annotations": {"gpu-memory": "1"}}, "spec": {"nodeName": "n1", "containers": [resources]}}),
+        );
+        assert!(matches!(pod.unwrap().gpus[0].ask, Ask::Whole(2)));
+    }
+
+    #[test]
+    fn another_amount_than_was_admitted_waits_and_says_what_to_do() {
+        let pod = |asked: &str| {
+            read(json!({"metadata": {"annotations": {"gpu-memory": asked}},
+                "spec": {"containers": [{"name": "main", "resources": {"limits": {
+                    "aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "2000"}}}]}}))
+            .unwrap()
+        };
+        assert!(pod("2000").unsupported.is_empty());
+        let changed = pod("4000");
+        assert!(
+            changed.unsupported[0].contains("4000 of aliquot.dev/gpu-memory-mib")
+                && changed.unsupported[0].contains("admitted with 2000"),
+            "{:?}",
+            changed.unsupported
+        );
     }
 
     #[test]

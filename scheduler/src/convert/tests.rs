@@ -32,6 +32,8 @@ fn bind(pod: &str, node: &str, sequence: u64) -> Bind {
         node_uid: NodeUid::new(node),
         grants: Vec::new(),
         received: Received::Nothing,
+        queue: None,
+        group: None,
     }
 }
 

@@ -106,6 +106,11 @@ impl Draft {
     }
 }
 
+/// Of the group that is made for a pod that nobody owns.
+pub(crate) fn name_of_pod_alone(name: &str, uid: &str) -> String {
+    group_name(name, uid)
+}
+
 /// `pg-<owner>-<uid>`; the owner's name is cut where the whole would be too long.
 pub(super) fn group_name(name: &str, uid: &str) -> String {
     let room = MAX_NAME.saturating_sub("pg--".len() + uid.len());
@@ -199,8 +204,17 @@ fn inherited(top: &Object, field: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The label on the owner, on the pod; the project, with the pod's node pool; the default.
+/// The queue that a placed pod is charged to; the label on the owner, on the pod; the project,
+/// with the pod's node pool; the default.
 fn queue(top: &Object, pod: &Object) -> String {
+    // Its label may have been changed since.
+    let granted = pod
+        .annotation(proto::names::grant::GRANT)
+        .and_then(|text| api::grant::Grant::peek(text).ok())
+        .filter(|grant| grant.pod.uid == pod.uid());
+    if let Some(queue) = granted.and_then(|grant| grant.queue) {
+        return queue;
+    }
     let either = |key: &str| top.label(key).or_else(|| pod.label(key));
     let named = either(kai::QUEUE_LABEL).or_else(|| either(kai::QUEUE_LABEL_OLD));
     if let Some(queue) = named {

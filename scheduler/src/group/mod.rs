@@ -35,6 +35,7 @@ mod voice;
 mod write;
 
 pub use desk::{Settings, run};
+pub(crate) use draft::name_of_pod_alone;
 pub use need::must_wait;
 pub use tee::{Tee, Told};
 

@@ -1,5 +1,6 @@
 //! Which pods have to be grouped, and which of them must wait for it.
 
+use super::rules::SPARK;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use proto::names::kai;
@@ -32,7 +33,8 @@ pub(super) fn waits_in(pod: &Pod, scheduler: &str) -> Option<String> {
 
 /// Whether it may not be placed before it is in its group: its owner may say more about it
 /// than the pod does. A pod that nobody owns says everything itself and is placed as a
-/// group of its own, which is what it then becomes, unless it asks for what only groups have.
+/// group of its own, which is what it then becomes, unless it asks for what only groups have,
+/// or is an application's driver, whose group others join.
 pub fn must_wait(pod: &Pod, scheduler: &str) -> bool {
     let bound = pod
         .spec
@@ -42,6 +44,7 @@ pub fn must_wait(pod: &Pod, scheduler: &str) -> bool {
     !bound
         && is_ungrouped(pod, scheduler)
         && (!pod.owner_references().is_empty()
+            || SPARK.iter().all(|key| pod.labels().contains_key(*key))
             || pod
                 .annotations()
                 .keys()

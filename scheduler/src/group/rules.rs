@@ -13,7 +13,7 @@ const BATCH_MIN_MEMBER: &str = proto::names::kai::BATCH_MIN_MEMBER;
 /// The same on a `StatefulSet`.
 const MIN_MEMBER: &str = proto::names::kai::MIN_MEMBER;
 /// Labels of a pod of Spark; the second names the application.
-const SPARK: [&str; 2] = ["spark-app-name", "spark-app-selector"];
+pub(super) const SPARK: [&str; 2] = ["spark-app-name", "spark-app-selector"];
 const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
 
 /// Why a pod has no group yet.

@@ -273,6 +273,10 @@ fn granted(node: &NodeName, ask: &ContainerAsk, cards: &[u32], deck: &Deck) -> C
         compute: Percent::FULL,
         mode,
         note: None,
+        asked: match &ask.ask {
+            Ask::Share(share) => Some(share.amount),
+            Ask::Whole(_) => None,
+        },
     }
 }
 

@@ -202,8 +202,11 @@ impl Node {
                 compute_percent: 100,
                 mode,
                 note: None,
+                asked: None,
             }],
             decision: format!("d-{name}"),
+            queue: None,
+            group: None,
         });
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding",

@@ -57,6 +57,7 @@ pub fn reclaim_among_shares(count: usize) -> Vec<Event> {
                 compute: Percent::FULL,
                 mode: Mode::Mps,
                 note: None,
+                asked: None,
             }],
             decision: None,
         });

@@ -70,6 +70,7 @@ fn running(index: usize) -> Pod {
             compute: Percent::FULL,
             mode: Mode::Mps,
             note: None,
+            asked: None,
         }],
         decision: None,
     });

@@ -156,8 +156,11 @@ impl World {
                 compute_percent: 100,
                 mode,
                 note: None,
+                asked: None,
             }],
             decision: format!("d{n}"),
+            queue: None,
+            group: None,
         });
         let pod = PodView {
             identity,

@@ -201,6 +201,10 @@ fn shown(stand: &Stand) -> Event {
                         Mode::TimeSlicing
                     },
                     note: None,
+                    asked: stand.task.pod.gpus.iter().find_map(|ask| match &ask.ask {
+                        Ask::Share(share) => Some(share.amount),
+                        Ask::Whole(_) => None,
+                    }),
                 }]
             },
             decision: None,
