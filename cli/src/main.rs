@@ -8,7 +8,7 @@
 //! - [`trial`]: `fit`, `simulate`: pods that are not there yet; [`manifest`]: their files.
 //! - [`record`]: `snapshot`, `replay`; [`actions`]: what was decided, as a table.
 //! - [`doctor`]: findings with their fixes.
-//! - [`events`]; [`cordon`]: `cordon`, `uncordon`, the one verb that writes.
+//! - [`events`]; [`cordon`]: `cordon`, `uncordon`; [`keys`]: these alone write.
 //! - [`demo`]: a whole cluster in one process; [`hook`]: what its runtimes run.
 //!
 //! The demo starts this program again under other names, so those come first: the hook of
@@ -25,6 +25,7 @@ mod explain;
 mod failure;
 mod hook;
 mod inventory;
+mod keys;
 mod manifest;
 mod queues;
 mod record;
@@ -74,6 +75,8 @@ enum Verb {
     Cordon(cordon::Args),
     /// Place on a card again.
     Uncordon(cordon::Args),
+    /// The keys that sign grants: list them, have another one sign, end the trust in one.
+    Keys(keys::Args),
     /// The cluster as the event list that rebuilds it, for replay, simulate and bug reports.
     Snapshot(record::SnapshotArgs),
     /// What the scheduler decides on a recorded cluster.
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Verb::Events(args) => end("events", events::run(&args)),
         Verb::Cordon(args) => end("cordon", cordon::run(&args, true)),
         Verb::Uncordon(args) => end("uncordon", cordon::run(&args, false)),
+        Verb::Keys(args) => end("keys", keys::run(&args)),
         Verb::Snapshot(args) => end("snapshot", record::snapshot(&args)),
         Verb::Replay(args) => end("replay", record::replay(&args)),
         Verb::Doctor(args) => end("doctor", doctor::run(&args)),

@@ -314,15 +314,22 @@ fn gauges(text: &str) -> String {
 fn metrics() -> String {
     let mut scheduler = Registry::default();
     let _ = scheduler::status::Meters::registered(&mut scheduler);
+    let mut heard = Registry::default();
+    let _ = scheduler::telemetry::AgentMeters::registered(&mut heard);
     let mut agent = Registry::default();
     let _ = agent::telemetry::metrics::Meters::new(&mut agent);
     let agent_source = source("agent/src/telemetry/metrics.rs");
     format!(
-        "{HEAD}# Metrics\n\nOpenMetrics 1.0, at `/metrics`.\n\n## Scheduler\n\n{}\n## Agent\n\n{}\n## Agent, per card and per share\n\nLabels are dcgm-exporter's: `gpu`, `UUID`, `device`, `modelName`, `Hostname`, and for a share `namespace`, `pod`, `container`.\n\n{}",
+        "{HEAD}# Metrics\n\nOpenMetrics 1.0, at `/metrics`.\n\n## Scheduler\n\n{}\n### Of agents\n\n{}\n## Agent\n\n{}\n## Agent, per card and per share\n\nLabels are dcgm-exporter's: `gpu`, `UUID`, `device`, `modelName`, `Hostname`, and for a share `namespace`, `pod`, `container`.\n\n{}",
         helped(
             &scheduler,
             &source("scheduler/src/status/meters.rs"),
             "aliquot_scheduler_"
+        ),
+        helped(
+            &heard,
+            &source("scheduler/src/telemetry/meters.rs"),
+            "aliquot_scheduler_agents_"
         ),
         helped(&agent, &agent_source, ""),
         gauges(

@@ -164,6 +164,8 @@ pub mod object {
     pub const TRUST_CA: &str = "ca.crt";
     /// Entry of [`TRUST_CONFIG_MAP`]: JSON object, key id to base64 public key.
     pub const TRUST_KEYS: &str = "grant-keys.json";
+    /// Entry of [`TRUST_CONFIG_MAP`]: id of the key that signs now.
+    pub const TRUST_SIGNING_KEY: &str = "signing-key";
     /// Entry of [`TRUST_CONFIG_MAP`]: the UID of the kube-system namespace.
     pub const TRUST_CLUSTER_ID: &str = "cluster-id";
     /// `ServiceAccount` of the agents.
@@ -180,6 +182,15 @@ pub mod object {
     pub const WEBHOOK_CONFIGURATION: &str = "aliquot";
     /// Lease of the deciding replica.
     pub const LEASE: &str = "aliquot-scheduler";
+}
+
+/// Of this program, the same for all that are built together.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// The status page.
+pub mod page {
+    /// Audience of tokens that are good for the page and for nothing else.
+    pub const AUDIENCE: &str = "aliquot.dev/page";
 }
 
 /// Telemetry over gRPC.

@@ -110,7 +110,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
 fn sums(state: &State, wrong: &mut Vec<String>) {
     let mut cpu: BTreeMap<_, u128> = BTreeMap::new();
     let mut pods: BTreeMap<_, u128> = BTreeMap::new();
-    let mut limits: BTreeMap<_, (u128, u128, u32)> = BTreeMap::new();
+    let mut limits: BTreeMap<_, (u128, u128, u32, u64)> = BTreeMap::new();
     for (key, cell) in &state.task_cells {
         let (Some(node), true) = (cell.node, counts(cell)) else {
             continue;
@@ -125,6 +125,7 @@ fn sums(state: &State, wrong: &mut Vec<String>) {
             sum.0 += u128::from(hold.limit.0);
             sum.1 += u128::from(hold.nominal.0);
             sum.2 += 1;
+            sum.3 = sum.3.wrapping_add(crate::state::cell::square(hold.limit));
         }
     }
     for (key, used) in &state.node_use {
@@ -135,8 +136,12 @@ fn sums(state: &State, wrong: &mut Vec<String>) {
         }
     }
     for (key, used) in &state.card_use {
-        let (limit, nominal, count) = limits.get(&key).copied().unwrap_or_default();
-        if used.held.limits != limit || used.held.nominal != nominal || used.holders() != count {
+        let (limit, nominal, count, squares) = limits.get(&key).copied().unwrap_or_default();
+        if used.held.limits != limit
+            || used.held.nominal != nominal
+            || used.held.squares != squares
+            || used.holders() != count
+        {
             wrong.push("a card's sums are not those of its tasks".to_owned());
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::ids::ResourceName;
 use crate::ledger::Short;
-use crate::model::{Mode, Taint};
+use crate::model::{Fence, Mode, Taint};
 use crate::state::State;
 use crate::state::rows::CardKey;
 use crate::units::Mib;
@@ -109,6 +109,12 @@ pub(crate) enum CardNo {
         short: Short,
         cap: Mib,
     },
+    /// Its admin wants a stronger fence than shares there would have.
+    Fence {
+        fence: Fence,
+        least: Fence,
+        mode: Mode,
+    },
     /// The kubelet does not show it as whole yet.
     PoolShared,
     /// The kubelet shows no tokens of it (yet).
@@ -144,6 +150,17 @@ impl fmt::Display for CardNo {
                 "{} of {} MiB free, {} needed",
                 short.free.0, cap.0, short.needed.0
             ),
+            Self::Fence {
+                fence,
+                least,
+                mode: Mode::Mps,
+            } => write!(
+                f,
+                "minimumFence {least} there, and shares of different sizes on one card have {fence} in mode mps"
+            ),
+            Self::Fence { fence, least, mode } => {
+                write!(f, "minimumFence {least} there, and mode {mode} has {fence}")
+            }
             Self::PoolWhole => f.write_str("the kubelet does not show it for shares yet"),
             Self::PoolShared => f.write_str("the kubelet does not show it as a whole GPU yet"),
             Self::PoolNone => f.write_str("not offered by the kubelet"),

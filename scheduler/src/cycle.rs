@@ -12,7 +12,7 @@ use crate::convert::{Volumes, World};
 use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::status::{Meters, Status};
-use crate::telemetry::Heard;
+use crate::telemetry::{Heard, HeardReceiver};
 use crate::watch::Fact;
 use scheduler_core::ids::DecisionId;
 use scheduler_core::{Core, Decision, Event, Outcome, OutcomeResult, Problem, text};
@@ -42,7 +42,7 @@ pub struct Inputs {
     /// Of the API server.
     pub facts: mpsc::UnboundedReceiver<Fact>,
     /// Of the agents.
-    pub heard: mpsc::UnboundedReceiver<Heard>,
+    pub heard: HeardReceiver,
     /// Of actions.
     pub outcomes: mpsc::UnboundedReceiver<Outcome>,
     /// Of people.
@@ -268,6 +268,9 @@ impl Cycle {
         let now = self.clock.now();
         for event in self.world.elapse(now) {
             self.apply(event);
+        }
+        for isolation in self.world.unread_isolation() {
+            self.send(Work::Isolation(isolation));
         }
         self.change = None;
         let decision = self.core.decide(now);

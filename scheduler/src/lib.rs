@@ -40,6 +40,7 @@ pub mod observe;
 pub mod page;
 pub mod report;
 mod run;
+mod serve;
 pub mod shard;
 pub mod snapshot;
 pub mod status;

@@ -180,6 +180,7 @@ async fn start(
     let mut registry = Registry::default();
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
+    let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
 
     let plan = Plan::of(config, epoch())?;
     let (status_out, status) = watch::channel(Status {
@@ -196,10 +197,9 @@ async fn start(
         let pages = pages.merge(snapshot::router(client.clone(), config, &plan));
         let end = end.clone();
         tasks.spawn(async move {
-            axum::serve(listener, pages)
-                .with_graceful_shutdown(end.cancelled_owned())
-                .await
-                .map_err(RunError::Pages)?;
+            let listener = listener.into_std().map_err(RunError::Pages)?;
+            let served = crate::serve::serve(listener, None, pages, end).await;
+            served.map_err(RunError::Pages)?;
             Ok("the pages")
         });
     }
@@ -209,6 +209,7 @@ async fn start(
         questions,
         meters,
         queue_meters,
+        agent_meters,
     };
     if config.observe {
         neighbour::shapes(&client).await?;
@@ -235,13 +236,14 @@ async fn start(
     ));
     serve_admission(config, listeners.webhook, &trust, &client, end, tasks)?;
 
-    let (heard_out, heard) = mpsc::unbounded_channel();
+    let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
         let listener = listeners.telemetry;
         let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
         let namespace = config.namespace.clone();
+        let meters = show.agent_meters.clone();
         tasks.spawn(async move {
-            telemetry::run(listener, trust, client, namespace, heard_out, end).await?;
+            telemetry::run(listener, trust, client, namespace, heard_out, meters, end).await?;
             Ok("telemetry")
         });
     }
@@ -356,6 +358,7 @@ struct Show {
     questions: mpsc::Receiver<Question>,
     meters: Arc<Meters>,
     queue_meters: Arc<QueueMeters>,
+    agent_meters: Arc<telemetry::AgentMeters>,
 }
 
 /// Starts a cycle for each shard, and what makes one of them where there are several.
@@ -391,7 +394,7 @@ fn cycles(
     let (mut lanes, mut faces) = (Vec::new(), Vec::new());
     for shard in &plan.shards {
         let (facts_out, facts) = mpsc::unbounded_channel();
-        let (heard_out, heard) = mpsc::unbounded_channel();
+        let (heard_out, heard) = telemetry::channel(None);
         let (outcomes_out, outcomes) = mpsc::unbounded_channel();
         let (questions_out, questions) = mpsc::channel(QUESTIONS);
         let (status_out, status) = watch::channel(outputs.status.borrow().clone());
@@ -474,7 +477,7 @@ fn observe(
         report::run(client, show.queue_meters, views, end.clone()),
     ));
     let (leading_out, leading) = watch::channel(false);
-    let (heard_out, heard) = mpsc::unbounded_channel();
+    let (heard_out, heard) = telemetry::channel(None);
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     // Nothing comes from there: agents are read where they write, and nothing is done.
     let silent = end.clone();

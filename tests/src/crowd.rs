@@ -286,6 +286,7 @@ async fn talk(voice: &Voice, address: SocketAddr) -> Result<()> {
         AgentMessage {
             sequence,
             agent_instance: "crowd".to_owned(),
+            release: proto::names::RELEASE.to_owned(),
             body: Some(body),
         }
     };
@@ -311,7 +312,7 @@ async fn talk(voice: &Voice, address: SocketAddr) -> Result<()> {
 }
 
 /// Whom agents trust.
-async fn authority(client: &kube::Client) -> Result<String> {
+pub async fn authority(client: &kube::Client) -> Result<String> {
     let trust: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let data = trust.get(object::TRUST_CONFIG_MAP).await?.data;
     let data = data.context("nothing to trust")?;

@@ -97,6 +97,7 @@ impl Outbox {
         AgentMessage {
             sequence: self.sequence,
             agent_instance: self.instance.clone(),
+            release: proto::names::RELEASE.to_owned(),
             body: Some(body),
         }
     }

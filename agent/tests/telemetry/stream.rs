@@ -80,7 +80,10 @@ impl Telemetry for Scheduler {
                 let Ok(Some(message)) = message else { break };
                 let acknowledged = message.sequence;
                 let _ = messages.send(message);
-                let _ = answers.send(Ok(SchedulerMessage { acknowledged }));
+                let _ = answers.send(Ok(SchedulerMessage {
+                    acknowledged,
+                    ..SchedulerMessage::default()
+                }));
             }
         });
         Ok(Response::new(UnboundedReceiverStream::new(outgoing)))

@@ -62,6 +62,7 @@ fn every_read_verb_answers_in_every_format() {
     );
     the_core_is_asked_offline_too(&demo);
     a_card_is_cordoned_and_opened_again(&demo);
+    another_key_signs_and_the_former_one_is_revoked(&demo);
     pages::the_quickstart_does_what_it_says(&demo);
     pages::manifests_of_the_pages_can_be_applied(&demo);
 }
@@ -108,6 +109,31 @@ fn the_core_is_asked_offline_too(demo: &Demo) {
         "{}",
         said.out
     );
+}
+
+fn another_key_signs_and_the_former_one_is_revoked(demo: &Demo) {
+    let keys = |args: &[&str]| {
+        let said = demo
+            .told(&[&["keys"], args, &["-o", "json"]].concat())
+            .json();
+        let rows = said.as_array().unwrap().clone();
+        let of = |state: &str| {
+            let mut rows = rows.iter().filter(|row| row["state"] == state);
+            rows.next()
+                .map(|row| row["key"].as_str().unwrap().to_owned())
+        };
+        (rows.len(), of("signs"), of("believed"))
+    };
+    let (count, old, _) = keys(&["list"]);
+    assert_eq!(count, 1);
+    let old = old.unwrap();
+    let (count, new, former) = keys(&["rotate"]);
+    assert_eq!((count, former.as_ref()), (2, Some(&old)));
+    let new = new.unwrap();
+    let said = demo.ask(&["keys", "revoke", &new]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert_eq!(demo.ask(&["keys", "revoke", "none"]).code, Some(2));
+    assert_eq!(keys(&["revoke", &old]), (1, Some(new), None));
 }
 
 fn a_card_is_cordoned_and_opened_again(demo: &Demo) {

@@ -41,6 +41,8 @@ fn without_a_cluster_every_verb_says_what_to_do() {
         &["events"],
         &["cordon", "n/0"],
         &["uncordon", "n/0"],
+        &["keys", "list"],
+        &["keys", "rotate"],
         &["snapshot"],
         &["doctor"],
     ] {

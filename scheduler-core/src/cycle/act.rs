@@ -2,7 +2,7 @@
 
 use super::Cycle;
 use crate::action::{Action, Bind, Evict, EvictCause, Promise, Received};
-use crate::fit::seat::choose_whole;
+use crate::fit::choose_whole;
 use crate::ids::{DecisionId, NodeName, NodeUid, PodUid};
 use crate::model::{Ask, ContainerGrant};
 use crate::state::cell::{Status, TaskCell};

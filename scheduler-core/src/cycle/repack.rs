@@ -259,9 +259,7 @@ impl Cycle<'_> {
                     gone.len() - 1
                 });
                 let sums = &mut gone[at].1;
-                sums.limits += u128::from(hold.limit.0);
-                sums.nominal += u128::from(hold.nominal.0);
-                sums.modes[mode_index(hold.mode)] += 1;
+                sums.add(hold.limit, hold.nominal, hold.mode);
             }
             if movers.items.len() > MOST {
                 movers.perhaps = true;

@@ -2,7 +2,7 @@
 
 use super::Bases;
 use crate::ledger::{self, CardMemory, Granted, Offer};
-use crate::model::{Amount, Mode, Pool, Share};
+use crate::model::{Amount, Fence, Mode, Pool, Share};
 use crate::reason::CardNo;
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
@@ -130,12 +130,34 @@ pub(crate) fn share(
         });
     }
     let memory = memory(row);
-    memory
+    let offer = memory
         .offer(granted(beside), share.amount)
         .map_err(|short| CardNo::Memory {
             short,
             cap: memory.cap,
-        })
+        })?;
+    let fence = fence(row, beside, offer.limit, wanted);
+    match card.minimum_fence {
+        Some(least) if fence < least => Err(CardNo::Fence {
+            fence,
+            least,
+            mode: wanted,
+        }),
+        _ => Ok(offer),
+    }
+}
+
+/// The weakest fence on the card once a share of this limit is on it beside `beside`. One
+/// server has one limit of its own in mode `mps`: it fences all of them only where all of them
+/// are of that size.
+pub(crate) fn fence(row: &CardRow, beside: CardSums, limit: Mib, mode: Mode) -> Fence {
+    match mode {
+        _ if row.card.as_ref().is_some_and(|card| card.driver_limits) => Fence::DriverLimit,
+        Mode::Exclusive | Mode::MpsIsolated => Fence::ServerLimit,
+        Mode::Mps if beside.all_have(limit) => Fence::ServerLimit,
+        Mode::Mps => Fence::ClientLimit,
+        Mode::TimeSlicing => Fence::WatchdogOnly,
+    }
 }
 
 fn granted(sums: CardSums) -> Granted {

@@ -11,7 +11,7 @@ use crate::model::{Ask, Mode};
 use crate::state::State;
 use crate::state::cell::{CardSums, Status};
 use crate::state::rows::{MigStrategy, NodeKey, NodeRow, SpecRow, TaskKey};
-use crate::state::transition::{mode_index, whole_gpus};
+use crate::state::transition::whole_gpus;
 
 /// What the ones that stay hold of the node.
 #[derive(Default)]
@@ -153,9 +153,7 @@ fn stays(
         for hold in cell.holds().iter().filter(|hold| !hold.lent) {
             let at = row.cards.iter().position(|card| *card == hold.card);
             if let Some(sums) = at.and_then(|at| stays.cards.get_mut(at)) {
-                sums.limits += u128::from(hold.limit.0);
-                sums.nominal += u128::from(hold.nominal.0);
-                sums.modes[mode_index(hold.mode)] += 1;
+                sums.add(hold.limit, hold.nominal, hold.mode);
             }
         }
     }

@@ -12,6 +12,7 @@
 //! gone, with promises made so far taken off.
 
 pub(crate) mod card;
+mod chosen;
 mod emptied;
 pub(crate) mod seat;
 
@@ -22,6 +23,7 @@ use crate::reason::{NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
 use crate::state::rows::{MigStrategy, NodeKey, Spec, SpecRow};
+pub(crate) use chosen::choose_whole;
 pub(crate) use emptied::could_sit;
 pub(crate) use seat::Seat;
 use std::collections::BTreeMap;

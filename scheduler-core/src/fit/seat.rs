@@ -1,7 +1,7 @@
 //! Which cards of a node a pod would hold.
 //!
 //! Whole GPUs are counted while deciding and chosen when the decision is kept
-//! ([`choose_whole`]): all whole cards of a node are alike until then. Shares are put on
+//! ([`super::choose_whole`]): all whole cards of a node are alike until then. Shares are put on
 //! cards at once, the fullest that still holds them first, as KAI's `gpupack` does.
 
 use super::Room;
@@ -9,14 +9,13 @@ use super::card;
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
-use crate::model::{Amount, Ask, Mode, Pool, Share};
+use crate::model::{Amount, Ask, Fence, Mode, Pool, Share};
 use crate::reason::{CardLine, CardNo, NodeNo, NodeVerdict};
 use crate::state::State;
-use crate::state::cell::{CardSums, CardUse};
+use crate::state::cell::CardUse;
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
 use crate::state::transition::mig_slices;
-use crate::units::{NanoGpu, Percent};
-use crate::whole;
+use crate::units::NanoGpu;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -296,7 +295,7 @@ struct Candidate {
     opens: bool,
     /// Opening it costs a whole GPU.
     costs_whole: bool,
-    rank: (bool, u128, bool, Reverse<u64>),
+    rank: (bool, bool, u128, bool, Reverse<u64>, bool),
 }
 
 /// What a card says to a share in one mode.
@@ -311,6 +310,7 @@ fn candidate(
 ) -> Result<Candidate, crate::reason::CardNo> {
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
+    let strong = card::fence(row, after, offer_later.limit, mode) > Fence::ClientLimit;
     // The kubelet refuses a pod for good whose tokens it does not show (yet).
     let shown = row
         .card
@@ -337,12 +337,24 @@ fn candidate(
             // Idle ones first, then those that are no whole GPU anyhow, then the smallest.
             (true, _) => (
                 placement == Placement::Spread,
+                false,
                 u128::from(used.holders() == 0),
                 !whole,
                 Reverse(cap.0),
+                false,
             ),
-            (false, Placement::Spread) => (false, u128::MAX - fullness, false, Reverse(0)),
-            (false, _) => (true, fullness, false, Reverse(0)),
+            (false, Placement::Spread) => (
+                false,
+                false,
+                u128::MAX - fullness,
+                false,
+                Reverse(0),
+                strong,
+            ),
+            // Where a share keeps to its limit by its server's word, and those on it still
+            // do, before the fullest: no card is opened for it.
+            (false, Placement::Binpack) => (true, strong, fullness, false, Reverse(0), false),
+            (false, Placement::Fragmentation) => (true, false, fullness, false, Reverse(0), strong),
         },
     })
 }
@@ -514,87 +526,12 @@ fn take(
         });
         scratch.opened += i64::from(candidate.costs_whole);
         let mut used = scratch.of(state, candidate.key);
-        let add = |sums: &mut CardSums| {
-            sums.limits += u128::from(limit.0);
-            sums.nominal += u128::from(candidate.offer.nominal.0);
-            for (each, count) in Mode::ALL.into_iter().zip(&mut sums.modes) {
-                *count = count.saturating_add(u32::from(each == mode));
-            }
-        };
-        if seat.now {
-            add(&mut used.held);
+        let sums = if seat.now {
+            &mut used.held
         } else {
-            add(&mut used.promised);
-        }
+            &mut used.promised
+        };
+        sums.add(limit, candidate.offer.nominal, mode);
         scratch.cards.insert(candidate.key, used);
     }
-}
-
-/// Chooses the cards for a pod whose whole GPUs were counted so far, and says what its
-/// containers hold. Empty on a node without an agent, whose plugin chooses.
-pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<Hold> {
-    let Some(node) = state.nodes.get(key) else {
-        return Vec::new();
-    };
-    if spec.whole == 0 || !node.node.as_ref().is_some_and(|node| node.managed) {
-        return Vec::new();
-    }
-    let free: Vec<CardKey> = node
-        .cards
-        .iter()
-        .copied()
-        .filter(|key| {
-            state.cards.get(*key).is_some_and(|row| {
-                card::whole_usable(state, row).is_ok()
-                    && state
-                        .card_use
-                        .get(*key)
-                        .is_some_and(|used| used.holders() == 0)
-            })
-        })
-        .collect();
-    // Cards with a promise last: their promise is made anew next time.
-    let (mut clear, promised): (Vec<CardKey>, Vec<CardKey>) = free.into_iter().partition(|key| {
-        state
-            .card_use
-            .get(*key)
-            .is_none_or(|used| used.promised.holds() == 0)
-    });
-    if clear.len() < spec.whole as usize {
-        clear.extend(promised);
-    }
-    let chosen = whole::choose(state, &clear, spec.whole as usize);
-    let mut holds: Vec<Hold> = Vec::new();
-    let mut next = 0;
-    for ask in &spec.spec.gpus {
-        let Ask::Whole(count) = ask.ask else {
-            continue;
-        };
-        let count = count as usize;
-        // An init container is lent the first cards; app containers get their own.
-        let from = if ask.init { 0 } else { next };
-        for key in chosen.iter().skip(from).take(count) {
-            let Some(row) = state.cards.get(*key) else {
-                continue;
-            };
-            let memory = card::memory(row);
-            let lent = holds.iter().any(|hold| hold.card == *key);
-            holds.push(Hold {
-                container: ask.container.clone(),
-                card: *key,
-                limit: memory.cap,
-                nominal: memory.total,
-                nano: NanoGpu::ONE.0,
-                compute: Percent::FULL,
-                mode: Mode::Exclusive,
-                note: None,
-                asked: None,
-                lent,
-            });
-        }
-        if !ask.init {
-            next += count;
-        }
-    }
-    holds
 }

@@ -49,6 +49,50 @@ impl fmt::Display for Mode {
     }
 }
 
+/// What keeps a share within its memory, weakest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fence {
+    /// The agent's watchdog, after the fact.
+    WatchdogOnly,
+    /// A limit that a tenant can take out, up to the largest limit on the card.
+    ClientLimit,
+    /// An MPS server's own limit.
+    ServerLimit,
+    /// The driver's limit on the container.
+    DriverLimit,
+}
+
+impl Fence {
+    /// All of them, weakest first.
+    pub const ALL: [Self; 4] = [
+        Self::WatchdogOnly,
+        Self::ClientLimit,
+        Self::ServerLimit,
+        Self::DriverLimit,
+    ];
+
+    /// The name in objects and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::WatchdogOnly => "WatchdogOnly",
+            Self::ClientLimit => "ClientLimit",
+            Self::ServerLimit => "ServerLimit",
+            Self::DriverLimit => "DriverLimit",
+        }
+    }
+
+    /// The fence of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|fence| fence.as_str() == name)
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// What an agent says of its node's cards: always all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCards {
@@ -118,6 +162,10 @@ pub struct Card {
     pub allowance: Mib,
     /// Where the kubelet shows it.
     pub pool: Pool,
+    /// No share goes onto it that would have, or leave another with, less than that.
+    pub minimum_fence: Option<Fence>,
+    /// Its driver limits the memory of a container by itself: every share has that fence.
+    pub driver_limits: bool,
 }
 
 impl Card {
@@ -144,6 +192,8 @@ impl Card {
             nvswitch: false,
             allowance: Mib(0),
             pool: Pool::Unknown,
+            minimum_fence: None,
+            driver_limits: false,
         }
     }
 }

@@ -15,7 +15,7 @@ mod queue;
 mod rules;
 
 pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
-pub use card::{Card, Mode, NodeCards, Pool};
+pub use card::{Card, Fence, Mode, NodeCards, Pool};
 pub use group::{PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Phase, Placement, Pod};

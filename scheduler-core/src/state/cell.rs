@@ -6,6 +6,7 @@
 //! cells inside [`State::swap`], forwards and backwards alike. Generations are no cells:
 //! they only rise, also on the way back.
 
+pub(crate) use super::card_use::{CardSums, CardUse, square};
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
 use super::{Standing, State};
 use crate::ids::{DecisionId, ResourceName};
@@ -131,58 +132,6 @@ pub(crate) struct ExtraUse {
     pub used: u128,
     pub releasing: u128,
     pub promised: u128,
-}
-
-/// What is taken of a card.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CardUse {
-    /// By all that are on it, those on their way out too.
-    pub held: CardSums,
-    /// By those on their way out.
-    pub releasing: CardSums,
-    /// Promised on top.
-    pub promised: CardSums,
-}
-
-/// Sums over some of the holds on a card.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CardSums {
-    /// Of limits.
-    pub limits: u128,
-    /// Of nominal worth.
-    pub nominal: u128,
-    /// Holds per mode, in the order of [`crate::model::Mode::ALL`].
-    pub modes: [u32; 4],
-}
-
-impl CardSums {
-    pub(crate) fn holds(&self) -> u32 {
-        self.modes.iter().sum()
-    }
-}
-
-impl CardUse {
-    /// How many holds are on it, those on their way out too.
-    pub(crate) fn holders(&self) -> u32 {
-        self.held.holds()
-    }
-
-    /// As it will be when everything on its way out is gone and every promise is kept.
-    pub(crate) fn after(&self) -> CardSums {
-        let mut after = self.held;
-        after.limits = after.limits.saturating_sub(self.releasing.limits) + self.promised.limits;
-        after.nominal =
-            after.nominal.saturating_sub(self.releasing.nominal) + self.promised.nominal;
-        for (index, count) in after.modes.iter_mut().enumerate() {
-            *count = count.saturating_sub(self.releasing.modes[index]) + self.promised.modes[index];
-        }
-        after
-    }
-
-    /// Nobody is on it but those on their way out, if anybody.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.held.modes == self.releasing.modes
-    }
 }
 
 /// What the jobs of a queue and of all queues below it hold and want: nano-GPU,

@@ -10,6 +10,7 @@
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
 
+mod card_use;
 pub(crate) mod cell;
 mod open;
 mod queue_tree;

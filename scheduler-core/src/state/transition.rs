@@ -1,7 +1,7 @@
 //! The only place where sums move: a task goes from one cell to another.
 
 use super::State;
-use super::cell::{Amounts, CardSums, Cell, Status, TaskCell};
+use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::model::{Amount, Ask, Mode};
 use crate::units::NanoGpu;
@@ -181,6 +181,10 @@ impl State {
         let change = |sums: &mut CardSums| {
             way.add(&mut sums.limits, u128::from(hold.limit.0));
             way.add(&mut sums.nominal, u128::from(hold.nominal.0));
+            sums.squares = match way {
+                Way::Comes => sums.squares.wrapping_add(square(hold.limit)),
+                Way::Goes => sums.squares.wrapping_sub(square(hold.limit)),
+            };
             way.count(&mut sums.modes[mode_index(hold.mode)]);
         };
         match how {

@@ -17,6 +17,7 @@
 
 mod line;
 mod read;
+mod read_cards;
 mod write;
 
 pub use line::TextError;

@@ -1,6 +1,7 @@
 //! Text → events.
 
 use super::line::{Line, TextError, parse};
+use super::read_cards::cards;
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
     Backoff, CardPause, Event, EvictRequest, Evicting, Life, Outcome, OutcomeResult, Refusal, Rest,
@@ -11,15 +12,15 @@ use crate::ids::{
     ResourceName, SetName, TopologyName,
 };
 use crate::model::{
-    Amount, Ask, Card, ContainerAsk, ContainerGrant, Effect, Labels, Mode, Node, NodeCards,
-    NodeTerm, Operator, Phase, Placement, Pod, PodGroup, PodSet, Pool, Queue, QueueResource,
-    Requirement, Share, SubGroup, Taint, Toleration, Topology, TopologyRule, Weight,
+    Amount, Ask, ContainerAsk, ContainerGrant, Effect, Labels, Mode, Node, NodeTerm, Operator,
+    Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share, SubGroup,
+    Taint, Toleration, Topology, TopologyRule, Weight,
 };
 use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-type Read<T> = Result<T, TextError>;
+pub(super) type Read<T> = Result<T, TextError>;
 
 /// All events of a text.
 pub fn read(text: &str) -> Read<Vec<Event>> {
@@ -113,7 +114,7 @@ fn needed<'a>(line: &'a Line, key: &str) -> Read<&'a str> {
         .ok_or_else(|| line.error(format!("{key} is missing")))
 }
 
-fn list(text: Option<&str>) -> Vec<Arc<str>> {
+pub(super) fn list(text: Option<&str>) -> Vec<Arc<str>> {
     text.into_iter()
         .flat_map(|text| text.split(','))
         .filter(|part| !part.is_empty())
@@ -133,7 +134,7 @@ fn extended(line: &Line) -> Read<BTreeMap<ResourceName, u64>> {
         .collect()
 }
 
-fn mode(line: &Line, text: &str) -> Read<Mode> {
+pub(super) fn mode(line: &Line, text: &str) -> Read<Mode> {
     Mode::parse(text).ok_or_else(|| line.error(format!("{text} is no mode")))
 }
 
@@ -180,62 +181,6 @@ fn node(line: &Line) -> Read<Node> {
         managed: line.flag("managed"),
         ..Node::named(name)
     })
-}
-
-fn cards(line: &Line) -> Read<NodeCards> {
-    Ok(NodeCards {
-        node: NodeName::new(line.name(1)?),
-        default_mode: line
-            .get("default")
-            .map_or(Ok(Mode::Mps), |text| mode(line, text))?,
-        not_offering: line.get("not-offering").map(Arc::from),
-        cards: line.below.iter().map(card).collect::<Read<_>>()?,
-    })
-}
-
-fn card(line: &Line) -> Read<Card> {
-    if line.kind() != "card" {
-        return Err(line.error("a card is wanted"));
-    }
-    let total = line.number("total")?.unwrap_or(0);
-    let reserved: u64 = line.number("reserved")?.unwrap_or(0);
-    let mut card = Card::named(
-        line.name(1)?,
-        line.number("index")?.unwrap_or(0),
-        line.get("product").unwrap_or_default(),
-        total,
-    );
-    card.reserved = Mib(reserved);
-    card.grantable = Mib(line
-        .number("grantable")?
-        .unwrap_or(total.saturating_sub(reserved)));
-    card.strangers = Mib(line.number("strangers")?.unwrap_or(0));
-    card.mode = line.get("mode").map(|text| mode(line, text)).transpose()?;
-    if let Some(text) = line.get("switchable") {
-        card.switchable = list(Some(text))
-            .iter()
-            .map(|text| mode(line, text))
-            .collect::<Read<_>>()?;
-    }
-    card.ready = !line.flag("not-ready");
-    card.unhealthy = line.get("unhealthy").map(Arc::from);
-    card.cordoned = line.flag("cordoned");
-    card.mig = line.flag("mig");
-    card.client_slots = line.number("slots")?.unwrap_or(card.client_slots);
-    card.numa = line.number("numa")?;
-    card.nvlink_peers = list(line.get("peers")).iter().map(GpuUuid::new).collect();
-    card.nvswitch = line.flag("nvswitch");
-    card.allowance = Mib(line.number("allowance")?.unwrap_or(0));
-    card.pool = match line.get("pool") {
-        None | Some("unknown") => Pool::Unknown,
-        Some("whole") => Pool::Whole,
-        Some("whole-only") => Pool::WholeOnly,
-        Some("shared") => Pool::Shared,
-        Some("none") => Pool::None,
-        Some(other) => return Err(line.error(format!("{other} is no pool"))),
-    };
-    line.finish()?;
-    Ok(card)
 }
 
 fn bound(line: &Line, text: &str) -> Read<Bound> {

@@ -299,6 +299,8 @@ impl Text {
             Pool::Shared => self.pair("pool", "shared"),
             Pool::None => self.pair("pool", "none"),
         }
+        self.some("minimum-fence", card.minimum_fence);
+        self.flag("driver-limits", card.driver_limits);
         self.end();
     }
 

@@ -14,7 +14,6 @@ use std::sync::Arc;
 /// A pod that an agent wants gone.
 #[derive(Debug)]
 pub(super) struct Wish {
-    node: NodeName,
     reason: Arc<str>,
     /// The core knows.
     told: bool,
@@ -69,32 +68,48 @@ impl World {
         });
         let now: BTreeMap<&String, String> = strangers.chain(shares).collect();
         // What was not passed on yet, and is not wanted any more, never happened.
+        let node = NodeName::new(node);
         self.wishes
-            .retain(|uid, wish| wish.told || wish.node.as_str() != node || now.contains_key(uid));
+            .retain(|(uid, by), wish| wish.told || *by != node || now.contains_key(uid));
         for (uid, reason) in &now {
-            self.wishes.entry((*uid).clone()).or_insert_with(|| Wish {
-                node: NodeName::new(node),
-                reason: reason.as_str().into(),
-                told: false,
-            });
+            let wish = (*uid).clone();
+            self.wishes
+                .entry((wish, node.clone()))
+                .or_insert_with(|| Wish {
+                    reason: reason.as_str().into(),
+                    told: false,
+                });
         }
         now.into_keys()
-            .filter_map(|uid| self.wish_for(uid))
+            .flat_map(|uid| self.wishes_for(uid))
             .collect()
     }
 
-    /// What an agent wants of a pod, once the pod is known.
-    pub(super) fn wish_for(&mut self, uid: &str) -> Option<Event> {
+    /// What agents want of a pod, once the pod is known. The core hears only that of the node
+    /// on which the pod stands; another's must not be in its way.
+    pub(super) fn wishes_for(&mut self, uid: &str) -> Vec<Event> {
         if !self.pods.names.contains_key(uid) {
-            return None;
+            return Vec::new();
         }
-        let wish = self.wishes.get_mut(uid).filter(|wish| !wish.told)?;
-        wish.told = true;
-        Some(Event::EvictRequest(EvictRequest {
-            pod: PodUid::new(uid),
-            node: wish.node.clone(),
-            reason: Arc::clone(&wish.reason),
-        }))
+        let first = (uid.to_owned(), NodeName::new(""));
+        self.wishes
+            .range_mut(first..)
+            .take_while(|((pod, _), _)| pod == uid)
+            .filter(|(_, wish)| !wish.told)
+            .map(|((_, node), wish)| {
+                wish.told = true;
+                Event::EvictRequest(EvictRequest {
+                    pod: PodUid::new(uid),
+                    node: node.clone(),
+                    reason: Arc::clone(&wish.reason),
+                })
+            })
+            .collect()
+    }
+
+    /// Whether the pod stands on that node. Of any other its agent has nothing to say.
+    pub(super) fn is_on(&self, uid: &str, node: &str) -> bool {
+        self.seats.get(uid).is_some_and(|seat| **seat == *node)
     }
 
     /// The cards of a node, where they changed.
@@ -122,7 +137,7 @@ impl World {
         }
         let mut events = Vec::new();
         for (uid, shares) in by_pod {
-            let Some(pod) = self.whole.get(uid) else {
+            let Some(pod) = self.whole.get(uid).filter(|_| self.is_on(uid, &state.node)) else {
                 continue;
             };
             let grants: Vec<ContainerGrant> = shares.into_iter().map(held).collect();

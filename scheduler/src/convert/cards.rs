@@ -5,7 +5,7 @@
 
 use proto::telemetry::{Gpu, NodeState};
 use scheduler_core::ids::{GpuUuid, NodeName};
-use scheduler_core::model::{Card, Mode, NodeCards, Pool};
+use scheduler_core::model::{Card, Fence, Mode, NodeCards, Pool};
 use scheduler_core::units::Mib;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,11 @@ pub(super) fn of(
         cards: state
             .gpus
             .iter()
-            .map(|gpu| card(gpu, of(&seen, &gpu.uuid), of(&held, &gpu.uuid)))
+            .map(|gpu| {
+                let mut card = card(gpu, of(&seen, &gpu.uuid), of(&held, &gpu.uuid));
+                card.driver_limits = state.driver_limits;
+                card
+            })
             .collect(),
     };
     (cards, held)
@@ -95,6 +99,11 @@ fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
         "shared" => Pool::Shared,
         "none" => Pool::None,
         _ => Pool::Unknown,
+    };
+    card.minimum_fence = match gpu.minimum_fence.as_str() {
+        "" => None,
+        // A word of a newer agent: no share is placed there that could be weaker.
+        word => Some(Fence::parse(word).unwrap_or(Fence::DriverLimit)),
     };
     card
 }
@@ -170,5 +179,78 @@ mod tests {
         let (cards, _) = of(&state, Mode::Mps, &Strangers::new());
         assert_eq!(cards.cards[0].unhealthy.as_deref(), Some("XID 79"));
         assert_eq!(cards.cards[0].numa, None);
+    }
+
+    /// One field that nobody knows yet, number 1000.
+    const UNKNOWN: [u8; 3] = [0xc0, 0x3e, 0x01];
+
+    /// An embedded message of that field.
+    fn embedded(field: u8, message: &[u8]) -> Vec<u8> {
+        let mut out = vec![field << 3 | 2];
+        prost::encode_length_delimiter(message.len(), &mut out).unwrap();
+        out.extend(message);
+        out
+    }
+
+    #[test]
+    fn agents_of_the_release_before_and_of_the_next_one_are_understood() {
+        use prost::Message as _;
+        use proto::telemetry::agent_message::Body;
+        use proto::telemetry::{AgentMessage, SchedulerMessage};
+        // The next one's has fields, words and a body that nobody here knows.
+        let mut gpu = state(&[]).gpus.remove(0);
+        gpu.minimum_fence = "QuantumLimit".into();
+        gpu.kubelet_pool = "elsewhere".into();
+        gpu.switchable_modes.push("telepathy".into());
+        gpu.compute_mode = "Undecided".into();
+        let gpu = [gpu.encode_to_vec(), UNKNOWN.to_vec()].concat();
+        let next = NodeState {
+            node: "n1".into(),
+            ..NodeState::default()
+        };
+        let next = [
+            next.encode_to_vec(),
+            embedded(3, &gpu),
+            embedded(4, &UNKNOWN),
+            UNKNOWN.to_vec(),
+        ]
+        .concat();
+        let message = [vec![0x08, 0x01], embedded(3, &next), UNKNOWN.to_vec()].concat();
+        let message = AgentMessage::decode(message.as_slice()).unwrap();
+        let Some(Body::State(next)) = message.body else {
+            panic!("{message:?}")
+        };
+        let card = &of(&next, Mode::Mps, &Strangers::new()).0.cards[0];
+        assert_eq!(
+            card.minimum_fence,
+            Some(Fence::DriverLimit),
+            "the strongest"
+        );
+        assert_eq!(card.pool, Pool::Unknown);
+        assert_eq!(card.switchable, [Mode::Exclusive, Mode::Mps]);
+        let nothing = AgentMessage::decode(&[&[0x08, 0x02][..], &UNKNOWN].concat()[..]).unwrap();
+        assert_eq!((nothing.sequence, nothing.body), (2, None));
+        // The one before says nothing of what came since.
+        let before = AgentMessage {
+            sequence: 1,
+            agent_instance: "a".into(),
+            body: Some(Body::State(state(&[]))),
+            release: String::new(),
+        };
+        let before = AgentMessage::decode(before.encode_to_vec().as_slice()).unwrap();
+        let Some(Body::State(before)) = before.body else {
+            panic!("a state")
+        };
+        let card = &of(&before, Mode::Mps, &Strangers::new()).0.cards[0];
+        assert_eq!((card.minimum_fence, card.driver_limits), (None, false));
+        assert_eq!(card.pool, Pool::Unknown);
+        // What agents hear, of a scheduler before and of the next one.
+        for text in [
+            vec![0x08, 0x07],
+            [vec![0x08, 0x07], UNKNOWN.to_vec()].concat(),
+        ] {
+            let heard = SchedulerMessage::decode(text.as_slice()).unwrap();
+            assert_eq!((heard.acknowledged, heard.release.as_str()), (7, ""));
+        }
     }
 }

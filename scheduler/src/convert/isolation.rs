@@ -32,12 +32,25 @@ impl Isolation {
 }
 
 impl World {
-    /// Conditions that changed. Of a share whose fence is not known yet nothing is said that
-    /// was not said before.
+    /// Conditions of pods that were seen only after their agents had spoken of them.
+    pub fn unread_isolation(&mut self) -> Vec<Isolation> {
+        let mut changed = Vec::new();
+        for node in std::mem::take(&mut self.unread) {
+            if let Some(state) = self.states.remove(&*node) {
+                changed.extend(self.isolation(&state));
+                self.states.insert(node.to_string(), state);
+            }
+        }
+        changed
+    }
+
+    /// Conditions that changed, of pods that stand on the agent's own node. Of a share whose
+    /// fence is not known yet nothing is said that was not said before.
     pub(super) fn isolation(&mut self, state: &NodeState) -> Vec<Isolation> {
         let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
         for share in &state.shares {
-            if share.phase == "Running" && share.mode != Mode::Exclusive.as_str() {
+            let own = self.is_on(&share.pod_uid, &state.node);
+            if own && share.phase == "Running" && share.mode != Mode::Exclusive.as_str() {
                 by_pod.entry(&share.pod_uid).or_default().push(share);
             }
         }

@@ -97,14 +97,18 @@ pub struct World {
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: BTreeMap<String, Isolation>,
+    /// Node of each bound pod that asks for cards: an agent speaks of its own node's alone.
+    seats: BTreeMap<String, Arc<str>>,
+    /// Nodes on which pods were seen since their agents' states were read for conditions.
+    unread: BTreeSet<Arc<str>>,
     /// Running pods that are being deleted, until nobody counts on their end any more.
     leaving: BTreeMap<String, (Time, Box<KubePod>)>,
     /// As far as was told.
     now: Time,
     /// Nodes that list what agents have them list.
     listing: BTreeSet<String>,
-    /// Pods that agents want gone.
-    wishes: BTreeMap<String, Wish>,
+    /// Pods that agents want gone, with the node whose agent wants it.
+    wishes: BTreeMap<(String, NodeName), Wish>,
 }
 
 impl World {
@@ -131,6 +135,8 @@ impl World {
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
             isolation: BTreeMap::new(),
+            seats: BTreeMap::new(),
+            unread: BTreeSet::new(),
             leaving: BTreeMap::new(),
             now: Time(0),
             listing: BTreeSet::new(),
@@ -271,15 +277,21 @@ impl World {
             .gpus
             .iter()
             .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
-        let stands = pod
-            .spec
-            .as_ref()
-            .is_some_and(|spec| spec.node_name.is_some());
-        if whole && stands {
-            self.whole.insert(uid.clone(), Box::new(pod));
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        if let Some(node) = node.filter(|node| !node.is_empty())
+            && !converted.gpus.is_empty()
+        {
+            if self.seats.get(&uid).map(AsRef::as_ref) != Some(node) {
+                let node: Arc<str> = Arc::from(node);
+                self.seats.insert(uid.clone(), Arc::clone(&node));
+                self.unread.insert(node);
+            }
+            if whole {
+                self.whole.insert(uid.clone(), Box::new(pod));
+            }
         }
         let mut events = vec![Event::Pod(Box::new(converted))];
-        events.extend(self.wish_for(&uid));
+        events.extend(self.wishes_for(&uid));
         events
     }
 
@@ -304,8 +316,9 @@ impl World {
         self.whole.remove(uid);
         self.held.remove(uid);
         self.isolation.remove(uid);
+        self.seats.remove(uid);
         self.leaving.remove(uid);
-        self.wishes.remove(uid);
+        self.wishes.retain(|(pod, _), _| pod != uid);
         self.storage.forget(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }

@@ -4,7 +4,7 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::queue::{created, group_name, preemptible};
-use super::{resources, rules};
+use super::{quantity, resources, rules};
 use api::grant::{Asked, Grant};
 use api::request::{Amount as AskedAmount, GpuRequest};
 use k8s_openapi::api::core::v1::Pod as KubePod;
@@ -160,18 +160,18 @@ fn not_as_admitted(
         let has = |name: &str| {
             let container = containers.iter().find(|one| one.name == asked.name)?;
             let limits = container.resources.as_ref()?.limits.as_ref()?;
-            limits.get(name).map(|quantity| quantity.0.as_str())
+            limits.get(name)
         };
         if has(proto::names::resource::SHARE).is_none() {
             return Some(Arc::from(NO_TOKEN));
         }
         let (name, amount) = share.counted();
-        let admitted = has(name).and_then(|text| text.parse().ok());
+        let admitted = has(name).and_then(quantity::up);
         (admitted != Some(amount)).then(|| {
             Arc::from(format!(
                 "container {} asks for {amount} of {name} and was admitted with {} (its annotations were changed after it was made: delete it and make it anew)",
                 asked.name,
-                has(name).unwrap_or("none"),
+                has(name).map_or("none", |quantity| quantity.0.as_str()),
             ))
         })
     })
@@ -508,17 +508,21 @@ mod tests {
 
     #[test]
     fn another_amount_than_was_admitted_waits_and_says_what_to_do() {
-        let pod = |asked: &str| {
+        let pod = |asked: &str, admitted: &str| {
             read(json!({"metadata": {"annotations": {"gpu-memory": asked}},
                 "spec": {"containers": [{"name": "main", "resources": {"limits": {
-                    "aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "2000"}}}]}}))
+                    "aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": admitted}}}]}}))
             .unwrap()
         };
-        assert!(pod("2000").unsupported.is_empty());
-        let changed = pod("4000");
+        // The API server writes 2000 so.
+        for admitted in ["2000", "2k"] {
+            let pod = pod("2000", admitted);
+            assert!(pod.unsupported.is_empty(), "{:?}", pod.unsupported);
+        }
+        let changed = pod("4000", "2k");
         assert!(
             changed.unsupported[0].contains("4000 of aliquot.dev/gpu-memory-mib")
-                && changed.unsupported[0].contains("admitted with 2000"),
+                && changed.unsupported[0].contains("admitted with 2k"),
             "{:?}",
             changed.unsupported
         );

@@ -147,6 +147,17 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
         });
         requests.collect::<Vec<_>>()
     };
+    // Another node's agent that is first is not in the way.
+    let first = Heard::State {
+        node: "n0".into(),
+        state: NodeState {
+            node: "n0".into(),
+            gpus: Vec::new(),
+            strangers: unwanted.strangers.clone(),
+            ..NodeState::default()
+        },
+    };
+    assert!(asked(world.hear(first).0).is_empty());
     assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
     assert_eq!(
         asked(world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))))),
@@ -154,7 +165,7 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
     );
     assert_eq!(
         asked(world.take(Fact::Pod(there(pod("u2", Some("n1"), 1))))),
-        ["u2: process 7 (python) uses card GPU-1 without a grant"]
+        ["u2: process 7 (python) uses card GPU-1 without a grant"; 2]
     );
     assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
     // What was not wanted any more before the pod was seen is forgotten.
@@ -247,6 +258,18 @@ fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
         mode: "exclusive".into(),
         ..HeldShare::default()
     };
+    let elsewhere = Heard::State {
+        node: "n2".into(),
+        state: NodeState {
+            node: "n2".into(),
+            ..state(vec![share.clone()])
+        },
+    };
+    let (events, _) = world.hear(elsewhere);
+    assert!(
+        !events.iter().any(|event| matches!(event, Event::Pod(_))),
+        "a pod of another node was taken in"
+    );
     let (events, _) = world.hear(heard(state(vec![share.clone()])));
     let adopted = events.iter().find_map(|event| match event {
         Event::Pod(pod) => placement(pod).map(|placement| placement.grants.clone()),
@@ -278,12 +301,34 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
         reach_mib: reach,
         ..HeldShare::default()
     };
+    // Nobody knows yet where it stands: said once that is known, by that node's agent alone.
+    let unknown = state(vec![share("", 0, 0)]);
+    world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    assert!(
+        world.hear(heard(unknown)).1.is_empty(),
+        "nothing is known yet"
+    );
+    world.take(Fact::Pod(gone(pod("u1", Some("n1"), 1))));
+    let first = share("ServerLimit", 0, 0);
+    assert!(world.hear(heard(state(vec![first.clone()]))).1.is_empty());
+    assert!(world.unread_isolation().is_empty());
+    world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    let told = world.unread_isolation();
+    assert!(told.len() == 1 && told[0].because == "NotReadBack");
+    assert!(world.unread_isolation().is_empty());
+    let other = Heard::State {
+        node: "n2".into(),
+        state: NodeState {
+            node: "n2".into(),
+            ..state(vec![share("ServerLimit", 2000, 2000)])
+        },
+    };
+    assert!(world.hear(other).1.is_empty(), "another node's agent");
     let mut said = |fence, observed, reach| {
         let heard = heard(state(vec![share(fence, observed, reach)]));
         let one = world.hear(heard).1.pop()?;
         Some((one.because, one.message))
     };
-    assert_eq!(said("", 0, 0), None, "nothing is known yet");
     for (fence, observed, reach, because, message) in [
         (
             "ClientLimit",

@@ -11,6 +11,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::{Api, PostParams};
+use proto::names::page;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -166,21 +167,18 @@ impl Callers {
     }
 
     async fn judge(&self, token: &str) -> Result<Result<Reader, String>, CallerError> {
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                audiences: None,
-                token: token.to_owned(),
-            },
-            ..TokenReview::default()
-        };
-        let status = self
-            .ask(&self.tokens, &review)
-            .await?
-            .status
-            .unwrap_or_default();
-        let (Some(true), Some(user)) = (status.authenticated, status.user) else {
-            let why = status.error.unwrap_or_else(|| "it is not known".to_owned());
-            return Ok(Err(format!("the token is not accepted: {why}")));
+        // A token for the page alone is good for nothing else, whoever sees it here; one for
+        // the API server is taken too, as browsers and `kubectl` have no other.
+        let mut user = Err("it is not known".to_owned());
+        for audiences in [Some(vec![page::AUDIENCE.to_owned()]), None] {
+            user = self.user(token, audiences).await?;
+            if user.is_ok() {
+                break;
+            }
+        }
+        let user = match user {
+            Ok(user) => user,
+            Err(why) => return Ok(Err(format!("the token is not accepted: {why}"))),
         };
         let (cards, queues, pods) = futures::try_join!(
             self.may(&user, "aliquot.dev", "gpunodes", None),
@@ -194,6 +192,31 @@ impl Callers {
             all_pods: pods,
             namespaces: HashMap::new(),
         }))
+    }
+
+    /// Whose token it is, for one of these audiences; `None`: for the API server's own.
+    async fn user(
+        &self,
+        token: &str,
+        audiences: Option<Vec<String>>,
+    ) -> Result<Result<UserInfo, String>, CallerError> {
+        let own = audiences.is_some();
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                audiences,
+                token: token.to_owned(),
+            },
+            ..TokenReview::default()
+        };
+        let status = self.ask(&self.tokens, &review).await?.status;
+        let status = status.unwrap_or_default();
+        // An authenticator that knows no audiences leaves the list empty.
+        let audiences = status.audiences.unwrap_or_default();
+        let meant = !own || audiences.iter().any(|one| one == page::AUDIENCE);
+        Ok(match (status.authenticated, status.user) {
+            (Some(true), Some(user)) if meant => Ok(user),
+            _ => Err(status.error.unwrap_or_else(|| "it is not known".to_owned())),
+        })
     }
 
     /// Whether this user may list that; in one namespace, or everywhere.

@@ -21,7 +21,7 @@ mod tap;
 use crate::cycle::Question;
 use crate::report::Views;
 use crate::status::Status;
-use crate::telemetry::Heard;
+use crate::telemetry::HeardReceiver;
 use crate::trust::Trust;
 use crate::watch::Fact;
 use caller::Callers;
@@ -62,7 +62,7 @@ pub struct Flows {
     /// Of the API server.
     pub facts: mpsc::UnboundedReceiver<Fact>,
     /// Of the agents.
-    pub heard: mpsc::UnboundedReceiver<Heard>,
+    pub heard: HeardReceiver,
 }
 
 /// A task of the page; ends at the stop, or when it cannot go on.
@@ -96,17 +96,16 @@ pub fn start(
         })
     };
     let end = stop.clone();
-    let serving: Part = match access {
-        Access::Tokens(trust, _) => Box::pin(async move {
-            let listener = listener.into_std()?;
-            trust.serve(listener, routes, end).await
-        }),
-        Access::Anybody => Box::pin(async move {
-            axum::serve(listener, routes)
-                .with_graceful_shutdown(end.cancelled_owned())
-                .await
-        }),
-    };
+    let serving: Part =
+        match access {
+            Access::Tokens(trust, _) => Box::pin(async move {
+                let listener = listener.into_std()?;
+                trust.serve(listener, routes, end).await
+            }),
+            Access::Anybody => Box::pin(async move {
+                crate::serve::serve(listener.into_std()?, None, routes, end).await
+            }),
+        };
     let parts = vec![
         ("the page's tap", until(Box::pin(tap.run()))),
         ("the page's desk", until(Box::pin(desk))),

@@ -3,7 +3,7 @@
 use super::Flows;
 use super::row::{self, Live, PodRow};
 use super::shelf::Change;
-use crate::telemetry::Heard;
+use crate::telemetry::{self, Heard, HeardSender};
 use crate::watch::{Fact, Seen};
 use api::GpuNode;
 use k8s_openapi::api::core::v1::Pod;
@@ -40,7 +40,7 @@ pub(super) struct Tap {
     scheduler: String,
     flows: Flows,
     facts: mpsc::UnboundedSender<Fact>,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: HeardSender,
     notes: mpsc::UnboundedSender<Note>,
     /// Pods that the desk knows.
     known: HashSet<String>,
@@ -53,7 +53,7 @@ impl Tap {
         flows: Flows,
     ) -> (Self, Flows, mpsc::UnboundedReceiver<Note>) {
         let (facts, facts_out) = mpsc::unbounded_channel();
-        let (heard, heard_out) = mpsc::unbounded_channel();
+        let (heard, heard_out) = telemetry::channel(None);
         let (notes, told) = mpsc::unbounded_channel();
         let tap = Self {
             scheduler: scheduler.to_owned(),
@@ -84,7 +84,7 @@ impl Tap {
                 heard = self.flows.heard.recv() => {
                     let Some(heard) = heard else { return };
                     self.word(&heard);
-                    if self.heard.send(heard).is_err() {
+                    if !self.heard.send(heard) {
                         return;
                     }
                 }

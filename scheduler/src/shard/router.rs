@@ -8,7 +8,7 @@
 //! What moves is gone in one shard before it is there in the other.
 
 use super::pool::Pool;
-use crate::telemetry::Heard;
+use crate::telemetry::{Heard, HeardReceiver, HeardSender};
 use crate::watch::{Fact, Seen};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -22,14 +22,14 @@ pub struct Lane {
     /// The API server's.
     pub facts: mpsc::UnboundedSender<Fact>,
     /// The agents'.
-    pub heard: mpsc::UnboundedSender<Heard>,
+    pub heard: HeardSender,
 }
 
 /// Routes until an input ends or nobody takes any more.
 pub async fn run(
     pools: Vec<Pool>,
     mut facts: mpsc::UnboundedReceiver<Fact>,
-    mut heard: mpsc::UnboundedReceiver<Heard>,
+    mut heard: HeardReceiver,
     lanes: Vec<Lane>,
 ) {
     let mut router = Router::new(pools);
@@ -50,7 +50,7 @@ pub async fn run(
             };
             let sent = match item {
                 Item::Fact(fact) => lane.facts.send(*fact).is_ok(),
-                Item::Heard(said) => lane.heard.send(*said).is_ok(),
+                Item::Heard(said) => lane.heard.send(*said),
             };
             if !sent {
                 return;
@@ -333,17 +333,16 @@ impl Router {
     }
 
     fn hear(&mut self, heard: Heard) -> Routed {
-        let node = match &heard {
-            Heard::State { node, .. } => {
-                self.said.insert(node.clone(), heard.clone());
-                node
+        let node = heard.node();
+        match &heard {
+            Heard::State { .. } => {
+                self.said.insert(node.to_owned(), heard.clone());
             }
-            Heard::Lost { node } => {
+            Heard::Lost { .. } => {
                 self.said.remove(node);
-                node
             }
-            Heard::Refusal { node, .. } => node,
-        };
+            Heard::Refusal { .. } => {}
+        }
         let shard = self.nodes.of.get(node).copied();
         shard
             .map(|shard| (shard, Item::Heard(Box::new(heard))))

@@ -4,18 +4,50 @@
 //! bound to a pod; the API server adds the pod's node to what it says of it
 //! (`authentication.kubernetes.io/node-name`, Kubernetes 1.30 and later).
 
+use super::rate::Refusals;
+use axum::extract::ConnectInfo;
 use k8s_openapi::api::authentication::v1::{
     TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
 };
 use kube::api::{Api, PostParams};
 use proto::names::{object, telemetry};
-use tonic::Status;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+
+/// A token that was accepted opens further streams so long without the API server's word: a
+/// replica that starts hears all agents again.
+const HOLDS: Duration = Duration::from_secs(30);
+/// One that was refused is refused so long.
+const REFUSED: Duration = Duration::from_secs(10);
+/// Tokens that are remembered; beyond those all are forgotten.
+const KEPT: usize = 8192;
+/// Questions to the API server at once.
+const AT_ONCE: usize = 16;
+/// The API server has so long, the wait for a turn included.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// SHA-256 of a token: tokens themselves are not kept.
+type Digest = [u8; 32];
 
 /// Judges tokens.
 pub(super) struct Callers {
     reviews: Api<TokenReview>,
     account: String,
+    known: Mutex<HashMap<Digest, (Instant, Result<String, Status>)>>,
+    refusals: Mutex<Refusals>,
+    turns: Semaphore,
+}
+
+/// Where a request comes from, as the server of this process says it.
+pub(super) fn peer_of(extensions: &tonic::Extensions) -> Option<IpAddr> {
+    extensions
+        .get::<ConnectInfo<SocketAddr>>()
+        .map(|ConnectInfo(peer)| peer.ip())
 }
 
 impl Callers {
@@ -27,6 +59,9 @@ impl Callers {
                 "system:serviceaccount:{namespace}:{}",
                 object::AGENT_ACCOUNT
             ),
+            known: Mutex::default(),
+            refusals: Mutex::default(),
+            turns: Semaphore::new(AT_ONCE),
         }
     }
 
@@ -34,10 +69,55 @@ impl Callers {
     ///
     /// # Errors
     /// `UNAUTHENTICATED` or `PERMISSION_DENIED` with one sentence; `UNAVAILABLE` when the
-    /// API server could not be asked.
-    pub(super) async fn node(&self, metadata: &MetadataMap) -> Result<String, Status> {
+    /// API server could not be asked; `RESOURCE_EXHAUSTED` for an address whose tokens were
+    /// refused time and again.
+    pub(super) async fn node(
+        &self,
+        metadata: &MetadataMap,
+        peer: Option<IpAddr>,
+    ) -> Result<String, Status> {
         let token = bearer(metadata)
             .ok_or_else(|| Status::unauthenticated("no bearer token in `authorization`"))?;
+        let digest = digest(token);
+        let now = Instant::now();
+        let known = held(&self.known).get(&digest).cloned();
+        if let Some((_, verdict)) = known.filter(|(until, _)| now < *until) {
+            return verdict;
+        }
+        if peer.is_some_and(|peer| held(&self.refusals).must_wait(peer, now)) {
+            return Err(Status::resource_exhausted(
+                "too many tokens from this address were refused: wait 10 s",
+            ));
+        }
+        let asked = tokio::time::timeout(PATIENCE, self.ask(token)).await;
+        let verdict = asked.unwrap_or_else(|_| {
+            Err(Status::unavailable(
+                "the token was not reviewed within 10 s",
+            ))
+        });
+        let now = Instant::now();
+        let holds = match &verdict {
+            Ok(_) => HOLDS,
+            Err(status) if status.code() == Code::Unavailable => return verdict,
+            Err(_) => REFUSED,
+        };
+        if let Some(peer) = peer {
+            let mut refusals = held(&self.refusals);
+            match &verdict {
+                Ok(_) => refusals.accepted(peer),
+                Err(_) => refusals.refused(peer, now),
+            }
+        }
+        let mut known = held(&self.known);
+        if known.len() >= KEPT {
+            known.clear();
+        }
+        known.insert(digest, (now + holds, verdict.clone()));
+        verdict
+    }
+
+    async fn ask(&self, token: &str) -> Result<String, Status> {
+        let _turn = self.turns.acquire().await;
         let review = TokenReview {
             spec: TokenReviewSpec {
                 audiences: Some(vec![telemetry::AUDIENCE.to_owned()]),
@@ -51,6 +131,17 @@ impl Callers {
         })?;
         judge(&reviewed.status.unwrap_or_default(), &self.account)
     }
+}
+
+fn held<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn digest(token: &str) -> Digest {
+    let digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
+    let mut out = Digest::default();
+    out.copy_from_slice(digest.as_ref());
+    out
 }
 
 fn bearer(metadata: &MetadataMap) -> Option<&str> {

@@ -2,13 +2,18 @@
 //!
 //! - `caller`: a token → the node that it speaks for, judged by the API server.
 //! - `session`: pure: one stream's rules: whose node, which order.
+//! - `rate`: pure: whose tokens the API server is not asked about for a while.
 //! - `presence`: which stream speaks for a node now, and nodes that fell silent.
+//! - `heard`: what was said and is not taken in yet, bounded per node; `meters`: its metrics.
 //! - `server`: gRPC around them.
 //!
 //! Observes, never commands: agents hear nothing but what was taken in.
 
 mod caller;
+mod heard;
+mod meters;
 mod presence;
+mod rate;
 mod server;
 mod session;
 
@@ -19,9 +24,11 @@ use proto::telemetry::telemetry_server::TelemetryServer;
 use proto::telemetry::{NodeState, Refusal};
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+
+pub use heard::{HeardReceiver, HeardSender, channel};
+pub use meters::AgentMeters;
 
 /// A fact from a node.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +54,15 @@ pub enum Heard {
     },
 }
 
+impl Heard {
+    /// Whose word it is.
+    pub fn node(&self) -> &str {
+        match self {
+            Self::State { node, .. } | Self::Refusal { node, .. } | Self::Lost { node } => node,
+        }
+    }
+}
+
 /// Why agents are no longer heard.
 #[derive(Debug, thiserror::Error)]
 #[error("agents cannot be heard: {0}")]
@@ -61,13 +77,15 @@ pub async fn run(
     trust: Trust,
     client: kube::Client,
     namespace: String,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: HeardSender,
+    meters: Arc<AgentMeters>,
     stop: CancellationToken,
 ) -> Result<(), TelemetryError> {
     let service = server::Service {
         callers: Callers::new(client, &namespace),
         presence: Presence::new(heard.clone()),
         heard,
+        meters,
         stop: stop.clone(),
     };
     let routes = Routes::new(TelemetryServer::from_arc(Arc::new(service))).into_axum_router();

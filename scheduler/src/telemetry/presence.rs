@@ -3,11 +3,10 @@
 //! The newest stream wins: an agent that comes back is not kept out by what is left of
 //! its former connection. (Two agents at once are prevented on the node itself.)
 
-use super::Heard;
+use super::{Heard, HeardSender};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// After so long without a word a node is lost: three heartbeats.
@@ -20,7 +19,7 @@ pub(super) struct Presence(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     speakers: Mutex<Speakers>,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: HeardSender,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +38,7 @@ pub(super) struct Speaker {
 }
 
 impl Presence {
-    pub(super) fn new(heard: mpsc::UnboundedSender<Heard>) -> Self {
+    pub(super) fn new(heard: HeardSender) -> Self {
         Self(Arc::new(Inner {
             speakers: Mutex::default(),
             heard,
@@ -78,7 +77,7 @@ impl Presence {
             .is_some_and(|(now, _)| *now == number)
         {
             speakers.by_node.remove(node);
-            let _ = self.0.heard.send(Heard::Lost {
+            self.0.heard.send(Heard::Lost {
                 node: node.to_owned(),
             });
         }
@@ -101,7 +100,7 @@ impl Speaker {
             .get(&self.node)
             .is_some_and(|(now, _)| *now == self.number)
         {
-            let _ = self.presence.0.heard.send(heard);
+            self.presence.0.heard.send(heard);
         }
     }
 
@@ -125,7 +124,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_is_lost_when_no_stream_follows_and_only_then() {
-        let (out, mut heard) = mpsc::unbounded_channel();
+        let (out, mut heard) = super::super::channel(None);
         let presence = Presence::new(out);
         let first = presence.enter("n1");
         let leaving = tokio::spawn(first.leave(SILENCE));
@@ -133,15 +132,15 @@ mod tests {
         let second = presence.enter("n1");
         leaving.await.expect("no panic");
         advance(SILENCE * 2).await;
-        assert!(heard.try_recv().is_err(), "another stream followed");
+        assert!(heard.try_recv().is_none(), "another stream followed");
         second.leave(SILENCE).await;
         assert_eq!(heard.recv().await, Some(lost("n1")));
-        assert!(heard.try_recv().is_err(), "said once");
+        assert!(heard.try_recv().is_none(), "said once");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_newest_stream_wins_and_the_old_one_cannot_speak() {
-        let (out, mut heard) = mpsc::unbounded_channel();
+        let (out, mut heard) = super::super::channel(None);
         let presence = Presence::new(out);
         let (old, other) = (presence.enter("n1"), presence.enter("n2"));
         let new = presence.enter("n1");
@@ -153,7 +152,7 @@ mod tests {
         assert_eq!(heard.recv().await, Some(lost("other")));
         old.leave(Duration::ZERO).await;
         assert!(
-            heard.try_recv().is_err(),
+            heard.try_recv().is_none(),
             "who was superseded loses nothing"
         );
     }

@@ -1,11 +1,12 @@
 //! gRPC: a stream from its token to its end.
 
-use super::Heard;
-use super::caller::Callers;
+use super::caller::{Callers, peer_of};
 use super::presence::{Presence, SILENCE, Speaker};
 use super::session::Session;
+use super::{AgentMeters, HeardSender};
 use proto::telemetry::telemetry_server::Telemetry;
 use proto::telemetry::{AgentMessage, SchedulerMessage};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -17,11 +18,15 @@ use tonic::{Request, Response, Status, Streaming};
 /// that those before it said.
 const ANSWERS: usize = 16;
 
+/// Between two messages of one stream. An agent gathers what changes for longer than that.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// The service.
 pub(super) struct Service {
     pub(super) callers: Callers,
     pub(super) presence: Presence,
-    pub(super) heard: mpsc::UnboundedSender<Heard>,
+    pub(super) heard: HeardSender,
+    pub(super) meters: Arc<AgentMeters>,
     pub(super) stop: CancellationToken,
 }
 
@@ -38,10 +43,12 @@ impl Telemetry for Service {
         if self.heard.is_closed() {
             return Err(Status::unavailable("the scheduler stops"));
         }
-        let caller = self.callers.node(request.metadata()).await;
+        let peer = peer_of(request.extensions());
+        let caller = self.callers.node(request.metadata(), peer).await;
         let node = caller.inspect_err(|status| {
+            self.meters.refused(status.code());
             tracing::warn!(
-                peer = ?request.remote_addr(),
+                ?peer,
                 code = ?status.code(),
                 "telemetry refused: {}",
                 status.message()
@@ -50,7 +57,15 @@ impl Telemetry for Service {
         let (answers, stream) = mpsc::channel(ANSWERS);
         let speaker = self.presence.enter(&node);
         let stop = self.stop.clone();
-        tokio::spawn(hear(node, request.into_inner(), speaker, answers, stop));
+        let meters = Arc::clone(&self.meters);
+        tokio::spawn(hear(
+            node,
+            request.into_inner(),
+            speaker,
+            answers,
+            meters,
+            stop,
+        ));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
@@ -61,6 +76,7 @@ async fn hear(
     mut messages: Streaming<AgentMessage>,
     speaker: Speaker,
     answers: mpsc::Sender<Answer>,
+    meters: Arc<AgentMeters>,
     stop: CancellationToken,
 ) {
     tracing::info!(node, "telemetry begins");
@@ -96,7 +112,10 @@ async fn hear(
                     }
                     let _ = answers.try_send(Ok(SchedulerMessage {
                         acknowledged: session.taken(),
+                        release: proto::names::RELEASE.to_owned(),
                     }));
+                    // What comes faster waits at the agent: HTTP/2 takes no more than it may.
+                    tokio::time::sleep(PAUSE).await;
                 }
             },
         }
@@ -104,6 +123,8 @@ async fn hear(
     let why = ended.as_ref().map_or("the agent ended it", Status::message);
     tracing::info!(node, why, "telemetry ends");
     if let Some(status) = ended {
+        meters.refused(status.code());
+        tracing::warn!(node, code = ?status.code(), "what the agent of {node} says is not taken: {}", status.message());
         let _ = timeout(SILENCE, answers.send(Err(status))).await;
     }
     drop(answers);

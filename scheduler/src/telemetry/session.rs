@@ -4,9 +4,16 @@
 //! speak of the token's node alone; the agent does not change within a stream.
 
 use super::Heard;
-use proto::telemetry::AgentMessage;
 use proto::telemetry::agent_message::Body;
+use proto::telemetry::{AgentMessage, NodeState};
 use tonic::Status;
+
+/// Four times what the largest machines have.
+const MOST_CARDS: usize = 64;
+/// Of Kubernetes' names and NVIDIA's UUIDs none is longer.
+const LONGEST_NAME: usize = 253;
+/// 16 TiB in MiB, some fifty times the largest card.
+const MOST_MEMORY: u64 = 1 << 24;
 
 /// What was heard so far on one stream.
 #[derive(Debug)]
@@ -52,10 +59,13 @@ impl Session {
                     self.node, state.node
                 )));
             }
-            Some(Body::State(state)) => Some(Heard::State {
-                node: node(),
-                state,
-            }),
+            Some(Body::State(state)) => {
+                well_formed(&state).map_err(Status::invalid_argument)?;
+                Some(Heard::State {
+                    node: node(),
+                    state,
+                })
+            }
             _ if first => {
                 return Err(Status::failed_precondition(
                     "the first message of a stream is a state",
@@ -79,16 +89,55 @@ impl Session {
     }
 }
 
+/// What no agent means, whatever its release: it would be believed of cards or pods that it
+/// does not name.
+fn well_formed(state: &NodeState) -> Result<(), String> {
+    if state.gpus.len() > MOST_CARDS {
+        return Err(format!("{} cards on one node", state.gpus.len()));
+    }
+    for gpu in &state.gpus {
+        if gpu.uuid.is_empty() || gpu.uuid.len() > LONGEST_NAME {
+            return Err(format!("card {} has no UUID, or no short one", gpu.index));
+        }
+        if gpu.memory_total_mib > MOST_MEMORY {
+            return Err(format!(
+                "{}: {} MiB of memory",
+                gpu.uuid, gpu.memory_total_mib
+            ));
+        }
+    }
+    for share in &state.shares {
+        let named = [&share.pod_uid, &share.container];
+        if named
+            .iter()
+            .any(|name| name.is_empty() || name.len() > LONGEST_NAME)
+        {
+            return Err(format!(
+                "a share of pod {}/{} without pod UID or container",
+                short(&share.pod_namespace),
+                short(&share.pod_name)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Of something that anybody may have written.
+fn short(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::telemetry::{Heartbeat, NodeState, Refusal};
+    use proto::telemetry::{Heartbeat, Refusal};
     use tonic::Code;
 
     fn message(sequence: u64, body: Body) -> AgentMessage {
         AgentMessage {
             sequence,
             agent_instance: "a".into(),
+            release: proto::names::RELEASE.to_owned(),
             body: Some(body),
         }
     }
@@ -144,6 +193,45 @@ mod tests {
             .expect_err("another node");
         assert_eq!(ended.code(), Code::PermissionDenied);
         assert!(ended.message().contains("n1") && ended.message().contains("n2"));
+    }
+
+    #[test]
+    fn what_no_agent_means_ends_the_stream_and_names_what_it_is() {
+        use proto::telemetry::{Gpu, Share};
+        let gpu = |uuid: &str, memory| Gpu {
+            uuid: uuid.into(),
+            memory_total_mib: memory,
+            ..Gpu::default()
+        };
+        let unnamed = Share {
+            pod_name: "p\n\u{1b}".into(),
+            ..Share::default()
+        };
+        for (gpus, shares, word) in [
+            (vec![gpu("", 1)], vec![], "no UUID"),
+            (vec![gpu(&"x".repeat(300), 1)], vec![], "no short one"),
+            (
+                vec![gpu("GPU-1", u64::MAX)],
+                vec![],
+                "GPU-1: 18446744073709551615 MiB",
+            ),
+            (vec![gpu("GPU-1", 1); 65], vec![], "65 cards"),
+            (vec![], vec![unnamed], "pod /p without"),
+        ] {
+            let mut session = Session::new("n1".into());
+            let state = NodeState {
+                node: "n1".into(),
+                gpus,
+                shares,
+                ..NodeState::default()
+            };
+            let ended = session
+                .take(message(1, Body::State(state)))
+                .expect_err("malformed");
+            assert_eq!(ended.code(), Code::InvalidArgument);
+            assert!(ended.message().contains(word), "{ended}");
+            assert_eq!(session.taken(), 0);
+        }
     }
 
     #[test]

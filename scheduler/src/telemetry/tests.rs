@@ -11,6 +11,7 @@ use proto::telemetry::{AgentMessage, SchedulerMessage};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config};
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
@@ -20,7 +21,7 @@ struct Site {
     client: kube::Client,
     trust: Trust,
     address: std::net::SocketAddr,
-    heard: mpsc::UnboundedReceiver<Heard>,
+    heard: HeardReceiver,
     _stop: tokio_util::sync::DropGuard,
 }
 
@@ -50,13 +51,14 @@ impl Site {
         let trust = trust.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (out, heard) = mpsc::unbounded_channel();
+        let (out, heard) = channel(None);
         tokio::spawn(run(
             listener,
             trust.clone(),
             client.clone(),
             names::NAMESPACE.to_owned(),
             out,
+            Arc::default(),
             stop.clone(),
         ));
         Self {
@@ -139,6 +141,7 @@ impl Stream {
         let message = AgentMessage {
             sequence,
             agent_instance: "a".into(),
+            release: proto::names::RELEASE.to_owned(),
             body: Some(Body::State(state)),
         };
         self.out.send(message).await.unwrap();
@@ -157,9 +160,8 @@ async fn an_agent_is_heard_and_acknowledged() {
     let mut site = Site::start().await;
     let token = site.agents("n1").await;
     let mut stream = site.open(Some(&token)).await.unwrap();
-    assert_eq!(stream.say(1, "n1").await.unwrap(), 1);
-    assert_eq!(stream.say(2, "n1").await.unwrap(), 2);
-    for _ in 0..2 {
+    for number in 1..=2 {
+        assert_eq!(stream.say(number, "n1").await.unwrap(), number);
         assert!(matches!(site.hear().await, Heard::State { node, .. } if node == "n1"));
     }
 }
@@ -192,7 +194,10 @@ async fn tokens_of_others_are_refused() {
     let mut stream = site.open(Some(&token)).await.unwrap();
     let refused = stream.say(1, "n1").await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    assert!(site.heard.try_recv().is_err(), "nothing of it was believed");
+    assert!(
+        site.heard.try_recv().is_none(),
+        "nothing of it was believed"
+    );
 }
 
 #[tokio::test]
@@ -204,7 +209,7 @@ async fn a_replayed_message_ends_the_stream() {
     let ended = stream.say(1, "n1").await.unwrap_err();
     assert_eq!(ended.code(), Code::Aborted, "{ended}");
     site.hear().await;
-    assert!(site.heard.try_recv().is_err(), "taken in once");
+    assert!(site.heard.try_recv().is_none(), "taken in once");
 }
 
 #[tokio::test]

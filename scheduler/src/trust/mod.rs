@@ -8,6 +8,9 @@
 //! Replicas share the Secrets; each makes its own serving certificate, in memory. Public
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
+//!
+//! A change of the signing key: somebody deletes the Secret and the `ConfigMap`'s word on who
+//! signs (`aliquot keys rotate`); whoever of the replicas sees that first makes a new one.
 
 mod certificate;
 mod objects;
@@ -22,7 +25,7 @@ use kube::Client;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use objects::{Objects, Publication};
 use proto::names::object;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +40,7 @@ pub struct Trust(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    signer: Arc<Signer>,
+    signer: RwLock<Arc<Signer>>,
     cluster_id: String,
     authority: Authority,
     serving: Arc<Serving>,
@@ -45,9 +48,23 @@ struct Inner {
 }
 
 impl Trust {
-    /// Signs grants.
-    pub fn signer(&self) -> &Arc<Signer> {
-        &self.0.signer
+    /// Signs grants; another one once the key was changed.
+    pub fn signer(&self) -> Arc<Signer> {
+        let signer = self.0.signer.read();
+        Arc::clone(&signer.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn sign_with(&self, signer: Signer) {
+        if signer.key_id() == self.signer().key_id() {
+            return;
+        }
+        tracing::info!(key = signer.key_id(), "grants are signed with another key");
+        let mut held = self
+            .0
+            .signer
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *held = Arc::new(signer);
     }
 
     /// The UID of namespace `kube-system`: as long as this lasts, it is this cluster.
@@ -104,6 +121,12 @@ pub enum TrustError {
 }
 
 impl TrustError {
+    /// Somebody else wrote in between.
+    fn conflicts(&self) -> bool {
+        matches!(self, Self::Api { source, .. }
+            if matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409))
+    }
+
     /// Worth another try: the server is not there, or too busy, or somebody was quicker.
     fn passes(&self) -> bool {
         let Self::Api { source, .. } = self else {
@@ -143,7 +166,7 @@ pub async fn establish(
 
 async fn attempt(objects: &Objects, names: &[String]) -> Result<Trust, TrustError> {
     let cluster_id = objects.cluster_id().await?;
-    let signer = Arc::new(objects.signer().await?);
+    let signer = RwLock::new(Arc::new(objects.signer().await?));
     let authority = objects.authority().await?;
     let serving = Arc::new(Serving::new(&authority, names)?);
     let trust = Trust(Arc::new(Inner {
@@ -166,7 +189,6 @@ pub async fn keep(
     stop: CancellationToken,
 ) {
     let objects = Objects::new(&client, &namespace);
-    let publication = trust.publication();
     let of_ours =
         watcher::Config::default().fields(&format!("metadata.name={}", object::TRUST_CONFIG_MAP));
     let mut changes = watcher::watcher(objects.config_maps(), of_ours)
@@ -180,7 +202,7 @@ pub async fn keep(
             () = stop.cancelled() => return,
             change = changes.next() => match change {
                 Some(Ok(())) => {
-                    if let Err(error) = objects.publish(&publication).await {
+                    if let Err(error) = refresh(&trust, &objects).await {
                         tracing::warn!(%error, "keys");
                     }
                 }
@@ -192,6 +214,21 @@ pub async fn keep(
                     tracing::error!(%error, "the certificate is not renewed");
                 }
             }
+        }
+    }
+}
+
+/// The key first: one that nobody signs with any more is not made known again.
+async fn refresh(trust: &Trust, objects: &Objects) -> Result<(), TrustError> {
+    loop {
+        let done = async {
+            trust.sign_with(objects.signer().await?);
+            objects.publish(&trust.publication()).await
+        };
+        match done.await {
+            // Another replica was quicker.
+            Err(error) if error.conflicts() => tokio::time::sleep(RETRY).await,
+            done => return done,
         }
     }
 }

@@ -229,6 +229,10 @@ fn published(
     let keys = serde_json::to_string(&keys).unwrap_or_default();
     data.insert(object::TRUST_KEYS.to_owned(), keys);
     data.insert(
+        object::TRUST_SIGNING_KEY.to_owned(),
+        publication.key_id.clone(),
+    );
+    data.insert(
         object::TRUST_CLUSTER_ID.to_owned(),
         publication.cluster_id.clone(),
     );
@@ -264,7 +268,8 @@ mod tests {
             second[object::TRUST_CA],
             "-----BEGIN 1-----\n-----BEGIN 2-----\n"
         );
-        assert_eq!(published(Some(&second), &publication(1)), second);
+        assert_eq!(second[object::TRUST_SIGNING_KEY], "k2");
+        assert_eq!(published(Some(&second), &publication(2)), second);
     }
 
     #[test]
@@ -276,6 +281,7 @@ mod tests {
             object::TRUST_KEYS,
             object::TRUST_CA,
             object::TRUST_CLUSTER_ID,
+            object::TRUST_SIGNING_KEY,
         ] {
             data.remove(entry);
             assert_eq!(published(Some(&data), &publication(1)), whole);

@@ -101,6 +101,68 @@ async fn a_config_map_that_is_altered_or_deleted_comes_back() {
 }
 
 #[tokio::test]
+async fn a_key_that_is_taken_away_is_replaced_by_one_in_all_replicas_and_stays_trusted() {
+    let (client, _server) = server().await;
+    let stop = CancellationToken::new();
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        let trust = establish(&client, NS, &names()).await.unwrap();
+        let kept = keep(
+            trust.clone(),
+            client.clone(),
+            NS.into(),
+            names(),
+            stop.clone(),
+        );
+        tokio::spawn(kept);
+        replicas.push(trust);
+    }
+    let old = replicas[0].signer().key_id().to_owned();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NS);
+    let maps: Api<ConfigMap> = Api::namespaced(client, NS);
+    secrets
+        .delete(object::GRANT_KEY_SECRET, &DeleteParams::default())
+        .await
+        .unwrap();
+    let patch = Patch::Merge(json!({"data": {"signing-key": null}}));
+    maps.patch(object::TRUST_CONFIG_MAP, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let changed = async {
+        loop {
+            let ids: Vec<String> = replicas
+                .iter()
+                .map(|trust| trust.signer().key_id().to_owned())
+                .collect();
+            if ids[0] != old && ids[0] == ids[1] {
+                return ids[0].clone();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let new = tokio::time::timeout(Duration::from_secs(10), changed)
+        .await
+        .expect("one new key");
+    let published = async {
+        loop {
+            let map = maps.get(object::TRUST_CONFIG_MAP).await.unwrap();
+            let data = map.data.unwrap();
+            let both = [&old, &new]
+                .iter()
+                .all(|key| data[object::TRUST_KEYS].contains(key.as_str()));
+            if both && data.get("signing-key") == Some(&new) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), published)
+        .await
+        .expect("both keys are trusted");
+    stop.cancel();
+}
+
+#[tokio::test]
 async fn a_secret_that_holds_something_else_is_named_and_not_overwritten() {
     let (client, _server) = server().await;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NS);

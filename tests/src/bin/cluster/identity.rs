@@ -240,7 +240,7 @@ async fn bind(client: &Client, ns: &str, pod: &Pod, grant: Option<String>) -> Re
 }
 
 /// The pod never runs, and one line of its events or its status says why.
-async fn gets_no_gpu(cluster: &Cluster, ns: &str, name: &str, word: &str) -> Result<()> {
+pub(crate) async fn gets_no_gpu(cluster: &Cluster, ns: &str, name: &str, word: &str) -> Result<()> {
     let pods = cluster.pods(ns);
     let word = word.to_lowercase();
     until(

@@ -4,21 +4,37 @@ use std::time::Duration;
 
 use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
+use aliquot_tests::crowd;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::pod::phase_of;
 use aliquot_tests::scheduler::Replica;
-use aliquot_tests::share::pod;
+use aliquot_tests::share::{IMAGE, grant_of, pod};
 use aliquot_tests::suite::Claim;
+use aliquot_tests::token::AccountToken;
 use aliquot_tests::wait::{Seen, until};
-use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use proto::names::{NAMESPACE, object, telemetry};
+use proto::telemetry::agent_message::Body;
+use proto::telemetry::telemetry_client::TelemetryClient;
+use proto::telemetry::{AgentMessage, Gpu, NodeState, SchedulerMessage, Share};
 use serde_json::{Value, json};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
 
+use crate::identity::gets_no_gpu;
 use crate::walls;
 
 pub(crate) fn claims() -> Vec<Claim> {
-    claims![walls::scheduler::a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod]
+    claims![
+        walls::scheduler::a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod,
+        walls::scheduler::an_agent_speaks_of_its_own_nodes_pods_alone_and_a_stranger_of_none,
+        walls::scheduler::a_new_signing_key_ends_no_share_and_a_revoked_one_starts_none,
+    ]
 }
 
 /// Queues of their own, so that nothing else is charged to them.
@@ -111,5 +127,314 @@ pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_wri
             cluster.scheduler = Some(cluster.start_scheduler(Replica::only()).await?);
         }
     }
+    Ok(())
+}
+
+/// A node that was taken over: it exists, and its agent's token is somebody else's.
+const TAKEN: &str = "taken-over";
+
+/// A stream that says what it likes.
+struct Stream {
+    out: tokio::sync::mpsc::Sender<AgentMessage>,
+    answers: Streaming<SchedulerMessage>,
+    said: u64,
+}
+
+impl Stream {
+    async fn open(cluster: &Cluster, token: &str) -> Result<std::result::Result<Self, Status>> {
+        let authority = crowd::authority(&cluster.client).await?;
+        let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(authority))
+            .domain_name(format!("{}.{NAMESPACE}.svc", object::TELEMETRY_SERVICE));
+        let channel = Endpoint::from_shared(format!("https://{}", scheduler.replica.telemetry()))?
+            .tls_config(tls)?
+            .connect()
+            .await?;
+        let (out, messages) = tokio::sync::mpsc::channel(4);
+        let mut request = Request::new(ReceiverStream::new(messages));
+        let bearer = MetadataValue::try_from(format!("Bearer {token}"))?;
+        request.metadata_mut().insert("authorization", bearer);
+        let answers = TelemetryClient::new(channel).report(request).await;
+        Ok(answers.map(|answers| Self {
+            out,
+            answers: answers.into_inner(),
+            said: 0,
+        }))
+    }
+
+    /// Says a state; how the scheduler took it.
+    async fn say(&mut self, state: NodeState) -> Result<std::result::Result<(), Status>> {
+        self.said += 1;
+        self.out
+            .send(AgentMessage {
+                sequence: self.said,
+                agent_instance: "a".into(),
+                body: Some(Body::State(state)),
+                ..AgentMessage::default()
+            })
+            .await?;
+        let answer = tokio::time::timeout(Duration::from_secs(10), self.answers.message());
+        Ok(answer.await.context("no answer in 10 s")?.map(|_| ()))
+    }
+}
+
+fn lies(card: &str, whole: &Pod, share: &Pod) -> NodeState {
+    let of = |pod: &Pod| Share {
+        pod_uid: pod.uid().unwrap_or_default(),
+        pod_namespace: pod.namespace().unwrap_or_default(),
+        pod_name: pod.name_any(),
+        container: "main".into(),
+        gpu_uuids: vec![card.into()],
+        phase: "Running".into(),
+        evict: true,
+        complaint: "a lie".into(),
+        ..Share::default()
+    };
+    NodeState {
+        node: TAKEN.into(),
+        gpus: vec![Gpu {
+            uuid: card.into(),
+            memory_total_mib: 15_360,
+            memory_grantable_mib: 15_000,
+            health: "Healthy".into(),
+            ..Gpu::default()
+        }],
+        shares: vec![
+            Share {
+                mode: "exclusive".into(),
+                memory_mib: 15_000,
+                ..of(whole)
+            },
+            Share {
+                mode: "mps".into(),
+                fence: "DriverLimit".into(),
+                memory_mib: 7777,
+                observed_limit_mib: 7777,
+                ..of(share)
+            },
+        ],
+        ..NodeState::default()
+    }
+}
+
+fn verified(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let one = conditions
+        .iter()
+        .find(|one| one.type_ == "IsolationVerified")?;
+    Some(format!("{} {:?}", one.status, one.message))
+}
+
+pub(crate) async fn an_agent_speaks_of_its_own_nodes_pods_alone_and_a_stranger_of_none(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 2)).await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .run_share(&pod(&ns, "share", &[("gpu-memory", "2000")], "hold"))
+        .await?;
+    let mut manifest = pod(&ns, "whole", &[], "hold");
+    manifest["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    let whole = cluster.run_share(&manifest).await?;
+    let before = until(
+        "its isolation is known",
+        Duration::from_secs(30),
+        || async {
+            let share = cluster.pods(&ns).get("share").await?;
+            Ok(Seen::from_option(verified(&share), "no condition"))
+        },
+    )
+    .await?;
+    let share = cluster.pods(&ns).get("share").await?;
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": TAKEN } });
+    cluster.apply_one(&node).await?;
+    let lied = lied(cluster, &whole, &share).await;
+    Api::<Node>::all(cluster.client.clone())
+        .delete(TAKEN, &DeleteParams::default())
+        .await?;
+    lied?;
+    for name in ["share", "whole"] {
+        let now = cluster.pods(&ns).get(name).await?;
+        ensure!(
+            now.metadata.deletion_timestamp.is_none() && phase_of(&now) == "Running",
+            "{name} was evicted for another node's agent"
+        );
+    }
+    let now = verified(&cluster.pods(&ns).get("share").await?);
+    ensure!(now.as_ref() == Some(&before), "{before} became {now:?}");
+    Ok(())
+}
+
+async fn lied(cluster: &Cluster, whole: &Pod, share: &Pod) -> Result<()> {
+    const CARD: &str = "GPU-taken-over";
+    let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
+    let token = AccountToken {
+        namespace: NAMESPACE.to_owned(),
+        account: object::AGENT_ACCOUNT.to_owned(),
+        node: Some(TAKEN.to_owned()),
+        audience: Some(telemetry::AUDIENCE.to_owned()),
+        file: cluster.work.state().join("taken-over.token"),
+    };
+    let token = token.ask(&cluster.client).await?;
+    let mut stream = Stream::open(cluster, &token).await??;
+    let state = lies(CARD, whole, share);
+    stream.say(state.clone()).await??;
+    // Its card came in with the same message.
+    let address = scheduler.replica.metrics();
+    let snapshot = until("the card is known", Duration::from_secs(20), || async {
+        let text = aliquot_tests::http::get(&address, "/snapshot").await?;
+        Ok(Seen::from_option(
+            text.contains(CARD).then_some(text),
+            "not there",
+        ))
+    })
+    .await?;
+    let granted = grant_of(whole)?.containers[0].gpus[0].clone();
+    let holds = |line: &str| line.trim_start().starts_with("grant ") && line.contains(&granted);
+    ensure!(
+        snapshot.lines().any(holds)
+            && !snapshot
+                .lines()
+                .any(|line| line.trim_start().starts_with("grant ") && line.contains(CARD)),
+        "the pod of another node was moved: {snapshot}"
+    );
+    // What no agent means ends its stream, and is counted.
+    let mut malformed = state.clone();
+    malformed.gpus[0].uuid.clear();
+    let ended = stream.say(malformed).await?;
+    ensure!(
+        ended
+            .as_ref()
+            .is_err_and(|status| status.code() == Code::InvalidArgument),
+        "a card without a UUID: {ended:?}"
+    );
+    // Another's name.
+    let mut stream = Stream::open(cluster, &token).await??;
+    let other = NodeState {
+        node: aliquot_tests::node::NAME.into(),
+        ..state
+    };
+    let ended = stream.say(other).await?;
+    ensure!(
+        ended
+            .as_ref()
+            .is_err_and(|status| status.code() == Code::PermissionDenied),
+        "a state of another node: {ended:?}"
+    );
+    // Tokens that nobody knows: soon the API server is asked no more.
+    let mut codes = Vec::new();
+    for number in 0..8 {
+        let answer = Stream::open(cluster, &format!("junk-{number}")).await?;
+        codes.push(answer.err().map(|status| status.code()));
+    }
+    ensure!(
+        codes[..5] == [Some(Code::Unauthenticated); 5]
+            && codes[5..] == [Some(Code::ResourceExhausted); 3],
+        "{codes:?}"
+    );
+    // Who was accepted is not asked about again.
+    Stream::open(cluster, &token).await??;
+    let metrics = scheduler.metrics().await?;
+    for line in [
+        "aliquot_scheduler_agents_refused_total{why=\"malformed\"} 1",
+        "aliquot_scheduler_agents_refused_total{why=\"another-node\"} 1",
+        "aliquot_scheduler_agents_refused_total{why=\"token\"} 5",
+        "aliquot_scheduler_agents_refused_total{why=\"too-many\"} 3",
+    ] {
+        ensure!(metrics.contains(line), "no `{line}` in {metrics}");
+    }
+    Ok(())
+}
+
+/// What `aliquot keys rotate` and `revoke` write.
+pub(crate) async fn a_new_signing_key_ends_no_share_and_a_revoked_one_starts_none(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let share = |name: &str| pod(&ns, name, &[("gpu-memory", "2000")], "hold");
+    let before = cluster.run_share(&share("before")).await?;
+    let old = grant_of(&before)?.key;
+    // Bound with the old key; its share starts when its first container lets it.
+    let mut late = share("late");
+    let wait = "until [ -e /tmp/go ]; do /bin/busybox sleep 0.1; done";
+    late["spec"]["initContainers"] = json!([{ "name": "wait", "image": IMAGE,
+        "command": ["/bin/busybox", "sh", "-c", wait] }]);
+    cluster.apply_one(&late).await?;
+    cluster
+        .pod_until(&ns, "late", "its first container runs", |pod| {
+            let status = pod.status.as_ref();
+            let inits = status.and_then(|status| status.init_container_statuses.as_ref());
+            inits.is_some_and(|all| {
+                all.iter().any(|one| {
+                    one.state
+                        .as_ref()
+                        .is_some_and(|state| state.running.is_some())
+                })
+            })
+        })
+        .await?;
+
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    Api::<Secret>::namespaced(cluster.client.clone(), NAMESPACE)
+        .delete(object::GRANT_KEY_SECRET, &DeleteParams::default())
+        .await?;
+    let news = json!({ "data": { (object::TRUST_SIGNING_KEY): null } });
+    maps.patch(
+        object::TRUST_CONFIG_MAP,
+        &PatchParams::default(),
+        &Patch::Merge(news),
+    )
+    .await?;
+    let new = until("another key signs", Duration::from_secs(20), || async {
+        let data = maps.get(object::TRUST_CONFIG_MAP).await?.data;
+        let signs = data.and_then(|mut data| data.remove(object::TRUST_SIGNING_KEY));
+        Ok(Seen::from_option(
+            signs.filter(|key| *key != old),
+            "the old one",
+        ))
+    })
+    .await?;
+    let data = maps.get(object::TRUST_CONFIG_MAP).await?.data;
+    let data = data.context("an empty ConfigMap")?;
+    let mut keys: std::collections::BTreeMap<String, String> =
+        serde_json::from_str(&data[object::TRUST_KEYS])?;
+    ensure!(
+        keys.contains_key(&old) && keys.contains_key(&new),
+        "{keys:?}"
+    );
+    keys.remove(&old);
+    let revoked = json!({ "data": { (object::TRUST_KEYS): serde_json::to_string(&keys)? } });
+    maps.patch(
+        object::TRUST_CONFIG_MAP,
+        &PatchParams::default(),
+        &Patch::Merge(revoked),
+    )
+    .await?;
+
+    let after = cluster.run_share(&share("after")).await?;
+    ensure!(
+        grant_of(&after)?.key == new,
+        "signed with a key that is gone"
+    );
+    let touch = ["/bin/busybox", "touch", "/tmp/go"];
+    cluster
+        .kubectl
+        .exec(&ns, "late", "wait", &touch)
+        .await
+        .context("the first container cannot be told")?;
+    gets_no_gpu(cluster, &ns, "late", object::TRUST_CONFIG_MAP).await?;
+    let runs = cluster.pods(&ns).get("before").await?;
+    ensure!(
+        phase_of(&runs) == "Running",
+        "who ran with the old key ended"
+    );
+    let data = maps.get(object::TRUST_CONFIG_MAP).await?.data;
+    let keys = data.and_then(|mut data| data.remove(object::TRUST_KEYS));
+    ensure!(
+        keys.as_ref().is_some_and(|keys| !keys.contains(&old)),
+        "the revoked key came back: {keys:?}"
+    );
     Ok(())
 }

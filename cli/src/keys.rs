@@ -1,0 +1,204 @@
+//! `aliquot keys`: which keys grants are signed with and believed of, a change of the signing
+//! key, and the end of trust in one.
+//!
+//! Reads and writes the trust `ConfigMap`, and deletes the Secret with the signing key: the
+//! scheduler makes a new one. The private key is never read here.
+
+use crate::connect::{Cluster, Where, block_on};
+use crate::failure::{Failure, Outcome};
+use crate::report::{Cell, Column, Output, Report, Table, Tone};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use proto::names::{NAMESPACE, object};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// A scheduler that runs sees a change at once; one that does not, never.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(200);
+/// A write is tried so often before the others have won.
+const TRIES: usize = 5;
+
+/// Flags.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// Where Aliquot is installed.
+    #[arg(long, default_value = NAMESPACE, global = true)]
+    namespace: String,
+    #[command(flatten)]
+    place: Where,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum What {
+    /// The keys that agents believe, and which of them signs.
+    List,
+    /// Has the scheduler sign with a new key. Grants of the former one stay believed.
+    Rotate,
+    /// Has agents believe no grant of this key any more; containers that run go on.
+    Revoke {
+        /// As `aliquot keys list` says it.
+        #[arg(value_name = "KEY")]
+        key: String,
+    },
+}
+
+const COLUMNS: &[Column] = &[Column::text("key", "KEY"), Column::text("state", "STATE")];
+
+/// Runs one of them.
+pub(crate) fn run(args: &Args) -> Outcome {
+    block_on(async {
+        let keys = Keys::new(&args.place.connect().await?, &args.namespace);
+        match &args.what {
+            What::List => {}
+            What::Rotate => keys.rotate().await?,
+            What::Revoke { key } => keys.revoke(key).await?,
+        }
+        args.output.print(&Report::from(table(&keys.read().await?)))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the `ConfigMap` says.
+struct Known {
+    map: ConfigMap,
+    /// Public keys by id.
+    keys: BTreeMap<String, String>,
+    signs: Option<String>,
+}
+
+fn table(known: &Known) -> Table {
+    let mut table = Table::new(COLUMNS, "no key: no scheduler has started yet");
+    for key in known.keys.keys() {
+        let signs = known.signs.as_ref() == Some(key);
+        table.row(vec![
+            key.clone().into(),
+            if signs {
+                Cell::from("signs").tone(Tone::Good)
+            } else {
+                Cell::from("believed")
+            },
+        ]);
+    }
+    table
+}
+
+struct Keys {
+    maps: Api<ConfigMap>,
+    secrets: Api<Secret>,
+    namespace: String,
+}
+
+impl Keys {
+    fn new(cluster: &Cluster, namespace: &str) -> Self {
+        Self {
+            maps: Api::namespaced(cluster.client.clone(), namespace),
+            secrets: Api::namespaced(cluster.client.clone(), namespace),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    async fn read(&self) -> Result<Known, Failure> {
+        let name = object::TRUST_CONFIG_MAP;
+        let what = format!("ConfigMap {}/{name}", self.namespace);
+        let found = self.maps.get_opt(name).await;
+        let map = found
+            .map_err(|error| Failure::cluster(format!("{what} cannot be read: {error}")))?
+            .ok_or_else(|| {
+                Failure::no(format!(
+                    "there is no {what}: no scheduler has started there; give --namespace where Aliquot is installed elsewhere"
+                ))
+            })?;
+        let entry = |key: &str| map.data.as_ref().and_then(|data| data.get(key));
+        let keys = match entry(object::TRUST_KEYS) {
+            Some(text) => serde_json::from_str(text).map_err(|error| {
+                Failure::no(format!(
+                    "{what}: {} is no list of keys: {error}",
+                    object::TRUST_KEYS
+                ))
+            })?,
+            None => BTreeMap::new(),
+        };
+        let signs = entry(object::TRUST_SIGNING_KEY).cloned();
+        Ok(Known { map, keys, signs })
+    }
+
+    /// Takes the key away, tells the schedulers, and waits until one of them has made another.
+    async fn rotate(&self) -> Result<(), Failure> {
+        let before = self.read().await?.signs;
+        let secret = object::GRANT_KEY_SECRET;
+        match self.secrets.delete(secret, &DeleteParams::default()).await {
+            Ok(_) => {}
+            // By somebody whose change is not seen yet.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => {
+                return Err(Failure::cluster(format!(
+                    "Secret {}/{secret} cannot be deleted: {error}",
+                    self.namespace
+                )));
+            }
+        }
+        let news = Patch::Merge(json!({ "data": { object::TRUST_SIGNING_KEY: null } }));
+        self.maps
+            .patch(object::TRUST_CONFIG_MAP, &PatchParams::default(), &news)
+            .await
+            .map_err(|error| self.unwritten(&error))?;
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            let now = self.read().await?.signs;
+            if now.is_some() && now != before {
+                return Ok(());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(Failure::cluster(
+            "the former key is deleted, and no scheduler has made a new one in 30 s: one that starts will",
+        ))
+    }
+
+    async fn revoke(&self, key: &str) -> Result<(), Failure> {
+        for _ in 0..TRIES {
+            let mut known = self.read().await?;
+            if known.signs.as_deref() == Some(key) {
+                return Err(Failure::no(format!(
+                    "{key} signs: have another key sign first, with `aliquot keys rotate`"
+                )));
+            }
+            if known.keys.remove(key).is_none() {
+                return Err(Failure::input(format!(
+                    "no key {key} is believed; `aliquot keys list` says which are"
+                )));
+            }
+            let text = serde_json::to_string(&known.keys)
+                .map_err(|error| Failure::cluster(format!("keys cannot be written: {error}")))?;
+            let data = known.map.data.get_or_insert_default();
+            data.insert(object::TRUST_KEYS.to_owned(), text);
+            let name = object::TRUST_CONFIG_MAP;
+            let written = self.maps.replace(name, &PostParams::default(), &known.map);
+            match written.await {
+                Ok(_) => return Ok(()),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(self.unwritten(&error)),
+            }
+        }
+        Err(Failure::cluster(
+            "the keys were changed by others each time: try again",
+        ))
+    }
+
+    fn unwritten(&self, error: &kube::Error) -> Failure {
+        Failure::cluster(format!(
+            "ConfigMap {}/{} cannot be written: {error}",
+            self.namespace,
+            object::TRUST_CONFIG_MAP
+        ))
+    }
+}

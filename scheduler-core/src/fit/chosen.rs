@@ -1,0 +1,77 @@
+//! Which whole GPUs of a node a pod gets, once it is decided that it gets them there.
+
+use super::card;
+use crate::model::{Ask, Mode};
+use crate::state::State;
+use crate::state::rows::{CardKey, Hold, NodeKey, SpecRow};
+use crate::units::{NanoGpu, Percent};
+use crate::whole;
+
+/// Chooses the cards for a pod whose whole GPUs were counted so far, and says what its
+/// containers hold. Empty on a node without an agent, whose plugin chooses.
+pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<Hold> {
+    let Some(node) = state.nodes.get(key) else {
+        return Vec::new();
+    };
+    if spec.whole == 0 || !node.node.as_ref().is_some_and(|node| node.managed) {
+        return Vec::new();
+    }
+    let free: Vec<CardKey> = node
+        .cards
+        .iter()
+        .copied()
+        .filter(|key| {
+            state.cards.get(*key).is_some_and(|row| {
+                card::whole_usable(state, row).is_ok()
+                    && state
+                        .card_use
+                        .get(*key)
+                        .is_some_and(|used| used.holders() == 0)
+            })
+        })
+        .collect();
+    // Cards with a promise last: their promise is made anew next time.
+    let (mut clear, promised): (Vec<CardKey>, Vec<CardKey>) = free.into_iter().partition(|key| {
+        state
+            .card_use
+            .get(*key)
+            .is_none_or(|used| used.promised.holds() == 0)
+    });
+    if clear.len() < spec.whole as usize {
+        clear.extend(promised);
+    }
+    let chosen = whole::choose(state, &clear, spec.whole as usize);
+    let mut holds: Vec<Hold> = Vec::new();
+    let mut next = 0;
+    for ask in &spec.spec.gpus {
+        let Ask::Whole(count) = ask.ask else {
+            continue;
+        };
+        let count = count as usize;
+        // An init container is lent the first cards; app containers get their own.
+        let from = if ask.init { 0 } else { next };
+        for key in chosen.iter().skip(from).take(count) {
+            let Some(row) = state.cards.get(*key) else {
+                continue;
+            };
+            let memory = card::memory(row);
+            let lent = holds.iter().any(|hold| hold.card == *key);
+            holds.push(Hold {
+                container: ask.container.clone(),
+                card: *key,
+                limit: memory.cap,
+                nominal: memory.total,
+                nano: NanoGpu::ONE.0,
+                compute: Percent::FULL,
+                mode: Mode::Exclusive,
+                note: None,
+                asked: None,
+                lent,
+            });
+        }
+        if !ask.init {
+            next += count;
+        }
+    }
+    holds
+}

@@ -1,0 +1,86 @@
+//! What is on a card, in sums.
+
+use super::transition::mode_index;
+use crate::model::Mode;
+use crate::units::Mib;
+
+/// What is taken of a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CardUse {
+    /// By all that are on it, those on their way out too.
+    pub held: CardSums,
+    /// By those on their way out.
+    pub releasing: CardSums,
+    /// Promised on top.
+    pub promised: CardSums,
+}
+
+/// Sums over some of the holds on a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CardSums {
+    /// Of limits.
+    pub limits: u128,
+    /// Of nominal worth.
+    pub nominal: u128,
+    /// Of the limits' squares, modulo 2^64: with the sum of the limits and their number it
+    /// says whether all are alike.
+    pub squares: u64,
+    /// Holds per mode, in the order of [`crate::model::Mode::ALL`].
+    pub modes: [u32; 4],
+}
+
+impl CardSums {
+    /// One more share, or a whole card.
+    pub(crate) fn add(&mut self, limit: Mib, nominal: Mib, mode: Mode) {
+        self.limits += u128::from(limit.0);
+        self.nominal += u128::from(nominal.0);
+        self.squares = self.squares.wrapping_add(square(limit));
+        if let Some(count) = self.modes.get_mut(mode_index(mode)) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Every share here has this very limit: the sum of (x - limit)^2 is 0.
+    pub(crate) fn all_have(&self, limit: Mib) -> bool {
+        let count = self.holds();
+        self.limits == u128::from(count) * u128::from(limit.0)
+            && self.squares == u64::from(count).wrapping_mul(square(limit))
+    }
+
+    pub(crate) fn holds(&self) -> u32 {
+        self.modes.iter().sum()
+    }
+}
+
+/// Modulo 2^64.
+pub(crate) fn square(limit: Mib) -> u64 {
+    limit.0.wrapping_mul(limit.0)
+}
+
+impl CardUse {
+    /// How many holds are on it, those on their way out too.
+    pub(crate) fn holders(&self) -> u32 {
+        self.held.holds()
+    }
+
+    /// As it will be when everything on its way out is gone and every promise is kept.
+    pub(crate) fn after(&self) -> CardSums {
+        let mut after = self.held;
+        after.limits = after.limits.saturating_sub(self.releasing.limits) + self.promised.limits;
+        after.nominal =
+            after.nominal.saturating_sub(self.releasing.nominal) + self.promised.nominal;
+        after.squares = after
+            .squares
+            .wrapping_sub(self.releasing.squares)
+            .wrapping_add(self.promised.squares);
+        for (index, count) in after.modes.iter_mut().enumerate() {
+            *count = count.saturating_sub(self.releasing.modes[index]) + self.promised.modes[index];
+        }
+        after
+    }
+
+    /// Nobody is on it but those on their way out, if anybody.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.held.modes == self.releasing.modes
+    }
+}

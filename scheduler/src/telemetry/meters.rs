@@ -1,0 +1,66 @@
+//! What is counted of agents' words.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Why {
+    why: &'static str,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct AgentMeters {
+    waiting: Gauge,
+    replaced: Counter,
+    refused: Family<Why, Counter>,
+}
+
+impl AgentMeters {
+    /// New ones, in this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
+        let meters = Self::default();
+        let registry = registry.sub_registry_with_prefix("aliquot_scheduler_agents");
+        registry.register(
+            "waiting",
+            "Nodes of which something was said that is not taken in yet",
+            meters.waiting.clone(),
+        );
+        registry.register(
+            "replaced",
+            "Words of agents that gave way to later ones of the same node",
+            meters.replaced.clone(),
+        );
+        registry.register(
+            "refused",
+            "Streams of agents that were refused or ended, by why",
+            meters.refused.clone(),
+        );
+        meters
+    }
+
+    pub(super) fn waiting(&self, nodes: usize) {
+        self.waiting.set(i64::try_from(nodes).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn replaced(&self) {
+        self.replaced.inc();
+    }
+
+    /// A stream was refused or ended with that status.
+    pub(super) fn refused(&self, code: tonic::Code) {
+        let why = match code {
+            tonic::Code::InvalidArgument => "malformed",
+            tonic::Code::Aborted | tonic::Code::FailedPrecondition => "order",
+            tonic::Code::PermissionDenied => "another-node",
+            tonic::Code::Unauthenticated => "token",
+            tonic::Code::ResourceExhausted => "too-many",
+            tonic::Code::DeadlineExceeded => "silent",
+            _ => "other",
+        };
+        self.refused.get_or_create(&Why { why }).inc();
+    }
+}
