@@ -297,12 +297,7 @@ impl World {
 
     /// The pod as the core has it, and its queue by the label that the admin chose.
     fn read(&self, pod: &KubePod, held: Option<&[ContainerGrant]>) -> Option<Pod> {
-        let mut read = pod::of(pod, &self.scheduler, &self.classes, held)?;
-        let queue = pod.labels().get(&self.queue_label);
-        if let Some(queue) = queue.filter(|queue| !queue.is_empty()) {
-            read.queue = QueueName::new(queue);
-        }
-        Some(read)
+        pod::of(pod, &self.scheduler, &self.queue_label, &self.classes, held)
     }
 
     fn pod_gone(&mut self, uid: &str) -> Vec<Event> {

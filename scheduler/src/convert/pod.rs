@@ -57,11 +57,13 @@ pub(super) fn is_ours(pod: &KubePod, scheduler: &str) -> bool {
 }
 
 /// The pod; `None` while it concerns nobody: another scheduler's that stands nowhere.
+/// `queue_label` is the key by which the admin has queues named, before KAI's own.
 /// `held` is what the node's agent reports that it holds, where that is known to differ
 /// from its grant.
 pub(super) fn of(
     pod: &KubePod,
     scheduler: &str,
+    queue_label: &str,
     classes: &Classes,
     held: Option<&[ContainerGrant]>,
 ) -> Option<Pod> {
@@ -83,11 +85,16 @@ pub(super) fn of(
     out.namespace = Arc::from(pod.namespace().unwrap_or_default());
     out.ours = ours;
     out.queue = QueueName::new(
-        [kai::QUEUE_LABEL, kai::QUEUE_LABEL_OLD, kai::PROJECT_LABEL]
-            .into_iter()
-            .filter_map(label)
-            .find(|name| !name.is_empty())
-            .map_or(kai::DEFAULT_QUEUE, String::as_str),
+        [
+            queue_label,
+            kai::QUEUE_LABEL,
+            kai::QUEUE_LABEL_OLD,
+            kai::PROJECT_LABEL,
+        ]
+        .into_iter()
+        .filter_map(label)
+        .find(|name| !name.is_empty())
+        .map_or(kai::DEFAULT_QUEUE, String::as_str),
     );
     out.group = pod
         .annotations()
@@ -385,7 +392,13 @@ mod tests {
             values: BTreeMap::from([("build".to_owned(), 100), ("low".to_owned(), 10)]),
             default: None,
         };
-        of(&serde_json::from_value(pod).unwrap(), US, &classes, None)
+        of(
+            &serde_json::from_value(pod).unwrap(),
+            US,
+            kai::QUEUE_LABEL,
+            &classes,
+            None,
+        )
     }
 
     #[test]

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use proto::names::{NAMESPACE, object, telemetry};
+use proto::names::{NAMESPACE, condition, object, telemetry};
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::telemetry_client::TelemetryClient;
 use proto::telemetry::{AgentMessage, Gpu, NodeState, SchedulerMessage, Share};
@@ -222,7 +222,7 @@ fn verified(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let one = conditions
         .iter()
-        .find(|one| one.type_ == "IsolationVerified")?;
+        .find(|one| one.type_ == condition::ISOLATION_VERIFIED)?;
     Some(format!("{} {:?}", one.status, one.message))
 }
 
