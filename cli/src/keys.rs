@@ -182,8 +182,9 @@ impl Keys {
             let data = known.map.data.get_or_insert_default();
             data.insert(object::TRUST_KEYS.to_owned(), text);
             let name = object::TRUST_CONFIG_MAP;
-            let written = self.maps.replace(name, &PostParams::default(), &known.map);
-            match written.await {
+            let parameters = PostParams::default();
+            let written = self.maps.replace(name, &parameters, &known.map).await;
+            match written {
                 Ok(_) => return Ok(()),
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => return Err(self.unwritten(&error)),
