@@ -1,4 +1,6 @@
 //! `tests/gpu/run --simulated`, as a claim: it is run on a GPU seldom, and must not rot.
+// Clippy takes helpers outside a test for no test.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::process::Command;
