@@ -210,7 +210,7 @@ fn annotation(pod: &Pod) -> Result<String> {
 
 /// A client with the scheduler's own token: the only way past the guard, to see that the
 /// node does not rely on it.
-async fn scheduler_client(cluster: &Cluster) -> Result<Client> {
+pub(crate) async fn scheduler_client(cluster: &Cluster) -> Result<Client> {
     cluster
         .client_of(&cluster.work.state().join("scheduler/scheduler.kubeconfig"))
         .await
