@@ -53,6 +53,12 @@ impl Core {
         decision
     }
 
+    /// Actions that were handed on and are not closed: no outcome came yet, or the pod was not
+    /// seen bound yet.
+    pub fn open_decisions(&self) -> usize {
+        self.state.open.len()
+    }
+
     /// Why a pod waits, node by node and card by card. `None`: no such pod.
     pub fn explain(&self, pod: &PodUid) -> Option<Explanation> {
         explain::explain(&self.state, &self.config, pod)

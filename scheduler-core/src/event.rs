@@ -134,7 +134,8 @@ pub struct Outcome {
     pub result: OutcomeResult,
 }
 
-/// How an action ended.
+/// How an action ended. That nobody knows is no end: whoever carries actions out asks until
+/// there is an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutcomeResult {
     /// The API server took it.
@@ -146,9 +147,6 @@ pub enum OutcomeResult {
         /// Whether trying again may help. False: the pod waits until it changes.
         retryable: bool,
     },
-    /// No answer in time. What was taken stays taken until the pod is seen: bound, or
-    /// pending again, or gone.
-    TimedOut,
 }
 
 /// A grant that an agent does not honour.

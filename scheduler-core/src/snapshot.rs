@@ -1,11 +1,11 @@
 //! The state as the event list that rebuilds it.
 
 use crate::cycle;
-use crate::event::{Backoff, CardPause, Event, Evicting, Life, Rest, Swap};
+use crate::event::{Backoff, CardPause, Event, Evicting, Life, Outcome, OutcomeResult, Rest, Swap};
 use crate::model::{NodeCards, Phase, Placement, Pod};
-use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
+use crate::state::{Known, State};
 use std::sync::Arc;
 
 /// All of it, in a defined order.
@@ -83,7 +83,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         if let Some(refused) = &row.refused {
             after.push(Event::Refused(refused.refusal.clone()));
         }
-        after.extend(assumed(state, *key, row, &cell));
+        after.extend(assumed(state, *key, row, &cell).into_iter().flatten());
         after.extend(
             row.evict_request
                 .as_deref()
@@ -137,7 +137,13 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
     })
 }
 
-fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Option<Event> {
+/// A binding under way, and its answer where that has come.
+fn assumed(
+    state: &State,
+    key: TaskKey,
+    row: &TaskRow,
+    cell: &TaskCell,
+) -> Option<impl Iterator<Item = Event>> {
     let decision = match cell.status {
         Status::Assumed => cell.decision?,
         // Told to go before it was seen bound: it holds its place until it is seen gone.
@@ -150,7 +156,15 @@ fn assumed(state: &State, key: TaskKey, row: &TaskRow, cell: &TaskCell) -> Optio
     };
     let spec = &state.specs.get(row.spec)?.spec;
     let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, decision);
-    Some(Event::Assumed(Box::new(bind)))
+    let answered = state
+        .open
+        .get(&decision)
+        .is_some_and(|open| open.evicts.is_none() && open.known == Known::Answered);
+    let answer = answered.then_some(Event::Outcome(Outcome {
+        decision,
+        result: OutcomeResult::Confirmed,
+    }));
+    Some(std::iter::once(Event::Assumed(Box::new(bind))).chain(answer))
 }
 
 fn evicting(state: &State, row: &TaskRow) -> Option<Event> {

@@ -195,12 +195,19 @@ impl World {
             }
             7..=9 if !self.open.is_empty() => {
                 let action = self.open.remove(which % self.open.len());
+                if step.size % 5 == 1 {
+                    // The answer is late: the pod may be seen bound long before it.
+                    if let (true, Action::Bind(bind)) = (step.size % 2 == 0, &action) {
+                        self.bound(bind, false);
+                    }
+                    self.open.push(action);
+                    return;
+                }
                 let result = match step.size % 5 {
                     0 => OutcomeResult::Refused {
                         reason: Arc::from("no"),
                         retryable: step.size % 2 == 0,
                     },
-                    1 => OutcomeResult::TimedOut,
                     _ => OutcomeResult::Confirmed,
                 };
                 let confirmed = result == OutcomeResult::Confirmed;
@@ -319,6 +326,12 @@ proptest! {
             let _ = rebuilt.apply(event);
         }
         prop_assert_eq!(text::write(&rebuilt.snapshot()), text::write(&snapshot));
+        // Every pod is seen once more, as after a watch that began anew.
+        for pod in lived.pods.values() {
+            let event = Event::Pod(Box::new(pod.clone()));
+            let _ = rebuilt.apply(event.clone());
+            let _ = lived.core.apply(event);
+        }
         for step in more {
             // Pods that nobody has seen yet, and time.
             let event = Event::Pod(Box::new(pod(100 + step.which % 24, step.what, step.size)));

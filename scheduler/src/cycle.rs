@@ -122,8 +122,7 @@ pub async fn run(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
-            () = at(cycle.report_at) => cycle.report(leading),
+            // Before a decision: who stood still may have lost the lease meanwhile.
             changed = inputs.leading.changed() => match changed {
                 // Whatever was missed is looked at now.
                 Ok(()) => {
@@ -132,6 +131,8 @@ pub async fn run(
                 }
                 Err(_) => return,
             },
+            () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
+            () = at(cycle.report_at) => cycle.report(leading),
             Some(question) = inputs.questions.recv() => cycle.answer(question),
             Some(outcome) = inputs.outcomes.recv() => {
                 cycle.end(outcome);

@@ -6,6 +6,7 @@
 //! within 15 s: a second until its last renewal is seen, 12 s, a second to the next look,
 //! and the write.
 
+use crate::leader::Grantor;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
@@ -19,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 const DURATION: Duration = Duration::from_secs(12);
 /// The holder gives up after so long without one.
 const DEADLINE: Duration = Duration::from_secs(8);
+/// At a stop, writes under way have so long before the lease is left to run out.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -110,15 +113,17 @@ impl Election {
     }
 }
 
-/// Says in `leading` whether this replica acts, until `stop`; the lease is then given back.
+/// Says in `leading` whether this replica decides, and to `grantor` until when it may write,
+/// until `stop`; the lease is given back when what is under way then has ended.
 ///
 /// # Errors
 /// It was held and is lost: `leading` is false by then, and the process ought to end.
-pub async fn run(
+pub(crate) async fn run(
     client: kube::Client,
     namespace: String,
     identity: String,
     leading: watch::Sender<bool>,
+    grantor: Grantor,
     stop: CancellationToken,
 ) -> Result<(), LeaseError> {
     let leases: Api<Lease> = Api::namespaced(client, &namespace);
@@ -141,6 +146,7 @@ pub async fn run(
         let outcome = tokio::select! {
             () = stop.cancelled() => break,
             () = too_late => {
+                grantor.until(None);
                 leading.send_replace(false);
                 return Err(lost());
             }
@@ -148,11 +154,13 @@ pub async fn run(
         };
         match outcome {
             Ok(true) => {
+                grantor.until(election.until());
                 if !leading.send_replace(true) {
                     tracing::info!(identity = election.identity, "this replica acts");
                 }
             }
             Ok(false) if election.lost() => {
+                grantor.until(None);
                 leading.send_replace(false);
                 return Err(lost());
             }
@@ -161,6 +169,14 @@ pub async fn run(
         }
     }
     if leading.send_replace(false) {
+        grantor.until(None);
+        if tokio::time::timeout(LAST_WORDS, grantor.written())
+            .await
+            .is_err()
+        {
+            tracing::warn!("writes are under way: the lease is left to run out");
+            return Ok(());
+        }
         release(&leases, &election.identity).await;
     }
     Ok(())
@@ -221,6 +237,7 @@ async fn release(leases: &Api<Lease>, identity: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leader::leadership;
 
     fn wall() -> jiff::Timestamp {
         jiff::Timestamp::UNIX_EPOCH
@@ -307,6 +324,7 @@ mod tests {
                 namespace,
                 name.to_owned(),
                 leading,
+                leadership().0,
                 stop.clone(),
             );
             (tokio::spawn(task), acts, stop)
@@ -333,7 +351,14 @@ mod tests {
         let (leading, mut acts) = watch::channel(false);
         let stop = CancellationToken::new();
         let namespace = "default".to_owned();
-        let task = tokio::spawn(run(client.clone(), namespace, "a".into(), leading, stop));
+        let task = tokio::spawn(run(
+            client.clone(),
+            namespace,
+            "a".into(),
+            leading,
+            leadership().0,
+            stop,
+        ));
         acts.wait_for(|acts| *acts).await.expect("it runs");
         let leases: Api<Lease> = Api::namespaced(client, "default");
         let mut stolen = leases.get(object::LEASE).await.expect("a lease");

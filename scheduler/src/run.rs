@@ -10,7 +10,9 @@ use crate::report::{self, QueueMeters, Views};
 use crate::shard::{Face, Lane, Plan, Pool, Shard};
 use crate::status::{Meters, Pages, Status, router};
 use crate::trust::{self, Trust};
-use crate::{Config, group, lease, neighbour, page, shard, snapshot, telemetry, watch as facts};
+use crate::{
+    Config, group, leader, lease, neighbour, page, shard, snapshot, telemetry, watch as facts,
+};
 use futures::FutureExt as _;
 use kube::Client;
 use prometheus_client::registry::Registry;
@@ -249,21 +251,25 @@ async fn start(
     }
 
     let (leading_out, leading) = watch::channel(!config.leader_elect);
+    let (grantor, leadership) = leader::leadership();
     if config.leader_elect {
         let (client, end) = (client.clone(), end.clone());
         let (namespace, identity) = (config.namespace.clone(), identity.clone());
         tasks.spawn(async move {
-            lease::run(client, namespace, identity, leading_out, end).await?;
+            lease::run(client, namespace, identity, leading_out, grantor, end).await?;
             Ok("the lease")
         });
     } else {
         let end = end.clone();
+        grantor.for_ever();
         tasks.spawn(async move {
             end.cancelled().await;
-            drop(leading_out);
+            drop((leading_out, grantor));
             Ok("leading")
         });
     }
+    // What only the leader writes goes through this one.
+    let leaders = leader::client(client.clone(), leadership);
 
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
@@ -299,11 +305,11 @@ async fn start(
         busy: busy.subscribe(),
         queue_label: plan.queue_label.clone(),
     };
-    let facts = group_pods(settings, &client, facts, &leading, end, tasks);
+    let facts = group_pods(settings, &leaders, facts, &leading, end, tasks);
     tasks.spawn(named(
         "the reports",
         report::run(
-            client.clone(),
+            leaders.clone(),
             show.queue_meters.clone(),
             views,
             end.clone(),
@@ -327,7 +333,7 @@ async fn start(
                     .collect(),
                 busy,
             },
-            client,
+            leaders,
             trust,
             show.meters.clone(),
             work,

@@ -7,7 +7,7 @@ use crate::event::{Backoff, CardPause, EvictRequest, Evicting, Outcome, OutcomeR
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
-use crate::state::{OpenDecision, State};
+use crate::state::{Known, OpenDecision, State};
 use crate::units::{Duration, Time};
 use std::sync::Arc;
 
@@ -23,27 +23,13 @@ pub(super) fn outcome(
     };
     let task = open.task;
     let evicts = open.evicts.is_some();
-    // The pod was seen bound, or gone its way, before the answer came.
-    let already_seen = open.settled;
     match outcome.result {
         OutcomeResult::Confirmed => {
             // An evicted pod stays on its way out until it is seen gone, or waiting.
-            if already_seen || evicts {
+            if evicts || open.known == Known::Seen {
                 state.open.remove(&outcome.decision);
             } else {
-                open.settled = true;
-            }
-        }
-        OutcomeResult::TimedOut if evicts => {
-            state.open.remove(&outcome.decision);
-            evict_again(state, task);
-        }
-        OutcomeResult::TimedOut => {
-            if already_seen {
-                state.open.remove(&outcome.decision);
-            } else {
-                open.settled = true;
-                open.timed_out = true;
+                open.known = Known::Answered;
             }
         }
         OutcomeResult::Refused { .. } if evicts => {
@@ -230,8 +216,7 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
             OpenDecision {
                 task,
                 evicts: Some(evicting.cause),
-                settled: false,
-                timed_out: false,
+                known: Known::Sent,
             },
         );
     }
@@ -383,8 +368,7 @@ pub(super) fn assumed(
         OpenDecision {
             task,
             evicts: None,
-            settled: false,
-            timed_out: false,
+            known: Known::Sent,
         },
     );
     state.sequence = state.sequence.max(bind.decision.sequence);
@@ -467,6 +451,87 @@ impl State {
                 self.touch_node(node);
             }
             self.loosen();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::Action;
+    use crate::event::Event;
+    use crate::ids::PodUid;
+    use crate::model::{Phase, Pod};
+    use crate::{Core, text};
+
+    fn core() -> (Core, Pod) {
+        let mut core = Core::new(Config::default());
+        let cluster = "node n1 cpu=4000 memory=8589934592 pods=10 gpus=1 managed\n\
+            cards n1 default=mps\n  card GPU-1 product=T4 total=15360\n\
+            queue default-queue\npod a gpu-memory.main=2000\n";
+        let mut pods = Vec::new();
+        for event in text::read(cluster).expect("a cluster") {
+            if let Event::Pod(pod) = &event {
+                pods.push(Pod::clone(pod));
+            }
+            assert_eq!(core.apply(event), Vec::new());
+        }
+        (core, pods.remove(0))
+    }
+
+    /// In whichever order the two facts come, nothing is kept of a binding afterwards.
+    #[test]
+    fn ten_thousand_bindings_that_were_answered_and_seen_leave_nothing_open() {
+        let (mut core, mut pod) = core();
+        for round in 0..10_000_u64 {
+            let decision = core.decide(Time(round));
+            let [Action::Bind(bind)] = decision.actions.as_slice() else {
+                panic!("round {round}: {decision:?}");
+            };
+            let answer = Event::Outcome(Outcome {
+                decision: bind.decision,
+                result: OutcomeResult::Confirmed,
+            });
+            pod.phase = Phase::Bound(bind.placement());
+            let seen = Event::Pod(Box::new(pod.clone()));
+            let [first, second] = if round % 2 == 0 {
+                [answer, seen]
+            } else {
+                [seen, answer]
+            };
+            assert_eq!(core.apply(first), Vec::new());
+            assert_eq!(core.open_decisions(), 1);
+            assert_eq!(core.apply(second), Vec::new());
+            assert_eq!(core.open_decisions(), 0, "round {round}");
+            core.apply(Event::PodGone(pod.uid.clone()));
+            pod.uid = PodUid::new(&format!("a{round}"));
+            pod.phase = Phase::Pending;
+            core.apply(Event::Pod(Box::new(pod.clone())));
+        }
+    }
+
+    /// Between its answer and its pod a binding is in the snapshot with what is known of it.
+    #[test]
+    fn an_answered_binding_is_rebuilt_as_answered() {
+        let (mut core, pod) = core();
+        let decision = core.decide(Time(1));
+        let [Action::Bind(bind)] = decision.actions.as_slice() else {
+            panic!("{decision:?}");
+        };
+        core.apply(Event::Outcome(Outcome {
+            decision: bind.decision,
+            result: OutcomeResult::Confirmed,
+        }));
+        let mut rebuilt = Core::new(Config::default());
+        for event in core.snapshot() {
+            assert_eq!(rebuilt.apply(event), Vec::new());
+        }
+        let mut bound = pod;
+        bound.phase = Phase::Bound(bind.placement());
+        for core in [&mut core, &mut rebuilt] {
+            assert_eq!(core.open_decisions(), 1);
+            core.apply(Event::Pod(Box::new(bound.clone())));
+            assert_eq!(core.open_decisions(), 0);
         }
     }
 }

@@ -264,7 +264,8 @@ fn target(
             let open = before
                 .decision
                 .and_then(|decision| state.open.get(&decision));
-            if before.status == Status::Assumed && open.is_some_and(|open| !open.timed_out) {
+            // Older than the binding, whatever came of that.
+            if before.status == Status::Assumed && open.is_some() {
                 return before.clone();
             }
             if let Some(decision) = before.decision {
@@ -324,7 +325,7 @@ fn settle(state: &mut State, key: TaskKey, status: Status) {
     if matches!(status, Status::Pending | Status::Assumed) {
         return;
     }
-    state.open.settle_bindings(key);
+    state.open.bindings_seen(key);
 }
 
 fn placed(

@@ -7,7 +7,7 @@ use crate::ids::{DecisionId, NodeName, NodeUid, PodUid};
 use crate::model::{Ask, ContainerGrant};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{Hold, JobKey, NodeKey, Refused, Spec, TaskKey};
-use crate::state::{OpenDecision, State};
+use crate::state::{Known, OpenDecision, State};
 use std::sync::Arc;
 
 impl Cycle<'_> {
@@ -49,8 +49,7 @@ impl Cycle<'_> {
             OpenDecision {
                 task,
                 evicts: None,
-                settled: false,
-                timed_out: false,
+                known: Known::Sent,
             },
         );
         if let Some(row) = self.state.tasks.get_mut(task) {
@@ -218,8 +217,7 @@ impl Cycle<'_> {
                     OpenDecision {
                         task,
                         evicts: Some(cause),
-                        settled: false,
-                        timed_out: false,
+                        known: Known::Sent,
                     },
                 );
             }
@@ -248,8 +246,7 @@ impl Cycle<'_> {
             OpenDecision {
                 task,
                 evicts: Some(cause),
-                settled: false,
-                timed_out: false,
+                known: Known::Sent,
             },
         );
         let in_favour_of = for_job

@@ -24,7 +24,7 @@ use crate::ids::{GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, 
 use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
-pub(crate) use open::{Open, OpenDecision};
+pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
     CardKey, CardRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
     SpecRow, TaskKey, TaskRow,

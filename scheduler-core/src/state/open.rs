@@ -12,10 +12,21 @@ pub(crate) struct OpenDecision {
     pub task: TaskKey,
     /// An eviction, not a binding.
     pub evicts: Option<EvictCause>,
-    /// Confirmed or timed out: stays taken until the pod is seen.
-    pub settled: bool,
-    /// Timed out: a pod seen pending after that was not bound.
-    pub timed_out: bool,
+    /// Of a binding. An eviction is closed by its answer alone.
+    pub known: Known,
+}
+
+/// What is known of a binding that is open. It is closed when both facts are in: its
+/// answer, and the pod bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// It was handed on.
+    #[default]
+    Sent,
+    /// The API server took it. What it takes stays taken until the pod is seen.
+    Answered,
+    /// The pod was seen bound, or on its way out; the answer has not come.
+    Seen,
 }
 
 /// All of them.
@@ -74,14 +85,19 @@ impl Open {
         }
     }
 
-    /// The API server has shown where the pod is: its bindings are answered.
-    pub(crate) fn settle_bindings(&mut self, task: TaskKey) {
-        for id in self.of_task.get(task).into_iter().flatten() {
-            if let Some(open) = self.by_id.get_mut(id)
-                && open.evicts.is_none()
-            {
-                open.settled = true;
-            }
+    /// The API server has shown where the pod is.
+    pub(crate) fn bindings_seen(&mut self, task: TaskKey) {
+        let Some(id) = self.binding_of(task) else {
+            return;
+        };
+        match self.by_id.get_mut(&id) {
+            Some(open) if open.known != Known::Answered => open.known = Known::Seen,
+            _ => self.remove(&id),
         }
+    }
+
+    /// How many are open.
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
     }
 }

@@ -486,7 +486,6 @@ fn outcome(line: &Line) -> Read<Outcome> {
     let decision = DecisionId::parse(line.name(1)?).ok_or_else(|| line.error("no decision"))?;
     let result = match line.name(2)? {
         "confirmed" => OutcomeResult::Confirmed,
-        "timed-out" => OutcomeResult::TimedOut,
         "refused" => OutcomeResult::Refused {
             reason: Arc::from(line.get("reason").unwrap_or_default()),
             retryable: line.flag("retryable"),

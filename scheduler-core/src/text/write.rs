@@ -144,7 +144,6 @@ impl Text {
                 self.start("outcome", outcome.decision);
                 match &outcome.result {
                     OutcomeResult::Confirmed => self.word("confirmed"),
-                    OutcomeResult::TimedOut => self.word("timed-out"),
                     OutcomeResult::Refused { reason, retryable } => {
                         self.word("refused");
                         self.pair("reason", reason);

@@ -1,9 +1,19 @@
-//! What an answer of the API server means for a write.
+//! What an answer of the API server means for a write, and how an answer is had where none
+//! came.
 
+use crate::leader::NotLeading;
+use scheduler_core::OutcomeResult;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// For one request.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// A write without an answer may be carried out so long after it was sent: the API server
+/// gives a request 60 s (`--request-timeout`), and has some more to end it.
+pub(super) const LANDING: Duration = Duration::from_secs(70);
+/// Between two tries: at first, doubled each time, and at most.
+const PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What is known after one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +44,108 @@ fn judge<T>(error: &kube::Error) -> Answer<T> {
             500.. => Answer::Unknown(line(&status.message)),
             code => Answer::Refused(code, line(&status.message)),
         },
+        kube::Error::Service(source)
+            if source.downcast_ref::<NotLeading>() == Some(&NotLeading::NotSent) =>
+        {
+            Answer::Busy(line(&source.to_string()))
+        }
         other => Answer::Unknown(line(&other.to_string())),
+    }
+}
+
+/// What a look at the object says of a write.
+pub(super) enum Standing {
+    /// The write was taken.
+    Taken,
+    /// It never will be.
+    Never(OutcomeResult),
+    /// It was not taken yet.
+    NotYet,
+}
+
+/// Writes until there is a word. That nobody knows whether a write was taken is no word: the
+/// same write is sent again, and `look` asks what became of it, until one of both says so. A
+/// refusal ends it only when no earlier try can be carried out any more. Writes must be such
+/// that the same one twice does no harm.
+///
+/// `busy` tries may find the server too busy where none is unknown.
+pub(super) async fn written<T, W, L>(
+    busy: u32,
+    mut write: impl FnMut() -> W,
+    mut look: impl FnMut() -> L,
+) -> OutcomeResult
+where
+    W: Future<Output = kube::Result<T>>,
+    L: Future<Output = Option<Standing>>,
+{
+    let mut pause = PAUSE;
+    let mut busy_left = busy;
+    let mut unknown: Option<Instant> = None;
+    loop {
+        let sent = Instant::now();
+        let refusal = match of(write()).await {
+            Answer::Done(_) => return OutcomeResult::Confirmed,
+            Answer::Busy(why) => {
+                busy_left = busy_left.saturating_sub(1);
+                if busy_left == 0 && unknown.is_none() {
+                    return refused(why);
+                }
+                None
+            }
+            // 404, 409: what is there says whether it was this write that came first.
+            Answer::Refused(code, why) => {
+                if !matches!(code, 404 | 409) && unknown.is_none() {
+                    return refused(why);
+                }
+                Some(why)
+            }
+            Answer::Unknown(why) => {
+                tracing::info!(
+                    why,
+                    "no answer to a write: it is looked at what became of it"
+                );
+                unknown = Some(sent);
+                None
+            }
+        };
+        if refusal.is_some() || unknown.is_some() {
+            let may_land = unknown.is_some_and(|sent| sent.elapsed() < LANDING);
+            match (look().await, refusal) {
+                (Some(Standing::Taken), _) => return OutcomeResult::Confirmed,
+                (Some(Standing::Never(result)), _) => return result,
+                (Some(Standing::NotYet), Some(why)) if !may_land => return refused(why),
+                _ => {}
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Reads until there is an answer: what was found, or why it is not to be read.
+pub(super) async fn read<T, R>(mut request: impl FnMut() -> R) -> Result<T, String>
+where
+    R: Future<Output = kube::Result<T>>,
+{
+    let mut pause = PAUSE;
+    loop {
+        match of(request()).await {
+            Answer::Done(found) => return Ok(found),
+            Answer::Refused(_, why) => return Err(why),
+            Answer::Busy(why) | Answer::Unknown(why) => {
+                tracing::debug!(why, "read again");
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// A refusal after which another try may help.
+pub(super) fn refused(reason: impl Into<std::sync::Arc<str>>) -> OutcomeResult {
+    OutcomeResult::Refused {
+        reason: reason.into(),
+        retryable: true,
     }
 }
 
@@ -65,6 +176,64 @@ mod tests {
         );
         assert_eq!(judge::<()>(&api(500)), Answer::Unknown("why so".into()));
         assert_eq!(judge::<()>(&api(504)), Answer::Unknown("why so".into()));
+    }
+
+    /// What [`written`] comes to, after how long, when writes and looks answer so in turn and
+    /// the last answer is given again and again.
+    async fn end(writes: &[Option<u16>], looks: &[Option<bool>]) -> (OutcomeResult, Duration) {
+        let begin = Instant::now();
+        let (mut wrote, mut looked) = (0, 0);
+        let write = || {
+            let code = writes[wrote.min(writes.len() - 1)];
+            wrote += 1;
+            std::future::ready(match code {
+                None => Ok(()),
+                Some(code) => Err(api(code)),
+            })
+        };
+        let look = || {
+            let look = looks[looked.min(looks.len() - 1)];
+            looked += 1;
+            std::future::ready(look.map(|taken| {
+                if taken {
+                    Standing::Taken
+                } else {
+                    Standing::NotYet
+                }
+            }))
+        };
+        let result = written(4, write, look).await;
+        (result, begin.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unknown_is_no_outcome() {
+        let confirmed = OutcomeResult::Confirmed;
+        // Taken, though nobody said so for a while.
+        let (result, _) = end(&[Some(500)], &[None, None, None, Some(true)]).await;
+        assert_eq!(result, confirmed);
+        // Not taken, and written again.
+        let (result, _) = end(&[Some(500), Some(500), None], &[None, Some(false)]).await;
+        assert_eq!(result, confirmed);
+        // A refusal of a later try says nothing of the first, until that one cannot come
+        // any more.
+        let (result, after) = end(&[Some(504), Some(403)], &[Some(false)]).await;
+        assert_eq!(result, refused("why so"));
+        assert!(after >= LANDING, "{after:?}");
+        // Nobody is too busy for what may have been taken.
+        let (result, _) = end(
+            &[Some(500), Some(429), Some(429), Some(429), Some(429), None],
+            &[Some(false)],
+        )
+        .await;
+        assert_eq!(result, confirmed);
+        // Where all was answered, a refusal is one at once.
+        let (result, after) = end(&[Some(403)], &[Some(false)]).await;
+        assert_eq!((result, after), (refused("why so"), Duration::ZERO));
+        let (result, after) = end(&[Some(409)], &[Some(false)]).await;
+        assert_eq!((result, after), (refused("why so"), Duration::ZERO));
+        let (result, _) = end(&[Some(409)], &[None, Some(true)]).await;
+        assert_eq!(result, confirmed);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! One `Binding`: node name, signed grant and KAI's annotation in one write.
 
 use super::Hands;
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, Standing};
 use super::notice::{Notice, PodName};
 use api::grant::{Asked, ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,11 +11,9 @@ use proto::names::grant as key;
 use scheduler_core::model::{Amount, ContainerGrant as CoreGrant, Mode};
 use scheduler_core::{Bind, OutcomeResult, Received};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
 
-/// Tries of a write that was not taken, and the pause before the second.
+/// Tries that may find the API server too busy.
 const TRIES: u32 = 4;
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// Binds, and says how that ended.
 pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
@@ -45,75 +43,42 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
 async fn write(hands: &Hands, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {
     let binding = binding(hands, bind);
     let params = PostParams::default();
-    let mut pause = PAUSE;
-    for attempt in 1..=TRIES {
-        let request = api.create_subresource::<Value, kube::core::Status>(
+    // UID and node are in the binding: sent twice, it is taken once.
+    let post = || {
+        api.create_subresource::<Value, kube::core::Status>(
             "binding", &bind.name, &params, &binding,
-        );
-        match answer::of(request).await {
-            Answer::Done(_) => return OutcomeResult::Confirmed,
-            Answer::Refused(404, _) => {
-                return refused(
-                    format!("pod {}/{} is gone", bind.namespace, bind.name),
-                    false,
-                );
-            }
-            // Bound already, perhaps by us: an answer may have been lost.
-            Answer::Refused(409, why) => {
-                return match stands(api, bind).await {
-                    Some(Stands::Here) => OutcomeResult::Confirmed,
-                    Some(_) => refused(why, true),
-                    None => OutcomeResult::TimedOut,
-                };
-            }
-            Answer::Refused(_, why) => return refused(why, true),
-            Answer::Busy(why) => tracing::debug!(decision = %bind.decision, why, attempt, "again"),
-            Answer::Unknown(why) => match stands(api, bind).await {
-                Some(Stands::Here) => return OutcomeResult::Confirmed,
-                Some(Stands::Elsewhere) => return refused(why, true),
-                // The same write again: UID and node are in it, so it is taken once.
-                Some(Stands::Nowhere) => {
-                    tracing::debug!(decision = %bind.decision, why, attempt, "again");
-                }
-                None => return OutcomeResult::TimedOut,
-            },
-        }
-        tokio::time::sleep(pause).await;
-        pause *= 2;
-    }
-    refused("the API server is too busy".to_owned(), true)
-}
-
-fn refused(reason: String, retryable: bool) -> OutcomeResult {
-    OutcomeResult::Refused {
-        reason: reason.into(),
-        retryable,
-    }
-}
-
-enum Stands {
-    Here,
-    Elsewhere,
-    Nowhere,
+        )
+    };
+    answer::written(TRIES, post, || standing(api, bind)).await
 }
 
 /// Where the pod stands by the API server; `None`: no answer.
-async fn stands(api: &Api<Pod>, bind: &Bind) -> Option<Stands> {
-    match answer::of(api.get_opt(&bind.name)).await {
-        Answer::Done(Some(pod)) if pod.metadata.uid.as_deref() == Some(bind.pod.as_str()) => {
-            let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();
-            Some(if node == bind.node.as_str() {
-                Stands::Here
-            } else if node.is_empty() {
-                Stands::Nowhere
-            } else {
-                Stands::Elsewhere
-            })
-        }
-        // Gone, or made anew under its name.
-        Answer::Done(_) => Some(Stands::Elsewhere),
-        _ => None,
+async fn standing(api: &Api<Pod>, bind: &Bind) -> Option<Standing> {
+    let Answer::Done(found) = answer::of(api.get_opt(&bind.name)).await else {
+        return None;
+    };
+    let Some(pod) = found else {
+        return Some(Standing::Never(OutcomeResult::Refused {
+            reason: format!("pod {}/{} is gone", bind.namespace, bind.name).into(),
+            retryable: false,
+        }));
+    };
+    if pod.metadata.uid.as_deref() != Some(bind.pod.as_str()) {
+        let why = format!("pod {}/{} was made anew", bind.namespace, bind.name);
+        return Some(Standing::Never(answer::refused(why)));
     }
+    let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();
+    Some(if node == bind.node.as_str() {
+        Standing::Taken
+    } else if node.is_empty() {
+        Standing::NotYet
+    } else {
+        let why = format!(
+            "pod {}/{} is bound to node {node}",
+            bind.namespace, bind.name
+        );
+        Standing::Never(answer::refused(why))
+    })
 }
 
 fn binding(hands: &Hands, bind: &Bind) -> Value {

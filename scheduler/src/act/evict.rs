@@ -1,7 +1,7 @@
 //! One pod deleted, by its UID; or told, where nobody would make it anew.
 
 use super::Hands;
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, Standing};
 use super::condition;
 use super::notice::{Notice, PodName};
 use k8s_openapi::api::core::v1::Pod;
@@ -18,16 +18,15 @@ const BUDGET_PAUSE: Duration = Duration::from_secs(2);
 pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
     let api: Api<Pod> = Api::namespaced(hands.client.clone(), &evict.namespace);
     if evict.cause == EvictCause::GrantRefused {
-        match answer::of(api.get_opt(&evict.name)).await {
-            Answer::Done(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
+        match answer::read(|| api.get_opt(&evict.name)).await {
+            Ok(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
                 if !is_owned(&pod) {
                     tell(hands, evict).await;
                     return OutcomeResult::Confirmed;
                 }
             }
-            Answer::Done(_) => return OutcomeResult::Confirmed,
-            Answer::Refused(_, why) => return refused(why),
-            Answer::Busy(_) | Answer::Unknown(_) => return OutcomeResult::TimedOut,
+            Ok(_) => return OutcomeResult::Confirmed,
+            Err(why) => return answer::refused(why),
         }
     }
     if hands.budgets && makes_room(evict.cause) {
@@ -47,11 +46,22 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
         }),
         ..DeleteParams::default()
     };
-    match answer::of(api.delete(&evict.name, &params)).await {
-        // 404, 409: gone, or another pod under its name; the watch says so.
-        Answer::Done(_) | Answer::Refused(404 | 409, _) => OutcomeResult::Confirmed,
-        Answer::Refused(_, why) | Answer::Busy(why) => refused(why),
-        Answer::Unknown(_) => OutcomeResult::TimedOut,
+    let delete = || api.delete(&evict.name, &params);
+    answer::written(1, delete, || leaving(&api, evict)).await
+}
+
+/// Whether the pod is on its way out, or gone; `None`: no answer.
+async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<Standing> {
+    match answer::of(api.get_opt(&evict.name)).await {
+        Answer::Done(Some(pod))
+            if pod.uid().as_deref() == Some(evict.pod.as_str())
+                && pod.metadata.deletion_timestamp.is_none() =>
+        {
+            Some(Standing::NotYet)
+        }
+        // Another pod under its name is none of ours.
+        Answer::Done(_) => Some(Standing::Taken),
+        _ => None,
     }
 }
 
@@ -83,25 +93,16 @@ async fn asked(api: &Api<Pod>, evict: &Evict) -> OutcomeResult {
         "deleteOptions": {"preconditions": {"uid": evict.pod.as_str()}},
     });
     let params = PostParams::default();
-    let request = api.create_subresource::<Value, kube::core::Status>(
-        "eviction",
-        &evict.name,
-        &params,
-        &eviction,
-    );
-    match answer::of(request).await {
-        Answer::Done(_) | Answer::Refused(404 | 409, _) => OutcomeResult::Confirmed,
-        // 429: a budget says no, now.
-        Answer::Refused(_, why) | Answer::Busy(why) => refused(why),
-        Answer::Unknown(_) => OutcomeResult::TimedOut,
-    }
-}
-
-fn refused(why: String) -> OutcomeResult {
-    OutcomeResult::Refused {
-        reason: why.into(),
-        retryable: true,
-    }
+    let post = || {
+        api.create_subresource::<Value, kube::core::Status>(
+            "eviction",
+            &evict.name,
+            &params,
+            &eviction,
+        )
+    };
+    // Busy, 429: a budget says no, now.
+    answer::written(1, post, || leaving(api, evict)).await
 }
 
 /// Somebody makes such a pod anew.

@@ -5,8 +5,8 @@
 //! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
 //! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
 //!
-//! In: [`Work`]. Out: exactly one [`Outcome`] for each action, whatever happens to it.
-//! Decides nothing, and retries only what the API server certainly did not take.
+//! In: [`Work`]. Out: exactly one [`Outcome`] for each action, when the API server has given
+//! its word: an action whose answer is lost has no outcome until one is had. Decides nothing.
 
 pub(crate) mod answer;
 mod bind;
@@ -39,6 +39,8 @@ use tokio_util::sync::CancellationToken;
 /// Writes without an outcome that are under way at once: each is a connection of its own,
 /// and thousands fall due together where thousands of pods wait.
 const CHORES: usize = 16;
+/// Before an action whose task broke is begun again.
+const BROKEN_PAUSE: Duration = Duration::from_secs(5);
 /// After a stop, writes under way have so long.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -133,7 +135,7 @@ pub async fn run(
         busy: settings.busy,
         outcomes,
         actions: JoinSet::new(),
-        decisions: HashMap::new(),
+        under_way: HashMap::new(),
         chores: JoinSet::new(),
         waiting: VecDeque::new(),
         pace: Pace::default(),
@@ -174,7 +176,8 @@ struct Actor {
     busy: watch::Sender<bool>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     actions: JoinSet<OutcomeResult>,
-    decisions: HashMap<Id, DecisionId>,
+    /// What is under way, so that a task that broke is begun again.
+    under_way: HashMap<Id, (Arc<Action>, Arc<Volumes>)>,
     /// Writes without an outcome.
     chores: JoinSet<Option<PodUid>>,
     /// Such writes, but for reasons, that wait for a seat.
@@ -225,7 +228,9 @@ impl Actor {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Action(action, volumes) => self.act(*action, volumes),
+            Work::Action(action, volumes) => {
+                self.act(Arc::from(action), Arc::new(volumes), Duration::ZERO);
+            }
             Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
             Work::Started(group, at) => {
                 let hands = self.hands.clone();
@@ -268,53 +273,58 @@ impl Actor {
         }
     }
 
-    fn act(&mut self, action: Action, volumes: Volumes) {
-        let decision = action.decision();
+    fn act(&mut self, action: Arc<Action>, volumes: Arc<Volumes>, pause: Duration) {
+        let again = (Arc::clone(&action), Arc::clone(&volumes));
         let hands = self.hands.clone();
         let seats = self.seats.clone();
         // A reason under way would come after the binding and say that the pod waits.
-        let before = match &action {
+        let before = match &*action {
             Action::Bind(bind) => self.pace.bound(&bind.pod),
             Action::Evict(_) => None,
         };
         let task = self.actions.spawn(async move {
+            tokio::time::sleep(pause).await;
             if let Some(reported) = before {
                 let _ = reported.await;
             }
-            if let Action::Bind(bind) = &action
+            if let Action::Bind(bind) = &*action
                 && !volumes.is_empty()
                 && let Err(refused) = volume::bound(&hands, bind, &volumes).await
             {
                 return refused;
             }
-            let Ok(seat) = seats.acquire().await else {
-                return OutcomeResult::TimedOut;
-            };
-            match action {
-                Action::Bind(bind) => bind::bind(&hands, &bind).await,
+            // Nobody closes it.
+            let seat = seats.acquire().await.ok();
+            match &*action {
+                Action::Bind(bind) => bind::bind(&hands, bind).await,
                 Action::Evict(evict) => {
-                    let result = evict::evict(&hands, &evict).await;
+                    let result = evict::evict(&hands, evict).await;
                     drop(seat);
-                    evict::rest(&hands, &evict, &result).await;
+                    evict::rest(&hands, evict, &result).await;
                     result
                 }
             }
         });
-        self.decisions.insert(task.id(), decision);
+        self.under_way.insert(task.id(), again);
     }
 
-    /// Every action ends here, also one whose task broke.
+    /// Every action ends here. One whose task broke is begun again: nobody knows how far it
+    /// came, and the same writes twice do no harm.
     fn settle(&mut self, done: Result<(Id, OutcomeResult), tokio::task::JoinError>) {
         let (id, result) = match done {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, "an action's task broke");
-                (error.id(), OutcomeResult::TimedOut)
+                tracing::error!(%error, "an action's task broke; it is begun again");
+                if let Some((action, volumes)) = self.under_way.remove(&error.id()) {
+                    self.act(action, volumes, BROKEN_PAUSE);
+                }
+                return;
             }
         };
-        let Some(decision) = self.decisions.remove(&id) else {
+        let Some((action, _)) = self.under_way.remove(&id) else {
             return;
         };
+        let decision = action.decision();
         self.hands.meters.outcome(&result);
         if let OutcomeResult::Refused { reason, .. } = &result {
             tracing::warn!(%decision, %reason, "refused");

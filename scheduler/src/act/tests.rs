@@ -228,6 +228,52 @@ async fn whatever_becomes_of_the_answer_a_pod_is_bound_once_and_that_is_said_onc
     }
 }
 
+/// Nobody knows whether the binding was taken, and nobody can be asked: that is no outcome.
+#[tokio::test]
+async fn a_binding_whose_answer_and_whose_reads_are_lost_ends_when_there_is_a_word() {
+    for (post, reads) in [
+        (Fault::LoseAnswer, 2),
+        (Fault::InternalError, 1),
+        (Fault::InternalError, 3),
+    ] {
+        let mut site = Site::start().await;
+        let pod = site.pod("p", false).await;
+        site.server.plan("POST", "/p/binding", post);
+        for _ in 0..reads {
+            site.server.plan("GET", "/pods/p", Fault::InternalError);
+        }
+        let decision = site.bind(&pod, "n1");
+        let expected = Outcome {
+            decision,
+            result: OutcomeResult::Confirmed,
+        };
+        assert_eq!(site.outcome().await, expected, "{post:?}, {reads} reads");
+        site.nothing_more().await;
+    }
+}
+
+#[tokio::test]
+async fn an_eviction_whose_answer_is_lost_ends_when_there_is_a_word() {
+    for fault in [Fault::LoseAnswer, Fault::InternalError] {
+        let mut site = Site::start().await;
+        let pod = site.pod("p", true).await;
+        site.server.plan("DELETE", "/pods/p", fault);
+        site.server.plan("GET", "/pods/p", Fault::InternalError);
+        let decision = site.evict(&pod, EvictCause::Preempt);
+        let expected = Outcome {
+            decision,
+            result: OutcomeResult::Confirmed,
+        };
+        assert_eq!(site.outcome().await, expected, "{fault:?}");
+        let found = site.pods().get_opt("p").await.unwrap();
+        assert!(
+            found.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()),
+            "{fault:?}"
+        );
+        site.nothing_more().await;
+    }
+}
+
 #[tokio::test]
 async fn an_api_server_that_stays_busy_ends_in_a_refusal_that_may_be_tried_again() {
     let mut site = Site::start().await;

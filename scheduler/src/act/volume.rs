@@ -4,7 +4,7 @@
 //! takes too long: it is the provisioner's to take away. Where one is there, the claim is
 //! written on the volume, if nobody else's is, and Kubernetes' controller does the rest.
 
-use super::answer::{self, Answer, PATIENCE};
+use super::answer::{self, Answer, LANDING, PATIENCE, refused};
 use super::{Hands, condition};
 use crate::convert::volume::name::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use crate::convert::{Given, Volumes};
@@ -84,7 +84,7 @@ async fn select(
     api: &Api<PersistentVolumeClaim>,
     bind: &Bind,
     claim: &str,
-    deadline: Instant,
+    mut deadline: Instant,
 ) -> Result<(), OutcomeResult> {
     let patch =
         Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: bind.node.as_str()}}}));
@@ -94,7 +94,12 @@ async fn select(
         match answer::of(api.patch(claim, &params, &patch)).await {
             Answer::Done(_) => return Ok(()),
             Answer::Refused(_, why) => return Err(refused(why)),
-            Answer::Busy(why) | Answer::Unknown(why) => again(why, deadline).await?,
+            Answer::Busy(why) => again(why, deadline).await?,
+            Answer::Unknown(why) => {
+                // No refusal while it may still be carried out.
+                deadline = deadline.max(Instant::now() + LANDING);
+                again(why, deadline).await?;
+            }
         }
     }
 }
@@ -105,7 +110,7 @@ async fn give(
     client: Client,
     bind: &Bind,
     given: &Given,
-    deadline: Instant,
+    mut deadline: Instant,
 ) -> Result<(), OutcomeResult> {
     let api: Api<PersistentVolume> = Api::all(client);
     let params = PatchParams::default();
@@ -150,7 +155,9 @@ async fn give(
         }));
         match answer::of(api.patch(&given.volume, &params, &patch)).await {
             Answer::Done(_) => return Ok(()),
-            Answer::Refused(409, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+            Answer::Refused(409, why) | Answer::Busy(why) => again(why, deadline).await?,
+            Answer::Unknown(why) => {
+                deadline = deadline.max(Instant::now() + LANDING);
                 again(why, deadline).await?;
             }
             Answer::Refused(_, why) => return Err(refused(why)),
@@ -165,13 +172,6 @@ async fn again(why: String, deadline: Instant) -> Result<(), OutcomeResult> {
     }
     tokio::time::sleep(PAUSE).await;
     Ok(())
-}
-
-fn refused(reason: String) -> OutcomeResult {
-    OutcomeResult::Refused {
-        reason: reason.into(),
-        retryable: true,
-    }
 }
 
 /// The volume to which the claim is bound, once both agree.

@@ -491,9 +491,13 @@ fn of_two_pods_for_one_volume_the_second_waits_for_another() {
         decision: DecisionId { epoch: 1, sequence },
         result,
     };
-    assert!(world.ended(&ended(2, OutcomeResult::TimedOut)).is_empty());
+    let refused = || OutcomeResult::Refused {
+        reason: "no".into(),
+        retryable: true,
+    };
+    assert!(world.ended(&ended(2, refused())).is_empty());
     // What came to nothing is free again, and what came about is not.
-    let events = world.ended(&ended(1, OutcomeResult::TimedOut));
+    let events = world.ended(&ended(1, refused()));
     assert_eq!(goes(&events, "b").unwrap().0, ["n1"]);
     world.give_volumes(&bind("a", "n1", 3)).unwrap();
     world.others_told();

@@ -112,7 +112,6 @@ impl Meters {
         let kind = match result {
             OutcomeResult::Confirmed => "confirmed",
             OutcomeResult::Refused { .. } => "refused",
-            OutcomeResult::TimedOut => "timed-out",
         };
         self.outcomes.get_or_create(&Kind { kind }).inc();
     }
