@@ -40,6 +40,10 @@ pub enum Fault {
     Busy,
     /// It is not taken: 409.
     Conflict,
+    /// It is not taken: 503, which does not say so.
+    Unavailable,
+    /// It goes on unharmed, in its turn.
+    Nothing,
 }
 
 /// Every `nth` request of this kind meets the next of the faults.
@@ -76,6 +80,7 @@ impl Rules {
 struct Way {
     client: Client,
     rules: Arc<Rules>,
+    writes: Arc<Mutex<Vec<String>>>,
     expired: watch::Receiver<u64>,
     cut: Arc<AtomicUsize>,
 }
@@ -85,6 +90,7 @@ struct Way {
 pub struct Proxy {
     address: SocketAddr,
     rules: Arc<Rules>,
+    writes: Arc<Mutex<Vec<String>>>,
     expire: watch::Sender<u64>,
     cut: Arc<AtomicUsize>,
     task: JoinHandle<()>,
@@ -101,11 +107,13 @@ impl Proxy {
         let [certificate, key] = control_plane.certificate();
         let tls = RustlsConfig::from_pem_file(certificate, key).await?;
         let rules = Arc::<Rules>::default();
+        let writes = Arc::<Mutex<Vec<String>>>::default();
         let cut = Arc::<AtomicUsize>::default();
         let (expire, expired) = watch::channel(0);
         let way = Way {
             client: anonymous(control_plane)?,
             rules: rules.clone(),
+            writes: writes.clone(),
             expired,
             cut: cut.clone(),
         };
@@ -119,6 +127,7 @@ impl Proxy {
         Ok(Self {
             address,
             rules,
+            writes,
             expire,
             cut,
             task,
@@ -143,6 +152,12 @@ impl Proxy {
         };
         let mut rules = self.rules.0.lock().unwrap_or_else(PoisonError::into_inner);
         rules.push(rule);
+    }
+
+    /// Everything but reads that has come so far: method and path.
+    pub fn writes(&self) -> Vec<String> {
+        let writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
+        writes.clone()
     }
 
     /// Every watch is told that its version is too old, and ends.
@@ -181,10 +196,15 @@ async fn pass(State(way): State<Way>, request: Request) -> Response {
 async fn forward(way: &Way, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let fault = way.rules.meet(&parts.method, parts.uri.path());
+    if parts.method != Method::GET {
+        let mut writes = way.writes.lock().unwrap_or_else(PoisonError::into_inner);
+        writes.push(format!("{} {}", parts.method, parts.uri.path()));
+    }
     match fault {
         Some(Fault::Busy) => return Ok(refusal(429, "TooManyRequests")),
         Some(Fault::Conflict) => return Ok(refusal(409, "Conflict")),
-        Some(Fault::LoseAnswer | Fault::Broken) | None => {}
+        Some(Fault::Unavailable) => return Ok(refusal(503, "ServiceUnavailable")),
+        Some(Fault::LoseAnswer | Fault::Broken | Fault::Nothing) | None => {}
     }
     let query = parts.uri.query().unwrap_or_default().to_owned();
     let target = parts.uri.path_and_query().context("a path")?.to_string();

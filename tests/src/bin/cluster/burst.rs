@@ -85,7 +85,7 @@ impl Pair {
     }
 
     /// Whichever has ended by itself is started again, as the kubelet would.
-    fn revive(&mut self) -> Result<()> {
+    pub(crate) fn revive(&mut self) -> Result<()> {
         for scheduler in &mut self.replicas {
             if scheduler.daemon.alive().is_err() {
                 scheduler.daemon.start_again()?;

@@ -9,6 +9,7 @@ mod beside;
 mod burst;
 mod burst_clock;
 mod disk;
+mod edges;
 mod eviction;
 mod faults;
 mod fence;
@@ -304,6 +305,8 @@ async fn test(
             burst::pods_deleted_while_they_are_bound_free_what_they_were_given,
             burst::nodes_removed_under_pods_take_nobody_elses_place,
             burst::a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason,
+            edges::a_replica_that_stood_still_longer_than_its_lease_sends_nothing_afterwards,
+            edges::a_binding_of_which_nobody_knows_anything_is_asked_for_until_there_is_a_word,
             burst_clock::a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_nothing,
             load::an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
