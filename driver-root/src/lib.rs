@@ -65,7 +65,7 @@ impl DriverRoot {
         let is_there = |loader: &&str| here.join(loader).symlink_metadata().is_ok();
         Self {
             here: here.to_owned(),
-            has_loader: here != Path::new("/") && LOADERS.iter().any(|name| is_there(&name)),
+            has_loader: here != Path::new("/") && LOADERS.iter().any(is_there),
         }
     }
 
