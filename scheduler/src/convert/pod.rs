@@ -143,10 +143,10 @@ pub(super) fn of(
             out.unsupported.push(Arc::from(error.to_string()));
         }
     }
-    if let (Some(node), true) = (node(pod), ours) {
-        if let Some(grant) = own_grant(pod, node) {
-            settle(&mut out, grant);
-        }
+    if let (Some(node), true) = (node(pod), ours)
+        && let Some(grant) = own_grant(pod, node)
+    {
+        settle(&mut out, grant);
     }
     out.phase = phase;
     Some(out)

@@ -34,11 +34,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// SHA-256 of a token: tokens themselves are not kept.
 type Digest = [u8; 32];
 
+/// When a token was judged, and its node or why it has none.
+type Judged = (Instant, Result<String, Status>);
+
 /// Judges tokens.
 pub(super) struct Callers {
     reviews: Api<TokenReview>,
     account: String,
-    known: Mutex<HashMap<Digest, (Instant, Result<String, Status>)>>,
+    known: Mutex<HashMap<Digest, Judged>>,
     refusals: Mutex<Refusals>,
     turns: Semaphore,
 }
