@@ -167,9 +167,9 @@ mod tests {
         }
     }
 
-    fn foreign(command: &str, sets: bool) -> Option<Foreign> {
+    fn foreign(command: &str, sets: bool) -> Foreign {
         let command = command.to_owned();
-        Some(Foreign { command, sets })
+        Foreign { command, sets }
     }
 
     #[test]
@@ -187,13 +187,13 @@ mod tests {
         assert!(scene.audit.hears());
         // Given once.
         let again = foreign("set_device_pinned_mem_limit 7 0 2000M", true);
-        assert_eq!(scene.logged(&ours), again);
+        assert_eq!(scene.logged(&ours), Some(again));
         let raise = line("set_device_pinned_mem_limit  7 0 2040M");
         let told = foreign("set_device_pinned_mem_limit 7 0 2040M", true);
-        assert_eq!(scene.logged(&raise), told);
+        assert_eq!(scene.logged(&raise), Some(told));
         assert_eq!(
             scene.logged(&line("terminate_client 7 9")),
-            foreign("terminate_client 7 9", false)
+            Some(foreign("terminate_client 7 9", false))
         );
         assert_eq!(scene.logged(""), None);
     }

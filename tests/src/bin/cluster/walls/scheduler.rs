@@ -56,10 +56,8 @@ async fn charged(cluster: &Cluster, names: [&str; 2]) -> Result<[String; 2]> {
     for (of, name) in all.iter_mut().zip(names) {
         let status = queues.get(name).await?.status.unwrap_or_default();
         let status = serde_json::to_value(status)?;
-        *of = status["allocated"]["nvidia.com/gpu"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
+        let charge = status["allocated"]["nvidia.com/gpu"].as_str();
+        charge.unwrap_or_default().clone_into(of);
     }
     Ok(all)
 }
