@@ -102,7 +102,7 @@ pub(crate) async fn a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_i
         &ns,
         "small",
         &[("gpu-memory", "2000")],
-        "report await /tmp/go unset-limits alloc 6000 hold",
+        "await /tmp/go unset-limits alloc 6000 hold",
     );
     cluster.run_share(&small).await?;
     let (status, reason, words) = verified(2000);
