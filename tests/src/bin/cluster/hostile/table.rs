@@ -129,10 +129,8 @@ enum Decides {
     Driver,
 }
 
-/// What is free of a card of 48 GiB beside a context and an MPS server, in steps of 100 MiB.
-const ISOLATED: Outcome = Killed(48_532);
-/// The same without a server.
-const SLICED: Outcome = Killed(48_632);
+/// What a card of 48 GiB has for a tenant without a neighbour, in steps of 100 MiB.
+const ALL: Outcome = Killed(48_632);
 
 const fn row(
     what: &'static str,
@@ -154,54 +152,54 @@ pub(super) const TABLE: [Row; 15] = [
         "takes all it can get",
         "",
         Decides::Both,
-        [Held, Held, Held, SLICED],
+        [Held, Held, Held, ALL],
     ),
     row(
         "takes the MPS variables out of its environment",
         "unset-mps",
         Decides::Mode,
-        [Refused(46), Refused(46), ISOLATED, SLICED],
+        [Refused(46), Refused(46), ALL, ALL],
     ),
     row(
         "opens the device itself",
         "direct",
         Decides::Mode,
-        [Refused(46), Refused(46), ISOLATED, SLICED],
+        [Refused(46), Refused(46), ALL, ALL],
     ),
     row(
         "names a pipe directory where nobody listens",
         "env CUDA_MPS_PIPE_DIRECTORY=/nowhere",
         Decides::Mode,
-        [Refused(46), Refused(46), ISOLATED, SLICED],
+        [Refused(46), Refused(46), ALL, ALL],
     ),
     row(
         "takes the name of an MPS server and opens the device itself",
         "set-name nvidia-cuda-mps-server direct",
         Decides::Mode,
-        [Refused(46), Refused(46), ISOLATED, SLICED],
+        [Refused(46), Refused(46), ALL, ALL],
     ),
     row(
         "raises the limit in its environment",
         "raise 30000",
         Decides::Neighbour,
-        [Held, Killed(7932), Held, SLICED],
+        [Held, Killed(7932), Held, ALL],
     ),
     row(
         "takes the limit out of its environment",
         "unset-limits",
         Decides::Neighbour,
-        [Held, Killed(7932), Held, SLICED],
+        [Held, Killed(7932), Held, ALL],
     ),
     Row {
         newer: Some([
-            [Held, Killed(7932), Held, SLICED],
-            [Killed(48_032), Killed(48_032), ISOLATED, SLICED],
+            [Held, Killed(7932), Held, ALL],
+            [Killed(48_032), Killed(48_032), ALL, ALL],
         ]),
         ..row(
             "raises the limit and adds one for a card that it does not have",
             "env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=30000M,63=1M",
             Decides::Both,
-            [Held, Killed(7932), Held, SLICED],
+            [Held, Killed(7932), Held, ALL],
         )
     },
     row(
@@ -235,19 +233,19 @@ pub(super) const TABLE: [Row; 15] = [
         "as root, raises the limit through the control pipe, for a process that comes later",
         "keep-going drive-raise 30000 unset-limits",
         Decides::Mode,
-        [Killed(29_932), Killed(29_932), Killed(29_932), SLICED],
+        [Killed(29_932), Killed(29_932), Killed(29_932), ALL],
     ),
     row(
         "sets the card's compute mode",
         "keep-going set-mode DEFAULT direct",
         Decides::Mode,
-        [Refused(46), Refused(46), ISOLATED, SLICED],
+        [Refused(46), Refused(46), ALL, ALL],
     ),
     row(
         "as root, ends the control daemon, then goes without",
         QUIT,
         Decides::Mode,
-        [SLICED, SLICED, SLICED, SLICED],
+        [ALL; 4],
     ),
 ];
 
