@@ -360,13 +360,30 @@ pub(crate) async fn a_client_that_the_driver_lists_late_is_left_alone(
 }
 
 async fn late(cluster: &Cluster, ns: &str) -> Result<()> {
+    let before = past_server(cluster).await?;
     tenant(cluster, ns, "honest", "alloc 1000 hold").await?;
     cluster.said(ns, "honest", "main", "hold").await?;
-    stays("the honest tenant", Duration::from_millis(1500), || async {
-        let pod = cluster.pods(ns).get("honest").await?;
-        Ok(Seen::when(phase_of(&pod) == "Running", phase_of(&pod)))
+    // By the agent's account: the kubelet tells of an end a second later.
+    stays("nothing is done", Duration::from_millis(1500), || async {
+        let now = past_server(cluster).await?;
+        Ok(Seen::when(now.1 == before.1, format!("{now:?}")))
     })
-    .await
+    .await?;
+    let after = past_server(cluster).await?;
+    ensure!(after.0 > before.0, "it was not listed late: {after:?}");
+    Ok(())
+}
+
+/// How often the agent has found a process past its server: warned, killed.
+async fn past_server(cluster: &Cluster) -> Result<(u64, u64)> {
+    let page = cluster.gpus.as_ref().context("no GPUs")?.metrics().await?;
+    let count = |action: &str| -> Result<u64> {
+        let series =
+            format!("aliquot_violations_total{{wrong=\"past-server\",action=\"{action}\"}} ");
+        let found = page.lines().find_map(|line| line.strip_prefix(&series));
+        Ok(found.with_context(|| series.clone())?.parse()?)
+    };
+    Ok((count("warned")?, count("killed")?))
 }
 
 pub(crate) async fn a_card_whose_processes_are_not_told_takes_no_share(
