@@ -1,6 +1,4 @@
 //! One claim for each attack that `docs/security.md` names: who tries what, and what it gets.
-//!
-//! Each was seen to fail once with its wall taken out.
 
 mod fence;
 mod guard;
