@@ -7,7 +7,7 @@
 use crate::units::{Mib, Mode};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use proto::names::{request as key, resource};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What one pod asks of GPUs. Empty when it asks for none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,27 +104,30 @@ pub enum RequestError {
     MpsAlone,
     /// KAI's sentence.
     #[error(
-        "failed to get fraction container ref: container with name {0} not found for fraction request"
+        "failed to get fraction container ref: container with name {} not found for fraction request",
+        shown(.0)
     )]
     Container(String),
     /// KAI's sentence (per-container form).
     #[error(
-        "container {0} not found in pod spec, but a fractional annotation referencing it was found"
+        "container {} not found in pod spec, but a fractional annotation referencing it was found",
+        shown(.0)
     )]
     PerContainer(String),
     /// KAI's sentence (per-container form).
     #[error("cannot request both gpu-fraction and GPU memory request")]
     BothForms,
     /// Ours.
-    #[error("{0} annotation value must be a Kubernetes quantity of memory greater than 0")]
+    #[error("{} annotation value must be a Kubernetes quantity of memory greater than 0", shown(.0))]
     Quantity(String),
     /// Ours: a limit above the request is burst, which nothing here could enforce.
     #[error(
-        "{0} is above the container's request: bursting above the request is not offered, set both alike"
+        "{} is above the container's request: bursting above the request is not offered, set both alike",
+        shown(.0)
     )]
     LimitAboveRequest(String),
     /// Ours.
-    #[error("{0} annotation value must be time-slicing or sm-sharing")]
+    #[error("{} annotation value must be time-slicing or sm-sharing", shown(.0))]
     ComputeMode(String),
     /// Ours.
     #[error("aliquot.dev/gpu-compute annotation value must be an integer from 1 to 100")]
@@ -133,11 +136,23 @@ pub enum RequestError {
     #[error("aliquot.dev/gpu-compute needs gpu-memory or gpu-fraction")]
     ComputeAlone,
     /// Ours: `nvidia.com/gpu` that is no whole number.
-    #[error("nvidia.com/gpu of container {0} must be a whole number")]
+    #[error("nvidia.com/gpu of container {} must be a whole number", shown(.0))]
     Whole(String),
     /// A share for a container that Kubernetes gives no devices.
     #[error("the pod has no container")]
     NoContainer,
+}
+
+/// A name has 253 characters at most (RFC 1123 subdomain), an annotation's key 317; what is
+/// longer is none, and may be as long as the pod.
+const MAX_SHOWN: usize = 320;
+
+/// A tenant's text, as one line of bounded length.
+fn shown(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(MAX_SHOWN)
+        .collect()
 }
 
 /// Reads what a pod asks for.
@@ -161,12 +176,15 @@ pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
         whole.extend(whole_request(container, init)?);
     }
 
+    let names: BTreeSet<&str> = all()
+        .map(|(container, _)| container.name.as_str())
+        .collect();
     let mut shares = BTreeMap::new();
     if let Some((container, share)) = pod_form(annotations, inits, &spec.containers)? {
         shares.insert(container, share);
     }
     for (container, share) in per_container_form(annotations)? {
-        if !all().any(|(existing, _)| existing.name == container) {
+        if !names.contains(container.as_str()) {
             return Err(RequestError::PerContainer(container));
         }
         if shares.contains_key(&container) {

@@ -230,10 +230,18 @@ impl OwnDir {
 /// [`DirError::Io`]; [`DirError::Unreadable`] when it is not a spec of at most 4 MiB.
 pub fn read_spec(path: &Path) -> Result<Spec, DirError> {
     let text = read_bounded(path)?;
-    serde_json::from_slice(&text).map_err(|error| DirError::Unreadable {
+    parse(&text).map_err(|reason| DirError::Unreadable {
         path: path.to_owned(),
-        reason: error.to_string(),
+        reason,
     })
+}
+
+/// A spec from its JSON.
+///
+/// # Errors
+/// Why it is none, in one sentence.
+pub fn parse(text: &[u8]) -> Result<Spec, String> {
+    serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
 pub(crate) fn read_bounded(path: &Path) -> Result<Vec<u8>, DirError> {

@@ -5,7 +5,7 @@
 //! both, depending on how it was called. Management specs (every device at once) are not
 //! among the vendors and are never handed to a tenant.
 
-use crate::dir::{DirError, io_error, read_bounded};
+use crate::dir::{self, DirError, io_error, read_bounded};
 use crate::name::{Kind, QualifiedName};
 use crate::spec::{ContainerEdits, Spec};
 use std::io;
@@ -122,8 +122,16 @@ type Parse = fn(&[u8]) -> Result<Spec, String>;
 /// By the file's ending, as runtimes choose; `None` for what they do not read.
 fn parser_of(path: &Path) -> Option<Parse> {
     match path.extension()?.to_str()? {
-        "json" => Some(|text| serde_json::from_slice(text).map_err(|e| e.to_string())),
-        "yaml" => Some(|text| serde_saphyr::from_slice(text).map_err(|e| e.to_string())),
+        "json" => Some(dir::parse),
+        "yaml" => Some(parse_yaml),
         _ => None,
     }
+}
+
+/// A spec from its YAML.
+///
+/// # Errors
+/// Why it is none.
+pub fn parse_yaml(text: &[u8]) -> Result<Spec, String> {
+    serde_saphyr::from_slice(text).map_err(|error| error.to_string())
 }

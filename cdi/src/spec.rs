@@ -5,7 +5,7 @@
 //! runtime: to drop it would be to inject less than the file says.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -221,35 +221,33 @@ impl ContainerEdits {
             intel_rdt,
             additional_gids,
         } = later;
-        for pair in env {
-            let name = env_name(&pair).to_owned();
-            self.env.retain(|old| env_name(old) != name);
-            self.env.push(pair);
-        }
-        for node in device_nodes {
-            self.device_nodes.retain(|old| old.path != node.path);
-            self.device_nodes.push(node);
-        }
-        for device in net_devices {
-            self.net_devices
-                .retain(|old| old.host_interface_name != device.host_interface_name);
-            self.net_devices.push(device);
-        }
+        replace(&mut self.env, env, |pair| env_name(pair));
+        replace(&mut self.device_nodes, device_nodes, |node| &node.path);
+        replace(&mut self.net_devices, net_devices, |device| {
+            &device.host_interface_name
+        });
         self.hooks.extend(hooks);
-        for mount in mounts {
-            self.mounts
-                .retain(|old| old.container_path != mount.container_path);
-            self.mounts.push(mount);
-        }
+        replace(&mut self.mounts, mounts, |mount| &mount.container_path);
         if intel_rdt.is_some() {
             self.intel_rdt = intel_rdt;
         }
-        for gid in additional_gids {
-            if !self.additional_gids.contains(&gid) {
-                self.additional_gids.push(gid);
-            }
-        }
+        let mut known: BTreeSet<u32> = self.additional_gids.iter().copied().collect();
+        let new = additional_gids.into_iter().filter(|gid| known.insert(*gid));
+        self.additional_gids.extend(new);
     }
+}
+
+/// Each of `later` in place of what has its key, the last one where several have.
+fn replace<T>(all: &mut Vec<T>, later: Vec<T>, key: impl Fn(&T) -> &str) {
+    let mut seen = BTreeSet::new();
+    // From the last to the first, and popped from the first to the last.
+    let mut last: Vec<bool> = later
+        .iter()
+        .rev()
+        .map(|one| seen.insert(key(one)))
+        .collect();
+    all.retain(|old| !seen.contains(key(old)));
+    all.extend(later.into_iter().filter(|_| last.pop().unwrap_or(true)));
 }
 
 fn env_name(pair: &str) -> &str {

@@ -88,12 +88,16 @@ fn try_set(limit: &Limit, pid: u32, host: &Host) -> Result<(), String> {
 fn cgroup(pid: u32, host: &Host) -> Result<PathBuf, String> {
     let file = host.proc.join(pid.to_string()).join("cgroup");
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let leaf = text
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .filter(|path| !path.is_empty() && !path.split('/').any(|part| part == ".."))
-        .ok_or("the container is in no cgroup v2 of its own")?;
+    let leaf = leaf(&text).ok_or("the container is in no cgroup v2 of its own")?;
     Ok(host.cgroup.join(leaf))
+}
+
+/// The path in cgroup v2 of a `/proc/<pid>/cgroup`, below its root; `None` for the root
+/// itself and for what would lead out of it, which the kernel writes of another namespace's.
+pub fn leaf(text: &str) -> Option<&str> {
+    text.lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .filter(|path| !path.split('/').any(|part| part.is_empty() || part == ".."))
 }
 
 /// `nvidia-smi`, within what is left of the time.
@@ -137,11 +141,14 @@ fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String>
     Err(failed(format!("{status}: {}", first.unwrap_or_default())))
 }
 
-/// MiB of the first line that speaks of a hard limit; `None` for `max`, and for anything that
-/// is not understood.
-fn hard_limit(text: &str) -> Option<u64> {
+/// MiB of the line that speaks of a hard limit; `None` for `max`, for several such lines, and
+/// for anything that is not understood.
+pub fn hard_limit(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
-    let line = lower.lines().find(|line| line.contains("hard"))?;
+    let mut lines = lower.lines().filter(|line| line.contains("hard"));
+    let (line, None) = (lines.next()?, lines.next()) else {
+        return None;
+    };
     let (_, value) = line.split_once([':', '=', '|'])?;
     let mut words = value.split_whitespace();
     let number: u64 = words.next()?.parse().ok()?;
@@ -243,6 +250,7 @@ mod tests {
             "12:devices:/kubepods/pod1/ab\n0::/\n",
             "4:memory:/kubepods/pod1/ab\n",
             "0::/../../etc\n",
+            "0::///etc\n",
             "",
         ] {
             let scene = Scene::new(cgroup, "echo 'Hard Limit : 2000 MiB'");
@@ -270,6 +278,7 @@ mod tests {
             ("Hard limit: 2000 parsecs", None),
             ("Soft limit: 2000 MiB", None),
             ("Hard limit 2000", None),
+            ("Hard limit: 2000 MiB\nHard limit: 48000 MiB", None),
             ("", None),
         ] {
             assert_eq!(hard_limit(text), expected, "{text:?}");

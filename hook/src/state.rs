@@ -106,6 +106,14 @@ impl Bundle {
             File::open(&path).map_err(|error| Refusal::Unreadable(format!("{what}: {error}")))?;
         parse(&what, file, MAX_CONFIG_BYTES)
     }
+
+    /// From the text of a `config.json`.
+    ///
+    /// # Errors
+    /// [`Refusal::Unreadable`].
+    pub fn parse(text: &[u8]) -> Result<Self, Refusal> {
+        parse("config.json", text, MAX_CONFIG_BYTES)
+    }
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(

@@ -52,7 +52,8 @@ impl Share {
     /// this version did not write.
     pub fn from_record(alloc: AllocId, text: &str) -> Option<Self> {
         let record: Record = serde_json::from_str(text).ok()?;
-        (record.version == VERSION).then(|| Self {
+        let known = record.version == VERSION && (1..=100).contains(&record.compute_percent);
+        known.then(|| Self {
             pod: record.pod,
             container: record.container,
             gpus: record
@@ -100,8 +101,10 @@ mod tests {
             used: Mib(0),
             sm_percent: None,
         };
-        assert_eq!(Share::from_record(alloc, &share.to_record()), Some(share));
-        for noise in ["", "{}", "[]", r#"{"version":2}"#] {
+        let record = share.to_record();
+        assert_eq!(Share::from_record(alloc, &record), Some(share));
+        let above = record.replace(":25,", ":101,");
+        for noise in ["", "{}", "[]", r#"{"version":2}"#, &above] {
             assert_eq!(Share::from_record(alloc, noise), None);
         }
     }

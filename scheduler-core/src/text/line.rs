@@ -79,11 +79,13 @@ fn words(body: &str) -> Result<Vec<Word>, String> {
     while chars.peek().is_some() {
         let mut key = String::new();
         let mut value: Option<String> = None;
+        let mut quoted = false;
         while let Some(next) = chars.next() {
             match next {
                 ' ' => break,
                 '=' if value.is_none() => value = Some(String::new()),
                 '"' => {
+                    quoted = true;
                     let into = value.as_mut().unwrap_or(&mut key);
                     loop {
                         match chars.next() {
@@ -97,7 +99,8 @@ fn words(body: &str) -> Result<Vec<Word>, String> {
                 other => value.as_mut().unwrap_or(&mut key).push(other),
             }
         }
-        if !key.is_empty() || value.is_some() {
+        // An empty name stands in quotes.
+        if quoted || !key.is_empty() || value.is_some() {
             words.push(Word {
                 key,
                 value,
@@ -203,7 +206,8 @@ impl Line {
 pub(super) fn quoted(text: &str) -> String {
     let plain = !text.is_empty()
         && !text.starts_with('#')
-        && !text.contains([' ', '"', '\\', '=', '\n', '\t']);
+        && !text.contains(['"', '\\', '='])
+        && !text.contains(|c: char| c.is_control() || c.is_whitespace());
     if plain {
         return text.to_owned();
     }
@@ -214,11 +218,33 @@ pub(super) fn quoted(text: &str) -> String {
                 out.push('\\');
                 out.push(next);
             }
-            // One line stays one line.
-            '\n' => out.push(' '),
+            // One line stays one line, whatever ends one on the way.
+            _ if next.is_control() => out.push(' '),
             _ => out.push(next),
         }
     }
     out.push('"');
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_with_white_space_keeps_it() {
+        for text in ["a\u{3000}", " a", "a\r"] {
+            let line = format!("pod {}\r\n", quoted(text));
+            let lines = parse(&line).unwrap();
+            assert_eq!(lines[0].name(1), Ok(&*text.replace('\r', " ")));
+        }
+    }
+
+    #[test]
+    fn an_empty_name_is_one_where_it_stands_in_quotes() {
+        let lines = parse("pod \"\" ns=a").unwrap();
+        assert_eq!(lines[0].name(1), Ok(""));
+        assert_eq!(lines[0].get("ns"), Some("a"));
+        assert!(parse("pod  ns=a").unwrap()[0].name(1).is_err());
+    }
 }

@@ -23,3 +23,20 @@ mod write;
 pub use line::TextError;
 pub use read::{event, read};
 pub use write::{decision, write};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_without_any_set_stays_one() {
+        for text in [
+            "group g queue=q no-sets\n",
+            "group g queue=q\n  set default min=1\n",
+        ] {
+            let events = read(text).unwrap();
+            assert_eq!(read(&write(&events)), Ok(events), "{text}");
+        }
+        assert_ne!(read("group g no-sets\n"), read("group g\n"));
+    }
+}

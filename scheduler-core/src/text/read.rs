@@ -234,7 +234,7 @@ fn rule(line: &Line) -> Option<TopologyRule> {
 fn group(line: &Line) -> Read<PodGroup> {
     let name = line.name(1)?;
     let mut root = sub_group(line, None)?;
-    if root.sets.is_empty() && root.groups.is_empty() {
+    if !line.flag("no-sets") && root.sets.is_empty() && root.groups.is_empty() {
         root.sets.push(PodSet {
             name: SetName::new("default"),
             min: line.number("min")?.unwrap_or(1),

@@ -84,7 +84,7 @@ impl Text {
     }
 
     fn pair(&mut self, key: &str, value: impl Display) {
-        let _ = write!(self.0, " {key}={}", quoted(&value.to_string()));
+        let _ = write!(self.0, " {}={}", quoted(key), quoted(&value.to_string()));
     }
 
     fn unless<T: PartialEq + Display>(&mut self, key: &str, value: T, default: T) {
@@ -360,7 +360,9 @@ impl Text {
         self.some("stale-since", group.stale_since.map(|time| time.0));
         self.some("grace", group.staleness_grace.map(|time| time.0));
         self.unless("delay", group.preemption_delay.0, 0);
-        self.sub_group(&group.root, 1);
+        let root = &group.root;
+        self.flag("no-sets", root.sets.is_empty() && root.groups.is_empty());
+        self.sub_group(root, 1);
     }
 
     /// Ends the line of the group, then writes what is below.

@@ -8,6 +8,13 @@ use api::request::{self, GpuRequest, RequestError, ShareRequest};
 use k8s_openapi::api::core::v1::Pod;
 use proto::names::resource;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// A container of a dozen bytes becomes a struct of several hundred, and the API server asks
+/// before it has looked at the pod itself: more containers than anybody has are not read.
+const MAX_CONTAINERS: usize = 1024;
 
 /// Why a pod is refused. The text is what the user reads.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -21,6 +28,9 @@ pub enum AmendError {
         name = resource::SHARE
     )]
     Token(String),
+    /// More than [`MAX_CONTAINERS`].
+    #[error("the pod has {0} containers, no more than {MAX_CONTAINERS} are read")]
+    Containers(usize),
     /// No pod.
     #[error("the object is no pod: {0}")]
     Pod(String),
@@ -28,18 +38,30 @@ pub enum AmendError {
 
 /// The pod as it is to be.
 pub fn amended(pod: &Value) -> Result<Value, AmendError> {
+    let count = LISTS
+        .iter()
+        .filter_map(|list| pod["spec"][list].as_array())
+        .map(Vec::len)
+        .sum();
+    if count > MAX_CONTAINERS {
+        return Err(AmendError::Containers(count));
+    }
     let typed: Pod =
         serde_json::from_value(pod.clone()).map_err(|e| AmendError::Pod(e.to_string()))?;
     let request = request::of(&typed)?;
+    let asked: BTreeMap<&str, &GpuRequest> = request
+        .containers
+        .iter()
+        .map(|asked| (asked.name.as_str(), &asked.gpus))
+        .collect();
     let mut pod = pod.clone();
-    for list in ["initContainers", "containers", "ephemeralContainers"] {
+    for list in LISTS {
         let containers = pod
             .pointer_mut(&format!("/spec/{list}"))
             .and_then(Value::as_array_mut);
         for container in containers.into_iter().flatten() {
             let name = container["name"].as_str().unwrap_or_default().to_owned();
-            let asked = request.containers.iter().find(|asked| asked.name == name);
-            match asked.map(|asked| &asked.gpus) {
+            match asked.get(name.as_str()) {
                 Some(GpuRequest::Share(share)) if list != "ephemeralContainers" => {
                     give(container, share);
                 }
@@ -260,6 +282,10 @@ mod tests {
             ),
             (pod(json!({}), token), "gpu-memory"),
             (json!({"spec": 5}), "no pod"),
+            (
+                json!({"spec": {"containers": vec![json!({"name": "c"}); 1025]}}),
+                "the pod has 1025 containers",
+            ),
         ] {
             let refusal = amended(&pod).expect_err("refused").to_string();
             assert!(refusal.contains(says), "{refusal}");

@@ -1,7 +1,7 @@
 //! What a pod of ours becomes before it exists, or why it does not.
 //!
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
-//! - `review`: an `AdmissionReview` → its answer.
+//! - [`review`]: an `AdmissionReview` → its answer.
 //! - `validate`: pure: queues, pod groups and topologies that nobody can mean.
 //! - `configuration`: the two webhook configurations, kept as they must be.
 //!
@@ -11,15 +11,15 @@
 
 mod amend;
 mod configuration;
-mod review;
+pub mod review;
 mod validate;
 
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
 
 use crate::trust::Trust;
-use axum::Router;
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use configuration::Configuration;
 use tokio_util::sync::CancellationToken;
 
@@ -63,8 +63,11 @@ pub async fn run(
 ) -> Result<(), AdmissionError> {
     let configuration = Configuration::new(&settings, trust.ca_pem());
     let routes = Router::new()
-        .route(PODS, post(review::pods))
-        .route(OBJECTS, post(review::objects))
+        .route(PODS, post(async |Json(sent)| Json(review::pods(sent))))
+        .route(
+            OBJECTS,
+            post(async |Json(sent)| Json(review::objects(sent))),
+        )
         .route("/healthz", get(async || "ok"));
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();

@@ -1,22 +1,25 @@
 //! An `AdmissionReview` → its answer.
 
 use super::{amend, validate};
-use axum::Json;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use serde_json::{Value, json};
 
-type Review = AdmissionReview<DynamicObject>;
+/// Bytes of a refusal: as many as a note of an event may have.
+const MAX_LINE: usize = 1024;
+
+/// As the API server sends it.
+pub type Review = AdmissionReview<DynamicObject>;
 
 /// Pods are amended, or refused.
-pub(super) async fn pods(Json(review): Json<Review>) -> Json<Value> {
+pub fn pods(review: Review) -> Value {
     answer(review, judge)
 }
 
 /// Queues, pod groups and topologies are taken, or refused.
-pub(super) async fn objects(Json(review): Json<Review>) -> Json<Value> {
+pub fn objects(review: Review) -> Value {
     answer(review, check)
 }
 
@@ -24,10 +27,10 @@ pub(super) async fn objects(Json(review): Json<Review>) -> Json<Value> {
 fn answer(
     review: Review,
     judge: impl Fn(&AdmissionRequest<DynamicObject>) -> AdmissionResponse,
-) -> Json<Value> {
+) -> Value {
     let response = match review.try_into() {
         Ok(request) => judge(&request),
-        Err(error) => AdmissionResponse::invalid(error.to_string()),
+        Err(error) => AdmissionResponse::invalid(line(&error.to_string())),
     };
     let patch = response.patch.as_ref().map(|patch| STANDARD.encode(patch));
     let mut answer = json!(response.into_review());
@@ -36,7 +39,19 @@ fn answer(
     if let Some(patch) = patch {
         answer["response"]["patch"] = Value::String(patch);
     }
-    Json(answer)
+    answer
+}
+
+/// What a user reads, as one line that fits into an event: it may quote an object of any
+/// length.
+fn line(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .scan(0, |length, c| {
+            *length += c.len_utf8();
+            (*length <= MAX_LINE).then_some(c)
+        })
+        .collect()
 }
 
 fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
@@ -46,14 +61,14 @@ fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     };
     let pod = match serde_json::to_value(object) {
         Ok(pod) => pod,
-        Err(error) => return response.deny(format!("the pod cannot be read: {error}")),
+        Err(error) => return response.deny(line(&format!("the pod cannot be read: {error}"))),
     };
     match amend::amended(&pod) {
         Ok(amended) => allow(response, &pod, &amended),
         Err(refusal) => {
             let namespace = request.namespace.as_deref().unwrap_or_default();
             tracing::info!(namespace, pod = request.name, "refused: {refusal}");
-            response.deny(refusal.to_string())
+            response.deny(line(&refusal.to_string()))
         }
     }
 }
@@ -70,8 +85,8 @@ fn check(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     };
     match verdict {
         Ok(Ok(())) => response,
-        Ok(Err(invalid)) => response.deny(invalid.to_string()),
-        Err(unreadable) => response.deny(unreadable),
+        Ok(Err(invalid)) => response.deny(line(&invalid.to_string())),
+        Err(unreadable) => response.deny(line(&unreadable)),
     }
 }
 
@@ -86,7 +101,7 @@ fn allow(response: AdmissionResponse, pod: &Value, amended: &Value) -> Admission
     }
     match response.with_patch(patch) {
         Ok(response) => response,
-        Err(error) => AdmissionResponse::invalid(error.to_string()),
+        Err(error) => AdmissionResponse::invalid(line(&error.to_string())),
     }
 }
 
@@ -94,7 +109,7 @@ fn allow(response: AdmissionResponse, pod: &Value, amended: &Value) -> Admission
 mod tests {
     use super::*;
 
-    async fn respond(pod: Value) -> Value {
+    fn respond(pod: Value) -> Value {
         let review = json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
             "request": {
@@ -105,18 +120,18 @@ mod tests {
             },
         });
         let review = serde_json::from_value(review).expect("a review");
-        let Json(mut answer) = pods(Json(review)).await;
+        let mut answer = pods(review);
         answer["response"].take()
     }
 
-    #[tokio::test]
-    async fn the_patch_of_the_answer_makes_the_amended_pod() {
+    #[test]
+    fn the_patch_of_the_answer_makes_the_amended_pod() {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "p", "annotations": {"gpu-memory": "5"}},
             "spec": {"containers": [{"name": "c", "later": {"unknown": [1]}}]},
         });
-        let response = respond(pod.clone()).await;
+        let response = respond(pod.clone());
         assert_eq!(
             (&response["uid"], &response["allowed"]),
             (&json!("u"), &json!(true))
@@ -129,8 +144,8 @@ mod tests {
         assert_eq!(pod, amended);
     }
 
-    #[tokio::test]
-    async fn a_queue_without_resources_is_refused_and_other_kinds_are_let_through() {
+    #[test]
+    fn a_queue_without_resources_is_refused_and_other_kinds_are_let_through() {
         for (kind, allowed) in [("Queue", false), ("Topology", false), ("ConfigMap", true)] {
             let review = json!({
                 "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -141,15 +156,26 @@ mod tests {
                     "object": {"apiVersion": "g/v", "kind": kind, "metadata": {"name": "o"}, "spec": {}}, "oldObject": null,
                 },
             });
-            let Json(answer) = objects(Json(serde_json::from_value(review).unwrap())).await;
+            let answer = objects(serde_json::from_value(review).unwrap());
             assert_eq!(answer["response"]["allowed"], allowed, "{kind}: {answer}");
         }
     }
 
-    #[tokio::test]
-    async fn a_refusal_says_why_and_nothing_changes() {
+    #[test]
+    fn a_refusal_is_one_line_that_fits_into_an_event() {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": "c\n".repeat(5000)}});
+        let response = respond(pod);
+        let message = response["status"]["message"].as_str().expect("a message");
+        assert!(
+            message.len() <= 1024 && !message.contains('\n'),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_nothing_changes() {
         let pod = json!({"metadata": {"annotations": {"gpu-memory": "0"}}, "spec": {"containers": [{"name": "c"}]}});
-        let response = respond(pod).await;
+        let response = respond(pod);
         assert_eq!(response["allowed"], false);
         let message = response["status"]["message"].as_str().expect("a message");
         assert!(

@@ -3,7 +3,7 @@
 //! What slips through while the webhook is away does no harm: the core copes with it and
 //! says so. So these are refused as a service to whoever wrote them.
 
-use api::kai::SubGroup;
+use api::kai;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +22,13 @@ pub(super) enum Invalid {
     SubGroupParent { name: String, parent: String },
     #[error("spec.subGroups: {0} is its own ancestor")]
     SubGroupCycle(String),
+    #[error("spec.subGroups: {0} sub-groups, no more than {max} are read", max = kai::MAX_SUB_GROUPS)]
+    SubGroups(usize),
+    #[error(
+        "spec.subGroups: {0} is more than {max} levels deep",
+        max = kai::MAX_SUB_GROUP_DEPTH
+    )]
+    SubGroupDepth(String),
     #[error("minMember and minSubGroup are mutually exclusive: set one of them")]
     GroupMinimum,
     #[error("subgroup {0:?}: minMember and minSubGroup are mutually exclusive")]
@@ -58,6 +65,10 @@ pub(super) fn queue(queue: &Queue) -> Result<(), Invalid> {
 }
 
 pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
+    let count = group.spec.sub_groups.len();
+    if count > kai::MAX_SUB_GROUPS {
+        return Err(Invalid::SubGroups(count));
+    }
     let mut parents: BTreeMap<&str, Option<&str>> = BTreeMap::new();
     for sub in &group.spec.sub_groups {
         let parent = sub.parent.as_deref().filter(|parent| !parent.is_empty());
@@ -76,14 +87,31 @@ pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
         }
     }
     minimums(group)?;
+    depths(&parents)
+}
+
+/// Each is below a root, and not too far below it. Every step is taken once, whatever the
+/// order and depth.
+fn depths(parents: &BTreeMap<&str, Option<&str>>) -> Result<(), Invalid> {
+    let mut depths: BTreeMap<&str, usize> = BTreeMap::new();
     for name in parents.keys() {
-        let mut above = BTreeSet::from([*name]);
-        let mut at = *name;
-        while let Some(Some(parent)) = parents.get(at) {
-            if !above.insert(parent) {
-                return Err(Invalid::SubGroupCycle((*parent).to_owned()));
+        let mut path = Vec::new();
+        let mut above = BTreeSet::new();
+        let mut at = Some(*name);
+        while let Some(name) = at.filter(|name| !depths.contains_key(name)) {
+            if !above.insert(name) {
+                return Err(Invalid::SubGroupCycle(name.to_owned()));
             }
-            at = parent;
+            path.push(name);
+            at = parents.get(name).copied().flatten();
+        }
+        let mut depth = at.and_then(|known| depths.get(known)).copied().unwrap_or(0);
+        while let Some(name) = path.pop() {
+            depth += 1;
+            if depth > kai::MAX_SUB_GROUP_DEPTH {
+                return Err(Invalid::SubGroupDepth(name.to_owned()));
+            }
+            depths.insert(name, depth);
         }
     }
     Ok(())
@@ -92,10 +120,12 @@ pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
 /// Pods or sub-groups are counted, not both, and no more of these than there are.
 fn minimums(group: &PodGroup) -> Result<(), Invalid> {
     let spec = &group.spec;
-    let children = |of: Option<&str>| {
-        let parent = |sub: &&SubGroup| sub.parent.as_deref().filter(|name| !name.is_empty()) == of;
-        spec.sub_groups.iter().filter(parent).count()
-    };
+    let mut count: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+    for sub in &spec.sub_groups {
+        let parent = sub.parent.as_deref().filter(|name| !name.is_empty());
+        *count.entry(parent).or_default() += 1;
+    }
+    let children = |of: Option<&str>| count.get(&of).copied().unwrap_or(0);
     let wrong = |asked: i32, there: usize| {
         !usize::try_from(asked).is_ok_and(|asked| (1..=there).contains(&asked))
     };
@@ -232,6 +262,21 @@ mod tests {
         ] {
             assert_eq!(group(subs), Err(refusal));
         }
+    }
+
+    #[test]
+    fn a_tree_that_is_too_deep_or_too_wide_is_refused() {
+        let chain = |length: usize| -> Value {
+            let sub = |at: usize| json!({"name": format!("s{at}"), "parent": (at > 0).then(|| format!("s{}", at - 1))});
+            (0..length).rev().map(sub).collect()
+        };
+        assert_eq!(group(chain(kai::MAX_SUB_GROUP_DEPTH)), Ok(()));
+        let refusal = group(chain(kai::MAX_SUB_GROUPS)).unwrap_err();
+        assert!(matches!(refusal, Invalid::SubGroupDepth(_)), "{refusal}");
+        let wide: Value = (0..50_000)
+            .map(|at| json!({"name": format!("s{at}")}))
+            .collect();
+        assert_eq!(group(wide), Err(Invalid::SubGroups(50_000)));
     }
 
     #[test]

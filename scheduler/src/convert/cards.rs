@@ -91,7 +91,12 @@ fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
     card.mig = gpu.mig_enabled;
     card.client_slots = gpu.client_slots;
     card.numa = u32::try_from(gpu.numa_node).ok();
-    card.nvlink_peers = gpu.nvlink_peers.iter().map(GpuUuid::new).collect();
+    card.nvlink_peers = gpu
+        .nvlink_peers
+        .iter()
+        .filter(|peer| !peer.is_empty())
+        .map(GpuUuid::new)
+        .collect();
     card.allowance = Mib(gpu.context_allowance_mib);
     card.pool = match gpu.kubelet_pool.as_str() {
         "whole" => Pool::Whole,

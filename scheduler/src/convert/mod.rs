@@ -16,7 +16,7 @@ mod isolation;
 mod node;
 mod pod;
 mod quantity;
-mod queue;
+pub(crate) mod queue;
 mod resources;
 mod rules;
 mod storage;

@@ -49,7 +49,7 @@ pub(super) fn of(node: &KubeNode, managed: bool) -> Node {
     };
     for (name, amount) in status.allocatable.iter().flatten() {
         match name.as_str() {
-            "cpu" => out.cpu = CpuMilli(quantity::milli(amount).unwrap_or(0)),
+            "cpu" => out.cpu = CpuMilli(quantity::milli_down(amount).unwrap_or(0)),
             "memory" => out.memory = Bytes(quantity::down(amount).unwrap_or(0)),
             "pods" => out.pods = quantity::down(amount).unwrap_or(0),
             resource::GPU => {

@@ -9,13 +9,15 @@ use scheduler_core::model::{
     PodGroup, PodSet, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Duration, Time};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Queue priority where none is set.
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.
 const PREEMPTIBLE_BELOW: i32 = 100;
+/// Go keeps 63 bits of nanoseconds.
+const MAX_MILLIS: f64 = 9_223_372_036_854.0;
 /// The pod set of a group without sub-groups.
 const DEFAULT_SET: &str = "default";
 
@@ -78,16 +80,34 @@ fn whole(amount: f64) -> u64 {
     amount.round().max(0.0) as u64
 }
 
-/// Go's duration; negative or unreadable: as if unset.
-fn duration(text: Option<&str>) -> Option<Duration> {
-    let parsed: kube::core::Duration = text?.parse().ok()?;
-    if parsed.is_negative() {
-        return None;
+/// Go's duration (`time.ParseDuration`); negative, unreadable or more than Go keeps: as if
+/// unset. A tenant writes it: `kube`'s own parser ends the process at `1h-5m`.
+pub(crate) fn duration(text: Option<&str>) -> Option<Duration> {
+    let text = text?;
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration(0));
     }
-    let length = std::time::Duration::from(parsed);
-    Some(Duration(
-        u64::try_from(length.as_millis()).unwrap_or(u64::MAX),
-    ))
+    let of_number = |c: char| c.is_ascii_digit() || c == '.';
+    let mut millis = 0.0;
+    let mut parts = 0;
+    while !rest.is_empty() {
+        let (number, after) = rest.split_at(rest.find(|c| !of_number(c))?);
+        let (unit, after) = after.split_at(after.find(of_number).unwrap_or(after.len()));
+        let each = match unit {
+            "ns" => 1e-6,
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1e-3,
+            "ms" => 1.0,
+            "s" => 1e3,
+            "m" => 6e4,
+            "h" => 3.6e6,
+            _ => return None,
+        };
+        millis += number.parse::<f64>().ok()? * each;
+        rest = after;
+        parts += 1;
+    }
+    (parts > 0 && millis <= MAX_MILLIS).then(|| Duration(whole(millis)))
 }
 
 /// Name of a pod group in the core.
@@ -155,7 +175,12 @@ fn tree(spec: &kai::PodGroupSpec) -> SubGroup {
             ..SubGroup::default()
         };
     }
-    let mut root = branch(&spec.sub_groups, None, &mut BTreeSet::new());
+    let mut children: Children = BTreeMap::new();
+    for sub in spec.sub_groups.iter().take(kai::MAX_SUB_GROUPS) {
+        let parent = sub.parent.as_deref().filter(|name| !name.is_empty());
+        children.entry(parent).or_default().push(sub);
+    }
+    let mut root = branch(&children, None, &mut BTreeSet::new(), 1);
     root.min_children = needed(spec.min_sub_group);
     root.topology = topology;
     root
@@ -167,28 +192,30 @@ fn needed(min: Option<i32>) -> Option<u32> {
         .filter(|min| *min > 0)
 }
 
+/// Sub-groups by their parent's name.
+type Children<'a> = BTreeMap<Option<&'a str>, Vec<&'a kai::SubGroup>>;
+
 /// What has `parent` as its parent. A sub-group that is its own ancestor hangs on nobody
-/// and is left out, as is one whose parent is missing: its pods name a set that is not there.
+/// and is left out, as is one whose parent is missing, that is too deep or one too many: its
+/// pods name a set that is not there.
 fn branch<'a>(
-    all: &'a [kai::SubGroup],
+    all: &Children<'a>,
     parent: Option<&'a str>,
     seen: &mut BTreeSet<&'a str>,
+    depth: usize,
 ) -> SubGroup {
     let mut out = SubGroup::default();
-    let children = all
-        .iter()
-        .filter(|sub| sub.parent.as_deref().filter(|name| !name.is_empty()) == parent);
-    for sub in children {
+    if depth > kai::MAX_SUB_GROUP_DEPTH {
+        return out;
+    }
+    for sub in all.get(&parent).into_iter().flatten() {
         let name = sub.name.as_str();
         if !seen.insert(name) {
             continue;
         }
-        let inner = all
-            .iter()
-            .any(|other| other.parent.as_deref() == Some(name));
         let topology = rule(sub.topology_constraint.as_ref());
-        if inner {
-            let mut group = branch(all, Some(name), seen);
+        if !name.is_empty() && all.contains_key(&Some(name)) {
+            let mut group = branch(all, Some(name), seen, depth + 1);
             group.name = Some(SetName::new(name));
             group.min_children = needed(sub.min_sub_group);
             group.topology = topology;
@@ -259,6 +286,31 @@ mod tests {
         assert_eq!(queue.priority, 100);
     }
 
+    #[test]
+    fn durations_are_gos_and_no_text_ends_the_process() {
+        let read = |text| duration(Some(text)).map(|length| length.0);
+        for (text, millis) in [
+            ("0", Some(0)),
+            ("1m30s", Some(90_000)),
+            ("+1.5h", Some(5_400_000)),
+            (".5s", Some(500)),
+            ("1001us", Some(1)),
+            ("1.001s", Some(1_001)),
+            ("-1s", None),
+            ("1h-5m", None),
+            ("19223372036854775806s", None),
+            ("1e300h", None),
+            ("5", None),
+            ("s", None),
+            ("", None),
+            (".", None),
+            ("1d", None),
+        ] {
+            assert_eq!(read(text), millis, "{text}");
+        }
+        assert_eq!(read(&format!("{}h", "9".repeat(400))), None);
+    }
+
     fn read_group(spec: serde_json::Value) -> PodGroup {
         let read: kai::PodGroup = serde_json::from_value(json!({
             "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
@@ -300,6 +352,24 @@ mod tests {
             .collect();
         assert_eq!(sets, [("a".to_owned(), 2), ("b".to_owned(), 0)]);
         assert!(group.root.sets.is_empty());
+    }
+
+    #[test]
+    fn sub_groups_are_cut_where_they_are_too_deep_or_too_many() {
+        let sub = |at: usize| json!({"name": format!("s{at}"), "parent": (at > 0).then(|| format!("s{}", at - 1))});
+        let all: Vec<_> = (0..kai::MAX_SUB_GROUPS).rev().map(sub).collect();
+        let group = read_group(json!({"subGroups": all}));
+        let mut depth = 0;
+        let mut at = &group.root;
+        while let Some(inner) = at.groups.first() {
+            depth += 1;
+            at = inner;
+        }
+        assert_eq!(depth, kai::MAX_SUB_GROUP_DEPTH);
+        assert!(at.sets.is_empty());
+        let wide = |at: usize| json!({"name": format!("s{at}")});
+        let group = read_group(json!({"subGroups": (0..30_000).map(wide).collect::<Vec<_>>()}));
+        assert_eq!(group.root.sets.len(), kai::MAX_SUB_GROUPS);
     }
 
     #[test]

@@ -95,7 +95,7 @@ fn amounts(quantities: &Quantities) -> Amounts {
 
 fn amount_of(name: &str, quantity: &Quantity) -> u64 {
     let amount = if name == CPU {
-        quantity::milli(quantity)
+        quantity::milli_up(quantity)
     } else {
         quantity::up(quantity)
     };

@@ -49,7 +49,7 @@ impl Want {
             uid: claim.uid().unwrap_or_default(),
             shape: Shape {
                 class: class.unwrap_or_default().to_owned(),
-                size: size.map_or(Some(0), quantity::milli),
+                size: size.map_or(Some(0), quantity::milli_up),
                 modes: spec.access_modes.into_iter().flatten().collect(),
                 block: spec.volume_mode.as_deref() == Some("Block"),
                 attributes: spec.volume_attributes_class_name.unwrap_or_default(),
@@ -92,7 +92,7 @@ impl Volume {
         Self {
             shape: Shape {
                 class: spec.storage_class_name.unwrap_or_default(),
-                size: capacity.and_then(quantity::milli),
+                size: capacity.and_then(quantity::milli_down),
                 modes: spec.access_modes.into_iter().flatten().collect(),
                 block: spec.volume_mode.as_deref() == Some("Block"),
                 attributes: spec.volume_attributes_class_name.unwrap_or_default(),

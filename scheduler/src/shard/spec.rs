@@ -346,17 +346,12 @@ fn placement(text: &Spanned<String>) -> Result<Placement, Remark> {
 
 /// Go's duration.
 fn duration(text: &Spanned<String>) -> Result<Duration, Remark> {
-    let read: Result<kube::core::Duration, _> = text.value.parse();
-    match read {
-        Ok(read) if !read.is_negative() => {
-            let millis = std::time::Duration::from(read).as_millis();
-            Ok(Duration(u64::try_from(millis).unwrap_or(u64::MAX)))
-        }
-        _ => Err(remark(
+    crate::convert::queue::duration(Some(&text.value)).ok_or_else(|| {
+        remark(
             text,
             format!("{} is no duration, such as 90s or 5m", text.value),
-        )),
-    }
+        )
+    })
 }
 
 fn number(text: &Spanned<String>) -> Result<f64, Remark> {

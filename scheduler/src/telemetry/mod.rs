@@ -30,6 +30,10 @@ use tonic::service::Routes;
 pub use heard::{HeardReceiver, HeardSender, channel};
 pub use meters::AgentMeters;
 
+/// Bytes of one message. Sixteen cards with 48 shares each are below 512 KiB, and the emptiest
+/// message becomes structs of some two hundred times its length.
+const MAX_MESSAGE: usize = 1 << 20;
+
 /// A fact from a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard {
@@ -88,7 +92,9 @@ pub async fn run(
         meters,
         stop: stop.clone(),
     };
-    let routes = Routes::new(TelemetryServer::from_arc(Arc::new(service))).into_axum_router();
+    let server =
+        TelemetryServer::from_arc(Arc::new(service)).max_decoding_message_size(MAX_MESSAGE);
+    let routes = Routes::new(server).into_axum_router();
     Ok(trust.serve(listener.into_std()?, routes, stop).await?)
 }
 
