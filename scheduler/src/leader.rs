@@ -124,10 +124,6 @@ pub fn client(client: Client, leadership: Leadership) -> Client {
 mod tests {
     use super::*;
 
-    fn taken() -> kube::Result<u8> {
-        Ok(7)
-    }
-
     fn why(error: &BoxError) -> Option<NotLeading> {
         error.downcast_ref().copied()
     }
@@ -135,16 +131,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_is_sent_before_the_deadline_and_not_after_it() {
         let (grantor, leadership) = leadership();
-        let refused = leadership.send(async { taken() }).await.unwrap_err();
+        let refused = leadership
+            .send(async { kube::Result::Ok(7_u8) })
+            .await
+            .unwrap_err();
         assert_eq!(why(&refused), Some(NotLeading::NotSent));
         grantor.until(Some(Instant::now() + Duration::from_secs(8)));
-        assert_eq!(leadership.send(async { taken() }).await.unwrap(), 7);
+        assert_eq!(
+            leadership
+                .send(async { kube::Result::Ok(7_u8) })
+                .await
+                .unwrap(),
+            7
+        );
         // The process stands still for longer than the lease lasts.
         tokio::time::advance(Duration::from_secs(9)).await;
         let sent = std::cell::Cell::new(false);
         let late = leadership.send(async {
             sent.set(true);
-            taken()
+            kube::Result::Ok(7_u8)
         });
         assert_eq!(why(&late.await.unwrap_err()), Some(NotLeading::NotSent));
         assert!(!sent.get());
@@ -174,7 +179,7 @@ mod tests {
         grantor.until(Some(Instant::now() + Duration::from_secs(8)));
         let write = leadership.send(async {
             tokio::time::sleep(Duration::from_secs(2)).await;
-            taken()
+            Ok(7_u8)
         });
         let begin = Instant::now();
         let release = async {
@@ -186,7 +191,10 @@ mod tests {
         let (answer, waited) = tokio::join!(write, release);
         assert_eq!(answer.unwrap(), 7);
         assert_eq!(waited, Duration::from_secs(2));
-        let late = leadership.send(async { taken() }).await.unwrap_err();
+        let late = leadership
+            .send(async { kube::Result::Ok(7_u8) })
+            .await
+            .unwrap_err();
         assert_eq!(why(&late), Some(NotLeading::NotSent));
     }
 }

@@ -295,8 +295,13 @@ impl Machine {
 
     /// What the hook would leave.
     pub fn prove(&self, entry: &Entry) {
+        self.prove_as(entry, &format!("c-{}", entry.pod));
+    }
+
+    /// With the runtime's name of the container.
+    pub fn prove_as(&self, entry: &Entry, container: &str) {
         let proof = json!({"version": 1, "allocId": entry.alloc(), "podUid": entry.pod_uid,
-            "container": entry.container, "containerId": format!("c-{}", entry.pod), "pid": 1, "unixMillis": 1});
+            "container": entry.container, "containerId": container, "pid": 1, "unixMillis": 1});
         std::fs::write(
             self.config.proof_dir().join(entry.alloc()),
             proof.to_string(),

@@ -284,8 +284,15 @@ async fn a_container_that_never_met_the_hook_closes_the_node() {
     let uid = machine.share_pod("p", 0, 2000).await;
     let entry = machine.admit("p", &uid).await;
     machine.kubelet.pre_start(&entry).await.unwrap();
+    // It has a process, by the kernel's word.
+    let id = "c".repeat(64);
+    let process = machine.config.proc_root.join("77");
+    std::fs::create_dir(&process).unwrap();
+    let pod = "0f6b1c1e-4d5c-4f5e-9a64-3a1f0e5d7c21";
+    let line = format!("0::/kubepods/burstable/pod{pod}/{id}\n");
+    std::fs::write(process.join("cgroup"), line).unwrap();
     let running = json!({"phase": "Running", "containerStatuses": [{"name": "main", "image": "x",
-        "imageID": "", "ready": true, "restartCount": 0, "containerID": "containerd://c-p",
+        "imageID": "", "ready": true, "restartCount": 0, "containerID": format!("containerd://{id}"),
         "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]});
     machine.set_status("p", running).await;
     until("nothing more is offered", || async {
@@ -293,7 +300,7 @@ async fn a_container_that_never_met_the_hook_closes_the_node() {
         (machine.healthy(SHARE) == held).then_some(())
     })
     .await;
-    machine.prove(&entry);
+    machine.prove_as(&entry, &id);
     until("the proof opens it again", || async {
         (machine.healthy(SHARE).len() == 48).then_some(())
     })

@@ -1,7 +1,7 @@
 //! Metrics and health pages.
 
 use crate::sample;
-use agent::inventory::GpuUuid;
+use agent::inventory::{ComputeMode, GpuUuid};
 use agent::node::{Note, Refusal, State};
 use agent::telemetry::http::{Pages, router};
 use agent::telemetry::metrics::{Meters, NodeCollector};
@@ -144,6 +144,11 @@ async fn every_note_moves_its_metric() {
             xid: 79,
         },
         Note::Freed { pod: "ns/p".into() },
+        Note::ComputeMode {
+            gpu: GpuUuid::from("GPU-0"),
+            is: ComputeMode::Default,
+            needed: ComputeMode::ExclusiveProcess,
+        },
         Note::Unproven {
             pod: pod.clone(),
             container: "main".into(),

@@ -504,7 +504,7 @@ mod tests {
             assert_eq!(core.apply(second), Vec::new());
             assert_eq!(core.open_decisions(), 0, "round {round}");
             core.apply(Event::PodGone(pod.uid.clone()));
-            pod.uid = PodUid::new(&format!("a{round}"));
+            pod.uid = PodUid::new(format!("a{round}"));
             pod.phase = Phase::Pending;
             core.apply(Event::Pod(Box::new(pod.clone())));
         }
