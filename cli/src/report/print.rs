@@ -31,7 +31,8 @@ pub(crate) struct Output {
         long = "output",
         value_enum,
         value_name = "FORMAT",
-        default_value_t
+        default_value_t,
+        global = true
     )]
     pub(crate) format: Format,
     /// Leave out the line of titles.
