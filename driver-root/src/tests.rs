@@ -18,7 +18,6 @@ fn run(root: &DriverRoot, program: &Path, shared: Shared<'_>) -> std::process::O
 /// Not a test: what the program of the foreign root does.
 #[test]
 #[ignore = "the other tests run it in a root of its own"]
-#[expect(clippy::print_stdout, reason = "its answer")]
 fn what_a_program_sees() {
     let Some(folder) = std::env::var_os("SHARED") else {
         return;
