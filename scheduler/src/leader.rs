@@ -26,7 +26,7 @@ pub enum NotLeading {
     GivenUp,
 }
 
-/// Whether this replica may write, as [`crate::lease`] says.
+/// Whether this replica may write, as `crate::lease` says.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     /// Until when; `None`: not at all.

@@ -17,7 +17,7 @@
 //! - [`cycle`]: the only owner of the core; coalesces, decides; `clock`: by which time.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
-//! - [`lease`]: which replica acts; [`leader`]: the client whose writes only that one sends.
+//! - `lease`: which replica acts; [`leader`]: the client whose writes only that one sends.
 //! - [`observe`]: what would be done where another scheduler decides; then nothing acts.
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`snapshot`]: the cluster for KAI's tools.

@@ -28,7 +28,7 @@ pub enum AmendError {
         name = resource::SHARE
     )]
     Token(String),
-    /// More than [`MAX_CONTAINERS`].
+    /// More than `MAX_CONTAINERS`.
     #[error("the pod has {0} containers, no more than {MAX_CONTAINERS} are read")]
     Containers(usize),
     /// No pod.
