@@ -375,7 +375,8 @@ impl Cycle<'_> {
         true
     }
 
-    /// Moves every promise on a card to another card of the node that nobody stays on.
+    /// Moves every promise on a card to another card of the node, of the same size (a fraction
+    /// is worth something else on another), that nobody stays on.
     fn displace(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
         let Some(row) = self.state.nodes.get(node) else {
             return false;
@@ -386,7 +387,7 @@ impl Cycle<'_> {
             .get(from)
             .map(|used| used.promised)
             .unwrap_or_default();
-        let need = promised.limits;
+        let memory = |key| self.state.cards.get(key).map(fit::card::memory);
         let modes = Mode::ALL
             .into_iter()
             .zip(promised.modes)
@@ -400,9 +401,9 @@ impl Cycle<'_> {
                 .is_some_and(|used| used.is_leaving() && used.promised.holds() == 0);
             *key != from
                 && free
+                && memory(*key) == memory(from)
                 && self.state.cards.get(*key).is_some_and(|card| {
                     fit::card::whole_in_time(self.state, card)
-                        && u128::from(fit::card::memory(card).cap.0) >= need
                         && modes.clone().all(|mode| {
                             card.card
                                 .as_ref()
