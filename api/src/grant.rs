@@ -36,7 +36,7 @@ pub struct Grant {
     /// The decision that this came from.
     pub decision: String,
     /// The queue that the pod is charged to while it stands, whatever its labels say later.
-    /// None in grants of schedulers before 0.2.
+    /// None in a grant that was signed before grants said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
     /// Name of its pod group in its namespace, whatever its annotation says later. None: it

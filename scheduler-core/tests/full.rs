@@ -12,7 +12,7 @@ use cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, Queue, Share, Weight,
+    Amount, Ask, Card, ContainerAsk, Fence, Mode, Node, NodeCards, Phase, Pod, Queue, Share, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -41,6 +41,8 @@ struct Wish {
 struct Case {
     /// Cards of each node.
     nodes: Vec<u32>,
+    /// The second node takes no share whose fence a tenant can take out.
+    fenced: bool,
     /// GPUs of each queue, in quarters; `None`: no bound.
     quotas: Vec<Option<u64>>,
     /// Most jobs that a consolidation moves.
@@ -83,19 +85,22 @@ fn case() -> impl Strategy<Value = Case> {
         prop::collection::vec(any::<prop::sample::Index>(), 0..3),
     );
     (
-        prop::collection::vec(1_u32..4, 1..4),
+        (prop::collection::vec(1_u32..4, 1..4), any::<bool>()),
         prop::collection::vec(quota, 1..4),
         prop_oneof![2 => Just(Some(16)), 1 => Just(Some(3)), 1 => Just(None)],
         prop_oneof![3 => Just(0), 1 => Just(30_000_u64)],
         prop::collection::vec(turn, 2..6),
     )
-        .prop_map(|(nodes, quotas, moved, min_runtime, turns)| Case {
-            nodes,
-            quotas,
-            moved,
-            min_runtime,
-            turns,
-        })
+        .prop_map(
+            |((nodes, fenced), quotas, moved, min_runtime, turns)| Case {
+                nodes,
+                fenced,
+                quotas,
+                moved,
+                min_runtime,
+                turns,
+            },
+        )
 }
 
 fn config(case: &Case) -> Config {
@@ -136,8 +141,10 @@ impl World {
             node.labels
                 .insert(Arc::from("index"), Arc::from(index.to_string()));
             world.tell(Event::Node(node));
-            let each = (0..*count)
-                .map(|card| Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD));
+            let each = (0..*count).map(|card| Card {
+                minimum_fence: (case.fenced && index == 1).then_some(Fence::ServerLimit),
+                ..Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD)
+            });
             world.tell(Event::Cards(NodeCards::offered(&name, Mode::Mps, each)));
         }
         for (index, quota) in case.quotas.iter().enumerate() {
@@ -312,6 +319,7 @@ proptest! {
 #[test]
 fn shares_that_fit_nowhere_cost_no_step() {
     let case = Case {
+        fenced: false,
         nodes: vec![3, 3],
         quotas: vec![Some(12), Some(12)],
         moved: Some(16),
@@ -354,6 +362,7 @@ fn shares_that_fit_nowhere_cost_no_step() {
 /// deserves the card.
 fn owed(moved: Option<u32>) -> (Case, World) {
     let case = Case {
+        fenced: false,
         nodes: vec![1],
         quotas: vec![Some(4), Some(0)],
         moved,

@@ -11,7 +11,7 @@ use cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{ContainerName, GpuUuid, PodUid};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, Queue, Share,
+    Amount, Ask, Card, ContainerAsk, Fence, Mode, Node, NodeCards, Phase, Pod, Queue, Share,
 };
 use scheduler_core::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -46,6 +46,9 @@ fn card(node: u8, index: u8) -> Card {
     card.numa = Some(u32::from(index / 2));
     card.nvlink_peers = vec![GpuUuid::new(format!("GPU-{node}-{}", index ^ 1))];
     card.client_slots = 3;
+    // Policies are of nodes: one wants a fence, one has a driver that is one.
+    card.minimum_fence = (node % 3 == 1).then_some(Fence::ServerLimit);
+    card.driver_limits = node % 3 == 2;
     card
 }
 

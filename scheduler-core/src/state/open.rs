@@ -18,10 +18,9 @@ pub(crate) struct OpenDecision {
 
 /// What is known of a binding that is open. It is closed when both facts are in: its
 /// answer, and the pod bound.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// It was handed on.
-    #[default]
     Sent,
     /// The API server took it. What it takes stays taken until the pod is seen.
     Answered,
