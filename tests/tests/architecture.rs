@@ -104,6 +104,18 @@ fn in_tree_edges_point_one_way() {
             ],
         ),
         (
+            "aliquot-fuzz",
+            &[
+                "agent",
+                "aliquot-hook",
+                "api",
+                "cdi",
+                "proto",
+                "scheduler",
+                "scheduler-core",
+            ],
+        ),
+        (
             "aliquot-gpu",
             &[
                 "agent",
@@ -235,6 +247,7 @@ fn unsafe_code_stands_in_named_files_only() {
         "tests/gpu/src/library.rs",
         // An allocator that counts.
         "tests/src/bin/bench-core/meter.rs",
+        "tests/fuzz/tests/inputs/meter.rs",
     ];
     for folder in [
         "proto",

@@ -1,0 +1,55 @@
+//! Fuzz targets: the parsers of everything that a tenant or a node can write.
+//!
+//! A [`Target`] is a function of bytes that panics where a parser breaks a promise: what it
+//! read, written and read again, is the same; no amount is larger than was asked for; what
+//! somebody signed is accepted to the byte or not at all. What runs them counts the memory
+//! and the time that they take.
+//!
+//! - [`targets`]: the targets by name.
+//! - [`mutate`]: seeds → inputs that resemble them; [`large`]: long ones; [`chance`].
+//!
+//! `tests/inputs` runs them on the stable toolchain with these inputs; `fuzz/` under
+//! libFuzzer, which follows what the code does.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::missing_panics_doc,
+    clippy::expect_used,
+    reason = "a target says what is wrong by a panic"
+)]
+
+pub mod chance;
+pub mod large;
+pub mod mutate;
+pub mod targets;
+
+pub use chance::Chance;
+pub use mutate::{Corpus, Shape};
+pub use targets::TARGETS;
+
+/// One parser, and what must hold of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, a file of `fuzz/fuzz_targets`.
+    pub name: &'static str,
+    /// What its inputs are made of.
+    pub shape: Shape,
+    /// Words of its language.
+    pub words: &'static [&'static str],
+    /// Inputs as they are in a cluster.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Inputs of about so many bytes, each the worst of its kind.
+    pub large: fn(usize) -> Vec<Vec<u8>>,
+    /// How many bytes may be allocated at once for each byte of input.
+    pub heap: usize,
+    /// Panics where something does not hold.
+    pub run: fn(&[u8]),
+}
+
+/// Runs the target of that name.
+///
+/// # Panics
+/// Where something does not hold, and where there is no such target.
+pub fn run(name: &str, input: &[u8]) {
+    let target = TARGETS.iter().find(|target| target.name == name);
+    (target.expect("a target of this name").run)(input);
+}

@@ -1,0 +1,169 @@
+//! A seed → an input that resembles it: what a parser is most likely to get wrong.
+//!
+//! - `text`: words, numbers and lines of a text; bytes of anything.
+//! - `json`: values, keys and subtrees.
+//! - `wire`: fields of a protobuf message.
+
+mod json;
+mod text;
+mod wire;
+
+use crate::chance::Chance;
+use serde_json::Value;
+
+/// What inputs of a target are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Lines and words.
+    Text,
+    /// JSON.
+    Json,
+    /// A protobuf message.
+    Wire,
+}
+
+/// No mutation makes an input longer: long ones are made on purpose, see
+/// [`crate::Target::large`].
+const MOST: usize = 8 << 10;
+
+/// Seeds of one target, as they are mutated.
+#[derive(Debug)]
+pub struct Corpus {
+    shape: Shape,
+    words: Vec<&'static str>,
+    seeds: Vec<Vec<u8>>,
+    values: Vec<Value>,
+}
+
+impl Corpus {
+    /// From a target's seeds and the words of its language.
+    pub fn new(shape: Shape, words: &[&'static str], seeds: Vec<Vec<u8>>) -> Self {
+        let values = seeds
+            .iter()
+            .filter_map(|seed| serde_json::from_slice(seed).ok())
+            .collect();
+        Self {
+            shape,
+            words: words.to_vec(),
+            seeds,
+            values,
+        }
+    }
+
+    /// The seeds themselves.
+    pub fn seeds(&self) -> &[Vec<u8>] {
+        &self.seeds
+    }
+
+    /// One input.
+    pub fn input(&self, chance: &mut Chance) -> Vec<u8> {
+        let mut bytes = match self.shape {
+            _ if chance.one_in(128) => {
+                let length = chance.below(200);
+                (0..length).map(|_| chance.byte()).collect()
+            }
+            Shape::Json if !chance.one_in(5) => self.json(chance),
+            Shape::Wire if !chance.one_in(5) => self.wire(chance),
+            _ => {
+                let mut bytes = self.seed(chance);
+                for _ in 0..rounds(chance) {
+                    self.bytes(&mut bytes, chance);
+                }
+                bytes
+            }
+        };
+        bytes.truncate(MOST);
+        bytes
+    }
+
+    fn seed(&self, chance: &mut Chance) -> Vec<u8> {
+        chance.pick(&self.seeds).cloned().unwrap_or_default()
+    }
+
+    fn json(&self, chance: &mut Chance) -> Vec<u8> {
+        let mut value = chance.pick(&self.values).cloned().unwrap_or_default();
+        for _ in 0..rounds(chance) {
+            json::mutate(&mut value, self, chance);
+        }
+        let mut bytes = serde_json::to_vec(&value).unwrap_or_default();
+        if chance.one_in(8) {
+            self.bytes(&mut bytes, chance);
+        }
+        bytes
+    }
+
+    fn wire(&self, chance: &mut Chance) -> Vec<u8> {
+        let mut bytes = self.seed(chance);
+        for _ in 0..rounds(chance) {
+            wire::mutate(&mut bytes, self, chance);
+        }
+        if chance.one_in(8) {
+            self.bytes(&mut bytes, chance);
+        }
+        bytes
+    }
+
+    /// One step that knows of words and lines, or of nothing but bytes.
+    fn bytes(&self, bytes: &mut Vec<u8>, chance: &mut Chance) {
+        if chance.one_in(12) {
+            // The beginning of one, the end of another.
+            let other = self.seed(chance);
+            bytes.truncate(chance.below(bytes.len() + 1));
+            bytes.extend_from_slice(&other[chance.below(other.len() + 1)..]);
+        } else {
+            text::mutate(bytes, &self.words, chance);
+        }
+        bytes.truncate(MOST);
+    }
+
+    /// A text that resembles this one, or is a word of the language.
+    fn string(&self, text: &str, chance: &mut Chance) -> String {
+        let mut bytes = text.as_bytes().to_vec();
+        text::mutate(&mut bytes, &self.words, chance);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Mostly few.
+fn rounds(chance: &mut Chance) -> usize {
+    let mut rounds = 1;
+    while rounds < 12 && !chance.one_in(3) {
+        rounds += 1;
+    }
+    rounds
+}
+
+/// Whole numbers at which something changes.
+const EDGES: [u64; 22] = [
+    0,
+    1,
+    2,
+    99,
+    100,
+    101,
+    255,
+    256,
+    1023,
+    1024,
+    65_535,
+    65_536,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 44,
+    1 << 53,
+    (1 << 63) - 1,
+    1 << 63,
+    u64::MAX,
+];
+
+fn edge(chance: &mut Chance) -> u64 {
+    let edge = chance.pick(&EDGES).copied().unwrap_or_default();
+    match chance.below(4) {
+        0 => edge.wrapping_add(1),
+        1 => edge.wrapping_sub(1),
+        _ => edge,
+    }
+}
