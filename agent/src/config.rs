@@ -99,6 +99,10 @@ pub struct Config {
     /// A pod that asks for whole GPUs and was placed by another scheduler gets what is free.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub allow_ungranted_whole: bool,
+    /// A container that holds devices without a grant for so long is evicted, milliseconds.
+    /// Three times as long as `PreStartContainer` waits for a grant that is only late.
+    #[arg(long, default_value_t = 60_000)]
+    pub ungranted_grace_ms: u64,
     /// How long `PreStartContainer` waits for what is only late, milliseconds. The kubelet allows 30 s.
     #[arg(long, default_value_t = 20_000)]
     pub prestart_wait_ms: u64,
@@ -223,6 +227,11 @@ impl Config {
     /// How long `PreStartContainer` waits for what is only late.
     pub fn prestart_wait(&self) -> Duration {
         Duration::from_millis(self.prestart_wait_ms)
+    }
+
+    /// How long a container may hold devices without a grant.
+    pub fn ungranted_grace(&self) -> Duration {
+        Duration::from_millis(self.ungranted_grace_ms)
     }
 
     /// Time left to the runtime after our own inotify echo.

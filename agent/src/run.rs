@@ -273,6 +273,7 @@ fn core(config: &Config, disk: &mut Disk) -> Core {
         serve_whole: config.serve_whole,
         allow_ungranted_whole: config.allow_ungranted_whole,
         watchdog_slack: api::Mib(config.watchdog_slack_mib),
+        ungranted_grace: config.ungranted_grace(),
     });
     let now = std::time::Instant::now();
     core.apply(Event::Local(disk.look(&BTreeSet::new())), now);

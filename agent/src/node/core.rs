@@ -4,9 +4,10 @@
 //! how far each share has come. Everything outside reads the result.
 
 mod settle;
+mod ungranted;
 
 use super::guard::Guard;
-use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State};
+use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
 use crate::fence::{Ceilings, ComputeModeWatch};
 use crate::hands::Errand;
 use crate::identity::{self, Resource};
@@ -23,7 +24,7 @@ use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What does not change while the agent runs.
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub struct Terms {
     pub allow_ungranted_whole: bool,
     /// What the driver's figure of a process may be off by.
     pub watchdog_slack: Mib,
+    /// Who holds devices without a grant for so long is told to schedulers.
+    pub ungranted_grace: Duration,
 }
 
 /// What happened.
@@ -142,6 +145,10 @@ pub struct Core {
     /// Allocations whose containers this agent let start: one without proof is no container
     /// of an earlier agent's time.
     pub(super) let_start: BTreeSet<AllocId>,
+    /// Who holds devices without a grant, and since when.
+    ungranted_since: BTreeMap<HolderKey, Instant>,
+    /// Who did for too long.
+    ungranted: BTreeMap<HolderKey, Ungranted>,
     /// UIDs of pods whose containers cannot be identified, and since when.
     pub(super) ambiguous: BTreeMap<String, Instant>,
     /// Cards with shares: whether their compute mode is what these need.
@@ -187,6 +194,8 @@ impl Core {
             suspicions: Suspicions::default(),
             unproven: BTreeMap::new(),
             let_start: BTreeSet::new(),
+            ungranted_since: BTreeMap::new(),
+            ungranted: BTreeMap::new(),
             ambiguous: BTreeMap::new(),
             compute_modes: BTreeMap::new(),
             mode_faults: BTreeMap::new(),
@@ -526,6 +535,7 @@ impl Core {
             restored: self.restored,
             unreadable: self.local.unreadable.keys().copied().collect(),
             doubted: self.suspicions.doubted.clone(),
+            ungranted: self.ungranted.values().cloned().collect(),
             policy: self.policy.clone(),
             trusted_ca: self.ca.clone(),
             ready: Readiness {

@@ -21,4 +21,6 @@ pub mod state;
 pub use core::{Core, Effect, Event, Obstacle, Terms};
 pub use owner::{Owner, Stopped};
 pub use prepare::{Ask, Outcome, Source, Unready};
-pub use state::{Complaint, MpsView, Node, Note, Policy, Pool, Readiness, Refusal, State};
+pub use state::{
+    Complaint, MpsView, Node, Note, Policy, Pool, Readiness, Refusal, State, Ungranted,
+};

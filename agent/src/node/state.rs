@@ -39,6 +39,8 @@ pub struct State {
     pub unreadable: BTreeSet<Part>,
     /// Containers of which the core has to know whether they have a process.
     pub doubted: BTreeSet<String>,
+    /// Who holds devices without a grant, for too long.
+    pub ungranted: Vec<Ungranted>,
     /// The admin's policy, with its generation; `None` until the `GpuNode` was seen.
     pub policy: Option<Policy>,
     /// PEM of the CA that the cluster's trust `ConfigMap` names; empty until seen.
@@ -101,6 +103,19 @@ pub struct Complaint {
     pub text: String,
     /// Its pod should be evicted for it.
     pub evict: bool,
+}
+
+/// A container that holds devices and has no grant for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ungranted {
+    /// Its pod.
+    pub pod: PodIdentity,
+    /// Its name.
+    pub container: String,
+    /// Of which resource.
+    pub resource: String,
+    /// How many devices of it.
+    pub devices: usize,
 }
 
 /// Where the kubelet shows a card, by its own account.
@@ -236,6 +251,8 @@ pub enum Note {
         /// Since it broke.
         after: Duration,
     },
+    /// A container has held devices for too long without a grant.
+    Ungranted(Ungranted),
     /// A container runs with our token and without the hook's proof.
     Unproven {
         /// Its pod.

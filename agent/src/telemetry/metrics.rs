@@ -102,6 +102,7 @@ pub struct Meters {
     compute_modes: Counter,
     freed: Counter,
     unproven: Counter,
+    ungranted: Counter,
     xids: Family<Fault, Counter>,
     violations: Family<Violation, Counter>,
     servers_broke: Family<Broke, Counter>,
@@ -124,6 +125,7 @@ impl Meters {
             compute_modes: Counter::default(),
             freed: Counter::default(),
             unproven: Counter::default(),
+            ungranted: Counter::default(),
             xids: Family::default(),
             violations: Family::default(),
             servers_broke: Family::default(),
@@ -176,6 +178,11 @@ impl Meters {
             "aliquot_unproven_containers",
             "Containers that ran with our token and without the hook's proof",
             meters.unproven.clone(),
+        );
+        registry.register(
+            "aliquot_ungranted_containers",
+            "Containers that held devices for too long without a grant",
+            meters.ungranted.clone(),
         );
         registry.register(
             "aliquot_xid_errors",
@@ -289,6 +296,9 @@ impl Meters {
             }
             Note::Freed { .. } => {
                 self.freed.inc();
+            }
+            Note::Ungranted(_) => {
+                self.ungranted.inc();
             }
             Note::Unproven { .. } => {
                 self.unproven.inc();

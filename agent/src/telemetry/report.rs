@@ -7,7 +7,7 @@ use crate::ledger::Share;
 use crate::node::{self, State};
 use api::Mode;
 use proto::mps::ServerState;
-use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger};
+use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger, UngrantedPod};
 
 /// State of an MPS server that nobody asked for.
 const NO_SERVER: &str = "Absent";
@@ -33,6 +33,16 @@ pub fn node_state(state: &State) -> NodeState {
         not_offering: state.not_offering.clone().unwrap_or_default(),
         driver_version: state.inventory.driver_version.clone(),
         driver_limits: state.inventory.driver_limits,
+        ungranted: state.ungranted.iter().map(ungranted).collect(),
+    }
+}
+
+fn ungranted(ungranted: &node::Ungranted) -> UngrantedPod {
+    UngrantedPod {
+        pod_uid: ungranted.pod.uid.clone(),
+        container: ungranted.container.clone(),
+        resource: ungranted.resource.clone(),
+        devices: u32::try_from(ungranted.devices).unwrap_or(u32::MAX),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::sample;
 use agent::inventory::{ComputeMode, GpuUuid};
-use agent::node::{Note, Refusal, State};
+use agent::node::{Note, Refusal, State, Ungranted};
 use agent::telemetry::http::{Pages, router};
 use agent::telemetry::metrics::{Meters, NodeCollector};
 use api::grant::PodIdentity;
@@ -149,6 +149,16 @@ async fn every_note_moves_its_metric() {
             is: ComputeMode::Default,
             needed: ComputeMode::ExclusiveProcess,
         },
+        Note::Ungranted(Ungranted {
+            pod: PodIdentity {
+                uid: "u".into(),
+                namespace: "ns".into(),
+                name: "p".into(),
+            },
+            container: "c".into(),
+            resource: "aliquot.dev/gpu-share".into(),
+            devices: 48,
+        }),
         Note::Unproven {
             pod: pod.clone(),
             container: "main".into(),
@@ -204,6 +214,7 @@ async fn every_note_moves_its_metric() {
         (r#"aliquot_xid_errors_total{UUID="GPU-0",xid="79"}"#, "1"),
         ("aliquot_shares_freed_total", "1"),
         ("aliquot_unproven_containers_total", "1"),
+        ("aliquot_ungranted_containers_total", "1"),
         (
             r#"aliquot_violations_total{wrong="memory",action="killed"}"#,
             "1",

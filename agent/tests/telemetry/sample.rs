@@ -113,6 +113,7 @@ pub(crate) fn state() -> State {
         },
         kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
         restored: true,
+        ungranted: Vec::new(),
         unreadable: std::collections::BTreeSet::default(),
         doubted: std::collections::BTreeSet::default(),
         not_offering: None,

@@ -134,6 +134,14 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
         });
         return;
     };
+    let on = state.cell(task).node;
+    let on = on.and_then(|node| Some(&state.nodes.get(node)?.name));
+    let row = state.tasks.get(task);
+    let refused = row.and_then(|row| Some(&row.refused.as_deref()?.refusal.node));
+    if on.or(refused).is_some_and(|node| *node != request.node) {
+        // Another node has no say, and its word does not take the place of the node's own.
+        return;
+    }
     if let Some(row) = state.tasks.get_mut(task) {
         state.to_evict.insert((request.pod.clone(), task));
         row.evict_request = Some(Box::new(request));

@@ -273,13 +273,20 @@ impl Cycle<'_> {
             let message = |node: &NodeName, reason: &str| {
                 format!("Pod {} was taken off node {node}: {reason}", row.name)
             };
-            if let Some(Refused { refusal, .. }) = row.refused.as_deref() {
-                let message = message(&refusal.node, &refusal.reason);
-                self.say_evict(task, None, EvictCause::GrantRefused, &message);
-            } else if let Some(request) = &row.evict_request {
-                let node = self.state.cell(task).node;
-                let node = node.and_then(|node| self.state.nodes.get(node));
-                match node {
+            let node = self.state.cell(task).node;
+            let node = node.and_then(|node| self.state.nodes.get(node));
+            match (&row.evict_request, row.refused.as_deref()) {
+                // A refused pod that has no controller is left as it is. One that its agent
+                // wants gone goes all the same.
+                (Some(request), Some(_)) => {
+                    let message = message(&request.node, &request.reason);
+                    self.say_evict(task, None, EvictCause::AgentRequest, &message);
+                }
+                (None, Some(Refused { refusal, .. })) => {
+                    let message = message(&refusal.node, &refusal.reason);
+                    self.say_evict(task, None, EvictCause::GrantRefused, &message);
+                }
+                (Some(request), None) => match node {
                     // The agent knows of its binding before the watch.
                     None => {
                         let uid = row.uid.clone();
@@ -290,7 +297,8 @@ impl Cycle<'_> {
                         self.evict(task, None, EvictCause::AgentRequest, &message);
                     }
                     Some(_) => {}
-                }
+                },
+                (None, None) => {}
             }
         }
     }

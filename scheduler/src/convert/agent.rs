@@ -54,10 +54,18 @@ impl World {
     }
 
     /// Pods that an agent wants gone: a share that breaks its fence or whose card is
-    /// broken, and any pod that uses a card without a grant, where the admin wants that.
+    /// broken, one that holds devices without a grant, and any pod that uses a card without
+    /// one, where the admin wants that. The core evicts whom it has on that very node.
     fn wishes(&mut self, node: &str, state: &NodeState) -> Vec<Event> {
         let shares = state.shares.iter().filter(|share| share.evict);
         let shares = shares.map(|share| (&share.pod_uid, share.complaint.clone()));
+        let ungranted = state.ungranted.iter().map(|one| {
+            let why = format!(
+                "container {} holds {} of {} and has no grant",
+                one.container, one.devices, one.resource
+            );
+            (&one.pod_uid, why)
+        });
         let strangers = state.strangers.iter().filter(|stranger| stranger.evict);
         let strangers = strangers.map(|stranger| {
             let why = format!(
@@ -66,7 +74,7 @@ impl World {
             );
             (&stranger.pod_uid, why)
         });
-        let now: BTreeMap<&String, String> = strangers.chain(shares).collect();
+        let now: BTreeMap<&String, String> = strangers.chain(ungranted).chain(shares).collect();
         // What was not passed on yet, and is not wanted any more, never happened.
         let node = NodeName::new(node);
         self.wishes

@@ -3,7 +3,7 @@
 use super::agent::placement;
 use super::*;
 use crate::telemetry::Heard;
-use proto::telemetry::{Gpu, Share as HeldShare, Stranger};
+use proto::telemetry::{Gpu, Share as HeldShare, Stranger, UngrantedPod};
 use scheduler_core::ids::{DecisionId, GpuUuid, NodeUid};
 use scheduler_core::{Bind, Outcome, OutcomeResult, Received};
 use serde_json::{Value, json};
@@ -168,6 +168,28 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
         ["u2: process 7 (python) uses card GPU-1 without a grant"; 2]
     );
     assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
+    // Another node's word does not stand in for that of the pod's own node.
+    let hog = |node: &str| NodeState {
+        node: node.into(),
+        ungranted: vec![UngrantedPod {
+            pod_uid: "u4".into(),
+            container: "main".into(),
+            resource: "aliquot.dev/gpu-share".into(),
+            devices: 48,
+        }],
+        ..NodeState::default()
+    };
+    world.take(Fact::Pod(there(pod("u4", Some("n1"), 1))));
+    for node in ["n2", "n1"] {
+        let said = Heard::State {
+            node: node.into(),
+            state: hog(node),
+        };
+        assert_eq!(
+            asked(world.hear(said).0),
+            ["u4: container main holds 48 of aliquot.dev/gpu-share and has no grant"]
+        );
+    }
     // What was not wanted any more before the pod was seen is forgotten.
     unwanted.shares[0].pod_uid = "u3".into();
     world.hear(heard(unwanted));

@@ -73,6 +73,7 @@ impl Core {
         self.mend(now, effects);
         self.meet_strangers(now, effects);
         self.suspect(now, effects);
+        self.find_ungranted(now, effects);
         if !dead.is_empty() {
             // What the dead held is a stranger's now, if it is still there.
             self.take_stock(now, effects);

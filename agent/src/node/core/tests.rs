@@ -6,6 +6,7 @@ mod liveness;
 mod runtime;
 mod servers;
 mod strangers;
+mod ungranted;
 
 use super::*;
 use crate::identity::{Checkpoint, Entry};
@@ -23,6 +24,7 @@ use std::time::Duration;
 static SIGNER: LazyLock<Signer> =
     LazyLock::new(|| Signer::from_pkcs8(&Signer::generate().unwrap()).unwrap());
 
+const UNGRANTED_GRACE: Duration = Duration::from_mins(1);
 const CARDS: u32 = 3;
 const TOTAL: u64 = 1000;
 
@@ -67,6 +69,7 @@ fn new_core() -> Core {
         },
         serve_whole: true,
         watchdog_slack: Mib(16),
+        ungranted_grace: UNGRANTED_GRACE,
         allow_ungranted_whole: false,
     })
 }

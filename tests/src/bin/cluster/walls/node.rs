@@ -7,8 +7,9 @@ use std::time::Duration;
 use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{Gpus, Hardware};
+use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::share::pod;
+use aliquot_tests::share::{IMAGE, pod};
 use aliquot_tests::suite::Claim;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
@@ -16,11 +17,13 @@ use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use crate::modes::policy;
+use crate::strangers::notice;
 use crate::walls;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
         walls::node::a_share_whose_pod_was_deleted_by_force_is_held_until_its_container_is_dead,
+        walls::node::a_pod_that_holds_every_token_without_a_grant_is_evicted_and_the_next_share_starts,
         walls::node::proofs_that_cannot_be_read_or_are_lost_kill_nobody_and_keep_new_shares_away,
     ]
 }
@@ -171,4 +174,52 @@ async fn offers(cluster: &Cluster, wanted: bool, words: &str) -> Result<()> {
         Ok(Seen::when(right, format!("{ready:?}")))
     })
     .await
+}
+
+pub(crate) async fn a_pod_that_holds_every_token_without_a_grant_is_evicted_and_the_next_share_starts(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    // As in the product, but for the minute.
+    let agent = &mut gpus(cluster)?.agent;
+    let plain = agent.command();
+    agent.stop().await?;
+    agent.start_again_with(|command| command.flag("--ungranted-grace-ms", "3000"))?;
+    let outcome = hogged(cluster).await;
+    let _ = cluster.delete_pod("kube-system", "hog").await;
+    let agent = &mut gpus(cluster)?.agent;
+    agent.stop().await?;
+    agent.start_again_with(|_| plain)?;
+    outcome
+}
+
+async fn hogged(cluster: &mut Cluster) -> Result<()> {
+    // An exempt namespace, since no other may ask for tokens by hand.
+    let hog = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "namespace": "kube-system", "name": "hog", "annotations": { "gpu-memory": "1" } },
+        "spec": {
+            "nodeName": node::NAME, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "main", "image": IMAGE,
+                "resources": { "limits": { (proto::names::resource::SHARE): "48" } },
+            }],
+        },
+    });
+    cluster.apply_one(&hog).await?;
+    until("the tokens are held", Duration::from_secs(20), || async {
+        let told = cluster.events_of("kube-system", "hog").await?.join(" | ");
+        Ok(Seen::when(told.contains("has no grant"), told))
+    })
+    .await?;
+    let ns = cluster.namespace().await?;
+    cluster
+        .run_share(&pod(&ns, "next", &[("gpu-memory", "2000")], "report hold"))
+        .await?;
+    let said = notice(cluster, "kube-system", "hog", "Evict").await?;
+    ensure!(
+        said.contains("holds 48 of aliquot.dev/gpu-share and has no grant"),
+        "{said}"
+    );
+    Ok(())
 }
