@@ -162,6 +162,15 @@ impl EvictCause {
         Self::StaleGang,
     ];
 
+    /// For others, so that disruption budgets have a say. What must go for its own sake goes
+    /// whatever a budget says.
+    pub fn makes_room(self) -> bool {
+        match self {
+            Self::GrantRefused | Self::AgentRequest => false,
+            Self::Consolidation | Self::Reclaim | Self::Preempt | Self::StaleGang => true,
+        }
+    }
+
     /// A word for labels and texts.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -48,6 +48,11 @@ pub struct Config {
     pub reclaim_min_runtime: Duration,
     /// `relcaimerSaturationMultiplier` in billionths, at least 10^9.
     pub saturation_multiplier: u64,
+    /// Every search that is skipped is made all the same and compared, and every sum is
+    /// recomputed after each event and decision; what disagrees is in
+    /// [`crate::Core::violations`]. Decides the same, many times slower: for tests, and to
+    /// find a defect in a cluster.
+    pub verify: bool,
 }
 
 /// One of KAI's actions.
@@ -108,11 +113,20 @@ impl Default for Config {
             preempt_min_runtime: Duration(0),
             reclaim_min_runtime: Duration(0),
             saturation_multiplier: NanoGpu::ONE.0,
+            verify: false,
         }
     }
 }
 
 impl Config {
+    /// The defaults, with [`Config::verify`].
+    pub fn verified() -> Self {
+        Self {
+            verify: true,
+            ..Self::default()
+        }
+    }
+
     /// How a node's cards are chosen for shares: packed, or spread.
     pub(crate) fn cards(&self) -> Placement {
         match self.card_placement.unwrap_or(self.gpu_placement) {

@@ -2,18 +2,19 @@
 //! to, indexes say what the cells say, and no card is granted beyond what it has by
 //! decisions of ours.
 
+mod sums;
+
 use crate::action::{Action, Decision};
 use crate::fit::card as fit;
 use crate::state::State;
-use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::TaskKey;
+use crate::state::cell::Status;
 use std::collections::BTreeMap;
 
 /// Every contradiction, one sentence each.
 pub(crate) fn check(state: &State) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let mut wrong: Vec<String> = state.contradictions.iter().cloned().collect();
     indexes(state, &mut wrong);
-    sums(state, &mut wrong);
+    sums::check(state, &mut wrong);
     wrong
 }
 
@@ -104,58 +105,6 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if state.in_trial() {
         wrong.push("a trial was left open".to_owned());
     }
-}
-
-/// Adds everything up again in a second state's cells, through the same function.
-fn sums(state: &State, wrong: &mut Vec<String>) {
-    let mut cpu: BTreeMap<_, u128> = BTreeMap::new();
-    let mut pods: BTreeMap<_, u128> = BTreeMap::new();
-    let mut limits: BTreeMap<_, (u128, u128, u32, u64)> = BTreeMap::new();
-    for (key, cell) in &state.task_cells {
-        let (Some(node), true) = (cell.node, counts(cell)) else {
-            continue;
-        };
-        let Some(spec) = spec(state, key) else {
-            continue;
-        };
-        *cpu.entry(node).or_default() += u128::from(spec.cpu.0);
-        *pods.entry(node).or_default() += 1;
-        for hold in cell.holds().iter().filter(|hold| !hold.lent) {
-            let sum = limits.entry(hold.card).or_default();
-            sum.0 += u128::from(hold.limit.0);
-            sum.1 += u128::from(hold.nominal.0);
-            sum.2 += 1;
-            sum.3 = sum.3.wrapping_add(crate::state::cell::square(hold.limit));
-        }
-    }
-    for (key, used) in &state.node_use {
-        if used.used.cpu != cpu.get(&key).copied().unwrap_or_default()
-            || used.used.pods != pods.get(&key).copied().unwrap_or_default()
-        {
-            wrong.push("a node's sums are not those of its tasks".to_owned());
-        }
-    }
-    for (key, used) in &state.card_use {
-        let (limit, nominal, count, squares) = limits.get(&key).copied().unwrap_or_default();
-        if used.held.limits != limit
-            || used.held.nominal != nominal
-            || used.held.squares != squares
-            || used.holders() != count
-        {
-            wrong.push("a card's sums are not those of its tasks".to_owned());
-        }
-    }
-}
-
-fn counts(cell: &TaskCell) -> bool {
-    matches!(
-        cell.status,
-        Status::Assumed | Status::Bound | Status::Running | Status::Releasing | Status::Stuck
-    )
-}
-
-fn spec(state: &State, key: TaskKey) -> Option<&crate::state::rows::Spec> {
-    Some(&*state.specs.get(state.tasks.get(key)?.spec)?.spec)
 }
 
 /// Cards that this decision put something on are within what they have.

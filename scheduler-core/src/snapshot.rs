@@ -155,7 +155,7 @@ fn assumed(
         _ => return None,
     };
     let spec = &state.specs.get(row.spec)?.spec;
-    let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, decision);
+    let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, decision)?;
     let answered = state
         .open
         .get(&decision)

@@ -108,7 +108,7 @@ fn config(case: &Case) -> Config {
         consolidation_jobs: case.moved,
         reclaim_min_runtime: Duration(case.min_runtime),
         preempt_min_runtime: Duration(case.min_runtime),
-        ..Config::default()
+        ..Config::verified()
     }
 }
 

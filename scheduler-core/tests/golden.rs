@@ -79,7 +79,25 @@ fn run_block(core: &mut Core, now: &mut u64, input: &str) -> String {
     out
 }
 
-/// The file with its expectations as they really are.
+/// An equal core, from what this one would hand on.
+fn rebuilt(core: &Core, config: &Config) -> Core {
+    let mut again = Core::new(config.clone());
+    for event in text::read(&text::write(&core.snapshot())).unwrap() {
+        let _ = again.apply(event);
+    }
+    again
+}
+
+/// What is done, without what is said: a core that was rebuilt says every reason anew, and one
+/// that lived repeats its promises where nothing has changed.
+fn done(output: &str) -> Vec<&str> {
+    const SAID: [&str; 3] = ["waits ", "problem: ", "promise "];
+    let said = |line: &&str| SAID.iter().any(|word| line.starts_with(word));
+    output.lines().filter(|line| !said(line)).collect()
+}
+
+/// The file with its expectations as they really are. Each block is also run on a core that
+/// was rebuilt from a snapshot before it, and must do the same there.
 fn run(source: &str) -> String {
     let keep = source
         .lines()
@@ -93,12 +111,13 @@ fn run(source: &str) -> String {
         Some(other) => panic!("no placement is called {other}"),
         None => Placement::Binpack,
     };
-    let mut core = Core::new(Config {
+    let config = Config {
         gpu_placement: placement,
         cpu_placement: placement,
         keep_empty_nodes: keep.map_or(0, |count| count.parse().unwrap()),
-        ..Config::default()
-    });
+        ..Config::verified()
+    };
+    let mut core = Core::new(config.clone());
     let mut now = 0;
     let mut out = String::new();
     let mut rest = source;
@@ -111,7 +130,14 @@ fn run(source: &str) -> String {
         };
         out.push_str(input);
         out.push_str("----\n");
+        let (mut again, mut then) = (rebuilt(&core, &config), now);
         let output = run_block(&mut core, &mut now, input);
+        let other = run_block(&mut again, &mut then, input);
+        assert_eq!(
+            done(&output),
+            done(&other),
+            "a core rebuilt before this does otherwise:\n{input}"
+        );
         out.push_str(if output.is_empty() {
             "nothing\n"
         } else {

@@ -129,7 +129,7 @@ struct World {
 impl World {
     fn new(nodes: &[(u8, u8)]) -> Self {
         let mut world = Self {
-            core: Core::new(Config::default()),
+            core: Core::new(Config::verified()),
             now: 0,
             pods: BTreeMap::new(),
             open: Vec::new(),
@@ -324,7 +324,7 @@ proptest! {
     fn a_core_rebuilt_from_its_snapshot_decides_as_the_one_that_lived(nodes in nodes(), steps in steps(60), more in steps(6)) {
         let mut lived = run(&nodes, &steps);
         let snapshot = lived.core.snapshot();
-        let mut rebuilt = Core::new(Config::default());
+        let mut rebuilt = Core::new(Config::verified());
         for event in snapshot.clone() {
             let _ = rebuilt.apply(event);
         }
@@ -388,7 +388,7 @@ proptest! {
             matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Pod(_))
         }).collect();
         let decide = |events: &[Event]| {
-            let mut core = Core::new(Config::default());
+            let mut core = Core::new(Config::verified());
             for event in events {
                 let _ = core.apply(event.clone());
             }

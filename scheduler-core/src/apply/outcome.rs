@@ -22,22 +22,25 @@ pub(super) fn outcome(
         return;
     };
     let task = open.task;
-    let evicts = open.evicts.is_some();
+    let evicts = open.evicts;
     match outcome.result {
         OutcomeResult::Confirmed => {
             // An evicted pod stays on its way out until it is seen gone, or waiting.
-            if evicts || open.known == Known::Seen {
+            if evicts.is_some() || open.known == Known::Seen {
                 state.open.remove(&outcome.decision);
             } else {
                 open.known = Known::Answered;
             }
         }
-        OutcomeResult::Refused { .. } if evicts => {
-            state.open.remove(&outcome.decision);
-            evict_again(state, task);
-        }
         OutcomeResult::Refused { reason, retryable } => {
             state.open.remove(&outcome.decision);
+            if let Some(cause) = evicts {
+                evict_again(state, task);
+                if cause.makes_room() {
+                    spare_for_a_while(state, config, task, reason);
+                }
+                return state.stir();
+            }
             let cell = state.task_cells.get(task).cloned().unwrap_or_default();
             if cell.status == Status::Assumed && cell.decision == Some(outcome.decision) {
                 take_back(state, config, task, &cell, reason, retryable);
@@ -45,6 +48,28 @@ pub(super) fn outcome(
         }
     }
     state.stir();
+}
+
+/// A victim that may not go now, by a disruption budget: others are looked for meanwhile.
+fn spare_for_a_while(state: &mut State, config: &Config, task: TaskKey, reason: Arc<str>) {
+    let refusals = refusals(state, task);
+    let until = Some(state.now.after(pause_length(config, refusals)));
+    set_pause(
+        state,
+        task,
+        Pause {
+            refusals,
+            until,
+            reason,
+        },
+    );
+}
+
+/// How many there were in a row, with the one that is counted now.
+fn refusals(state: &State, task: TaskKey) -> u32 {
+    let row = state.tasks.get(task);
+    row.and_then(|row| row.pause.as_ref())
+        .map_or(1, |pause| pause.refusals.saturating_add(1))
 }
 
 /// A refused binding: what it took is free again, its node is avoided for a while.
@@ -62,11 +87,8 @@ fn take_back(
         .and_then(|node| state.nodes.get(node))
         .map(|row| row.name.clone());
     let now = state.now;
+    let refusals = refusals(state, task);
     if let Some(row) = state.tasks.get_mut(task) {
-        let refusals = row
-            .pause
-            .as_ref()
-            .map_or(1, |pause| pause.refusals.saturating_add(1));
         if let Some(node) = node {
             let mut avoid = std::mem::take(&mut row.avoid).into_vec();
             avoid.retain(|known| *known != node);
@@ -473,7 +495,7 @@ mod tests {
     use crate::{Core, text};
 
     fn core() -> (Core, Pod) {
-        let mut core = Core::new(Config::default());
+        let mut core = Core::new(Config::verified());
         let cluster = "node n1 cpu=4000 memory=8589934592 pods=10 gpus=1 managed\n\
             cards n1 default=mps\n  card GPU-1 product=T4 total=15360\n\
             queue default-queue\npod a gpu-memory.main=2000\n";
@@ -530,7 +552,7 @@ mod tests {
             decision: bind.decision,
             result: OutcomeResult::Confirmed,
         }));
-        let mut rebuilt = Core::new(Config::default());
+        let mut rebuilt = Core::new(Config::verified());
         for event in core.snapshot() {
             assert_eq!(rebuilt.apply(event), Vec::new());
         }

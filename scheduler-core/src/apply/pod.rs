@@ -288,7 +288,10 @@ fn target(
         Phase::Bound(placement) => placed(state, config, key, placement, Status::Bound, problems),
         Phase::Running(placement) => {
             let cell = placed(state, config, key, placement, Status::Running, problems);
-            state.end_pause(key);
+            // One that runs on may be a victim that may not go yet.
+            if before.status != Status::Running {
+                state.end_pause(key);
+            }
             for hold in cell.holds() {
                 if let Some(row) = state.cards.get_mut(hold.card)
                     && let Some(pause) = row.pause.take()

@@ -3,7 +3,7 @@
 use super::Cycle;
 use crate::action::{Action, Bind, Evict, EvictCause, Promise, Received};
 use crate::fit::choose_whole;
-use crate::ids::{DecisionId, NodeName, NodeUid, PodUid};
+use crate::ids::{DecisionId, NodeName, NodeUid};
 use crate::model::{Ask, ContainerGrant};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{Hold, JobKey, NodeKey, Refused, Spec, TaskKey};
@@ -35,7 +35,9 @@ impl Cycle<'_> {
         holds.extend(cell.holds().iter().cloned());
         let spec = Arc::clone(&spec.spec);
         let id = self.next_id();
-        let bind = bind(self.state, task, node, &holds, &spec, id);
+        let Some(bind) = bind(self.state, task, node, &holds, &spec, id) else {
+            return;
+        };
         self.state.transition(
             task,
             TaskCell {
@@ -54,6 +56,8 @@ impl Cycle<'_> {
         );
         if let Some(row) = self.state.tasks.get_mut(task) {
             row.said = None;
+            // Another node has no say of it any more.
+            row.evict_request.take_if(|wish| wish.node != bind.node);
         }
         self.decision.actions.push(Action::Bind(bind));
     }
@@ -345,6 +349,7 @@ impl Cycle<'_> {
 }
 
 /// The action for a task that stands, or is about to stand, on a node with those holds.
+/// `None`: there is no such task or node.
 pub(crate) fn bind(
     state: &State,
     task: TaskKey,
@@ -352,24 +357,11 @@ pub(crate) fn bind(
     holds: &[Hold],
     spec: &Spec,
     decision: DecisionId,
-) -> Bind {
-    let (uid, namespace, name) = state.tasks.get(task).map_or_else(
-        || (PodUid::new(""), Arc::from(""), Arc::from("")),
-        |row| {
-            (
-                row.uid.clone(),
-                Arc::clone(&row.namespace),
-                Arc::clone(&row.name),
-            )
-        },
-    );
-    let (node_name, node_uid) = state.nodes.get(node).map_or_else(
-        || (NodeName::new(""), NodeUid::new("")),
-        |row| {
-            let uid = row.node.as_ref().map(|node| node.uid.clone());
-            (row.name.clone(), uid.unwrap_or_else(|| NodeUid::new("")))
-        },
-    );
+) -> Option<Bind> {
+    let row = state.tasks.get(task)?;
+    let on = state.nodes.get(node)?;
+    // A node that is gone has no UID any more; what was decided before is told all the same.
+    let node_uid = on.node.as_ref().map(|node| node.uid.clone());
     let received = if spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))) {
         Received::Fraction
     } else if crate::state::transition::whole_gpus(spec) > 0 {
@@ -378,23 +370,23 @@ pub(crate) fn bind(
         Received::Nothing
     };
     let grants = grants(state, holds);
-    let row = state.tasks.get(task).filter(|_| !grants.is_empty());
-    let queue = row
+    let charged = Some(row).filter(|_| !grants.is_empty());
+    let queue = charged
         .and_then(|row| state.jobs.get(row.job?)?.queue)
         .and_then(|queue| state.queues.get(queue))
         .map(|queue| queue.name.clone());
-    Bind {
+    Some(Bind {
         decision,
-        pod: uid,
-        namespace,
-        name,
-        node: node_name,
-        node_uid,
+        pod: row.uid.clone(),
+        namespace: Arc::clone(&row.namespace),
+        name: Arc::clone(&row.name),
+        node: on.name.clone(),
+        node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,
         received,
         queue,
-        group: row.and_then(|row| row.group.clone()),
-    }
+        group: charged.and_then(|row| row.group.clone()),
+    })
 }
 
 /// Holds as the content of a grant: one entry per container, its cards in the node's

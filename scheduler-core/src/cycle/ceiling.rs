@@ -125,11 +125,10 @@ impl Cycle<'_> {
                 }
             }
         };
-        debug_assert_eq!(
-            node.is_some(),
-            all().is_some(),
-            "what is remembered of a ceiling holds no more"
-        );
+        if self.config.verify && node.is_some() != all().is_some() {
+            self.state
+                .contradicts("what is remembered of a ceiling holds no more");
+        }
         self.ceilings.of.insert(key, Answer { at, settled, node });
         node.is_some()
     }

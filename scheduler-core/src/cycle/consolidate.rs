@@ -83,7 +83,7 @@ impl Cycle<'_> {
         let may_find = self.ready_kinds().iter().any(|job| {
             self.may_move_others(*job) && self.enough_in_sum(*job) && self.may_find_by_moving(*job)
         });
-        if !may_find && !cfg!(debug_assertions) {
+        if !may_find && !self.config.verify {
             return;
         }
         let mut jobs = self.ready_jobs();

@@ -209,22 +209,25 @@ impl Cycle<'_> {
         // A simulation's reasons reach nobody: there some of the nodes will do.
         let among = (!all).then_some(nodes);
         let in_order = || way == Way::Promise && self.state.rooms.are_in_order(nodes);
-        let best = if indexed && (all || in_order()) {
-            let found = find::best(self, task, spec_key, way, among, &mut over);
-            self.looked_at(found.looked_at, shared);
-            debug_assert_eq!(
-                found.best,
-                self.state.specs.get(spec_key).and_then(|spec| {
-                    self.best_of(task, spec, nodes, way, None, &[], &mut None)
-                }),
-                "the index finds another node than looking at each"
-            );
-            found.best
-        } else {
-            let best = self.best_of(task, spec, nodes, way, topology, &avoid, &mut over);
-            self.looked_at(nodes.len() as u64, shared);
-            best
-        };
+        let best =
+            if indexed && (all || in_order()) {
+                let found = find::best(self, task, spec_key, way, among, &mut over);
+                self.looked_at(found.looked_at, shared);
+                if self.config.verify
+                    && found.best
+                        != self.state.specs.get(spec_key).and_then(|spec| {
+                            self.best_of(task, spec, nodes, way, None, &[], &mut None)
+                        })
+                {
+                    self.state
+                        .contradicts("the index finds another node than looking at each");
+                }
+                found.best
+            } else {
+                let best = self.best_of(task, spec, nodes, way, topology, &avoid, &mut over);
+                self.looked_at(nodes.len() as u64, shared);
+                best
+            };
         let Some((node, seat)) = best else {
             if let Some(line) = over {
                 return Err(Arc::from(line));

@@ -64,7 +64,7 @@ impl Cycle<'_> {
             .ready_kinds()
             .iter()
             .any(|job| self.may_find_by_preempt(*job) && !self.within_delay(*job));
-        if !may_find && !cfg!(debug_assertions) {
+        if !may_find && !self.config.verify {
             return;
         }
         let jobs = self.old_enough();

@@ -299,7 +299,7 @@ impl Cycle<'_> {
                 && self.may_find_by_reclaim(*job, wanted)
                 && !self.within_delay(*job)
         });
-        if !may_find && !cfg!(debug_assertions) {
+        if !may_find && !self.config.verify {
             return;
         }
         let jobs = self.old_enough();
@@ -314,7 +314,7 @@ impl Cycle<'_> {
                 continue;
             }
             let may_find = self.may_find_by_reclaim(entry.job, wanted);
-            if !may_find && !cfg!(debug_assertions) {
+            if !may_find && !self.config.verify {
                 self.forget_like(entry.job);
                 queue.nothing_moved();
                 continue;

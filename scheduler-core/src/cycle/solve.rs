@@ -112,16 +112,30 @@ impl Cycle<'_> {
         }
     }
 
-    /// Debug builds search all the same: what is known before must be true.
+    /// With `verify`, the search is made all the same: what is known before must be true.
     fn compare_search(&mut self, job: JobKey, rules: &dyn Rules, what: &str) {
-        if !cfg!(debug_assertions) {
+        if !self.config.verify {
             return;
         }
         let before = (self.decision.steps, self.pondered, self.wake);
         self.search_until = self.decision.steps.saturating_add(self.config.budget);
         self.search_cut = false;
-        assert!(!self.search_room(job, rules), "room was found {what}");
+        if self.search_room(job, rules) {
+            self.state.contradicts(&format!("room was found {what}"));
+        }
         (self.decision.steps, self.pondered, self.wake) = before;
+    }
+
+    /// With `verify`, a set of victims that is skipped is tried all the same.
+    fn compare_scenario(&mut self, search: &Search, count: usize, scenario: &Scenario) {
+        if !self.config.verify {
+            return;
+        }
+        if let Some(mark) = self.try_scenario(search, count, scenario) {
+            self.state.rollback(mark);
+            self.state
+                .contradicts("a set of victims was skipped that lets the job in");
+        }
     }
 
     /// What other jobs of the same queue can be compared by. `None`: it is like no other:
@@ -271,6 +285,7 @@ impl Cycle<'_> {
         victims.retain(|victim| {
             *victim != job
                 && !self.is_being_bound(*victim)
+                && !self.is_spared(*victim)
                 && !self.has_swapped(job, *victim)
                 && rules.may_be_victim(self, *victim)
         });
@@ -285,6 +300,18 @@ impl Cycle<'_> {
                 self.state.task_cells.get(*task).is_some_and(|cell| {
                     cell.status == Status::Assumed && !self.is_ours(cell.decision)
                 })
+            })
+        })
+    }
+
+    /// Of one of its pods an eviction was refused, and it is not time to ask again.
+    fn is_spared(&self, job: JobKey) -> bool {
+        self.state.jobs.get(job).is_some_and(|row| {
+            row.tasks.iter().any(|task| {
+                let row = self.state.tasks.get(*task);
+                let pause = row.and_then(|row| row.pause.as_ref());
+                pause.is_some_and(|pause| pause.until.is_none_or(|until| until > self.state.now))
+                    && self.state.cell(*task).status.is_allocated()
             })
         })
     }
@@ -371,10 +398,7 @@ impl Cycle<'_> {
                 if !self.may_fit(&demand, &scenario)
                     || moves_for.is_some_and(|spec| !self.these_may_be_moved(spec, &scenario))
                 {
-                    debug_assert!(
-                        self.try_scenario(search, count, &scenario).is_none(),
-                        "a set of victims was skipped that lets the job in"
-                    );
+                    self.compare_scenario(search, count, &scenario);
                     self.state.refresh_rooms();
                     continue;
                 }

@@ -32,7 +32,7 @@ fn cluster(quota: u64, pods: usize) -> Core {
             "pod p{pod:02} queue={queue} gpus.main=1 created={pod}"
         );
     }
-    let mut core = Core::new(Config::default());
+    let mut core = Core::new(Config::verified());
     for event in text::read(&lines).unwrap() {
         assert_eq!(core.apply(event), []);
     }

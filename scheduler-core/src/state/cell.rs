@@ -427,7 +427,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
 
     #[test]
     fn undo_restores_every_field_in_nested_trials() {
-        let mut core = Core::new(Config::default());
+        let mut core = Core::new(Config::verified());
         for event in text::read(CLUSTER).unwrap() {
             assert_eq!(core.apply(event), []);
         }
@@ -468,7 +468,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
 
     #[test]
     fn generations_rise_on_the_way_back_too() {
-        let mut core = Core::new(Config::default());
+        let mut core = Core::new(Config::verified());
         for event in text::read(CLUSTER).unwrap() {
             assert_eq!(core.apply(event), []);
         }
@@ -486,7 +486,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         /// Nested trials of any moves, undone or kept: undone ones leave nothing behind.
         #[test]
         fn any_undo_restores_every_field(steps in proptest::collection::vec((0_u8..9, 0_usize..2), 1..40)) {
-            let mut core = Core::new(Config::default());
+            let mut core = Core::new(Config::verified());
             for event in text::read(CLUSTER).unwrap() {
                 assert_eq!(core.apply(event), []);
             }

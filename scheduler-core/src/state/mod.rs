@@ -124,6 +124,8 @@ pub(crate) struct State {
     pub untold: BTreeSet<GroupName>,
     /// Jobs that are no single pods.
     pub group_names: BTreeMap<GroupName, JobKey>,
+    /// What was found to contradict itself, each once.
+    pub contradictions: BTreeSet<String>,
 }
 
 /// Jobs of which a pod has moved since they were looked at last, each once.

@@ -8,31 +8,35 @@ use crate::units::NanoGpu;
 use std::sync::Arc;
 
 /// Whether a task's amounts come or go.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Comes,
-    Goes,
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    comes: bool,
+    /// Set where more goes than there was, or more comes than can be counted.
+    wrong: &'a std::cell::Cell<bool>,
 }
 
-impl Way {
+impl Way<'_> {
     fn add(self, sum: &mut u128, amount: u128) {
-        match self {
-            Self::Comes => *sum += amount,
-            Self::Goes => {
-                debug_assert!(*sum >= amount, "a sum would fall below zero");
-                *sum = sum.saturating_sub(amount);
-            }
-        }
+        *sum = if self.comes {
+            self.or(sum.checked_add(amount), u128::MAX)
+        } else {
+            self.or(sum.checked_sub(amount), 0)
+        };
     }
 
     fn count(self, sum: &mut u32) {
-        match self {
-            Self::Comes => *sum = sum.saturating_add(1),
-            Self::Goes => {
-                debug_assert!(*sum > 0, "a count would fall below zero");
-                *sum = sum.saturating_sub(1);
-            }
-        }
+        *sum = if self.comes {
+            self.or(sum.checked_add(1), u32::MAX)
+        } else {
+            self.or(sum.checked_sub(1), 0)
+        };
+    }
+
+    fn or<T>(self, after: Option<T>, bound: T) -> T {
+        after.unwrap_or_else(|| {
+            self.wrong.set(true);
+            bound
+        })
     }
 }
 
@@ -85,9 +89,25 @@ impl State {
         if from == to {
             return;
         }
-        self.move_sums(key, &from, Way::Goes);
-        self.move_sums(key, &to, Way::Comes);
+        let wrong = std::cell::Cell::new(false);
+        for (at, comes) in [(&from, false), (&to, true)] {
+            let wrong = &wrong;
+            self.move_sums(key, at, Way { comes, wrong });
+        }
+        if wrong.get() {
+            self.contradicts("more was to leave a sum than it had, or to enter than it can hold");
+        }
         self.set(Cell::Task(key, to));
+    }
+
+    /// Something in here contradicts itself: a defect of this crate. It is kept for
+    /// [`crate::Core::violations`], and decisions go on.
+    pub(crate) fn contradicts(&mut self, what: &str) {
+        /// Enough to see what is wrong.
+        const MOST: usize = 64;
+        if self.contradictions.len() < MOST && !self.contradictions.contains(what) {
+            self.contradictions.insert(what.to_owned());
+        }
     }
 
     fn move_sums(&mut self, key: TaskKey, at: &TaskCell, way: Way) {
@@ -181,9 +201,10 @@ impl State {
         let change = |sums: &mut CardSums| {
             way.add(&mut sums.limits, u128::from(hold.limit.0));
             way.add(&mut sums.nominal, u128::from(hold.nominal.0));
-            sums.squares = match way {
-                Way::Comes => sums.squares.wrapping_add(square(hold.limit)),
-                Way::Goes => sums.squares.wrapping_sub(square(hold.limit)),
+            sums.squares = if way.comes {
+                sums.squares.wrapping_add(square(hold.limit))
+            } else {
+                sums.squares.wrapping_sub(square(hold.limit))
             };
             way.count(&mut sums.modes[mode_index(hold.mode)]);
         };

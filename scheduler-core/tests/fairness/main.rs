@@ -137,7 +137,7 @@ impl<'a> World<'a> {
     fn new(case: &'a Case) -> Self {
         let mut world = World {
             case,
-            core: Core::new(Config::default()),
+            core: Core::new(Config::verified()),
             now: 0,
             groups: Vec::new(),
             pods: BTreeMap::new(),
@@ -285,7 +285,7 @@ impl<'a> World<'a> {
         };
         let mut core = Core::new(Config {
             actions: vec![Step::Allocate],
-            ..Config::default()
+            ..Config::verified()
         });
         for event in before {
             core.apply(event.clone());

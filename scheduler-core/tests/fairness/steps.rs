@@ -40,7 +40,7 @@ impl World<'_> {
         let rebuilt = |most| {
             let mut core = Core::new(Config {
                 most_favoured: most,
-                ..Config::default()
+                ..Config::verified()
             });
             for event in before {
                 core.apply(event.clone());
