@@ -33,6 +33,9 @@ const BATCH: usize = 4096;
 const REPORT: Duration = Duration::from_secs(1);
 /// What lasts is looked at again so soon, where another scheduler is observed.
 const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
+/// Between two looks for sums that contradict each other: at 140,000 pods one takes as long
+/// as a full decision.
+const SWEEP: Duration = Duration::from_mins(5);
 /// Problems are logged once each; so many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
 
@@ -110,10 +113,16 @@ pub async fn run(
         reported: Instant::now(),
         clock: Clock::start(),
         observed: Instant::now(),
+        swept: Instant::now(),
     };
     loop {
         let leading = *inputs.leading.borrow_and_update();
         cycle.publish(leading);
+        cycle.outputs.meters.queued("facts", inputs.facts.len());
+        cycle
+            .outputs
+            .meters
+            .queued("outcomes", inputs.outcomes.len());
         let due = if leading || cycle.observer.is_some() {
             cycle.due()
         } else {
@@ -183,6 +192,7 @@ struct Cycle {
     clock: Clock,
     /// An observer decides again no sooner.
     observed: Instant,
+    swept: Instant,
 }
 
 impl Cycle {
@@ -293,6 +303,21 @@ impl Cycle {
             self.changed();
         }
         self.hand_on(decision);
+        if self.swept.elapsed() >= SWEEP {
+            self.sweep();
+        }
+    }
+
+    /// Adds up again what decisions go by. What is wrong is a defect of the core, and is said
+    /// once; a restart begins with new sums.
+    fn sweep(&mut self) {
+        self.swept = Instant::now();
+        for wrong in self.core.violations() {
+            self.outputs.meters.contradiction();
+            if self.said.insert(wrong.clone()) {
+                tracing::error!(wrong, "the scheduler's sums contradict each other");
+            }
+        }
     }
 
     /// Decides as if, and tells nobody but the observer.

@@ -8,7 +8,7 @@ use crate::neighbour::Territory;
 use crate::observe::Observer;
 use crate::report::{self, QueueMeters, Views};
 use crate::shard::{Face, Lane, Plan, Pool, Shard};
-use crate::status::{Meters, Pages, Status, router};
+use crate::status::{Meters, Pages, Status, counted, router};
 use crate::trust::{self, Trust};
 use crate::{
     Config, group, leader, lease, neighbour, page, shard, snapshot, telemetry, watch as facts,
@@ -183,6 +183,7 @@ async fn start(
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
+    let client = counted(client, Arc::clone(&meters));
 
     let plan = Plan::of(config, epoch())?;
     let (status_out, status) = watch::channel(Status {
@@ -578,12 +579,13 @@ async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
     Ok(name)
 }
 
-/// Rises with each start.
+/// Rises with each start. Nanoseconds: two replicas that start in the same millisecond, with
+/// a number for each shard, would decide under the same names.
 fn epoch() -> u64 {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The host's name, and which process on it.

@@ -29,7 +29,7 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
             Err(why) => return answer::refused(why),
         }
     }
-    if hands.budgets && makes_room(evict.cause) {
+    if hands.budgets && evict.cause.makes_room() {
         let result = asked(&api, evict).await;
         if result == OutcomeResult::Confirmed {
             notice(hands, evict, evict.message.to_string());
@@ -68,19 +68,8 @@ async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<Standing> {
 /// After a budget's no: it would be asked again at once.
 pub(super) async fn rest(hands: &Hands, evict: &Evict, result: &OutcomeResult) {
     let refused = matches!(result, OutcomeResult::Refused { .. });
-    if refused && hands.budgets && makes_room(evict.cause) {
+    if refused && hands.budgets && evict.cause.makes_room() {
         tokio::time::sleep(BUDGET_PAUSE).await;
-    }
-}
-
-/// For others. What must go for its own sake goes whatever a budget says.
-fn makes_room(cause: EvictCause) -> bool {
-    match cause {
-        EvictCause::GrantRefused | EvictCause::AgentRequest => false,
-        EvictCause::Consolidation
-        | EvictCause::Reclaim
-        | EvictCause::Preempt
-        | EvictCause::StaleGang => true,
     }
 }
 

@@ -196,6 +196,8 @@ impl Actor {
             self.busy
                 .send_if_modified(|old| std::mem::replace(old, busy) != busy);
             self.begin_chores();
+            let waits = work.len() + self.under_way.len() + self.waiting.len();
+            self.hands.meters.queued("actions", waits);
             // Whoever frees a seat wakes this loop too.
             let next = self.pace.next().filter(|_| self.seats_for_chores() > 0);
             let wake = async {

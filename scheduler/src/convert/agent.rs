@@ -44,6 +44,9 @@ impl World {
             }
             Heard::Lost { node } => {
                 self.told.remove(&node);
+                self.strangers.remove(&node);
+                self.wishes
+                    .retain(|(_, by), wish| wish.told || by.as_str() != node);
                 let known = self.states.remove(&node).is_some();
                 let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
                 let mut events = self.judge_managed(&node);

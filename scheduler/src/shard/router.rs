@@ -72,26 +72,35 @@ type Routed = Vec<(usize, Item)>;
 #[derive(Debug, Default)]
 struct Places {
     of: BTreeMap<String, usize>,
+    /// Those that are there and of no shard.
+    elsewhere: BTreeSet<String>,
     unnamed: BTreeSet<String>,
 }
 
 impl Places {
     fn begin(&mut self) {
-        self.unnamed = self.of.keys().cloned().collect();
+        self.unnamed = self.of.keys().chain(&self.elsewhere).cloned().collect();
     }
 
     /// Where it was, if that was elsewhere.
     fn put(&mut self, name: &str, shard: Option<usize>) -> Option<usize> {
         self.unnamed.remove(name);
         let before = match shard {
-            Some(shard) => self.of.insert(name.to_owned(), shard),
-            None => self.of.remove(name),
+            Some(shard) => {
+                self.elsewhere.remove(name);
+                self.of.insert(name.to_owned(), shard)
+            }
+            None => {
+                self.elsewhere.insert(name.to_owned());
+                self.of.remove(name)
+            }
         };
         before.filter(|before| Some(*before) != shard)
     }
 
     fn take(&mut self, name: &str) -> Option<usize> {
         self.unnamed.remove(name);
+        self.elsewhere.remove(name);
         self.of.remove(name)
     }
 
@@ -99,6 +108,7 @@ impl Places {
     fn end(&mut self) -> Vec<String> {
         let gone = std::mem::take(&mut self.unnamed);
         self.of.retain(|name, _| !gone.contains(name));
+        self.elsewhere.retain(|name| !gone.contains(name));
         gone.into_iter().collect()
     }
 }
@@ -255,7 +265,7 @@ impl Router {
                 } else if let Some(group) = group_of(&pod) {
                     self.in_group.entry(group).or_default().insert(uid.clone());
                 }
-                let shard = self.pod_shard(&pod);
+                let shard = self.pod_shard(&pod, before);
                 let mut routed = Routed::new();
                 if let Some(before) = before
                     && shard != Some(before)
@@ -296,7 +306,7 @@ impl Router {
         let Some((before, pod)) = self.pods.get(uid) else {
             return Routed::new();
         };
-        let (before, now) = (*before, self.pod_shard(pod));
+        let (before, now) = (*before, self.pod_shard(pod, *before));
         if now == before {
             return Routed::new();
         }
@@ -312,12 +322,19 @@ impl Router {
             .collect()
     }
 
-    fn pod_shard(&self, pod: &Pod) -> Option<usize> {
-        if let Some(node) = node_of(pod) {
-            return self.nodes.of.get(node).copied();
+    /// With its node. A node that is not known, not yet or no more, takes no pod out of the
+    /// shard that it was in: its queue would seem to have room.
+    fn pod_shard(&self, pod: &Pod, before: Option<usize>) -> Option<usize> {
+        let node = node_of(pod);
+        let of_node = node.and_then(|node| self.nodes.of.get(node).copied());
+        if of_node.is_some() || node.is_some_and(|node| self.nodes.elsewhere.contains(node)) {
+            return of_node;
         }
         let group = group_of(pod).and_then(|group| self.groups.of.get(&group).copied());
-        group.or_else(|| self.shard_of(pod))
+        before
+            .filter(|_| node.is_some())
+            .or(group)
+            .or_else(|| self.shard_of(pod))
     }
 
     /// Where it was.
@@ -477,20 +494,14 @@ mod tests {
     fn a_node_that_changes_its_pool_takes_its_pods_and_its_agent_along() {
         let mut router = router();
         // Its pod and its agent come before it.
-        assert_eq!(
-            shown(router.take(pod(Some("n"), None))),
-            Vec::<String>::new()
-        );
+        assert_eq!(shown(router.take(pod(Some("n"), None))), ["0 pod+"]);
         let state = NodeState::default();
         let said = Heard::State {
             node: "n".into(),
             state,
         };
         assert_eq!(shown(router.hear(said)), Vec::<String>::new());
-        assert_eq!(
-            shown(router.take(node(None))),
-            ["0 node+", "0 state", "0 pod+"]
-        );
+        assert_eq!(shown(router.take(node(None))), ["0 node+", "0 state"]);
         assert_eq!(shown(router.take(node(None))), ["0 node+"]);
         assert_eq!(
             shown(router.take(node(Some("a")))),
@@ -536,7 +547,8 @@ mod tests {
         let listing = router.take(Fact::Node(Seen::Listing));
         assert_eq!(shown(listing), ["0 node+", "1 node+"]);
         let listed = router.take(Fact::Node(Seen::Listed));
-        assert_eq!(shown(listed), ["0 node+", "1 node+", "0 pod-"]);
+        // A pod outlives its node for a while, and its queue is charged for it.
+        assert_eq!(shown(listed), ["0 node+", "1 node+"]);
         router.take(Fact::Pod(Seen::Listing));
         router.take(Fact::Pod(Seen::Listed));
         assert!(router.pods.is_empty() && router.on_node.is_empty());

@@ -3,6 +3,7 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use scheduler_core::{Action, Decision, OutcomeResult};
@@ -11,6 +12,17 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Kind {
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    method: String,
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Queue {
+    queue: &'static str,
 }
 
 /// All of them.
@@ -25,6 +37,9 @@ pub struct Meters {
     reasons: Family<Kind, Counter>,
     lost_conditions: Counter,
     differences: Family<Kind, Counter>,
+    requests: Family<Request, Counter>,
+    queued: Family<Queue, Gauge>,
+    contradictions: Counter,
 }
 
 impl Meters {
@@ -41,6 +56,9 @@ impl Meters {
             reasons: Family::default(),
             lost_conditions: Counter::default(),
             differences: Family::default(),
+            requests: Family::default(),
+            queued: Family::default(),
+            contradictions: Counter::default(),
         };
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register("events", "Changes taken in", meters.events.clone());
@@ -76,6 +94,21 @@ impl Meters {
             "observed_differences",
             "Where an observed scheduler did something else, by kind",
             meters.differences.clone(),
+        );
+        registry.register(
+            "requests",
+            "Requests to the API server, by method and by the code of the answer, `none` where none came",
+            meters.requests.clone(),
+        );
+        registry.register(
+            "queued",
+            "Things that wait inside the scheduler: changes and outcomes for the next decision, actions for the API server",
+            meters.queued.clone(),
+        );
+        registry.register(
+            "contradictions",
+            "Sums or indexes of the scheduler that contradict each other: a defect, please report it",
+            meters.contradictions.clone(),
         );
         meters
     }
@@ -119,6 +152,26 @@ impl Meters {
     /// An observed scheduler did something else.
     pub fn difference(&self, kind: &'static str) {
         self.differences.get_or_create(&Kind { kind }).inc();
+    }
+
+    /// A request to the API server ended; without a code, none came.
+    pub fn request(&self, method: &http::Method, code: Option<http::StatusCode>) {
+        let request = Request {
+            method: method.as_str().to_owned(),
+            code: code.map_or_else(|| "none".to_owned(), |code| code.as_str().to_owned()),
+        };
+        self.requests.get_or_create(&request).inc();
+    }
+
+    /// So many things wait there.
+    pub fn queued(&self, queue: &'static str, length: usize) {
+        let length = i64::try_from(length).unwrap_or(i64::MAX);
+        self.queued.get_or_create(&Queue { queue }).set(length);
+    }
+
+    /// The core contradicts itself.
+    pub fn contradiction(&self) {
+        self.contradictions.inc();
     }
 
     /// A condition could not be written.

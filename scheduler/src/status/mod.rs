@@ -1,15 +1,18 @@
 //! Metrics, health and the state, as pages.
 //!
 //! - `meters`: counters and times; `pages`: `/metrics`, `/healthz`, `/readyz`,
-//!   `/snapshot`, `/explain`, `/observed`.
+//!   `/snapshot`, `/explain`, `/observed`; `requests`: what is asked of the API server,
+//!   counted.
 //!
 //! Reads, changes nothing.
 
 mod meters;
 mod pages;
+mod requests;
 
 pub use meters::Meters;
 pub use pages::{Pages, router};
+pub use requests::counted;
 
 /// Where the cycle is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
