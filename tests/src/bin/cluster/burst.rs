@@ -39,7 +39,7 @@ const WEBHOOK: SocketAddr =
 /// Two replicas at one address, heard by all agents.
 pub(crate) struct Pair {
     pub(crate) replicas: Vec<Scheduler>,
-    _service: Service,
+    service: Service,
 }
 
 impl Pair {
@@ -62,10 +62,14 @@ impl Pair {
             replica.ready().await?;
         }
         cluster.heard().await?;
-        Ok(Self {
-            replicas,
-            _service: service,
-        })
+        Ok(Self { replicas, service })
+    }
+
+    /// What the kubelet's probe finds of one that stands still.
+    pub(crate) fn unready(&self, replica: usize) {
+        let port = self.replicas[replica].replica.ports[0];
+        self.service
+            .unready(SocketAddr::from(([127, 0, 0, 1], port)));
     }
 
     /// Which of them holds the lease.

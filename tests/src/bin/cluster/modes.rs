@@ -114,7 +114,10 @@ async fn isolated(cluster: &mut Cluster) -> Result<()> {
     }
     let mode = compute_mode(cluster).await?;
     ensure!(mode == "Default", "the card is in {mode}");
-    // A fault ends its own server's clients alone.
+    // A fault ends its own server's clients alone. The neighbour that is asked has room for
+    // one process more: a share is what all its processes hold.
+    let beside = pod(&ns, "beside", &[("gpu-memory", "1500")], "alloc 300 hold");
+    cluster.run_share(&beside).await?;
     let faulty = pod(
         &ns,
         "faulty",
@@ -125,7 +128,7 @@ async fn isolated(cluster: &mut Cluster) -> Result<()> {
     cluster.pod_phase(&ns, "faulty", "Failed").await?;
     let more = cluster
         .kubectl
-        .exec(&ns, "small", "main", &[PROGRAM, "alloc", "100"])
+        .exec(&ns, "beside", "main", &[PROGRAM, "alloc", "100"])
         .await?;
     ensure!(
         more.contains(r#""ok":true"#),

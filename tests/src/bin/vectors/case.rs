@@ -146,7 +146,7 @@ fn config(value: &Value) -> anyhow::Result<Config> {
         consolidation_jobs: None,
         staleness_grace: Some(Duration(0)),
         actions: Vec::new(),
-        ..Config::default()
+        ..Config::verified()
     };
     for action in list(&value["actions"]) {
         config.actions.push(match action.as_str() {

@@ -12,9 +12,10 @@ use aliquot_tests::suite::Claim;
 use aliquot_tests::verdict::Write;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::{Api, Client, Config};
 use proto::names::{NAMESPACE, guard, kai, request, resource};
 use serde_json::{Map, Value, json};
 
@@ -310,6 +311,24 @@ async fn a_namespace_uses_the_queues_of_its_list_alone(cluster: &mut Cluster) ->
         let delete = ["delete", "--ignore-not-found", kind, "aliquot-queues"];
         cluster.kubectl.run(&delete).await?;
     }
+    // The server goes by it for a moment more, and so would the next claim.
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), &other);
+    let refused: Pod = serde_json::from_value(crate::guard::live(
+        &other,
+        &json!({
+            "metadata": { "labels": { (kai::QUEUE_LABEL): "c" } },
+            "spec": { "schedulerName": kai::SCHEDULER_NAME },
+        }),
+    ))?;
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    until("no list of queues", Duration::from_secs(10), || async {
+        api.create(&dry_run, &refused).await?;
+        Ok(Seen::Done(()))
+    })
+    .await?;
     held
 }
 
