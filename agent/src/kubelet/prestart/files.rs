@@ -62,8 +62,21 @@ fn driver_limit(config: &Config, state: &State, share: &Share) -> Option<edit::D
     })
 }
 
-/// NVIDIA's own edits where every card has them, else what is found under the driver root.
+/// Of the driver, what a share of this mode gets.
 fn driver_edits(
+    config: &Config,
+    state: &State,
+    share: &Share,
+) -> Result<ContainerEdits, MakeError> {
+    let all = all_driver_edits(config, state, share)?;
+    Ok(match share.mode {
+        Mode::Exclusive => all,
+        _ => without_graphics(all),
+    })
+}
+
+/// NVIDIA's own edits where every card has them, else what is found under the driver root.
+fn all_driver_edits(
     config: &Config,
     state: &State,
     share: &Share,
@@ -81,11 +94,7 @@ fn driver_edits(
         }
     }
     if complete {
-        let theirs = trimmed(theirs);
-        return Ok(match share.mode {
-            Mode::Exclusive => theirs,
-            _ => without_graphics(theirs),
-        });
+        return Ok(trimmed(theirs));
     }
     let minors = share
         .gpus
@@ -124,4 +133,79 @@ pub(super) fn put_share_file(share_dir: &Path, share: &Share, alloc: AllocId) ->
     let temporary = folder.join(".share.json");
     std::fs::write(&temporary, text)?;
     std::fs::rename(temporary, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::{Book, Settings};
+    use crate::nvml::{Device, Driver, Identity, Observation, Reading};
+    use api::Mib;
+    use std::time::Instant;
+
+    /// A node with one card.
+    fn node() -> State {
+        let settings = Settings {
+            mps_reserve: Mib(0),
+            client_slots: 48,
+            context_allowance: Mib(0),
+            cgroup_v2: true,
+        };
+        let identity = Identity {
+            uuid: GpuUuid::from("GPU-0"),
+            index: 0,
+            minor: 0,
+            product: "T4".into(),
+            pci: String::new(),
+            compute_capability: String::new(),
+            numa: None,
+            nvlink_peers: Vec::new(),
+        };
+        let observation = Observation {
+            driver: Driver::Up {
+                version: "570".into(),
+            },
+            devices: vec![Device {
+                identity,
+                reading: Ok(Reading::default()),
+            }],
+        };
+        let (mut book, now) = (Book::new(settings), Instant::now());
+        book.observe(&observation, now);
+        State {
+            inventory: book.inventory(&api::gpu_node::GpuNodeSpec::default(), |_, _| true, now),
+            ..State::default()
+        }
+    }
+
+    #[test]
+    fn without_nvidias_own_spec_too_a_share_is_not_given_what_draws() {
+        let root = tempfile::tempdir().unwrap();
+        let libraries = root.path().join("usr/lib64");
+        std::fs::create_dir_all(&libraries).unwrap();
+        for name in ["libcuda.so.1", "libnvidia-eglcore.so.570.1"] {
+            std::fs::write(libraries.join(name), "").unwrap();
+        }
+        let config = Config {
+            driver_root: root.path().to_owned(),
+            nvidia_cdi_dirs: vec![root.path().join("none")],
+            ..Config::for_node("n1")
+        };
+        let record = r#"{"version":1,"pod":{"uid":"u1","namespace":"ns","name":"p"},
+            "container":"main","gpus":["GPU-0"],"memoryMib":2000,"computePercent":25,
+            "mode":"mps","decision":"d1"}"#;
+        let mut share = Share::from_record(AllocId::new(1), record).unwrap();
+        for (mode, draws) in [
+            (Mode::Mps, false),
+            (Mode::MpsIsolated, false),
+            (Mode::TimeSlicing, false),
+            (Mode::Exclusive, true),
+        ] {
+            share.mode = mode;
+            let edits = driver_edits(&config, &node(), &share).unwrap();
+            let has = |name: &str| edits.mounts.iter().any(|m| m.container_path.contains(name));
+            assert!(has("libcuda.so.1"), "{mode}");
+            assert_eq!(has("libnvidia-eglcore"), draws, "{mode}");
+        }
+    }
 }
