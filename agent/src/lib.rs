@@ -3,7 +3,7 @@
 //! In the order of the data's way:
 //! - [`config`]: every path and flag.
 //! - [`nvml`]: one thread owns NVML; observations and XIDs come out.
-//! - [`attribute`]: pid → cgroup → container.
+//! - [`attribute`]: pid → cgroup → container; [`mod@line`]: others' text on one line.
 //! - [`inventory`]: pure: observations and the admin's policy → cards, health, what can be granted.
 //! - [`pods`]: watches this node's pods, its Node and `GpuNode`, and what the cluster trusts.
 //! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
@@ -31,6 +31,7 @@ pub mod install;
 pub mod inventory;
 pub mod kubelet;
 pub mod ledger;
+pub mod line;
 pub mod mps;
 pub mod node;
 pub mod nvml;

@@ -7,6 +7,8 @@
 
 pub mod cgroup;
 
+use crate::line::one_line;
+use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -14,6 +16,8 @@ use std::path::Path;
 
 /// A `/proc` file of ours is never longer; what is, was not written by a kernel.
 const MAX_BYTES: u64 = 64 << 10;
+/// More than the name of a process has.
+const MAX_NAME: usize = 64;
 
 /// Where a process belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,49 +34,53 @@ pub struct Origin {
 /// gone: the caller's next observation no longer has it.
 pub fn origin(proc_root: &Path, pid: u32) -> Origin {
     let process = proc_root.join(pid.to_string());
-    let place = cgroup::parse(&read(&process.join("cgroup")));
+    let text = |name| read(&process.join(name)).ok().flatten().unwrap_or_default();
+    let place = cgroup::parse(&text("cgroup"));
     let (pod_uid, container_id) = match place {
         Some(place) => (Some(place.pod_uid), place.container_id),
         None => (None, None),
     };
-    // The name is the tenant's own text and ends up in status and logs.
-    let command = read(&process.join("comm"))
-        .trim_end()
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
     Origin {
         pod_uid,
         container_id,
-        command,
+        // The tenant's own text.
+        command: one_line(&text("comm"), MAX_NAME),
     }
 }
 
 /// The container of one process; `None` when it is gone or in none. Blocking, one small file.
-pub fn container_of(proc_root: &Path, pid: u32) -> Option<String> {
+///
+/// # Errors
+/// The process is there, and where it belongs cannot be read.
+pub fn container_of(proc_root: &Path, pid: u32) -> io::Result<Option<String>> {
     let file = proc_root.join(pid.to_string()).join("cgroup");
-    cgroup::parse(&read(&file))?.container_id
+    let place = read(&file)?.and_then(|text| cgroup::parse(&text));
+    Ok(place.and_then(|place| place.container_id))
 }
 
 /// Every container with at least one process. Blocking, a small file of every process.
 ///
 /// # Errors
-/// Processes cannot be listed.
+/// Processes cannot be listed, or one of them cannot be read.
 pub fn living(proc_root: &Path) -> io::Result<BTreeSet<String>> {
     let mut living = BTreeSet::new();
     for entry in std::fs::read_dir(proc_root)? {
         let name = entry?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok());
-        living.extend(pid.and_then(|pid| container_of(proc_root, pid)));
+        if let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) {
+            living.extend(container_of(proc_root, pid)?);
+        }
     }
     Ok(living)
 }
 
-fn read(path: &Path) -> String {
+/// `None`: the process is gone. It may go between the opening and the reading.
+fn read(path: &Path) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
-        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(_) => String::new(),
+        Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

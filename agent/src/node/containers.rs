@@ -27,7 +27,7 @@ impl Containers {
     /// Those with a process: of the ones that proofs name, and of `doubted`.
     ///
     /// # Errors
-    /// Processes cannot be listed; nothing is known to have ended then.
+    /// Processes cannot be listed or read; nothing is known to have ended then.
     pub(super) fn living<'a>(
         &mut self,
         proofs: impl Iterator<Item = &'a Proof>,
@@ -38,18 +38,25 @@ impl Containers {
         asked.extend(proofs.map(|proof| (proof.container_id.as_str(), Some(proof.pid))));
         self.ended.retain(|id| asked.contains_key(id.as_str()));
         asked.retain(|id, _| !self.ended.contains(*id));
-        let (first_lives, others): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(id, pid)| {
-            let container = pid.and_then(|pid| attribute::container_of(&self.proc_root, pid));
-            container.as_deref() == Some(*id)
-        });
-        let mut living: BTreeSet<String> =
-            first_lives.iter().map(|(id, _)| (*id).to_owned()).collect();
+        let mut living = BTreeSet::new();
+        let mut others = Vec::new();
+        for (id, pid) in asked {
+            let container = match pid {
+                Some(pid) => attribute::container_of(&self.proc_root, pid)?,
+                None => None,
+            };
+            if container.as_deref() == Some(id) {
+                living.insert(id.to_owned());
+            } else {
+                others.push(id);
+            }
+        }
         if others.is_empty() {
             return Ok(living);
         }
         // Its first process may be gone and another one not, or have another number here.
         let all = attribute::living(&self.proc_root)?;
-        for (id, _) in others {
+        for id in others {
             if all.contains(id) {
                 living.insert(id.to_owned());
             } else {
@@ -110,5 +117,23 @@ mod tests {
         let (mut containers, none) = (Containers::new(tmp.path().join("none")), BTreeSet::new());
         let living = containers.living([&proof].into_iter(), &none);
         assert!(living.is_err() && containers.ended.is_empty());
+    }
+
+    #[test]
+    fn where_one_process_cannot_be_read_nobody_has_ended() {
+        let tmp = tempfile::tempdir().unwrap();
+        // Not even root can read a folder: what the kernel says while files are exhausted is
+        // as little an answer.
+        fs::create_dir_all(tmp.path().join("10/cgroup")).unwrap();
+        for pid in [10, 11] {
+            let proof = Proof {
+                container_id: "a".repeat(64),
+                pid,
+                ..Proof::default()
+            };
+            let (mut containers, none) = (Containers::new(tmp.path().to_owned()), BTreeSet::new());
+            let living = containers.living([&proof].into_iter(), &none);
+            assert!(living.is_err() && containers.ended.is_empty(), "{pid}");
+        }
     }
 }
