@@ -1,10 +1,11 @@
-//! Commands that somebody else gave a control daemon, by the daemon's own log.
+//! Commands that a control daemon was given by others than us, by its own log.
 //!
 //! Whoever is the daemon's user and reaches its pipe may command it, and what it answers in
 //! whole GiB hides a limit that was raised by less. Its `control.log`, which no tenant can
 //! reach, has a line `Cmd:<command>` for every one. In: what we give, what the log says. Out:
 //! what was not ours.
 
+use crate::line::one_line;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -13,19 +14,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// More than this between two looks is not read: 1 MiB is some ten thousand commands.
 const MAX_STEP: u64 = 1 << 20;
+/// Of a command, so many characters are told.
+const SAID: usize = 120;
 
 /// Commands that we give one daemon, counted until its log shows them.
 #[derive(Clone, Debug, Default)]
 pub struct Given(Arc<Mutex<BTreeMap<String, u32>>>);
 
 impl Given {
-    /// To be called before the daemon hears of it: what came to nothing does no harm, since
-    /// somebody else's command of the same words would change nothing.
+    /// To be called before the daemon hears of it. One that the daemon does not log, since it
+    /// was not reached in time, counts until it does: late, it may log it yet.
     pub fn add(&self, command: &str) {
         if let Some(command) = changing(command) {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             *all.entry(command).or_default() += 1;
         }
+    }
+
+    /// These are the settings from now on. Whoever gives one of them again changes nothing;
+    /// an older one would be a change, whoever gave it.
+    pub fn settings_are(&self, commands: &[String]) {
+        let commands: Vec<String> = commands.iter().filter_map(|one| changing(one)).collect();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|given, _| !sets(given) || commands.contains(given));
     }
 
     fn take(&self, command: &str) -> bool {
@@ -80,6 +91,11 @@ impl Audit {
         };
     }
 
+    /// Whether all of a log of so many bytes was looked at.
+    pub fn has_read(&self, len: u64) -> bool {
+        self.offset == len && self.partial.is_empty()
+    }
+
     /// The first command since the last look that was not ours.
     pub fn look(&mut self, log: &Path) -> Option<Foreign> {
         let len = std::fs::metadata(log).ok()?.len();
@@ -110,12 +126,8 @@ impl Audit {
                 self.hears = true;
             } else {
                 first.get_or_insert_with(|| Foreign {
-                    sets: command.starts_with("set_"),
-                    command: command
-                        .chars()
-                        .map(|c| if c.is_control() { ' ' } else { c })
-                        .take(120)
-                        .collect(),
+                    sets: sets(&command),
+                    command: one_line(&command, SAID),
                 });
             }
         }
@@ -129,10 +141,14 @@ fn read_from(log: &Path, offset: u64, most: u64, into: &mut Vec<u8>) -> io::Resu
     Ok(file.take(most).read_to_end(into)? as u64)
 }
 
+fn sets(command: &str) -> bool {
+    command.starts_with("set_")
+}
+
 /// The command with single spaces, if it is one that changes something.
 fn changing(command: &str) -> Option<String> {
     let verb = command.split_whitespace().next()?;
-    let changes = verb.starts_with("set_")
+    let changes = sets(verb)
         || matches!(
             verb,
             "terminate_client" | "shutdown_server" | "start_server" | "quit"
@@ -196,6 +212,39 @@ mod tests {
             Some(foreign("terminate_client 7 9", false))
         );
         assert_eq!(scene.logged(""), None);
+    }
+
+    #[test]
+    fn a_setting_of_ours_that_came_to_nothing_is_nobodys_licence_to_give_it_later() {
+        let mut scene = Scene::new();
+        let set = |mib: u32| format!("set_default_device_pinned_mem_limit 0 {mib}M");
+        let given = scene.audit.given();
+        // The daemon hung; by now another limit is wanted, which it was told twice.
+        given.add(&set(3900));
+        given.add("start_server -uid 0");
+        for _ in 0..2 {
+            given.settings_are(&[set(3200)]);
+            given.add(&set(3200));
+        }
+        let late = format!("Cmd:{}\n", set(3200)).repeat(2);
+        assert_eq!(scene.logged(&late), None);
+        assert_eq!(scene.logged("Cmd:start_server -uid 0\n"), None);
+        let raise = foreign(&set(3900), true);
+        assert_eq!(scene.logged(&format!("Cmd:{}\n", set(3900))), Some(raise));
+    }
+
+    #[test]
+    fn what_was_written_since_the_last_look_is_not_read() {
+        let mut scene = Scene::new();
+        let len = |scene: &Scene| {
+            let log = scene.folder.path().join("control.log");
+            std::fs::metadata(log).unwrap().len()
+        };
+        scene.logged("Cmd:get_server_list\n");
+        assert!(scene.audit.has_read(len(&scene)));
+        assert!(!scene.audit.has_read(len(&scene) + 1));
+        scene.logged("Cmd:qu");
+        assert!(!scene.audit.has_read(len(&scene)), "half a line");
     }
 
     #[test]

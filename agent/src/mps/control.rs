@@ -12,8 +12,10 @@
 use super::audit::Given;
 use super::machine::{Client, Limits, ReadBack, ServerStatus, Sight};
 use super::program::Program;
+use crate::line::one_line;
 use api::Mib;
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -23,6 +25,8 @@ use tokio::io::AsyncWriteExt as _;
 const ANSWER: Duration = Duration::from_secs(2);
 /// Seconds that `quit` gives a server that its clients have left.
 const QUIT_SECONDS: u32 = 5;
+/// Of what it says, so many characters are told.
+const SAID: usize = 200;
 
 /// How to reach one control daemon.
 #[derive(Clone, Debug)]
@@ -123,50 +127,22 @@ impl Control {
         devices: usize,
         servers: &[u32],
     ) -> Result<ReadBack, ControlError> {
+        let settings = settings(limits, devices, servers);
+        let commands: Vec<String> = settings.iter().map(Setting::command).collect();
+        self.given.settings_are(&commands);
         let mut read_back = ReadBack::default();
-        let percent = limits.thread_percent;
-        let targets = std::iter::once(None).chain(servers.iter().copied().map(Some));
-        for server in targets {
-            // `set_default_x` and `set_x <server>`, `get_default_x` and `get_x <server>`.
-            let word = |verb: &str, what: &str| match server {
-                None => format!("{verb}_default_{what}"),
-                Some(pid) => format!("{verb}_{what} {pid}"),
-            };
-            if limits.memory > Mib(0) {
-                for device in 0..devices {
-                    let what = format!("{} {device}", word("set", "device_pinned_mem_limit"));
-                    let set = format!("{what} {}M", limits.memory.0);
-                    let get = format!("{} {device}", word("get", "device_pinned_mem_limit"));
-                    let (said, lines) = self.set_and_get(set, get).await?;
-                    let answer = single(&lines).and_then(parse_memory);
-                    match answer {
-                        Some(answer) if answer.may_be(limits.memory) => {
-                            read_back.memory = answer.floor();
-                        }
-                        _ => {
-                            return Err(ControlError::NotSet {
-                                what,
-                                wanted: limits.memory.to_string(),
-                                answer: [said, lines].concat().join("; "),
-                            });
-                        }
-                    }
-                }
-            }
-            let what = word("set", "active_thread_percentage");
-            let (said, lines) = self
-                .set_and_get(
-                    format!("{what} {percent}"),
-                    word("get", "active_thread_percentage"),
-                )
-                .await?;
-            match single(&lines).and_then(parse_percent) {
-                Some(answer) if answer == percent => read_back.thread_percent = answer,
-                _ => {
+        for (setting, command) in settings.into_iter().zip(commands) {
+            // What it answers no two drivers word alike.
+            let said = self.exchange(&[command], ANSWER).await?;
+            let lines = self.exchange(&[setting.question()], ANSWER).await?;
+            match setting.value.read(&lines) {
+                Some(Answered::Memory(memory)) => read_back.memory = memory,
+                Some(Answered::Percent(percent)) => read_back.thread_percent = percent,
+                None => {
                     return Err(ControlError::NotSet {
-                        what,
-                        wanted: format!("{percent} %"),
-                        answer: [said, lines].concat().join("; "),
+                        what: setting.name("set"),
+                        wanted: setting.value.to_string(),
+                        answer: one_line(&[said, lines].concat().join("; "), SAID),
                     });
                 }
             }
@@ -182,35 +158,20 @@ impl Control {
         devices: usize,
         servers: &[u32],
     ) -> Result<Result<(), String>, ControlError> {
-        let targets = std::iter::once(None).chain(servers.iter().copied().map(Some));
-        for server in targets {
-            let word = |what: &str| match server {
-                None => format!("get_default_{what}"),
-                Some(pid) => format!("get_{what} {pid}"),
-            };
-            let whose = server.map_or("by default".to_owned(), |pid| format!("of server {pid}"));
-            if limits.memory > Mib(0) {
-                for device in 0..devices {
-                    let get = format!("{} {device}", word("device_pinned_mem_limit"));
-                    let lines = self.exchange(&[get], ANSWER).await?;
-                    let answer = single(&lines).and_then(parse_memory);
-                    if !answer.is_some_and(|answer| answer.may_be(limits.memory)) {
-                        let now = one_line(&lines.join("; "));
-                        return Ok(Err(format!(
-                            "the memory limit {whose} was set to {} and reads {now:?}",
-                            limits.memory
-                        )));
-                    }
-                }
-            }
-            let lines = self
-                .exchange(&[word("active_thread_percentage")], ANSWER)
-                .await?;
-            if single(&lines).and_then(parse_percent) != Some(limits.thread_percent) {
-                let now = one_line(&lines.join("; "));
+        for setting in settings(limits, devices, servers) {
+            let lines = self.exchange(&[setting.question()], ANSWER).await?;
+            if setting.value.read(&lines).is_none() {
+                let what = match setting.value {
+                    Value::Memory(_) => "memory limit",
+                    Value::Percent(_) => "thread percentage",
+                };
+                let server = setting.server;
+                let whose =
+                    server.map_or("by default".to_owned(), |pid| format!("of server {pid}"));
                 return Ok(Err(format!(
-                    "the thread percentage {whose} was set to {} and reads {now:?}",
-                    limits.thread_percent
+                    "the {what} {whose} was set to {} and reads {:?}",
+                    setting.value,
+                    one_line(&lines.join("; "), SAID)
                 )));
             }
         }
@@ -237,17 +198,6 @@ impl Control {
             .exchange(std::slice::from_ref(&command), ANSWER)
             .await?;
         parse_pids(&lines).ok_or_else(|| unexpected(&command, &lines))
-    }
-
-    /// What the setting answered, which no two drivers word alike, and the value.
-    async fn set_and_get(
-        &self,
-        set: String,
-        get: String,
-    ) -> Result<(Vec<String>, Vec<String>), ControlError> {
-        let said = self.exchange(&[set], ANSWER).await?;
-        let lines = self.exchange(&[get], ANSWER).await?;
-        Ok((said, lines))
     }
 
     async fn exchange(
@@ -295,7 +245,7 @@ impl Control {
         if !output.status.success() {
             let complaint = String::from_utf8_lossy(&output.stderr);
             let text = format!("{} {}", said.trim(), complaint.trim());
-            return Err(ControlError::Unreached(one_line(&text)));
+            return Err(ControlError::Unreached(one_line(&text, SAID)));
         }
         Ok(said
             .lines()
@@ -315,16 +265,114 @@ pub fn environment(pipe: &Path, log: &Path, gpu_uuids: &[String]) -> [(&'static 
     ]
 }
 
-/// A memory limit as a daemon prints it.
+/// One limit of a daemon, or of one of its servers.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    /// `None`: the default of those that start.
+    server: Option<u32>,
+    /// Which device's, where it is a device's.
+    device: Option<usize>,
+    value: Value,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Value {
+    Memory(Mib),
+    Percent(u8),
+}
+
+/// What reads back of a value, in terms of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answered {
+    Memory(Mib),
+    Percent(u8),
+}
+
+/// All that these limits are, in the order in which they are set.
+fn settings(limits: Limits, devices: usize, servers: &[u32]) -> Vec<Setting> {
+    let targets = std::iter::once(None).chain(servers.iter().copied().map(Some));
+    let devices = if limits.memory > Mib(0) { devices } else { 0 };
+    let of_one = move |server| {
+        let memory = (0..devices).map(move |device| Setting {
+            server,
+            device: Some(device),
+            value: Value::Memory(limits.memory),
+        });
+        memory.chain([Setting {
+            server,
+            device: None,
+            value: Value::Percent(limits.thread_percent),
+        }])
+    };
+    targets.flat_map(of_one).collect()
+}
+
+impl Setting {
+    /// `set_default_x` and `set_x <server>`, `get_default_x` and `get_x <server>`.
+    fn name(&self, verb: &str) -> String {
+        let what = match self.value {
+            Value::Memory(_) => "device_pinned_mem_limit",
+            Value::Percent(_) => "active_thread_percentage",
+        };
+        let name = match self.server {
+            None => format!("{verb}_default_{what}"),
+            Some(pid) => format!("{verb}_{what} {pid}"),
+        };
+        match self.device {
+            None => name,
+            Some(device) => format!("{name} {device}"),
+        }
+    }
+
+    fn command(&self) -> String {
+        let value = match self.value {
+            Value::Memory(memory) => format!("{}M", memory.0),
+            Value::Percent(percent) => percent.to_string(),
+        };
+        format!("{} {value}", self.name("set"))
+    }
+
+    fn question(&self) -> String {
+        self.name("get")
+    }
+}
+
+impl Value {
+    /// What an answer says of it; `None`: the answer is of another value, or of another form.
+    fn read(self, lines: &[String]) -> Option<Answered> {
+        let line = single(lines)?;
+        match self {
+            Self::Memory(wanted) => {
+                let answer = parse_memory(line).filter(|answer| answer.may_be(wanted))?;
+                Some(Answered::Memory(answer.floor()))
+            }
+            Self::Percent(wanted) => {
+                let answer = parse_percent(line).filter(|answer| *answer == wanted)?;
+                Some(Answered::Percent(answer))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(memory) => memory.fmt(f),
+            Self::Percent(percent) => write!(f, "{percent} %"),
+        }
+    }
+}
+
+/// A memory limit as a daemon prints it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Printed {
     /// To the MiB.
     Exact(Mib),
     /// In whole GiB, rounded down: what `3840M` reads back as on real ones is `3G`.
     WholeGib(u64),
 }
 
-impl Answered {
+impl Printed {
     fn floor(self) -> Mib {
         match self {
             Self::Exact(mib) => mib,
@@ -341,12 +389,12 @@ impl Answered {
 }
 
 /// `3G`, `2000M`, `2000MB`.
-fn parse_memory(text: &str) -> Option<Answered> {
+fn parse_memory(text: &str) -> Option<Printed> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits.parse().ok()?;
     match &text[digits.len()..] {
-        "G" | "GB" if number < 1 << 20 => Some(Answered::WholeGib(number)),
-        "M" | "MB" => Some(Answered::Exact(Mib(number))),
+        "G" | "GB" if number < 1 << 20 => Some(Printed::WholeGib(number)),
+        "M" | "MB" => Some(Printed::Exact(Mib(number))),
         _ => None,
     }
 }
@@ -388,16 +436,8 @@ fn single(lines: &[String]) -> Option<&str> {
 fn unexpected(command: &str, lines: &[String]) -> ControlError {
     ControlError::Unexpected {
         command: command.to_owned(),
-        answer: one_line(&lines.join("; ")),
+        answer: one_line(&lines.join("; "), SAID),
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.trim()
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(200)
-        .collect()
 }
 
 #[cfg(test)]
@@ -411,9 +451,9 @@ mod tests {
     #[test]
     fn memory_answers_are_read_in_every_form_that_was_seen() {
         let table = [
-            ("2000M", Some(Answered::Exact(Mib(2000)))),
-            ("2000MB", Some(Answered::Exact(Mib(2000)))),
-            ("3G", Some(Answered::WholeGib(3))),
+            ("2000M", Some(Printed::Exact(Mib(2000)))),
+            ("2000MB", Some(Printed::Exact(Mib(2000)))),
+            ("3G", Some(Printed::WholeGib(3))),
             ("", None),
             ("G", None),
             ("-1M", None),
@@ -429,10 +469,39 @@ mod tests {
 
     #[test]
     fn whole_gib_stand_for_every_limit_they_round_down_from() {
-        let answer = Answered::WholeGib(3);
+        let answer = Printed::WholeGib(3);
         assert!(answer.may_be(Mib(3072)) && answer.may_be(Mib(3840)) && answer.may_be(Mib(4095)));
         assert!(!answer.may_be(Mib(3071)) && !answer.may_be(Mib(4096)));
         assert_eq!(answer.floor(), Mib(3072));
+    }
+
+    #[test]
+    fn limits_are_set_by_default_and_then_on_each_server() {
+        let limits = Limits {
+            memory: Mib(2000),
+            thread_percent: 50,
+        };
+        let commands = |limits, devices, servers: &[u32]| -> Vec<String> {
+            let settings = settings(limits, devices, servers);
+            settings.iter().map(Setting::command).collect()
+        };
+        assert_eq!(
+            commands(limits, 2, &[7]),
+            [
+                "set_default_device_pinned_mem_limit 0 2000M",
+                "set_default_device_pinned_mem_limit 1 2000M",
+                "set_default_active_thread_percentage 50",
+                "set_device_pinned_mem_limit 7 0 2000M",
+                "set_device_pinned_mem_limit 7 1 2000M",
+                "set_active_thread_percentage 7 50",
+            ]
+        );
+        let unlimited = Limits {
+            memory: Mib(0),
+            ..limits
+        };
+        let percent = ["set_default_active_thread_percentage 50"];
+        assert_eq!(commands(unlimited, 2, &[]), percent);
     }
 
     #[test]
