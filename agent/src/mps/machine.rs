@@ -428,6 +428,8 @@ impl Machine {
                 self.phase = Phase::Spawn;
             }
             Phase::Spawn => {
+                // What was done to the one before went with it.
+                self.tampered.clear();
                 self.starts = self.starts.saturating_add(1);
                 self.known = true;
                 self.looked = None;

@@ -199,6 +199,27 @@ fn a_dead_daemon_starts_again_when_its_clients_and_server_are_gone() {
 }
 
 #[test]
+fn what_others_did_to_a_daemon_is_told_while_it_lives_and_not_of_the_next_one() {
+    let mut machine = ready(&[]);
+    machine.on(at(70), Event::Driven("quit".into(), false));
+    assert_eq!(machine.view().tampered, "quit");
+    machine.on(at(100), Event::Exited("exit 0".into()));
+    let nobody = Event::Leftovers(vec![], vec![]);
+    walk(
+        &mut machine,
+        400,
+        vec![
+            (Action::FindLeftovers(Some(vec![])), nobody),
+            (Action::Prepare, Event::Done),
+            (Action::SetMode, Event::Done),
+        ],
+    );
+    assert_eq!(machine.view().tampered, "quit");
+    walk(&mut machine, 400, vec![(Action::Spawn, Event::Done)]);
+    assert_eq!(machine.view().tampered, "");
+}
+
+#[test]
 fn failures_in_a_row_are_spaced_out_up_to_a_minute() {
     let mut machine = Machine::absent();
     machine.on(at(0), WANTED);

@@ -114,7 +114,7 @@ pub enum Event {
     Verified(Result<(), String>),
     /// A card of it was seen in another compute mode than was set.
     ModeLost,
-    /// Somebody else gave the daemon a command; whether it may have changed a limit.
+    /// The daemon was given a command that is not ours; whether it may have changed a limit.
     Driven(String, bool),
     /// Something moved that no one was asked to move: a server's process is gone, or its
     /// log has a new line. Worth a look.
@@ -147,7 +147,7 @@ pub struct View {
     pub blamed: u32,
     /// How often clients have lost their work.
     pub losses: u32,
-    /// What somebody else set or commanded; what was set is set right again. Empty when
-    /// nobody did.
+    /// What of this daemon was set or commanded by others; what was set is set right again.
+    /// Empty when nothing was.
     pub tampered: String,
 }
