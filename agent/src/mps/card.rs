@@ -4,7 +4,8 @@
 //! In: what the plan says of it. Out: a [`CardState`] whenever it changed. Must never touch
 //! a card that a server holds: the plan names such a card under its server alone.
 
-use super::smi::{ComputeMode, Smi};
+use super::smi::Smi;
+use crate::inventory::ComputeMode;
 use proto::mps::CardState;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};

@@ -10,7 +10,8 @@ use super::machine::{Action, Client, Desired, Event, Machine, ServerStatus, Sigh
 use super::place::{DAEMON_LOG, Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
-use super::smi::{ComputeMode, Smi, shares_memory_by_name};
+use super::smi::{Smi, shares_memory_by_name};
+use crate::inventory::ComputeMode;
 use api::Mib;
 use proto::mps::{Client as ProtoClient, ServerState};
 use std::collections::BTreeMap;
@@ -96,6 +97,8 @@ pub struct Daemon {
     known: BTreeMap<u32, Process>,
     /// By the log of the server with this pid: the limit on each of its cards, to the MiB.
     exact: Option<(u32, Mib)>,
+    /// Bytes of that log which were written before limits were last set, by whomever.
+    before_limits: u64,
     /// Servers that were seen.
     servers: Vec<Process>,
     /// Bytes of their log at the last look.
@@ -118,6 +121,7 @@ impl Daemon {
     pub fn found(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
         let process = tools.processes.daemon_of(&place.pipe());
         let mut audit = Audit::default();
+        let before_limits = place.server_log_len();
         let machine = match process {
             Some(process) => {
                 info!(server = name, pid = process.pid, "adopting an MPS daemon");
@@ -128,6 +132,7 @@ impl Daemon {
         };
         let mut daemon = Self::new(name, spec, place, tools, machine, process);
         daemon.audit = audit;
+        daemon.before_limits = before_limits;
         daemon
     }
 
@@ -149,6 +154,7 @@ impl Daemon {
             child: None,
             known: BTreeMap::new(),
             exact: None,
+            before_limits: 0,
             servers: Vec::new(),
             server_log: 0,
             audit: Audit::default(),
@@ -177,13 +183,7 @@ impl Daemon {
                 warn!(server = self.name, reason, "MPS daemon ended");
                 self.machine.on(self.start.elapsed(), Event::Exited(reason));
             }
-            if let Some(foreign) = self.audit.look(&self.place.control_log()) {
-                let command = foreign.command;
-                warn!(server = self.name, command, "somebody drove the MPS daemon");
-                let what = format!("somebody gave the control daemon the command {command:?}");
-                let event = Event::Driven(what, foreign.sets);
-                self.machine.on(self.start.elapsed(), event);
-            }
+            self.audit_commands();
             if self.stirred() {
                 self.machine.on(self.start.elapsed(), Event::Stirred);
             }
@@ -213,7 +213,10 @@ impl Daemon {
 
     fn take(&mut self, order: Order) {
         self.generation = order.generation;
-        if order.mode_faults > self.mode_faults {
+        // An agent that starts again counts from 0 again, so any other number is news. An
+        // order that wants nothing of the daemon has none.
+        let wanted = matches!(order.desired, Desired::Wanted(_));
+        if wanted && order.mode_faults != self.mode_faults {
             self.mode_faults = order.mode_faults;
             self.machine.on(self.start.elapsed(), Event::ModeLost);
         }
@@ -222,6 +225,20 @@ impl Daemon {
         }
         self.machine
             .on(self.start.elapsed(), Event::Desired(order.desired));
+    }
+
+    /// Tells the machine of commands that were not ours.
+    fn audit_commands(&mut self) {
+        if let Some(foreign) = self.audit.look(&self.place.control_log()) {
+            let command = foreign.command;
+            warn!(
+                server = self.name,
+                command, "unexpected command on the MPS control pipe"
+            );
+            let what = format!("unexpected command on the MPS control pipe: {command:?}");
+            let event = Event::Driven(what, foreign.sets);
+            self.machine.on(self.start.elapsed(), event);
+        }
     }
 
     async fn act(&mut self, action: Action) -> Event {
@@ -244,7 +261,11 @@ impl Daemon {
             Action::Reach => done(control.reach().await.map_err(|e| e.to_string())),
             Action::Configure(limits, servers) => {
                 let devices = self.spec.gpu_uuids.len();
-                match control.configure(limits, devices, &servers).await {
+                let set = control.configure(limits, devices, &servers).await;
+                // What a server has said by now, it said of the limits before.
+                self.exact = None;
+                self.before_limits = self.place.server_log_len();
+                match set {
                     Ok(read_back) => Event::Configured(limits, read_back),
                     Err(error) => Event::Failed(error.to_string()),
                 }
@@ -259,10 +280,13 @@ impl Daemon {
                     if let [(server, ServerStatus::Active)] = sight.servers[..]
                         && self.exact.is_none_or(|(pid, _)| pid != server)
                     {
-                        let said = self.place.limit_in_log(server, self.spec.gpu_uuids.len());
+                        let (devices, since) = (self.spec.gpu_uuids.len(), self.before_limits);
+                        let said = self.place.limit_in_log(server, devices, since);
                         self.exact = said.map(|limit| (server, limit));
                     }
-                    self.place.rotate_logs();
+                    // The look itself is in the log that is to be read before it is cut.
+                    self.audit_commands();
+                    self.place.rotate_logs(|len| self.audit.has_read(len));
                     Event::Seen(sight)
                 }
                 Err(error) => Event::Failed(error.to_string()),
@@ -272,7 +296,10 @@ impl Daemon {
                 match control.verify(limits, devices, &servers).await {
                     Ok(verdict) => {
                         if let Err(what) = &verdict {
-                            warn!(server = self.name, what, "somebody drove the MPS daemon");
+                            warn!(
+                                server = self.name,
+                                what, "MPS limits are not as they were set"
+                            );
                         }
                         Event::Verified(verdict)
                     }
@@ -422,7 +449,7 @@ impl Daemon {
         let processes = &self.tools.processes;
         let before = self.servers.len();
         self.servers.retain(|server| processes.lives(*server));
-        let log = std::fs::metadata(self.place.log().join("server.log")).map_or(0, |m| m.len());
+        let log = self.place.server_log_len();
         let grown = std::mem::replace(&mut self.server_log, log) != log;
         grown || self.servers.len() < before
     }
@@ -530,3 +557,6 @@ impl Daemon {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

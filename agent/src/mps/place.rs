@@ -10,6 +10,7 @@
 //! In: a name. Out: directories that a tenant of any user can reach. What cannot be mounted
 //! is an error: no tenant gets the node's own `/dev/shm` or a directory of its `/run` instead.
 
+use crate::line::one_line;
 use api::Mib;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::collections::BTreeMap;
@@ -107,6 +108,11 @@ impl Place {
         self.log().join(LOGS[0])
     }
 
+    /// How long its servers' log is.
+    pub fn server_log_len(&self) -> u64 {
+        fs::metadata(self.log().join(LOGS[1])).map_or(0, |meta| meta.len())
+    }
+
     /// What the daemon and its tenants have at `/dev/shm`, if it is mounted.
     pub fn shm(&self) -> Option<PathBuf> {
         let shm = self.dir.join("shm");
@@ -148,15 +154,8 @@ impl Place {
     /// A new file system for the daemon's pipes, and the same one where tenants look.
     fn mount_pipe(&self, read_only: bool) -> Result<(), PlaceError> {
         const NOTHING: Option<&Path> = None;
-        let (pipe, tenant) = (self.pipe(), self.tenant());
-        let seen = tenant.join("pipe");
-        if !is_mounted(&tenant) {
-            tmpfs(&tenant, TENANT_OPTIONS)?;
-            fs::create_dir(&seen).map_err(|e| error("make", &seen, e))?;
-            let closed = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | PLAIN;
-            mount(NOTHING, &tenant, NOTHING, closed, NOTHING)
-                .map_err(|e| error("close", &tenant, e.into()))?;
-        }
+        let (pipe, seen) = (self.pipe(), self.tenant().join("pipe"));
+        self.mount_tenant()?;
         unmount(&seen)?;
         unmount(&pipe)?;
         tmpfs(&pipe, PIPE_OPTIONS)?;
@@ -170,12 +169,25 @@ impl Place {
         // Containers get a copy at once, as it is: it must be read-only before it is there.
         let staged = self.dir.join("staged");
         fs::create_dir_all(&staged).map_err(|e| error("make", &staged, e))?;
-        bind(&pipe, &staged)?;
-        let closed = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | PLAIN;
-        mount(NOTHING, &staged, NOTHING, closed, NOTHING)
-            .map_err(|e| error("close", &staged, e.into()))?;
-        bind(&staged, &seen)?;
-        unmount(&staged)
+        // It may still be there from a try that failed.
+        unmount(&staged)?;
+        let shown = bind(&pipe, &staged)
+            .and_then(|()| close(&staged))
+            .and_then(|()| bind(&staged, &seen));
+        shown.and(unmount(&staged))
+    }
+
+    /// What tenants see, with an empty folder for the pipes. It stays as long as the place:
+    /// containers have it. One that was left half made is made anew, nobody has that.
+    fn mount_tenant(&self) -> Result<(), PlaceError> {
+        let tenant = self.tenant();
+        let seen = tenant.join("pipe");
+        if !(is_mounted(&tenant) && seen.is_dir()) {
+            unmount(&tenant)?;
+            tmpfs(&tenant, TENANT_OPTIONS)?;
+            fs::create_dir(&seen).map_err(|e| error("make", &seen, e))?;
+        }
+        close(&tenant)
     }
 
     /// Without the right to mount: the same folder, emptied.
@@ -203,7 +215,7 @@ impl Place {
     /// # Errors
     /// What could not be removed.
     pub fn remove(&self) -> Result<(), PlaceError> {
-        for part in ["tenant/pipe", "tenant", "pipe", "shm"] {
+        for part in ["tenant/pipe", "tenant", "staged", "pipe", "shm"] {
             unmount(&self.dir.join(part))?;
         }
         match fs::remove_dir_all(&self.dir) {
@@ -213,8 +225,9 @@ impl Place {
     }
 
     /// Cuts logs that have grown too long, keeping one older copy. The daemon goes on
-    /// writing to the same file, at its new end.
-    pub fn rotate_logs(&self) {
+    /// writing to the same file, at its new end. `audited` says whether all of a control log
+    /// of so many bytes was looked at: a command in what is cut away would go unnoticed.
+    pub fn rotate_logs(&self, audited: impl Fn(u64) -> bool) {
         for name in LOGS {
             let path = self.log().join(name);
             let long = fs::metadata(&path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES);
@@ -222,19 +235,29 @@ impl Place {
                 continue;
             }
             let older = self.log().join(format!("{name}.1"));
-            let cut = fs::copy(&path, &older)
-                .and_then(|_| fs::OpenOptions::new().write(true).open(&path))
-                .and_then(|file| file.set_len(0));
-            if let Err(source) = cut {
+            let cut = || {
+                fs::copy(&path, &older)?;
+                let file = fs::OpenOptions::new().write(true).open(&path)?;
+                if name == LOGS[0] && !audited(file.metadata()?.len()) {
+                    // There is a next time.
+                    return Ok(());
+                }
+                file.set_len(0)
+            };
+            if let Err(source) = cut() {
                 warn!(log = %path.display(), %source, "cannot rotate");
             }
         }
     }
 
     /// The memory limit that a server says it started with, the same on all its devices;
-    /// `None` where its log does not say so.
-    pub fn limit_in_log(&self, server: u32, devices: usize) -> Option<Mib> {
-        let text = fs::read(self.log().join("server.log")).ok()?;
+    /// `None` where its log does not say so. What the log's first `since` bytes say is not
+    /// believed any more.
+    pub fn limit_in_log(&self, server: u32, devices: usize, since: u64) -> Option<Mib> {
+        let text = fs::read(self.log().join(LOGS[1])).ok()?;
+        let since = usize::try_from(since).unwrap_or(usize::MAX);
+        // A log that is shorter was cut since: all of it is newer.
+        let text = text.get(since..).unwrap_or(&text);
         let tail = &text[text.len().saturating_sub(64 << 10)..];
         let limits = limits_in(&String::from_utf8_lossy(tail), server);
         let first = *limits.values().next()?;
@@ -246,15 +269,10 @@ impl Place {
     pub fn last_words(&self) -> String {
         let text = fs::read(self.log().join(DAEMON_LOG)).unwrap_or_default();
         let tail = &text[text.len().saturating_sub(4096)..];
-        String::from_utf8_lossy(tail)
-            .lines()
-            .rev()
-            .find(|line| !line.trim().is_empty())
-            .unwrap_or_default()
-            .chars()
-            .filter(|c| !c.is_control())
-            .take(200)
-            .collect()
+        let text = String::from_utf8_lossy(tail);
+        let mut lines = text.lines().rev();
+        let last = lines.find(|line| !line.trim().is_empty());
+        one_line(last.unwrap_or_default(), 200)
     }
 }
 
@@ -287,6 +305,13 @@ fn open_to_all(dir: &Path) -> Result<(), PlaceError> {
 fn tmpfs(at: &Path, options: &str) -> Result<(), PlaceError> {
     mount(Some("tmpfs"), at, Some("tmpfs"), PLAIN, Some(options))
         .map_err(|e| error("mount", at, e.into()))
+}
+
+/// Nobody writes by this mount any more, whatever is mounted in it.
+fn close(at: &Path) -> Result<(), PlaceError> {
+    const NOTHING: Option<&Path> = None;
+    let closed = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | PLAIN;
+    mount(NOTHING, at, NOTHING, closed, NOTHING).map_err(|e| error("close", at, e.into()))
 }
 
 /// All that is mounted there. Tenants that still end keep it in their own namespaces.
@@ -402,6 +427,56 @@ mod tests {
         }
     }
 
+    /// With the right to mount.
+    #[test]
+    fn what_was_left_half_made_is_made_whole_and_taken_away() {
+        if !crate::mps::may_mount() {
+            return;
+        }
+        let tmp = tempfile::tempdir().unwrap();
+        let place = Place::new(tmp.path(), "GPU-1").unwrap();
+        let mounting = Mounting {
+            on: true,
+            read_only_pipe: true,
+            shm: Mib(1),
+        };
+        let staged = tmp.path().join("GPU-1/staged");
+        for dir in [&place.tenant(), &staged] {
+            fs::create_dir_all(dir).unwrap();
+            tmpfs(dir, TENANT_OPTIONS).unwrap();
+        }
+        place.prepare(mounting, false).unwrap();
+        assert!(!is_mounted(&staged));
+        fs::write(place.pipe().join("control"), "").unwrap();
+        assert!(place.tenant().join("pipe/control").exists());
+        assert!(fs::create_dir(place.tenant().join("y")).is_err());
+        tmpfs(&staged, TENANT_OPTIONS).unwrap();
+        place.remove().unwrap();
+        assert!(!tmp.path().join("GPU-1").exists());
+    }
+
+    #[test]
+    fn a_limit_that_was_logged_before_it_was_set_anew_is_not_believed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let place = Place::new(tmp.path(), "GPU-1").unwrap();
+        fs::create_dir_all(place.log()).unwrap();
+        let said = |bytes: u64| {
+            format!(
+                "[x Server    42] Device pinned memory limit for device 0 set to 0x{bytes:x} bytes\n"
+            )
+        };
+        let log = place.log().join("server.log");
+        fs::write(&log, said(3200 << 20)).unwrap();
+        assert_eq!(place.limit_in_log(42, 1, 0), Some(Mib(3200)));
+        let since = place.server_log_len();
+        assert_eq!(place.limit_in_log(42, 1, since), None);
+        fs::write(&log, said(3200 << 20) + &said(3900 << 20)).unwrap();
+        assert_eq!(place.limit_in_log(42, 1, since), Some(Mib(3900)));
+        // The log was cut since.
+        fs::write(&log, said(900 << 20)).unwrap();
+        assert_eq!(place.limit_in_log(42, 1, 10 * since), Some(Mib(900)));
+    }
+
     #[test]
     fn a_servers_log_tells_its_limit_to_the_mib() {
         let log = "[2026-02-06 09:34:17.770 Server    42] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n\
@@ -421,12 +496,18 @@ mod tests {
         let path = place.log().join(DAEMON_LOG);
         fs::write(&path, "one\ntwo\u{7}\n\n").unwrap();
         assert_eq!(place.last_words(), "two");
-        place.rotate_logs();
+        place.rotate_logs(|_| true);
         assert_eq!(fs::metadata(&path).unwrap().len(), 10);
         let long = vec![b'x'; usize::try_from(MAX_LOG_BYTES).unwrap() + 1];
-        fs::write(&path, long).unwrap();
-        place.rotate_logs();
-        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+        for path in [&path, &place.control_log()] {
+            fs::write(path, &long).unwrap();
+        }
+        let len = |path: &Path| fs::metadata(path).unwrap().len();
+        place.rotate_logs(|_| false);
+        assert_eq!(len(&path), 0);
         assert!(place.log().join("daemon.log.1").exists());
+        assert!(len(&place.control_log()) > 0, "nobody has read its end");
+        place.rotate_logs(|len| len > MAX_LOG_BYTES);
+        assert_eq!(len(&place.control_log()), 0);
     }
 }

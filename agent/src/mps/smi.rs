@@ -4,26 +4,21 @@
 //! must outlive driver faults that take a process with NVML along.
 
 use super::program::Program;
+use crate::inventory::ComputeMode;
+use crate::line::one_line;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 /// Without persistence mode the program initialises the card first, which takes seconds.
 const LIMIT: Duration = Duration::from_secs(20);
+/// Of what it says, so many characters are told.
+const SAID: usize = 200;
 
 /// Runs `nvidia-smi`.
 #[derive(Clone, Debug)]
 pub struct Smi {
     program: Program,
-}
-
-/// Who may make a context on a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ComputeMode {
-    /// Anyone.
-    Default,
-    /// One process: the MPS server.
-    ExclusiveProcess,
 }
 
 /// Why a mode is not set. All are worth another try.
@@ -56,13 +51,12 @@ pub enum SmiError {
     },
 }
 
-impl ComputeMode {
-    /// As it is set.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Default => "DEFAULT",
-            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
-        }
+/// As it is set, and read back but for its case.
+fn word(mode: ComputeMode) -> &'static str {
+    match mode {
+        ComputeMode::Default => "DEFAULT",
+        ComputeMode::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+        ComputeMode::Prohibited => "PROHIBITED",
     }
 }
 
@@ -87,17 +81,18 @@ impl Smi {
         uuid: &str,
         mode: ComputeMode,
     ) -> Result<String, SmiError> {
+        let wanted = word(mode);
         let (mut now, mut driver) = self.query(uuid).await?;
-        if !now.eq_ignore_ascii_case(mode.word()) {
-            self.run(&["-i", uuid, "-c", mode.word()]).await?;
+        if !now.eq_ignore_ascii_case(wanted) {
+            self.run(&["-i", uuid, "-c", wanted]).await?;
             (now, driver) = self.query(uuid).await?;
         }
-        if now.eq_ignore_ascii_case(mode.word()) {
+        if now.eq_ignore_ascii_case(wanted) {
             Ok(driver)
         } else {
             Err(SmiError::NotSet {
                 uuid: uuid.to_owned(),
-                wanted: mode.word(),
+                wanted,
                 answer: now,
             })
         }
@@ -129,7 +124,7 @@ impl Smi {
             (Some(wanted), Some(_)) if !says(wanted) => Err(SmiError::NotSet {
                 uuid: uuid.to_owned(),
                 wanted,
-                answer: listed.trim().chars().take(200).collect(),
+                answer: one_line(&listed, SAID),
             }),
             _ => Ok(()),
         }
@@ -149,7 +144,7 @@ impl Smi {
         text.trim()
             .split_once(',')
             .map(|(mode, driver)| (mode.trim().to_owned(), driver.trim().to_owned()))
-            .ok_or_else(|| SmiError::Refused(text.trim().chars().take(200).collect()))
+            .ok_or_else(|| SmiError::Refused(one_line(&text, SAID)))
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<String, SmiError> {
@@ -171,18 +166,9 @@ impl Smi {
         if output.status.success() {
             Ok(text)
         } else {
-            let said = format!(
-                "{} {}",
-                text.trim(),
-                String::from_utf8_lossy(&output.stderr)
-            );
-            let line: String = said
-                .trim()
-                .chars()
-                .map(|c| if c.is_control() { ' ' } else { c })
-                .take(200)
-                .collect();
-            Err(SmiError::Refused(line))
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            let said = format!("{} {complaint}", text.trim());
+            Err(SmiError::Refused(one_line(&said, SAID)))
         }
     }
 }

@@ -124,7 +124,7 @@ pub(crate) async fn a_limit_that_somebody_else_sets_is_told_and_set_right() {
         .await;
     assert_eq!(
         told.tampered,
-        "somebody gave the control daemon the command \
+        "unexpected command on the MPS control pipe: \
          \"set_default_device_pinned_mem_limit 0 30000M\""
     );
     let mut tenant = bench.tenant(0, &told, "grow 100 hold");
