@@ -7,7 +7,7 @@ use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 /// Memory of a card that no listed process holds is somebody's beyond this: contexts cost the
@@ -42,8 +42,11 @@ pub struct Book {
     seen: BTreeMap<GpuUuid, (Device, Reading)>,
     health: HealthBook,
     /// Processes by card at the last look and at the one before, each with whether it was
-    /// gone when it was looked up. `None`: the card was not read then.
+    /// gone when it was looked up. Of a card that did not answer then, those of its last
+    /// reading.
     looks: [BTreeMap<GpuUuid, BTreeMap<u32, bool>>; 2],
+    /// Cards that answered at the last look.
+    answered: BTreeSet<GpuUuid>,
     /// By card, at the last looks: what is in use and no process is listed with.
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
 }
@@ -57,6 +60,7 @@ impl Book {
             seen: BTreeMap::new(),
             health: HealthBook::default(),
             looks: [BTreeMap::new(), BTreeMap::new()],
+            answered: BTreeSet::new(),
             unlisted: BTreeMap::new(),
         }
     }
@@ -80,6 +84,10 @@ impl Book {
             }
             self.seen.insert(uuid.clone(), (device.clone(), reading));
         }
+        let answered = observation.devices.iter().filter(|d| d.reading.is_ok());
+        self.answered = answered
+            .map(|device| device.identity.uuid.clone())
+            .collect();
         let look = self.seen.iter().map(|(uuid, (_, reading))| {
             let processes = reading.processes.iter();
             let by_pid = processes.map(|process| (process.pid, is_vague(process)));
@@ -117,6 +125,11 @@ impl Book {
     /// Whether NVML answers.
     pub fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// Whether a card answered at the last look, and what is known of it is of then.
+    pub fn answers(&self, uuid: &GpuUuid) -> bool {
+        self.answered.contains(uuid)
     }
 
     /// Processes on a card at the last good look.

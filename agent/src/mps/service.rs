@@ -266,8 +266,11 @@ mod tests {
         };
         let names = ["a".to_owned()];
         let settled = |servers: Vec<ServerState>| {
-            let cards = Vec::new();
-            is_settled(&Observation { servers, cards }, &names, &[])
+            let seen = Observation {
+                servers,
+                ..Observation::default()
+            };
+            is_settled(&seen, &names, &[])
         };
         assert!(!settled(vec![]));
         assert!(!settled(vec![server("a", "Starting", 0)]));

@@ -12,7 +12,7 @@ use api::Mib;
 use proto::mps::{CardState, Observation, Plan, ServerState};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +50,7 @@ pub struct Supervisor {
     cards: BTreeMap<String, CardHandle>,
     card_tasks: JoinSet<String>,
     card_reports: (mpsc::Sender<CardState>, mpsc::Receiver<CardState>),
+    /// With the time of our start, and rising steps.
     view: watch::Sender<Observation>,
     generation: u64,
 }
@@ -74,6 +75,12 @@ struct CardHandle {
 impl Supervisor {
     /// With every daemon that is found running, and what others left behind.
     pub fn new(tools: Tools) -> Self {
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let started = started.unwrap_or_default().as_nanos();
+        let view = Observation {
+            supervisor_started: u64::try_from(started).unwrap_or(u64::MAX),
+            ..Observation::default()
+        };
         let mut supervisor = Self {
             tools: Arc::new(tools),
             daemons: BTreeMap::new(),
@@ -82,7 +89,7 @@ impl Supervisor {
             cards: BTreeMap::new(),
             card_tasks: JoinSet::new(),
             card_reports: mpsc::channel(16),
-            view: watch::Sender::new(Observation::default()),
+            view: watch::Sender::new(view),
             generation: 0,
         };
         for name in Place::all(&supervisor.tools.base) {
@@ -114,13 +121,13 @@ impl Supervisor {
         self.view.subscribe()
     }
 
-    /// Until `stop`: then daemons without clients end, and those with clients are left to
-    /// whoever supervises next.
+    /// Until `stop`: then daemons without clients end, and those with clients are left to the
+    /// next supervisor.
     pub async fn run(mut self, mut requests: mpsc::Receiver<Request>, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                Some(request) = requests.recv() => self.answer(request).await,
+                Some(request) = requests.recv() => self.answer(request),
                 Some(report) = self.reports.1.recv() => self.take(report),
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
                 Some(state) = self.card_reports.1.recv() => self.take_card(state),
@@ -130,7 +137,8 @@ impl Supervisor {
         self.leave().await;
     }
 
-    async fn answer(&mut self, request: Request) {
+    /// Never waits: a daemon's task that is busy may be waiting for us to take its report.
+    fn answer(&mut self, request: Request) {
         match request {
             Request::Ensure(plan, reply) => {
                 let answer = self.ensure(&plan);
@@ -142,8 +150,9 @@ impl Supervisor {
             }
             Request::Terminate(server, request) => {
                 if let Some(handle) = self.daemons.get(&server) {
-                    // A task that has ended drops it, and with it the reply.
-                    let _ = handle.requests.send(request).await;
+                    // A task that has ended or has too many of them drops it, and with it the
+                    // reply: it cannot be asked.
+                    let _ = handle.requests.try_send(request);
                 }
             }
         }
@@ -383,12 +392,15 @@ impl Supervisor {
     }
 
     fn publish(&self) {
-        let servers = self.daemons.values().map(|h| h.state.clone()).collect();
-        let cards = self.cards.values().map(|h| h.state.clone()).collect();
-        let observation = Observation { servers, cards };
+        let servers: Vec<_> = self.daemons.values().map(|h| h.state.clone()).collect();
+        let cards: Vec<_> = self.cards.values().map(|h| h.state.clone()).collect();
         self.view.send_if_modified(|view| {
-            let changed = *view != observation;
-            *view = observation;
+            let changed = view.servers != servers || view.cards != cards;
+            if changed {
+                view.servers = servers;
+                view.cards = cards;
+                view.step += 1;
+            }
             changed
         });
     }
@@ -413,7 +425,49 @@ impl Supervisor {
             }
         };
         if tokio::time::timeout(LEAVE, all_ended).await.is_err() {
-            warn!("some MPS daemons did not end; whoever supervises next adopts them");
+            warn!("some MPS daemons did not end; the next supervisor adopts them");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_takes_no_requests_holds_up_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut supervisor = Supervisor::new(super::super::daemon::tests::tools(folder.path()));
+        let order = Order {
+            generation: 1,
+            spec: None,
+            desired: Desired::Unknown,
+            mode_faults: 0,
+        };
+        let (requests, busy) = mpsc::channel(4);
+        let handle = Handle {
+            orders: watch::Sender::new(order),
+            requests,
+            spec: None,
+            state: ServerState::default(),
+        };
+        supervisor.daemons.insert("GPU-0".into(), handle);
+        let mut replies: Vec<_> = (0..6)
+            .map(|_| {
+                let (reply, answer) = oneshot::channel();
+                let terminate = Terminate {
+                    pids: vec![1],
+                    reply,
+                };
+                supervisor.answer(Request::Terminate("GPU-0".into(), terminate));
+                answer
+            })
+            .collect();
+        let waits = |answer: &mut oneshot::Receiver<Vec<u32>>| {
+            answer.try_recv() == Err(oneshot::error::TryRecvError::Empty)
+        };
+        let waiting: Vec<bool> = replies.iter_mut().map(waits).collect();
+        assert_eq!(waiting, [true, true, true, true, false, false]);
+        drop(busy);
     }
 }

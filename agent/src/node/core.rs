@@ -22,6 +22,7 @@ use crate::reconcile::{
 use api::grant::Verifier;
 use api::units::Fence;
 use api::{Mib, Mode};
+use proto::mps;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,10 +65,12 @@ pub enum Event {
     Trust(Verifier, String),
     /// `GpuNode.spec` was read; `None`: there is no `GpuNode`.
     Policy(Option<Policy>),
-    /// The MPS supervisor answered, or did not.
-    Mps(MpsView),
+    /// The MPS supervisor accepted a plan, and told what it saw after that.
+    Mps(mps::Plan, mps::Observation),
     /// Something changed there since.
-    MpsSeen(proto::mps::Observation),
+    MpsSeen(mps::Observation),
+    /// The MPS supervisor cannot be asked, and why.
+    MpsSilent(String),
     /// The kubelet told which IDs it can allocate.
     Pools(BTreeMap<GpuUuid, Pool>),
     /// The disk was read.
@@ -249,14 +252,17 @@ impl Core {
                 }
             }
             Event::Policy(policy) => self.policy = policy,
-            Event::Mps(view) => {
-                self.servers_changed(&view.seen, now, &mut effects);
-                self.mps = view;
+            Event::Mps(plan, seen) => {
+                self.take_seen(seen, now, &mut effects);
+                self.mps.applied = plan;
+                self.mps.unreachable.clear();
                 self.mps_told = true;
             }
-            Event::MpsSeen(seen) => {
-                self.servers_changed(&seen, now, &mut effects);
-                self.mps.seen = seen;
+            Event::MpsSeen(seen) => self.take_seen(seen, now, &mut effects),
+            // What was seen last stands, and may be newer than what it answered last.
+            Event::MpsSilent(why) => {
+                self.mps.unreachable = why;
+                self.mps_told = true;
             }
             Event::Pools(pools) => self.pools = pools,
             Event::Local(local) => self.take_local(local, now),
@@ -420,7 +426,7 @@ impl Core {
             .iter()
             .find(|(_, unproven)| !self.let_start.contains(&unproven.alloc))?;
         Some(format!(
-            "container {} of pod {} runs with our token and without the hook's proof since before this agent started: start it anew",
+            "container {} of pod {} has run since before this agent started, without proof that the OCI hook ran: restart the pod",
             key.container,
             self.pod_name(&key.pod_uid)
         ))

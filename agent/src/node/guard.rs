@@ -51,6 +51,8 @@ struct Broken {
 struct Met {
     since: Instant,
     acted: Option<Instant>,
+    /// What is to be done about it, as of the last look.
+    reaction: Reaction,
 }
 
 impl Core {
@@ -127,17 +129,26 @@ impl Core {
         }
     }
 
+    /// Takes in what the supervisor saw, unless something newer is known: its answers and
+    /// what it tells by itself come on two ways.
+    pub(super) fn take_seen(&mut self, seen: Observation, now: Instant, effects: &mut Vec<Effect>) {
+        let last = &self.mps.seen;
+        if seen.supervisor_started == last.supervisor_started && seen.step < last.step {
+            return;
+        }
+        self.servers_changed(&seen, now, effects);
+        self.mps.seen = seen;
+    }
+
     /// Which servers broke and which are well again, before `seen` is taken in.
-    pub(super) fn servers_changed(
-        &mut self,
-        seen: &Observation,
-        now: Instant,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn servers_changed(&mut self, seen: &Observation, now: Instant, effects: &mut Vec<Effect>) {
+        // Another supervisor counts from 0 again.
+        let goes_on = seen.supervisor_started == self.mps.seen.supervisor_started;
         for server in &seen.servers {
             let mut before = self.mps.seen.servers.iter();
             let before = before.find(|old| old.name == server.name).cloned();
-            if let Some(before) = before.filter(|old| server.losses > old.losses) {
+            let more = |old: &ServerState| server.losses > if goes_on { old.losses } else { 0 };
+            if let Some(before) = before.filter(more) {
                 self.broke(server, &before, now, effects);
             } else if server.state == "Ready"
                 && let Some(broken) = self.guard.broken.get_mut(&server.name)
@@ -219,7 +230,10 @@ impl Core {
         guard.broken.retain(|name, broken| {
             let left = self.leftovers(name, broken);
             if left.is_empty() {
-                return !broken.mended;
+                // One that nobody needs any more does not come back.
+                let mut shares = self.ledger.shares();
+                let needed = shares.any(|share| server_name(share).as_ref() == Some(name));
+                return needed && !broken.mended;
             }
             let due = broken
                 .acted
@@ -232,7 +246,9 @@ impl Core {
                         container_id: None,
                         pids,
                         server: Some(name.clone()),
-                        reason: format!("its MPS server {name} broke, and it holds up the others"),
+                        reason: format!(
+                            "MPS server {name} failed, and waits for its old clients to end"
+                        ),
                     }));
                 }
             }
@@ -292,7 +308,9 @@ impl Core {
             let met = self.guard.strangers.entry(name).or_insert(Met {
                 since: now,
                 acted: None,
+                reaction,
             });
+            met.reaction = reaction;
             if now.saturating_duration_since(met.since) < STRANGER_GRACE {
                 continue;
             }
@@ -330,12 +348,9 @@ impl Core {
 
     /// Whose pods are to be evicted: strangers that were given time to turn out to be none.
     pub(super) fn evicted_strangers(&self) -> BTreeSet<(GpuUuid, u32)> {
-        let policy = self.policy.as_ref();
-        if policy.and_then(|policy| policy.spec.on_stranger) != Some(Reaction::Evict) {
-            return BTreeSet::new();
-        }
-        let acted = |(name, met): (&(GpuUuid, u32), &Met)| met.acted.map(|_| name.clone());
-        self.guard.strangers.iter().filter_map(acted).collect()
+        let met = self.guard.strangers.iter();
+        let evicted = met.filter(|(_, met)| met.acted.is_some() && met.reaction == Reaction::Evict);
+        evicted.map(|(name, _)| name.clone()).collect()
     }
 
     /// What is held against containers, or befell them.
@@ -369,7 +384,7 @@ impl Core {
             });
             if let Some(server) = server.filter(|server| !server.tampered.is_empty()) {
                 return Some(Complaint {
-                    text: format!("its MPS server was driven by others: {}", server.tampered),
+                    text: format!("its MPS server was changed by others: {}", server.tampered),
                     evict: evict && share.mode == Mode::MpsIsolated,
                 });
             }

@@ -3,8 +3,8 @@
 
 use super::core::Event;
 use super::owner::Owner;
-use super::state::{MpsView, State};
-use crate::mps::{self, Client, ClientError};
+use super::state::State;
+use crate::mps::{self, Client};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,11 +30,7 @@ pub async fn run(
         Ok(client) => client,
         Err(error) => {
             // A path that no socket can have: shares are refused with this reason.
-            let view = MpsView {
-                unreachable: error.to_string(),
-                ..MpsView::default()
-            };
-            let _ = owner.tell(Event::Mps(view));
+            let _ = owner.tell(Event::MpsSilent(error.to_string()));
             return stop.cancelled().await;
         }
     };
@@ -64,7 +60,7 @@ async fn keep(client: &Client, state: &mut watch::Receiver<Arc<State>>, owner: &
     if state.wait_for(|state| state.restored).await.is_err() {
         return;
     }
-    let mut last = MpsView::default();
+    let mut applied = proto::mps::Plan::default();
     loop {
         let plan = mps::plan(&state.borrow_and_update());
         // The answer comes when the plan is settled; a newer one does not wait for that.
@@ -75,21 +71,25 @@ async fn keep(client: &Client, state: &mut watch::Receiver<Arc<State>>, owner: &
                 Err(_) => return,
             },
         };
-        let plan_is_empty = plan == proto::mps::Plan::default();
-        let view = view(plan, answer, &last);
-        // Where nothing is shared, nobody waits for a supervisor.
-        let idle = view.applied == proto::mps::Plan::default() && plan_is_empty;
-        let settled = if view.unreachable.is_empty() {
-            is_settled(&view)
-        } else {
-            idle
+        let (event, settled) = match answer {
+            Ok(seen) => {
+                applied.clone_from(&plan);
+                let settled = is_settled(&plan, &seen);
+                (Event::Mps(plan, seen), settled)
+            }
+            // What it had done stands; servers outlive it. Where nothing is shared, nobody
+            // waits for a supervisor.
+            Err(error) => {
+                let none = proto::mps::Plan::default();
+                let idle = applied == none && plan == none;
+                (Event::MpsSilent(error.to_string()), idle)
+            }
         };
-        last = view.clone();
-        if owner.tell(Event::Mps(view)).is_err() {
+        if owner.tell(event).is_err() {
             return;
         }
         tokio::select! {
-            changed = another(state, &last.applied) => if changed.is_err() { return },
+            changed = another(state, &applied) => if changed.is_err() { return },
             () = tokio::time::sleep(if settled { IDLE } else { SOON }) => {}
         }
     }
@@ -109,46 +109,20 @@ async fn another(
     }
 }
 
-fn view(
-    plan: proto::mps::Plan,
-    answer: Result<proto::mps::Observation, ClientError>,
-    last: &MpsView,
-) -> MpsView {
-    match answer {
-        Ok(seen) => MpsView {
-            applied: plan,
-            seen,
-            unreachable: String::new(),
-        },
-        // What it had done stands; servers outlive it.
-        Err(error) => MpsView {
-            unreachable: error.to_string(),
-            ..last.clone()
-        },
-    }
-}
-
 /// Every planned server is ready, and no other is left.
-fn is_settled(view: &MpsView) -> bool {
-    let planned = |name: &str| {
-        view.applied
-            .servers
-            .iter()
-            .any(|server| server.name == name)
-    };
-    let ready = view.applied.servers.iter().all(|server| {
-        view.seen
-            .servers
-            .iter()
-            .any(|seen| seen.name == server.name && seen.state == "Ready")
+fn is_settled(plan: &proto::mps::Plan, seen: &proto::mps::Observation) -> bool {
+    let planned = |name: &str| plan.servers.iter().any(|server| server.name == name);
+    let ready = plan.servers.iter().all(|server| {
+        let mut seen = seen.servers.iter();
+        seen.any(|seen| seen.name == server.name && seen.state == "Ready")
     });
-    let sliced = view.applied.cards.iter().all(|card| {
-        let mut seen = view.seen.cards.iter();
+    let sliced = plan.cards.iter().all(|card| {
+        let mut seen = seen.cards.iter();
         seen.any(|seen| seen.uuid == card.uuid && seen.ready)
     });
-    let cards = |uuid: &str| view.applied.cards.iter().any(|card| card.uuid == uuid);
+    let cards = |uuid: &str| plan.cards.iter().any(|card| card.uuid == uuid);
     ready
         && sliced
-        && view.seen.servers.iter().all(|seen| planned(&seen.name))
-        && view.seen.cards.iter().all(|seen| cards(&seen.uuid))
+        && seen.servers.iter().all(|seen| planned(&seen.name))
+        && seen.cards.iter().all(|seen| cards(&seen.uuid))
 }

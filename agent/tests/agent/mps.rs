@@ -60,6 +60,7 @@ impl Supervisor {
         Observation {
             servers: servers.collect(),
             cards: cards.collect(),
+            ..Observation::default()
         }
     }
 }

@@ -182,13 +182,20 @@ impl Core {
         }
     }
 
-    /// What really holds a container that the hook let start. `None` also while its card's
-    /// compute mode was just set and not read yet, and before the supervisor was asked: nothing
+    /// What really holds a container that the hook let start. `None` also while its card was
+    /// not read, or its compute mode was just set and not read yet, and before the supervisor was asked: nothing
     /// is claimed then.
     fn fence(&self, share: &Share, now: Instant) -> Option<ActiveFence> {
         let name = server_name(share);
-        let watches = share.gpus.iter().filter_map(|g| self.compute_modes.get(g));
-        let right = watches.map(|watch| watch.is_right(now));
+        let right = share.gpus.iter().map(|card| {
+            self.inventory.card(card)?;
+            let Some(watch) = self.compute_modes.get(card) else {
+                return Some(true);
+            };
+            // What a card had when it last answered says nothing of now.
+            let answers = self.book.answers(card);
+            watch.is_right(now).map(|right| right && answers)
+        });
         let right = right.reduce(|one, other| one.and_then(|one| Some(one && other?)));
         let right = right.unwrap_or(Some(true));
         let known = right.is_some() && self.mps_told;
@@ -196,7 +203,10 @@ impl Core {
             return None;
         }
         let servers = &self.mps.seen.servers;
-        let server = name.and_then(|name| servers.iter().find(|s| s.name == name));
+        let server = (name.as_ref()).and_then(|name| servers.iter().find(|s| s.name == *name));
+        let planned = self.mps.applied.servers.iter();
+        let planned = planned.filter(|planned| name.as_ref() == Some(&planned.name));
+        let planned = planned.map(|planned| Mib(planned.default_memory_mib)).max();
         // A supervisor that is gone reads nothing back.
         let server = server.filter(|_| self.mps.unreachable.is_empty());
         let server = server.map_or(0, |server| server.observed_default_memory_mib);
@@ -210,7 +220,10 @@ impl Core {
         let evidence = Evidence {
             driver: self.limited(share).and_then(|limited| limited.mib).map(Mib),
             server: (server > 0).then_some(Mib(server)),
-            ceiling: ceilings.and_then(|ceilings| ceilings.highest(pids())),
+            // A daemon that reads back whole GiB may give as much as it was last told to.
+            ceiling: ceilings
+                .and_then(|ceilings| ceilings.highest(pids()))
+                .max(planned),
             compute_mode: right == Some(true),
             total: totals.max().unwrap_or_default(),
         };
@@ -326,15 +339,15 @@ impl Core {
             // A class of its own says nothing of the runtime that everybody else has.
             if unproven.runtime_class.is_none() {
                 let why = format!(
-                    "the container runtime ignores CDI: container {} of {} ran with our token and never met the hook",
+                    "the container runtime ignores CDI: container {} of {} started without running the OCI hook",
                     key.container, pod.identity
                 );
                 self.cdi_ignored = Some((now, why));
             }
             let reason = match &unproven.runtime_class {
-                None => "it runs with our token and never met the hook".to_owned(),
+                None => "container started without running the OCI hook".to_owned(),
                 Some(class) => format!(
-                    "it runs with our token and never met the hook: runtime class {class} runs no OCI hooks"
+                    "container started without running the OCI hook: runtime class {class} runs no OCI hooks"
                 ),
             };
             effects.push(Effect::End(Errand {

@@ -48,7 +48,10 @@ fn what_ran_before_this_agent_is_left_alone_and_nothing_comes_beside_it() {
     let mut core = world.started();
     assert!(looks(&mut world, &mut core).is_empty());
     let why = core.state().not_offering.unwrap();
-    assert!(why.contains("ns/p1") && why.contains("anew"), "{why}");
+    assert!(
+        why.contains("ns/p1") && why.contains("restart the pod"),
+        "{why}"
+    );
     world.living.clear();
     step(&mut world, &mut core, &Step::Look);
     assert_eq!(core.state().not_offering, None);

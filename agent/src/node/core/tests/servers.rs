@@ -3,6 +3,7 @@
 use super::*;
 use crate::inventory::ComputeMode;
 use crate::node::state::Pool;
+use crate::nvml::Silence;
 use crate::reconcile::Limited;
 use proto::mps::ServerState;
 
@@ -20,15 +21,132 @@ fn client(pid: u32, pod: &str) -> Process {
     }
 }
 
+fn observed(supervisor_started: u64, step: u64, losses: u32) -> mps::Observation {
+    mps::Observation {
+        servers: vec![ServerState {
+            name: "GPU-0".into(),
+            state: "Ready".into(),
+            losses,
+            ..Default::default()
+        }],
+        supervisor_started,
+        step,
+        ..Default::default()
+    }
+}
+
 fn seen(losses: u32) -> Event {
-    let mut view = MpsView::default();
-    view.seen.servers = vec![ServerState {
+    Event::Mps(mps::Plan::default(), observed(1, losses.into(), losses))
+}
+
+fn broke(effects: &[Effect]) -> usize {
+    let broke = |effect: &&Effect| matches!(effect, Effect::Tell(Note::ServerBroke { .. }));
+    effects.iter().filter(broke).count()
+}
+
+#[test]
+fn what_a_supervisor_saw_earlier_and_silence_take_nothing_back_of_what_it_saw_later() {
+    let mut core = World::new().started();
+    let now = Instant::now();
+    for (event, breaks) in [
+        (Event::Mps(mps::Plan::default(), observed(1, 1, 0)), 0),
+        (Event::MpsSeen(observed(1, 3, 1)), 1),
+        // Sent before, and heard after.
+        (Event::Mps(mps::Plan::default(), observed(1, 2, 0)), 0),
+        (Event::MpsSilent("no answer".into()), 0),
+        (Event::MpsSeen(observed(1, 4, 1)), 0),
+        (Event::MpsSeen(observed(1, 5, 2)), 1),
+        // Another supervisor, which has adopted the server and then seen it fault.
+        (Event::MpsSeen(observed(2, 1, 0)), 0),
+        (Event::MpsSeen(observed(2, 2, 1)), 1),
+        (Event::MpsSeen(observed(3, 1, 1)), 1),
+    ] {
+        let text = format!("{event:?}");
+        assert_eq!(broke(&core.apply(event, now)), breaks, "{text}");
+    }
+    assert_eq!(core.mps.seen, observed(3, 1, 1));
+    assert_eq!(core.mps.unreachable, "no answer");
+}
+
+#[test]
+fn a_server_that_nobody_needs_any_more_is_not_waited_for() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let mended = |effects: &[Effect]| {
+        let mended = |effect: &&Effect| matches!(effect, Effect::Tell(Note::ServerMended { .. }));
+        effects.iter().filter(mended).count()
+    };
+    for needed in [true, false] {
+        let starts = [
+            Step::Bind(1, false, 0, 300),
+            Step::Allocate(1),
+            Step::PreStart(1),
+        ];
+        let ends = [Step::Gone(1), Step::KubeletForgets(1), Step::Look];
+        for one in if needed { &starts } else { &ends } {
+            step(&mut world, &mut core, one);
+        }
+        assert_eq!(core.ledger.shares().count(), usize::from(needed));
+        let life = if needed { 1 } else { 2 };
+        core.apply(Event::MpsSeen(observed(life, 1, 0)), world.now);
+        let mut dead = observed(life, 2, 1);
+        "Dead".clone_into(&mut dead.servers[0].state);
+        assert_eq!(broke(&core.apply(Event::MpsSeen(dead), world.now)), 1);
+        let back = Event::MpsSeen(observed(life, 3, 1));
+        let told = mended(&core.apply(back, world.now));
+        assert_eq!(told, usize::from(needed), "{needed}");
+    }
+}
+
+#[test]
+fn a_card_that_does_not_answer_vouches_for_no_compute_mode() {
+    let mut world = World::new();
+    let mut core = world.started();
+    for one in [
+        Step::Bind(1, false, 0, 300),
+        Step::Allocate(1),
+        Step::PreStart(1),
+        Step::Prove(1),
+        Step::Look,
+    ] {
+        step(&mut world, &mut core, &one);
+    }
+    let mut server = observed(1, 1, 0);
+    server.servers[0].observed_default_memory_mib = 300;
+    let mut pod = world.pods["u1"].clone();
+    pod.containers[0].running = Some("c-u1".into());
+    world.tell(&mut core, Event::Pod(Box::new(pod)));
+    let fence = |core: &Core| {
+        let fence = core.ledger.shares().next().unwrap().fence;
+        fence.map(|fence| fence.level)
+    };
+    let mut look = observation(&BTreeMap::new());
+    look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
+    let mut silent = look.clone();
+    silent.devices[0].reading = Err(Silence {
+        reason: "slow".into(),
+        lost: false,
+    });
+    let gone = Observation::default();
+    world.tell(&mut core, Event::Observed(Arc::new(look.clone())));
+    let mut plan = mps::Plan::default();
+    world.tell(&mut core, Event::Mps(plan.clone(), server.clone()));
+    assert_eq!(fence(&core), Some(Fence::ServerLimit));
+    for other in [silent, gone] {
+        world.tell(&mut core, Event::Observed(Arc::new(other)));
+        assert_eq!(fence(&core), Some(Fence::WatchdogOnly));
+        world.tell(&mut core, Event::Observed(Arc::new(look.clone())));
+        assert_eq!(fence(&core), Some(Fence::ServerLimit));
+    }
+    // It reads back whole GiB, of more than that.
+    plan.servers = vec![mps::Server {
         name: "GPU-0".into(),
-        state: "Ready".into(),
-        losses,
+        default_memory_mib: 400,
         ..Default::default()
     }];
-    Event::Mps(view)
+    world.tell(&mut core, Event::Mps(plan, server));
+    let fence = core.ledger.shares().next().unwrap().fence.unwrap();
+    assert_eq!((fence.level, fence.reach), (Fence::ClientLimit, Mib(400)));
 }
 
 #[test]
@@ -103,7 +221,10 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
     ] {
         let mut world = World::new();
         let mut core = world.started();
-        world.tell(&mut core, Event::Mps(MpsView::default()));
+        world.tell(
+            &mut core,
+            Event::Mps(mps::Plan::default(), mps::Observation::default()),
+        );
         for one in [
             Step::Bind(1, false, 0, 300),
             Step::Allocate(1),

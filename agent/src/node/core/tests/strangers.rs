@@ -47,7 +47,7 @@ fn a_server_is_known_by_the_pid_that_its_supervisor_tells_and_never_by_its_name(
         server_pids: vec![1],
         ..Default::default()
     }];
-    world.tell(&mut core, Event::Mps(view));
+    world.tell(&mut core, Event::Mps(view.applied, view.seen));
     assert_eq!(strangers(&core), [2]);
 }
 
@@ -76,4 +76,36 @@ fn a_strangers_pod_is_to_be_evicted_only_where_the_admin_says_so_and_after_its_g
     assert_eq!(evicted(&core), [2]);
     world.tell(&mut core, Event::Policy(None));
     assert!(evicted(&core).is_empty());
+}
+
+#[test]
+fn a_process_beside_its_own_pods_share_is_judged_as_a_violation_and_not_as_a_stranger() {
+    let evict = Some(Reaction::Evict);
+    let kill = Some(Reaction::Kill);
+    for (on_stranger, on_violation, expected) in [(evict, kill, &[][..]), (kill, evict, &[7])] {
+        let mut world = World::new();
+        let mut core = world.started();
+        let mut policy = Policy::default();
+        policy.spec.on_stranger = on_stranger;
+        policy.spec.on_violation = on_violation;
+        world.tell(&mut core, Event::Policy(Some(policy)));
+        // Two shares of one pod, and a container of it that has neither.
+        let pod = world.pod(1, false, 0, 100);
+        world.tell(&mut core, Event::Pod(Box::new(pod)));
+        world.allocate(&mut core, "u1");
+        assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+        let mut second = core.ledger.shares().next().unwrap().clone();
+        second.container = "second".into();
+        second.alloc_id = Some(AllocId::new(99));
+        core.ledger.restore(second);
+        let beside = process(7, "beside", Some("u1"), Some("c-other"));
+        let look = Arc::new(observation(&BTreeMap::from([(0, vec![beside])])));
+        for _ in 0..4 {
+            world.now += Duration::from_secs(2);
+            world.tell(&mut core, Event::Observed(look.clone()));
+        }
+        let evicted = core.state().evicted_strangers;
+        let pids: Vec<u32> = evicted.into_iter().map(|(_, pid)| pid).collect();
+        assert_eq!(pids, expected, "{on_stranger:?} {on_violation:?}");
+    }
 }
