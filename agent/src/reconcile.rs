@@ -102,6 +102,14 @@ impl Local {
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
     }
 
+    /// Whether an allocation may have a proof that cannot be read.
+    pub fn hides_proof(&self, alloc: AllocId) -> bool {
+        match self.proofs.get(&alloc) {
+            Some(proof) => proof.is_none(),
+            None => self.unreadable.contains_key(&Part::Proofs),
+        }
+    }
+
     /// Whether the container that an allocation's proof names still has a process.
     pub fn lives(&self, alloc: AllocId) -> bool {
         let proof = self.proofs.get(&alloc).and_then(Option::as_ref);
@@ -273,6 +281,8 @@ pub fn deaths(
         let ended = match (share.alloc_id, local.proof_of(share)) {
             (None, _) => true,
             (Some(_), Some(proof)) => !local.living.contains(&proof.container_id),
+            // What cannot be read may name a container that lives.
+            (Some(alloc), None) if local.hides_proof(alloc) => false,
             // The kubelet says that a pod is finished when nothing of it can start any more.
             (Some(_), None) if matches!(standing, Standing::Present(_)) => true,
             (Some(alloc), None) if unrecorded.contains_key(&alloc) => true,
@@ -292,7 +302,7 @@ pub fn deaths(
 
 /// What lies on disk for allocations that nobody holds. Nothing before the pods were
 /// read: a file may be all that is known of a running container. Nothing of a container
-/// that has a process: it is the only proof of where that came from.
+/// that has a process, or may have one: it is the only proof of where that came from.
 pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId> {
     if !pods.synced() {
         return BTreeSet::new();
@@ -302,8 +312,9 @@ pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId>
         .keys()
         .chain(local.proofs.keys())
         .chain(&local.folders)
-        .filter(|alloc| ledger.by_alloc(**alloc).is_none() && !local.lives(**alloc))
         .copied()
+        .filter(|alloc| ledger.by_alloc(*alloc).is_none())
+        .filter(|alloc| !local.lives(*alloc) && !local.hides_proof(*alloc))
         .collect()
 }
 

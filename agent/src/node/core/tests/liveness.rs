@@ -79,6 +79,59 @@ fn a_share_that_was_prepared_and_never_started_follows_the_kubelets_record() {
 }
 
 #[test]
+fn a_proof_that_cannot_be_read_is_not_taken_for_none() {
+    for (unreadable, garbage) in [(true, false), (false, true)] {
+        let (mut world, _) = one(true);
+        let proofs = std::mem::take(&mut world.proofs);
+        if unreadable {
+            world.unreadable.insert(Part::Proofs, "no".into());
+        }
+        if garbage {
+            world.proofs = proofs.keys().map(|alloc| (*alloc, None)).collect();
+        }
+        // The agent starts, and never could read the proof.
+        let mut core = world.started();
+        step(&mut world, &mut core, &Step::Gone(1));
+        step(&mut world, &mut core, &Step::KubeletForgets(1));
+        world.now += Duration::from_hours(24);
+        step(&mut world, &mut core, &Step::Look);
+        assert_eq!(core.ledger.shares().count(), 1, "{unreadable} {garbage}");
+        assert_eq!(world.files.len(), 1);
+        world.unreadable.clear();
+        world.proofs = proofs;
+        step(&mut world, &mut core, &Step::Look);
+        assert_eq!(core.ledger.shares().count(), 1);
+        step(&mut world, &mut core, &Step::ContainerEnds(1));
+        step(&mut world, &mut core, &Step::Look);
+        assert_eq!(core.ledger.shares().count(), 0);
+        assert!(world.files.is_empty() && world.proofs.is_empty());
+    }
+}
+
+#[test]
+fn what_lies_on_disk_for_nobody_stays_while_its_proof_cannot_be_read() {
+    let (mut world, _) = one(true);
+    let proofs = std::mem::take(&mut world.proofs);
+    // Its file does not say whose it is, so that no share is restored.
+    for file in world.files.values_mut() {
+        *file = None;
+    }
+    world.pods.clear();
+    world.checkpoint = Checkpoint::default();
+    world.unreadable.insert(Part::Proofs, "no".into());
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Look);
+    assert_eq!(world.files.len(), 1);
+    world.unreadable.clear();
+    world.proofs = proofs;
+    step(&mut world, &mut core, &Step::Look);
+    assert_eq!(world.files.len(), 1);
+    step(&mut world, &mut core, &Step::ContainerEnds(1));
+    step(&mut world, &mut core, &Step::Look);
+    assert!(world.files.is_empty());
+}
+
+#[test]
 fn a_container_that_breaks_its_share_after_its_pod_is_gone_is_killed_since_nobody_can_evict_it() {
     let (mut world, mut core) = one(true);
     let mut policy = Policy::default();
