@@ -187,7 +187,7 @@ impl Config {
         self.run_dir.join("share")
     }
 
-    /// `mps/<GPU-UUID>/{pipe,shm,log}`.
+    /// `mps/<server>/{pipe,tenant,shm,log}`; a server is named by its card or its share.
     pub fn mps_dir(&self) -> PathBuf {
         self.run_dir.join("mps")
     }

@@ -167,7 +167,7 @@ fn start(
         watched: watched_out,
     };
     tasks.spawn(named(
-        "the hands",
+        "the task that ends processes",
         hands::run(
             config.proc_root.clone(),
             config.mps_socket(),
@@ -176,7 +176,7 @@ fn start(
         ),
     ));
     tasks.spawn(named(
-        "the owner",
+        "the task that owns the node's state",
         owner::run(core, inbox, outputs, end.clone()),
     ));
     tasks.spawn(named(

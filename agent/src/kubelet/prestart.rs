@@ -97,9 +97,9 @@ impl PreStart {
         }
         if ready.is_empty() {
             let first = unready.into_iter().next().map(|(_, why)| why.reason);
-            return Err(PreStartError::Refused(first.unwrap_or_else(|| {
-                "nobody holds these devices any more".to_owned()
-            })));
+            return Err(PreStartError::Refused(
+                first.unwrap_or_else(|| "no container holds these devices".to_owned()),
+            ));
         }
         for (share, alloc) in ready {
             self.write(&share, alloc).await?;
