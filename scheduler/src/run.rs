@@ -551,7 +551,6 @@ fn serve_admission(
         source,
     })?;
     let settings = admission::Settings {
-        listener,
         reach: match &config.webhook_url {
             Some(url) => Reach::Url(url.clone()),
             None => Reach::Service,
@@ -562,7 +561,7 @@ fn serve_admission(
     };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
     tasks.spawn(async move {
-        admission::run(settings, trust, client, end).await?;
+        admission::run(listener, settings, trust, client, end).await?;
         Ok("admission")
     });
     Ok(())

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kube::Client;
 use proto::names::{NAMESPACE, object};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::control_plane;
 use crate::daemon::{Command, Daemon};
@@ -58,7 +58,20 @@ pub fn manifests(tree: &Path) -> Result<Vec<Value>> {
         found.extend(documents(&yaml).with_context(|| file.display().to_string())?);
     }
     found.retain(|document| !WORKLOADS.iter().any(|kind| document["kind"] == **kind));
+    for document in &mut found {
+        let webhooks = document.get_mut("webhooks").and_then(Value::as_array_mut);
+        for webhook in webhooks.into_iter().flatten() {
+            let client = &mut webhook["clientConfig"];
+            let path = client["service"]["path"].as_str().unwrap_or_default();
+            *client = json!({ "url": format!("{}{path}", webhook_url()) });
+        }
+    }
     Ok(found)
+}
+
+/// Where the API server calls the webhook.
+fn webhook_url() -> String {
+    format!("https://{ADDRESS}:{WEBHOOK_PORT}")
 }
 
 /// One replica: its name and where it is reached.
@@ -86,7 +99,7 @@ impl Replica {
         Self {
             name: "scheduler".to_owned(),
             ports: [WEBHOOK_PORT, proto::names::telemetry::PORT, 9401],
-            webhook_url: format!("https://{ADDRESS}:{WEBHOOK_PORT}"),
+            webhook_url: webhook_url(),
             page: Some(PAGE_PORT),
             api: control_plane::url(),
             elects: false,

@@ -277,6 +277,11 @@ fn changed(helm: &Path) {
         let found = variables.iter().find(|found| found["name"] == variable);
         assert_eq!(found.unwrap()["expression"], value, "{policy}");
     }
+    let webhook = &lenient[&key("MutatingWebhookConfiguration", "aliquot")]["webhooks"][0];
+    assert_eq!(
+        webhook["matchConditions"][0]["expression"],
+        "object.spec.schedulerName == 'aliquot'"
+    );
     let network = rendered(
         helm,
         "a",

@@ -238,7 +238,7 @@ fn webhook(seen: &Seen) -> Finding {
         (None, _) => Finding::broken(
             check,
             "there is none: share pods stay without their token and wait for ever",
-            "start the scheduler, which makes it, then make such pods anew",
+            "kubectl apply -f deploy/scheduler.yaml, then make such pods anew",
         ),
     }
 }

@@ -108,6 +108,16 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Whose pods go through the webhook. In: {root, object}. */}}
+{{- define "aliquot.webhook" -}}
+{{- $name := .root.Values.scheduler.name | default "kai-scheduler" -}}
+{{- range $webhook := .object.webhooks -}}
+  {{- range $condition := $webhook.matchConditions -}}
+    {{- if eq $condition.name "pods-of-this-scheduler" }}{{ $_ := set $condition "expression" (printf "object.spec.schedulerName == '%s'" $name) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- /* From where metrics and the page are read. In: {root, object}. */}}
 {{- define "aliquot.network" -}}
 {{- with .root.Values.networkPolicy.monitoringFrom -}}

@@ -107,6 +107,10 @@ impl Configuration {
         }
     }
 
+    pub(super) fn objects(self) -> [Value; 2] {
+        [self.mutating, self.validating]
+    }
+
     /// Keeps them so in the cluster, until `stop`. They stay when we go: other replicas
     /// serve them, and pods of ours are not to be made without.
     pub(super) async fn keep(&self, client: kube::Client, stop: CancellationToken) {
@@ -142,8 +146,23 @@ where
     if covers(&found["webhooks"], &wanted["webhooks"]) {
         return Ok(());
     }
-    let parameters = PatchParams::apply(object::SCHEDULER_ACCOUNT).force();
-    api.patch(name, &parameters, &Patch::Apply(wanted)).await?;
+    if found.is_null() {
+        // Refused where `deploy/` says what we may do: the manifests make it.
+        let parameters = PatchParams::apply(object::SCHEDULER_ACCOUNT);
+        api.patch(name, &parameters, &Patch::Apply(wanted)).await?;
+    } else {
+        // The whole list: where to call is one of two fields, and the other must go.
+        let parameters = PatchParams {
+            field_manager: Some(object::SCHEDULER_ACCOUNT.to_owned()),
+            ..PatchParams::default()
+        };
+        let webhooks = json!({
+            "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
+            "webhooks": wanted["webhooks"],
+        });
+        api.patch(name, &parameters, &Patch::Merge(webhooks))
+            .await?;
+    }
     tracing::info!(kind = wanted["kind"].as_str(), name, "configured");
     Ok(())
 }
@@ -211,7 +230,6 @@ mod tests {
     #[test]
     fn only_this_schedulers_own_writes_pass_the_validating_webhook_by() {
         let settings = Settings {
-            listener: std::net::TcpListener::bind("127.0.0.1:0").expect("a port"),
             reach: Reach::Service,
             namespace: "here".to_owned(),
             scheduler_name: "us".to_owned(),

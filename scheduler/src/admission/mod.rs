@@ -3,7 +3,7 @@
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
 //! - [`review`]: an `AdmissionReview` → its answer.
 //! - `validate`: pure: queues, pod groups and topologies that nobody can mean.
-//! - `configuration`: the two webhook configurations, kept as they must be.
+//! - `configuration`: the two webhook configurations of `deploy/`, kept as they must be.
 //!
 //! Pods: `failurePolicy: Fail`, for those that name our scheduler alone: without the
 //! webhook no such pod is made, and every other pod is. The other kinds: `Ignore`, since
@@ -31,8 +31,6 @@ const OBJECTS: &str = "/validate";
 /// What admission needs to know.
 #[derive(Debug)]
 pub struct Settings {
-    /// Where it listens.
-    pub listener: std::net::TcpListener,
     /// How the API server comes here.
     pub reach: Reach,
     /// Our namespace.
@@ -41,6 +39,12 @@ pub struct Settings {
     pub scheduler_name: String,
     /// Namespaces that are left alone, beside `kube-system` and ours.
     pub exempt_namespaces: Vec<String>,
+}
+
+/// Both webhook configurations as they are kept in the cluster, with this authority (PEM).
+/// `deploy/scheduler.yaml` has the same without one: the scheduler may make none.
+pub fn configurations(settings: &Settings, ca_pem: &str) -> [serde_json::Value; 2] {
+    Configuration::new(settings, ca_pem).objects()
 }
 
 /// Why admission ended.
@@ -56,6 +60,7 @@ pub enum AdmissionError {
 /// # Errors
 /// The listener broke.
 pub async fn run(
+    listener: std::net::TcpListener,
     settings: Settings,
     trust: Trust,
     client: kube::Client,
@@ -74,7 +79,7 @@ pub async fn run(
     // What serves comes first: a configuration without a server refuses pods.
     tokio::select! {
         biased;
-        ended = trust.serve(settings.listener, routes, stop) => Ok(ended?),
+        ended = trust.serve(listener, routes, stop) => Ok(ended?),
         () = configuration.keep(client, end) => Ok(()),
     }
 }

@@ -26,13 +26,12 @@ impl Site {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let settings = Settings {
-            listener,
             reach: Reach::Url(url),
             namespace: "aliquot-system".into(),
             scheduler_name: "kai-scheduler".into(),
             exempt_namespaces: vec!["kube-public".into()],
         };
-        tokio::spawn(run(settings, trust, client.clone(), stop.clone()));
+        tokio::spawn(run(listener, settings, trust, client.clone(), stop.clone()));
         let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let configured = async {
             while api.get_opt("aliquot").await.unwrap().is_none() {

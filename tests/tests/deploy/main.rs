@@ -152,6 +152,8 @@ fn every_object_has_its_own_name_and_lies_in_our_namespace_if_in_any() {
         "CustomResourceDefinition",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
+        "MutatingWebhookConfiguration",
+        "ValidatingWebhookConfiguration",
         "FlowSchema",
     ];
     let mut seen = BTreeSet::new();
@@ -356,6 +358,27 @@ fn every_port_is_let_in_from_somewhere_and_none_of_the_pods_is_past_the_policies
             let open = list(&rule["from"]).is_empty();
             assert_eq!(open, rule["ports"][0]["port"] == "webhook", "{rule}");
         }
+    }
+}
+
+#[test]
+fn the_webhooks_are_those_that_the_scheduler_wants() {
+    let config = scheduler_config();
+    let settings = scheduler::admission::Settings {
+        reach: scheduler::admission::Reach::Service,
+        namespace: config.namespace,
+        scheduler_name: config.scheduler_name,
+        exempt_namespaces: config.exempt_namespaces,
+    };
+    for wanted in scheduler::admission::configurations(&settings, "") {
+        let mut found = one(
+            wanted["kind"].as_str().unwrap(),
+            object::WEBHOOK_CONFIGURATION,
+        );
+        for webhook in found["webhooks"].as_array_mut().unwrap() {
+            webhook["clientConfig"]["caBundle"] = Value::String(String::new());
+        }
+        assert_eq!(found, wanted);
     }
 }
 

@@ -246,9 +246,7 @@ scheduler create configmaps aliquot-system
 scheduler update configmaps aliquot-system aliquot-trust
 scheduler create leases.coordination.k8s.io aliquot-system
 scheduler update leases.coordination.k8s.io aliquot-system aliquot-scheduler
-scheduler create mutatingwebhookconfigurations.admissionregistration.k8s.io
 scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
-scheduler create validatingwebhookconfigurations.admissionregistration.k8s.io
 scheduler patch validatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
 agent watch pods
 agent watch nodes
@@ -275,6 +273,8 @@ scheduler create jobs.batch
 scheduler patch nodes
 scheduler patch gpunodes.aliquot.dev
 scheduler update leases.coordination.k8s.io aliquot-system of-others
+scheduler create mutatingwebhookconfigurations.admissionregistration.k8s.io
+scheduler create validatingwebhookconfigurations.admissionregistration.k8s.io
 scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - of-others
 scheduler patch validatingadmissionpolicies.admissionregistration.k8s.io
 scheduler create clusterrolebindings.rbac.authorization.k8s.io

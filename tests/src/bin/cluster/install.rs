@@ -42,6 +42,7 @@ pub(crate) async fn begin(cluster: &mut Cluster) -> Result<Machine> {
     // The one folder of the DaemonSets that this machine shares with its host.
     let cdi = Path::new("/etc/cdi").exists();
     forget_devices(cluster).await?;
+    forget_webhooks(cluster).await?;
     let driver = start_driver(cluster).await?;
     label(cluster, json!("true")).await?;
     Ok(Machine { driver, cdi })
@@ -55,7 +56,19 @@ pub(crate) async fn end(cluster: &mut Cluster, machine: &mut Machine) -> Result<
         fs::remove_dir("/etc/cdi")?;
     }
     forget_devices(cluster).await?;
+    forget_webhooks(cluster).await?;
     removed
+}
+
+/// The webhooks of processes are called by URL, those of pods by their Service: who goes on
+/// with the other makes them anew.
+async fn forget_webhooks(cluster: &Cluster) -> Result<()> {
+    for kind in ["mutating", "validating"] {
+        let kind = format!("{kind}webhookconfiguration");
+        let delete = ["delete", "--ignore-not-found", &kind, "aliquot"];
+        cluster.kubectl.run(&delete).await?;
+    }
+    Ok(())
 }
 
 /// What [`begin`] has made and found.
