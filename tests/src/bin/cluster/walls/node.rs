@@ -142,7 +142,7 @@ pub(crate) async fn proofs_that_cannot_be_read_or_are_lost_kill_nobody_and_keep_
     gpus(cluster)?.agent.kill().await?;
     fs::remove_file(&name)?;
     gpus(cluster)?.agent.start_again()?;
-    offers(cluster, false, "start it anew").await?;
+    offers(cluster, false, "restart the pod").await?;
     ensure!(process.exists(), "it was killed");
     let runs = cluster.pods(&ns).get("runs").await?;
     ensure!(phase_of(&runs) == "Running", "{}", phase_of(&runs));
