@@ -10,14 +10,31 @@ use serde_json::{Value, json};
 
 use crate::gpu;
 use crate::machine::ADDRESS;
+use crate::scheduler::WEBHOOK_PORT;
 
 /// Whether it makes pods.
 pub fn is_workload(object: &Value) -> bool {
     object["kind"] == "Deployment" || object["kind"] == "DaemonSet"
 }
 
-/// Fits a workload; leaves every other object as it is.
+/// Where the API server calls the webhook.
+pub(crate) fn webhook_url() -> String {
+    format!("https://{ADDRESS}:{WEBHOOK_PORT}")
+}
+
+/// Webhooks are called by URL.
+pub(crate) fn webhooks(object: &mut Value) {
+    let webhooks = object.get_mut("webhooks").and_then(Value::as_array_mut);
+    for webhook in webhooks.into_iter().flatten() {
+        let client = &mut webhook["clientConfig"];
+        let path = client["service"]["path"].as_str().unwrap_or_default();
+        *client = json!({ "url": format!("{}{path}", webhook_url()) });
+    }
+}
+
+/// Fits a workload and webhooks; leaves every other object as it is.
 pub fn adapt(object: &mut Value) -> Result<()> {
+    webhooks(object);
     if !is_workload(object) {
         return Ok(());
     }
@@ -38,7 +55,7 @@ pub fn adapt(object: &mut Value) -> Result<()> {
     let container = &mut spec["containers"][0];
     let args = container["args"].as_array_mut().context("its args")?;
     if scheduler {
-        args.push(json!(format!("--webhook-url=https://{ADDRESS}:8443")));
+        args.push(json!(format!("--webhook-url={}", webhook_url())));
         return Ok(());
     }
     // Where the stand-in has the driver's library.

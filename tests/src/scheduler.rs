@@ -13,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kube::Client;
 use proto::names::{NAMESPACE, object};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::adapt;
 use crate::control_plane;
 use crate::daemon::{Command, Daemon};
 use crate::gpu::Place;
@@ -24,7 +25,7 @@ use crate::token::{self, AccountToken, Credential, Refresher};
 use crate::wait::{Seen, until};
 use crate::wall::WallClock;
 
-const WEBHOOK_PORT: u16 = 8443;
+pub(crate) const WEBHOOK_PORT: u16 = 8443;
 /// Of the status page.
 pub const PAGE_PORT: u16 = 8444;
 /// Where the scheduler shows its metrics and its health.
@@ -59,19 +60,9 @@ pub fn manifests(tree: &Path) -> Result<Vec<Value>> {
     }
     found.retain(|document| !WORKLOADS.iter().any(|kind| document["kind"] == **kind));
     for document in &mut found {
-        let webhooks = document.get_mut("webhooks").and_then(Value::as_array_mut);
-        for webhook in webhooks.into_iter().flatten() {
-            let client = &mut webhook["clientConfig"];
-            let path = client["service"]["path"].as_str().unwrap_or_default();
-            *client = json!({ "url": format!("{}{path}", webhook_url()) });
-        }
+        adapt::webhooks(document);
     }
     Ok(found)
-}
-
-/// Where the API server calls the webhook.
-fn webhook_url() -> String {
-    format!("https://{ADDRESS}:{WEBHOOK_PORT}")
 }
 
 /// One replica: its name and where it is reached.
@@ -99,7 +90,7 @@ impl Replica {
         Self {
             name: "scheduler".to_owned(),
             ports: [WEBHOOK_PORT, proto::names::telemetry::PORT, 9401],
-            webhook_url: webhook_url(),
+            webhook_url: adapt::webhook_url(),
             page: Some(PAGE_PORT),
             api: control_plane::url(),
             elects: false,
