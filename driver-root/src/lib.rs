@@ -91,14 +91,14 @@ impl DriverRoot {
         env
     }
 
+    /// An empty part of such a list is the current directory, whose files are nobody's here.
     fn before(&self, folders: &[&str], others: Option<OsString>) -> OsString {
-        let mut value = OsString::new();
-        for folder in folders {
-            value.push(self.here.join(folder));
-            value.push(":");
-        }
-        value.push(others.unwrap_or_default());
-        value
+        let own = folders.iter().map(|folder| self.here.join(folder).into());
+        let others = others.unwrap_or_default();
+        let others = others.as_bytes().split(|byte| *byte == b':');
+        let others = others.map(|part| OsStr::from_bytes(part).to_owned());
+        let parts: Vec<OsString> = own.chain(others).filter(|part| !part.is_empty()).collect();
+        parts.join(OsStr::new(":"))
     }
 
     /// A program by its path as this process sees it. What is shared is made visible to it;
@@ -112,6 +112,8 @@ impl DriverRoot {
         let inside = program.strip_prefix(&self.here).ok();
         let (Some(inside), true) = (inside, self.has_loader) else {
             let mut command = Command::new(program);
+            // As for those that enter a root.
+            command.current_dir("/");
             if let Some(shm) = shared.shm {
                 prepare(&mut command, vec![Step::bind(shm, Path::new("/dev/shm"))?]);
             }

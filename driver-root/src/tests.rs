@@ -91,7 +91,7 @@ fn a_root_without_a_loader_lends_its_folders_to_this_systems() {
     let tmp = tempfile::tempdir().unwrap();
     let root = DriverRoot::at(tmp.path());
     let here = tmp.path().display();
-    let libraries = LIBRARIES.map(|folder| format!("{here}/{folder}:")).concat();
+    let libraries = LIBRARIES.map(|folder| format!("{here}/{folder}")).join(":");
     let mut env = root.environment(own.clone());
     env.sort();
     assert_eq!(
@@ -102,6 +102,11 @@ fn a_root_without_a_loader_lends_its_folders_to_this_systems() {
             pair("X", "1"),
         ]
     );
+    // No empty part, which would be the current directory, comes in by what was there before.
+    let odd = vec![pair("PATH", ":/bin::"), pair("LD_LIBRARY_PATH", "")];
+    let mut odd = root.environment(odd);
+    odd.sort();
+    assert_eq!(odd, env[..2]);
     assert_eq!(DriverRoot::at(Path::new("/")).environment(own.clone()), own);
     // A loader that is a link of the root's own counts as one.
     fs::create_dir_all(tmp.path().join("lib64")).unwrap();
@@ -110,4 +115,12 @@ fn a_root_without_a_loader_lends_its_folders_to_this_systems() {
     let entered = DriverRoot::at(tmp.path()).environment(own);
     assert!(entered.contains(&pair("PATH", PATH)), "{entered:?}");
     assert!(entered.iter().all(|(name, _)| name != "LD_LIBRARY_PATH"));
+}
+
+#[test]
+fn a_program_without_a_root_of_its_own_starts_in_the_root_folder() {
+    let root = DriverRoot::at(Path::new("/"));
+    let command = root.command(Path::new("/bin/pwd"), Shared::default());
+    let output = command.unwrap().output().unwrap();
+    assert_eq!(output.stdout, b"/\n");
 }
