@@ -8,6 +8,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Between two looks at all cards, at most.
+pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
 /// Wiring of one agent. Both subcommands read the same flags.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub struct Config {
@@ -43,7 +46,7 @@ pub struct Config {
     /// The NVML library.
     #[arg(long, default_value = "libnvidia-ml.so.1")]
     pub nvml: PathBuf,
-    /// Time between two looks at all cards, milliseconds; at most 2000.
+    /// Time between two looks at all cards, milliseconds; at most 1000.
     #[arg(long, default_value_t = 1000)]
     pub nvml_interval_ms: u64,
 
@@ -214,9 +217,9 @@ impl Config {
         })
     }
 
-    /// Time between two looks at all cards.
+    /// Time between two looks at all cards. What is told of fences counts on it.
     pub fn nvml_interval(&self) -> Duration {
-        Duration::from_millis(self.nvml_interval_ms.clamp(10, 2000))
+        Duration::from_millis(self.nvml_interval_ms).clamp(Duration::from_millis(10), LONGEST_LOOK)
     }
 
     /// Time between two samples of the cards that have shares.
@@ -272,6 +275,11 @@ mod tests {
             Path::new("/usr/bin/nvidia-cuda-mps-control")
         );
         assert_eq!(config.client_slots, 48);
+        let slow = Config {
+            nvml_interval_ms: 2000,
+            ..config.clone()
+        };
+        assert_eq!(slow.nvml_interval(), LONGEST_LOOK);
         assert!(config.serve_whole && !config.allow_ungranted_whole);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The one table of modes and fences. Pure. Must never claim more than was read back.
 
+use crate::config::LONGEST_LOOK;
 use crate::inventory::ComputeMode;
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A process may have come to its server shortly before it is seen, while the server still
-/// had the limit of before: NVML is read each second, servers at least as often.
+/// had the limit of before: NVML is read each second at least, servers more often.
 const SEEN_LATE: Duration = Duration::from_secs(3);
 
 /// What a mode gives, strongest and weakest.
@@ -62,9 +63,11 @@ pub fn compute_mode(mode: Mode) -> Option<ComputeMode> {
     }
 }
 
-/// So long after a card's compute mode was set, NVML has read it: twice its interval, and
-/// some more.
-const MODE_READ: Duration = Duration::from_millis(2500);
+/// So long after a card's compute mode was set, NVML has read it: twice its longest interval,
+/// and some more.
+const MODE_READ: Duration = LONGEST_LOOK
+    .saturating_mul(2)
+    .saturating_add(Duration::from_millis(500));
 
 /// Whether a card is in the compute mode that the shares on it need, look by look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
