@@ -284,9 +284,11 @@ impl Daemon {
                         let said = self.place.limit_in_log(server, devices, since);
                         self.exact = said.map(|limit| (server, limit));
                     }
-                    // The look itself is in the log that is to be read before it is cut.
-                    self.audit_commands();
-                    self.place.rotate_logs(|len| self.audit.has_read(len));
+                    let place = self.place.clone();
+                    place.rotate_logs(|len| {
+                        self.audit_commands();
+                        self.audit.has_read(len)
+                    });
                     Event::Seen(sight)
                 }
                 Err(error) => Event::Failed(error.to_string()),

@@ -225,9 +225,9 @@ impl Place {
     }
 
     /// Cuts logs that have grown too long, keeping one older copy. The daemon goes on
-    /// writing to the same file, at its new end. `audited` says whether all of a control log
-    /// of so many bytes was looked at: a command in what is cut away would go unnoticed.
-    pub fn rotate_logs(&self, audited: impl Fn(u64) -> bool) {
+    /// writing to the same file, at its new end. `audit` reads the control log and says whether
+    /// it has read all of so many bytes: a command in what is cut away would go unnoticed.
+    pub fn rotate_logs(&self, mut audit: impl FnMut(u64) -> bool) {
         for name in LOGS {
             let path = self.log().join(name);
             let long = fs::metadata(&path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES);
@@ -235,10 +235,10 @@ impl Place {
                 continue;
             }
             let older = self.log().join(format!("{name}.1"));
-            let cut = || {
+            let mut cut = || {
                 fs::copy(&path, &older)?;
                 let file = fs::OpenOptions::new().write(true).open(&path)?;
-                if name == LOGS[0] && !audited(file.metadata()?.len()) {
+                if name == LOGS[0] && !audit(file.metadata()?.len()) {
                     // There is a next time.
                     return Ok(());
                 }
