@@ -144,7 +144,7 @@ pub mod env {
 pub mod container {
     /// MPS pipe directory; never `/tmp/nvidia-mps`.
     pub const MPS_PIPE: &str = "/run/aliquot/mps/pipe";
-    /// Has that, and nothing else.
+    /// The directory that is mounted; the pipe directory is all that it holds.
     pub const MPS: &str = "/run/aliquot/mps";
     /// What the container holds, for humans, read-only.
     pub const SHARE_FILE: &str = "/run/aliquot/share.json";
