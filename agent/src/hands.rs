@@ -1,6 +1,6 @@
 //! Ends processes of containers, on the core's word.
 //!
-//! In: [`Errand`]s. Out: a count of what was ended, to the log. A process is looked up
+//! In: [`Termination`]s. Out: a count of what was ended, to the log. A process is looked up
 //! again before it is touched, through a handle that cannot become another process's: what
 //! is not in the container any more is left alone. Clients of an MPS server are taken off
 //! it first, since one that is killed in its work can take the server along.
@@ -20,7 +20,7 @@ const BREAK_OFF: Duration = Duration::from_millis(500);
 
 /// One container, or one process, is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Errand {
+pub struct Termination {
     /// Its pod.
     pub pod_uid: String,
     /// Its container; `None`: the processes alone that are named.
@@ -33,20 +33,20 @@ pub struct Errand {
     pub reason: String,
 }
 
-/// Runs errands, several at once, until they end or `stop`.
+/// Runs terminations, several at once, until they end or `stop`.
 pub async fn run(
     proc_root: PathBuf,
     socket: PathBuf,
-    mut errands: mpsc::UnboundedReceiver<Errand>,
+    mut terminations: mpsc::UnboundedReceiver<Termination>,
     stop: CancellationToken,
 ) {
     let client = Client::new(&socket).ok();
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
-            errand = errands.recv() => match errand {
-                Some(errand) => {
-                    running.spawn(one(proc_root.clone(), client.clone(), errand));
+            termination = terminations.recv() => match termination {
+                Some(termination) => {
+                    running.spawn(one(proc_root.clone(), client.clone(), termination));
                 }
                 None => return,
             },
@@ -56,11 +56,11 @@ pub async fn run(
     }
 }
 
-async fn one(proc_root: PathBuf, client: Option<Client>, errand: Errand) {
-    if let (Some(client), Some(server)) = (client, &errand.server)
-        && !errand.pids.is_empty()
+async fn one(proc_root: PathBuf, client: Option<Client>, termination: Termination) {
+    if let (Some(client), Some(server)) = (client, &termination.server)
+        && !termination.pids.is_empty()
     {
-        let work = client.terminate(server, errand.pids.clone());
+        let work = client.terminate(server, termination.pids.clone());
         match tokio::time::timeout(BREAK_OFF, work).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(server, %error, "clients are not taken off"),
@@ -68,11 +68,11 @@ async fn one(proc_root: PathBuf, client: Option<Client>, errand: Errand) {
         }
     }
     let work = tokio::task::spawn_blocking(move || {
-        let killed = end(&proc_root, &errand);
+        let killed = end(&proc_root, &termination);
         tracing::warn!(
-            pod = errand.pod_uid,
-            container = errand.container_id,
-            reason = errand.reason,
+            pod = termination.pod_uid,
+            container = termination.container_id,
+            reason = termination.reason,
             ?killed,
             "killed"
         );
@@ -82,17 +82,20 @@ async fn one(proc_root: PathBuf, client: Option<Client>, errand: Errand) {
 }
 
 /// Ends them and answers which. Blocking.
-fn end(proc_root: &Path, errand: &Errand) -> BTreeSet<u32> {
-    let mut killed: BTreeSet<u32> = errand
+fn end(proc_root: &Path, termination: &Termination) -> BTreeSet<u32> {
+    let mut killed: BTreeSet<u32> = termination
         .pids
         .iter()
         .copied()
-        .filter(|pid| kill(proc_root, *pid, errand))
+        .filter(|pid| kill(proc_root, *pid, termination))
         .collect();
-    if errand.container_id.is_some() {
+    if termination.container_id.is_some() {
         let rest = all(proc_root).filter(|pid| !killed.contains(pid));
         let rest: Vec<u32> = rest.collect();
-        killed.extend(rest.into_iter().filter(|pid| kill(proc_root, *pid, errand)));
+        killed.extend(
+            rest.into_iter()
+                .filter(|pid| kill(proc_root, *pid, termination)),
+        );
     }
     killed
 }
@@ -105,7 +108,7 @@ fn all(proc_root: &Path) -> impl Iterator<Item = u32> {
 }
 
 /// Kills one process if it is of that container, or of that pod where no container is said.
-fn kill(proc_root: &Path, pid: u32, errand: &Errand) -> bool {
+fn kill(proc_root: &Path, pid: u32, termination: &Termination) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
@@ -118,9 +121,9 @@ fn kill(proc_root: &Path, pid: u32, errand: &Errand) -> bool {
         return false;
     };
     let origin = attribute::origin(proc_root, pid);
-    let same_pod = origin.pod_uid.as_deref() == Some(errand.pod_uid.as_str());
+    let same_pod = origin.pod_uid.as_deref() == Some(termination.pod_uid.as_str());
     let same_container =
-        errand.container_id.is_none() || origin.container_id == errand.container_id;
+        termination.container_id.is_none() || origin.container_id == termination.container_id;
     if !same_pod || !same_container {
         return false;
     }
@@ -170,7 +173,7 @@ mod tests {
             placed(tmp.path(), POD, &two),
             placed(tmp.path(), &other, &one),
         ];
-        let errand = Errand {
+        let termination = Termination {
             pod_uid: POD.into(),
             container_id: Some(one),
             // The last two are others' by now.
@@ -178,7 +181,7 @@ mod tests {
             server: None,
             reason: "test".into(),
         };
-        let killed = end(tmp.path(), &errand);
+        let killed = end(tmp.path(), &termination);
         assert_eq!(killed, [children[0].id(), children[1].id()].into());
         assert_eq!(children.map(was_killed), [true, true, false, false]);
     }
@@ -188,14 +191,14 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let one = "a".repeat(64);
         let children = [placed(tmp.path(), POD, &one), placed(tmp.path(), POD, &one)];
-        let errand = Errand {
+        let termination = Termination {
             pod_uid: POD.into(),
             container_id: None,
             pids: vec![children[0].id()],
             server: None,
             reason: "test".into(),
         };
-        assert_eq!(end(tmp.path(), &errand), [children[0].id()].into());
+        assert_eq!(end(tmp.path(), &termination), [children[0].id()].into());
         assert_eq!(children.map(was_killed), [true, false]);
     }
 }

@@ -156,12 +156,12 @@ fn start(
     // it would end servers whose tenants run.
     let (state_out, state) = watch::channel(Arc::new(core.state()));
     let (offer_out, offer) = watch::channel(Arc::new(core.offer()));
-    let (errands_out, errands) = mpsc::unbounded_channel();
+    let (disk_out, disk_requests) = mpsc::unbounded_channel();
     let (notes_out, notes) = mpsc::unbounded_channel();
     let outputs = Outputs {
         state: state_out,
         offer: offer_out,
-        errands: errands_out,
+        disk: disk_out,
         notes: notes_out.clone(),
         ends: ends_out,
         watched: watched_out,
@@ -184,7 +184,7 @@ fn start(
         disk::run(
             disk,
             config.reconcile_interval(),
-            errands,
+            disk_requests,
             state.clone(),
             ear.clone(),
         ),

@@ -7,19 +7,23 @@
 
 use crate::inventory::GpuUuid;
 use crate::ledger::{HolderKey, Ledger, Share};
+use crate::mps::plan::server_name;
 use crate::nvml::{Process, Sample};
 use api::{Mib, Mode};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// A sample that waited longer than this says nothing of now.
 pub const STALE: Duration = Duration::from_millis(400);
+/// Nobody is held to a limit that the watchdog alone keeps, where nothing of a card could be
+/// judged for so long.
+pub const BLIND: Duration = Duration::from_secs(5);
 /// So many samples within [`WINDOW`] that speak against a container are enough.
 const STRIKES: usize = 2;
 /// So many are enough even if no process was seen twice.
 const MANY_STRIKES: usize = 5;
 /// Longer than a tenant needs that takes and frees between two samples, and than the pause
-/// between any two looks: where samples fail, looks at all cards, at most 2 s apart, strike.
+/// between any two looks: where samples fail, looks at all cards, at most 1 s apart, strike.
 const WINDOW: Duration = Duration::from_millis(2500);
 /// A process that goes past its server has done so for so long: no document says on which of
 /// its lists a driver has a client while it connects. What it holds meanwhile counts.
@@ -50,7 +54,7 @@ pub enum Wrong {
 pub struct Allowance {
     /// What the driver's figure of a process may be off by.
     pub slack: Mib,
-    /// Clients that the MPS servers of a card take.
+    /// Clients that one MPS server takes.
     pub client_slots: u32,
 }
 
@@ -114,6 +118,11 @@ impl Finding {
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
     suspects: BTreeMap<(HolderKey, GpuUuid, Wrong), Suspect>,
+    /// Of each watched card, the time of the last sample that was judged, or since when it is
+    /// watched.
+    judged: BTreeMap<GpuUuid, Instant>,
+    /// Samples of single cards that were too old to be judged.
+    stale: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -139,23 +148,45 @@ impl Watchdog {
                 .is_some_and(|last| now.saturating_duration_since(last) < FORGIVEN);
             recent && ledger.get(key).is_some()
         });
-        if now.saturating_duration_since(sample.at) > STALE {
-            return Vec::new();
-        }
         let mut findings = Vec::new();
-        for (card, processes) in &sample.cards {
-            let clients = part(card, processes, ledger, allowance.client_slots);
-            for share in ledger.on(card) {
+        for card in &sample.cards {
+            if now.saturating_duration_since(card.at) > STALE {
+                self.stale = self.stale.saturating_add(1);
+                continue;
+            }
+            self.judged.insert(card.uuid.clone(), card.at);
+            let parts = parts(&card.uuid, &card.processes, ledger, allowance.client_slots);
+            for share in ledger.on(&card.uuid) {
                 let may = Part {
                     slack: allowance.slack,
-                    clients,
+                    clients: server_name(share).and_then(|name| parts.get(&name).copied()),
                 };
-                for finding in against(share, card, processes, ledger, &may) {
-                    findings.extend(self.strike(finding, sample.at));
+                for finding in against(share, &card.uuid, &card.processes, ledger, &may) {
+                    findings.extend(self.strike(finding, card.at));
                 }
             }
         }
         findings
+    }
+
+    /// Samples of these cards are expected from now on, and of no others.
+    pub fn watch(&mut self, cards: &BTreeSet<GpuUuid>, now: Instant) {
+        self.judged.retain(|card, _| cards.contains(card));
+        for card in cards {
+            self.judged.entry(card.clone()).or_insert(now);
+        }
+    }
+
+    /// Watched cards of which nothing could be judged for too long.
+    pub fn unjudged(&self, now: Instant) -> impl Iterator<Item = &GpuUuid> {
+        let judged = self.judged.iter();
+        let blind = judged.filter(move |(_, at)| now.saturating_duration_since(**at) >= BLIND);
+        blind.map(|(card, _)| card)
+    }
+
+    /// How many samples of single cards were too old to be judged.
+    pub fn stale(&self) -> u64 {
+        self.stale
     }
 
     fn strike(&mut self, mut finding: Finding, at: Instant) -> Option<Finding> {
@@ -214,21 +245,34 @@ impl Watchdog {
     }
 }
 
-/// How many clients each share of a card may have, where there are not enough for all; a
-/// share that has fewer can then not have its own. `None`: enough are free.
-fn part(card: &GpuUuid, processes: &[Process], ledger: &Ledger, slots: u32) -> Option<usize> {
-    let served = ledger
-        .on(card)
-        .filter(|share| share.is_served() && share.alloc_id.is_some());
-    let counts: Vec<usize> = served
-        .map(|share| clients(share, processes, ledger).count())
-        .collect();
+/// How many clients each share of a server may have, by the server's name, where it does not
+/// take enough for all of its shares; a share that has fewer can then not have its own. What
+/// is the only share of its server takes from nobody.
+fn parts(
+    card: &GpuUuid,
+    processes: &[Process],
+    ledger: &Ledger,
+    slots: u32,
+) -> BTreeMap<String, usize> {
+    let mut counts: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for share in ledger.on(card).filter(|share| share.alloc_id.is_some()) {
+        if let Some(name) = server_name(share) {
+            let count = clients(share, processes, ledger).count();
+            counts.entry(name).or_default().push(count);
+        }
+    }
     let slots = usize::try_from(slots).unwrap_or(usize::MAX);
-    let free = slots.saturating_sub(counts.iter().sum());
-    // One for each that has none yet, and one for whoever starts another.
-    let wanted = counts.iter().filter(|count| **count == 0).count().max(1);
-    let part = slots.checked_div(counts.len())?.max(LEAST_CLIENTS);
-    (counts.len() > 1 && free < wanted).then_some(part)
+    let part = |counts: Vec<usize>| {
+        let free = slots.saturating_sub(counts.iter().sum());
+        // One for each that has none yet, and one for whoever starts another.
+        let wanted = counts.iter().filter(|count| **count == 0).count().max(1);
+        let part = slots.checked_div(counts.len())?.max(LEAST_CLIENTS);
+        (counts.len() > 1 && free < wanted).then_some(part)
+    };
+    let parts = counts.into_iter();
+    parts
+        .filter_map(|(name, counts)| Some((name, part(counts)?)))
+        .collect()
 }
 
 fn clients<'a>(
@@ -240,7 +284,7 @@ fn clients<'a>(
     clients.filter(|process| is_of(process, share, ledger))
 }
 
-/// What each share of a card may.
+/// What a share may on a card.
 struct Part {
     slack: Mib,
     clients: Option<usize>,
@@ -291,8 +335,12 @@ fn against(
     if held.0 > share.memory.0.saturating_add(may.slack.0) {
         findings.push(finding(Wrong::Memory, Vec::new()));
     }
-    if served && may.clients.is_some_and(|part| own.len() > part) {
-        findings.push(finding(Wrong::Clients, Vec::new()));
+    let clients: Vec<u32> = clients(share, processes, ledger).map(|p| p.pid).collect();
+    if may.clients.is_some_and(|part| clients.len() > part) {
+        findings.push(Finding {
+            pids: clients,
+            ..finding(Wrong::Clients, Vec::new())
+        });
     }
     findings
 }

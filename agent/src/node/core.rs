@@ -9,7 +9,7 @@ mod ungranted;
 use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
 use crate::fence::{Ceilings, ComputeModeWatch};
-use crate::hands::Errand;
+use crate::hands::Termination;
 use crate::identity::{self, Resource};
 use crate::inventory::{Book, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
@@ -109,7 +109,7 @@ pub enum Effect {
     /// Tell telemetry.
     Tell(Note),
     /// End processes of a container.
-    End(Errand),
+    End(Termination),
 }
 
 /// Everything that is known.
@@ -210,6 +210,7 @@ impl Core {
     /// Takes in an event.
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
+        let looks = matches!(event, Event::Observed(_) | Event::Tick);
         match event {
             Event::Observed(observation) => self.book.observe(&observation, now),
             Event::Sampled(sample) => {
@@ -289,6 +290,9 @@ impl Core {
             Event::Tick => {}
         }
         self.settle(now, &mut effects);
+        if looks {
+            self.look_for_blindness(now);
+        }
         effects
     }
 
@@ -390,6 +394,9 @@ impl Core {
                 "{} cannot be read: {error}; what runs goes on",
                 part.in_words()
             ));
+        }
+        if let Some(why) = self.blindness() {
+            return Some(why);
         }
         if let Some(why) = self.unproven_from_before() {
             return Some(why);
@@ -538,6 +545,7 @@ impl Core {
             mps: self.mps.clone(),
             kubelet_pools: self.kubelet_pools(),
             not_offering: self.not_offering(),
+            stale_samples: self.stale_samples(),
             restored: self.restored,
             unreadable: self.local.unreadable.keys().copied().collect(),
             doubted: self.suspicions.doubted.clone(),

@@ -13,7 +13,7 @@ use crate::ledger::{AllocId, Share, record_key};
 use crate::reconcile::{Local, Part, Proof};
 use cdi::dir::{DirError, OwnDir};
 use futures::StreamExt as _;
-use inotify::{Inotify, WatchMask};
+use inotify::{EventMask, Inotify, WatchMask};
 use proto::names;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,6 +24,8 @@ use tokio::sync::{mpsc, watch};
 
 /// Several reasons to look within this time are one.
 const QUIET: Duration = Duration::from_millis(30);
+/// How the hook leaves a proof.
+const PROOF_EVENTS: WatchMask = WatchMask::MOVED_TO.union(WatchMask::CLOSE_WRITE);
 
 /// Whose a file is; `None` for one that does not tell.
 type Told = Option<Share>;
@@ -279,7 +281,7 @@ fn names_in(folder: &Path) -> Result<BTreeSet<AllocId>, String> {
 
 /// What the disk's task is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum DiskRequest {
     /// Something may have changed.
     Look,
     /// Remove what is left of an allocation.
@@ -287,64 +289,79 @@ pub enum Errand {
 }
 
 /// Tells that the hook has left something. Without inotify, the interval must do.
-struct ProofEvents(Option<inotify::EventStream<[u8; 4096]>>);
+struct ProofEvents {
+    dir: PathBuf,
+    stream: Option<inotify::EventStream<[u8; 4096]>>,
+    /// The folder that was watched is gone, and with it the watch.
+    lost: bool,
+}
 
 impl ProofEvents {
+    fn new(dir: &Path) -> Self {
+        let stream = Inotify::init().and_then(|inotify| {
+            inotify.watches().add(dir, PROOF_EVENTS)?;
+            inotify.into_event_stream([0; 4096])
+        });
+        if let Err(error) = &stream {
+            tracing::debug!(%error, "no inotify on the proofs");
+        }
+        Self {
+            dir: dir.to_owned(),
+            stream: stream.ok(),
+            lost: false,
+        }
+    }
+
+    /// Also once when the folder is watched anew: what was left in it before was not told.
     async fn changed(&mut self) {
-        match &mut self.0 {
-            Some(stream) => {
-                if stream.next().await.is_none() {
-                    self.0 = None;
-                }
-            }
-            None => std::future::pending().await,
+        let Some(stream) = &mut self.stream else {
+            return std::future::pending().await;
+        };
+        // A look makes the folder; until it has, there is nothing to be watched.
+        if self.lost && stream.watches().add(&self.dir, PROOF_EVENTS).is_ok() {
+            self.lost = false;
+            return;
+        }
+        match stream.next().await {
+            Some(Ok(event)) => self.lost |= event.mask.contains(EventMask::IGNORED),
+            // Too many at once, at most: a look sees what they were about.
+            Some(Err(_)) => {}
+            None => self.stream = None,
         }
     }
 }
 
-fn proof_events(dir: &Path) -> ProofEvents {
-    let stream = Inotify::init().and_then(|inotify| {
-        let mask = WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
-        inotify.watches().add(dir, mask)?;
-        inotify.into_event_stream([0; 4096])
-    });
-    if let Err(error) = &stream {
-        tracing::debug!(%error, "no inotify on the proofs");
-    }
-    ProofEvents(stream.ok())
-}
-
-/// Serves errands until they end; looks at least every `interval`.
+/// Serves requests until they end; looks at least every `interval`.
 pub async fn run(
     mut disk: Disk,
     interval: Duration,
-    mut errands: mpsc::UnboundedReceiver<Errand>,
+    mut requests: mpsc::UnboundedReceiver<DiskRequest>,
     state: watch::Receiver<Arc<State>>,
     owner: Owner,
 ) {
-    let mut proofs = proof_events(&disk.proof_dir);
+    let mut proofs = ProofEvents::new(&disk.proof_dir);
     loop {
         let first = tokio::select! {
-            errand = errands.recv() => match errand {
+            request = requests.recv() => match request {
                 None => return,
-                Some(errand) => errand,
+                Some(request) => request,
             },
             // A container that starts is nobody's until its proof is read.
-            () = proofs.changed() => Errand::Look,
-            () = tokio::time::sleep(interval) => Errand::Look,
+            () = proofs.changed() => DiskRequest::Look,
+            () = tokio::time::sleep(interval) => DiskRequest::Look,
         };
         let mut forget = Vec::new();
-        let mut take = |errand| {
-            if let Errand::Forget(alloc) = errand {
+        let mut take = |request| {
+            if let DiskRequest::Forget(alloc) = request {
                 forget.push(alloc);
             }
         };
         take(first);
-        if first == Errand::Look {
+        if first == DiskRequest::Look {
             tokio::time::sleep(QUIET).await;
         }
-        while let Ok(errand) = errands.try_recv() {
-            take(errand);
+        while let Ok(request) = requests.try_recv() {
+            take(request);
         }
         // A binding that was made meanwhile is in the state before its file is written.
         let state = state.borrow().clone();
@@ -363,5 +380,33 @@ pub async fn run(
         if owner.tell(Event::Local(local)).is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn proofs_are_told_of_in_a_folder_that_was_made_anew() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("proof");
+        std::fs::create_dir(&dir).unwrap();
+        let mut proofs = ProofEvents::new(&dir);
+        std::fs::remove_dir(&dir).unwrap();
+        while !proofs.lost {
+            told(&mut proofs).await;
+        }
+        // As a look makes it.
+        names_in(&dir).unwrap();
+        told(&mut proofs).await;
+        std::fs::write(dir.join("one"), "").unwrap();
+        told(&mut proofs).await;
+    }
+
+    async fn told(proofs: &mut ProofEvents) {
+        let limit = Duration::from_secs(10);
+        let told = tokio::time::timeout(limit, proofs.changed()).await;
+        told.expect("nothing is told any more");
     }
 }

@@ -3,13 +3,13 @@
 
 use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
-use crate::hands::Errand;
+use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Stranger};
 use crate::ledger::{HolderKey, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
-use crate::watchdog::{Allowance, Finding, Watchdog, Wrong, is_of};
+use crate::watchdog::{self, Allowance, Finding, Watchdog, Wrong, is_of};
 use api::Mode;
 use api::gpu_node::Reaction;
 use proto::mps::{Observation, ServerState};
@@ -32,6 +32,8 @@ pub(super) struct Guard {
     watchdog: Watchdog,
     /// What ran on watched cards in the last moments, latest last.
     recent: VecDeque<Arc<Sample>>,
+    /// A card of which no sample could be judged for too long.
+    blind: Option<GpuUuid>,
     broken: BTreeMap<String, Broken>,
     strangers: BTreeMap<(GpuUuid, u32), Met>,
 }
@@ -75,6 +77,32 @@ impl Core {
         }
     }
 
+    /// Time has passed: is there a card whose processes cannot be judged for too long? One
+    /// that is not healthy is offered to nobody anyhow.
+    pub(super) fn look_for_blindness(&mut self, now: Instant) {
+        self.guard.watchdog.watch(&self.ledger.watched(), now);
+        let healthy = |uuid: &&GpuUuid| {
+            let card = self.inventory.card(uuid);
+            card.is_some_and(|card| card.health.is_healthy())
+        };
+        let mut unjudged = self.guard.watchdog.unjudged(now);
+        self.guard.blind = unjudged.find(healthy).cloned();
+    }
+
+    /// Why limits that the watchdog alone keeps are not kept, in one sentence.
+    pub(super) fn blindness(&self) -> Option<String> {
+        let card = self.guard.blind.as_ref()?;
+        Some(format!(
+            "the processes of card {card} could not be read in time for {} s, so that no share could be held to its limit",
+            watchdog::BLIND.as_secs()
+        ))
+    }
+
+    /// Samples of cards that were too old to be judged.
+    pub(super) fn stale_samples(&self) -> u64 {
+        self.guard.watchdog.stale()
+    }
+
     /// Looks at a sample; whether anything follows from it.
     pub(super) fn judge(
         &mut self,
@@ -88,9 +116,11 @@ impl Core {
         };
         let watchdog = &mut self.guard.watchdog;
         let findings = watchdog.judge(&sample, &self.ledger, &allowance, now);
-        let since = sample.at.checked_sub(RECENT);
         let recent = &mut self.guard.recent;
-        recent.retain(|old| since.is_none_or(|since| old.at >= since));
+        recent.retain(|old| {
+            let mut cards = old.cards.iter();
+            cards.any(|card| now.saturating_duration_since(card.at) <= RECENT)
+        });
         recent.push_back(sample);
         for finding in &findings {
             self.react(finding, effects);
@@ -119,7 +149,7 @@ impl Core {
         }));
         if action == "killed" {
             let client = finding.wrong != Wrong::PastServer;
-            effects.push(Effect::End(Errand {
+            effects.push(Effect::End(Termination {
                 pod_uid: share.pod.uid.clone(),
                 container_id: finding.container_id.clone(),
                 pids: finding.pids.clone(),
@@ -172,7 +202,7 @@ impl Core {
     ) {
         // The supervisor's list may lack who came last, and the latest sample who went with it.
         let sampled = self.guard.recent.iter().flat_map(|sample| &sample.cards);
-        let sampled = sampled.flat_map(|(_, processes)| processes);
+        let sampled = sampled.flat_map(|card| &card.processes);
         let came_last = sampled
             .filter(|process| {
                 self.ledger.shares().any(|share| {
@@ -241,7 +271,7 @@ impl Core {
             if now >= due {
                 broken.acted = Some(now);
                 for (share, pids) in left {
-                    effects.push(Effect::End(Errand {
+                    effects.push(Effect::End(Termination {
                         pod_uid: share.pod.uid.clone(),
                         container_id: None,
                         pids,
@@ -335,7 +365,7 @@ impl Core {
                 action,
             }));
             if kills {
-                effects.push(Effect::End(Errand {
+                effects.push(Effect::End(Termination {
                     pod_uid,
                     container_id: stranger.container_id,
                     pids: vec![stranger.pid],

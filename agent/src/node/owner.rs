@@ -3,7 +3,7 @@
 //! Must never wait for anything but its next message: what is slow is another task's.
 
 use super::core::{Core, Effect, Event};
-use super::disk::Errand;
+use super::disk::DiskRequest;
 use super::prepare::{Ask, Outcome};
 use super::state::{Note, State};
 use crate::hands;
@@ -88,11 +88,11 @@ pub struct Outputs {
     /// What the kubelet is offered.
     pub offer: watch::Sender<Arc<Offer>>,
     /// To the disk's task.
-    pub errands: mpsc::UnboundedSender<Errand>,
+    pub disk: mpsc::UnboundedSender<DiskRequest>,
     /// To telemetry.
     pub notes: mpsc::UnboundedSender<Note>,
     /// To the hands.
-    pub ends: mpsc::UnboundedSender<hands::Errand>,
+    pub ends: mpsc::UnboundedSender<hands::Termination>,
     /// To NVML's thread: cards whose processes are watched.
     pub watched: watch::Sender<Watched>,
 }
@@ -122,7 +122,7 @@ pub async fn run(
             Message::Event(event) => {
                 quiet = matches!(event, Event::Sampled(_));
                 if matters_to_disk(&event) {
-                    let _ = outputs.errands.send(Errand::Look);
+                    let _ = outputs.disk.send(DiskRequest::Look);
                 }
                 core.apply(event, now)
             }
@@ -142,10 +142,10 @@ pub async fn run(
             // Receivers live as long as the agent.
             match effect {
                 Effect::Forget(alloc) => {
-                    let _ = outputs.errands.send(Errand::Forget(alloc));
+                    let _ = outputs.disk.send(DiskRequest::Forget(alloc));
                 }
-                Effect::End(errand) => {
-                    let _ = outputs.ends.send(errand);
+                Effect::End(termination) => {
+                    let _ = outputs.ends.send(termination);
                 }
                 Effect::Tell(note) => {
                     tracing::info!(?note, "noted");

@@ -32,6 +32,8 @@ pub struct State {
     pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
     /// `None` when the node offers shares; else one sentence that says why not.
     pub not_offering: Option<String>,
+    /// Samples of a card's processes that were too old to be judged, since the agent's start.
+    pub stale_samples: u64,
     /// What lay on disk at the agent's start is in the ledger: before that, nothing may
     /// follow from what is not there.
     pub restored: bool,

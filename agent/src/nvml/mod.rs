@@ -10,8 +10,8 @@ pub mod observation;
 mod read;
 
 pub use observation::{
-    Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Silence, Watched,
-    Xid,
+    CardSample, Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Silence,
+    Watched, Xid,
 };
 
 use error::{Trouble, trouble};
@@ -230,14 +230,17 @@ impl Owner {
     /// The processes of the cards that are watched.
     fn sample(&self, nvml: &Nvml, origins: &mut read::Origins) -> Result<(), NvmlError> {
         let watched = self.watched.borrow().cards.clone();
-        let at = Instant::now();
         let mut cards = Vec::with_capacity(watched.len());
-        for card in watched {
-            let found = read::sample(nvml, &card, &self.settings.proc_root, origins)?;
-            cards.extend(found.map(|processes| (card, processes)));
+        for uuid in watched {
+            let at = Instant::now();
+            let found = read::sample(nvml, &uuid, &self.settings.proc_root, origins)?;
+            cards.extend(found.map(|processes| CardSample {
+                uuid,
+                at,
+                processes,
+            }));
         }
-        self.samples
-            .send_replace(Some(Arc::new(Sample { at, cards })));
+        self.samples.send_replace(Some(Arc::new(Sample { cards })));
         Ok(())
     }
 
@@ -249,25 +252,29 @@ impl Owner {
         cards: &[Identity],
         origins: &mut read::Origins,
     ) -> Result<usize, NvmlError> {
-        let at = Instant::now();
+        let mut asked = Vec::with_capacity(cards.len());
         let devices = cards
             .iter()
-            .map(|card| read::device(nvml, card, &self.settings.proc_root, origins))
+            .map(|card| {
+                asked.push(Instant::now());
+                read::device(nvml, card, &self.settings.proc_root, origins)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         origins.keep(&devices);
         let watched = self.watched.borrow().cards.clone();
         if !watched.is_empty() {
-            let read = devices.iter().filter_map(|device| {
+            let read = devices.iter().zip(asked).filter_map(|(device, at)| {
                 let reading = device.reading.as_ref().ok()?;
                 let reading = Some(reading).filter(|reading| reading.unseen.is_none())?;
                 let uuid = device.identity.uuid.clone();
-                watched
-                    .contains(&uuid)
-                    .then(|| (uuid, reading.processes.clone()))
+                watched.contains(&uuid).then(|| CardSample {
+                    uuid,
+                    at,
+                    processes: reading.processes.clone(),
+                })
             });
             let cards = read.collect();
-            self.samples
-                .send_replace(Some(Arc::new(Sample { at, cards })));
+            self.samples.send_replace(Some(Arc::new(Sample { cards })));
         }
         let answered = devices.iter().filter(|d| d.reading.is_ok()).count();
         self.out.send_replace(Arc::new(Observation {

@@ -52,10 +52,19 @@ pub struct Watched {
 /// neither is one that did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Before the first was asked.
+    /// In the order in which they were asked.
+    pub cards: Vec<CardSample>,
+}
+
+/// One look at the processes of one card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardSample {
+    /// Which card.
+    pub uuid: GpuUuid,
+    /// Before it was asked: what it answered may be as old as this.
     pub at: Instant,
-    /// By card.
-    pub cards: Vec<(GpuUuid, Vec<Process>)>,
+    /// Every process with a context, once, by pid.
+    pub processes: Vec<Process>,
 }
 
 /// One card.

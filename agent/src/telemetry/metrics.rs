@@ -499,6 +499,14 @@ impl Collector for NodeCollector {
                 .encode_family(&[("part", part.as_str())])?
                 .encode_gauge(&value)?;
         }
+        encoder
+            .encode_descriptor(
+                "aliquot_node_stale_samples",
+                "Samples of a card's processes that came too late to be judged",
+                None,
+                MetricType::Counter,
+            )?
+            .encode_counter::<[(&str, &str); 0], _, u64>(&state.stale_samples, None)?;
         let mut metric = encoder.encode_descriptor(
             "aliquot_share_sm_percent",
             "SM time of the share's processes in the last second, over all its cards; absent where the driver attributes none",

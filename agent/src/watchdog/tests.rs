@@ -1,6 +1,7 @@
 use super::*;
 use crate::attribute::Origin;
 use crate::ledger::AllocId;
+use crate::nvml::CardSample;
 
 const ALLOWED: Allowance = Allowance {
     slack: Mib(16),
@@ -42,8 +43,11 @@ fn ledger(shares: &[Share]) -> Ledger {
 
 fn sample(at: Instant, processes: &[Process]) -> Sample {
     Sample {
-        at,
-        cards: vec![(GpuUuid::from("GPU-0"), processes.to_vec())],
+        cards: vec![CardSample {
+            uuid: GpuUuid::from("GPU-0"),
+            at,
+            processes: processes.to_vec(),
+        }],
     }
 }
 
@@ -144,6 +148,71 @@ fn who_leaves_no_client_to_the_others_of_its_card_has_more_than_its_part() {
     }
     let alone = ledger(&shares[..1]);
     assert_eq!(acts(&alone, &own("a", 12)), []);
+    // What is no client takes no client's place.
+    let past = [
+        own("a", 6),
+        own("b", 6),
+        vec![process("a", "main", 7, false)],
+    ]
+    .concat();
+    assert_eq!(acts(&both, &past), [(5, Wrong::PastServer)]);
+}
+
+#[test]
+fn who_has_a_server_of_its_own_takes_no_client_from_others() {
+    let mut shares = [
+        share("a", "main", "mps-isolated", 2000),
+        share("b", "main", "mps-isolated", 2000),
+    ];
+    shares[1].alloc_id = Some(AllocId::new(2));
+    let own = |pod: &str, count: u64| -> Vec<Process> {
+        (1..=count)
+            .map(|mib| process(pod, "main", mib, true))
+            .collect()
+    };
+    let all = [own("a", 12), own("b", 1)].concat();
+    assert_eq!(acts(&ledger(&shares), &all), []);
+}
+
+#[test]
+fn each_card_is_judged_by_its_own_time_and_one_that_never_can_be_is_told() {
+    let mut shares = [
+        share("a", "main", "time-slicing", 2000),
+        share("b", "main", "time-slicing", 2000),
+    ];
+    shares[1].gpus = vec![GpuUuid::from("GPU-1")];
+    let ledger = ledger(&shares);
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    watchdog.watch(&ledger.watched(), start);
+    let mut judged = Vec::new();
+    for n in 0..60_u32 {
+        let now = start + Duration::from_millis(100) * n;
+        // The first card took its time to answer, the second one did not.
+        let cards = [
+            ("GPU-0", "a", STALE + Duration::from_millis(1)),
+            ("GPU-1", "b", Duration::ZERO),
+        ];
+        let cards = cards.map(|(uuid, pod, age)| CardSample {
+            uuid: GpuUuid::from(uuid),
+            at: now.checked_sub(age).unwrap(),
+            processes: vec![process(pod, "main", 3000, false)],
+        });
+        let sample = Sample {
+            cards: cards.into(),
+        };
+        judged.extend(watchdog.judge(&sample, &ledger, &ALLOWED, now));
+        let blind: Vec<&str> = watchdog.unjudged(now).map(GpuUuid::as_str).collect();
+        let expected: &[&str] = if n >= 50 { &["GPU-0"] } else { &[] };
+        assert_eq!(blind, expected, "{n}");
+    }
+    assert!(judged.iter().all(|finding| finding.key == shares[1].key()));
+    assert!(judged.iter().any(|finding| finding.sure));
+    assert_eq!(watchdog.stale(), 60);
+    // Nobody has a limit to keep there any more.
+    let now = start + Duration::from_mins(1);
+    watchdog.watch(&BTreeSet::new(), now);
+    assert_eq!(watchdog.unjudged(now).count(), 0);
 }
 
 #[test]

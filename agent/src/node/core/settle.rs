@@ -3,7 +3,7 @@
 
 use super::{Core, Effect};
 use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
-use crate::hands::Errand;
+use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, HolderKey, Share, SharePhase};
 use crate::mps::plan::server_name;
@@ -350,7 +350,7 @@ impl Core {
                     "container started without running the OCI hook: runtime class {class} runs no OCI hooks"
                 ),
             };
-            effects.push(Effect::End(Errand {
+            effects.push(Effect::End(Termination {
                 pod_uid: key.pod_uid.clone(),
                 container_id: Some(unproven.container_id.clone()),
                 pids: Vec::new(),

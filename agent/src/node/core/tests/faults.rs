@@ -45,6 +45,49 @@ fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does
     }
 }
 
+#[test]
+fn a_node_whose_samples_all_come_too_late_offers_nothing_until_one_comes_in_time() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    let sample = |world: &World, age| {
+        let cards = vec![crate::nvml::CardSample {
+            uuid: uuid(0),
+            at: world.now.checked_sub(age).unwrap(),
+            processes: Vec::new(),
+        }];
+        Event::Sampled(Arc::new(Sample { cards }))
+    };
+    let look = || Event::Observed(Arc::new(observation(&BTreeMap::new())));
+    world.tell(&mut core, look());
+    for second in 1..=6 {
+        world.now += Duration::from_secs(1);
+        let late = sample(&world, Duration::from_millis(401));
+        world.tell(&mut core, late);
+        world.tell(&mut core, look());
+        let closed = core.state().not_offering.is_some();
+        assert_eq!(closed, second >= 5, "{second}");
+    }
+    assert_eq!(core.state().stale_samples, 6);
+    let why = core.state().not_offering.unwrap();
+    assert!(why.contains("GPU-0"), "{why}");
+    let fresh = sample(&world, Duration::from_millis(399));
+    world.tell(&mut core, fresh);
+    core.apply(Event::Tick, world.now);
+    assert_eq!(core.state().not_offering, None);
+    // A card that does not work at all is one card, not the node.
+    let mut lost = observation(&BTreeMap::new());
+    lost.devices[0].reading = Err(crate::nvml::Silence {
+        reason: "lost".into(),
+        lost: true,
+    });
+    world.now += Duration::from_secs(10);
+    world.tell(&mut core, Event::Observed(Arc::new(lost)));
+    assert_eq!(core.state().not_offering, None);
+}
+
 /// A try of `PreStartContainer` by the second witness alone.
 fn by_list(world: &World, core: &mut Core) -> Result<Share, String> {
     let entry = &world.checkpoint.entries[0];

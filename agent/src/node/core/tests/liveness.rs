@@ -154,14 +154,15 @@ fn a_container_that_breaks_its_share_after_its_pod_is_gone_is_killed_since_nobod
     for _ in 0..3 {
         world.now += Duration::from_millis(100);
         let sample = crate::nvml::Sample {
-            at: world.now,
-            cards: BTreeMap::from([(uuid(0), vec![process.clone()])])
-                .into_iter()
-                .collect(),
+            cards: vec![crate::nvml::CardSample {
+                uuid: uuid(0),
+                at: world.now,
+                processes: vec![process.clone()],
+            }],
         };
         let effects = core.apply(Event::Sampled(Arc::new(sample)), world.now);
         ended.extend(effects.into_iter().filter_map(|effect| match effect {
-            Effect::End(errand) => errand.container_id,
+            Effect::End(one) => one.container_id,
             _ => None,
         }));
     }

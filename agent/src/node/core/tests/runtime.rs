@@ -3,11 +3,11 @@
 use super::*;
 
 fn ended(effects: &[Effect]) -> Vec<String> {
-    let errands = effects.iter().filter_map(|effect| match effect {
-        Effect::End(errand) => errand.container_id.clone(),
+    let terminations = effects.iter().filter_map(|effect| match effect {
+        Effect::End(one) => one.container_id.clone(),
         _ => None,
     });
-    errands.collect()
+    terminations.collect()
 }
 
 /// A container of pod 1 that runs by every account, and whose proof is not there.

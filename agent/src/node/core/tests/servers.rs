@@ -3,7 +3,7 @@
 use super::*;
 use crate::inventory::ComputeMode;
 use crate::node::state::Pool;
-use crate::nvml::Silence;
+use crate::nvml::{CardSample, Silence};
 use crate::reconcile::Limited;
 use proto::mps::ServerState;
 
@@ -159,8 +159,13 @@ fn a_client_that_came_and_went_between_two_looks_at_its_server_is_ended_with_the
     assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
     world.tell(&mut core, seen(0));
     let sample = |world: &World, processes| {
-        let (at, cards) = (world.now, vec![(uuid(0), processes)]);
-        Event::Sampled(Arc::new(Sample { at, cards }))
+        let card = CardSample {
+            uuid: uuid(0),
+            at: world.now,
+            processes,
+        };
+        let cards = vec![card];
+        Event::Sampled(Arc::new(Sample { cards }))
     };
     // It is on the card once, and no more when its server has died: what it held is lost, and
     // the driver shows it again when it asks for something.
@@ -175,7 +180,7 @@ fn a_client_that_came_and_went_between_two_looks_at_its_server_is_ended_with_the
     let ended: Vec<u32> = effects
         .into_iter()
         .filter_map(|effect| match effect {
-            Effect::End(errand) => Some(errand.pids),
+            Effect::End(one) => Some(one.pids),
             _ => None,
         })
         .flatten()
