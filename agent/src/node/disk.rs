@@ -177,7 +177,7 @@ impl Disk {
                 .and_then(|record| Share::from_record(alloc, record)),
             Err(error @ DirError::Io { .. }) => return Err(error),
             Err(error) => {
-                tracing::warn!(%alloc, %error, "a CDI file of ours is not one");
+                tracing::warn!(%alloc, %error, "a CDI file of ours is malformed");
                 None
             }
         };
@@ -199,7 +199,9 @@ impl Disk {
             let before = || old.get(&alloc).cloned().flatten();
             let proof = match std::fs::read(&path) {
                 Ok(bytes) => Proof::parse(&bytes)
-                    .inspect_err(|error| tracing::warn!(%alloc, error, "a proof is not one"))
+                    .inspect_err(
+                        |error| tracing::warn!(%alloc, error, "a proof of the hook is malformed"),
+                    )
                     .ok(),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {

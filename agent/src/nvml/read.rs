@@ -41,7 +41,7 @@ pub(super) fn identities(nvml: &Nvml) -> Result<Vec<Identity>, NvmlError> {
         match identity(nvml, index) {
             Ok(identity) => found.push(identity),
             Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
-            Err(error) => tracing::warn!(index, %error, "a card does not tell what it is"),
+            Err(error) => tracing::warn!(index, %error, "a card cannot be identified"),
         }
     }
     Ok(found)

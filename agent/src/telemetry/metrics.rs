@@ -176,7 +176,7 @@ impl Meters {
         );
         registry.register(
             "aliquot_unproven_containers",
-            "Containers that ran with our token and without the hook's proof",
+            "Containers that started without running the OCI hook",
             meters.unproven.clone(),
         );
         registry.register(
