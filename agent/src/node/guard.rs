@@ -78,15 +78,15 @@ impl Core {
     }
 
     /// Time has passed: is there a card whose processes cannot be judged for too long? One
-    /// that is not healthy is offered to nobody anyhow.
+    /// that does not answer or is not healthy is offered to nobody anyhow.
     pub(super) fn look_for_blindness(&mut self, now: Instant) {
-        self.guard.watchdog.watch(&self.ledger.watched(), now);
-        let healthy = |uuid: &&GpuUuid| {
+        let mut watched = self.ledger.watched();
+        watched.retain(|uuid| {
             let card = self.inventory.card(uuid);
-            card.is_some_and(|card| card.health.is_healthy())
-        };
-        let mut unjudged = self.guard.watchdog.unjudged(now);
-        self.guard.blind = unjudged.find(healthy).cloned();
+            self.book.answers(uuid) && card.is_some_and(|card| card.health.is_healthy())
+        });
+        self.guard.watchdog.watch(&watched, now);
+        self.guard.blind = self.guard.watchdog.unjudged(now).next().cloned();
     }
 
     /// Why limits that the watchdog alone keeps are not kept, in one sentence.

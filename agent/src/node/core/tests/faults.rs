@@ -86,6 +86,14 @@ fn a_node_whose_samples_all_come_too_late_offers_nothing_until_one_comes_in_time
     world.now += Duration::from_secs(10);
     world.tell(&mut core, Event::Observed(Arc::new(lost)));
     assert_eq!(core.state().not_offering, None);
+    // While the driver is gone nothing is missed, and its first look need not come first.
+    let gone = Event::Observed(Arc::new(Observation::default()));
+    world.tell(&mut core, gone);
+    world.now += Duration::from_secs(10);
+    core.apply(Event::Tick, world.now);
+    world.tell(&mut core, look());
+    let why = core.state().not_offering.unwrap_or_default();
+    assert!(!why.contains("in time"), "{why}");
 }
 
 /// A try of `PreStartContainer` by the second witness alone.
