@@ -502,11 +502,11 @@ impl Collector for NodeCollector {
         encoder
             .encode_descriptor(
                 "aliquot_node_stale_samples",
-                "Samples of a card's processes that came too late to be judged",
+                "Samples of a card's processes that came too late to be judged, since the agent's start",
                 None,
-                MetricType::Counter,
+                MetricType::Gauge,
             )?
-            .encode_counter::<[(&str, &str); 0], _, u64>(&state.stale_samples, None)?;
+            .encode_gauge(&state.stale_samples)?;
         let mut metric = encoder.encode_descriptor(
             "aliquot_share_sm_percent",
             "SM time of the share's processes in the last second, over all its cards; absent where the driver attributes none",

@@ -92,7 +92,7 @@ async fn gauges_are_those_of_the_state_at_the_scrape_with_dcgm_exporters_labels(
         (format!("aliquot_share_sm_percent{held}"), 40),
         (format!("aliquot_share_running{held}"), 1),
         (r#"aliquot_node_unreadable{part="proofs"}"#.to_owned(), 0),
-        ("aliquot_node_stale_samples_total".to_owned(), 7),
+        ("aliquot_node_stale_samples".to_owned(), 7),
     ] {
         assert_eq!(
             scene.value(&series).await,
