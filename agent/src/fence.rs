@@ -170,8 +170,9 @@ pub fn active(mode: Mode, own: Mib, evidence: &Evidence) -> Option<ActiveFence> 
     }
     let server = evidence.server.filter(|_| evidence.compute_mode);
     let (level, reach) = match (mode, server) {
-        (Mode::Mps, Some(server)) if server >= own => {
-            let reach = server.max(evidence.ceiling.unwrap_or_default());
+        (Mode::Mps, Some(server)) if most_of(server, own) >= own => {
+            let most = most_of(server, own);
+            let reach = most.max(evidence.ceiling.unwrap_or_default());
             let level = if reach == own {
                 Fence::ServerLimit
             } else {
@@ -190,6 +191,17 @@ pub fn active(mode: Mode, own: Mib, evidence: &Evidence) -> Option<ActiveFence> 
         limit,
         reach,
     })
+}
+
+/// The most that a server's default may be that was read back so. A daemon answers in whole
+/// GiB, rounded down: a share of more than that may have its own limit there.
+fn most_of(server: Mib, own: Mib) -> Mib {
+    const GIB: u64 = 1024;
+    if server < own && server.0.is_multiple_of(GIB) {
+        Mib(server.0.saturating_add(GIB - 1))
+    } else {
+        server
+    }
 }
 
 /// The limits with which processes came to the server of one card. A limit that is lowered
@@ -247,6 +259,14 @@ mod tests {
             ceiling: Some(Mib(8000)),
             ..READ
         };
+        let rounded = Evidence {
+            server: Some(Mib(1024)),
+            ..READ
+        };
+        let smaller = Evidence {
+            server: Some(Mib(1900)),
+            ..READ
+        };
         let unread = Evidence {
             server: None,
             ..READ
@@ -263,6 +283,8 @@ mod tests {
             (Mps, READ, ServerLimit, 2000, 2000),
             (Mps, larger, ClientLimit, 8000, 8000),
             (Mps, earlier, ClientLimit, 2000, 8000),
+            (Mps, rounded, ClientLimit, 1024, 2047),
+            (Mps, smaller, WatchdogOnly, 0, 49140),
             (Mps, unread, WatchdogOnly, 0, 49140),
             (Mps, open, WatchdogOnly, 0, 49140),
             (Mps, driver, DriverLimit, 2000, 2000),

@@ -389,8 +389,8 @@ fn term(line: &Line, text: &str) -> Read<NodeTerm> {
         let operator = words.next().unwrap_or_default();
         let rest = words.next().unwrap_or_default();
         let operator = match operator {
-            "in" => Operator::In(list(Some(rest))),
-            "notin" => Operator::NotIn(list(Some(rest))),
+            "in" => Operator::In(values(rest)),
+            "notin" => Operator::NotIn(values(rest)),
             "exists" => Operator::Exists,
             "absent" => Operator::DoesNotExist,
             ">" => Operator::Above(parsed(line, rest)?),
@@ -407,6 +407,13 @@ fn term(line: &Line, text: &str) -> Read<NodeTerm> {
         });
     }
     Ok(term)
+}
+
+/// White space at the end of one would be the end of its part as well.
+fn values(text: &str) -> Vec<Arc<str>> {
+    let values = text.split(',').map(str::trim);
+    let named = values.filter(|value| !value.is_empty());
+    named.map(Arc::from).collect()
 }
 
 /// `*`, `key`, `key=value`, each with `:Effect` at the end where it is for one only.

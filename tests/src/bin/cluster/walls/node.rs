@@ -207,7 +207,7 @@ async fn hogged(cluster: &mut Cluster) -> Result<()> {
         },
     });
     // The kubelet keeps the tokens of a pod before it for a moment.
-    until("the tokens are held", Duration::from_secs(60), || async {
+    until("the tokens are held", Duration::from_mins(1), || async {
         cluster.apply_one(&hog).await?;
         let told = cluster.events_of("kube-system", "hog").await?.join(" | ");
         let pod = cluster.pods("kube-system").get("hog").await?;
