@@ -56,10 +56,15 @@ pub(super) fn parse(text: &str) -> Result<Vec<Line>, TextError> {
         }
         let indent = raw.len() - body.len();
         close(&mut open, &mut done, indent);
-        let words = words(body.trim_end()).map_err(|what| TextError {
+        let error = |what| TextError {
             line: index + 1,
             what,
-        })?;
+        };
+        // None is ever written: it would come back as a space.
+        if body.trim_end().contains(char::is_control) {
+            return Err(error("there is a control character".to_owned()));
+        }
+        let words = words(body.trim_end()).map_err(error)?;
         open.push((
             indent,
             Line {
