@@ -57,6 +57,8 @@ pub struct Inputs {
 /// Where everything goes.
 #[derive(Clone, Debug)]
 pub struct Outputs {
+    /// Has pods and groups listed anew.
+    pub relist: watch::Sender<u64>,
     /// Things to do.
     pub work: mpsc::UnboundedSender<Work>,
     /// For health.
@@ -115,8 +117,16 @@ pub async fn run(
         observed: Instant::now(),
         swept: Instant::now(),
     };
+    // Who leads from the start has listed nothing before.
+    let mut led = *inputs.leading.borrow();
     loop {
         let leading = *inputs.leading.borrow_and_update();
+        if leading && !led {
+            // In this order: a listing that was begun before counts for nothing.
+            cycle.world.begins_to_lead();
+            cycle.outputs.relist.send_modify(|count| *count += 1);
+        }
+        led = leading;
         cycle.publish(leading);
         cycle.outputs.meters.queued("facts", inputs.facts.len());
         cycle
@@ -261,7 +271,7 @@ impl Cycle {
 
     /// When to decide next; `None`: only after a change.
     fn due(&self) -> Option<Instant> {
-        if !self.world.missing().is_empty() {
+        if !self.world.is_current() {
             return None;
         }
         let settled = self

@@ -272,10 +272,11 @@ async fn start(
     // What only the leader writes goes through this one.
     let leaders = leader::client(client.clone(), leadership);
 
+    let relist = watch::Sender::new(0);
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
         "the watches",
-        facts::run(client.clone(), facts_out, end.clone()),
+        facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
     ));
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
@@ -350,6 +351,7 @@ async fn start(
         leading,
     };
     let outputs = Outputs {
+        relist,
         work: work_out,
         status: show.status,
         views: views_out,
@@ -426,6 +428,7 @@ fn cycles(
             leading: inputs.leading.clone(),
         };
         let outputs = Outputs {
+            relist: outputs.relist.clone(),
             work: outputs.work.clone(),
             status: status_out,
             views: views_out,
@@ -472,10 +475,12 @@ fn observe(
         scheduler = config.scheduler_name,
         "observes, and writes nothing"
     );
+    let (leading_out, leading) = watch::channel(false);
+    let relist = watch::Sender::new(0);
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
         "the watches",
-        facts::run(client.clone(), facts_out, end.clone()),
+        facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
     ));
     // The reports' gauges; who does not lead reports nothing else.
     let (views_out, views) = watch::channel(Views::default());
@@ -483,7 +488,6 @@ fn observe(
         "the reports",
         report::run(client, show.queue_meters, views, end.clone()),
     ));
-    let (leading_out, leading) = watch::channel(false);
     let (heard_out, heard) = telemetry::channel(None);
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     // Nothing comes from there: agents are read where they write, and nothing is done.
@@ -502,6 +506,7 @@ fn observe(
         leading,
     };
     let outputs = Outputs {
+        relist,
         work,
         status: show.status,
         views: views_out,

@@ -59,15 +59,27 @@ pub enum Fact {
 /// Where facts go. Unbounded: the reader never waits for anything but these.
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
-/// Follows everything until `stop`.
-pub async fn run(client: Client, facts: Facts, stop: CancellationToken) {
+/// Follows everything until `stop`. When `relist` changes, pods and groups are listed anew: a
+/// watch may lag behind what somebody else wrote.
+pub async fn run(
+    client: Client,
+    facts: Facts,
+    relist: watch::Receiver<u64>,
+    stop: CancellationToken,
+) {
     // The priority of a pod and of a group is its class's: they are listed after the classes,
     // and anew when these change.
     let (classes, known) = watch::channel(0);
     let all = async {
         tokio::join!(
-            follow_anew(Api::all(client.clone()), &facts, pod, known.clone()),
-            follow_anew(Api::all(client.clone()), &facts, Fact::Group, known),
+            follow_anew(
+                Api::all(client.clone()),
+                &facts,
+                pod,
+                known.clone(),
+                relist.clone()
+            ),
+            follow_anew(Api::all(client.clone()), &facts, Fact::Group, known, relist),
             follow_classes(client.clone(), &facts, classes),
             follow(Api::all(client.clone()), &facts, Fact::Node),
             follow(Api::all(client.clone()), &facts, Fact::GpuNode),
@@ -84,12 +96,13 @@ pub async fn run(client: Client, facts: Facts, stop: CancellationToken) {
     }
 }
 
-/// One kind, listed anew whenever the classes change.
+/// One kind, listed anew whenever the classes or `relist` change.
 async fn follow_anew<K>(
     api: Api<K>,
     facts: &Facts,
     of: fn(Seen<K>) -> Fact,
     mut classes: watch::Receiver<u64>,
+    mut relist: watch::Receiver<u64>,
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default,
@@ -103,7 +116,15 @@ async fn follow_anew<K>(
                 }
                 classes.mark_changed();
             }
+            () = changed(&mut relist) => classes.mark_changed(),
         }
+    }
+}
+
+/// Returns when it changes; never, once nobody can change it.
+async fn changed(relist: &mut watch::Receiver<u64>) {
+    if relist.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -289,7 +310,7 @@ mod tests {
             "metadata": {"name": "g"}, "spec": {"priorityClassName": "high"}});
         make(groups, group).await;
         let (facts, mut told) = mpsc::unbounded_channel();
-        tokio::spawn(run(client.clone(), facts, stop));
+        tokio::spawn(run(client.clone(), facts, watch::channel(0).1, stop));
         let is_group = |fact: &Fact| matches!(fact, Fact::Group(Seen::There(_)));
         until(&mut told, is_group).await;
         let class = json!({"metadata": {"name": "high"}, "value": 125});

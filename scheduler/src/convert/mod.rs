@@ -44,11 +44,28 @@ pub use volume::{Given, Volumes};
 #[derive(Clone, Debug, Default)]
 struct Roll {
     listed: bool,
+    /// What is known may be older than what counts, until a listing that begins from now on
+    /// has ended.
+    behind: Behind,
     names: BTreeMap<String, bool>,
+}
+
+/// Whether a listing is waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Behind {
+    #[default]
+    No,
+    /// It has not begun.
+    Waits,
+    /// It has.
+    Lists,
 }
 
 impl Roll {
     fn begin(&mut self) {
+        if self.behind == Behind::Waits {
+            self.behind = Behind::Lists;
+        }
         self.names.values_mut().for_each(|unnamed| *unnamed = true);
     }
 
@@ -59,6 +76,9 @@ impl Roll {
     /// Who was not named.
     fn end(&mut self) -> Vec<String> {
         self.listed = true;
+        if self.behind == Behind::Lists {
+            self.behind = Behind::No;
+        }
         let gone = |(name, unnamed): (&String, &bool)| unnamed.then(|| name.clone());
         let gone: Vec<String> = self.names.iter().filter_map(gone).collect();
         self.names.retain(|_, unnamed| !*unnamed);
@@ -178,6 +198,17 @@ impl World {
         .chain(self.storage.rolls())
         .filter_map(|(roll, name)| (!roll.listed).then_some(name))
         .collect()
+    }
+
+    /// This replica begins to lead: what the leader before it bound may not have been seen
+    /// yet. Nothing may be decided before pods were listed anew.
+    pub(crate) fn begins_to_lead(&mut self) {
+        self.pods.behind = Behind::Waits;
+    }
+
+    /// Whether all is known that a decision needs.
+    pub(crate) fn is_current(&self) -> bool {
+        self.missing().is_empty() && self.pods.behind == Behind::No
     }
 
     /// Agents that are heard.

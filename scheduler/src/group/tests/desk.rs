@@ -48,7 +48,12 @@ impl Site {
             .await
             .unwrap();
         let (facts_out, facts_in) = mpsc::unbounded_channel();
-        tokio::spawn(facts::run(client.clone(), facts_out, stop.clone()));
+        tokio::spawn(facts::run(
+            client.clone(),
+            facts_out,
+            watch::channel(0).1,
+            stop.clone(),
+        ));
         let (tee, facts, told) = Tee::new("kai-scheduler", facts_in);
         tokio::spawn(tee.run());
         let (leading, leads) = watch::channel(leads);
