@@ -19,14 +19,14 @@ pub(crate) fn is_ungrouped(pod: &Pod, scheduler: &str) -> bool {
     ours && !over && pod.metadata.deletion_timestamp.is_none() && group.is_none_or(String::is_empty)
 }
 
-/// The group that an owned pod of ours waits in, by name: where that is gone, it is made anew.
+/// The group that a pod of ours waits in, by name: where that is gone, it is made anew if it
+/// was ours.
 pub(super) fn waits_in(pod: &Pod, scheduler: &str) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let group = pod.annotations().get(kai::POD_GROUP)?;
     let waits = spec.scheduler_name.as_deref() == Some(scheduler)
         && spec.node_name.as_deref().is_none_or(str::is_empty)
         && pod.metadata.deletion_timestamp.is_none()
-        && !pod.owner_references().is_empty()
         && !group.is_empty();
     waits.then(|| group.clone())
 }
