@@ -372,8 +372,10 @@ impl Tools {
                 tracing::debug!(pod = pod.name(), group = draft.name, "grouped");
                 Ok(())
             }
-            // Gone, or made anew: the watch says so.
-            Answer::Refused(404 | 409, _) => Ok(()),
+            // Gone: the watch says so.
+            Answer::Refused(404, _) => Ok(()),
+            // Also a conflict: the pod was made anew, which the watch says too, or others
+            // wrote it too often meanwhile, which nobody says.
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
                 Err(GroupingError::Pod(why))
             }
