@@ -1,18 +1,62 @@
-//! The core's time: milliseconds since 1970, as stamps on objects are, that never jump.
+//! The machine's clock, and the core's time: milliseconds since 1970, as stamps on objects
+//! are, that never jump.
 //!
 //! A step of the machine's clock must not end all pauses, protections and graces at once,
 //! nor hold them up until the clock is where it was: what differs is made good at a tenth of
 //! the pace of time.
 
+use jiff::Timestamp;
 use scheduler_core::units::Time;
-use std::time::{Duration, Instant, SystemTime};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// One part in so many is corrected.
 const SLEW: u64 = 10;
 
+/// What the machine's clock shows. All stamps of one scheduler are read here, so that a
+/// simulation can say what time it is.
+#[derive(Clone)]
+pub struct Wall(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl Wall {
+    /// The machine's own.
+    pub fn machine() -> Self {
+        Self::reads(Timestamp::now)
+    }
+
+    /// Another one.
+    pub fn reads(read: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    /// What it shows now.
+    pub fn now(&self) -> Timestamp {
+        (self.0)()
+    }
+
+    /// In whole seconds, as Kubernetes keeps it.
+    pub(crate) fn second(&self) -> Timestamp {
+        Timestamp::from_second(self.now().as_second()).unwrap_or_default()
+    }
+
+    /// Microseconds since 1970.
+    fn micros(&self) -> u64 {
+        u64::try_from(self.now().as_microsecond()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Wall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Wall({})", self.now())
+    }
+}
+
 /// Time by the machine's clock at its start, and on from there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Clock {
+    wall: Wall,
     /// Microseconds since 1970.
     told: u64,
     at: Instant,
@@ -20,16 +64,17 @@ pub(crate) struct Clock {
 
 impl Clock {
     /// Shows what the machine's clock shows now.
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(wall: Wall) -> Self {
         Self {
-            told: wall(),
+            told: wall.micros(),
             at: Instant::now(),
+            wall,
         }
     }
 
     /// Never earlier than before.
     pub(crate) fn now(&mut self) -> Time {
-        self.read(Instant::now(), wall())
+        self.read(Instant::now(), self.wall.micros())
     }
 
     fn read(&mut self, at: Instant, wall: u64) -> Time {
@@ -40,11 +85,6 @@ impl Clock {
         self.at = self.at.max(at);
         Time(self.told / 1000)
     }
-}
-
-fn wall() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    micros(since.unwrap_or_default())
 }
 
 fn micros(time: Duration) -> u64 {
@@ -63,6 +103,7 @@ mod tests {
             let start = Instant::now();
             let begin = 100 * HOUR;
             let mut clock = Clock {
+                wall: Wall::machine(),
                 told: begin,
                 at: start,
             };
@@ -93,6 +134,7 @@ mod tests {
     fn time_never_goes_back() {
         let start = Instant::now();
         let mut clock = Clock {
+            wall: Wall::machine(),
             told: HOUR,
             at: start,
         };

@@ -7,7 +7,7 @@
 //! another scheduler is observed, nothing is handed on at all.
 
 use crate::act::Work;
-use crate::clock::Clock;
+use crate::clock::{Clock, Wall};
 use crate::convert::{Volumes, World};
 use crate::observe::{self, Observer};
 use crate::report::Views;
@@ -98,6 +98,7 @@ pub async fn run(
     world: World,
     observer: Option<Observer>,
     pace: Pace,
+    wall: Wall,
     mut inputs: Inputs,
     outputs: Outputs,
     stop: CancellationToken,
@@ -113,7 +114,7 @@ pub async fn run(
         said: BTreeSet::new(),
         report_at: None,
         reported: Instant::now(),
-        clock: Clock::start(),
+        clock: Clock::start(wall),
         observed: Instant::now(),
         swept: Instant::now(),
     };

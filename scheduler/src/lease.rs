@@ -6,6 +6,7 @@
 //! within 15 s: a second until its last renewal is seen, 12 s, a second to the next look,
 //! and the write.
 
+use crate::clock::Wall;
 use crate::leader::Grantor;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -124,6 +125,7 @@ pub(crate) async fn run(
     identity: String,
     leading: watch::Sender<bool>,
     grantor: Grantor,
+    wall: Wall,
     stop: CancellationToken,
 ) -> Result<(), LeaseError> {
     let leases: Api<Lease> = Api::namespaced(client, &namespace);
@@ -141,9 +143,10 @@ pub(crate) async fn run(
         };
         let round = async {
             pause.tick().await;
-            attempt(&leases, &mut election).await
+            attempt(&leases, &mut election, &wall).await
         };
         let outcome = tokio::select! {
+            biased;
             () = stop.cancelled() => break,
             () = too_late => {
                 grantor.until(None);
@@ -183,11 +186,11 @@ pub(crate) async fn run(
 }
 
 /// Whether we hold it now.
-async fn attempt(leases: &Api<Lease>, election: &mut Election) -> kube::Result<bool> {
+async fn attempt(leases: &Api<Lease>, election: &mut Election, wall: &Wall) -> kube::Result<bool> {
     let found = leases.get_opt(object::LEASE).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
     let sent = Instant::now();
-    let Step::Hold(spec) = election.next(spec, sent, jiff::Timestamp::now()) else {
+    let Step::Hold(spec) = election.next(spec, sent, wall.now()) else {
         return Ok(false);
     };
     let parameters = PostParams::default();
@@ -325,6 +328,7 @@ mod tests {
                 name.to_owned(),
                 leading,
                 leadership().0,
+                Wall::machine(),
                 stop.clone(),
             );
             (tokio::spawn(task), acts, stop)
@@ -357,6 +361,7 @@ mod tests {
             "a".into(),
             leading,
             leadership().0,
+            Wall::machine(),
             stop,
         ));
         acts.wait_for(|acts| *acts).await.expect("it runs");

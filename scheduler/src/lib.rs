@@ -14,7 +14,7 @@
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
 //! - [`convert`]: a fact into the core's events.
-//! - [`cycle`]: the only owner of the core; coalesces, decides; `clock`: by which time.
+//! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - `lease`: which replica acts; [`leader`]: the client whose writes only that one sends.
@@ -23,13 +23,14 @@
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
+//! - [`serve`]: the one way in which all of these are served.
 //!
 //! Decides nothing itself.
 #![forbid(unsafe_code)]
 
 pub mod act;
 pub mod admission;
-mod clock;
+pub mod clock;
 pub mod config;
 pub mod convert;
 pub mod cycle;
@@ -41,7 +42,7 @@ pub mod observe;
 pub mod page;
 pub mod report;
 mod run;
-mod serve;
+pub mod serve;
 pub mod shard;
 pub mod snapshot;
 pub mod status;
@@ -50,4 +51,4 @@ pub mod trust;
 pub mod watch;
 
 pub use config::Config;
-pub use run::{Listeners, RunError, run, run_on};
+pub use run::{Doors, Listeners, RunError, run, run_in, run_on};

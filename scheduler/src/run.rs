@@ -2,11 +2,13 @@
 
 use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
+use crate::clock::Wall;
 use crate::convert::World;
 use crate::cycle::{self, Inputs, Outputs, Pace, Question};
 use crate::neighbour::Territory;
 use crate::observe::Observer;
 use crate::report::{self, QueueMeters, Views};
+use crate::serve::Door;
 use crate::shard::{Face, Lane, Plan, Pool, Shard};
 use crate::status::{Meters, Pages, Status, counted, router};
 use crate::trust::{self, Trust};
@@ -20,7 +22,7 @@ use scheduler_core::Core;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -89,6 +91,30 @@ pub struct Listeners {
     pub page: Option<TcpListener>,
 }
 
+/// As [`Listeners`], by whatever way requests come.
+#[derive(Debug)]
+pub struct Doors {
+    /// Admission.
+    pub webhook: Door,
+    /// Agents.
+    pub telemetry: Door,
+    /// Metrics, health, state.
+    pub metrics: Option<Door>,
+    /// The status page.
+    pub page: Option<TcpListener>,
+}
+
+impl From<Listeners> for Doors {
+    fn from(listeners: Listeners) -> Self {
+        Self {
+            webhook: Door::Port(listeners.webhook),
+            telemetry: Door::Port(listeners.telemetry),
+            metrics: listeners.metrics.map(Door::Port),
+            page: listeners.page,
+        }
+    }
+}
+
 impl Listeners {
     /// At the addresses that the flags say.
     ///
@@ -138,12 +164,27 @@ pub async fn run_on(
     client: Client,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
+    run_in(listeners.into(), Wall::machine(), config, client, stop).await
+}
+
+/// Runs one scheduler with these doors and this clock until `stop`.
+///
+/// # Errors
+/// What kept it from starting, or which part ended on its own.
+pub async fn run_in(
+    doors: Doors,
+    wall: Wall,
+    config: Config,
+    client: Client,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();
     let mut tasks: JoinSet<Part> = JoinSet::new();
     let started = tokio::select! {
+        biased;
         () = stop.cancelled() => return Ok(()),
-        started = start(&config, listeners, client, &end, &mut tasks) => started,
+        started = start(&config, doors, &wall, client, &end, &mut tasks) => started,
     };
     let result = match started {
         Ok(()) => first_end(&mut tasks, &stop).await,
@@ -159,6 +200,7 @@ pub async fn run_on(
 
 async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Result<(), RunError> {
     tokio::select! {
+        biased;
         () = stop.cancelled() => Ok(()),
         ended = tasks.join_next() => match ended {
             // Told to stop, and quicker than this select.
@@ -173,7 +215,8 @@ async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Resul
 
 async fn start(
     config: &Config,
-    listeners: Listeners,
+    doors: Doors,
+    wall: &Wall,
     client: Client,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
@@ -185,13 +228,13 @@ async fn start(
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
     let client = counted(client, Arc::clone(&meters));
 
-    let plan = Plan::of(config, epoch())?;
+    let plan = Plan::of(config, epoch(wall))?;
     let (status_out, status) = watch::channel(Status {
         missing: vec!["anything"],
         ..Status::default()
     });
     let (questions_out, questions) = mpsc::channel(QUESTIONS);
-    if let Some(listener) = listeners.metrics {
+    if let Some(door) = doors.metrics {
         let pages = router(Pages {
             registry: Arc::new(registry),
             status: status.clone(),
@@ -200,8 +243,7 @@ async fn start(
         let pages = pages.merge(snapshot::router(client.clone(), config, &plan));
         let end = end.clone();
         tasks.spawn(async move {
-            let listener = listener.into_std().map_err(RunError::Pages)?;
-            let served = crate::serve::serve(listener, None, pages, end).await;
+            let served = crate::serve::serve(door, None, pages, end).await;
             served.map_err(RunError::Pages)?;
             Ok("the pages")
         });
@@ -216,7 +258,7 @@ async fn start(
     };
     if config.observe {
         neighbour::shapes(&client).await?;
-        observe(config, &plan, client, end, tasks, show);
+        observe(config, &plan, wall, client, end, tasks, show);
         return Ok(());
     }
 
@@ -237,16 +279,16 @@ async fn start(
             end.clone(),
         ),
     ));
-    serve_admission(config, listeners.webhook, &trust, &client, end, tasks)?;
+    serve_admission(config, doors.webhook, &trust, &client, end, tasks);
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
-        let listener = listeners.telemetry;
+        let door = doors.telemetry;
         let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
         let namespace = config.namespace.clone();
         let meters = show.agent_meters.clone();
         tasks.spawn(async move {
-            telemetry::run(listener, trust, client, namespace, heard_out, meters, end).await?;
+            telemetry::run(door, trust, client, namespace, heard_out, meters, end).await?;
             Ok("telemetry")
         });
     }
@@ -256,8 +298,9 @@ async fn start(
     if config.leader_elect {
         let (client, end) = (client.clone(), end.clone());
         let (namespace, identity) = (config.namespace.clone(), identity.clone());
+        let wall = wall.clone();
         tasks.spawn(async move {
-            lease::run(client, namespace, identity, leading_out, grantor, end).await?;
+            lease::run(client, namespace, identity, leading_out, grantor, wall, end).await?;
             Ok("the lease")
         });
     } else {
@@ -280,7 +323,7 @@ async fn start(
     ));
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
-    if let Some(listener) = listeners.page {
+    if let Some(listener) = doors.page {
         let access = if config.page_is_open {
             page::Access::Anybody
         } else {
@@ -306,6 +349,7 @@ async fn start(
         at_once: config.writes_at_once,
         busy: busy.subscribe(),
         queue_label: plan.queue_label.clone(),
+        wall: wall.clone(),
     };
     let facts = group_pods(settings, &leaders, facts, &leading, end, tasks);
     tasks.spawn(named(
@@ -334,6 +378,7 @@ async fn start(
                     .map(|shard| (shard.core.epoch, shard.pool.name().to_owned()))
                     .collect(),
                 busy,
+                wall: wall.clone(),
             },
             leaders,
             trust,
@@ -357,7 +402,7 @@ async fn start(
         views: views_out,
         meters: show.meters,
     };
-    cycles(config, &plan, inputs, outputs, end, tasks);
+    cycles(config, &plan, wall, inputs, outputs, end, tasks);
     Ok(())
 }
 
@@ -374,6 +419,7 @@ struct Show {
 fn cycles(
     config: &Config,
     plan: &Plan,
+    wall: &Wall,
     inputs: Inputs,
     outputs: Outputs,
     end: &CancellationToken,
@@ -389,9 +435,9 @@ fn cycles(
             (world, None)
         };
         let core = Core::new(shard.core.clone());
-        let (pace, end) = (pace(config), end.clone());
+        let (pace, wall, end) = (pace(config), wall.clone(), end.clone());
         tasks.spawn(named("a cycle", async move {
-            cycle::run(core, world, observer, pace, inputs, outputs, end).await;
+            cycle::run(core, world, observer, pace, wall, inputs, outputs, end).await;
         }));
     };
     if let [only] = plan.shards.as_slice()
@@ -455,6 +501,7 @@ fn cycles(
         let end = end.clone();
         tasks.spawn(named(name, async move {
             tokio::select! {
+                biased;
                 () = part => {}
                 () = end.cancelled() => {}
             }
@@ -466,6 +513,7 @@ fn cycles(
 fn observe(
     config: &Config,
     plan: &Plan,
+    wall: &Wall,
     client: Client,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
@@ -512,7 +560,7 @@ fn observe(
         views: views_out,
         meters: show.meters,
     };
-    cycles(config, plan, inputs, outputs, end, tasks);
+    cycles(config, plan, wall, inputs, outputs, end, tasks);
 }
 
 fn pace(config: &Config) -> Pace {
@@ -535,6 +583,7 @@ fn group_pods(
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {
         tokio::select! {
+            biased;
             () = tee.run() => {}
             () = group::run(settings, client, told, leading, end.clone()) => {}
             () = end.cancelled() => {}
@@ -545,16 +594,12 @@ fn group_pods(
 
 fn serve_admission(
     config: &Config,
-    listener: TcpListener,
+    door: Door,
     trust: &Trust,
     client: &Client,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
-) -> Result<(), RunError> {
-    let listener = listener.into_std().map_err(|source| RunError::Listen {
-        address: config.webhook,
-        source,
-    })?;
+) {
     let settings = admission::Settings {
         reach: match &config.webhook_url {
             Some(url) => Reach::Url(url.clone()),
@@ -566,10 +611,9 @@ fn serve_admission(
     };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
     tasks.spawn(async move {
-        admission::run(listener, settings, trust, client, end).await?;
+        admission::run(door, settings, trust, client, end).await?;
         Ok("admission")
     });
-    Ok(())
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
@@ -585,11 +629,8 @@ async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
 
 /// Rises with each start. Nanoseconds: two replicas that start in the same millisecond, with
 /// a number for each shard, would decide under the same names.
-fn epoch() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+fn epoch(wall: &Wall) -> u64 {
+    u64::try_from(wall.now().as_nanosecond()).unwrap_or_default()
 }
 
 /// The host's name, and which process on it.

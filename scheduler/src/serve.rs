@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 /// Connections of one port: a stream of each of 5,000 agents, and room.
@@ -33,28 +34,45 @@ const STREAMS: u32 = 256;
 /// What is in flight at a stop has so long.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// Where requests come in.
+#[derive(Debug)]
+pub enum Door {
+    /// A port.
+    Port(TcpListener),
+    /// Whoever gets the routes calls them in this process: a simulation, without sockets.
+    Routes(oneshot::Sender<Router>),
+}
+
 /// Serves these routes until `stop`: HTTP/1.1 and HTTP/2. Whose request it is stands in its
 /// extensions as `ConnectInfo<SocketAddr>`.
 ///
 /// # Errors
 /// The listener broke.
 pub(crate) async fn serve(
-    listener: std::net::TcpListener,
+    door: Door,
     tls: Option<Arc<rustls::ServerConfig>>,
     routes: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    serve_up_to(CONNECTIONS, listener, tls, routes, stop).await
+    serve_up_to(CONNECTIONS, door, tls, routes, stop).await
 }
 
 async fn serve_up_to(
     connections: usize,
-    listener: std::net::TcpListener,
+    door: Door,
     tls: Option<Arc<rustls::ServerConfig>>,
     routes: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
+    let listener = match door {
+        Door::Port(listener) => listener.into_std()?,
+        Door::Routes(to) => {
+            // Who does not wait for them any more calls nothing.
+            let _ = to.send(routes);
+            stop.cancelled().await;
+            return Ok(());
+        }
+    };
     let handle = Handle::new();
     let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
     let limited = Limited(Arc::new(Mutex::new(Places::up_to(connections))));

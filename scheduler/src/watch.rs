@@ -91,6 +91,7 @@ pub async fn run(
         )
     };
     tokio::select! {
+        biased;
         _ = all => {}
         () = stop.cancelled() => {}
     }
@@ -109,6 +110,7 @@ async fn follow_anew<K>(
 {
     while classes.changed().await.is_ok() {
         tokio::select! {
+            biased;
             () = follow(api.clone(), facts, of) => return,
             changed = classes.changed() => {
                 if changed.is_err() {

@@ -8,7 +8,6 @@ use super::answer::{self, Answer};
 use super::notice::{Notice, PodName};
 use super::pace::Due;
 use crate::convert::Isolation;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -84,7 +83,7 @@ pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&st
         holds: false,
         because: WAITING_FOR_VOLUME,
         message: message(&note, &[]),
-        since: now(),
+        since: hands.wall.second().to_string(),
     };
     write(hands, condition).await;
 }
@@ -99,7 +98,7 @@ pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
         holds: isolation.is_verified(),
         because: isolation.because,
         message: message(&isolation.message, &[]),
-        since: now(),
+        since: hands.wall.second().to_string(),
     };
     write(hands, condition).await;
 }
@@ -111,17 +110,17 @@ pub(super) async fn unhonoured(hands: &Hands, evict: &Evict, note: &str) {
         holds: false,
         because: "GrantRefused",
         message: message(note, &[]),
-        ..of_evicted(evict)
+        ..of_evicted(hands, evict)
     };
     write(hands, condition).await;
 }
 
 /// `DisruptionTarget=True`: who reads why a pod ended sees that it was not its own doing.
 pub(super) async fn disrupted(hands: &Hands, evict: &Evict) {
-    write(hands, of_evicted(evict)).await;
+    write(hands, of_evicted(hands, evict)).await;
 }
 
-fn of_evicted(evict: &Evict) -> Condition<'_> {
+fn of_evicted<'a>(hands: &Hands, evict: &'a Evict) -> Condition<'a> {
     Condition {
         namespace: &evict.namespace,
         name: &evict.name,
@@ -130,15 +129,8 @@ fn of_evicted(evict: &Evict) -> Condition<'_> {
         holds: true,
         because: "PreemptionByScheduler",
         message: message(&evict.message, &[]),
-        since: now(),
+        since: hands.wall.second().to_string(),
     }
-}
-
-fn now() -> String {
-    // Kubernetes keeps whole seconds.
-    Timestamp::from_second(Timestamp::now().as_second())
-        .unwrap_or_default()
-        .to_string()
 }
 
 /// The one line without its cards: here each has a line of its own.

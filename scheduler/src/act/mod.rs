@@ -17,6 +17,7 @@ mod notice;
 mod pace;
 mod volume;
 
+use crate::clock::Wall;
 use crate::convert::{Isolation, Volumes};
 use crate::status::Meters;
 use crate::trust::Trust;
@@ -69,6 +70,7 @@ struct Hands {
     /// The server takes a Binding's annotations, but not its labels.
     labels_apart: bool,
     meters: Arc<Meters>,
+    wall: Wall,
     volume_timeout: Duration,
     budgets: bool,
     pools: Arc<BTreeMap<u64, String>>,
@@ -100,6 +102,8 @@ pub struct Settings {
     pub pools: BTreeMap<u64, String>,
     /// Told whether most of these writes are under way: what can wait does.
     pub busy: watch::Sender<bool>,
+    /// For stamps.
+    pub wall: Wall,
 }
 
 /// Carries out what comes until `stop` or until nobody sends any more.
@@ -124,6 +128,7 @@ pub async fn run(
         notices,
         labels_apart,
         meters,
+        wall: settings.wall.clone(),
         volume_timeout: settings.volume_timeout,
         budgets: settings.respect_budgets,
         pools: Arc::new(settings.pools),
@@ -138,9 +143,10 @@ pub async fn run(
         under_way: HashMap::new(),
         chores: JoinSet::new(),
         waiting: VecDeque::new(),
-        pace: Pace::default(),
+        pace: Pace::new(settings.wall),
     };
     tokio::select! {
+        biased;
         () = actor.run(work, stop) => {}
         () = publishing => {}
     }

@@ -5,6 +5,7 @@
 //!
 //! Pure: time comes in with each call.
 
+use crate::clock::Wall;
 use jiff::Timestamp;
 use scheduler_core::PodReason;
 use scheduler_core::ids::PodUid;
@@ -49,13 +50,23 @@ struct Told {
 }
 
 /// What was said about each pod.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pace {
+    wall: Wall,
     pods: BTreeMap<PodUid, Told>,
     agenda: BTreeSet<(Instant, PodUid)>,
 }
 
 impl Pace {
+    /// Nothing was said yet.
+    pub(super) fn new(wall: Wall) -> Self {
+        Self {
+            wall,
+            pods: BTreeMap::new(),
+            agenda: BTreeSet::new(),
+        }
+    }
+
     /// A reason changed.
     pub(super) fn say(&mut self, reason: PodReason, cards: Vec<String>, now: Instant) {
         if !reason.mark {
@@ -66,7 +77,7 @@ impl Pace {
         }
         let pod = reason.pod.clone();
         let told = self.pods.entry(pod.clone()).or_insert_with(|| Told {
-            since: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+            since: self.wall.second(),
             last: None,
             writes: 0,
             next: None,
@@ -195,7 +206,7 @@ mod tests {
     #[test]
     fn the_first_is_written_at_once_others_ever_later_and_only_the_last_of_many() {
         let start = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(Wall::machine());
         pace.say(reason("a", "first"), vec![], start);
         assert_eq!(lines(pace.due(start, 9)), ["first"]);
         let mut last = start;
@@ -215,7 +226,7 @@ mod tests {
     #[test]
     fn what_was_said_is_not_said_again_and_a_reason_that_came_back_cancels_the_write() {
         let start = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(Wall::machine());
         pace.say(reason("a", "one"), vec![], start);
         pace.due(start, 9);
         pace.say(reason("a", "one"), vec![], start + PAUSES[0]);
@@ -228,7 +239,7 @@ mod tests {
     #[test]
     fn after_a_binding_nothing_is_said_and_a_write_under_way_is_waited_for() {
         let start = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(Wall::machine());
         pace.say(reason("a", "one"), vec![], start);
         pace.due(start, 9);
         let (_done, reported) = oneshot::channel();
@@ -241,7 +252,7 @@ mod tests {
     #[test]
     fn what_finds_no_seat_waits_and_is_not_written_if_its_pod_is_bound_meanwhile() {
         let start = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(Wall::machine());
         for pod in ["a", "b", "c"] {
             pace.say(reason(pod, pod), vec![], start);
         }
@@ -254,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_group_that_wants_no_condition_gets_none() {
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(Wall::machine());
         let quiet = PodReason {
             mark: false,
             ..reason("a", "one")

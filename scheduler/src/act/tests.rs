@@ -77,6 +77,7 @@ impl Site {
                 respect_budgets: budgets,
                 pools: [(1, "pool-a".to_owned())].into(),
                 busy: watch::Sender::new(false),
+                wall: crate::clock::Wall::machine(),
             },
             client.clone(),
             trust.clone(),

@@ -129,6 +129,7 @@ impl Configuration {
                 }
             };
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }

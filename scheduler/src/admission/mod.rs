@@ -17,6 +17,7 @@ mod validate;
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
 
+use crate::serve::Door;
 use crate::trust::Trust;
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -60,7 +61,7 @@ pub enum AdmissionError {
 /// # Errors
 /// The listener broke.
 pub async fn run(
-    listener: std::net::TcpListener,
+    door: Door,
     settings: Settings,
     trust: Trust,
     client: kube::Client,
@@ -79,7 +80,7 @@ pub async fn run(
     // What serves comes first: a configuration without a server refuses pods.
     tokio::select! {
         biased;
-        ended = trust.serve(listener, routes, stop) => Ok(ended?),
+        ended = trust.serve(door, routes, stop) => Ok(ended?),
         () = configuration.keep(client, end) => Ok(()),
     }
 }

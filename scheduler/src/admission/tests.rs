@@ -23,7 +23,7 @@ impl Site {
         let trust = crate::trust::establish(&client, "default", &reached)
             .await
             .unwrap();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let settings = Settings {
             reach: Reach::Url(url),
@@ -31,7 +31,13 @@ impl Site {
             scheduler_name: "kai-scheduler".into(),
             exempt_namespaces: vec!["kube-public".into()],
         };
-        tokio::spawn(run(listener, settings, trust, client.clone(), stop.clone()));
+        tokio::spawn(run(
+            crate::serve::Door::Port(listener),
+            settings,
+            trust,
+            client.clone(),
+            stop.clone(),
+        ));
         let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let configured = async {
             while api.get_opt("aliquot").await.unwrap().is_none() {

@@ -13,6 +13,7 @@ use super::rules::{self, RuleError, Scene};
 use super::tee::{News, Told};
 use super::{voice, write};
 use crate::act::answer::{self, Answer};
+use crate::clock::Wall;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -51,6 +52,8 @@ pub struct Settings {
     pub busy: watch::Receiver<bool>,
     /// Key of the label that names a workload's queue.
     pub queue_label: String,
+    /// For stamps.
+    pub wall: Wall,
 }
 
 /// Why a pod is in no group yet.
@@ -129,6 +132,7 @@ pub async fn run(
         client.clone(),
         settings.scheduler_name.clone(),
         settings.identity.clone(),
+        settings.wall.clone(),
     );
     let desk = Desk {
         tools: Tools {
@@ -149,6 +153,7 @@ pub async fn run(
         at_work: HashMap::new(),
     };
     tokio::select! {
+        biased;
         () = desk.run(told, leading) => {}
         () = speaking => {}
         () = stop.cancelled() => {}
@@ -179,17 +184,18 @@ impl Desk {
                 }
             };
             tokio::select! {
-                news = told.0.recv() => match news {
-                    Some(news) => self.hear(news, leads),
-                    None => return,
+                biased;
+                changed = leading.changed() => match changed {
+                    Ok(()) => lull.begin(),
+                    Err(_) => return,
                 },
                 Some(done) = self.tasks.join_next_with_id() => self.settle(done),
                 Some(done) = self.mends.join_next() => if let Err(error) = done {
                     tracing::error!(%error, "a group's making anew broke");
                 },
-                changed = leading.changed() => match changed {
-                    Ok(()) => lull.begin(),
-                    Err(_) => return,
+                news = told.0.recv() => match news {
+                    Some(news) => self.hear(news, leads),
+                    None => return,
                 },
                 () = lull.changed() => {}
                 () = wake => {}

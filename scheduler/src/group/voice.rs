@@ -3,7 +3,7 @@
 
 use super::object::Object;
 use crate::act::answer;
-use jiff::Timestamp;
+use crate::clock::Wall;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -66,6 +66,7 @@ pub(super) fn channel(
     client: Client,
     controller: String,
     instance: String,
+    wall: Wall,
 ) -> (Voice, impl Future<Output = ()>) {
     let (sender, mut words) = mpsc::channel::<Word>(WAITING);
     let speaking = async move {
@@ -75,22 +76,21 @@ pub(super) fn channel(
         };
         let recorder = Recorder::new(client.clone(), reporter);
         while let Some(word) = words.recv().await {
-            speak(&client, &recorder, word).await;
+            speak(&client, &recorder, &wall, word).await;
         }
     };
     (Voice(sender), speaking)
 }
 
-async fn speak(client: &Client, recorder: &Recorder, word: Word) {
+async fn speak(client: &Client, recorder: &Recorder, wall: &Wall, word: Word) {
     let api: Api<Pod> = Api::namespaced(client.clone(), &word.namespace);
-    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let condition = json!({
         "type": "PodScheduled",
         "status": "False",
         // Not `Unschedulable`: no new node would help.
         "reason": "SchedulerError",
         "message": word.text,
-        "lastTransitionTime": now.to_string(),
+        "lastTransitionTime": wall.second().to_string(),
     });
     let patch = Patch::Strategic(
         json!({"metadata": {"uid": word.uid}, "status": {"conditions": [condition]}}),

@@ -20,6 +20,7 @@ mod tap;
 
 use crate::cycle::Question;
 use crate::report::Views;
+use crate::serve::Door;
 use crate::status::Status;
 use crate::telemetry::HeardReceiver;
 use crate::trust::Trust;
@@ -96,16 +97,12 @@ pub fn start(
         })
     };
     let end = stop.clone();
-    let serving: Part =
-        match access {
-            Access::Tokens(trust, _) => Box::pin(async move {
-                let listener = listener.into_std()?;
-                trust.serve(listener, routes, end).await
-            }),
-            Access::Anybody => Box::pin(async move {
-                crate::serve::serve(listener.into_std()?, None, routes, end).await
-            }),
-        };
+    let serving: Part = match access {
+        Access::Tokens(trust, _) => {
+            Box::pin(async move { trust.serve(Door::Port(listener), routes, end).await })
+        }
+        Access::Anybody => Box::pin(crate::serve::serve(Door::Port(listener), None, routes, end)),
+    };
     let parts = vec![
         ("the page's tap", until(Box::pin(tap.run()))),
         ("the page's desk", until(Box::pin(desk))),

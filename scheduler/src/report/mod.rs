@@ -65,6 +65,7 @@ pub async fn run(
     let mut again = false;
     loop {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             changed = views.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(PAUSE), if again => {}
@@ -78,10 +79,12 @@ pub async fn run(
         }
         let round = round(&client, &views, &mut written);
         again = tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             whole = round => !whole,
         };
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             () = tokio::time::sleep(PAUSE) => {}
         }

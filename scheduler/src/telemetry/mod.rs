@@ -17,13 +17,13 @@ mod rate;
 mod server;
 mod session;
 
+use crate::serve::Door;
 use crate::trust::Trust;
 use caller::Callers;
 use presence::Presence;
 use proto::telemetry::telemetry_server::TelemetryServer;
 use proto::telemetry::{NodeState, Refusal};
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -77,7 +77,7 @@ pub struct TelemetryError(#[from] std::io::Error);
 /// # Errors
 /// The listener broke.
 pub async fn run(
-    listener: TcpListener,
+    door: Door,
     trust: Trust,
     client: kube::Client,
     namespace: String,
@@ -95,7 +95,7 @@ pub async fn run(
     let server =
         TelemetryServer::from_arc(Arc::new(service)).max_decoding_message_size(MAX_MESSAGE);
     let routes = Routes::new(server).into_axum_router();
-    Ok(trust.serve(listener.into_std()?, routes, stop).await?)
+    Ok(trust.serve(door, routes, stop).await?)
 }
 
 #[cfg(test)]

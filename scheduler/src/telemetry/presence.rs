@@ -107,6 +107,7 @@ impl Speaker {
     /// The stream is over. The node is lost unless another stream begins in `grace`.
     pub(super) async fn leave(self, grace: Duration) {
         tokio::select! {
+            biased;
             () = self.superseded.cancelled() => {}
             () = tokio::time::sleep(grace) => self.presence.lose(&self.node, self.number),
         }

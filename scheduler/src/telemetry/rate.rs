@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Tokens of one address that were refused, after which it is not asked about again for a
 /// while. An agent's own token is refused now and then, while it is renewed.

@@ -83,6 +83,7 @@ async fn hear(
     let mut session = Session::new(node.clone());
     let (ended, grace) = loop {
         let message = tokio::select! {
+            biased;
             () = stop.cancelled() => {
                 let stops = Status::unavailable("the scheduler stops");
                 let _ = answers.try_send(Err(stops));
@@ -129,6 +130,7 @@ async fn hear(
     }
     drop(answers);
     tokio::select! {
+        biased;
         () = stop.cancelled() => {}
         () = speaker.leave(grace) => {}
     }

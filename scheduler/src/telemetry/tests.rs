@@ -53,7 +53,7 @@ impl Site {
         let address = listener.local_addr().unwrap();
         let (out, heard) = channel(None);
         tokio::spawn(run(
-            listener,
+            crate::serve::Door::Port(listener),
             trust.clone(),
             client.clone(),
             names::NAMESPACE.to_owned(),

@@ -199,6 +199,7 @@ pub async fn keep(
     renewal.tick().await;
     loop {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             change = changes.next() => match change {
                 Some(Ok(())) => {

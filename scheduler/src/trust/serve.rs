@@ -1,9 +1,9 @@
 //! Our certificate, for the webhook, for agents and for the page.
 
 use super::Trust;
+use crate::serve::Door;
 use axum::Router;
 use std::io;
-use std::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 impl Trust {
@@ -13,10 +13,10 @@ impl Trust {
     /// The listener broke.
     pub async fn serve(
         &self,
-        listener: TcpListener,
+        door: Door,
         routes: Router,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        crate::serve::serve(listener, Some(self.tls()), routes, stop).await
+        crate::serve::serve(door, Some(self.tls()), routes, stop).await
     }
 }

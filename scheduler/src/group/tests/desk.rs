@@ -63,6 +63,7 @@ impl Site {
             at_once: 8,
             busy: watch::channel(false).1,
             queue_label: proto::names::kai::QUEUE_LABEL.into(),
+            wall: crate::clock::Wall::machine(),
         };
         tokio::spawn(group::run(
             settings,
