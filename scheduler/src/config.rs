@@ -56,6 +56,10 @@ pub struct Config {
     /// so there is no flag.
     #[arg(skip)]
     pub page_is_open: bool,
+    /// The core recomputes all that it goes by, many times slower: for a simulation, so there
+    /// is no flag.
+    #[arg(skip)]
+    pub verify: bool,
 
     /// Decide beside the scheduler that has this name, write nothing at all, and report where
     /// it would be done otherwise: in the log, and as `/observed` beside the metrics.
@@ -149,6 +153,7 @@ impl Config {
             staleness_grace: u64::try_from(self.default_staleness_grace_period_s)
                 .ok()
                 .map(Duration::seconds),
+            verify: self.verify,
             ..scheduler_core::Config::default()
         }
     }

@@ -16,6 +16,7 @@ use crate::{
     Config, group, leader, lease, neighbour, page, shard, snapshot, telemetry, watch as facts,
 };
 use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use scheduler_core::Core;
@@ -171,7 +172,18 @@ pub async fn run_on(
 ///
 /// # Errors
 /// What kept it from starting, or which part ended on its own.
-pub async fn run_in(
+// Boxed: who embeds it need not compile all of it once more.
+pub fn run_in(
+    doors: Doors,
+    wall: Wall,
+    config: Config,
+    client: Client,
+    stop: CancellationToken,
+) -> BoxFuture<'static, Result<(), RunError>> {
+    run_all(doors, wall, config, client, stop).boxed()
+}
+
+async fn run_all(
     doors: Doors,
     wall: Wall,
     config: Config,

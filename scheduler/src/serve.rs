@@ -269,11 +269,17 @@ mod tests {
 
     #[tokio::test]
     async fn who_only_connects_takes_nobody_elses_place_once_it_is_gone() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let routes = Router::new().route("/", get(|| async { "here" }));
-        let serving = tokio::spawn(serve_up_to(8, listener, None, routes, stop.clone()));
+        let serving = tokio::spawn(serve_up_to(
+            8,
+            Door::Port(listener),
+            None,
+            routes,
+            stop.clone(),
+        ));
         let ask = || async move {
             let mut stream = TcpStream::connect(address).await?;
             stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
