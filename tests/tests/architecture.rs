@@ -84,6 +84,10 @@ fn in_tree_edges_point_one_way() {
         ("scheduler-core", &[]),
         ("aliquot-hook", &["cdi", "driver-root"]),
         ("scheduler", &["api", "proto", "scheduler-core"]),
+        (
+            "scheduler-sim",
+            &["api", "proto", "scheduler", "scheduler-core"],
+        ),
         ("agent", &["api", "cdi", "driver-root", "proto"]),
         ("sim-gpu", &[]),
         ("sim-nvml", &[]),

@@ -1,0 +1,349 @@
+//! What must hold: after every step, and once everything has come to rest.
+
+use crate::replica::Process;
+use crate::world::World;
+use api::grant::Grant;
+use proto::names::kai;
+use scheduler_core::units::Time;
+use scheduler_core::{Core, Event, text};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl World {
+    /// No card has more than it can, by bindings that were carried out.
+    pub(crate) fn check_cards(&mut self) {
+        let mut held: BTreeMap<String, Vec<(u64, String, String)>> = BTreeMap::new();
+        for (key, pod) in self.store.all("pods", "") {
+            if is_over(pod) {
+                continue;
+            }
+            for container in grant_of(pod)
+                .map(|grant| grant.containers)
+                .unwrap_or_default()
+            {
+                for card in container.gpus {
+                    let entry = (
+                        container.memory_mib.0,
+                        container.mode.to_string(),
+                        key.name.clone(),
+                    );
+                    held.entry(card).or_default().push(entry);
+                }
+            }
+        }
+        let mut wrong = Vec::new();
+        for card in self.nodes.iter().flat_map(|node| &node.cards) {
+            let Some(held) = held.get(&card.uuid) else {
+                continue;
+            };
+            let sum: u64 = held.iter().map(|(memory, ..)| memory).sum();
+            if sum > card.grantable() {
+                wrong.push(format!(
+                    "card {} has {} MiB and grants {sum}: {held:?}",
+                    card.uuid,
+                    card.grantable()
+                ));
+            }
+            if held.iter().any(|(_, mode, _)| *mode != held[0].1) {
+                wrong.push(format!(
+                    "card {} is granted in several modes: {held:?}",
+                    card.uuid
+                ));
+            }
+        }
+        for line in wrong {
+            self.violated(line);
+        }
+    }
+
+    /// What still keeps the cluster from being at rest; empty: nothing.
+    pub(crate) fn unrest(&mut self) -> Vec<String> {
+        let mut out = Vec::new();
+        for (key, pod) in self.store.all("pods", "") {
+            if !pod["metadata"]["deletionTimestamp"].is_null() {
+                out.push(format!("{} is leaving", key.name));
+            }
+        }
+        let Some(leader) = self.leader() else {
+            out.push("nobody leads".to_owned());
+            return out;
+        };
+        let config = self.config.core(7);
+        let Some(snapshot) = self.snapshot(leader) else {
+            out.push("the leader answers no question".to_owned());
+            return out;
+        };
+        for line in snapshot.lines() {
+            let evicting = line.starts_with("evicting ") && !line.ends_with(" settled");
+            if line.starts_with("assumed ") || evicting {
+                out.push(format!("open: {line}"));
+            }
+        }
+        match text::read(&snapshot) {
+            Ok(events) => out.extend(undecided(config, events)),
+            Err(error) => out.push(format!("the snapshot cannot be read: {error}")),
+        }
+        out.extend(self.unlike(&snapshot));
+        out.extend(self.vain_evictions());
+        out.extend(self.torn_gangs());
+        out.extend(self.misfits());
+        out
+    }
+
+    /// The replica that holds the lease and lives.
+    pub(crate) fn leader(&self) -> Option<usize> {
+        let holder = self.holder()?;
+        let at = self
+            .replicas
+            .iter()
+            .position(|replica| replica.name == holder)?;
+        self.replicas[at].process.is_some().then_some(at)
+    }
+
+    /// The core of a replica, as text.
+    pub(crate) fn snapshot(&mut self, at: usize) -> Option<String> {
+        let process: &mut Process = self.replicas[at].process.as_mut()?;
+        let (status, text) = process.page("/snapshot")?;
+        (status == 200).then_some(text)
+    }
+
+    /// The leader believes what is: each bound pod is where it believes it to be.
+    fn unlike(&self, snapshot: &str) -> Vec<String> {
+        let mut believed = BTreeMap::new();
+        for line in snapshot.lines().filter(|line| line.starts_with("pod ")) {
+            let uid = line.split_whitespace().nth(1).unwrap_or_default();
+            let on = line
+                .split_whitespace()
+                .find_map(|word| word.strip_prefix("on="))
+                .unwrap_or_default();
+            believed.insert(uid.to_owned(), on.to_owned());
+        }
+        let mut out = Vec::new();
+        for (key, pod) in self.store.all("pods", "") {
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+            match believed.remove(uid) {
+                None => out.push(format!("the leader does not know {}", key.name)),
+                Some(on) if on != node && !is_over(pod) => {
+                    out.push(format!(
+                        "{} is on {node:?}, by the leader on {on:?}",
+                        key.name
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        out.extend(
+            believed
+                .keys()
+                .map(|uid| format!("the leader knows {uid}, which is gone")),
+        );
+        out
+    }
+
+    /// Evictions for somebody who does not start: those that were decided when nothing went
+    /// wrong any more.
+    fn vain_evictions(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        for eviction in self
+            .evictions
+            .iter()
+            .filter(|eviction| eviction.at > self.calm)
+        {
+            let Some((_, by)) = eviction.note.split_once("workload ") else {
+                continue;
+            };
+            let by = by.split(". ").next().unwrap_or(by);
+            let Some((namespace, name)) = by.split_once('/') else {
+                continue;
+            };
+            let starts = self.store.all("pods", namespace).any(|(key, pod)| {
+                let group = &pod["metadata"]["annotations"][kai::POD_GROUP];
+                (key.name == name || *group == name) && pod["spec"]["nodeName"].is_string()
+            });
+            if !starts {
+                out.push(format!(
+                    "{} was evicted in vain: {}",
+                    eviction.of, eviction.note
+                ));
+            }
+        }
+        out
+    }
+
+    /// Groups that are bound in part, with fewer than they need.
+    fn torn_gangs(&self) -> Vec<String> {
+        let mut bound: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+        // What is left of a gang goes on where something of it has come to its end.
+        let mut succeeded = BTreeSet::new();
+        for (key, pod) in self.store.all("pods", "") {
+            let group = pod["metadata"]["annotations"][kai::POD_GROUP].as_str();
+            let Some(group) = group else {
+                continue;
+            };
+            if pod["status"]["phase"] == "Succeeded" {
+                succeeded.insert((key.namespace.as_str(), group));
+            }
+            if pod["spec"]["nodeName"].is_string()
+                && !matches!(pod["status"]["phase"].as_str(), Some("Failed"))
+            {
+                *bound.entry((&key.namespace, group)).or_default() += 1;
+            }
+        }
+        let mut out = Vec::new();
+        for (key, group) in self.store.all("podgroups", "") {
+            let least = group["spec"]["minMember"].as_u64().unwrap_or(1);
+            let name = (key.namespace.as_str(), key.name.as_str());
+            if let Some(stand) = bound.get(&name)
+                && *stand < least
+                && !succeeded.contains(&name)
+            {
+                out.push(format!("gang {} has {stand} of {least}", key.name));
+            }
+        }
+        out
+    }
+
+    /// Pods of queues without bounds that wait and would fit alone, by the machines' own books.
+    fn misfits(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        for (key, pod) in self.store.all("pods", "") {
+            let queue = pod["metadata"]["labels"][kai::QUEUE_LABEL].as_str();
+            let waits = pod["spec"]["nodeName"].is_null() && !is_over(pod);
+            let alone = pod["metadata"]["ownerReferences"].is_null() && key.name.starts_with("p-");
+            let plain = pod["spec"]["volumes"].is_null();
+            if waits && alone && plain && queue == Some(kai::DEFAULT_QUEUE) {
+                out.extend(
+                    self.place_for(pod)
+                        .map(|place| format!("{} waits and fits {place}", key.name)),
+                );
+            }
+        }
+        out
+    }
+
+    /// Where there is room for it: a card without anything, or one that is shared in the mode
+    /// that shares have where they name none.
+    fn place_for(&self, pod: &Value) -> Option<String> {
+        let annotations = &pod["metadata"]["annotations"];
+        let number = |key: &str| {
+            annotations[key]
+                .as_str()
+                .and_then(|text| text.parse::<f64>().ok())
+        };
+        let whole = &pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"];
+        let whole: usize = whole
+            .as_str()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_default();
+        let devices = number("gpu-fraction-num-devices").map_or(1, |_| 2);
+        for node in &self.nodes {
+            let free = |card: &&crate::node::Card| -> bool {
+                let held: Vec<_> = node
+                    .held
+                    .values()
+                    .filter(|held| held.cards.contains(&card.uuid))
+                    .collect();
+                if whole > 0 {
+                    return held.is_empty();
+                }
+                let sum: u64 = held.iter().map(|held| held.memory).sum();
+                let wants = match (number("gpu-memory"), number("gpu-fraction")) {
+                    (Some(memory), _) => whole_mib(memory),
+                    (_, Some(part)) => whole_mib(part * as_f64(card.total)) + 1 + 256,
+                    _ => return false,
+                };
+                held.iter().all(|held| held.mode == "mps") && sum + wants <= card.grantable()
+            };
+            let cards: Vec<_> = node
+                .cards
+                .iter()
+                .filter(free)
+                .map(|card| card.uuid.as_str())
+                .collect();
+            let needs = if whole > 0 { whole } else { devices };
+            if cards.len() >= needs {
+                return Some(format!("{} {}", node.name, cards.join(",")));
+            }
+        }
+        None
+    }
+
+    /// After everything was taken away: what is left where nothing should be.
+    pub(crate) fn leftovers(&mut self) -> Vec<String> {
+        let mut out: Vec<String> = self
+            .store
+            .all("pods", "")
+            .map(|(key, _)| format!("{} is still there", key.name))
+            .collect();
+        for node in &self.nodes {
+            out.extend(
+                node.held
+                    .keys()
+                    .map(|(pod, _)| format!("{} holds {pod}", node.name)),
+            );
+        }
+        let Some(leader) = self.leader() else {
+            out.push("nobody leads".to_owned());
+            return out;
+        };
+        let snapshot = self.snapshot(leader).unwrap_or_default();
+        let left = ["pod ", "assumed ", "evicting ", "backoff ", "refused "];
+        for line in snapshot.lines() {
+            if left.iter().any(|kind| line.starts_with(kind)) {
+                out.push(format!("left: {line}"));
+            }
+        }
+        for (key, queue) in self.store.all("queues", "") {
+            let allocated = queue["status"]["allocated"].as_object();
+            for (what, amount) in allocated.into_iter().flatten() {
+                let text = amount
+                    .as_str()
+                    .map_or_else(|| amount.to_string(), str::to_owned);
+                if text.chars().any(|c| ('1'..='9').contains(&c)) {
+                    out.push(format!("queue {} has {text} of {what}", key.name));
+                }
+            }
+        }
+        out
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Small and positive.
+fn whole_mib(amount: f64) -> u64 {
+    amount.ceil() as u64
+}
+
+#[allow(clippy::cast_precision_loss)] // Some tens of thousands.
+fn as_f64(amount: u64) -> f64 {
+    amount as f64
+}
+
+/// What a core with that state would still do.
+fn undecided(config: scheduler_core::Config, events: Vec<Event>) -> Vec<String> {
+    let mut core = Core::new(config);
+    let mut now = Time(0);
+    for event in events {
+        if let Event::Tick(at) = &event {
+            now = *at;
+        }
+        core.apply(event);
+    }
+    let decision = core.decide(now);
+    let mut out: Vec<String> = core.violations();
+    if !decision.actions.is_empty() {
+        out.push(format!("to be done: {}", text::decision(&decision)));
+    }
+    out
+}
+
+fn is_over(pod: &Value) -> bool {
+    matches!(
+        pod["status"]["phase"].as_str(),
+        Some("Succeeded" | "Failed")
+    )
+}
+
+fn grant_of(pod: &Value) -> Option<Grant> {
+    Grant::peek(pod["metadata"]["annotations"]["aliquot.dev/grant"].as_str()?).ok()
+}

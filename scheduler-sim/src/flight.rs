@@ -1,0 +1,438 @@
+//! The network between replicas and API server: what becomes of a request, of its answer and
+//! of a watch.
+
+use crate::replica::{Line, Reply, Sent};
+use crate::server::{self, Answer, Asked};
+use crate::store::Refusal;
+use crate::time::Ms;
+use crate::world::{Happening, World};
+use api::grant::Grant;
+use axum::body::Bytes;
+use serde_json::{Value, json};
+use std::io;
+use tokio::sync::{mpsc, oneshot};
+
+/// A connection that says nothing breaks after so long.
+const DEAD: Ms = 30_000;
+/// The API server ends a watch after so long.
+const WATCH: Ms = 280_000;
+/// The API server's bookmarks.
+const BOOKMARK: Ms = 20_000;
+
+/// A request under way.
+#[derive(Debug)]
+pub struct Flight {
+    /// Of which replica.
+    replica: usize,
+    /// Of which of its processes.
+    start: u64,
+    /// What is asked.
+    asked: Asked,
+    /// Where the answer goes.
+    reply: Option<oneshot::Sender<Reply>>,
+    /// What becomes of it.
+    fate: Fate,
+    /// The server's answer.
+    answer: Option<Answer>,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// All is well.
+    Fine,
+    /// It is done, and nobody hears of it.
+    Silent,
+    /// It is done, and the connection breaks.
+    Broken,
+    /// It is done, and the server says 500.
+    Failed,
+    /// The server says this and does nothing.
+    Refused(u16),
+}
+
+/// An eviction, as its scheduler says it.
+#[derive(Clone, Debug)]
+pub struct Eviction {
+    /// When.
+    pub at: Ms,
+    /// Which pod.
+    pub of: String,
+    /// Why, and for whom.
+    pub note: String,
+}
+
+/// A watch that is open.
+#[derive(Debug)]
+pub struct Watch {
+    /// Whose.
+    pub replica: usize,
+    asked: Asked,
+    /// Up to which version it was told.
+    version: u64,
+    to: mpsc::UnboundedSender<Line>,
+    /// It says nothing until then.
+    pub stalled: Ms,
+    /// When it was opened.
+    since: Ms,
+    /// When it had its last bookmark.
+    marked: Ms,
+    /// A `Feed` is on the agenda.
+    due: bool,
+}
+
+impl World {
+    /// Whether this fault happens now.
+    fn strikes(&mut self, fault: &'static str) -> bool {
+        let rate = self.rates.get(fault).copied().unwrap_or_default();
+        let strikes = self.bad && rate > 0 && self.rng.u32(0..1000) < rate;
+        if strikes {
+            self.count(fault);
+        }
+        strikes
+    }
+
+    /// A replica sends a request at that moment. Says when something follows from it.
+    pub(crate) fn depart(&mut self, at: usize, moment: Ms, sent: Sent) -> Ms {
+        let Sent { asked, reply } = sent;
+        self.say(|| format!("r{at} {}", asked.line()));
+        if asked.is_leaders() {
+            self.check_leader(at, &asked);
+        }
+        self.check_binding(at, &asked);
+        self.heard(&asked);
+        let start = self.replicas[at].start;
+        let number = self.number();
+        let writes = !asked.reads();
+        let pause = 1 + self.rng.u64(0..8) + (moment - self.now);
+        let mut flight = Flight {
+            replica: at,
+            start,
+            asked,
+            reply: Some(reply),
+            fate: Fate::Fine,
+            answer: None,
+        };
+        let mut arrives = true;
+        let mut delay = pause;
+        if self.strikes("request lost") {
+            arrives = false;
+        } else if self.strikes("request late") {
+            delay += 1000 + self.rng.u64(0..25_000);
+        } else if self.strikes("request slow") {
+            delay += self.rng.u64(0..900);
+        }
+        flight.fate = if self.strikes("answer lost") {
+            Fate::Silent
+        } else if self.strikes("connection broken") {
+            Fate::Broken
+        } else if self.strikes("500 and done") {
+            Fate::Failed
+        } else if self.strikes("500") {
+            Fate::Refused(500)
+        } else if self.strikes("429") {
+            Fate::Refused(429)
+        } else if writes && self.strikes("409") {
+            Fate::Refused(409)
+        } else {
+            Fate::Fine
+        };
+        if arrives {
+            self.soon(delay, Happening::Arrive(number));
+            if writes && self.strikes("request twice") {
+                let again = delay + 1 + self.rng.u64(0..15_000);
+                let twin = Flight {
+                    replica: at,
+                    start,
+                    asked: flight.asked.clone(),
+                    reply: None,
+                    fate: Fate::Silent,
+                    answer: None,
+                };
+                let number = self.number();
+                self.flights.insert(number, twin);
+                self.soon(again, Happening::Arrive(number));
+            }
+        } else {
+            self.soon(delay + DEAD, Happening::Break(number));
+        }
+        self.flights.insert(number, flight);
+        self.now + delay
+    }
+
+    /// A request comes to the server.
+    pub(crate) fn arrive(&mut self, number: u64) {
+        let Some(flight) = self.flights.get(&number) else {
+            return;
+        };
+        let (at, fate) = (flight.replica, flight.fate);
+        // What a process sent that has ended is not carried out: its connections are closed.
+        // Nor is what a replica sent that has lost the lease meanwhile.
+        let leads = !flight.asked.is_leaders()
+            || self.holder().as_deref() == Some(self.replicas[at].name.as_str());
+        let lives = self.replicas[at].start == flight.start && self.replicas[at].process.is_some();
+        if !leads || !lives {
+            self.count("request of a former leader dropped");
+            self.flights.remove(&number);
+            return;
+        }
+        let asked = flight.asked.clone();
+        let answer = match fate {
+            Fate::Refused(code) => {
+                let reason = match code {
+                    409 => "Conflict",
+                    429 => "TooManyRequests",
+                    _ => "InternalError",
+                };
+                Answer::from(Refusal::new(code, reason, "the network's doing"))
+            }
+            _ => self.serve(&asked),
+        };
+        let answer = match fate {
+            Fate::Failed => Answer::from(Refusal::new(
+                500,
+                "InternalError",
+                "done, though nobody says so",
+            )),
+            _ => answer,
+        };
+        self.say(|| match &answer {
+            Answer::Object(code, _) => format!("  -> {code} for r{at} {}", asked.line()),
+            Answer::Changes(version) => format!("  -> changes from {version} for r{at}"),
+        });
+        let pause = 1 + self.rng.u64(0..8);
+        let late = if self.strikes("answer late") {
+            500 + self.rng.u64(0..12_000)
+        } else {
+            0
+        };
+        if let Some(flight) = self.flights.get_mut(&number) {
+            flight.answer = Some(answer);
+        }
+        match fate {
+            Fate::Silent => self.soon(DEAD, Happening::Break(number)),
+            Fate::Broken => self.soon(pause, Happening::Break(number)),
+            _ => self.soon(pause + late, Happening::Answer(number)),
+        }
+    }
+
+    /// Does a request, and looks at what it did.
+    fn serve(&mut self, asked: &Asked) -> Answer {
+        let now = self.stamp();
+        let answer = server::answer(&mut self.store, asked, &now, self.minor);
+        if asked.sub == "binding"
+            && let Answer::Object(201, _) = answer
+        {
+            self.landed(asked);
+        }
+        if matches!(
+            (asked.method.as_str(), asked.sub.as_str()),
+            ("DELETE", _) | ("POST", "eviction")
+        ) && let Answer::Object(200 | 201, _) = answer
+            && asked.key.plural == "pods"
+        {
+            self.say(|| format!("evicted {}", asked.key.name));
+            self.leaves(&asked.key);
+        }
+        answer
+    }
+
+    /// An answer comes to its replica.
+    pub(crate) fn reply(&mut self, number: u64) {
+        let Some(mut flight) = self.flights.remove(&number) else {
+            return;
+        };
+        let (Some(reply), Some(answer)) = (flight.reply.take(), flight.answer.take()) else {
+            return;
+        };
+        if flight.asked.sub == "binding" {
+            self.answered(flight.replica, flight.start, &flight.asked, &answer);
+        }
+        match answer {
+            Answer::Object(code, object) => {
+                let _ = reply.send(Reply::Whole(code, object.to_string().into_bytes()));
+            }
+            Answer::Changes(version) => {
+                let (to, lines) = mpsc::unbounded_channel();
+                if reply.send(Reply::Stream(lines)).is_err() {
+                    return;
+                }
+                let watch = Watch {
+                    replica: flight.replica,
+                    asked: flight.asked,
+                    version,
+                    to,
+                    stalled: 0,
+                    since: self.now,
+                    marked: self.now,
+                    due: true,
+                };
+                self.watches.insert(number, watch);
+                self.soon(1, Happening::Feed(number));
+            }
+        }
+    }
+
+    /// Watches of kinds that changed hear of it soon.
+    pub(crate) fn announce(&mut self) {
+        let touched = self.store.touched();
+        if touched.is_empty() {
+            return;
+        }
+        let due: Vec<u64> = self
+            .watches
+            .iter_mut()
+            .filter(|(_, watch)| !watch.due && touched.contains(&watch.asked.key.plural))
+            .map(|(number, watch)| {
+                watch.due = true;
+                *number
+            })
+            .collect();
+        for number in due {
+            let mut pause = 1 + self.rng.u64(0..10);
+            if self.strikes("watch slow") {
+                pause += self.rng.u64(0..3000);
+            }
+            if self.strikes("watch stalled") {
+                pause += 3000 + self.rng.u64(0..40_000);
+            }
+            self.soon(pause, Happening::Feed(number));
+        }
+    }
+
+    /// A watch says what it has to say.
+    pub(crate) fn feed(&mut self, number: u64) {
+        let Some(mut watch) = self.watches.remove(&number) else {
+            return;
+        };
+        if watch.stalled > self.now {
+            let pause = watch.stalled - self.now;
+            self.watches.insert(number, watch);
+            self.soon(pause, Happening::Feed(number));
+            return;
+        }
+        let plural = watch.asked.key.plural.clone();
+        let mut text = Vec::new();
+        let Some(changes) = self.store.since(&plural, watch.version) else {
+            let refusal = Refusal::new(410, "Expired", "too old resource version");
+            self.count("410");
+            push(
+                &mut text,
+                &json!({"type": "ERROR", "object": server::status(&refusal)}),
+            );
+            let _ = watch.to.send(Ok(Bytes::from(text)));
+            return;
+        };
+        let upto = changes.last().map(|change| change.version);
+        for change in changes {
+            if let Some(line) = server::line(change, &watch.asked) {
+                push(&mut text, &line);
+            }
+        }
+        if !text.is_empty() && self.strikes("watch cut off") {
+            text.truncate(text.len() / 2);
+            let _ = watch.to.send(Ok(Bytes::from(text)));
+            let reset = io::Error::new(io::ErrorKind::ConnectionReset, "connection reset");
+            let _ = watch.to.send(Err(reset));
+            return;
+        }
+        watch.version = upto.unwrap_or(watch.version).max(watch.version);
+        if self.now > watch.marked + BOOKMARK || self.strikes("watch skipped to a new version") {
+            watch.marked = self.now;
+            watch.version = watch.version.max(self.store.version());
+            push(&mut text, &server::bookmark(&plural, watch.version));
+        }
+        if !text.is_empty() && watch.to.send(Ok(Bytes::from(text))).is_err() {
+            return;
+        }
+        if self.now > watch.since + WATCH || self.strikes("watch ended") {
+            return;
+        }
+        watch.due = false;
+        self.watches.insert(number, watch);
+    }
+
+    /// What a scheduler says about an eviction.
+    fn heard(&mut self, asked: &Asked) {
+        if asked.key.plural == "events" && asked.body["reason"] == "Evict" {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let note = text(&asked.body["note"]);
+            self.say(|| format!("evicts: {note}"));
+            let of = text(&asked.body["regarding"]["name"]);
+            let at = self.now;
+            self.evictions.push(Eviction { at, of, note });
+        }
+    }
+
+    /// A binding that was taken: the pod is bound once, and no card has more than it can.
+    fn landed(&mut self, asked: &Asked) {
+        let uid = asked.body["metadata"]["uid"].as_str().unwrap_or_default();
+        let node = asked.body["target"]["name"].as_str().unwrap_or_default();
+        let line = grants(&asked.body);
+        self.say(|| format!("bound {} to {node}{line}", asked.key.name));
+        if let Some(before) = self.bound.insert(uid.to_owned(), node.to_owned()) {
+            self.violated(format!(
+                "{} was bound to {before} and to {node}",
+                asked.key.name
+            ));
+        }
+        self.check_cards();
+        self.admit_soon(&asked.key, uid, node);
+    }
+
+    /// Nobody binds a pod elsewhere while a binding of his may still be carried out.
+    fn check_binding(&mut self, at: usize, asked: &Asked) {
+        if asked.sub != "binding" {
+            return;
+        }
+        let start = self.replicas[at].start;
+        let uid = asked.body["metadata"]["uid"].as_str().unwrap_or_default();
+        let node = asked.body["target"]["name"].as_str().unwrap_or_default();
+        let key = (at, start, uid.to_owned());
+        if let Some((before, since)) = self.binding.get(&key)
+            && before != node
+            && self.now < since + 60_000
+        {
+            let (before, since) = (before.clone(), *since);
+            self.violated(format!(
+                "{} is bound to {node} while a binding to {before} since {since} has no answer",
+                asked.key.name
+            ));
+        }
+        self.binding.insert(key, (node.to_owned(), self.now));
+    }
+
+    /// The word on a binding came to its replica.
+    fn answered(&mut self, at: usize, start: u64, asked: &Asked, answer: &Answer) {
+        let Answer::Object(code, _) = answer else {
+            return;
+        };
+        if *code < 500 {
+            let uid = asked.body["metadata"]["uid"].as_str().unwrap_or_default();
+            self.binding.remove(&(at, start, uid.to_owned()));
+        }
+    }
+}
+
+fn push(text: &mut Vec<u8>, line: &Value) {
+    text.extend(line.to_string().into_bytes());
+    text.push(b'\n');
+}
+
+/// What a binding grants, for the trace.
+fn grants(binding: &Value) -> String {
+    let text = binding["metadata"]["annotations"]["aliquot.dev/grant"].as_str();
+    let Some(grant) = text.and_then(|text| Grant::peek(text).ok()) else {
+        return String::new();
+    };
+    let mut out = String::new();
+    for container in &grant.containers {
+        out.push_str(&format!(
+            " {} MiB {} of {}",
+            container.memory_mib.0,
+            container.mode,
+            container.gpus.join(",")
+        ));
+    }
+    out
+}

@@ -1,0 +1,27 @@
+//! The scheduler in a simulated world: its real shell and its real core, some replicas of
+//! them, against an API server, machines, agents and people that are all of this process, on
+//! one thread and on virtual time. One seed is one run, byte for byte.
+//!
+//! - [`run`]: a seed → what came of it; the shortest run that fails.
+//! - [`world`]: the queue of what happens; [`time`]: when; [`trace`]: what happened.
+//! - [`replica`]: a process of the scheduler, let run from moment to moment.
+//! - [`server`], [`store`]: the API server; [`flight`]: the network before it.
+//! - [`node`], [`kubelet`]: machines, agents, and what controllers do by themselves.
+//! - [`user`]: what people do; [`chaos`]: what goes wrong; [`check`]: what must hold.
+#![forbid(unsafe_code)]
+
+pub mod chaos;
+pub mod check;
+pub mod flight;
+pub mod kubelet;
+pub mod node;
+pub mod replica;
+pub mod run;
+pub mod server;
+pub mod store;
+pub mod time;
+pub mod trace;
+pub mod user;
+pub mod world;
+
+pub use run::{Report, Shape, run, shortest};

@@ -1,0 +1,324 @@
+//! Everything of one run: the API server's store, the network, machines, replicas, and the
+//! one queue of what happens next. Nothing here reads a clock or chance but the seed's.
+
+use crate::flight::{Eviction, Flight, Watch};
+use crate::kubelet::Task;
+use crate::node::Node;
+use crate::replica::{Process, Ran};
+use crate::server::Asked;
+use crate::store::{Key, Store};
+use crate::time::{Ms, Stamp};
+use crate::trace::Trace;
+use scheduler::Config;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// Replicas are looked at so often where nothing happens.
+const LOOK: Ms = 100;
+
+/// One thing that happens.
+#[derive(Debug)]
+pub enum Happening {
+    /// A request comes to the API server.
+    Arrive(u64),
+    /// The answer to a request comes to its replica.
+    Answer(u64),
+    /// A connection breaks.
+    Break(u64),
+    /// A watch has something to say.
+    Feed(u64),
+    /// A kubelet goes on with a pod.
+    Kubelet(usize, Key, String, Task),
+    /// An agent looks at what it says.
+    Agent(usize),
+    /// An agent has something new to say, on all streams.
+    Tell(usize),
+    /// An agent opens streams to replicas that have none.
+    Connect(usize),
+    /// A replica's process begins.
+    Start(usize),
+    /// A replica's kubelet loses patience with a process that was told to stop.
+    Kill(usize, u64),
+    /// A Job makes its pods.
+    Job(Key),
+    /// Controllers of volumes look around.
+    Volumes,
+    /// Pods of machines that are gone are collected.
+    Collect,
+}
+
+/// One replica of the scheduler.
+#[derive(Debug)]
+pub struct Replica {
+    /// Its pod's name, which a new process of it has too.
+    pub name: String,
+    /// Its process, while there is one.
+    pub process: Option<Process>,
+    /// Which process this is.
+    pub start: u64,
+    /// It stands still until then.
+    pub stalled: Option<Ms>,
+    /// How far its wall clock is ahead, in milliseconds.
+    pub ahead: Arc<AtomicI64>,
+}
+
+/// The run.
+#[derive(Debug)]
+pub struct World {
+    /// Of which seed.
+    pub seed: u64,
+    /// Milliseconds since the beginning.
+    pub now: Ms,
+    /// All chance.
+    pub rng: fastrand::Rng,
+    /// What the API server has.
+    pub store: Store,
+    /// Its minor version.
+    pub minor: u32,
+    /// How the schedulers are set.
+    pub config: Config,
+    /// Replicas.
+    pub replicas: Vec<Replica>,
+    /// Machines.
+    pub nodes: Vec<Node>,
+    /// Requests under way.
+    pub flights: BTreeMap<u64, Flight>,
+    /// Watches that are open.
+    pub watches: BTreeMap<u64, Watch>,
+    /// Whether the network is bad.
+    pub bad: bool,
+    /// Which faults this run's network has: their shares of a thousand requests.
+    pub rates: BTreeMap<&'static str, u32>,
+    /// Where pods were bound, by UID.
+    pub bound: BTreeMap<String, String>,
+    /// Bindings under way: pod UID → node, by replica and start.
+    pub binding: BTreeMap<(usize, u64, String), (String, Ms)>,
+    /// From then on nothing goes wrong, and what went wrong before is known.
+    pub calm: Ms,
+    /// Evictions that were decided.
+    pub evictions: Vec<Eviction>,
+    /// How often which fault happened.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// What happened.
+    pub trace: Trace,
+    /// What must not be.
+    pub violations: Vec<String>,
+    /// Names that were given out.
+    pub names: u64,
+    agenda: BTreeMap<(Ms, u64), Happening>,
+    numbers: u64,
+}
+
+impl World {
+    /// An empty one.
+    pub fn new(seed: u64, config: Config, replicas: usize, keep: bool) -> Self {
+        let replica = |at: usize| Replica {
+            name: format!("r{at}"),
+            process: None,
+            start: 0,
+            stalled: None,
+            ahead: Arc::new(AtomicI64::new(0)),
+        };
+        Self {
+            seed,
+            now: 0,
+            rng: fastrand::Rng::with_seed(seed),
+            store: Store::default(),
+            minor: 36,
+            config,
+            replicas: (0..replicas).map(replica).collect(),
+            nodes: Vec::new(),
+            flights: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            bad: false,
+            rates: BTreeMap::new(),
+            bound: BTreeMap::new(),
+            binding: BTreeMap::new(),
+            calm: Ms::MAX,
+            evictions: Vec::new(),
+            faults: BTreeMap::new(),
+            trace: Trace::new(keep),
+            violations: Vec::new(),
+            names: 0,
+            agenda: BTreeMap::new(),
+            numbers: 0,
+        }
+    }
+
+    /// The true date.
+    pub fn stamp(&self) -> Stamp {
+        Stamp::at(self.now)
+    }
+
+    /// A number that nothing else has.
+    pub fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// It happens so many milliseconds from now.
+    pub fn soon(&mut self, pause: Ms, what: Happening) {
+        let number = self.number();
+        self.agenda.insert((self.now + pause, number), what);
+    }
+
+    /// A fault happened.
+    pub fn count(&mut self, fault: &'static str) {
+        *self.faults.entry(fault).or_default() += 1;
+    }
+
+    /// What must not be.
+    pub fn violated(&mut self, what: String) {
+        self.say(|| format!("VIOLATED: {what}"));
+        self.violations.push(what);
+    }
+
+    /// A line of the trace.
+    pub fn say(&mut self, line: impl FnOnce() -> String) {
+        self.trace.line(self.now, &line());
+    }
+
+    /// Lets everything happen until then, or until something must not be.
+    pub fn run(&mut self, until: Ms) {
+        while self.violations.is_empty() && self.now < until {
+            let next = self.agenda.keys().next().map_or(until, |(at, _)| *at);
+            let target = next.min(until).min(self.now + LOOK).max(self.now);
+            self.run_replicas(target);
+            if let Some((at, number)) = self.agenda.keys().next().copied()
+                && at <= self.now
+                && let Some(what) = self.agenda.remove(&(at, number))
+            {
+                self.happen(what);
+            }
+        }
+    }
+
+    /// All replicas come to that moment, or to the earliest at which something follows from
+    /// what one of them said.
+    fn run_replicas(&mut self, target: Ms) {
+        let mut target = target;
+        for at in 0..self.replicas.len() {
+            if let Some(until) = self.replicas[at].stalled {
+                if until > target {
+                    continue;
+                }
+                self.replicas[at].stalled = None;
+                if let Some(process) = &mut self.replicas[at].process {
+                    process.skip(until.max(process.now));
+                }
+                self.say(|| format!("replica {at} goes on"));
+            }
+            while let Some(process) = &mut self.replicas[at].process
+                && process.now <= target
+            {
+                match process.run(target) {
+                    Ran::Reached => break,
+                    Ran::Sent(sent) => {
+                        let moment = process.now.max(self.now);
+                        let sooner = self.depart(at, moment, *sent);
+                        target = target.min(sooner.max(self.now));
+                    }
+                    Ran::Ended(ended) => self.ended(at, &ended),
+                }
+            }
+        }
+        self.now = self.now.max(target);
+    }
+
+    fn ended(&mut self, at: usize, ended: &Result<(), scheduler::RunError>) {
+        let why = ended.as_ref().err().map(ToString::to_string);
+        if let Err(scheduler::RunError::Failed(error)) = ended {
+            self.violated(format!("replica {at} broke: {error}"));
+        }
+        self.say(|| format!("replica {at} ended: {why:?}"));
+        self.kill(at);
+        let pause = 500 + self.rng.u64(0..3000);
+        self.soon(pause, Happening::Start(at));
+    }
+
+    /// The process is gone, as if it had never been; so are its connections.
+    pub fn kill(&mut self, at: usize) {
+        let replica = &mut self.replicas[at];
+        replica.process = None;
+        replica.stalled = None;
+        self.watches.retain(|_, watch| watch.replica != at);
+        self.binding.retain(|(of, ..), _| *of != at);
+        for node in &mut self.nodes {
+            node.links.remove(&at);
+        }
+    }
+
+    fn start(&mut self, at: usize) {
+        if self.replicas[at].process.is_some() {
+            return;
+        }
+        let replica = &mut self.replicas[at];
+        replica.start += 1;
+        let config = Config {
+            identity: Some(replica.name.clone()),
+            ..self.config.clone()
+        };
+        let process = Process::start(config, self.now, Arc::clone(&replica.ahead));
+        replica.process = Some(process);
+        self.say(|| format!("replica {at} starts"));
+        for node in 0..self.nodes.len() {
+            let pause = 50 + self.rng.u64(0..500);
+            self.soon(pause, Happening::Connect(node));
+        }
+    }
+
+    /// A replica's wall clock jumps.
+    pub fn step_clock(&mut self, at: usize, by: i64) {
+        self.replicas[at].ahead.fetch_add(by, Ordering::Relaxed);
+    }
+
+    fn happen(&mut self, what: Happening) {
+        match what {
+            Happening::Arrive(flight) => self.arrive(flight),
+            Happening::Answer(flight) => self.reply(flight),
+            Happening::Break(flight) => {
+                self.flights.remove(&flight);
+            }
+            Happening::Feed(watch) => self.feed(watch),
+            Happening::Kubelet(node, key, uid, task) => self.kubelet(node, &key, &uid, task),
+            Happening::Agent(node) => self.agent(node),
+            Happening::Tell(node) => self.tell(node),
+            Happening::Connect(node) => self.connect(node),
+            Happening::Start(replica) => self.start(replica),
+            Happening::Kill(replica, start) => {
+                if self.replicas[replica].start == start {
+                    self.kill(replica);
+                    self.soon(100, Happening::Start(replica));
+                }
+            }
+            Happening::Job(job) => self.job(&job),
+            Happening::Volumes => self.volumes(),
+            Happening::Collect => self.collect(),
+        }
+        self.announce();
+    }
+
+    /// Who holds the lease, as the API server has it.
+    pub fn holder(&self) -> Option<String> {
+        let key = Key::new(
+            "leases",
+            proto::names::NAMESPACE,
+            proto::names::object::LEASE,
+        );
+        let lease = self.store.get(&key)?;
+        let holder = lease["spec"]["holderIdentity"].as_str()?;
+        (!holder.is_empty()).then(|| holder.to_owned())
+    }
+
+    /// A replica writes what only the leader may: is it the leader?
+    pub fn check_leader(&mut self, at: usize, asked: &Asked) {
+        let holder = self.holder();
+        if holder.as_deref() != Some(self.replicas[at].name.as_str()) {
+            self.violated(format!(
+                "replica {at} writes ({}) and {holder:?} holds the lease",
+                asked.line()
+            ));
+        }
+    }
+}
