@@ -126,7 +126,7 @@ impl Process {
                 Stamp::skewed(now + since, ahead.load(Ordering::Relaxed)).timestamp()
             });
             let client = client(sender);
-            let running = scheduler::run_in(doors, wall, config, client, stop.clone());
+            let running = scheduler::run_in(doors, wall, config, client.into(), stop.clone());
             (tokio::spawn(running), born)
         });
         Self {

@@ -149,7 +149,7 @@ pub(crate) async fn run(
             biased;
             () = stop.cancelled() => break,
             () = too_late => {
-                grantor.until(None);
+                grantor.revoke();
                 leading.send_replace(false);
                 return Err(lost());
             }
@@ -157,13 +157,15 @@ pub(crate) async fn run(
         };
         match outcome {
             Ok(true) => {
-                grantor.until(election.until());
+                if let Some(until) = election.until() {
+                    grantor.extend(until);
+                }
                 if !leading.send_replace(true) {
                     tracing::info!(identity = election.identity, "this replica acts");
                 }
             }
             Ok(false) if election.lost() => {
-                grantor.until(None);
+                grantor.revoke();
                 leading.send_replace(false);
                 return Err(lost());
             }
@@ -172,7 +174,7 @@ pub(crate) async fn run(
         }
     }
     if leading.send_replace(false) {
-        grantor.until(None);
+        grantor.close();
         if tokio::time::timeout(LAST_WORDS, grantor.written())
             .await
             .is_err()
@@ -180,6 +182,7 @@ pub(crate) async fn run(
             tracing::warn!("writes are under way: the lease is left to run out");
             return Ok(());
         }
+        grantor.revoke();
         release(&leases, &election.identity).await;
     }
     Ok(())

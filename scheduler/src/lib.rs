@@ -51,4 +51,5 @@ pub mod trust;
 pub mod watch;
 
 pub use config::Config;
+pub use leader::ApiAccess;
 pub use run::{Doors, Listeners, RunError, run, run_in, run_on};

@@ -39,8 +39,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
         let mut access = kube::Config::infer().await?;
         // Each write ends in one outcome that the core hears of: retries are decided there.
         access.default_retry = false;
-        let client = kube::Client::try_from(access)?;
-        scheduler::run(config, client, stop).await?;
+        scheduler::run(config, access.into(), stop).await?;
         Ok(())
     })
 }

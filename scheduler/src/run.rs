@@ -5,6 +5,7 @@ use crate::admission::{self, Reach};
 use crate::clock::Wall;
 use crate::convert::World;
 use crate::cycle::{self, Inputs, Outputs, Pace, Question};
+use crate::leader::ApiAccess;
 use crate::neighbour::Territory;
 use crate::observe::Observer;
 use crate::report::{self, QueueMeters, Views};
@@ -46,6 +47,9 @@ pub enum RunError {
         #[source]
         source: io::Error,
     },
+    /// No client can be made of what is known of the API server.
+    #[error("the API server cannot be reached: {0}")]
+    Access(#[from] kube::Error),
     /// The configuration file.
     #[error(transparent)]
     Config(#[from] shard::ConfigError),
@@ -149,9 +153,13 @@ impl Listeners {
 ///
 /// # Errors
 /// What kept it from starting, or which part ended on its own.
-pub async fn run(config: Config, client: Client, stop: CancellationToken) -> Result<(), RunError> {
+pub async fn run(
+    config: Config,
+    access: ApiAccess,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
     let listeners = Listeners::bind(&config).await?;
-    run_on(listeners, config, client, stop).await
+    run_on(listeners, config, access, stop).await
 }
 
 /// Runs one scheduler on these listeners until `stop`; their addresses in `config` count
@@ -162,10 +170,10 @@ pub async fn run(config: Config, client: Client, stop: CancellationToken) -> Res
 pub async fn run_on(
     listeners: Listeners,
     config: Config,
-    client: Client,
+    access: ApiAccess,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
-    run_in(listeners.into(), Wall::machine(), config, client, stop).await
+    run_in(listeners.into(), Wall::machine(), config, access, stop).await
 }
 
 /// Runs one scheduler with these doors and this clock until `stop`.
@@ -177,17 +185,17 @@ pub fn run_in(
     doors: Doors,
     wall: Wall,
     config: Config,
-    client: Client,
+    access: ApiAccess,
     stop: CancellationToken,
 ) -> BoxFuture<'static, Result<(), RunError>> {
-    run_all(doors, wall, config, client, stop).boxed()
+    run_all(doors, wall, config, access, stop).boxed()
 }
 
 async fn run_all(
     doors: Doors,
     wall: Wall,
     config: Config,
-    client: Client,
+    access: ApiAccess,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
     let end = stop.child_token();
@@ -196,7 +204,7 @@ async fn run_all(
     let started = tokio::select! {
         biased;
         () = stop.cancelled() => return Ok(()),
-        started = start(&config, doors, &wall, client, &end, &mut tasks) => started,
+        started = start(&config, doors, &wall, access, &end, &mut tasks) => started,
     };
     let result = match started {
         Ok(()) => first_end(&mut tasks, &stop).await,
@@ -229,7 +237,7 @@ async fn start(
     config: &Config,
     doors: Doors,
     wall: &Wall,
-    client: Client,
+    access: ApiAccess,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) -> Result<(), RunError> {
@@ -238,7 +246,7 @@ async fn start(
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
-    let client = counted(client, Arc::clone(&meters));
+    let client = counted(access.client()?, Arc::clone(&meters));
 
     let plan = Plan::of(config, epoch(wall))?;
     let (status_out, status) = watch::channel(Status {
@@ -325,7 +333,8 @@ async fn start(
         });
     }
     // What only the leader writes goes through this one.
-    let leaders = leader::client(client.clone(), leadership);
+    let writes = counted(access.leaders(&leadership)?, Arc::clone(&show.meters));
+    let leaders = leader::client(client.clone(), writes, leadership);
 
     let relist = watch::Sender::new(0);
     let (facts_out, facts) = mpsc::unbounded_channel();

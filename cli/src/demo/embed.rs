@@ -44,7 +44,7 @@ pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Res
         .local_addr()?;
     let metrics = metrics.to_string();
     let page = format!("http://{page}/");
-    let running = scheduler::run_on(listeners, config, client.clone(), group.stop.clone());
+    let running = scheduler::run_on(listeners, config, client.clone().into(), group.stop.clone());
     group
         .tasks
         .spawn(async move { running.await.context("scheduler") });

@@ -155,7 +155,12 @@ impl Site {
         config.webhook_url = Some(format!("https://{webhook}"));
         let page = listeners.page.as_ref().unwrap().local_addr().unwrap();
         let scheme = if open { "http" } else { "https" };
-        tokio::spawn(scheduler::run_on(listeners, config, client.clone(), stop));
+        tokio::spawn(scheduler::run_on(
+            listeners,
+            config,
+            client.clone().into(),
+            stop,
+        ));
         (client, format!("{scheme}://{page}/"))
     }
 

@@ -11,6 +11,7 @@ use proto::telemetry::{AgentMessage, SchedulerMessage};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config};
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;

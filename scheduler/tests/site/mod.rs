@@ -114,10 +114,11 @@ impl Site {
         let config = Config {
             webhook_url: Some(format!("https://{webhook}")),
             identity: Some(webhook.to_string()),
+            verify: true,
             ..config
         };
         let stop = self.stop.child_token();
-        let run = scheduler::run_on(listeners, config, self.client.clone(), stop.clone());
+        let run = scheduler::run_on(listeners, config, self.client.clone().into(), stop.clone());
         Replica {
             task: tokio::spawn(run),
             pages,

@@ -1,8 +1,15 @@
 //! A client whose writes are sent only while this replica holds the lease.
 //!
 //! Bindings, evictions, conditions, statuses, groups and events go through [`client`]; reads
-//! pass. It is asked at the moment at which a write is sent, so that a process that stood
-//! still longer than its lease lasts sends nothing of what it had decided before.
+//! pass. The lease is asked for twice: before a write begins, so that its caller hears
+//! [`NotLeading`], and in `connection`, before each write to a socket. The second look is
+//! for a process that stands still in between, while a connection is made for instance: it
+//! sends nothing of what it had decided before.
+
+mod access;
+mod connection;
+
+pub use access::ApiAccess;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -26,49 +33,66 @@ pub enum NotLeading {
     GivenUp,
 }
 
+/// How long this replica holds the lease.
+#[derive(Clone, Copy, Debug)]
+struct Term {
+    /// It holds until then, if it is not renewed.
+    until: Instant,
+    /// It will be given back: nothing new begins.
+    closing: bool,
+}
+
 /// Whether this replica may write, as `crate::lease` says.
 #[derive(Clone, Debug)]
 pub struct Leadership {
-    /// Until when; `None`: not at all.
-    deadline: watch::Receiver<Option<Instant>>,
+    term: watch::Receiver<Option<Term>>,
     under_way: TaskTracker,
 }
 
 /// The other end of a [`Leadership`].
 #[derive(Debug)]
 pub struct Grantor {
-    deadline: watch::Sender<Option<Instant>>,
+    term: watch::Sender<Option<Term>>,
     under_way: TaskTracker,
 }
 
-/// Both ends. Nothing may be written before the first [`Grantor::until`].
+/// Both ends. Nothing may be written before the first [`Grantor::extend`].
 pub fn leadership() -> (Grantor, Leadership) {
-    let (sender, deadline) = watch::channel(None);
+    let (sender, term) = watch::channel(None);
     let under_way = TaskTracker::new();
     let grantor = Grantor {
-        deadline: sender,
+        term: sender,
         under_way: under_way.clone(),
     };
-    (
-        grantor,
-        Leadership {
-            deadline,
-            under_way,
-        },
-    )
+    (grantor, Leadership { term, under_way })
 }
 
 impl Grantor {
-    /// Writes may be sent until then; `None`: none may, and those under way go on.
-    pub fn until(&self, deadline: Option<Instant>) {
-        self.deadline.send_replace(deadline);
+    /// Writes may be sent until then.
+    pub fn extend(&self, until: Instant) {
+        let closing = false;
+        self.term.send_replace(Some(Term { until, closing }));
     }
 
-    /// Whoever asks may always write: there is no other replica.
+    /// Writes may always be sent: there is no other replica.
     pub fn for_ever(&self) {
         // Thirty years: what tokio calls far in the future.
         let years = Duration::from_hours(30 * 365 * 24);
-        self.until(Some(Instant::now() + years));
+        self.extend(Instant::now() + years);
+    }
+
+    /// No write begins any more; those under way may end while the lease lasts.
+    pub fn close(&self) {
+        self.term.send_modify(|term| {
+            if let Some(term) = term {
+                term.closing = true;
+            }
+        });
+    }
+
+    /// Nothing more is sent.
+    pub fn revoke(&self) {
+        self.term.send_replace(None);
     }
 
     /// Waits until no write is under way.
@@ -79,42 +103,42 @@ impl Grantor {
 }
 
 impl Leadership {
-    fn until(&self) -> Option<Instant> {
-        let deadline = *self.deadline.borrow();
-        deadline.filter(|deadline| Instant::now() < *deadline)
+    /// The lease, where it has not run out.
+    fn term(&self) -> Option<Term> {
+        let term = *self.term.borrow();
+        term.filter(|term| Instant::now() < term.until)
     }
 
-    /// Sends a write, if it may be sent now, and gives it up when the lease runs out.
+    /// Sends a write, if one may begin now, and gives it up when the lease runs out.
     async fn send<T>(&self, write: impl Future<Output = kube::Result<T>>) -> Result<T, BoxError> {
-        let mut until = self.until().ok_or(NotLeading::NotSent)?;
+        let begins = self.term().filter(|term| !term.closing);
+        let mut until = begins.ok_or(NotLeading::NotSent)?.until;
         let mut write = std::pin::pin!(self.under_way.track_future(write));
         loop {
             match tokio::time::timeout_at(until, &mut write).await {
                 Ok(answer) => return Ok(answer?),
                 // Renewed meanwhile, perhaps.
-                Err(_) => until = self.until().ok_or(NotLeading::GivenUp)?,
+                Err(_) => until = self.term().ok_or(NotLeading::GivenUp)?.until,
             }
         }
     }
 }
 
-/// As `client`, but writes only under `leadership`.
-pub fn client(client: Client, leadership: Leadership) -> Client {
-    let namespace = client.default_namespace().to_owned();
+/// Reads go through `reads`; everything else through `writes`, and only under `leadership`.
+pub fn client(reads: Client, writes: Client, leadership: Leadership) -> Client {
+    let namespace = reads.default_namespace().to_owned();
     let service = tower::service_fn(
         move |request: Request<Body>| -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
-            let (client, leadership) = (client.clone(), leadership.clone());
-            let reads = matches!(
+            let is_read = matches!(
                 *request.method(),
                 Method::GET | Method::HEAD | Method::OPTIONS
             );
-            async move {
-                if reads {
-                    return Ok(client.send(request).await?);
-                }
-                leadership.send(client.send(request)).await
+            if is_read {
+                let reads = reads.clone();
+                return async move { Ok(reads.send(request).await?) }.boxed();
             }
-            .boxed()
+            let (writes, leadership) = (writes.clone(), leadership.clone());
+            async move { leadership.send(writes.send(request)).await }.boxed()
         },
     );
     Client::new(service, namespace)
@@ -136,7 +160,7 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(why(&refused), Some(NotLeading::NotSent));
-        grantor.until(Some(Instant::now() + Duration::from_secs(8)));
+        grantor.extend(Instant::now() + Duration::from_secs(8));
         assert_eq!(
             leadership
                 .send(async { kube::Result::Ok(7_u8) })
@@ -160,11 +184,11 @@ mod tests {
      {
         let (grantor, leadership) = leadership();
         let begin = Instant::now();
-        grantor.until(Some(begin + Duration::from_secs(8)));
+        grantor.extend(begin + Duration::from_secs(8));
         let renewals = async {
             for second in 1..=5 {
                 tokio::time::sleep_until(begin + Duration::from_secs(second)).await;
-                grantor.until(Some(begin + Duration::from_secs(second + 8)));
+                grantor.extend(begin + Duration::from_secs(second + 8));
             }
         };
         let write = leadership.send(std::future::pending::<kube::Result<u8>>());
@@ -176,7 +200,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_gives_the_lease_back_waits_for_what_is_under_way() {
         let (grantor, leadership) = leadership();
-        grantor.until(Some(Instant::now() + Duration::from_secs(8)));
+        grantor.extend(Instant::now() + Duration::from_secs(8));
         let write = leadership.send(async {
             tokio::time::sleep(Duration::from_secs(2)).await;
             Ok(7_u8)
@@ -184,7 +208,7 @@ mod tests {
         let begin = Instant::now();
         let release = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            grantor.until(None);
+            grantor.close();
             grantor.written().await;
             begin.elapsed()
         };
