@@ -61,6 +61,39 @@ fn what_a_new_listing_does_not_name_is_gone() {
     assert!(world.take(Fact::Pod(gone(pod("u2", None, 0)))).is_empty());
 }
 
+/// The watch may lag behind what the leader before bound: a listing that was under way
+/// counts for nothing.
+#[test]
+fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
+    let listed = [
+        Fact::Pod(Seen::Listed),
+        Fact::Node(Seen::Listed),
+        Fact::GpuNode(Seen::Listed),
+        Fact::Queue(Seen::Listed),
+        Fact::Group(Seen::Listed),
+        Fact::Topology(Seen::Listed),
+        Fact::Claim(Seen::Listed),
+        Fact::Volume(Seen::Listed),
+        Fact::Storage(Seen::Listed),
+        Fact::Class(Seen::Listed),
+    ];
+    let mut world = world();
+    for fact in listed {
+        assert!(!world.is_current());
+        world.take(fact);
+    }
+    assert!(world.is_current());
+    world.take(Fact::Pod(Seen::Listing));
+    world.begins_to_lead();
+    assert!(!world.is_current());
+    world.take(Fact::Pod(Seen::Listed));
+    assert!(!world.is_current(), "that one began before");
+    world.take(Fact::Pod(Seen::Listing));
+    assert!(!world.is_current());
+    world.take(Fact::Pod(Seen::Listed));
+    assert!(world.is_current());
+}
+
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
@@ -323,7 +356,7 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
         reach_mib: reach,
         ..HeldShare::default()
     };
-    // Nobody knows yet where it stands: said once that is known, by that node's agent alone.
+    // Until the pod's node is known nothing is told; then that node's agent alone counts.
     let unknown = state(vec![share("", 0, 0)]);
     world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
     assert!(

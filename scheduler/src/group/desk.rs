@@ -214,7 +214,7 @@ impl Desk {
                 }
             }
             News::Classes(classes) => self.classes = classes,
-            News::GroupGone {
+            News::NoGroup {
                 namespace,
                 name,
                 pod,
@@ -381,7 +381,7 @@ impl Tools {
             // Gone: the watch says so.
             Answer::Refused(404, _) => Ok(()),
             // Also a conflict: the pod was made anew, which the watch says too, or others
-            // wrote it too often meanwhile, which nobody says.
+            // wrote it too often meanwhile, of which no event tells.
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
                 Err(GroupingError::Pod(why))
             }

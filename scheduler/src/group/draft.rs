@@ -106,7 +106,7 @@ impl Draft {
     }
 }
 
-/// Of the group that is made for a pod that nobody owns.
+/// The name of the group that is made for a pod without an owner.
 pub(crate) fn name_of_pod_alone(name: &str, uid: &str) -> String {
     group_name(name, uid)
 }

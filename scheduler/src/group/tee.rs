@@ -3,6 +3,7 @@
 use super::draft::Classes;
 use super::need::{is_ungrouped, waits_in};
 use crate::watch::{Fact, Seen};
+use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,8 +19,8 @@ pub(super) enum News {
     Settled(String),
     /// The priority classes that exist.
     Classes(Arc<Classes>),
-    /// A group is gone; the pod that waits in it, if one does.
-    GroupGone {
+    /// A group is not there; the pod that waits in it, if one does.
+    NoGroup {
         namespace: String,
         name: String,
         pod: Option<String>,
@@ -38,13 +39,19 @@ pub struct Tee {
     classes: Roll,
     ungrouped: Roll,
     waiting: Waiting,
+    groups: Roll<Group>,
+    /// Groups were listed once.
+    are_listed: bool,
 }
 
-/// Owned pods that wait in a group, by namespace and group; their names, by UID.
+/// Namespace and name.
+type Group = (String, String);
+
+/// Pods that wait in a group, by the group; their names, by UID.
 #[derive(Debug, Default)]
 struct Waiting {
-    groups: BTreeMap<(String, String), BTreeMap<String, String>>,
-    of: HashMap<String, (String, String)>,
+    groups: BTreeMap<Group, BTreeMap<String, String>>,
+    of: HashMap<String, Group>,
 }
 
 impl Waiting {
@@ -71,9 +78,8 @@ impl Waiting {
     }
 
     /// One of those that wait in it.
-    fn one(&self, namespace: String, group: String) -> Option<String> {
-        let pods = self.groups.get(&(namespace, group))?;
-        pods.values().next().cloned()
+    fn one(&self, group: &Group) -> Option<String> {
+        self.groups.get(group)?.values().next().cloned()
     }
 }
 
@@ -82,19 +88,28 @@ impl Waiting {
 pub struct Told(pub(super) mpsc::UnboundedReceiver<News>);
 
 /// Names that are there; after a new listing, those that it did not name are gone.
-#[derive(Debug, Default)]
-struct Roll {
-    names: Classes,
-    unnamed: Option<BTreeSet<String>>,
+#[derive(Debug)]
+struct Roll<N = String> {
+    names: BTreeSet<N>,
+    unnamed: Option<BTreeSet<N>>,
 }
 
-impl Roll {
+impl<N> Default for Roll<N> {
+    fn default() -> Self {
+        Self {
+            names: BTreeSet::new(),
+            unnamed: None,
+        }
+    }
+}
+
+impl<N: Clone + Ord> Roll<N> {
     fn begin(&mut self) {
         self.unnamed = Some(self.names.clone());
     }
 
     /// Whether it is news.
-    fn there(&mut self, name: String) -> bool {
+    fn there(&mut self, name: N) -> bool {
         if let Some(unnamed) = &mut self.unnamed {
             unnamed.remove(&name);
         }
@@ -102,7 +117,7 @@ impl Roll {
     }
 
     /// Whether it was there.
-    fn gone(&mut self, name: &str) -> bool {
+    fn gone(&mut self, name: &N) -> bool {
         if let Some(unnamed) = &mut self.unnamed {
             unnamed.remove(name);
         }
@@ -110,7 +125,7 @@ impl Roll {
     }
 
     /// Who was not named.
-    fn end(&mut self) -> BTreeSet<String> {
+    fn end(&mut self) -> BTreeSet<N> {
         let gone = self.unnamed.take().unwrap_or_default();
         self.names.retain(|name| !gone.contains(name));
         gone
@@ -133,6 +148,8 @@ impl Tee {
             classes: Roll::default(),
             ungrouped: Roll::default(),
             waiting: Waiting::default(),
+            groups: Roll::default(),
+            are_listed: false,
         };
         (tee, facts_out, Told(told))
     }
@@ -168,18 +185,54 @@ impl Tee {
                     }
                 }
             },
-            Fact::Group(Seen::Gone(group)) => {
-                let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
-                let pod = self.waiting.one(namespace.clone(), name.clone());
-                self.say(News::GroupGone {
-                    namespace,
-                    name,
-                    pod,
-                });
-            }
-            Fact::Group(Seen::Listing) => self.say(News::Groups),
+            Fact::Group(seen) => self.group(seen),
             _ => {}
         }
+    }
+
+    fn group(&mut self, seen: &Seen<PodGroup>) {
+        let key = |group: &PodGroup| (group.namespace().unwrap_or_default(), group.name_any());
+        match seen {
+            Seen::Listing => {
+                self.groups.begin();
+                self.say(News::Groups);
+            }
+            Seen::There(group) => {
+                self.groups.there(key(group));
+            }
+            Seen::Gone(group) => {
+                let group = key(group);
+                self.groups.gone(&group);
+                self.say_gone(group);
+            }
+            Seen::Listed => {
+                self.groups.end();
+                self.are_listed = true;
+                self.say_missing();
+            }
+        }
+    }
+
+    /// Groups that went unseen: before this process began, or behind a watch that broke. One
+    /// of which the watch of groups is late is looked for in vain, which does no harm.
+    fn say_missing(&self) {
+        if !self.are_listed {
+            return;
+        }
+        let waited_for = self.waiting.groups.keys();
+        for group in waited_for.filter(|group| !self.groups.names.contains(*group)) {
+            self.say_gone(group.clone());
+        }
+    }
+
+    fn say_gone(&self, group: Group) {
+        let pod = self.waiting.one(&group);
+        let (namespace, name) = group;
+        self.say(News::NoGroup {
+            namespace,
+            name,
+            pod,
+        });
     }
 
     fn pod(&mut self, seen: &Seen<Pod>) {
@@ -209,6 +262,7 @@ impl Tee {
                 for uid in self.ungrouped.end() {
                     self.say(News::Settled(uid));
                 }
+                self.say_missing();
             }
         }
     }

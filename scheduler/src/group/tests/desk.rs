@@ -22,6 +22,8 @@ struct Site {
     client: Client,
     server: Handle,
     leading: watch::Sender<bool>,
+    /// Has pods and groups listed anew.
+    relist: watch::Sender<u64>,
     /// What the cycle would get.
     _facts: mpsc::UnboundedReceiver<facts::Fact>,
     stop: CancellationToken,
@@ -48,10 +50,11 @@ impl Site {
             .await
             .unwrap();
         let (facts_out, facts_in) = mpsc::unbounded_channel();
+        let (relist, relisting) = watch::channel(0);
         tokio::spawn(facts::run(
             client.clone(),
             facts_out,
-            watch::channel(0).1,
+            relisting,
             stop.clone(),
         ));
         let (tee, facts, told) = Tee::new("kai-scheduler", facts_in);
@@ -76,6 +79,7 @@ impl Site {
             client,
             server: handle,
             leading,
+            relist,
             _facts: facts,
             stop,
         }
@@ -274,4 +278,31 @@ async fn what_a_person_edited_stays_when_more_pods_come_and_a_deleted_group_is_m
         .unwrap();
     let again = until(|| async { site.groups().get_opt(&name).await.unwrap() }).await;
     assert_eq!(again.spec.queue.as_deref(), Some("a"));
+}
+
+#[tokio::test]
+async fn the_group_of_a_pod_without_an_owner_is_made_anew_too() {
+    let site = Site::start(true).await;
+    site.pod("p", None, json!({})).await;
+    let name = site.grouped("p").await.name_any();
+    let now = DeleteParams::default();
+    site.groups().delete(&name, &now).await.unwrap();
+    until(|| async { site.groups().get_opt(&name).await.unwrap() }).await;
+}
+
+/// Whoever led before saw it and could not do it any more.
+#[tokio::test]
+async fn a_group_that_was_deleted_while_no_replica_led_is_made_anew_by_the_next_one() {
+    let site = Site::start(true).await;
+    site.pod("p", None, json!({})).await;
+    let name = site.grouped("p").await.name_any();
+    site.leading.send(false).unwrap();
+    let now = DeleteParams::default();
+    site.groups().delete(&name, &now).await.unwrap();
+    // Long enough for the watch to tell, and for the group to be made if it were.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(site.groups().get_opt(&name).await.unwrap().is_none());
+    site.leading.send(true).unwrap();
+    site.relist.send_modify(|count| *count += 1);
+    until(|| async { site.groups().get_opt(&name).await.unwrap() }).await;
 }
