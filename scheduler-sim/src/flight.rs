@@ -139,7 +139,9 @@ impl World {
         };
         if arrives {
             self.soon(delay, Happening::Arrive(number));
-            if writes && self.strikes("request twice") {
+            // No intermediary repeats a PATCH (RFC 9110, 9.2.2).
+            let repeats = writes && flight.asked.method != "PATCH";
+            if repeats && self.strikes("request twice") {
                 let again = delay + 1 + self.rng.u64(0..15_000);
                 let twin = Flight {
                     replica: at,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// A write without an answer may be carried out so long after it was sent: the API server
 /// gives a request 60 s (`--request-timeout`), and has some more to end it.
-pub(super) const LANDING: Duration = Duration::from_secs(70);
+pub(crate) const LANDING: Duration = Duration::from_secs(70);
 /// Between two tries: at first, doubled each time, and at most.
 const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

@@ -5,7 +5,9 @@
 //! - [`QueueMeters`]: gauges by queue.
 //!
 //! In: [`Views`], the latest alone. Out: one patch for each object whose status is another
-//! than was written last; a patch that is lost is made again. Decides nothing.
+//! than was written last. A patch without an answer is made again, and once more when the
+//! first one cannot be carried out any more: it may come after its successor. Decides
+//! nothing.
 
 mod amounts;
 mod meters;
@@ -13,6 +15,7 @@ mod patch;
 
 pub use meters::QueueMeters;
 
+use crate::act::answer::{self, Answer};
 use futures::StreamExt as _;
 use kube::api::{Api, Patch, PatchParams};
 use scheduler_core::ids::{GroupName, QueueName};
@@ -23,12 +26,11 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Between two rounds: what changes in between is written once.
 const PAUSE: Duration = Duration::from_secs(1);
-/// One write may take so long.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Writes at once.
 const AT_ONCE: usize = 8;
 
@@ -49,9 +51,29 @@ enum Object {
     Group(GroupName),
 }
 
-/// What was written last of each object, as a digest of 64 bits: it only says whether
-/// something is another than it was.
-type Written = BTreeMap<Object, u64>;
+/// What was written.
+#[derive(Debug, Default)]
+struct Written {
+    /// Last of each object, as a digest of 64 bits: it only says whether something is
+    /// another than it was.
+    digests: BTreeMap<Object, u64>,
+    /// Objects of which a write had no answer: until when that one may be carried out.
+    unknown: BTreeMap<Object, Instant>,
+}
+
+impl Written {
+    /// Objects are written once more of which an unknown write can no longer come.
+    fn settle(&mut self, now: Instant) {
+        let Self { digests, unknown } = self;
+        unknown.retain(|object, until| {
+            let open = now < *until;
+            if !open {
+                digests.remove(object);
+            }
+            open
+        });
+    }
+}
 
 /// Reports until `stop`, or until nobody has anything to report.
 pub async fn run(
@@ -60,28 +82,41 @@ pub async fn run(
     mut views: watch::Receiver<Views>,
     stop: CancellationToken,
 ) {
-    let mut written = Written::new();
-    // Something was not taken: it is tried again without news.
-    let mut again = false;
+    let mut written = Written::default();
+    // When it is tried again without news.
+    let mut again: Option<Instant> = None;
     loop {
+        let due = async {
+            match again {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
             changed = views.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(PAUSE), if again => {}
+            () = due => {}
         }
         let views = views.borrow_and_update().clone();
         meters.set(&views.queues);
         if !views.leading {
             // Whoever leads next writes everything anew.
-            written.clear();
+            written = Written::default();
+            again = None;
             continue;
         }
+        written.settle(Instant::now());
         let round = round(&client, &views, &mut written);
-        again = tokio::select! {
+        let whole = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            whole = round => !whole,
+            whole = round => whole,
+        };
+        again = if whole {
+            written.unknown.values().min().copied()
+        } else {
+            Some(Instant::now() + PAUSE)
         };
         tokio::select! {
             biased;
@@ -112,17 +147,28 @@ async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> b
     let writes = due(views, written)
         .into_iter()
         .map(|(object, content, digest)| async move {
-            let taken = write(client, &object, &content.status()).await;
-            (object, digest, taken)
+            let sent = Instant::now();
+            let answer = write(client, &object, &content.status()).await;
+            (object, digest, sent, answer)
         });
     let writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);
     let mut writes = std::pin::pin!(writes);
     let mut whole = true;
-    while let Some((object, digest, taken)) = writes.next().await {
-        if taken {
-            written.insert(object, digest);
-        } else {
-            whole = false;
+    while let Some((object, digest, sent, answer)) = writes.next().await {
+        match answer {
+            // 404: gone, which the watch says.
+            Answer::Done(()) | Answer::Refused(404, _) => {
+                written.digests.insert(object, digest);
+            }
+            Answer::Refused(_, why) | Answer::Busy(why) => {
+                tracing::debug!(?object, why, "status");
+                whole = false;
+            }
+            Answer::Unknown(why) => {
+                tracing::debug!(?object, why, "status");
+                written.unknown.insert(object, sent + answer::LANDING);
+                whole = false;
+            }
         }
     }
     whole
@@ -130,11 +176,11 @@ async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> b
 
 /// What is to be written. Who is gone is forgotten.
 fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
-    let mut known = std::mem::take(written);
+    let mut known = std::mem::take(&mut written.digests);
     let mut is_new = |object: &Object, digest| {
         let same = known.remove(object) == Some(digest);
         if same {
-            written.insert(object.clone(), digest);
+            written.digests.insert(object.clone(), digest);
         }
         !same
     };
@@ -164,11 +210,10 @@ fn digest(of: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Whether the status was taken, or there is nothing left to take it.
-async fn write(client: &kube::Client, object: &Object, status: &Value) -> bool {
+async fn write(client: &kube::Client, object: &Object, status: &Value) -> Answer<()> {
     let parameters = PatchParams::default();
     let patch = Patch::Merge(serde_json::json!({"status": status}));
-    let written = async {
+    answer::of(async {
         match object {
             Object::Queue(name) => {
                 let api: Api<api::Queue> = Api::all(client.clone());
@@ -184,17 +229,8 @@ async fn write(client: &kube::Client, object: &Object, status: &Value) -> bool {
                 api.patch_status(name, &parameters, &patch).await.map(drop)
             }
         }
-    };
-    match tokio::time::timeout(PATIENCE, written).await {
-        Ok(Ok(())) => true,
-        // Gone: the watch says so.
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => true,
-        Ok(Err(error)) => {
-            tracing::debug!(?object, %error, "status");
-            false
-        }
-        Err(_) => false,
-    }
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -231,3 +231,45 @@ async fn only_the_leader_writes_and_everybody_counts() {
         .await
         .expect("gone");
 }
+
+/// A write without an answer may come after the one that followed it.
+#[tokio::test(start_paused = true)]
+async fn a_status_whose_write_had_no_answer_is_written_once_more_when_that_one_cannot_come() {
+    let begin = Instant::now();
+    let sent = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let times = Arc::clone(&sent);
+    let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+        let first = {
+            let mut times = times.lock().unwrap();
+            times.push(begin.elapsed());
+            times.len() == 1
+        };
+        async move {
+            if first {
+                std::future::pending::<()>().await;
+            }
+            let body = json!({"apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+                "metadata": {"name": "team"}, "spec": {}});
+            let body = kube::client::Body::from(serde_json::to_vec(&body)?);
+            Ok::<_, tower::BoxError>(http::Response::new(body))
+        }
+    });
+    let (views, reported) = watch::channel(Views::default());
+    let meters = Arc::new(QueueMeters::registered(&mut Registry::default()));
+    let client = kube::Client::new(service, "default");
+    let stop = CancellationToken::new();
+    tokio::spawn(run(client, meters, reported, stop.clone()));
+    let _stop = stop.drop_guard();
+    views.send_replace(Views {
+        queues: vec![queue("team", None, 0, 0)],
+        groups: Arc::default(),
+        leading: true,
+    });
+    tokio::time::sleep(answer::LANDING * 3).await;
+    let sent = sent.lock().unwrap().clone();
+    assert_eq!(sent.len(), 3, "{sent:?}");
+    assert!(sent[1] < Duration::from_secs(15), "{sent:?}");
+    let since = sent[2] - sent[0];
+    assert!(since >= answer::LANDING, "{sent:?}");
+    assert!(since < answer::LANDING + PAUSE * 2, "{sent:?}");
+}
