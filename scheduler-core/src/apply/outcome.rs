@@ -50,7 +50,8 @@ pub(super) fn outcome(
     state.stir();
 }
 
-/// A victim that may not go now, by a disruption budget: others are looked for meanwhile.
+/// A pod that may not go now, by a disruption budget: it is asked for again after a pause,
+/// and other victims are looked for meanwhile.
 fn spare_for_a_while(state: &mut State, config: &Config, task: TaskKey, reason: Arc<str>) {
     let refusals = refusals(state, task);
     let until = Some(state.now.after(pause_length(config, refusals)));

@@ -52,6 +52,7 @@ impl Cycle<'_> {
                 .tasks()
                 .filter(|(_, status)| matches!(status, Status::Bound | Status::Running))
                 .map(|(task, _)| task)
+                .filter(|task| !self.is_spared(*task))
                 .collect();
             for task in tasks {
                 let message = format!(

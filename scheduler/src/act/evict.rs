@@ -9,10 +9,6 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
 use scheduler_core::{Evict, EvictCause, OutcomeResult};
 use serde_json::{Value, json};
-use std::time::Duration;
-
-/// After a budget's no, before that is told.
-const BUDGET_PAUSE: Duration = Duration::from_secs(2);
 
 /// Evicts, and says how that ended.
 pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
@@ -62,14 +58,6 @@ async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<Standing> {
         // Another pod under its name is none of ours.
         Answer::Done(_) => Some(Standing::Taken),
         _ => None,
-    }
-}
-
-/// After a budget's no: it would be asked again at once.
-pub(super) async fn rest(hands: &Hands, evict: &Evict, result: &OutcomeResult) {
-    let refused = matches!(result, OutcomeResult::Refused { .. });
-    if refused && hands.budgets && evict.cause.makes_room() {
-        tokio::time::sleep(BUDGET_PAUSE).await;
     }
 }
 

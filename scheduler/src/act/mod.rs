@@ -302,15 +302,10 @@ impl Actor {
                 return refused;
             }
             // Nobody closes it.
-            let seat = seats.acquire().await.ok();
+            let _seat = seats.acquire().await.ok();
             match &*action {
                 Action::Bind(bind) => bind::bind(&hands, bind).await,
-                Action::Evict(evict) => {
-                    let result = evict::evict(&hands, evict).await;
-                    drop(seat);
-                    evict::rest(&hands, evict, &result).await;
-                    result
-                }
+                Action::Evict(evict) => evict::evict(&hands, evict).await,
             }
         });
         self.under_way.insert(task.id(), again);
