@@ -486,7 +486,7 @@ mod tests {
             gpu_nodes: nodes,
             ..Objects::default()
         };
-        let config = scheduler_core::Config::default();
+        let config = scheduler_core::Config::verified();
         let shadow = Shadow::of_objects(objects, config, "kai-scheduler", Time(5));
         let text = text::write(&shadow.events());
         for line in [
@@ -498,7 +498,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        let again = Shadow::of_text(&text, scheduler_core::Config::default(), "kai-scheduler");
+        let again = Shadow::of_text(&text, scheduler_core::Config::verified(), "kai-scheduler");
         assert_eq!(text::write(&again.unwrap().events()), text);
     }
 
@@ -515,7 +515,7 @@ pod late queue=rich created=2 gpus.main=1
 
     fn owed(more: &str) -> Shadow {
         let text = format!("{OWED}{more}");
-        Shadow::of_text(&text, scheduler_core::Config::default(), "kai-scheduler")
+        Shadow::of_text(&text, scheduler_core::Config::verified(), "kai-scheduler")
             .unwrap_or_else(|why| panic!("{why}"))
     }
 

@@ -56,9 +56,10 @@ pub struct Config {
     /// so there is no flag.
     #[arg(skip)]
     pub page_is_open: bool,
-    /// The core recomputes all that it goes by, many times slower: for a simulation, so there
-    /// is no flag.
-    #[arg(skip)]
+    /// Recompute every sum after each change, and make every search that could be skipped:
+    /// many times slower. What contradicts itself is counted as `contradictions`; a debug
+    /// build ends.
+    #[arg(long)]
     pub verify: bool,
 
     /// Decide beside the scheduler that has this name, write nothing at all, and report where

@@ -244,7 +244,7 @@ async fn the_snapshot_for_kais_tools_has_its_keys_and_nothing_that_containers_ar
 
 /// Decisions of a core that is rebuilt from a page of the scheduler's.
 fn replayed(snapshot: &str) -> String {
-    let mut core = scheduler_core::Core::new(Config::default().core(7));
+    let mut core = scheduler_core::Core::new(scheduler_core::Config::verified());
     for event in scheduler_core::text::read(snapshot).unwrap() {
         core.apply(event);
     }

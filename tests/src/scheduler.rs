@@ -80,6 +80,8 @@ pub struct Replica {
     pub api: String,
     /// Whether it acts only while it holds the lease.
     pub elects: bool,
+    /// Whether it recomputes every sum after each change: for whatever is not timed.
+    pub verifies: bool,
     /// The wall clock that it sees, if not the machine's.
     pub wall: Option<WallClock>,
 }
@@ -94,6 +96,7 @@ impl Replica {
             page: Some(PAGE_PORT),
             api: control_plane::url(),
             elects: false,
+            verifies: true,
             wall: None,
         }
     }
@@ -171,6 +174,9 @@ impl Scheduler {
             command = command
                 .env("LD_PRELOAD", place.programs.ours.join("libsim_clock.so"))
                 .env("ALIQUOT_SIM_CLOCK", wall.file());
+        }
+        if replica.verifies {
+            command = command.arg("--verify");
         }
         if replica.elects {
             command = command

@@ -17,7 +17,7 @@ struct Site {
 
 impl Site {
     fn new(cluster: &str) -> Self {
-        let config = scheduler_core::Config::default();
+        let config = scheduler_core::Config::verified();
         let meters = Arc::new(Meters::registered(&mut Registry::default()));
         let mut site = Self {
             core: Core::new(config.clone()),

@@ -87,7 +87,7 @@ fn run(input: &[u8]) {
             ),
         }
     }
-    // Whoever holds these IDs holds them by an entry of its own.
+    // Every holder of these IDs has an entry of its own for them.
     let ids = BTreeSet::from(["GPU-0::3".to_owned()]);
     for holder in holders(&checkpoint, Resource::Share, &ids) {
         assert!(

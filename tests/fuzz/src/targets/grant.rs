@@ -1,4 +1,4 @@
-//! The signed grant: what nobody but the scheduler may say.
+//! The signed grant: what only the scheduler may say.
 
 use crate::{Shape, Target};
 use api::Mode;
@@ -101,7 +101,7 @@ fn run(input: &[u8]) {
         site.texts.iter().any(|signed| signed == text),
         "what was not signed is taken, or what was signed is not: {verified:?}"
     );
-    // Whoever reads it for display reads what was signed.
+    // What is read for display is what was signed.
     let Ok(grant) = Grant::peek(text) else {
         assert!(verified.is_err());
         return;

@@ -274,7 +274,7 @@ fn proof(input: &[u8]) {
         assert_eq!(
             value["limited"]["mib"].as_u64(),
             limited,
-            "a limit of nobody's"
+            "a limit that the proof does not name"
         );
     }
     let alloc = AllocId::new(7);

@@ -76,7 +76,7 @@ fn run(input: &[u8]) {
             returns(&events);
             // A text of a few events is a cluster, whatever it says.
             if events.len() <= 64 {
-                let mut core = Core::new(Config::default());
+                let mut core = Core::new(Config::verified());
                 for event in events {
                     core.apply(event);
                 }

@@ -24,7 +24,7 @@ impl Cluster {
     pub(super) fn new() -> Self {
         let mut cluster = Self {
             world: World::new(SCHEDULER),
-            core: Core::new(Config::default()),
+            core: Core::new(Config::verified()),
         };
         let node = json!({"metadata": {"name": NODE, "uid": "nu1"}, "status": {
             "allocatable": {"cpu": "8", "memory": "32Gi", "pods": "110", "aliquot.dev/gpu-share": "64"},

@@ -126,6 +126,7 @@ fn replica(name: &str) -> Replica {
     Replica {
         name: name.to_owned(),
         elects: true,
+        verifies: false,
         ..Replica::only()
     }
 }
