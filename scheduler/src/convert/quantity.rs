@@ -8,12 +8,9 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Kubernetes keeps no more: what comes after is rounded up or cut off.
-const PLACES: usize = 18;
-/// Ten to this fits into 128 bits.
-const DIGITS: usize = 38;
-/// Beyond, every number of [`DIGITS`] is nothing or does not fit.
-const EXPONENT: i32 = 60;
+/// No 64-bit number has more: later digits only decide whether there is a remainder. These,
+/// times any suffix, fit into 128 bits.
+const DIGITS: usize = 20;
 
 /// How many thousandths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,62 +33,47 @@ fn read(quantity: &Quantity) -> Option<Thousandths> {
     if whole.is_empty() && part.is_empty() || part.contains('.') {
         return None;
     }
-    let (part, rest) = part.split_at(part.len().min(PLACES));
-    let more = rest.bytes().any(|digit| digit != b'0');
-    let (up, down): (u128, u128) = match suffix {
-        "n" => (1, 1_000_000),
-        "u" => (1, 1_000),
-        "m" => (1, 1),
-        "" => (1_000, 1),
-        "k" => (1_000_000, 1),
-        "M" => (1_000_000_000, 1),
-        "G" => (1_000_000_000_000, 1),
-        "T" => (1_000_000_000_000_000, 1),
-        "P" => (1_000_000_000_000_000_000, 1),
-        "E" => (1_000_000_000_000_000_000_000, 1),
-        "Ki" => (1_000 << 10, 1),
-        "Mi" => (1_000 << 20, 1),
-        "Gi" => (1_000 << 30, 1),
-        "Ti" => (1_000 << 40, 1),
-        "Pi" => (1_000 << 50, 1),
-        "Ei" => (1_000 << 60, 1),
-        _ => {
-            let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-            let power = 10_u128.saturating_pow(exponent.clamp(-EXPONENT, EXPONENT).unsigned_abs());
-            if exponent < 0 {
-                (1_000, power)
-            } else {
-                (power.saturating_mul(1_000), 1)
-            }
-        }
+    // One unit of the number is `factor` times ten to the `exponent`.
+    let (factor, exponent): (u128, i32) = match suffix {
+        "n" => (1, -9),
+        "u" => (1, -6),
+        "m" => (1, -3),
+        "" => (1, 0),
+        "k" => (1, 3),
+        "M" => (1, 6),
+        "G" => (1, 9),
+        "T" => (1, 12),
+        "P" => (1, 15),
+        "E" => (1, 18),
+        "Ki" => (1 << 10, 0),
+        "Mi" => (1 << 20, 0),
+        "Gi" => (1 << 30, 0),
+        "Ti" => (1 << 40, 0),
+        "Pi" => (1 << 50, 0),
+        "Ei" => (1 << 60, 0),
+        _ => (1, suffix.strip_prefix(['e', 'E'])?.parse().ok()?),
     };
     let digits = format!("{whole}{part}");
     let digits = digits.trim_start_matches('0');
     if digits.is_empty() {
-        return Some(Thousandths::Whole(0, more));
+        return Some(Thousandths::Whole(0, false));
     }
-    if digits.len() > DIGITS {
-        return Some(Thousandths::Beyond);
+    let (first, rest) = digits.split_at(digits.len().min(DIGITS));
+    let more = rest.bytes().any(|digit| digit != b'0');
+    let scaled = first.parse::<u128>().ok()?.checked_mul(factor)?;
+    let power = exponent
+        .saturating_add(3)
+        .saturating_add(i32::try_from(rest.len()).ok()?)
+        .saturating_sub(i32::try_from(part.len()).ok()?);
+    let ten = 10_u128.checked_pow(power.unsigned_abs());
+    if power < 0 {
+        // A power of ten that overflows 128 bits is larger than `scaled`.
+        return Some(ten.map_or(Thousandths::Whole(0, true), |ten| {
+            Thousandths::Whole(scaled / ten, more || scaled % ten != 0)
+        }));
     }
-    let digits: u128 = digits.parse().ok()?;
-    let places = 10_u128.pow(u32::try_from(part.len()).ok()?);
-    let divisor = places.saturating_mul(down);
-    // Many places and a large suffix: only together do they fit.
-    let common = greatest_common(up, divisor);
-    let (up, divisor) = (up / common, divisor / common);
-    let Some(scaled) = digits.checked_mul(up) else {
-        return Some(Thousandths::Beyond);
-    };
-    let more = more || scaled % divisor != 0;
-    Some(Thousandths::Whole(scaled / divisor, more))
-}
-
-fn greatest_common(one: u128, other: u128) -> u128 {
-    if other == 0 {
-        one
-    } else {
-        greatest_common(other, one % other)
-    }
+    let count = ten.and_then(|ten| scaled.checked_mul(ten));
+    Some(count.map_or(Thousandths::Beyond, |count| Thousandths::Whole(count, more)))
 }
 
 fn rounded_up(quantity: &Quantity, each: u128) -> Option<u64> {
@@ -160,6 +142,11 @@ mod tests {
             ("abc", None),
             ("1.1234567890123456789", Some(1_124)),
             ("1e-50", Some(1)),
+            ("1e-9", Some(1)),
+            ("99999999999999999999999999999999999999e-30789", Some(1)),
+            ("1000000000000000000000000000000000000e-39", Some(1)),
+            ("99999999999999999999999999999999999999e-39", Some(100)),
+            ("0.0000000000000000005e19", Some(5_000)),
             ("0e999999999", Some(0)),
             ("1e999999999999", None),
         ] {
@@ -172,6 +159,7 @@ mod tests {
         let quantity = Quantity("1500m".to_owned());
         assert_eq!((up(&quantity), down(&quantity)), (Some(2), Some(1)));
     }
+
     #[test]
     fn an_amount_beyond_all_numbers_fits_nowhere_and_is_offered_by_nobody() {
         for text in ["99999999999999999999999999999999999999999", "1e40", "1e999"] {
@@ -196,10 +184,16 @@ mod tests {
 
     #[test]
     fn no_part_of_a_thousandth_is_offered() {
-        let quantity = Quantity("1.0000001".to_owned());
-        assert_eq!(
-            (milli_up(&quantity), milli_down(&quantity)),
-            (Some(1001), Some(1000))
-        );
+        for (text, up, down) in [
+            ("1.0000001", 1001, 1000),
+            ("99999999999999999999999999999999999999e-30789", 1, 0),
+        ] {
+            let quantity = Quantity(text.to_owned());
+            assert_eq!(
+                (milli_up(&quantity), milli_down(&quantity)),
+                (Some(up), Some(down)),
+                "{text}"
+            );
+        }
     }
 }
