@@ -217,7 +217,8 @@ impl Config {
         })
     }
 
-    /// Time between two looks at all cards. What is told of fences counts on it.
+    /// Time between two looks at all cards. Bounded: what is reported of fences is as old as
+    /// the last look.
     pub fn nvml_interval(&self) -> Duration {
         Duration::from_millis(self.nvml_interval_ms).clamp(Duration::from_millis(10), LONGEST_LOOK)
     }

@@ -18,7 +18,7 @@ const SEEN_LATE: Duration = Duration::from_secs(3);
 pub struct Range {
     /// At best.
     pub best: Fence,
-    /// Whoever else is on the card.
+    /// Beside any neighbour on the card.
     pub least: Fence,
 }
 
@@ -90,8 +90,8 @@ impl ComputeModeWatch {
         }
     }
 
-    /// Takes in what NVML said last. Answers whether the mode is to be set again: it was
-    /// changed by somebody, or was not set in time.
+    /// Takes in what NVML said last. Answers whether the mode is to be set again: something
+    /// else on the node changed it, or it was not set in time.
     pub fn observe(&mut self, is: ComputeMode, now: Instant) -> bool {
         if compute_mode(self.mode).is_none_or(|needed| needed == is) {
             *self = Self {

@@ -22,8 +22,8 @@ pub const START_GRACE: Duration = Duration::from_secs(10);
 pub const PROOF_GRACE: Duration = Duration::from_secs(10);
 /// An allocation that never reached the checkpoint is forgotten after this long.
 pub const MINTED_GRACE: Duration = Duration::from_mins(1);
-/// The same while the checkpoint cannot be read, so that nobody knows what reached it: longer
-/// than an image takes.
+/// The same while the checkpoint cannot be read, so that the agent does not know what reached
+/// it: longer than an image takes.
 pub const MINTED_GRACE_BLIND: Duration = Duration::from_hours(6);
 /// What cannot be read for so long keeps the node from being offered; a full or a slow disk
 /// is back sooner.
@@ -358,8 +358,8 @@ pub struct Suspicions {
 }
 
 /// Containers that run with an answer of ours and without the hook's proof: the runtime
-/// ignored the CDI name, or the hook. Nobody is judged while proofs or processes cannot be
-/// read, and nobody whose own proof cannot.
+/// ignored the CDI name, or the hook. No container is judged while proofs or processes cannot
+/// be read, and none whose own proof cannot.
 pub fn unproven(
     local: &Local,
     pods: &Pods,

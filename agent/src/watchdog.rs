@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// A sample that waited longer than this says nothing of now.
 pub const STALE: Duration = Duration::from_millis(400);
-/// Nobody is held to a limit that the watchdog alone keeps, where nothing of a card could be
-/// judged for so long.
+/// A card of which nothing could be judged for so long is unguarded: limits that only the
+/// watchdog keeps are not kept on it.
 pub const BLIND: Duration = Duration::from_secs(5);
 /// So many samples within [`WINDOW`] that speak against a container are enough.
 const STRIKES: usize = 2;
@@ -246,8 +246,8 @@ impl Watchdog {
 }
 
 /// How many clients each share of a server may have, by the server's name, where it does not
-/// take enough for all of its shares; a share that has fewer can then not have its own. What
-/// is the only share of its server takes from nobody.
+/// take enough for all of its shares; a share that has fewer can then not have its own. The
+/// only share of a server takes from no other.
 fn parts(
     card: &GpuUuid,
     processes: &[Process],
@@ -264,7 +264,7 @@ fn parts(
     let slots = usize::try_from(slots).unwrap_or(usize::MAX);
     let part = |counts: Vec<usize>| {
         let free = slots.saturating_sub(counts.iter().sum());
-        // One for each that has none yet, and one for whoever starts another.
+        // One for each that has none yet, and one for the next process of any share.
         let wanted = counts.iter().filter(|count| **count == 0).count().max(1);
         let part = slots.checked_div(counts.len())?.max(LEAST_CLIENTS);
         (counts.len() > 1 && free < wanted).then_some(part)

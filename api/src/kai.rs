@@ -158,7 +158,7 @@ pub struct TopologyConstraint {
 }
 
 /// How many levels of sub-groups a group may have: KAI's own groupers make three at most, and
-/// whoever walks the tree must not run out of stack for a tenant's object.
+/// a recursive walk of the tree must not run out of stack for a tenant's object.
 pub const MAX_SUB_GROUP_DEPTH: usize = 16;
 
 /// How many sub-groups of a group are read: every decision about one of its pods walks them,

@@ -212,7 +212,7 @@ pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
     Ok(PodRequest { containers })
 }
 
-/// What a pod asks for by its containers' resources alone, which nobody can change after it
+/// What a pod asks for by its containers' resources alone, which cannot be changed after it
 /// was made, whatever its annotations say.
 pub fn whole(pod: &Pod) -> Vec<ContainerRequest> {
     let Some(spec) = &pod.spec else {

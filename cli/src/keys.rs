@@ -137,7 +137,7 @@ impl Keys {
         let secret = object::GRANT_KEY_SECRET;
         match self.secrets.delete(secret, &DeleteParams::default()).await {
             Ok(_) => {}
-            // By somebody whose change is not seen yet.
+            // Another admin deleted it, and that change is not seen yet.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => {
                 return Err(Failure::cluster(format!(

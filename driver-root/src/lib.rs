@@ -91,7 +91,8 @@ impl DriverRoot {
         env
     }
 
-    /// An empty part of such a list is the current directory, whose files are nobody's here.
+    /// An empty part of such a list would mean the current directory, from which no file is to
+    /// be taken.
     fn before(&self, folders: &[&str], others: Option<OsString>) -> OsString {
         let own = folders.iter().map(|folder| self.here.join(folder).into());
         let others = others.unwrap_or_default();

@@ -38,7 +38,7 @@ fn what_a_program_sees() {
 #[test]
 fn a_program_runs_with_the_c_library_of_its_own_root() {
     if !nix::unistd::geteuid().is_root() {
-        // Nobody else may have a root of their own.
+        // Only root may change the root of a process.
         return;
     }
     let tmp = tempfile::tempdir().unwrap();

@@ -134,8 +134,8 @@ pub struct Outcome {
     pub result: OutcomeResult,
 }
 
-/// How an action ended. That nobody knows is no end: whoever carries actions out asks until
-/// there is an answer.
+/// How an action ended. An unknown end is none: the scheduler's shell asks the API server
+/// until it has an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutcomeResult {
     /// The API server took it.

@@ -1,9 +1,10 @@
 //! Clusters full of shares: searches for room that find nothing.
 //!
 //! What is known without a search, and what is remembered from one decision to the next,
-//! only skips work: debug builds search all the same and stop where room was found, so that
-//! every case here proves it; and a core that was rebuilt decides as the one that lived, and
-//! says of everybody what the one that lived said last.
+//! only skips work: with `Config::verify` the core searches all the same, and a debug
+//! assertion fails where room is found, so that every case here proves it. And a core that
+//! was rebuilt decides as the one that lived, and gives every pod the reason that the other
+//! gave last.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
 mod cases;

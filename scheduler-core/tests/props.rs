@@ -314,7 +314,7 @@ fn nodes() -> impl Strategy<Value = Vec<(u8, u8)>> {
 proptest! {
     #![proptest_config(tried(256))]
 
-    /// Debug builds check every invariant after every event as well.
+    /// The world checks every invariant after every event and decision as well.
     #[test]
     fn the_same_events_give_the_same_actions(nodes in nodes(), steps in steps(60)) {
         prop_assert_eq!(run(&nodes, &steps).log, run(&nodes, &steps).log);

@@ -1,5 +1,5 @@
-//! One way to serve, over TLS or plain, that nobody can fill: so many connections in all and
-//! from one address, so much time and room for what comes before a request.
+//! One way to serve, over TLS or plain, that no client can exhaust: connections are bounded in
+//! all and for each address, and so are time and room for what comes before a request.
 
 use axum::Router;
 use axum_server::Handle;
@@ -39,7 +39,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub enum Door {
     /// A port.
     Port(TcpListener),
-    /// Whoever gets the routes calls them in this process: a simulation, without sockets.
+    /// No socket: the receiver calls the routes in this process, as a simulation does.
     Routes(oneshot::Sender<Router>),
 }
 

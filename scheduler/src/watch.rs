@@ -60,7 +60,7 @@ pub enum Fact {
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
 /// Follows everything until `stop`. When `relist` changes, pods and groups are listed anew: a
-/// watch may lag behind what somebody else wrote.
+/// watch may lag behind what another replica wrote.
 pub async fn run(
     client: Client,
     facts: Facts,
@@ -123,7 +123,7 @@ async fn follow_anew<K>(
     }
 }
 
-/// Returns when it changes; never, once nobody can change it.
+/// Returns when it changes; never, once its sender is gone.
 async fn changed(relist: &mut watch::Receiver<u64>) {
     if relist.changed().await.is_err() {
         std::future::pending::<()>().await;

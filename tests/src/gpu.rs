@@ -215,7 +215,7 @@ impl Driver {
             },
         )
         .await?;
-        // A driver's programs are files below its root: nobody who is in there follows a link
+        // A driver's programs are files below its root: a process in there follows no link
         // out of it. What tenants run is mounted into their containers and brings its C library
         // along; what the MPS supervisor alone runs has another one than this system.
         let smi = root.join("usr/bin/nvidia-smi");

@@ -114,7 +114,7 @@ impl Entry {
                 named(&response)
             }
         };
-        // Every answer of ours names its allocation, and nobody else answers for shares.
+        // Every answer of ours names its allocation, and no other plugin answers for shares.
         if alloc.is_none() && raw.resource == names::resource::SHARE {
             return Err(CheckpointError(format!(
                 "{} of container {} names no allocation",

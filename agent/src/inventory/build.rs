@@ -10,12 +10,12 @@ use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-/// Memory of a card that no listed process holds is somebody's beyond this: contexts cost the
-/// driver some that it lists under nobody.
+/// More than this in use on a card and held by no listed process is a hidden holder's: the
+/// driver itself spends some on contexts that it lists under no process.
 const UNLISTED: Mib = Mib(512);
 /// So many looks in a row must find it: memory and lists are not read at one moment.
 const UNLISTED_LOOKS: usize = 5;
-/// The name of whoever holds it.
+/// The name under which its holder is shown.
 const UNLISTED_NAME: &str = "in no list of the driver";
 /// The first branch of the driver that keeps memory limits per cgroup.
 const DRIVER_LIMITS: u32 = 615;
@@ -99,7 +99,7 @@ impl Book {
 
     /// Whether a process that nothing explains is a stranger by now. One that is dying, or
     /// whose server or container was not told of yet, is not; one that is still there at
-    /// the next look is. At the first look at a card nobody is given time.
+    /// the next look is. At the first look at a card no process is given time.
     fn is_settled(&self, uuid: &GpuUuid, process: &Process) -> bool {
         let before = self.looks[1].get(uuid);
         match before.map(|look| look.get(&process.pid)) {

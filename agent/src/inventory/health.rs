@@ -31,7 +31,7 @@ pub enum XidClass {
     /// A link; matters for several cards together only.
     Link,
     /// A program may have done it, or the card is broken: nothing new comes until the driver
-    /// says which, and nobody is evicted for it.
+    /// says which, and no pod is evicted for it.
     Suspect,
     /// Nothing runs right until the card was reset.
     NeedsReset,

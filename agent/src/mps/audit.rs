@@ -1,9 +1,9 @@
 //! Commands that a control daemon was given by others than us, by its own log.
 //!
-//! Whoever is the daemon's user and reaches its pipe may command it, and what it answers in
-//! whole GiB hides a limit that was raised by less. Its `control.log`, which no tenant can
-//! reach, has a line `Cmd:<command>` for every one. In: what we give, what the log says. Out:
-//! what was not ours.
+//! Any process that runs as the daemon's user and reaches its pipe may command it, and its
+//! answers in whole GiB hide a limit that was raised by less. Its `control.log`, which no
+//! tenant can reach, has a line `Cmd:<command>` for every command. In: the commands we give,
+//! and the log. Out: the commands that were not ours.
 
 use crate::line::one_line;
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ impl Given {
         }
     }
 
-    /// These are the settings from now on. Whoever gives one of them again changes nothing;
-    /// an older one would be a change, whoever gave it.
+    /// These are the settings from now on. One of them given again, even by a tenant, changes
+    /// nothing; an older one would be a change, even if we had given it.
     pub fn settings_are(&self, commands: &[String]) {
         let commands: Vec<String> = commands.iter().filter_map(|one| changing(one)).collect();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ impl Given {
     }
 }
 
-/// Somebody else's command.
+/// A command that we did not give.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
     /// What was given, on one line.

@@ -523,7 +523,7 @@ impl Daemon {
         let view = self.machine.view();
         // A daemon answers in whole GiB; what its server's log says is used where both agree.
         let floor = view.observed.memory;
-        // A server says it once: a command that nobody could hear would go unnoticed.
+        // A server says it once: without the audit a later command would go unnoticed.
         let exact = self.exact.filter(|_| self.audit.hears());
         let exact = exact.map(|(_, limit)| limit);
         let memory = exact.filter(|limit| limit.0 >> 10 == floor.0 >> 10);

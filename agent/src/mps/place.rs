@@ -178,7 +178,8 @@ impl Place {
     }
 
     /// What tenants see, with an empty folder for the pipes. It stays as long as the place:
-    /// containers have it. One that was left half made is made anew, nobody has that.
+    /// containers have it mounted. One that was left half made is made anew: no container
+    /// has that one.
     fn mount_tenant(&self) -> Result<(), PlaceError> {
         let tenant = self.tenant();
         let seen = tenant.join("pipe");
@@ -307,7 +308,7 @@ fn tmpfs(at: &Path, options: &str) -> Result<(), PlaceError> {
         .map_err(|e| error("mount", at, e.into()))
 }
 
-/// Nobody writes by this mount any more, whatever is mounted in it.
+/// Makes this mount read-only; what is mounted inside it stays as it is.
 fn close(at: &Path) -> Result<(), PlaceError> {
     const NOTHING: Option<&Path> = None;
     let closed = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | PLAIN;
@@ -506,7 +507,7 @@ mod tests {
         place.rotate_logs(|_| false);
         assert_eq!(len(&path), 0);
         assert!(place.log().join("daemon.log.1").exists());
-        assert!(len(&place.control_log()) > 0, "nobody has read its end");
+        assert!(len(&place.control_log()) > 0, "its end was not read yet");
         place.rotate_logs(|len| len > MAX_LOG_BYTES);
         assert_eq!(len(&place.control_log()), 0);
     }

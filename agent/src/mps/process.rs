@@ -171,7 +171,7 @@ fn is_beside(own: &str, its: &str) -> bool {
         let mut places = own.lines().filter_map(place);
         let ours = places.find(|(other, _)| *other == controllers);
         ours.is_some_and(|(_, ours)| {
-            // Directly below the root nobody is in a pod.
+            // A cgroup directly below the root is in no pod.
             let in_pod = pod(&ours).filter(|pod| !pod.is_empty());
             ours == path || in_pod.is_some() && in_pod == pod(&path)
         })

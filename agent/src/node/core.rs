@@ -321,8 +321,8 @@ impl Core {
     }
 
     /// Without the checkpoint: the allocation that the kubelet has for a container. The
-    /// latest answer for exactly these IDs that nobody was identified by, else the one by
-    /// which this container was before.
+    /// latest answer for exactly these IDs by which no container was identified yet, else the
+    /// one by which this container was before.
     pub(super) fn allocated(
         &self,
         key: &HolderKey,
@@ -339,7 +339,7 @@ impl Core {
             .or_else(|| self.ledger.get(key)?.alloc_id)
     }
 
-    /// Somebody was identified by an answer, or not after all.
+    /// A container was identified by an answer, or (`bound` is false) not after all.
     pub(super) fn identified(&mut self, alloc: AllocId, bound: bool) {
         if let Some(minted) = self.minted.get_mut(&alloc) {
             minted.bound = bound;
@@ -425,8 +425,8 @@ impl Core {
         None
     }
 
-    /// Containers without proof that an earlier agent let start: nobody knows any more
-    /// whether they met the hook, so they are left alone, and nothing comes beside them.
+    /// Containers without proof that an earlier agent let start: it can no longer be known
+    /// whether the hook ran for them, so they are left alone, and nothing comes beside them.
     fn unproven_from_before(&self) -> Option<String> {
         let (key, _) = self
             .unproven

@@ -268,7 +268,7 @@ fn names_in(folder: &Path) -> Result<BTreeSet<AllocId>, String> {
     let mut names = BTreeSet::new();
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // Somebody removed it; without it nothing starts.
+            // It was removed; without it no container starts.
             std::fs::create_dir_all(folder).map_err(told)?;
             return Ok(names);
         }

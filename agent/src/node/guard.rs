@@ -78,7 +78,7 @@ impl Core {
     }
 
     /// Time has passed: is there a card whose processes cannot be judged for too long? One
-    /// that does not answer or is not healthy is offered to nobody anyhow.
+    /// that does not answer or is not healthy is not offered anyhow.
     pub(super) fn look_for_blindness(&mut self, now: Instant) {
         let mut watched = self.ledger.watched();
         watched.retain(|uuid| {
@@ -260,7 +260,7 @@ impl Core {
         guard.broken.retain(|name, broken| {
             let left = self.leftovers(name, broken);
             if left.is_empty() {
-                // One that nobody needs any more does not come back.
+                // A server that no share needs any more does not come back.
                 let mut shares = self.ledger.shares();
                 let needed = shares.any(|share| server_name(share).as_ref() == Some(name));
                 return needed && !broken.mended;

@@ -77,7 +77,7 @@ async fn keep(client: &Client, state: &mut watch::Receiver<Arc<State>>, owner: &
                 let settled = is_settled(&plan, &seen);
                 (Event::Mps(plan, seen), settled)
             }
-            // What it had done stands; servers outlive it. Where nothing is shared, nobody
+            // What it had done stands; servers outlive it. Where nothing is shared, no share
             // waits for a supervisor.
             Err(error) => {
                 let none = proto::mps::Plan::default();

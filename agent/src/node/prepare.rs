@@ -139,7 +139,7 @@ impl Core {
         (outcomes, effects)
     }
 
-    /// Nobody is identified. Where it is known whose pod it must be, that is not tried for ever.
+    /// The container is not identified. Where its pod is known, that is not tried for ever.
     fn unidentified(&mut self, error: &IdentityError, now: Instant) -> Outcome {
         let pod = match error {
             IdentityError::Ambiguous { uid, .. } => match self.pods.standing(uid) {

@@ -199,7 +199,7 @@ pub enum Note {
         /// As it is now.
         health: Health,
     },
-    /// Somebody has changed a card's compute mode. It is set again.
+    /// A card's compute mode was changed, not by us. It is set again.
     ComputeMode {
         /// Which.
         gpu: GpuUuid,

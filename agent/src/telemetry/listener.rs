@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 
 /// Open at once: a few Prometheus replicas and the kubelet's probes. One more ends the
-/// oldest, so that who only holds connections keeps nobody out.
+/// oldest, so that a client that only holds connections open keeps no other out.
 const MOST: usize = 32;
 /// A connection's whole life. A scrape takes milliseconds; Prometheus connects again.
 const LIFE: Duration = Duration::from_secs(30);

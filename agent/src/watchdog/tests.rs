@@ -134,7 +134,7 @@ fn who_leaves_no_client_to_the_others_of_its_card_has_more_than_its_part() {
             .map(|mib| process(pod, "main", mib, true))
             .collect()
     };
-    // Twelve for two: one is left to whoever starts another.
+    // Twelve for two: one is left for the next process of either.
     for (first, second, sure) in [
         (10, 1, false),
         (11, 1, true),
@@ -209,7 +209,7 @@ fn each_card_is_judged_by_its_own_time_and_one_that_never_can_be_is_told() {
     assert!(judged.iter().all(|finding| finding.key == shares[1].key()));
     assert!(judged.iter().any(|finding| finding.sure));
     assert_eq!(watchdog.stale(), 60);
-    // Nobody has a limit to keep there any more.
+    // No share has a limit to keep there any more.
     let now = start + Duration::from_mins(1);
     watchdog.watch(&BTreeSet::new(), now);
     assert_eq!(watchdog.unjudged(now).count(), 0);

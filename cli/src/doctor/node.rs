@@ -236,7 +236,8 @@ fn cdi(node: &Node<'_>) -> Finding {
     }
 }
 
-/// Runtimes that give GPUs to whoever sets a variable: a pod names any of them by its class.
+/// Runtimes that give GPUs to any container that sets a variable: a pod names any of them by
+/// its class.
 fn runtimes(node: &Node<'_>) -> Finding {
     let check = "runtimes";
     let nvidias: Vec<String> = runtime_names(node)

@@ -10,7 +10,8 @@
 //! Where nobody may lose anything, and everybody who is taken has to find a place, [`repack`]
 //! says whether there can be places at all.
 //!
-//! This only skips work: debug builds run the search all the same and compare.
+//! This only skips work: with [`crate::Config::verify`] the search is made all the same, and
+//! room that it finds is a violation.
 
 use super::ceiling::Whom;
 use super::{Cycle, repack};

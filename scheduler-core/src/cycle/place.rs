@@ -379,7 +379,7 @@ impl Cycle<'_> {
     }
 
     /// Moves every promise on a card to another card of the node, of the same size (a fraction
-    /// is worth something else on another), that nobody stays on.
+    /// is worth something else on another), where no share stays.
     fn displace(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
         let Some(row) = self.state.nodes.get(node) else {
             return false;

@@ -3,8 +3,8 @@
 //! wait together.
 //!
 //! [`State::moved`](crate::state::State) says who has moved. What else it depends on
-//! (whether pods are hindered, what GPU memory counts for) voids all of it. Debug builds
-//! compare it with one made anew.
+//! (whether pods are hindered, what GPU memory counts for) voids all of it. A debug
+//! assertion compares it with one made anew.
 
 use super::Cycle;
 use crate::action::ReasonKind;

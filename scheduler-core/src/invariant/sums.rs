@@ -50,7 +50,8 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     for (key, should) in &sums.extras {
         let is = state.extra_use.get(key).copied().unwrap_or_default();
         if is != *should {
-            differs("resource", key.1.as_str(), &is, should);
+            let node = state.nodes.get(key.0).map_or("", |row| row.name.as_str());
+            differs("resource", &format!("{} of {node}", key.1), &is, should);
         }
     }
     let counted = |extra: &&ExtraUse| **extra != ExtraUse::default();
@@ -175,5 +176,224 @@ impl Sums {
 fn add(sums: &mut [u128; 3], amounts: [u128; 3]) {
     for (sum, amount) in sums.iter_mut().zip(amounts) {
         *sum += amount;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::core::Core;
+    use crate::text;
+
+    const CLUSTER: &str = "
+node n1 cpu=8000 memory=8589934592 pods=10 managed extended.x=4
+cards n1 default=mps
+  card GPU-1 total=1000
+node n2 cpu=8000 memory=8589934592 pods=10 gpus=4
+queue department
+queue team parent=department
+pod runs queue=team cpu=100 memory=1024 extended.x=1 gpu-memory.main=100 non-preemptible on=n1
+  grant main cards=GPU-1 memory=100 mode=mps
+pod leaves queue=team cpu=200 memory=1024 extended.x=1 gpu-memory.main=200 phase=releasing on=n1
+  grant main cards=GPU-1 memory=200 mode=mps
+pod stays queue=team cpu=300 memory=1024 gpu-memory.main=300 phase=stuck on=n1
+  grant main cards=GPU-1 memory=300 mode=mps
+pod promised queue=team cpu=200 memory=1024 extended.x=1 gpu-memory.main=200
+pod waits queue=team cpu=400 memory=1024 gpus.main=1 gpu-memory.side=400
+pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
+";
+
+    /// Of each kind that a sum counts there is a pod.
+    fn core() -> Core {
+        let mut core = Core::new(Config::verified());
+        for event in text::read(CLUSTER).unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+        let state = core.state_for_tests();
+        state.refresh_queues();
+        let (leaves, promised) = (state.task_names["leaves"], state.task_names["promised"]);
+        let place = state.cell(leaves);
+        state.transition(
+            promised,
+            TaskCell {
+                status: Status::Promised,
+                ..place
+            },
+        );
+        assert_eq!(core.violations(), Vec::<String>::new());
+        core
+    }
+
+    fn node<'a>(state: &'a mut State, name: &str) -> &'a mut NodeUse {
+        let key = state.node_names[name];
+        &mut state.node_use[key]
+    }
+
+    fn extra(state: &mut State) -> &mut ExtraUse {
+        let key = (state.node_names["n1"], ResourceName::new("x"));
+        state.extra_use.get_mut(&key).unwrap()
+    }
+
+    fn card(state: &mut State) -> &mut CardUse {
+        let key = state.card_names["GPU-1"];
+        &mut state.card_use[key]
+    }
+
+    fn queue<'a>(state: &'a mut State, name: &str) -> &'a mut QueueUse {
+        let key = state.queue_names[name];
+        &mut state.queue_use[key]
+    }
+
+    /// What is corrupted, how, and how the sentence about it begins.
+    type Case = (&'static str, fn(&mut State), &'static str);
+
+    const CASES: &[Case] = &[
+        (
+            "CPU in use",
+            |state| node(state, "n1").used.cpu += 1,
+            "node n1 has ",
+        ),
+        (
+            "memory in use",
+            |state| node(state, "n1").used.memory -= 1,
+            "node n1 has ",
+        ),
+        (
+            "pods in use",
+            |state| node(state, "n1").used.pods -= 1,
+            "node n1 has ",
+        ),
+        (
+            "whole GPUs in use",
+            |state| node(state, "n2").used.gpus = 0,
+            "node n2 has ",
+        ),
+        (
+            "CPU on its way out",
+            |state| node(state, "n1").releasing.cpu -= 1,
+            "node n1 has ",
+        ),
+        (
+            "promised memory",
+            |state| node(state, "n1").promised.memory -= 1,
+            "node n1 has ",
+        ),
+        (
+            "GPUs of foreign pods",
+            |state| node(state, "n2").foreign[0] = 0,
+            "node n2 has ",
+        ),
+        (
+            "CPU of foreign pods",
+            |state| node(state, "n2").foreign[1] += 1,
+            "node n2 has ",
+        ),
+        (
+            "another resource in use",
+            |state| extra(state).used -= 1,
+            "resource x of n1 has ",
+        ),
+        (
+            "another resource on its way out",
+            |state| extra(state).releasing = 0,
+            "resource x of n1 has ",
+        ),
+        (
+            "another resource, promised",
+            |state| extra(state).promised += 1,
+            "resource x of n1 has ",
+        ),
+        (
+            "another resource, forgotten",
+            |state| state.extra_use.clear(),
+            "resource x of n1 has ",
+        ),
+        (
+            "another resource that no pod has",
+            |state| {
+                let key = (state.node_names["n2"], ResourceName::new("x"));
+                let used = *extra(state);
+                state.extra_use.insert(key, used);
+            },
+            "the number of resources in use has ",
+        ),
+        (
+            "a card's memory in use",
+            |state| card(state).held.limits -= 1,
+            "card GPU-1 has ",
+        ),
+        (
+            "a card's nominal memory in use",
+            |state| card(state).held.nominal += 1,
+            "card GPU-1 has ",
+        ),
+        (
+            "the squares of a card's limits",
+            |state| card(state).held.squares = 0,
+            "card GPU-1 has ",
+        ),
+        (
+            "a card's modes",
+            |state| card(state).held.modes.reverse(),
+            "card GPU-1 has ",
+        ),
+        (
+            "a card's memory on its way out",
+            |state| card(state).releasing.limits = 0,
+            "card GPU-1 has ",
+        ),
+        (
+            "a card's memory, promised",
+            |state| card(state).promised.limits = 0,
+            "card GPU-1 has ",
+        ),
+        (
+            "what a queue has",
+            |state| queue(state, "team").allocated[0] += 1,
+            "queue team has ",
+        ),
+        (
+            "what a queue above it has",
+            |state| queue(state, "department").allocated[1] -= 1,
+            "queue department has ",
+        ),
+        (
+            "what a queue has that is not preemptible",
+            |state| queue(state, "team").non_preemptible[2] = 0,
+            "queue team has ",
+        ),
+        (
+            "what a queue waits for",
+            |state| queue(state, "team").pending[0] = 0,
+            "queue team has ",
+        ),
+        (
+            "the GPU memory that a queue above it waits for",
+            |state| queue(state, "department").pending_mib = 0,
+            "queue department has ",
+        ),
+    ];
+
+    #[test]
+    fn a_sum_that_is_not_what_its_pods_add_up_to_is_named() {
+        for (what, corrupt, words) in CASES {
+            let mut core = core();
+            corrupt(core.state_for_tests());
+            let wrong = core.violations();
+            assert!(
+                wrong.iter().any(|line| line.starts_with(*words)),
+                "{what}: {wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn sums_of_queues_that_are_to_be_rebuilt_are_not_compared() {
+        let mut core = core();
+        let state = core.state_for_tests();
+        state.queues_dirty = true;
+        queue(state, "team").allocated[0] += 1;
+        assert_eq!(core.violations(), Vec::<String>::new());
     }
 }

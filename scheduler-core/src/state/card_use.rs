@@ -79,7 +79,7 @@ impl CardUse {
         after
     }
 
-    /// Nobody is on it but those on their way out, if anybody.
+    /// Every holder of it, if there is one, is on its way out.
     pub(crate) fn is_leaving(&self) -> bool {
         self.held.modes == self.releasing.modes
     }

@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(cards.cards[0].numa, None);
     }
 
-    /// One field that nobody knows yet, number 1000.
+    /// A field that no release has yet, number 1000.
     const UNKNOWN: [u8; 3] = [0xc0, 0x3e, 0x01];
 
     /// An embedded message of that field.
@@ -202,7 +202,7 @@ mod tests {
         use prost::Message as _;
         use proto::telemetry::agent_message::Body;
         use proto::telemetry::{AgentMessage, SchedulerMessage};
-        // The next one's has fields, words and a body that nobody here knows.
+        // The next one's has fields, words and a body that this release does not know.
         let mut gpu = state(&[]).gpus.remove(0);
         gpu.minimum_fence = "QuantumLimit".into();
         gpu.kubelet_pool = "elsewhere".into();

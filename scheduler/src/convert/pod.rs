@@ -265,8 +265,8 @@ fn node(pod: &KubePod) -> Option<&str> {
 }
 
 /// A grant that names another pod or node is not its own and counts as none: its agent
-/// refuses it too. Its signature is its agent's to check: nobody but the scheduler may write
-/// that annotation.
+/// refuses it too. Its signature is its agent's to check: no account but the scheduler's may
+/// write that annotation.
 fn own_grant(pod: &KubePod, node: &str) -> Option<Grant> {
     pod.annotations()
         .get(grant::GRANT)

@@ -167,7 +167,7 @@ impl Callers {
     }
 
     async fn judge(&self, token: &str) -> Result<Result<Reader, String>, CallerError> {
-        // A token for the page alone is good for nothing else, whoever sees it here; one for
+        // A token for the page alone is good for nothing else, even if it leaks here; one for
         // the API server is taken too, as browsers and `kubectl` have no other.
         let mut user = Err("it is not known".to_owned());
         for audiences in [Some(vec![page::AUDIENCE.to_owned()]), None] {

@@ -1,4 +1,4 @@
-//! What agents said and nobody has taken in yet: of each node one state, the latest, and few
+//! What agents said and the core has not taken in yet: of each node the latest state, and few
 //! refusals. So a node that says more than can be taken in costs its own words, not memory.
 
 use super::Heard;
@@ -57,22 +57,21 @@ struct Words {
 
 impl HeardSender {
     /// Never waits. Of states of one node, and of its loss, the latest counts alone.
-    /// False once nobody takes any more.
+    /// False once the receiver is gone.
     pub fn send(&self, heard: Heard) -> bool {
         waiting(&self.waiting).put(heard);
         // One that is full has rung already.
         !matches!(self.bell.try_send(()), Err(TrySendError::Closed(())))
     }
 
-    /// Nobody takes any more.
+    /// The receiver is gone.
     pub fn is_closed(&self) -> bool {
         self.bell.is_closed()
     }
 }
 
 impl HeardReceiver {
-    /// The next; `None` once there is nobody left who could say something. A dropped call
-    /// loses nothing.
+    /// The next; `None` once all senders are gone. A dropped call loses nothing.
     pub async fn recv(&mut self) -> Option<Heard> {
         loop {
             if let Some(heard) = self.try_recv() {

@@ -1,4 +1,4 @@
-//! How often whoever has no accepted token may have the API server asked.
+//! How often a client without an accepted token may make the scheduler ask the API server.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

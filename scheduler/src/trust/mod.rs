@@ -9,8 +9,8 @@
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
 //!
-//! A change of the signing key: somebody deletes the Secret and the `ConfigMap`'s word on who
-//! signs (`aliquot keys rotate`); whoever of the replicas sees that first makes a new one.
+//! A change of the signing key: an admin deletes the Secret and the `ConfigMap`'s word on who
+//! signs (`aliquot keys rotate`); the first replica that sees that makes a new one.
 
 mod certificate;
 mod objects;
@@ -121,7 +121,7 @@ pub enum TrustError {
 }
 
 impl TrustError {
-    /// Somebody else wrote in between.
+    /// Another writer came in between.
     fn conflicts(&self) -> bool {
         matches!(self, Self::Api { source, .. }
             if matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409))
@@ -219,7 +219,7 @@ pub async fn keep(
     }
 }
 
-/// The key first: one that nobody signs with any more is not made known again.
+/// The key first: one that no replica signs with any more is not made known again.
 async fn refresh(trust: &Trust, objects: &Objects) -> Result<(), TrustError> {
     loop {
         let done = async {

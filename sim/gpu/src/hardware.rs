@@ -114,7 +114,7 @@ pub struct MpsHabits {
     pub max_clients: Option<u32>,
     /// Clients must see the server's `/dev/shm`. Servers from r580 log "Created anonymous shared
     /// memory region" (bottlerocket-kernel-kit pull request 415 has such a log): that they hand
-    /// it over by descriptor is concluded from it, and nobody has said so.
+    /// it over by descriptor is concluded from it; no source says so.
     #[serde(default)]
     pub needs_shm: Option<bool>,
     /// A client killed without a word takes the server down with it.
@@ -126,8 +126,8 @@ pub struct MpsHabits {
     #[serde(default = "yes")]
     pub limits_read_back_in_gib: bool,
     /// An entry for a card that the client does not see lifts all its limits, the server's
-    /// among them. Measured in public on 615.71.09 (NVIDIA Dynamo's MPS guide); whether older
-    /// drivers do it nobody said; here they do not.
+    /// among them. Measured in public on 615.71.09 (NVIDIA Dynamo's MPS guide); no source says
+    /// whether older drivers do it; here they do not.
     #[serde(default)]
     pub stray_entry_lifts_limits: Option<bool>,
     /// For how long NVML lists a new client among the compute processes before it is on the

@@ -2,14 +2,13 @@
 //!
 //! A [`Target`] is a function of bytes that panics where a parser breaks a promise: what it
 //! read, written and read again, is the same; no amount is larger than was asked for; what
-//! somebody signed is accepted to the byte or not at all. What runs them counts the memory
+//! was signed is accepted to the byte or not at all. What runs them counts the memory
 //! and the time that they take.
 //!
 //! - [`targets`]: the targets by name.
 //! - [`mutate`]: seeds → inputs that resemble them; [`large`]: long ones; [`chance`].
 //!
-//! `tests/inputs` runs them on the stable toolchain with these inputs; `fuzz/` under
-//! libFuzzer, which follows what the code does.
+//! `tests/inputs` runs them.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::missing_panics_doc,

@@ -27,7 +27,7 @@ fn every_policy_is_bound_refuses_when_in_doubt_and_speaks_in_one_line() {
             exempt.insert(selector.to_string());
         }
     }
-    // One list for all that have exemptions: two names, which nobody else can make, and a label.
+    // One list for all that have exemptions: two names, which no tenant can make, and a label.
     let wanted = serde_json::json!([
         {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", NAMESPACE]},
         {"key": names::guard::LABEL, "operator": "NotIn", "values": [names::guard::EXEMPT]},

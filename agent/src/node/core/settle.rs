@@ -80,7 +80,7 @@ impl Core {
         }
     }
 
-    /// Removes what lies on disk for an allocation that nobody holds any more.
+    /// Removes what lies on disk for an allocation that no container holds any more.
     fn forget(&mut self, alloc: AllocId, effects: &mut Vec<Effect>) {
         self.local.files.remove(&alloc);
         self.local.proofs.remove(&alloc);
@@ -260,7 +260,7 @@ impl Core {
             if let Some(server) = servers.find(|s| s.name == card.uuid.as_str()) {
                 let pids = self.book.processes(&card.uuid).iter().map(|p| p.pid);
                 match server.observed_default_memory_mib {
-                    // Whoever comes before it is set right may get anything.
+                    // A process that comes before it is set right may get any limit.
                     0 if !server.tampered.is_empty() => known.observe(card.total, pids, now),
                     0 => {}
                     default => known.observe(Mib(default), pids, now),

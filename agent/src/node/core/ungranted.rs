@@ -13,7 +13,7 @@ impl Core {
     /// and granted in one write, so one that has none for so long will have none.
     pub(super) fn find_ungranted(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let mut found = BTreeMap::new();
-        // Before grants can be read, nobody has one.
+        // Until pods and keys are read, every pod seems to have no grant.
         if self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty() {
             let entries = self.local.checkpoint.iter().flat_map(|c| &c.entries);
             // Another plugin's answer names no allocation of ours.

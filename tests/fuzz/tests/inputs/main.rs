@@ -120,7 +120,7 @@ fn all(
     long: bool,
 ) -> Result<Told, String> {
     let mut told = Told::default();
-    // The first run makes what a target keeps; its cost is nobody's.
+    // The first run makes what a target keeps; its cost is not counted for any input.
     for (at, input) in corpus.seeds().iter().enumerate() {
         run(target, input).map_err(|why| find(target, &format!("seed {at}"), input, &why))?;
     }

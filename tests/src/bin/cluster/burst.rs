@@ -19,10 +19,10 @@ use futures::FutureExt;
 use futures::future::LocalBoxFuture;
 use http::Method;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
-use proto::names::{NAMESPACE, object};
+use proto::names::{NAMESPACE, kai, object};
 use serde_json::{Value, json};
 
 const NODES: usize = 12;
@@ -227,6 +227,9 @@ pub(crate) async fn answers_lost_writes_refused_and_watches_expired_bind_every_p
     ];
     proxy.harm(Method::POST, "/binding", 3, &faults);
     proxy.harm(Method::POST, "/podgroups", 5, &faults);
+    // Writes of a pod's group on it, by any pod whose name ends so.
+    let refusals = [Fault::Conflict, Fault::Nothing];
+    proxy.harm(Method::PATCH, "5", 1, &refusals);
     let harm = Arc::clone(&proxy);
     with(cluster, Some(&proxy), move |scene| {
         async move {
@@ -240,6 +243,7 @@ pub(crate) async fn answers_lost_writes_refused_and_watches_expired_bind_every_p
             let (met, cut) = harm.harmed();
             ensure!(met >= PLACES / 3, "only {met} requests met a fault");
             ensure!(cut >= 10, "only {cut} watches were ended");
+            grouped(scene.cluster, &scene.ns).await?;
             // Who waited takes a place that becomes free.
             let pods = scene.cluster.pods(&scene.ns);
             let listed = pods.list(&ListParams::default()).await?;
@@ -253,6 +257,18 @@ pub(crate) async fn answers_lost_writes_refused_and_watches_expired_bind_every_p
             Ok(())
         }
         .boxed_local()
+    })
+    .await
+}
+
+/// Waits until every pod names its group.
+async fn grouped(cluster: &Cluster, ns: &str) -> Result<()> {
+    let pods = cluster.pods(ns);
+    until("every pod in its group", LIMIT, || async {
+        let listed = pods.list(&ListParams::default()).await?;
+        let alone = |pod: &&Pod| !pod.annotations().contains_key(kai::POD_GROUP);
+        let alone: Vec<String> = listed.iter().filter(alone).map(Pod::name_any).collect();
+        Ok(Seen::when(alone.is_empty(), format!("in none: {alone:?}")))
     })
     .await
 }

@@ -479,7 +479,7 @@ pub(crate) async fn guarded(cluster: &mut Cluster) -> Result<String> {
     if cluster.scheduler.is_none() {
         cluster.make_namespace(NAMESPACE).await?;
         for document in scheduler::manifests(&cluster.programs.tree)? {
-            // Nobody would answer.
+            // No webhook server would answer.
             if document["webhooks"].is_null() {
                 cluster.apply_one(&document).await?;
             }

@@ -163,7 +163,7 @@ async fn every_row(cluster: &mut Cluster, column: &Column, rows: &[&Row]) -> Res
     }
     let now = DeleteParams::default().grace_period(0);
     pods.delete_collection(&now, &ListParams::default()).await?;
-    until("nobody left", Duration::from_mins(1), || async {
+    until("no pod left", Duration::from_mins(1), || async {
         let left = pods.list(&ListParams::default()).await?.items.len();
         Ok(Seen::when(left == 0, format!("{left} pods")))
     })

@@ -167,7 +167,7 @@ pub(super) const TABLE: [Row; 15] = [
         [Refused(46), Refused(46), ALL, ALL],
     ),
     row(
-        "names a pipe directory where nobody listens",
+        "names a pipe directory where no daemon listens",
         "env CUDA_MPS_PIPE_DIRECTORY=/nowhere",
         Decides::Mode,
         [Refused(46), Refused(46), ALL, ALL],

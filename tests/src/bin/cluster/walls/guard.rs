@@ -202,7 +202,7 @@ async fn a_runtime_class_gives_no_gpu_to_who_has_none(cluster: &mut Cluster) -> 
     table.holds().await
 }
 
-/// Whoever may make namespaces made one that was exempt.
+/// An account that may make namespaces may not make one that is exempt.
 async fn a_namespace_is_exempted_by_an_admin_alone(cluster: &mut Cluster) -> Result<()> {
     let ns = guarded(cluster).await?;
     let exempt = |value: &str| json!({ "metadata": { "labels": { (guard::LABEL): value } } });
@@ -243,7 +243,7 @@ async fn a_namespace_is_exempted_by_an_admin_alone(cluster: &mut Cluster) -> Res
     namespaces
         .patch(&labelled, &PatchParams::default(), &patch)
         .await?;
-    // Of the exempt one the label stays, whoever writes beside it, and may be taken away.
+    // A tenant may write to the exempt one beside its label, and may take the label away.
     let path = format!("/api/v1/namespaces/{labelled}");
     let mut table = Table::new(cluster, "aliquot-exempt-namespaces", &ns);
     table.admitted_write(Write::patch(
@@ -253,7 +253,7 @@ async fn a_namespace_is_exempted_by_an_admin_alone(cluster: &mut Cluster) -> Res
     let gone = json!({ "metadata": { "labels": { (guard::LABEL): null } } });
     table.admitted_write(Write::patch(&path, gone));
     table.by(tenant).admits().await?;
-    // The name of the GPU operator's namespace exempts nobody.
+    // The name of the GPU operator's namespace exempts no pod.
     cluster.make_namespace("gpu-operator").await?;
     let mut table = Table::new(cluster, "aliquot-visible-devices", &ns);
     for guarded in [&ns, "default", "gpu-operator"] {

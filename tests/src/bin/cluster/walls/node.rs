@@ -67,7 +67,7 @@ pub(crate) async fn a_share_whose_pod_was_deleted_by_force_is_held_until_its_con
     cluster: &mut Cluster,
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
-    // Nothing but the watchdog, and nobody whom an eviction could reach.
+    // Nothing but the watchdog, and no pod object that an eviction could reach.
     let spec = json!({ "defaultMode": "time-slicing", "onViolation": "Evict" });
     policy(cluster, spec).await?;
     let outcome = deleted_by_force(cluster).await;
@@ -138,7 +138,8 @@ pub(crate) async fn proofs_that_cannot_be_read_or_are_lost_kill_nobody_and_keep_
         || async { Ok(Seen::when(name.exists(), "gone")) },
     )
     .await?;
-    // Lost while no agent is there: nobody knows any more, and the container is left alone.
+    // Lost while no agent is there: it is unknown whether the hook ran, so the container is
+    // left alone.
     gpus(cluster)?.agent.kill().await?;
     fs::remove_file(&name)?;
     gpus(cluster)?.agent.start_again()?;

@@ -130,7 +130,7 @@ pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_wri
     Ok(())
 }
 
-/// A node that was taken over: it exists, and its agent's token is somebody else's.
+/// A node that was taken over: it exists, and its agent's token is stolen.
 const TAKEN: &str = "taken-over";
 
 /// A stream that says what it likes.
@@ -322,7 +322,7 @@ async fn lied(cluster: &Cluster, whole: &Pod, share: &Pod) -> Result<()> {
             .is_err_and(|status| status.code() == Code::PermissionDenied),
         "a state of another node: {ended:?}"
     );
-    // Tokens that nobody knows: soon the API server is asked no more.
+    // Tokens that the API server does not know: soon it is asked no more.
     let mut codes = Vec::new();
     for number in 0..8 {
         let answer = Stream::open(cluster, &format!("junk-{number}")).await?;

@@ -258,7 +258,7 @@ pub(crate) async fn a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_s
     // Another process of it works as before.
     ensure!(
         said.is_ok_and(|said| line(&said, "alloc").is_some_and(|line| !loses(&line))),
-        "the server takes nobody any more"
+        "the server takes no client any more"
     );
     Ok(())
 }
