@@ -368,9 +368,16 @@ impl World {
                 if self.known_nodes.get(&name) == Some(&node) {
                     return Vec::new();
                 }
-                self.known_nodes.insert(name, node.clone());
+                let is_new = self
+                    .known_nodes
+                    .insert(name.clone(), node.clone())
+                    .is_none();
                 let mut events = self.volumes_reach(&node);
                 events.push(Event::Node(node));
+                if is_new {
+                    // Its agent may have said all before the node's object was there.
+                    events.extend(self.cards(&name));
+                }
                 events
             }
             Seen::Gone(node) => {
@@ -390,6 +397,9 @@ impl World {
     fn node_gone(&mut self, name: String) -> Vec<Event> {
         self.known_nodes.remove(&name);
         self.listing.remove(&name);
+        // With the node the core forgets its cards; the agent says the same of it once more
+        // where it is made anew.
+        self.told.remove(&name);
         let mut events = self.volumes_out_of_reach(&name);
         events.push(Event::NodeGone(NodeName::from(name)));
         events

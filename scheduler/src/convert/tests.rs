@@ -156,6 +156,26 @@ fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen(
     assert_eq!(managed(&world.take(Fact::Node(there(listed)))), Some(true));
 }
 
+/// `kubectl delete node`: the kubelet makes it anew, and the agent's stream lives on.
+#[test]
+fn a_node_that_is_made_anew_under_its_agent_has_its_cards_again() {
+    let mut world = world();
+    let node = || json!({"metadata": {"name": "n1", "uid": "x"}});
+    let cards = |events: Vec<Event>| {
+        let cards = events.into_iter().filter_map(|event| match event {
+            Event::Cards(cards) => Some(cards),
+            _ => None,
+        });
+        cards.collect::<Vec<_>>()
+    };
+    world.take(Fact::Node(there(node())));
+    let first = cards(world.hear(heard(state(vec![]))).0);
+    assert_eq!(first.len(), 1);
+    assert!(cards(world.take(Fact::Node(gone(node())))).is_empty());
+    assert_eq!(cards(world.take(Fact::Node(there(node())))), first);
+    assert!(cards(world.hear(heard(state(vec![]))).0).is_empty());
+}
+
 #[test]
 fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only() {
     let mut world = world();
