@@ -30,10 +30,13 @@ impl Cycle<'_> {
                 }
                 continue;
             }
-            let since = *row.stale_since.get_or_insert(now);
-            if since == now {
+            // A time to come was written by a replica whose clock was ahead of this one's.
+            let since = row.stale_since.filter(|since| *since <= now);
+            if since.is_none() {
+                row.stale_since = Some(now);
                 self.decision.stale.push((row.name.clone(), Some(now)));
             }
+            let since = since.unwrap_or(now);
             let own = row.group.as_ref().and_then(|group| group.staleness_grace);
             let Some(grace) = self
                 .config
@@ -52,7 +55,7 @@ impl Cycle<'_> {
                 .tasks()
                 .filter(|(_, status)| matches!(status, Status::Bound | Status::Running))
                 .map(|(task, _)| task)
-                .filter(|task| !self.is_spared(*task))
+                .filter(|task| !self.state.is_spared(*task))
                 .collect();
             for task in tasks {
                 let message = format!(
