@@ -6,6 +6,7 @@ use crate::store::Key;
 use crate::time::Ms;
 use crate::world::{Happening, World};
 use proto::telemetry::Share;
+use serde_json::Value;
 
 /// Faults of the network, and their highest share of a thousand requests.
 const NETWORK: [(&str, u32); 16] = [
@@ -140,6 +141,19 @@ impl World {
             self.nodes[at].held.clear();
             self.furnish_node(at);
             self.say(|| format!("node {name} is made anew"));
+            // Its kubelet finds pods that are bound to its name.
+            let bound: Vec<(Key, String)> = self
+                .store
+                .all("pods", "")
+                .filter(|(_, pod)| pod["spec"]["nodeName"] == *name)
+                .map(|(key, pod)| {
+                    let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+                    (key.clone(), uid.to_owned())
+                })
+                .collect();
+            for (key, uid) in bound {
+                self.admit_soon(&key, &uid, &name);
+            }
         }
         if !self.nodes[at].alive {
             self.nodes[at].alive = true;
@@ -239,8 +253,18 @@ impl World {
             let pod = &pods[self.rng.usize(0..pods.len())];
             if let Some(refusal) = crate::node::Node::refusal(pod, "it does not like it", last) {
                 self.nodes[at].say(&refusal);
+                if last && pod["spec"]["nodeName"] == *self.nodes[at].name {
+                    self.disown(at, pod);
+                }
             }
         }
+    }
+
+    /// What an agent refused for good it holds no longer.
+    pub(crate) fn disown(&mut self, at: usize, pod: &Value) {
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+        self.nodes[at].held.retain(|(pod, _), _| pod != uid);
+        self.disowned.insert(uid.to_owned());
     }
 
     fn mend_agent(&mut self) {

@@ -1,6 +1,7 @@
 //! What must hold: after every step, and once everything has come to rest.
 
 use crate::replica::Process;
+use crate::store::Key;
 use crate::world::World;
 use api::grant::Grant;
 use proto::names::kai;
@@ -14,7 +15,8 @@ impl World {
     pub(crate) fn check_cards(&mut self) {
         let mut held: BTreeMap<String, Vec<(u64, String, String)>> = BTreeMap::new();
         for (key, pod) in self.store.all("pods", "") {
-            if is_over(pod) {
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            if is_over(pod) || self.disowned.contains(uid) {
                 continue;
             }
             for container in grant_of(pod)
@@ -175,14 +177,20 @@ impl World {
     fn torn_gangs(&self) -> Vec<String> {
         let mut bound: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         // What is left of a gang goes on where something of it has come to its end.
-        let mut succeeded = BTreeSet::new();
+        let mut whole = BTreeSet::new();
         for (key, pod) in self.store.all("pods", "") {
             let group = pod["metadata"]["annotations"][kai::POD_GROUP].as_str();
             let Some(group) = group else {
                 continue;
             };
             if pod["status"]["phase"] == "Succeeded" {
-                succeeded.insert((key.namespace.as_str(), group));
+                whole.insert((key.namespace.as_str(), group));
+            }
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            // One whose grant is not honoured stays where nothing would make it anew, and its
+            // owner is told so: the others wait for that.
+            if self.disowned.contains(uid) {
+                whole.insert((key.namespace.as_str(), group));
             }
             if pod["spec"]["nodeName"].is_string()
                 && !matches!(pod["status"]["phase"].as_str(), Some("Failed"))
@@ -196,7 +204,7 @@ impl World {
             let name = (key.namespace.as_str(), key.name.as_str());
             if let Some(stand) = bound.get(&name)
                 && *stand < least
-                && !succeeded.contains(&name)
+                && !whole.contains(&name)
             {
                 out.push(format!("gang {} has {stand} of {least}", key.name));
             }
@@ -208,15 +216,25 @@ impl World {
     fn misfits(&self) -> Vec<String> {
         let mut out = Vec::new();
         for (key, pod) in self.store.all("pods", "") {
-            let queue = pod["metadata"]["labels"][kai::QUEUE_LABEL].as_str();
+            // What the group says counts, and stays where the pod's label changes.
+            let group = pod["metadata"]["annotations"][kai::POD_GROUP].as_str();
+            let group =
+                group.and_then(|name| self.store.get(&Key::new("podgroups", &key.namespace, name)));
+            let queue = match group {
+                Some(group) => group["spec"]["queue"].as_str(),
+                None => pod["metadata"]["labels"][kai::QUEUE_LABEL].as_str(),
+            };
             let waits = pod["spec"]["nodeName"].is_null() && !is_over(pod);
             let alone = pod["metadata"]["ownerReferences"].is_null() && key.name.starts_with("p-");
             let plain = pod["spec"]["volumes"].is_null();
             if waits && alone && plain && queue == Some(kai::DEFAULT_QUEUE) {
-                out.extend(
-                    self.place_for(pod)
-                        .map(|place| format!("{} waits and fits {place}", key.name)),
-                );
+                let conditions = pod["status"]["conditions"].as_array();
+                let said = conditions.into_iter().flatten().map(|one| &one["message"]);
+                let said: Vec<String> = said.map(Value::to_string).collect();
+                out.extend(self.place_for(pod).map(|place| {
+                    let name = &key.name;
+                    format!("{name} waits and fits {place}, and is told {said:?}")
+                }));
             }
         }
         out
@@ -244,7 +262,8 @@ impl World {
                     .values()
                     .filter(|held| held.cards.contains(&card.uuid))
                     .collect();
-                if whole > 0 {
+                // Several cards of one container are of a mode of their own.
+                if whole > 0 || devices > 1 {
                     return held.is_empty();
                 }
                 let sum: u64 = held.iter().map(|held| held.memory).sum();

@@ -232,6 +232,7 @@ impl World {
             ("DELETE", _) | ("POST", "eviction")
         ) && let Answer::Object(200 | 201, _) = answer
             && asked.key.plural == "pods"
+            && !asked.query.contains_key("dryRun")
         {
             self.say(|| format!("evicted {}", asked.key.name));
             self.leaves(&asked.key);

@@ -105,6 +105,9 @@ impl World {
                         && let Some(refusal) = Node::refusal(&pod, &why, last)
                     {
                         self.nodes[at].say(&refusal);
+                        if last {
+                            self.disown(at, &pod);
+                        }
                     }
                     self.soon(RETRY, again(Task::Admit));
                 }

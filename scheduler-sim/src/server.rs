@@ -244,7 +244,8 @@ fn done(store: &mut Store, asked: &Asked, now: &Stamp, minor: u32) -> Result<Ans
             ))
         }
         ("POST", "eviction") => {
-            evict(store, key, &asked.body, now)?;
+            let dry = asked.query.get("dryRun").is_some_and(|one| one == "All");
+            evict(store, key, &asked.body, dry, now)?;
             Ok(Answer::Object(
                 201,
                 json!({"kind": "Status", "status": "Success"}),
@@ -361,7 +362,13 @@ fn review(body: &Value) -> Value {
 }
 
 /// An eviction, if every budget of the pod allows one more disruption.
-fn evict(store: &mut Store, key: &Key, body: &Value, now: &Stamp) -> Result<(), Refusal> {
+fn evict(
+    store: &mut Store,
+    key: &Key,
+    body: &Value,
+    dry: bool,
+    now: &Stamp,
+) -> Result<(), Refusal> {
     let pod = store.read(key)?;
     let preconditions = &body["deleteOptions"]["preconditions"];
     if let Some(uid) = preconditions["uid"].as_str()
@@ -397,6 +404,9 @@ fn evict(store: &mut Store, key: &Key, body: &Value, now: &Stamp) -> Result<(), 
                 "Cannot evict pod as it would violate the pod's disruption budget.",
             ));
         }
+    }
+    if dry {
+        return Ok(());
     }
     store.delete(key, preconditions, now).map(|_| ())
 }

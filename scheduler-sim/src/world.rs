@@ -10,7 +10,7 @@ use crate::store::{Key, Store};
 use crate::time::{Ms, Stamp};
 use crate::trace::Trace;
 use scheduler::Config;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -92,6 +92,8 @@ pub struct World {
     pub rates: BTreeMap<&'static str, u32>,
     /// Where pods were bound, by UID.
     pub bound: BTreeMap<String, String>,
+    /// Pods of which an agent said a last word: it honours their grants no more.
+    pub disowned: BTreeSet<String>,
     /// Bindings under way: pod UID → node, by replica and start.
     pub binding: BTreeMap<(usize, u64, String), (String, Ms)>,
     /// From then on nothing goes wrong, and what went wrong before is known.
@@ -134,6 +136,7 @@ impl World {
             bad: false,
             rates: BTreeMap::new(),
             bound: BTreeMap::new(),
+            disowned: BTreeSet::new(),
             binding: BTreeMap::new(),
             calm: Ms::MAX,
             evictions: Vec::new(),
