@@ -25,7 +25,14 @@ pub struct Explanation {
     pub line: Arc<str>,
     /// Each node, in order of name. Empty for a pod that does not wait.
     pub nodes: Vec<NodeVerdict>,
+    /// A line per pod that was to make room, for any other, and may not be evicted now; at
+    /// most eight. Empty for a pod that does not wait.
+    pub spared: Vec<Arc<str>>,
 }
+
+/// Pods that are named which may not be evicted now: enough to see which budget is in the
+/// way.
+const SPARED: usize = 8;
 
 /// What one node says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +58,12 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         kind: None,
         line: Arc::from(""),
         nodes: Vec::new(),
+        spared: Vec::new(),
     };
     if state.cell(key).status != Status::Pending {
         return Some(explanation);
     }
+    explanation.spared = spared(state);
     let mut later = None;
     explanation.nodes = state
         .node_names
@@ -107,4 +116,16 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         explanation.line = cycle::no_fit_line(state, config, spec, &nodes);
     }
     Some(explanation)
+}
+
+fn spared(state: &State) -> Vec<Arc<str>> {
+    let spared = state.task_pauses.iter().map(|(_, task)| *task);
+    let spared = spared.filter(|task| state.is_spared(*task));
+    let lines = spared.filter_map(|task| {
+        let row = state.tasks.get(task)?;
+        let why = &row.pause.as_ref()?.reason;
+        let (namespace, name) = (&row.namespace, &row.name);
+        Some(format!("pod {namespace}/{name} may not be evicted now: {why}").into())
+    });
+    lines.take(SPARED).collect()
 }

@@ -8,15 +8,15 @@
 
 use crate::act::Work;
 use crate::clock::{Clock, Wall};
-use crate::convert::{Volumes, World};
+use crate::convert::World;
 use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::status::{Meters, Status};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::watch::Fact;
 use scheduler_core::ids::DecisionId;
-use scheduler_core::{Core, Decision, Event, Outcome, OutcomeResult, Problem, text};
-use std::collections::BTreeSet;
+use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, Problem, text};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -360,19 +360,28 @@ impl Cycle {
             };
             self.send(Work::Reason(reason, cards));
         }
-        let (evictions, bindings): (Vec<_>, Vec<_>) = decision
-            .actions
-            .into_iter()
-            .partition(|action| matches!(action, scheduler_core::Action::Evict(_)));
+        let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
+        for action in decision.actions {
+            match action {
+                Action::Bind(bind) => bindings.push(bind),
+                Action::Evict(evict) => {
+                    // Who goes for nobody else goes alone.
+                    let set = match &evict.in_favour_of {
+                        Some(group) => (Some(group.clone()), None),
+                        None => (None, Some(evict.decision)),
+                    };
+                    sets.entry(set).or_insert_with(Vec::new).push(evict);
+                }
+            }
+        }
+        for evictions in sets.into_values() {
+            self.send(Work::Evictions(evictions));
+        }
         let mut refused = Vec::new();
-        for action in evictions.into_iter().chain(bindings) {
-            let volumes = match &action {
-                scheduler_core::Action::Bind(bind) => self.world.give_volumes(bind),
-                scheduler_core::Action::Evict(_) => Ok(Volumes::default()),
-            };
-            match volumes {
-                Ok(volumes) => self.send(Work::Action(Box::new(action), volumes)),
-                Err(why) => refused.push(self.refuse(action.decision(), why)),
+        for bind in bindings {
+            match self.world.give_volumes(&bind) {
+                Ok(volumes) => self.send(Work::Action(Box::new(Action::Bind(bind)), volumes)),
+                Err(why) => refused.push(self.refuse(bind.decision, why)),
             }
         }
         for event in self.world.others_told() {
@@ -400,7 +409,8 @@ impl Cycle {
         Outcome { decision, result }
     }
 
-    /// A line per card that will not do; nothing where there are too many to read.
+    /// A line per card that will not do, nothing where there are too many to read; and one
+    /// per pod that may not make room.
     fn cards(&self, pod: &scheduler_core::ids::PodUid) -> Vec<String> {
         let Some(explanation) = self.core.explain(pod) else {
             return Vec::new();
@@ -413,6 +423,7 @@ impl Cycle {
         if lines.len() > CARD_LINES {
             lines.clear();
         }
+        lines.extend(explanation.spared.iter().map(ToString::to_string));
         lines
     }
 
@@ -441,6 +452,7 @@ impl Cycle {
                         lines.push(format!("{}: {verdict} {}", node.node, reasons.join(", ")));
                         lines.extend(node.cards.iter().map(|card| format!("  {card}")));
                     }
+                    lines.extend(explanation.spared.iter().map(ToString::to_string));
                     lines.join("\n")
                 }));
             }

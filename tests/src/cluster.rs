@@ -257,6 +257,17 @@ impl Cluster {
         Scheduler::start(&self.client, &place, replica).await
     }
 
+    /// Ends the scheduler that runs and starts this one in its place.
+    pub async fn replace_scheduler(&mut self, replica: Replica) -> Result<()> {
+        if let Some(mut old) = self.scheduler.take() {
+            old.daemon.stop().await?;
+        }
+        let mut anew = self.start_scheduler(replica).await?;
+        anew.ready().await?;
+        self.scheduler = Some(anew);
+        Ok(())
+    }
+
     /// Waits until the node offers the shares of this hardware, and no other's.
     async fn shares_offered(&self, hardware: &Hardware) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(self.client.clone());

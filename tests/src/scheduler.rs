@@ -80,8 +80,8 @@ pub struct Replica {
     pub api: String,
     /// Whether it acts only while it holds the lease.
     pub elects: bool,
-    /// Whether it recomputes every sum after each change: for whatever is not timed.
-    pub verifies: bool,
+    /// Flags beside those that follow from the rest.
+    pub args: Vec<String>,
     /// The wall clock that it sees, if not the machine's.
     pub wall: Option<WallClock>,
 }
@@ -96,7 +96,8 @@ impl Replica {
             page: Some(PAGE_PORT),
             api: control_plane::url(),
             elects: false,
-            verifies: true,
+            // All that is not timed recomputes every sum after each change.
+            args: vec!["--verify".to_owned()],
             wall: None,
         }
     }
@@ -175,9 +176,7 @@ impl Scheduler {
                 .env("LD_PRELOAD", place.programs.ours.join("libsim_clock.so"))
                 .env("ALIQUOT_SIM_CLOCK", wall.file());
         }
-        if replica.verifies {
-            command = command.arg("--verify");
-        }
+        command = command.args(&replica.args);
         if replica.elects {
             command = command
                 .flag("--leader-elect", "true")

@@ -103,6 +103,10 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         }
     });
     if verdict == Verdict::Waits {
+        let spared = explanation.spared.iter().map(|line| Cell::from(&**line));
+        report
+            .above
+            .extend(spared.map(|cell| cell.tone(Tone::Warn)));
         report.below = advice(&changes);
     }
     report.document = Some(document(
@@ -360,6 +364,7 @@ fn document(
             Verdict::Waits => &explanation.line,
         },
         "nodes": nodes,
+        "spared": explanation.spared.iter().map(|line| &**line).collect::<Vec<_>>(),
         "cards": table.objects(),
         "changes": changes,
     })

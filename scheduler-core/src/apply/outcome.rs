@@ -464,6 +464,14 @@ impl State {
         }
     }
 
+    /// Whether an eviction of it was refused, and it is not time to ask again.
+    pub(crate) fn is_spared(&self, task: TaskKey) -> bool {
+        let row = self.tasks.get(task);
+        let pause = row.and_then(|row| row.pause.as_ref());
+        pause.is_some_and(|pause| pause.until.is_none_or(|until| until > self.now))
+            && self.cell(task).status.is_allocated()
+    }
+
     /// Pauses that end at or before now are over. True where one was a card's.
     pub(crate) fn end_due_pauses(&mut self) {
         let now: Time = self.now;

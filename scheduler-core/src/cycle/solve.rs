@@ -307,15 +307,7 @@ impl Cycle<'_> {
     /// Whether one of its pods is spared.
     fn has_spared(&self, job: JobKey) -> bool {
         let row = self.state.jobs.get(job);
-        row.is_some_and(|row| row.tasks.iter().any(|task| self.is_spared(*task)))
-    }
-
-    /// Whether an eviction of it was refused, and it is not time to ask again.
-    pub(super) fn is_spared(&self, task: TaskKey) -> bool {
-        let row = self.state.tasks.get(task);
-        let pause = row.and_then(|row| row.pause.as_ref());
-        pause.is_some_and(|pause| pause.until.is_none_or(|until| until > self.state.now))
-            && self.state.cell(task).status.is_allocated()
+        row.is_some_and(|row| row.tasks.iter().any(|task| self.state.is_spared(*task)))
     }
 
     /// Nodes with something to give, for jobs of which every pod wants GPUs; else all.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
 use scheduler_core::{Evict, EvictCause, OutcomeResult};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Evicts, and says how that ended.
 pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
@@ -63,23 +63,32 @@ async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<Standing> {
 
 /// By the API server's eviction, which asks the disruption budgets.
 async fn asked(api: &Api<Pod>, evict: &Evict) -> OutcomeResult {
+    // Busy, 429: a budget says no, now.
+    answer::written(1, || post(api, evict, false), || leaving(api, evict)).await
+}
+
+/// One eviction; with `dry_run` only the question whether it would be taken.
+pub(super) async fn post(
+    api: &Api<Pod>,
+    evict: &Evict,
+    dry_run: bool,
+) -> kube::Result<kube::core::Status> {
+    let mut options = json!({"preconditions": {"uid": evict.pod.as_str()}});
+    if dry_run {
+        options["dryRun"] = json!(["All"]);
+    }
     let eviction = json!({
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": &*evict.name, "namespace": &*evict.namespace},
-        "deleteOptions": {"preconditions": {"uid": evict.pod.as_str()}},
+        "deleteOptions": options,
     });
-    let params = PostParams::default();
-    let post = || {
-        api.create_subresource::<Value, kube::core::Status>(
-            "eviction",
-            &evict.name,
-            &params,
-            &eviction,
-        )
+    let params = PostParams {
+        dry_run,
+        ..PostParams::default()
     };
-    // Busy, 429: a budget says no, now.
-    answer::written(1, post, || leaving(api, evict)).await
+    api.create_subresource("eviction", &evict.name, &params, &eviction)
+        .await
 }
 
 /// Somebody makes such a pod anew.

@@ -1,7 +1,8 @@
 //! Carries decisions out.
 //!
 //! - `bind`: one `Binding` with its signed grant; `volume`: the claims that come before it;
-//!   `evict`: one pod deleted, or told.
+//!   `evict`: one pod deleted, or told; `leave`: whether the disruption budgets let a set of
+//!   them go.
 //! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
 //! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
 //!
@@ -13,6 +14,7 @@ mod bind;
 mod condition;
 mod evict;
 mod group;
+mod leave;
 mod notice;
 mod pace;
 mod volume;
@@ -24,11 +26,12 @@ use crate::trust::Trust;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
+use leave::Leave;
 use notice::Notices;
 use pace::Pace;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Outcome, OutcomeResult, PodReason};
+use scheduler_core::{Action, Evict, Outcome, OutcomeResult, PodReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +54,9 @@ pub enum Work {
     /// A decision; it wants an outcome. And, for a binding, what is to be done about the
     /// pod's volumes before.
     Action(Box<Action>, Volumes),
+    /// Evictions that make room for one workload: all of them, or none. Each wants an
+    /// outcome.
+    Evictions(Vec<Evict>),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>),
     /// A group went from nothing to something.
@@ -183,12 +189,19 @@ struct Actor {
     outcomes: mpsc::UnboundedSender<Outcome>,
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
-    under_way: HashMap<Id, (Arc<Action>, Arc<Volumes>)>,
+    under_way: HashMap<Id, (Arc<Action>, Before)>,
     /// Writes without an outcome.
     chores: JoinSet<Option<PodUid>>,
     /// Such writes, but for reasons, that wait for a seat.
     waiting: VecDeque<Chore>,
     pace: Pace,
+}
+
+/// What comes before an action.
+#[derive(Clone)]
+enum Before {
+    Volumes(Arc<Volumes>),
+    Leave(Arc<Leave>),
 }
 
 /// A write without an outcome that is no reason.
@@ -237,7 +250,15 @@ impl Actor {
     fn take(&mut self, work: Work) {
         match work {
             Work::Action(action, volumes) => {
-                self.act(Arc::from(action), Arc::new(volumes), Duration::ZERO);
+                let before = Before::Volumes(Arc::new(volumes));
+                self.act(Arc::from(action), before, Duration::ZERO);
+            }
+            Work::Evictions(evictions) => {
+                let leave = Arc::new(Leave::new(evictions.clone()));
+                for evict in evictions {
+                    let before = Before::Leave(Arc::clone(&leave));
+                    self.act(Arc::new(Action::Evict(evict)), before, Duration::ZERO);
+                }
             }
             Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
             Work::Started(group, at) => {
@@ -281,8 +302,8 @@ impl Actor {
         }
     }
 
-    fn act(&mut self, action: Arc<Action>, volumes: Arc<Volumes>, pause: Duration) {
-        let again = (Arc::clone(&action), Arc::clone(&volumes));
+    fn act(&mut self, action: Arc<Action>, first: Before, pause: Duration) {
+        let again = (Arc::clone(&action), first.clone());
         let hands = self.hands.clone();
         let seats = self.seats.clone();
         // A reason under way would come after the binding and say that the pod waits.
@@ -295,7 +316,7 @@ impl Actor {
             if let Some(reported) = before {
                 let _ = reported.await;
             }
-            if let Action::Bind(bind) = &*action
+            if let (Action::Bind(bind), Before::Volumes(volumes)) = (&*action, &first)
                 && !volumes.is_empty()
                 && let Err(refused) = volume::bound(&hands, bind, &volumes).await
             {
@@ -303,6 +324,12 @@ impl Actor {
             }
             // Nobody closes it.
             let _seat = seats.acquire().await.ok();
+            if let Before::Leave(leave) = &first
+                && hands.budgets
+                && let Err(refused) = leave.given(&hands).await
+            {
+                return refused;
+            }
             match &*action {
                 Action::Bind(bind) => bind::bind(&hands, bind).await,
                 Action::Evict(evict) => evict::evict(&hands, evict).await,
@@ -318,8 +345,8 @@ impl Actor {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "an action's task broke; it is begun again");
-                if let Some((action, volumes)) = self.under_way.remove(&error.id()) {
-                    self.act(action, volumes, BROKEN_PAUSE);
+                if let Some((action, first)) = self.under_way.remove(&error.id()) {
+                    self.act(action, first, BROKEN_PAUSE);
                 }
                 return;
             }

@@ -17,6 +17,18 @@ use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
 const NS: &str = "default";
 
+fn eviction(decision: DecisionId, pod: &Pod, cause: EvictCause) -> Evict {
+    Evict {
+        decision,
+        pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
+        namespace: NS.into(),
+        name: pod.metadata.name.as_deref().unwrap().into(),
+        cause,
+        message: "room is needed".into(),
+        in_favour_of: None,
+    }
+}
+
 fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Action {
     let name = pod.metadata.name.clone().unwrap();
     Action::Bind(Bind {
@@ -130,15 +142,8 @@ impl Site {
 
     fn evict(&mut self, pod: &Pod, cause: EvictCause) -> DecisionId {
         let decision = self.decision();
-        self.act(Action::Evict(Evict {
-            decision,
-            pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
-            namespace: NS.into(),
-            name: pod.metadata.name.as_deref().unwrap().into(),
-            cause,
-            message: "room is needed".into(),
-            in_favour_of: None,
-        }));
+        let work = Work::Evictions(vec![eviction(decision, pod, cause)]);
+        self.work.send(work).unwrap();
         decision
     }
 
@@ -489,6 +494,80 @@ async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted
         .plan("POST", "/p/eviction", Fault::TooManyRequests);
     site.evict(&pod, EvictCause::AgentRequest);
     assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    site.nothing_more().await;
+}
+
+/// Pods that make room for one workload are of use together only.
+#[tokio::test]
+async fn where_a_budget_protects_one_pod_of_a_set_none_of_it_goes() {
+    let mut site = Site::start_with(true).await;
+    let mut evictions = Vec::new();
+    for name in ["a", "b", "c"] {
+        let pod = site.pod(name, true).await;
+        let decision = site.decision();
+        let mut evict = eviction(decision, &pod, EvictCause::Reclaim);
+        evict.in_favour_of = Some("default/gang".into());
+        evictions.push(evict);
+    }
+    let send = |site: &Site| {
+        let work = Work::Evictions(evictions.clone());
+        site.work.send(work).unwrap();
+    };
+    let all_stay = async |site: &Site| {
+        for name in ["a", "b", "c"] {
+            let pod = site.pods().get(name).await.unwrap();
+            assert_eq!(pod.metadata.deletion_timestamp, None, "{name}");
+        }
+    };
+    // As a budget refuses one of them; the question has an answer at its second try.
+    site.server
+        .plan("POST", "/a/eviction", Fault::InternalError);
+    site.server
+        .plan("POST", "/b/eviction", Fault::TooManyRequests);
+    send(&site);
+    for _ in 0..3 {
+        let outcome = site.outcome().await;
+        let OutcomeResult::Refused { reason, retryable } = outcome.result else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            retryable && reason.contains("/b may not be evicted"),
+            "{reason}"
+        );
+    }
+    all_stay(&site).await;
+    // Each of two may go, but not both.
+    let budgets: Api<k8s_openapi::api::policy::v1::PodDisruptionBudget> =
+        Api::namespaced(site.client.clone(), NS);
+    let budget = json!({"metadata": {"name": "pdb"}, "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": 2, "currentHealthy": 3, "desiredHealthy": 1, "expectedPods": 3}});
+    let budget = serde_json::from_value(budget).unwrap();
+    let params = PostParams::default();
+    let made = budgets.create(&params, &budget).await.unwrap();
+    let status = json!({"status": {"disruptionsAllowed": 2, "currentHealthy": 3, "desiredHealthy": 1, "expectedPods": 3}});
+    let patch = kube::api::Patch::Merge(status);
+    let name = made.metadata.name.as_deref().unwrap();
+    budgets
+        .patch_status(name, &kube::api::PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    send(&site);
+    for _ in 0..3 {
+        let outcome = site.outcome().await;
+        let OutcomeResult::Refused { reason, .. } = outcome.result else {
+            panic!("{outcome:?}");
+        };
+        assert!(reason.contains("pdb allows 2 of 3"), "{reason}");
+    }
+    all_stay(&site).await;
+    budgets
+        .delete("pdb", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    send(&site);
+    for _ in 0..3 {
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    }
     site.nothing_more().await;
 }
 

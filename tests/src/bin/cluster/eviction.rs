@@ -5,13 +5,19 @@ use std::time::{Duration, Instant};
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::pod::phase_of;
+use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
+use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::hostile::held;
+
+const LIMIT: Duration = Duration::from_mins(1);
 
 pub(crate) async fn an_evicted_pods_memory_is_free_before_anybody_else_is_bound_to_it(
     cluster: &mut Cluster,
@@ -65,6 +71,73 @@ pub(crate) async fn an_evicted_pods_memory_is_free_before_anybody_else_is_bound_
     ensure!(disrupted, "no DisruptionTarget on the victim");
     let taken = cluster.said(&ns, "high", "main", "alloc").await?;
     ensure!(taken["ok"] == true, "{taken}");
+    Ok(())
+}
+
+/// Two shares have to go for a larger one, and a budget protects one of them: neither goes
+/// before both may.
+pub(crate) async fn where_a_budget_protects_one_of_two_pods_neither_goes_and_who_waits_is_told(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let mut respectful = Replica::only();
+    let flag = "--respect-disruption-budgets".to_owned();
+    respectful.args.push(flag);
+    cluster.replace_scheduler(respectful).await?;
+    let result = spared_by_a_budget(cluster).await;
+    cluster.replace_scheduler(Replica::only()).await?;
+    result
+}
+
+async fn spared_by_a_budget(cluster: &mut Cluster) -> Result<()> {
+    let ns = cluster.namespace().await?;
+    for name in ["low-a", "low-b"] {
+        let mut low = of_class(pod(&ns, name, &[("gpu-memory", "6000")], "hold"), "train");
+        low["metadata"]["labels"]["app"] = json!(name);
+        cluster.run_share(&low).await?;
+    }
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": { "name": "one", "namespace": ns },
+        "spec": { "minAvailable": 1, "selector": { "matchLabels": { "app": "low-b" } } },
+    });
+    cluster.apply_one(&budget).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), &ns);
+    until("the budget counted", LIMIT, || async {
+        let status = budgets.get("one").await?.status.unwrap_or_default();
+        let healthy = status.current_healthy == Some(1);
+        Ok(Seen::when(healthy, format!("{status:?}")))
+    })
+    .await?;
+    let high = pod(&ns, "high", &[("gpu-memory", "12000")], "hold");
+    cluster
+        .apply_one(&of_class(high, "build-preemptible"))
+        .await?;
+    let pods = cluster.pods(&ns);
+    until("high told why", LIMIT, || async {
+        let high = pods.get("high").await?;
+        let conditions = high.status.and_then(|status| status.conditions);
+        let said = conditions.unwrap_or_default().into_iter();
+        let said: Vec<String> = said.filter_map(|one| one.message).collect();
+        let wanted = format!("pod {ns}/low-b may not be evicted");
+        let told = said.iter().any(|line| line.contains(&wanted));
+        Ok(Seen::when(told, format!("{said:?}")))
+    })
+    .await?;
+    // Long enough for a second question.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    for name in ["low-a", "low-b"] {
+        let low = pods.get(name).await?;
+        let stays = low.metadata.deletion_timestamp.is_none() && phase_of(&low) == "Running";
+        ensure!(stays, "{name} was evicted: {:?}", low.status);
+    }
+    budgets.delete("one", &DeleteParams::default()).await?;
+    until("high running", LIMIT, || async {
+        let high = pods.get("high").await?;
+        let phase = phase_of(&high);
+        Ok(Seen::when(phase == "Running", phase.to_owned()))
+    })
+    .await?;
     Ok(())
 }
 

@@ -253,6 +253,7 @@ async fn test(
             recovery::a_restarted_agent_has_the_ledger_it_had,
             recovery::a_second_agent_refuses_and_the_first_does_not_notice,
             eviction::an_evicted_pods_memory_is_free_before_anybody_else_is_bound_to_it,
+            eviction::where_a_budget_protects_one_of_two_pods_neither_goes_and_who_waits_is_told,
             recovery::killed_during_prestart_and_with_the_kubelet_restarted_nothing_is_lost,
             recovery::killed_during_allocate_an_owned_pod_comes_back_and_others_do_not_notice,
             placement::a_second_share_lands_on_the_same_card,

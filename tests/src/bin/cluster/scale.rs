@@ -126,7 +126,7 @@ fn replica(name: &str) -> Replica {
     Replica {
         name: name.to_owned(),
         elects: true,
-        verifies: false,
+        args: Vec::new(),
         ..Replica::only()
     }
 }

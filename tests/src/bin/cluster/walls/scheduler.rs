@@ -119,12 +119,7 @@ pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_wri
         let now = charged(cluster, names).await?;
         ensure!(now[0] == honest[0], "{name} runs, and now {now:?}");
         if name == "next" {
-            if let Some(mut old) = cluster.scheduler.take() {
-                old.daemon.stop().await?;
-            }
-            let mut anew = cluster.start_scheduler(Replica::only()).await?;
-            anew.ready().await?;
-            cluster.scheduler = Some(anew);
+            cluster.replace_scheduler(Replica::only()).await?;
         }
     }
     Ok(())
