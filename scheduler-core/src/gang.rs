@@ -324,6 +324,9 @@ impl Gang {
             tasks.extend(more);
             missing -= 1;
         }
+        if missing > 0 {
+            tasks.clear();
+        }
         tasks
     }
 
@@ -435,19 +438,20 @@ fn last_of_surplus(set: &Set) -> Vec<TaskKey> {
     pods
 }
 
+/// As many as the set lacks, and none where it has not so many; one more where it lacks none.
 fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
-    let allocated = set.allocated();
-    let most = if allocated >= set.min {
-        1
-    } else {
-        set.min - allocated
-    };
-    set.tasks
+    let lacks = set.min.saturating_sub(set.allocated()) as usize;
+    let mut tasks: Vec<TaskKey> = set
+        .tasks
         .iter()
         .filter(|(task, status)| pick.takes(*status) && (*status == Status::Victim || may(*task)))
         .map(|(task, _)| *task)
-        .take(most as usize)
-        .collect()
+        .take(lacks.max(1))
+        .collect();
+    if tasks.len() < lacks {
+        tasks.clear();
+    }
+    tasks
 }
 
 impl JobRow {

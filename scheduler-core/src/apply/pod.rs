@@ -319,7 +319,16 @@ fn target(
                 ..before.clone()
             }
         }
-        Phase::Releasing(None) | Phase::Succeeded | Phase::Failed => TaskCell::of(Status::Done),
+        Phase::Releasing(None) | Phase::Succeeded | Phase::Failed => {
+            // Nothing is left of it to evict.
+            if let Some(row) = state.tasks.get_mut(key) {
+                row.refused = None;
+                row.evict_request = None;
+                let uid = row.uid.clone();
+                state.to_evict.remove(&(uid, key));
+            }
+            TaskCell::of(Status::Done)
+        }
     }
 }
 

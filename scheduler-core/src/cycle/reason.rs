@@ -7,12 +7,12 @@ use crate::action::{PodReason, ReasonKind};
 use crate::config::Config;
 use crate::explain::MAX_LINE;
 use crate::fit;
-use crate::gang::Gang;
+use crate::gang::{Gang, Pick};
 use crate::ids::NodeName;
 use crate::reason::{self, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{NodeKey, SpecRow, TaskKey, TaskRow};
+use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
 use std::sync::Arc;
 
 /// Why a pod is not even tried.
@@ -201,11 +201,31 @@ impl Cycle<'_> {
             return self.waiting.kinds.get(&kind)?.why.clone();
         }
         let row = self.state.jobs.get(job)?;
-        if row.single || self.known(job).entry.ready {
+        if row.single {
             return None;
+        }
+        if self.known(job).entry.ready {
+            return self.hindered_member(job);
         }
         let line = not_ready_line(&self.gang(job), &|task| self.is_gated(task));
         Some((ReasonKind::NotReady, line))
+    }
+
+    /// A gang waits whole while it needs one that is not even tried.
+    fn hindered_member(&self, job: JobKey) -> Option<Said> {
+        let gang = self.gang(job);
+        let mut waiting = gang
+            .tasks()
+            .filter(|(_, status)| *status == Status::Pending);
+        if !gang.next(Pick::Waiting, &|task| self.may(task)).is_empty() {
+            return None;
+        }
+        waiting.find_map(|(task, _)| {
+            let row = self.state.tasks.get(task)?;
+            let (_, why) = hindrance(self.state, row)?;
+            let line = format!("Waits for pod {} of its group: {why}", self.pod_name(task));
+            Some((ReasonKind::NotReady, Arc::from(reason::cut(line, MAX_LINE))))
+        })
     }
 
     fn say(&mut self, task: TaskKey, said: Said) {

@@ -90,7 +90,11 @@ impl Cycle<'_> {
         if self.decision.actions.iter().any(evicts) {
             return;
         }
-        let promised = self.promised.clone();
+        // One that stays where it is, after all, has its eviction taken back and its promise
+        // with it.
+        let mut promised = std::mem::take(&mut self.promised);
+        promised.retain(|task| self.state.cell(*task).status == Status::Promised);
+        self.promised.clone_from(&promised);
         for job in self.jobs_of(&promised) {
             let mut tasks = promised.clone();
             tasks.retain(|task| self.job_of(*task) == Some(job));

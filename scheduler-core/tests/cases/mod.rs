@@ -1,4 +1,4 @@
-//! How many cases the properties try, and which.
+//! How many cases the properties try, and which; each says how it is run again.
 
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
@@ -9,7 +9,7 @@ pub(crate) fn tried(few: u32) -> ProptestConfig {
     let is_said = |variable| std::env::var_os(variable).is_some();
     // Has read both variables.
     let said = ProptestConfig::default();
-    ProptestConfig {
+    let config = ProptestConfig {
         cases: if is_said("PROPTEST_CASES") {
             said.cases
         } else {
@@ -22,5 +22,13 @@ pub(crate) fn tried(few: u32) -> ProptestConfig {
         },
         failure_persistence: None,
         ..said
+    };
+    // Shown where a property fails, and with `--nocapture`.
+    if let RngSeed::Fixed(seed) = config.rng_seed {
+        println!(
+            "again with PROPTEST_RNG_SEED={seed} PROPTEST_CASES={}",
+            config.cases
+        );
     }
+    config
 }

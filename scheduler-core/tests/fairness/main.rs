@@ -4,6 +4,8 @@
 
 #[path = "../cases/mod.rs"]
 mod cases;
+mod late;
+mod shares;
 mod steps;
 
 use cases::tried;
