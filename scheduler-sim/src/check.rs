@@ -256,6 +256,17 @@ impl World {
             .unwrap_or_default();
         let devices = number("gpu-fraction-num-devices").map_or(1, |_| 2);
         for node in &self.nodes {
+            // The kubelet has given a whole card to a pod that its agent does not take in.
+            let keeps = |(_, pod): (&Key, &Value)| {
+                let whole = &pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"];
+                let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+                pod["spec"]["nodeName"] == *node.name
+                    && self.disowned.contains(uid)
+                    && !whole.is_null()
+            };
+            if self.store.all("pods", "").any(keeps) {
+                continue;
+            }
             let free = |card: &&crate::node::Card| -> bool {
                 let held: Vec<_> = node
                     .held

@@ -52,6 +52,8 @@ pub struct Inputs {
     pub questions: mpsc::Receiver<Question>,
     /// Whether this replica acts.
     pub leading: watch::Receiver<bool>,
+    /// The time.
+    pub wall: Wall,
 }
 
 /// Where everything goes.
@@ -98,7 +100,6 @@ pub async fn run(
     world: World,
     observer: Option<Observer>,
     pace: Pace,
-    wall: Wall,
     mut inputs: Inputs,
     outputs: Outputs,
     stop: CancellationToken,
@@ -114,7 +115,7 @@ pub async fn run(
         said: BTreeSet::new(),
         report_at: None,
         reported: Instant::now(),
-        clock: Clock::start(wall),
+        clock: Clock::start(inputs.wall.clone()),
         observed: Instant::now(),
         swept: Instant::now(),
     };

@@ -415,6 +415,7 @@ async fn start(
         outcomes,
         questions: show.questions,
         leading,
+        wall: wall.clone(),
     };
     let outputs = Outputs {
         relist,
@@ -423,7 +424,7 @@ async fn start(
         views: views_out,
         meters: show.meters,
     };
-    cycles(config, &plan, wall, inputs, outputs, end, tasks);
+    cycles(config, &plan, inputs, outputs, end, tasks);
     Ok(())
 }
 
@@ -440,7 +441,6 @@ struct Show {
 fn cycles(
     config: &Config,
     plan: &Plan,
-    wall: &Wall,
     inputs: Inputs,
     outputs: Outputs,
     end: &CancellationToken,
@@ -456,9 +456,9 @@ fn cycles(
             (world, None)
         };
         let core = Core::new(shard.core.clone());
-        let (pace, wall, end) = (pace(config), wall.clone(), end.clone());
+        let (pace, end) = (pace(config), end.clone());
         tasks.spawn(named("a cycle", async move {
-            cycle::run(core, world, observer, pace, wall, inputs, outputs, end).await;
+            cycle::run(core, world, observer, pace, inputs, outputs, end).await;
         }));
     };
     if let [only] = plan.shards.as_slice()
@@ -493,6 +493,7 @@ fn cycles(
             outcomes,
             questions,
             leading: inputs.leading.clone(),
+            wall: inputs.wall.clone(),
         };
         let outputs = Outputs {
             relist: outputs.relist.clone(),
@@ -573,6 +574,7 @@ fn observe(
         outcomes,
         questions: show.questions,
         leading,
+        wall: wall.clone(),
     };
     let outputs = Outputs {
         relist,
@@ -581,7 +583,7 @@ fn observe(
         views: views_out,
         meters: show.meters,
     };
-    cycles(config, plan, wall, inputs, outputs, end, tasks);
+    cycles(config, plan, inputs, outputs, end, tasks);
 }
 
 fn pace(config: &Config) -> Pace {

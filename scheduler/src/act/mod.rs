@@ -318,7 +318,7 @@ impl Actor {
             }
             if let (Action::Bind(bind), Before::Volumes(volumes)) = (&*action, &first)
                 && !volumes.is_empty()
-                && let Err(refused) = volume::bound(&hands, bind, &volumes).await
+                && let Err(refused) = volume::bound(&hands, bind, volumes).await
             {
                 return refused;
             }
