@@ -5,6 +5,7 @@
 //! the machine what came of it, and so on; nothing else decides.
 
 use super::audit::Audit;
+use super::cgroup::Beside;
 use super::control::{self, Control};
 use super::machine::{Action, Client, Desired, Event, Machine, ServerStatus, Sight, Time};
 use super::place::{DAEMON_LOG, Mounting, Place};
@@ -38,6 +39,8 @@ pub struct Tools {
     pub base: PathBuf,
     /// How they are made.
     pub mounting: Mounting,
+    /// Where daemons outlive this container.
+    pub beside: Beside,
 }
 
 /// What a daemon serves; does not change while it lives.
@@ -332,6 +335,7 @@ impl Daemon {
                 } else {
                     Ok(())
                 };
+                self.tools.beside.remove(&self.name);
                 done(mode.and_then(|()| self.place.remove().map_err(|e| e.to_string())))
             }
             Action::Wait(_) | Action::Finish => Event::Done,
@@ -412,6 +416,12 @@ impl Daemon {
             }
         }
         let child = command.spawn()?;
+        // Before it starts a server.
+        if let Some(pid) = child.id()
+            && let Err(error) = self.tools.beside.take(pid, &self.name)
+        {
+            warn!(server = self.name, %error, "the MPS daemon would end with this container");
+        }
         self.process = child.id().and_then(|pid| self.tools.processes.find(pid));
         self.child = Some(child);
         Ok(())

@@ -12,6 +12,7 @@
 //! - [`control`]: the control daemon's command language; [`audit`]: who else used it.
 //! - [`place`]: directories, shared memory, logs.
 //! - [`card`]: one card that is used without a server.
+//! - [`cgroup`]: why a daemon outlives the supervisor's container.
 //! - [`process`], [`smi`]: processes of the node; compute mode and time slice.
 //! - [`program`]: NVIDIA's programs, in the driver's own root.
 //!
@@ -20,6 +21,7 @@
 
 pub mod audit;
 pub mod card;
+pub mod cgroup;
 pub mod client;
 pub mod control;
 pub mod daemon;

@@ -3,6 +3,7 @@
 //! In: plans and questions over gRPC. Out: what is. One supervisor per run directory: a
 //! lock file says so.
 
+use super::cgroup::Beside;
 use super::daemon::{Terminate, Tools};
 use super::place::Mounting;
 use super::process::Processes;
@@ -118,6 +119,7 @@ fn tools(config: &Config) -> Result<Tools, ServeError> {
         smi: Smi::new(program(here.join("usr/bin/nvidia-smi"))),
         processes: Processes::new("/proc"),
         base: config.mps_dir(),
+        beside: Beside::own(),
         mounting: Mounting {
             on: config.mps_mounts,
             read_only_pipe: config.mps_pipe == PipeAccess::Ro,

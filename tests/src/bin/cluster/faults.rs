@@ -154,21 +154,6 @@ pub(crate) async fn a_killed_server_costs_its_sharers_alone_and_comes_back(
     works(cluster, &ns, "beside", 0).await
 }
 
-pub(crate) async fn a_killed_mps_supervisor_ends_nobody(cluster: &mut Cluster) -> Result<()> {
-    let ns = three(cluster).await?;
-    let gpus = cluster.gpus.as_mut().context("no GPUs")?;
-    gpus.mps.kill().await?;
-    gpus.mps.start_again()?;
-    for name in ["large", "beside", "victim"] {
-        works(cluster, &ns, name, 0).await?;
-    }
-    // And it serves: a share that needs another limit gets it.
-    let after = tenant(&ns, "after", "200", "context hold");
-    cluster.delete_pod(&ns, "victim").await?;
-    cluster.run_share(&after).await?;
-    Ok(())
-}
-
 async fn card(cluster: &Cluster, uuid: &str) -> Result<GpuStatus> {
     let status = cluster.gpu_node().await?.status.unwrap_or_default();
     let mut cards = status.gpus.into_iter();

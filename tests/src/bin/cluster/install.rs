@@ -7,7 +7,7 @@ use aliquot_tests::image::Image;
 use aliquot_tests::manifest::documents;
 use aliquot_tests::node;
 use aliquot_tests::pod::describe;
-use aliquot_tests::share::{grant_of, lines};
+use aliquot_tests::share::{self, grant_of, lines};
 use aliquot_tests::wait::{Seen, until};
 use aliquot_tests::{scheduler, stand_in};
 use anyhow::{Context, Result, ensure};
@@ -15,6 +15,8 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proto::names::{NAMESPACE, container, resource};
 use serde_json::{Value, json};
 use std::fs;
@@ -84,7 +86,91 @@ pub(crate) async fn push(cluster: &Cluster) -> Result<()> {
     cluster.registry.push(&image, IMAGE).await
 }
 
+/// A supervisor that crashes is started again by the kubelet in the same pod; the servers and
+/// whoever works with them stay.
+pub(crate) async fn a_crashed_mps_supervisor_ends_nobody(cluster: &mut Cluster) -> Result<()> {
+    let mut driver = begin(cluster).await?;
+    let outcome = crashed(cluster).await;
+    let removed = end(cluster, &mut driver).await;
+    outcome.and(removed)
+}
+
+async fn crashed(cluster: &mut Cluster) -> Result<()> {
+    brought_up(cluster).await?;
+    let ns = cluster.namespace().await?;
+    let mut tenant = share::pod(&ns, "tenant", &[("gpu-memory", "2000")], "alloc 500 hold");
+    tenant["spec"]["restartPolicy"] = json!("Always");
+    cluster.run_share(&tenant).await?;
+    cluster.said(&ns, "tenant", "main", "alloc").await?;
+    let supervisors = processes(&["aliquot-agent", "mps"])?;
+    ensure!(supervisors.len() == 1, "supervisors: {supervisors:?}");
+    let servers = processes(&["nvidia-cuda-mps-server"])?;
+    ensure!(!servers.is_empty(), "no server");
+    kill(Pid::from_raw(supervisors[0]), Signal::SIGKILL)?;
+    until("another supervisor", Duration::from_secs(30), || async {
+        let now = processes(&["aliquot-agent", "mps"])?;
+        let other = now.len() == 1 && now != supervisors;
+        Ok(Seen::when(other, format!("{now:?}")))
+    })
+    .await?;
+    ensure!(
+        processes(&["nvidia-cuda-mps-server"])? == servers,
+        "the servers ended"
+    );
+    // It serves on: a second share gets what it needs of the server that was found.
+    let next = share::pod(&ns, "next", &[("gpu-memory", "3000")], "alloc 2500 hold");
+    cluster.run_share(&next).await?;
+    let said = cluster.said(&ns, "next", "main", "alloc").await?;
+    ensure!(said["ok"] == true, "{said}");
+    let words = [share::PROGRAM, "alloc", "100"];
+    let said = cluster.kubectl.exec(&ns, "tenant", "main", &words).await?;
+    ensure!(
+        share::line(&said, "alloc").is_some_and(|line| line["ok"] == true),
+        "{said}"
+    );
+    let pod = cluster.pods(&ns).get("tenant").await?;
+    let statuses = pod
+        .status
+        .unwrap_or_default()
+        .container_statuses
+        .unwrap_or_default();
+    ensure!(
+        statuses.iter().all(|status| status.restart_count == 0),
+        "it started again"
+    );
+    Ok(())
+}
+
+/// Pids of those whose command line begins with these words, whatever folder they are in.
+fn processes(words: &[&str]) -> Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
+            continue;
+        };
+        let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command);
+        let same = command
+            .split('\0')
+            .zip(words)
+            .filter(|(is, word)| is.ends_with(*word))
+            .count();
+        if same == words.len() {
+            found.push(pid);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
 async fn installed(cluster: &mut Cluster) -> Result<()> {
+    brought_up(cluster).await?;
+    seed_004(cluster).await?;
+    doctor(cluster).await
+}
+
+async fn brought_up(cluster: &mut Cluster) -> Result<()> {
     push(cluster).await?;
     for (reference, recipe) in stand_in::images(&cluster.programs) {
         cluster.serve_image(&recipe, reference).await?;
@@ -97,9 +183,7 @@ async fn installed(cluster: &mut Cluster) -> Result<()> {
         cluster.apply_one(&workload).await?;
     }
     ready(cluster).await?;
-    offered(cluster).await?;
-    seed_004(cluster).await?;
-    doctor(cluster).await
+    offered(cluster).await
 }
 
 /// The document's pod on what is installed, until it is gone again.

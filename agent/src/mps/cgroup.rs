@@ -1,0 +1,134 @@
+//! A cgroup for each daemon, beside the supervisor's own in its pod.
+//!
+//! containerd kills every process of a container that shares the node's pids when the
+//! container's first process ends, and finds them by the container's cgroup: a supervisor
+//! that crashed would take all servers of the node along. Beside it they live on, are adopted
+//! by the next one, count to the pod's limits as before, and end with the pod: the kubelet
+//! kills what is left in a pod's cgroup. In: `/proc/self/cgroup`, the node's mounts. Outside
+//! of a pod it does nothing.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// How a pod's cgroup can be told from any other's.
+const OF_PODS: &str = "kubepods";
+/// What the folders' names begin with.
+const PREFIX: &str = "aliquot-mps-";
+
+/// Where daemons go: one folder in each hierarchy, as this process reaches it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    pods: Vec<PathBuf>,
+}
+
+impl Beside {
+    /// Of this process. A node's first process shows the node's own mounts, which a container
+    /// has only parts of.
+    pub fn own() -> Self {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mounts = fs::read_to_string("/proc/1/mountinfo").unwrap_or_default();
+        Self::new(&own, &mounts, Path::new("/proc/1/root"))
+    }
+
+    fn new(own: &str, mounts: &str, root: &Path) -> Self {
+        let pod = |line: &str| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next()?, fields.next()?);
+            let (pod, _) = path.rsplit_once('/').filter(|_| path.contains(OF_PODS))?;
+            let mounted = mounts
+                .lines()
+                .find_map(|line| mount_of(line, controllers))?;
+            let inside = mounted.trim_start_matches('/');
+            Some(root.join(inside).join(pod.trim_start_matches('/')))
+        };
+        Self {
+            pods: own.lines().filter_map(pod).collect(),
+        }
+    }
+
+    /// Moves a process; what it starts later follows.
+    ///
+    /// # Errors
+    /// The first hierarchy in which it stays where it is.
+    pub fn take(&self, pid: u32, name: &str) -> io::Result<()> {
+        for pod in &self.pods {
+            let folder = pod.join(format!("{PREFIX}{name}"));
+            match fs::create_dir(&folder) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            // Version 1 takes no process before it knows its processors and memory.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let (from, to) = (pod.join(file), folder.join(file));
+                let empty = fs::read_to_string(&to).is_ok_and(|text| text.trim().is_empty());
+                if empty && folder.join("tasks").exists() {
+                    fs::write(to, fs::read_to_string(from)?)?;
+                }
+            }
+            fs::write(folder.join("cgroup.procs"), pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Once nothing runs in it: what is left of it does no harm.
+    pub fn remove(&self, name: &str) {
+        for pod in &self.pods {
+            let _ = fs::remove_dir(pod.join(format!("{PREFIX}{name}")));
+        }
+    }
+}
+
+/// Where a line of mountinfo mounts the whole hierarchy of these controllers; none: version 2.
+fn mount_of<'a>(line: &'a str, controllers: &str) -> Option<&'a str> {
+    let (head, tail) = line.split_once(" - ")?;
+    let mut head = head.split(' ').skip(3);
+    let (root, at) = (head.next()?, head.next()?);
+    let mut tail = tail.split(' ');
+    let (kind, options) = (tail.next()?, tail.nth(1)?);
+    let same = if controllers.is_empty() {
+        kind == "cgroup2"
+    } else {
+        let has = |one: &str| options.split(',').any(|option| option == one);
+        kind == "cgroup" && controllers.split(',').all(has)
+    };
+    (same && root == "/").then_some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_folder_is_found_in_every_hierarchy_of_either_version() {
+        let mounts = "30 25 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                      31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+                      32 25 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+                      33 25 0:29 /part /other rw - cgroup cgroup rw,memory\n\
+                      34 25 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let own = "4:cpu,cpuacct:/kubepods/pod1/a\n3:memory:/kubepods/pod1/a\n\
+                   1:name=systemd:/kubepods/pod1/a\n0::/\n";
+        let pod = |at: &str| PathBuf::from(format!("/root/sys/fs/cgroup/{at}/kubepods/pod1"));
+        let beside = Beside::new(own, mounts, Path::new("/root"));
+        assert_eq!(
+            beside.pods,
+            [pod("cpu,cpuacct"), pod("memory"), pod("systemd")]
+        );
+        let unified = Beside::new(
+            "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-a.scope\n",
+            "34 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            Path::new("/root"),
+        );
+        assert_eq!(
+            unified.pods,
+            [Path::new(
+                "/root/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice"
+            )]
+        );
+        let nobodys = "3:memory:/user/a\n0::/\n";
+        assert_eq!(
+            Beside::new(nobodys, mounts, Path::new("/")),
+            Beside::default()
+        );
+    }
+}
