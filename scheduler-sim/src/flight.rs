@@ -428,14 +428,9 @@ fn grants(binding: &Value) -> String {
     let Some(grant) = text.and_then(|text| Grant::peek(text).ok()) else {
         return String::new();
     };
-    let mut out = String::new();
-    for container in &grant.containers {
-        out.push_str(&format!(
-            " {} MiB {} of {}",
-            container.memory_mib.0,
-            container.mode,
-            container.gpus.join(",")
-        ));
-    }
-    out
+    let of = |container: &api::grant::ContainerGrant| {
+        let (memory, cards) = (container.memory_mib.0, container.gpus.join(","));
+        format!(" {memory} MiB {} of {cards}", container.mode)
+    };
+    grant.containers.iter().map(of).collect()
 }

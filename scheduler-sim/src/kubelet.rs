@@ -307,7 +307,7 @@ impl World {
         });
         let volume = Key::new("persistentvolumes", "", volume);
         self.store.amend(&volume, |volume| {
-            volume["status"] = json!({"phase": "Bound"})
+            volume["status"] = json!({"phase": "Bound"});
         });
     }
 }

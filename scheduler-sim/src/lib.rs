@@ -2,7 +2,7 @@
 //! them, against an API server, machines, agents and people that are all of this process, on
 //! one thread and on virtual time. One seed is one run, byte for byte.
 //!
-//! - [`run`]: a seed → what came of it; the shortest run that fails.
+//! - [`mod@run`]: a seed → what came of it; the shortest run that fails.
 //! - [`world`]: the queue of what happens; [`time`]: when; [`trace`]: what happened.
 //! - [`replica`]: a process of the scheduler, let run from moment to moment.
 //! - [`server`], [`store`]: the API server; [`flight`]: the network before it.

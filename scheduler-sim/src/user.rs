@@ -67,7 +67,9 @@ impl World {
         let uid = made
             .map(|node| node["metadata"]["uid"].clone())
             .unwrap_or_default();
-        self.nodes[at].uid = uid.as_str().unwrap_or_default().to_owned();
+        uid.as_str()
+            .unwrap_or_default()
+            .clone_into(&mut self.nodes[at].uid);
         let _ = self
             .store
             .create(&Key::new("gpunodes", "", &name), json!({"spec": {}}), &now);
@@ -109,10 +111,10 @@ impl World {
         match self.rng.u32(0..10) {
             0..=4 => {
                 annotations["gpu-memory"] =
-                    json!(self.one_of(&["900", "2500", "4000", "7000", "12000"]))
+                    json!(self.one_of(&["900", "2500", "4000", "7000", "12000"]));
             }
             5 | 6 => {
-                annotations["gpu-fraction"] = json!(self.one_of(&["0.1", "0.25", "0.5", "0.75"]))
+                annotations["gpu-fraction"] = json!(self.one_of(&["0.1", "0.25", "0.5", "0.75"]));
             }
             7 | 8 => requests["nvidia.com/gpu"] = json!(self.one_of(&["1", "1", "2"])),
             _ => {}
@@ -352,7 +354,7 @@ impl World {
         if let Some(key) = self.some("pods") {
             self.say(|| format!("{} wants queue {queue}", key.name));
             self.store.amend(&key, |pod| {
-                pod["metadata"]["labels"][kai::QUEUE_LABEL] = json!(queue)
+                pod["metadata"]["labels"][kai::QUEUE_LABEL] = json!(queue);
             });
         }
     }

@@ -25,7 +25,7 @@ pub(crate) fn tried(few: u32) -> ProptestConfig {
     };
     // Shown where a property fails, and with `--nocapture`.
     if let RngSeed::Fixed(seed) = config.rng_seed {
-        println!(
+        eprintln!(
             "again with PROPTEST_RNG_SEED={seed} PROPTEST_CASES={}",
             config.cases
         );

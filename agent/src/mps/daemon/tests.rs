@@ -10,6 +10,7 @@ pub(in crate::mps) fn tools(base: &Path) -> Tools {
         Program::new(root, name.into(), std::iter::empty(), &[], base.to_owned())
     };
     Tools {
+        beside: Beside::default(),
         control: program("/nowhere/nvidia-cuda-mps-control"),
         smi: Smi::new(program("/nowhere/nvidia-smi")),
         processes: Processes::new("/proc"),

@@ -318,11 +318,9 @@ impl<'a> World<'a> {
     fn decide(&mut self, later: u64) -> Decision {
         self.now += later;
         let decision = self.core.decide(Time(self.now));
-        self.log.push_str(&format!(
-            "decide {}\n{}",
-            self.now,
-            text::decision(&decision)
-        ));
+        let said = text::decision(&decision);
+        let now = self.now;
+        self.log.extend(["decide ", &now.to_string(), "\n", &said]);
         assert_eq!(self.core.violations(), Vec::<String>::new(), "{}", self.log);
         self.judge(&decision);
         for action in &decision.actions {
@@ -449,7 +447,10 @@ impl<'a> World<'a> {
             }
             11..=15 if !self.undone.is_empty() => {
                 let action = self.undone.remove(which % self.undone.len());
-                let refusal = (step.size % 6 == 0).then_some(step.size % 4 > 0);
+                let refusal = step
+                    .size
+                    .is_multiple_of(6)
+                    .then_some(!step.size.is_multiple_of(4));
                 self.does(&action, refusal);
             }
             16..=18 if !self.answers.is_empty() => {
@@ -646,7 +647,9 @@ proptest! {
         prop_assert_eq!(newborn.queues(), world.core.queues(), "{}", world.log);
         let groups = |core: &Core| {
             let mut groups = core.groups();
-            groups.iter_mut().for_each(|group| group.reason = None);
+            for group in &mut groups {
+                group.reason = None;
+            }
             groups
         };
         prop_assert_eq!(groups(&newborn), groups(&world.core), "{}", world.log);

@@ -102,8 +102,13 @@ async fn crashed(cluster: &mut Cluster) -> Result<()> {
     tenant["spec"]["restartPolicy"] = json!("Always");
     cluster.run_share(&tenant).await?;
     cluster.said(&ns, "tenant", "main", "alloc").await?;
-    let supervisors = processes(&["aliquot-agent", "mps"])?;
-    ensure!(supervisors.len() == 1, "supervisors: {supervisors:?}");
+    // A child of it has its command line until it runs its own program.
+    let supervisors = until("one supervisor", Duration::from_secs(30), || async {
+        let found = processes(&["aliquot-agent", "mps"])?;
+        let said = format!("{found:?}");
+        Ok(Seen::from_option((found.len() == 1).then_some(found), said))
+    })
+    .await?;
     let servers = processes(&["nvidia-cuda-mps-server"])?;
     ensure!(!servers.is_empty(), "no server");
     kill(Pid::from_raw(supervisors[0]), Signal::SIGKILL)?;
