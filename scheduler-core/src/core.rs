@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// Everything that contradicts itself in the state, and what was found to do so before;
-    /// empty unless there is a defect in the core. Walks the whole state: some 1 µs a pod.
+    /// empty unless there is a defect in the core. Walks the whole state.
     pub fn violations(&self) -> Vec<String> {
         crate::invariant::check(&self.state)
     }

@@ -33,8 +33,8 @@ const BATCH: usize = 4096;
 const REPORT: Duration = Duration::from_secs(1);
 /// What lasts is looked at again so soon, where another scheduler is observed.
 const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks for sums that contradict each other: at 140,000 pods one takes as long
-/// as a full decision.
+/// Between two looks for sums that contradict each other. Each walks every pod while nothing
+/// is decided, so that it is rare.
 const SWEEP: Duration = Duration::from_mins(5);
 /// Problems are logged once each; so many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
