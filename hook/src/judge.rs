@@ -1,7 +1,7 @@
 //! Expected and seen → let through, or one line that says why not.
 
-use crate::expect::Expected;
 use crate::state::{Bundle, State};
+use cdi::hook::{Arguments, ArgumentsError};
 use cdi::{ContainerEdits, Spec};
 
 /// Why the container must not start. One line each; the kubelet shows it in the pod's
@@ -9,8 +9,8 @@ use cdi::{ContainerEdits, Spec};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Our agent did not write this command line.
-    #[error("the hook's arguments are not ours: {0}")]
-    Arguments(String),
+    #[error(transparent)]
+    Arguments(#[from] ArgumentsError),
     /// Nothing to compare with.
     #[error("cannot read {0}")]
     Unreadable(String),
@@ -69,7 +69,7 @@ pub enum Refusal {
 /// # Errors
 /// The first thing that is not as it was expected to be.
 pub fn judge(
-    expected: &Expected,
+    expected: &Arguments,
     state: &State,
     injected: Option<(&Spec, &Bundle)>,
 ) -> Result<(), Refusal> {
@@ -89,7 +89,7 @@ pub fn judge(
     let Some((spec, bundle)) = injected else {
         return Ok(());
     };
-    if cdi::digest(spec) != expected.digest {
+    if Some(cdi::digest(spec)) != expected.digest {
         return Err(Refusal::Stale);
     }
     let device = spec
@@ -154,12 +154,12 @@ mod tests {
         }
     }
 
-    fn expected() -> Expected {
-        Expected {
+    fn expected() -> Arguments {
+        Arguments {
             pod_uid: "u".into(),
             container: "c".into(),
             alloc: "0a".into(),
-            digest: cdi::digest(&spec()),
+            digest: Some(cdi::digest(&spec())),
             proof: "/p".into(),
             spec: Some("/s".into()),
             limit: None,
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_file_without_the_device_is_refused() {
-        let expected = Expected {
+        let expected = Arguments {
             alloc: "0b".into(),
             ..expected()
         };

@@ -4,7 +4,7 @@
 //! It is named in the share's own CDI file, so no container gets the share's devices
 //! without it. What it was told on its command line must be what it sees:
 //!
-//! - [`expect`]: the command line → [`Expected`].
+//! - [`cdi::hook::Arguments`]: the command line, as the agent wrote it.
 //! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.
 //! - [`mod@judge`]: pure: expected and seen → let through, or one line that says why not.
 //! - [`limit`]: limits that a driver keeps per cgroup (r615 and later): the container's
@@ -19,17 +19,16 @@
     reason = "every expect says why it cannot happen"
 )]
 
-pub mod expect;
 pub mod judge;
 pub mod limit;
 pub mod proof;
 pub mod state;
 
-pub use expect::Expected;
 pub use judge::{Refusal, judge};
 pub use limit::Host;
 pub use state::{Bundle, State};
 
+use cdi::hook::Arguments;
 use std::io::Read;
 use std::time::SystemTime;
 
@@ -43,7 +42,7 @@ pub fn create_runtime(
     standard_input: impl Read,
     now: SystemTime,
 ) -> Result<(), Refusal> {
-    let expected = Expected::parse(arguments)?;
+    let expected = Arguments::parse(arguments)?;
     let state = State::read(standard_input)?;
     let injected = match &expected.spec {
         None => None,

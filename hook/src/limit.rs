@@ -7,7 +7,7 @@
 //! How `nvidia-smi` prints limits was not seen on hardware: a number that is not found is not
 //! claimed.
 
-use cdi::hook::Limited;
+use cdi::hook::{Limit, Limited};
 use driver_root::{DriverRoot, Shared};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -30,19 +30,6 @@ impl Default for Host {
             cgroup: "/sys/fs/cgroup".into(),
         }
     }
-}
-
-/// What is to be set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// MiB on each card.
-    pub mib: u64,
-    /// UUIDs.
-    pub gpus: Vec<String>,
-    /// `nvidia-smi`, as this process sees it.
-    pub smi: PathBuf,
-    /// Without it, the container must not start.
-    pub needed: bool,
 }
 
 /// All of it has to fit into the hook's own time.

@@ -3,10 +3,10 @@
 //! Written under a temporary name and renamed, so that the agent never reads half of it.
 //! Not synced: after a power cut there is no container either.
 
-use crate::expect::Expected;
 use crate::judge::Refusal;
 use crate::state::State;
-use cdi::hook::{Limited, PROOF_VERSION, Proof};
+use cdi::Digest;
+use cdi::hook::{Arguments, Limited, PROOF_VERSION, Proof};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// [`Refusal::Proof`]: without proof the agent would take the container for one that got
 /// around the guard.
 pub fn leave(
-    expected: &Expected,
+    expected: &Arguments,
     state: &State,
     limited: Option<Limited>,
     now: SystemTime,
@@ -29,7 +29,11 @@ pub fn leave(
         container: expected.container.clone(),
         container_id: state.id.clone(),
         pid: state.pid,
-        digest: expected.digest.to_string(),
+        digest: expected
+            .digest
+            .as_ref()
+            .map(Digest::to_string)
+            .unwrap_or_default(),
         unix_millis: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
         limited,
     };

@@ -12,6 +12,7 @@ pub use driver::{DriverFiles, trimmed, without_graphics};
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};
 use api::Mode;
+use cdi::hook::{Arguments, Limit};
 use cdi::{ContainerEdits, Device, Hook, Mount, Spec};
 use driver::text;
 use proto::names;
@@ -153,34 +154,24 @@ fn own(
     let file = places
         .cdi_dir
         .join(format!("{}{id}.json", names::cdi::FILE_PREFIX));
-    let pairs = [
-        ("--pod-uid", share.pod.uid.clone()),
-        ("--container", share.container.clone()),
-        ("--alloc", id.clone()),
+    let limit = limit.filter(|_| share.mode != Mode::Exclusive);
+    let arguments = Arguments {
+        pod_uid: share.pod.uid.clone(),
+        container: share.container.clone(),
+        alloc: id.clone(),
         // Put in place by the seal.
-        ("--digest", String::new()),
-        ("--proof", text(&places.proof_dir.join(&id))),
-        ("--spec", text(&file)),
-    ];
-    let mut args = vec![HOOK_NAME.to_owned(), "create-runtime".to_owned()];
-    args.extend(
-        pairs
-            .into_iter()
-            .flat_map(|(flag, value)| [flag.to_owned(), value]),
-    );
-    if let Some(limit) = limit.filter(|_| share.mode != Mode::Exclusive) {
-        let pairs = [
-            ("--limit-mib", share.memory.0.to_string()),
-            ("--limit-gpus", uuids.join(",")),
-            ("--limit-smi", text(&limit.smi)),
-            ("--limit-needed", limit.needed.to_string()),
-        ];
-        args.extend(
-            pairs
-                .into_iter()
-                .flat_map(|(flag, value)| [flag.to_owned(), value]),
-        );
-    }
+        digest: None,
+        proof: places.proof_dir.join(&id),
+        spec: Some(file),
+        limit: limit.map(|limit| Limit {
+            mib: share.memory.0,
+            gpus: share.gpus.iter().map(ToString::to_string).collect(),
+            smi: limit.smi.clone(),
+            needed: limit.needed,
+        }),
+    };
+    let mut args = vec![HOOK_NAME.to_owned()];
+    args.extend(arguments.print());
     ContainerEdits {
         env,
         mounts,

@@ -2,9 +2,9 @@
 
 use crate::{Shape, Target};
 use agent::ledger::{AllocId, Share};
-use aliquot_hook::{Bundle, Expected, State, judge};
+use aliquot_hook::{Bundle, State, judge};
 use cdi::Spec;
-use cdi::hook::Proof;
+use cdi::hook::{Arguments, Proof};
 use serde_json::{Value, json};
 
 pub(super) const GUARD: Target = Target {
@@ -107,16 +107,16 @@ pub(super) const PROOF: Target = Target {
 };
 
 /// The share that is guarded: of pod u-1, container main.
-fn share() -> (Expected, Spec) {
+fn share() -> (Arguments, Spec) {
     let spec: Spec =
         serde_json::from_value(json!({"cdiVersion": "0.5.0", "kind": "aliquot.dev/grant",
         "devices": [{"name": "0a", "containerEdits": {"env": ["LIMIT=2000", "EMPTY="]}}]}))
         .expect("a spec");
-    let expected = Expected {
+    let expected = Arguments {
         pod_uid: "u-1".into(),
         container: "main".into(),
         alloc: "0a".into(),
-        digest: cdi::digest(&spec),
+        digest: Some(cdi::digest(&spec)),
         proof: "/p".into(),
         spec: Some("/s".into()),
         limit: None,
@@ -218,26 +218,11 @@ fn arguments(input: &[u8]) {
         return;
     };
     let arguments: Vec<String> = text.split('\n').map(str::to_owned).collect();
-    let Ok(read) = Expected::parse(&arguments) else {
+    let Ok(read) = Arguments::parse(&arguments) else {
         return;
     };
-    let mut printed: Vec<String> = vec!["create-runtime".into()];
-    let mut put = |flag: &str, value: String| printed.extend([flag.to_owned(), value]);
-    put("--pod-uid", read.pod_uid.clone());
-    put("--container", read.container.clone());
-    put("--alloc", read.alloc.clone());
-    put("--digest", read.digest.to_string());
-    put("--proof", read.proof.display().to_string());
-    if let Some(spec) = &read.spec {
-        put("--spec", spec.display().to_string());
-    }
-    if let Some(limit) = &read.limit {
-        put("--limit-mib", limit.mib.to_string());
-        put("--limit-gpus", limit.gpus.join(","));
-        put("--limit-smi", limit.smi.display().to_string());
-        put("--limit-needed", limit.needed.to_string());
-    }
-    assert_eq!(Expected::parse(&printed), Ok(read));
+    let printed = read.print();
+    assert_eq!(Arguments::parse(&printed), Ok(read));
     assert!(
         arguments.len() == printed.len(),
         "an argument was overlooked: {text:?}"

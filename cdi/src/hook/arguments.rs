@@ -1,0 +1,231 @@
+//! The hook's command line, as the agent writes it into a CDI file and the hook reads it.
+
+use crate::digest::{self, Digest};
+use std::path::PathBuf;
+
+/// The only command.
+pub const COMMAND: &str = "create-runtime";
+
+const POD_UID: &str = "--pod-uid";
+const CONTAINER: &str = "--container";
+const ALLOC: &str = "--alloc";
+const PROOF: &str = "--proof";
+const SPEC: &str = "--spec";
+const LIMIT_MIB: &str = "--limit-mib";
+const LIMIT_GPUS: &str = "--limit-gpus";
+const LIMIT_SMI: &str = "--limit-smi";
+const LIMIT_NEEDED: &str = "--limit-needed";
+
+/// In the order in which they are written.
+const FLAGS: [&str; 10] = [
+    POD_UID,
+    CONTAINER,
+    ALLOC,
+    digest::FLAG,
+    PROOF,
+    SPEC,
+    LIMIT_MIB,
+    LIMIT_GPUS,
+    LIMIT_SMI,
+    LIMIT_NEEDED,
+];
+
+/// What a container must be, and where the hook says that it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arguments {
+    /// `metadata.uid` of the pod.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The allocation, which is also the CDI device's name.
+    pub alloc: String,
+    /// Of the CDI file that the hook is part of. `None` only before the file is sealed
+    /// ([`crate::seal`]).
+    pub digest: Option<Digest>,
+    /// Where the proof goes.
+    pub proof: PathBuf,
+    /// The CDI file; without it digest and environment are not compared.
+    pub spec: Option<PathBuf>,
+    /// The driver's own limit, where it has such.
+    pub limit: Option<Limit>,
+}
+
+/// A memory limit that the driver keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// MiB on each card.
+    pub mib: u64,
+    /// UUIDs.
+    pub gpus: Vec<String>,
+    /// `nvidia-smi`, as the hook's process sees it.
+    pub smi: PathBuf,
+    /// Without it, the container must not start.
+    pub needed: bool,
+}
+
+/// Our agent did not write this command line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the hook's arguments are not ours: {0}")]
+pub struct ArgumentsError(String);
+
+impl Arguments {
+    /// What follows the program's name.
+    #[must_use]
+    pub fn print(&self) -> Vec<String> {
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        let digest = self.digest.as_ref().map(Digest::to_string);
+        let limit = self.limit.as_ref();
+        let values = [
+            Some(self.pod_uid.clone()),
+            Some(self.container.clone()),
+            Some(self.alloc.clone()),
+            Some(digest.unwrap_or_default()),
+            Some(text(&self.proof)),
+            self.spec.as_ref().map(text),
+            limit.map(|limit| limit.mib.to_string()),
+            limit.map(|limit| limit.gpus.join(",")),
+            limit.map(|limit| text(&limit.smi)),
+            limit.map(|limit| limit.needed.to_string()),
+        ];
+        let pairs = FLAGS.iter().zip(values);
+        let given = pairs.filter_map(|(flag, value)| Some([(*flag).to_owned(), value?]));
+        std::iter::once(COMMAND.to_owned())
+            .chain(given.flatten())
+            .collect()
+    }
+
+    /// From what follows the program's name.
+    ///
+    /// # Errors
+    /// An argument is unknown, missing, empty, doubled or no such value.
+    pub fn parse(arguments: &[String]) -> Result<Self, ArgumentsError> {
+        let mut arguments = arguments.iter();
+        match arguments.next() {
+            Some(command) if command == COMMAND => {}
+            other => {
+                return Err(ArgumentsError(format!(
+                    "the command is {COMMAND:?}, not {other:?}"
+                )));
+            }
+        }
+        let mut values: [Option<String>; FLAGS.len()] = Default::default();
+        while let Some(flag) = arguments.next() {
+            let slot = FLAGS
+                .iter()
+                .position(|known| known == flag)
+                .and_then(|at| values.get_mut(at))
+                .ok_or_else(|| ArgumentsError(format!("{flag:?} is not known")))?;
+            let value = arguments
+                .next()
+                .filter(|value| !value.is_empty())
+                .ok_or_else(|| ArgumentsError(format!("{flag} has no value")))?;
+            if slot.replace(value.clone()).is_some() {
+                return Err(ArgumentsError(format!("{flag} is given twice")));
+            }
+        }
+        let [
+            pod_uid,
+            container,
+            alloc,
+            digest,
+            proof,
+            spec,
+            mib,
+            gpus,
+            smi,
+            needed,
+        ] = values;
+        let need = |flag: &str, value: Option<String>| {
+            value.ok_or_else(|| ArgumentsError(format!("{flag} is missing")))
+        };
+        let digest = need(digest::FLAG, digest)?
+            .parse()
+            .map_err(|error| ArgumentsError(format!("{}: {error}", digest::FLAG)))?;
+        Ok(Self {
+            pod_uid: need(POD_UID, pod_uid)?,
+            container: need(CONTAINER, container)?,
+            alloc: need(ALLOC, alloc)?,
+            digest: Some(digest),
+            proof: need(PROOF, proof)?.into(),
+            spec: spec.map(PathBuf::from),
+            limit: limit([mib, gpus, smi, needed])?,
+        })
+    }
+}
+
+/// All four or none: half a limit is none.
+fn limit(values: [Option<String>; 4]) -> Result<Option<Limit>, ArgumentsError> {
+    let bad = |why: &str| ArgumentsError(format!("--limit-*: {why}"));
+    match values {
+        [None, None, None, None] => Ok(None),
+        [Some(mib), Some(gpus), Some(smi), Some(needed)] => Ok(Some(Limit {
+            mib: mib.parse().map_err(|_| bad("MiB are a number"))?,
+            gpus: gpus.split(',').map(str::to_owned).collect(),
+            smi: smi.into(),
+            needed: needed.parse().map_err(|_| bad("needed is true or false"))?,
+        })),
+        _ => Err(bad("some are missing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn full() -> String {
+        format!(
+            "create-runtime --pod-uid u --container c --alloc 0a --digest {} --proof /p --spec /s",
+            "0".repeat(64)
+        )
+    }
+
+    #[test]
+    fn a_full_line_is_read() {
+        let read = Arguments::parse(&arguments(&full())).unwrap();
+        assert_eq!(read.pod_uid, "u");
+        assert_eq!(read.container, "c");
+        assert_eq!(read.alloc, "0a");
+        assert_eq!(read.digest.unwrap().to_string(), "0".repeat(64));
+        assert_eq!(read.proof, PathBuf::from("/p"));
+        assert_eq!(read.spec, Some(PathBuf::from("/s")));
+        assert_eq!(read.limit, None);
+        assert_eq!(read.print(), arguments(&full()));
+        let line = full()
+            + " --limit-mib 2000 --limit-gpus GPU-a,GPU-b --limit-smi /usr/bin/nvidia-smi --limit-needed true";
+        let read = Arguments::parse(&arguments(&line)).unwrap();
+        assert_eq!(read.print(), arguments(&line));
+        let limit = read.limit.unwrap();
+        assert_eq!((limit.mib, limit.gpus.len(), limit.needed), (2000, 2, true));
+    }
+
+    #[test]
+    fn a_line_that_our_agent_would_not_write_is_refused() {
+        let table = [
+            (String::new(), "the command is"),
+            ("create-container".to_owned(), "the command is"),
+            (full().replace("--pod-uid u ", ""), "--pod-uid is missing"),
+            (full().replace("--alloc 0a ", ""), "--alloc is missing"),
+            (full() + " --alloc 0b", "--alloc is given twice"),
+            (full() + " --force yes", "\"--force\" is not known"),
+            (full() + " extra", "\"extra\" is not known"),
+            (
+                full().replace(" --spec /s", " --spec"),
+                "--spec has no value",
+            ),
+            (full().replace("0000", "zzzz"), "--digest: a digest is"),
+            (full() + " --limit-mib 2000", "--limit-*: some are missing"),
+            (
+                full() + " --limit-mib all --limit-gpus G --limit-smi /s --limit-needed true",
+                "--limit-*: MiB are a number",
+            ),
+        ];
+        for (line, message) in table {
+            let refusal = Arguments::parse(&arguments(&line)).unwrap_err().to_string();
+            assert!(refusal.contains(message), "{line}: {refusal}");
+        }
+    }
+}
