@@ -17,6 +17,10 @@ pub struct Config {
     /// Name of this node's Node object.
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
+    /// Where an OpenTelemetry collector takes spans by OTLP over gRPC, such as
+    /// `http://collector:4317`; none are made when unset.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
     /// Namespace of the trust `ConfigMap`.
     #[arg(long, default_value = proto::names::NAMESPACE)]
     pub namespace: String,

@@ -24,30 +24,29 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
-    let result = match arguments.command {
+    let result = match Arguments::parse().command {
         Command::Run(config) => run(*config),
         Command::Mps(config) => serve_mps(*config),
     };
     result.unwrap_or_else(|error| {
-        tracing::error!("{error:#}");
+        eprintln!("{error:#}");
         ExitCode::from(exit::NOT_STARTED)
     })
 }
 
 fn run(config: Config) -> anyhow::Result<ExitCode> {
-    if let Err(error) = privilege::raise_priority() {
-        tracing::warn!(%error, "the watchdog has no higher priority than others");
-    }
+    let priority = privilege::raise_priority();
     if config.drop_capabilities {
         // Before there is a second thread: each has its own.
         privilege::drop_all_but_needed()?;
     }
-    runtime(2)?.block_on(async {
+    let runtime = runtime(2)?;
+    let _inside = runtime.enter();
+    let _traces = trace::start("aliquot-agent", config.otlp_endpoint.as_deref())?;
+    if let Err(error) = priority {
+        tracing::warn!(%error, "the watchdog has no higher priority than others");
+    }
+    runtime.block_on(async {
         let stop = stop_on_signals()?;
         let client = kube::Client::try_default().await?;
         let result = agent::run(config, client, stop).await;
@@ -59,7 +58,10 @@ fn run(config: Config) -> anyhow::Result<ExitCode> {
 }
 
 fn serve_mps(config: Config) -> anyhow::Result<ExitCode> {
-    runtime(1)?.block_on(async {
+    let runtime = runtime(1)?;
+    // The supervisor knows of no pods, and sends no spans.
+    let _traces = trace::start("aliquot-mps", None)?;
+    runtime.block_on(async {
         mps::serve(config, stop_on_signals()?).await?;
         Ok(ExitCode::from(exit::STOPPED))
     })

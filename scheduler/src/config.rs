@@ -56,6 +56,10 @@ pub struct Config {
     /// so there is no flag.
     #[arg(skip)]
     pub page_is_open: bool,
+    /// Where an OpenTelemetry collector takes spans by OTLP over gRPC, such as
+    /// `http://collector:4317`; none are made when unset.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
     /// Recompute every sum after each change, and make every search that could be skipped:
     /// many times slower. What contradicts itself is counted as `contradictions`; a debug
     /// build ends.

@@ -16,31 +16,36 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
     match serve(arguments.config) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
-            tracing::error!("{error:#}");
+            eprintln!("{error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn serve(config: Config) -> anyhow::Result<()> {
+fn serve(config: Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let _inside = runtime.enter();
+    let _traces = trace::start("aliquot-scheduler", config.otlp_endpoint.as_deref())?;
+    let served: anyhow::Result<()> = runtime.block_on(async {
         let stop = stop_on_signals()?;
         let mut access = kube::Config::infer().await?;
         // Each write ends in one outcome that the core hears of: retries are decided there.
         access.default_retry = false;
         scheduler::run(config, access.into(), stop).await?;
         Ok(())
+    });
+    Ok(match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
     })
 }
 

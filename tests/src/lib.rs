@@ -32,6 +32,7 @@
 pub mod adapt;
 pub mod burst;
 pub mod cluster;
+pub mod collector;
 pub mod control_plane;
 pub mod crowd;
 pub mod daemon;

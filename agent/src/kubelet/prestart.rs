@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span, info_span};
 use warmth::warmth;
 
 /// Between two tries of what is late.
@@ -61,6 +62,18 @@ pub enum PreStartError {
     /// The agent ends.
     #[error(transparent)]
     Stopped(#[from] crate::node::Stopped),
+}
+
+/// Of the pod's trace.
+fn span_of(share: &Share, alloc: AllocId) -> Span {
+    let (pod, uid) = (&share.pod, share.pod.uid.as_str());
+    let (container, decision) = (share.container.as_str(), share.decision.as_str());
+    let span = info_span!(
+        target: trace::TARGET,
+        "prestart", %pod, uid, container, decision, %alloc
+    );
+    trace::of_pod(&span, uid);
+    span
 }
 
 impl PreStart {
@@ -102,7 +115,13 @@ impl PreStart {
             ));
         }
         for (share, alloc) in ready {
-            self.write(&share, alloc).await?;
+            let span = span_of(&share, alloc);
+            let write = async {
+                self.write(&share, alloc).await?;
+                tracing::info!("prepared");
+                Ok::<(), PreStartError>(())
+            };
+            write.instrument(span).await?;
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
     let api: Api<Pod> = Api::namespaced(hands.client.clone(), &bind.namespace);
     let result = write(hands, &api, bind).await;
     if result == OutcomeResult::Confirmed {
+        tracing::info!("bound");
         if hands.labels_apart {
             label(&api, bind).await;
         }

@@ -39,6 +39,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span, info_span};
 
 /// Writes without an outcome that are under way at once: each is a connection of its own,
 /// and thousands fall due together where thousands of pods wait.
@@ -181,6 +182,30 @@ async fn labels_apart(client: &Client) -> bool {
     }
 }
 
+/// Of the pod's trace; all that is logged on the way has it.
+fn span_of(action: &Action) -> Span {
+    let (span, pod) = match action {
+        Action::Bind(bind) => {
+            let pod = format!("{}/{}", bind.namespace, bind.name);
+            let (uid, node) = (bind.pod.as_str(), bind.node.as_str());
+            (
+                info_span!(target: trace::TARGET, "bind", decision = %bind.decision, pod, uid, node),
+                &bind.pod,
+            )
+        }
+        Action::Evict(evict) => {
+            let pod = format!("{}/{}", evict.namespace, evict.name);
+            let (uid, cause) = (evict.pod.as_str(), evict.cause.as_str());
+            (
+                info_span!(target: trace::TARGET, "evict", decision = %evict.decision, pod, uid, cause),
+                &evict.pod,
+            )
+        }
+    };
+    trace::of_pod(&span, pod.as_str());
+    span
+}
+
 struct Actor {
     hands: Hands,
     seats: Arc<Semaphore>,
@@ -311,7 +336,8 @@ impl Actor {
             Action::Bind(bind) => self.pace.bound(&bind.pod),
             Action::Evict(_) => None,
         };
-        let task = self.actions.spawn(async move {
+        let span = span_of(&action);
+        let carry_out = async move {
             tokio::time::sleep(pause).await;
             if let Some(reported) = before {
                 let _ = reported.await;
@@ -334,7 +360,8 @@ impl Actor {
                 Action::Bind(bind) => bind::bind(&hands, bind).await,
                 Action::Evict(evict) => evict::evict(&hands, evict).await,
             }
-        });
+        };
+        let task = self.actions.spawn(carry_out.instrument(span));
         self.under_way.insert(task.id(), again);
     }
 

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 /// After a first failure; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -313,9 +314,12 @@ impl Desk {
             let tools = self.tools.clone();
             let (pod, classes) = (entry.pod.unpack(), self.classes.clone());
             let (since, waits) = (entry.since, entry.waits);
-            let task = self
-                .tasks
-                .spawn(async move { tools.group(&pod, &classes, since).await });
+            let name = format!("{}/{}", pod.namespace(), pod.name());
+            let span =
+                tracing::info_span!(target: trace::TARGET, "group", pod = name, uid = pod.uid());
+            trace::of_pod(&span, pod.uid());
+            let grouping = async move { tools.group(&pod, &classes, since).await };
+            let task = self.tasks.spawn(grouping.instrument(span));
             self.at_work.insert(task.id(), (uid, waits));
             begun |= !waits;
         }

@@ -40,6 +40,7 @@ mod seed_003;
 mod seed_sets;
 mod selftest;
 mod strangers;
+mod traces;
 mod up;
 mod volume;
 mod walls;
@@ -316,6 +317,7 @@ async fn test(
             hostile::under_mps_isolated_a_hostile_tenant_gets_what_the_table_says,
             hostile::under_time_slicing_a_hostile_tenant_gets_what_the_table_says,
             hostile::the_watchdog_acts_within_a_quarter_of_a_second,
+            traces::a_pods_way_through_scheduler_and_agent_is_one_trace_with_its_uid,
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
             strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,
         ],
