@@ -89,8 +89,8 @@ impl Collector {
         &self.endpoint
     }
 
-    /// The spans of the trace with this id, in hexadecimal digits.
-    pub fn trace(&self, id: &str) -> Vec<Span> {
+    /// The spans of the trace with this id.
+    pub fn trace(&self, id: u128) -> Vec<Span> {
         let got = self.got.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = Vec::new();
         for resource in got.iter().flat_map(|request| &request.resource_spans) {
@@ -98,12 +98,7 @@ impl Collector {
             let about = texts(about.map_or(&[], |about| about.attributes.as_slice()));
             let service = about.iter().find(|(key, _)| key == "service.name");
             for span in resource.scope_spans.iter().flat_map(|scope| &scope.spans) {
-                let digits: String = span
-                    .trace_id
-                    .iter()
-                    .map(|one| format!("{one:02x}"))
-                    .collect();
-                if digits == id {
+                if span.trace_id == id.to_be_bytes() {
                     out.push(Span {
                         service: service.map(|(_, name)| name.clone()).unwrap_or_default(),
                         name: span.name.clone(),

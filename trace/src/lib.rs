@@ -181,12 +181,8 @@ mod tests {
             .collect();
         assert_eq!(spans.len(), 2, "{spans:?}");
         for (span, decision) in spans.iter().zip(["7-1", "7-2"]) {
-            let digits: String = span
-                .trace_id
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
-            assert_eq!(digits, uid.replace('-', ""));
+            let id = u128::from_str_radix(&uid.replace('-', ""), 16).unwrap();
+            assert_eq!(span.trace_id, id.to_be_bytes());
             assert_eq!(span.name, "bind");
             let said = format!("{:?}", span.attributes);
             assert!(

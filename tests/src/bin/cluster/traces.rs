@@ -43,14 +43,15 @@ async fn one_trace(cluster: &mut Cluster, collector: &Collector) -> Result<()> {
     let manifest = pod(&ns, "traced", &[("gpu-memory", "2000")], "hold");
     let running = cluster.run_share(&manifest).await?;
     let grant = grant_of(&running)?;
-    let id = running.uid().context("a UID")?.replace('-', "");
+    let uid = running.uid().context("a UID")?;
+    let id = u128::from_str_radix(&uid.replace('-', ""), 16)?;
     let wanted = [
         ("aliquot-scheduler", "group"),
         ("aliquot-scheduler", "bind"),
         ("aliquot-agent", "prestart"),
     ];
     let spans = until("the pod's spans", LIMIT, || async {
-        let spans = collector.trace(&id);
+        let spans = collector.trace(id);
         let has = |(service, name): &(&str, &str)| {
             let same = |span: &Span| span.service == *service && span.name == *name;
             spans.iter().any(same)
