@@ -186,6 +186,8 @@ pub struct Evicting {
     pub pod: PodUid,
     /// Why.
     pub cause: EvictCause,
+    /// For whom, where it makes room.
+    pub in_favour_of: Option<GroupName>,
     /// Its outcome is known: only the pod's leaving is awaited.
     pub settled: bool,
 }
@@ -201,6 +203,8 @@ pub struct Backoff {
     pub until: Option<Time>,
     /// The last refusal, for its reason line.
     pub reason: Arc<str>,
+    /// For whom it was to be evicted, where an eviction was refused.
+    pub in_favour_of: Option<GroupName>,
     /// Nodes that refused it, least recent first: avoided while the pause lasts and
     /// once more in the next placement, unless no other node fits.
     pub avoid: Vec<NodeName>,

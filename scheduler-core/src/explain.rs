@@ -8,6 +8,7 @@ use crate::fit;
 use crate::ids::{NodeName, PodUid};
 use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::rows::JobKey;
 use std::sync::Arc;
 
 /// The longest reason line, in bytes: conditions and events keep it whole.
@@ -25,8 +26,8 @@ pub struct Explanation {
     pub line: Arc<str>,
     /// Each node, in order of name. Empty for a pod that does not wait.
     pub nodes: Vec<NodeVerdict>,
-    /// A line per pod that was to make room, for any other, and may not be evicted now; at
-    /// most eight. Empty for a pod that does not wait.
+    /// A line per pod that was to make room for this one's group and may not be evicted now;
+    /// at most eight. Empty for a pod that does not wait.
     pub spared: Vec<Arc<str>>,
 }
 
@@ -63,7 +64,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     if state.cell(key).status != Status::Pending {
         return Some(explanation);
     }
-    explanation.spared = spared(state);
+    explanation.spared = spared(state, row.job);
     let mut later = None;
     explanation.nodes = state
         .node_names
@@ -118,14 +119,69 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     Some(explanation)
 }
 
-fn spared(state: &State) -> Vec<Arc<str>> {
+fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
+    let Some(job) = job.and_then(|job| state.jobs.get(job)) else {
+        return Vec::new();
+    };
     let spared = state.task_pauses.iter().map(|(_, task)| *task);
     let spared = spared.filter(|task| state.is_spared(*task));
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;
-        let why = &row.pause.as_ref()?.reason;
+        let pause = row.pause.as_ref()?;
+        if pause.in_favour_of.as_ref() != Some(&job.name) {
+            return None;
+        }
+        let why = &pause.reason;
         let (namespace, name) = (&row.namespace, &row.name);
         Some(format!("pod {namespace}/{name} may not be evicted now: {why}").into())
     });
     lines.take(SPARED).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::action::Action;
+    use crate::event::{Event, Outcome, OutcomeResult};
+    use crate::ids::PodUid;
+    use crate::units::Time;
+    use crate::{Config, Core, text};
+
+    /// No other pod is: the one that is named may be of another tenant.
+    #[test]
+    fn who_is_to_have_the_room_is_told_which_pod_may_not_be_evicted() {
+        let cluster = "node n1 cpu=64000 memory=274877906944 pods=110 gpus=1 managed\n\
+            cards n1 default=mps\n  card GPU-1 product=T4 total=15360\n\
+            queue q\n\
+            pod low queue=q priority=50 gpus.main=1 phase=running on=n1\n  \
+            grant main cards=GPU-1 memory=15360 mode=exclusive\n\
+            pod high queue=q priority=90 gpus.main=1\n\
+            pod other queue=q priority=40 gpus.main=1\n";
+        let mut core = Core::new(Config::verified());
+        for event in text::read(cluster).expect("a cluster") {
+            assert_eq!(core.apply(event), Vec::new());
+        }
+        let decision = core.decide(Time(1000));
+        let [Action::Evict(evict)] = decision.actions.as_slice() else {
+            panic!("{decision:?}");
+        };
+        core.apply(Event::Outcome(Outcome {
+            decision: evict.decision,
+            result: OutcomeResult::Refused {
+                reason: "a budget".into(),
+                retryable: true,
+            },
+        }));
+        let mut rebuilt = Core::new(Config::verified());
+        for event in core.snapshot() {
+            rebuilt.apply(event);
+        }
+        for core in [&mut core, &mut rebuilt] {
+            core.decide(Time(1000));
+            let spared = |pod: &str| core.explain(&PodUid::new(pod)).expect("it is there").spared;
+            let told = spared("high");
+            assert_eq!(told.len(), 1);
+            assert!(told[0].starts_with("pod default/low may not be evicted now: a budget"));
+            assert!(spared("other").is_empty());
+        }
+    }
 }

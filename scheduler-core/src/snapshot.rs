@@ -176,6 +176,7 @@ fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
         cause: open
             .and_then(|open| open.evicts)
             .unwrap_or(crate::action::EvictCause::GrantRefused),
+        in_favour_of: open.and_then(|open| open.in_favour_of.clone()),
         settled: open.is_none(),
     }))
 }
@@ -190,6 +191,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
         refusals: pause.map_or(0, |pause| pause.refusals),
         until: pause.and_then(|pause| pause.until),
         reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
+        in_favour_of: pause.and_then(|pause| pause.in_favour_of.clone()),
         avoid: row.avoid.to_vec(),
     }))
 }

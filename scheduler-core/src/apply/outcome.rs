@@ -4,6 +4,7 @@ use super::pod::holds;
 use crate::action::Bind;
 use crate::config::Config;
 use crate::event::{Backoff, CardPause, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal};
+use crate::ids::GroupName;
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
@@ -22,7 +23,7 @@ pub(super) fn outcome(
         return;
     };
     let task = open.task;
-    let evicts = open.evicts;
+    let (evicts, in_favour_of) = (open.evicts, open.in_favour_of.clone());
     match outcome.result {
         OutcomeResult::Confirmed => {
             // An evicted pod stays on its way out until it is seen gone, or waiting.
@@ -37,7 +38,7 @@ pub(super) fn outcome(
             if let Some(cause) = evicts {
                 evict_again(state, task);
                 if cause.makes_room() {
-                    spare_for_a_while(state, config, task, reason);
+                    spare_for_a_while(state, config, task, in_favour_of, reason);
                 }
                 return state.stir();
             }
@@ -52,7 +53,13 @@ pub(super) fn outcome(
 
 /// A pod that may not go now, by a disruption budget: it is asked for again after a pause,
 /// and other victims are looked for meanwhile.
-fn spare_for_a_while(state: &mut State, config: &Config, task: TaskKey, reason: Arc<str>) {
+fn spare_for_a_while(
+    state: &mut State,
+    config: &Config,
+    task: TaskKey,
+    in_favour_of: Option<GroupName>,
+    reason: Arc<str>,
+) {
     let refusals = refusals(state, task);
     let until = Some(state.now.after(pause_length(config, refusals)));
     set_pause(
@@ -62,6 +69,7 @@ fn spare_for_a_while(state: &mut State, config: &Config, task: TaskKey, reason: 
             refusals,
             until,
             reason,
+            in_favour_of,
         },
     );
 }
@@ -104,6 +112,7 @@ fn take_back(
                 refusals,
                 until,
                 reason,
+                in_favour_of: None,
             },
         );
     }
@@ -247,6 +256,7 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
             OpenDecision {
                 task,
                 evicts: Some(evicting.cause),
+                in_favour_of: evicting.in_favour_of.clone(),
                 known: Known::Sent,
             },
         );
@@ -298,6 +308,7 @@ pub(super) fn refusal(
                 refusals,
                 until,
                 reason: Arc::clone(&refusal.reason),
+                in_favour_of: None,
             },
         );
     }
@@ -399,6 +410,7 @@ pub(super) fn assumed(
         OpenDecision {
             task,
             evicts: None,
+            in_favour_of: None,
             known: Known::Sent,
         },
     );
@@ -425,6 +437,7 @@ pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Pr
                 refusals: backoff.refusals,
                 until: backoff.until,
                 reason: backoff.reason,
+                in_favour_of: backoff.in_favour_of,
             },
         );
     }
@@ -447,6 +460,7 @@ pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec
             refusals: pause.refusals,
             until: Some(pause.until),
             reason: pause.reason,
+            in_favour_of: None,
         },
     );
     state.stir();

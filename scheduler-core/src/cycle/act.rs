@@ -51,6 +51,7 @@ impl Cycle<'_> {
             OpenDecision {
                 task,
                 evicts: None,
+                in_favour_of: None,
                 known: Known::Sent,
             },
         );
@@ -221,6 +222,7 @@ impl Cycle<'_> {
                     OpenDecision {
                         task,
                         evicts: Some(cause),
+                        in_favour_of: in_favour_of.clone(),
                         known: Known::Sent,
                     },
                 );
@@ -245,17 +247,18 @@ impl Cycle<'_> {
             Arc::clone(&row.namespace),
             Arc::clone(&row.name),
         );
+        let in_favour_of = for_job
+            .and_then(|job| self.state.jobs.get(job))
+            .map(|row| row.name.clone());
         self.state.open.insert(
             id,
             OpenDecision {
                 task,
                 evicts: Some(cause),
+                in_favour_of: in_favour_of.clone(),
                 known: Known::Sent,
             },
         );
-        let in_favour_of = for_job
-            .and_then(|job| self.state.jobs.get(job))
-            .map(|row| row.name.clone());
         self.decision.actions.push(Action::Evict(Evict {
             decision: id,
             pod: uid,

@@ -2,7 +2,7 @@
 
 use super::rows::TaskKey;
 use crate::action::EvictCause;
-use crate::ids::DecisionId;
+use crate::ids::{DecisionId, GroupName};
 use slotmap::SecondaryMap;
 use std::collections::BTreeMap;
 
@@ -12,6 +12,8 @@ pub(crate) struct OpenDecision {
     pub task: TaskKey,
     /// An eviction, not a binding.
     pub evicts: Option<EvictCause>,
+    /// For whom an eviction makes room.
+    pub in_favour_of: Option<GroupName>,
     /// Of a binding. An eviction is closed by its answer alone.
     pub known: Known,
 }

@@ -117,6 +117,8 @@ pub(crate) struct Pause {
     /// `None`: not before something changes.
     pub until: Option<Time>,
     pub reason: Arc<str>,
+    /// For whom it was to be evicted, where an eviction was refused.
+    pub in_favour_of: Option<GroupName>,
 }
 
 /// A pod: what is its own. What many pods have alike is its [`Spec`].

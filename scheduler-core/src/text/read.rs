@@ -72,6 +72,7 @@ fn of_line(line: &Line) -> Read<Event> {
             refusals: line.number("refusals")?.unwrap_or(0),
             until: line.number("until")?.map(Time),
             reason: Arc::from(line.get("reason").unwrap_or_default()),
+            in_favour_of: line.get("for").map(GroupName::new),
             avoid: line.all("avoid").map(NodeName::new).collect(),
         }),
         "card-pause" => Event::CardPause(CardPause {
@@ -508,6 +509,7 @@ fn evicting(line: &Line) -> Read<Evicting> {
         decision,
         pod: PodUid::new(needed(line, "pod")?),
         cause: cause(line)?,
+        in_favour_of: line.get("for").map(GroupName::new),
         settled: line.flag("settled"),
     })
 }

@@ -164,6 +164,7 @@ impl Text {
                 self.start("evicting", evicting.decision);
                 self.pair("pod", &evicting.pod);
                 self.pair("cause", evicting.cause.as_str());
+                self.some("for", evicting.in_favour_of.as_ref());
                 self.flag("settled", evicting.settled);
                 self.end();
             }
@@ -173,6 +174,7 @@ impl Text {
                 self.pair("refusals", backoff.refusals);
                 self.some("until", backoff.until.map(|until| until.0));
                 self.pair("reason", &backoff.reason);
+                self.some("for", backoff.in_favour_of.as_ref());
                 for node in &backoff.avoid {
                     self.pair("avoid", node);
                 }
