@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         Command::Mps(config) => serve_mps(*config),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("{error:#}");
+        trace::fatal(&error);
         ExitCode::from(exit::NOT_STARTED)
     })
 }

@@ -8,7 +8,8 @@
 //!
 //! In the order of the data's way:
 //! - [`config`]: flags; [`shard`]: several node pools, each with a core of its own;
-//!   [`run`]: starts everything, ends with the first part that ends.
+//!   `doors`: where requests come in; [`run`]: starts everything, ends with the first part
+//!   that ends.
 //! - [`neighbour`]: who else is there; nothing starts beside another for the same pods.
 //! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
@@ -34,6 +35,7 @@ pub mod clock;
 pub mod config;
 pub mod convert;
 pub mod cycle;
+mod doors;
 pub mod group;
 pub mod leader;
 mod lease;
@@ -51,5 +53,6 @@ pub mod trust;
 pub mod watch;
 
 pub use config::Config;
+pub use doors::{Doors, Listeners};
 pub use leader::ApiAccess;
-pub use run::{Doors, Listeners, RunError, run, run_in, run_on};
+pub use run::{RunError, run, run_in, run_on};

@@ -17,35 +17,28 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match serve(arguments.config) {
-        Ok(code) => code,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            trace::fatal(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-fn serve(config: Config) -> anyhow::Result<ExitCode> {
+fn serve(config: Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()
         .build()?;
     let _inside = runtime.enter();
     let _traces = trace::start("aliquot-scheduler", config.otlp_endpoint.as_deref())?;
-    let served: anyhow::Result<()> = runtime.block_on(async {
+    runtime.block_on(async {
         let stop = stop_on_signals()?;
         let mut access = kube::Config::infer().await?;
         // Each write ends in one outcome that the core hears of: retries are decided there.
         access.default_retry = false;
         scheduler::run(config, access.into(), stop).await?;
         Ok(())
-    });
-    Ok(match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
     })
 }
 

@@ -5,6 +5,7 @@ use crate::admission::{self, Reach};
 use crate::clock::Wall;
 use crate::convert::World;
 use crate::cycle::{self, Inputs, Outputs, Pace, Question};
+use crate::doors::{Doors, Listeners};
 use crate::leader::ApiAccess;
 use crate::neighbour::Territory;
 use crate::observe::Observer;
@@ -25,7 +26,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -81,73 +81,6 @@ pub enum RunError {
 
 /// What a task says when it ends.
 type Part = Result<&'static str, RunError>;
-
-/// Where a scheduler listens. Bound apart, so that an embedder can take free ports and
-/// know them.
-#[derive(Debug)]
-pub struct Listeners {
-    /// Admission.
-    pub webhook: TcpListener,
-    /// Agents.
-    pub telemetry: TcpListener,
-    /// Metrics, health, state.
-    pub metrics: Option<TcpListener>,
-    /// The status page.
-    pub page: Option<TcpListener>,
-}
-
-/// As [`Listeners`], by whatever way requests come.
-#[derive(Debug)]
-pub struct Doors {
-    /// Admission.
-    pub webhook: Door,
-    /// Agents.
-    pub telemetry: Door,
-    /// Metrics, health, state.
-    pub metrics: Option<Door>,
-    /// The status page.
-    pub page: Option<TcpListener>,
-}
-
-impl From<Listeners> for Doors {
-    fn from(listeners: Listeners) -> Self {
-        Self {
-            webhook: Door::Port(listeners.webhook),
-            telemetry: Door::Port(listeners.telemetry),
-            metrics: listeners.metrics.map(Door::Port),
-            page: listeners.page,
-        }
-    }
-}
-
-impl Listeners {
-    /// At the addresses that the flags say.
-    ///
-    /// # Errors
-    /// One of them is taken.
-    pub async fn bind(config: &Config) -> Result<Self, RunError> {
-        // Who observes serves neither, and must not be in the way of who does.
-        let served = |address| {
-            if config.observe {
-                SocketAddr::from(([127, 0, 0, 1], 0))
-            } else {
-                address
-            }
-        };
-        Ok(Self {
-            webhook: listen(served(config.webhook)).await?,
-            telemetry: listen(served(config.telemetry)).await?,
-            metrics: match config.metrics {
-                Some(address) => Some(listen(address).await?),
-                None => None,
-            },
-            page: match config.page {
-                Some(address) if !config.observe => Some(listen(address).await?),
-                _ => None,
-            },
-        })
-    }
-}
 
 /// Runs one scheduler until `stop`.
 ///
@@ -637,12 +570,6 @@ fn serve_admission(
         admission::run(door, settings, trust, client, end).await?;
         Ok("admission")
     });
-}
-
-async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| RunError::Listen { address, source })
 }
 
 async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {

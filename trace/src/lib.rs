@@ -71,6 +71,15 @@ pub fn start(service: &'static str, endpoint: Option<&str>) -> Result<Traces, Tr
     Ok(Traces(provider))
 }
 
+/// Says why a program ends: in its log, where that has begun, else on standard error.
+pub fn fatal(error: &impl std::fmt::Display) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::error!("{error:#}");
+    } else {
+        eprintln!("{error:#}");
+    }
+}
+
 fn provider(service: &'static str, endpoint: &str) -> Result<SdkTracerProvider, TraceError> {
     let exporter = SpanExporter::builder()
         .with_tonic()

@@ -1,8 +1,7 @@
 //! A daemon's directories: `<base>/<name>/{pipe,tenant,shm,log}`.
 //!
-//! `pipe` is a small file system of its own, made anew at each start of the daemon: whatever
-//! tenants have put into the last one is gone with it, and what they can fill is not the
-//! node's `/run`. Tenants see it as `tenant/pipe`. `tenant` is what is mounted into their
+//! `pipe` is a small file system of its own, mounted afresh at each start of the daemon:
+//! files that tenants left in the last one are gone, and a tenant cannot fill the node's `/run`. Tenants see it as `tenant/pipe`. `tenant` is what is mounted into their
 //! containers, read-only, with what is mounted in it later: a daemon that starts again is at
 //! the same path in containers that are there already. `shm` is shared memory of bounded size
 //! where the driver needs that. No tenant sees `log`.
@@ -178,8 +177,8 @@ impl Place {
     }
 
     /// What tenants see, with an empty folder for the pipes. It stays as long as the place:
-    /// containers have it mounted. One that was left half made is made anew: no container
-    /// has that one.
+    /// containers have it mounted. One that was left half made is mounted again: no container
+    /// uses that one.
     fn mount_tenant(&self) -> Result<(), PlaceError> {
         let tenant = self.tenant();
         let seen = tenant.join("pipe");

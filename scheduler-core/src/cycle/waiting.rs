@@ -4,7 +4,7 @@
 //!
 //! [`State::moved`](crate::state::State) says who has moved. What else it depends on
 //! (whether pods are hindered, what GPU memory counts for) voids all of it. A debug
-//! assertion compares it with one made anew.
+//! assertion compares it with one computed from scratch.
 
 use super::Cycle;
 use crate::action::ReasonKind;

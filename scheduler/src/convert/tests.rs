@@ -61,11 +61,9 @@ fn what_a_new_listing_does_not_name_is_gone() {
     assert!(world.take(Fact::Pod(gone(pod("u2", None, 0)))).is_empty());
 }
 
-/// The watch may lag behind what the leader before bound: a listing that was under way
-/// counts for nothing.
-#[test]
-fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
-    let listed = [
+/// The end of each kind's listing; priority classes last.
+fn listed() -> [Fact; 10] {
+    [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),
         Fact::GpuNode(Seen::Listed),
@@ -76,9 +74,15 @@ fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
         Fact::Volume(Seen::Listed),
         Fact::Storage(Seen::Listed),
         Fact::Class(Seen::Listed),
-    ];
+    ]
+}
+
+/// The watch may lag behind what the leader before bound: a listing that was under way
+/// counts for nothing.
+#[test]
+fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
     let mut world = world();
-    for fact in listed {
+    for fact in listed() {
         assert!(!world.is_current());
         world.take(fact);
     }
@@ -98,21 +102,12 @@ fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
     assert_eq!(world.missing().len(), 10);
-    for fact in [
-        Fact::Pod(Seen::Listed),
-        Fact::Node(Seen::Listed),
-        Fact::GpuNode(Seen::Listed),
-        Fact::Queue(Seen::Listed),
-        Fact::Group(Seen::Listed),
-        Fact::Topology(Seen::Listed),
-        Fact::Claim(Seen::Listed),
-        Fact::Volume(Seen::Listed),
-        Fact::Storage(Seen::Listed),
-    ] {
+    let [kinds @ .., classes] = listed();
+    for fact in kinds {
         world.take(fact);
     }
     assert_eq!(world.missing(), ["priorityclasses"]);
-    world.take(Fact::Class(Seen::Listed));
+    world.take(classes);
     assert!(world.missing().is_empty());
 }
 

@@ -3,10 +3,12 @@
 //! The API server has its own truth: what was decided is done there in some later step, or
 //! is refused; the core hears of it later still, of the outcome and of the pod apart, in any
 //! order, and of some only when everything else is over. Pods are deleted, end and come back
-//! in between, and the core is built anew from its snapshot. What must hold holds in that
-//! truth, and once every answer has come nothing of all that is left.
+//! in between, and the core is built again from its snapshot. [`judge`] compares each decision
+//! with that truth; once every answer has come, the core equals one that was told only the
+//! truth.
 
 mod case;
+mod judge;
 
 use super::cases::tried;
 use super::{QUARTER, resource};
@@ -61,9 +63,9 @@ struct World<'a> {
     leaving: BTreeMap<PodUid, DecisionId>,
     /// Their agent does not honour their grant.
     refused: BTreeSet<PodUid>,
-    /// An eviction was refused: somebody stands whose place in a queue was given away.
+    /// An eviction was refused: the victim keeps a place that its queue counts as free.
     spared: bool,
-    /// A binding was refused for good.
+    /// A binding was refused and may not be tried again.
     parked: bool,
     born: u32,
     log: String,
@@ -331,104 +333,6 @@ impl<'a> World<'a> {
         }
         self.undone.extend(decision.actions.iter().cloned());
         decision
-    }
-
-    /// Nobody is bound or told to leave twice, and no gang is begun or cut by halves.
-    fn judge(&self, decision: &Decision) {
-        let (mut binds, mut evicts) = (BTreeSet::new(), BTreeSet::new());
-        // Whom agents sent away was gone before the others were looked at.
-        let mut forced: BTreeSet<&PodUid> = BTreeSet::new();
-        let mut touched: BTreeSet<usize> = BTreeSet::new();
-        let mut torn: BTreeSet<usize> = BTreeSet::new();
-        for action in &decision.actions {
-            match action {
-                Action::Bind(Bind { pod, .. }) => {
-                    let waits = self.seen.get(pod).map(|pod| &pod.phase) == Some(&Phase::Pending);
-                    let idle = !self.bound.contains_key(pod) && !self.leaving.contains_key(pod);
-                    assert!(waits && idle && binds.insert(pod), "{pod} {}", self.log);
-                    touched.insert(self.of[pod].0);
-                }
-                Action::Evict(evict) => {
-                    let pod = &evict.pod;
-                    // An agent's word goes further than that somebody was to make room.
-                    let again = self.leaving.contains_key(pod) && evict.cause.makes_room();
-                    assert!(!again && evicts.insert(pod), "{pod} {}", self.log);
-                    if !evict.cause.makes_room() {
-                        forced.insert(pod);
-                    } else if evict.cause != EvictCause::StaleGang {
-                        let job = self.of[pod].0;
-                        assert!(self.case.jobs[job].preemptible, "{pod} {}", self.log);
-                        torn.insert(job);
-                    }
-                }
-            }
-        }
-        let promised: BTreeSet<&PodUid> = decision.promises.iter().map(|one| &one.pod).collect();
-        let before = |uid: &PodUid| self.has_place(uid) && !forced.contains(uid);
-        let after = |uid: &PodUid| {
-            promised.contains(uid)
-                || binds.contains(uid)
-                || self.has_place(uid) && !evicts.contains(uid)
-        };
-        for job in touched.into_iter().chain(torn) {
-            let tree = self.case.jobs[job].tree();
-            let (had, has) = (self.sets(job, before), self.sets(job, after));
-            let begun = binds.iter().any(|pod| self.of[*pod].0 == job);
-            let whole = is_whole(&tree, &has);
-            let was_broken = !begun && !is_whole(&tree, &had);
-            assert!(
-                whole || was_broken || !begun && has.is_empty(),
-                "j{job} had {had:?}, has {has:?} {}",
-                self.log
-            );
-        }
-    }
-
-    /// In the API server's truth: no card and no queue has more than it may.
-    fn check(&self) {
-        let mut shared: BTreeMap<&GpuUuid, u64> = BTreeMap::new();
-        let mut whole: BTreeMap<&GpuUuid, u32> = BTreeMap::new();
-        let mut held: BTreeMap<String, u64> = BTreeMap::new();
-        let mut firm: BTreeMap<String, u64> = BTreeMap::new();
-        for (uid, (job, _, pod)) in &self.pods {
-            let Some(at) = placement(pod) else { continue };
-            if self.refused.contains(uid) {
-                continue;
-            }
-            for grant in &at.grants {
-                for card in &grant.cards {
-                    if grant.mode == Mode::Exclusive {
-                        *whole.entry(card).or_default() += 1;
-                    } else {
-                        *shared.entry(card).or_default() += grant.memory.0;
-                    }
-                }
-            }
-            if stands(pod) && !self.leaving.contains_key(uid) {
-                let job = &self.case.jobs[*job];
-                for queue in self.case.chain(job) {
-                    *held.entry(queue.clone()).or_default() += job.size;
-                    *firm.entry(queue).or_default() += if job.preemptible { 0 } else { job.size };
-                }
-            }
-        }
-        for (card, sum) in &shared {
-            assert!(
-                *sum <= CARD && !whole.contains_key(card),
-                "{card} {}",
-                self.log
-            );
-        }
-        assert!(whole.values().all(|pods| *pods == 1), "{}", self.log);
-        if self.case.rude || self.spared {
-            return;
-        }
-        for (name, _, quota, place) in self.case.queues() {
-            let sum = |of: &BTreeMap<String, u64>| of.get(&name).copied().unwrap_or_default();
-            let limit = place.over.map_or(u64::MAX, |over| quota + over);
-            assert!(sum(&held) <= limit, "{name} {}", self.log);
-            assert!(sum(&firm) <= quota, "{name} {}", self.log);
-        }
     }
 
     fn nth(&self, which: u8, is: impl Fn(&Pod) -> bool) -> Option<PodUid> {

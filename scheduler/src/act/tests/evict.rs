@@ -1,0 +1,205 @@
+//! Evictions: answers that are lost, bare pods, budgets.
+
+use super::*;
+
+#[tokio::test]
+async fn an_eviction_whose_answer_is_lost_ends_when_there_is_a_word() {
+    for fault in [Fault::LoseAnswer, Fault::InternalError] {
+        let mut site = Site::start().await;
+        let pod = site.pod("p", true).await;
+        site.server.plan("DELETE", "/pods/p", fault);
+        site.server.plan("GET", "/pods/p", Fault::InternalError);
+        let decision = site.evict(&pod, EvictCause::Preempt);
+        let expected = Outcome {
+            decision,
+            result: OutcomeResult::Confirmed,
+        };
+        assert_eq!(site.outcome().await, expected, "{fault:?}");
+        let found = site.pods().get_opt("p").await.unwrap();
+        assert!(
+            found.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()),
+            "{fault:?}"
+        );
+        site.nothing_more().await;
+    }
+}
+
+#[tokio::test]
+async fn an_eviction_deletes_that_pod_and_never_its_successor() {
+    let mut site = Site::start().await;
+    let old = site.pod("p", true).await;
+    site.bind(&old, "n1");
+    site.outcome().await;
+    site.evict(&old, EvictCause::Preempt);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    // Its kubelet has the last word, and it is told why.
+    let deleting = site.pods().get("p").await.unwrap();
+    assert!(deleting.metadata.deletion_timestamp.is_some());
+    let conditions = deleting.status.unwrap().conditions.unwrap();
+    let told = conditions
+        .iter()
+        .find(|one| one.type_ == "DisruptionTarget");
+    assert_eq!(told.unwrap().message.as_deref(), Some("room is needed"));
+    site.pods()
+        .delete("p", &DeleteParams::default().grace_period(0))
+        .await
+        .ok();
+
+    site.pod("p", true).await;
+    site.evict(&old, EvictCause::Preempt);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    let successor = site.pods().get("p").await.unwrap();
+    assert_eq!(successor.metadata.deletion_timestamp, None);
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn a_bare_pod_whose_grant_is_refused_is_told_and_not_lost() {
+    let mut site = Site::start().await;
+    let (bare, owned) = (site.pod("bare", false).await, site.pod("owned", true).await);
+    for pod in [&bare, &owned] {
+        site.evict(pod, EvictCause::GrantRefused);
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    }
+    let told = site.pods().get("bare").await.unwrap();
+    assert_eq!(told.metadata.deletion_timestamp, None);
+    let conditions = told.status.unwrap().conditions.unwrap();
+    assert!(
+        conditions.iter().any(|one| one
+            .message
+            .as_ref()
+            .is_some_and(|text| text.contains("create it again"))),
+        "{conditions:?}"
+    );
+    let owned = site.pods().get_opt("owned").await.unwrap();
+    assert!(owned.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()));
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_its_agent_wants_gone_goes_whoever_made_it() {
+    let mut site = Site::start().await;
+    for (name, owned) in [("bare", false), ("owned", true)] {
+        let pod = site.pod(name, owned).await;
+        site.bind(&pod, "n1");
+        site.outcome().await;
+        site.evict(&pod, EvictCause::AgentRequest);
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+        let gone = site.pods().get_opt(name).await.unwrap();
+        assert!(gone.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()));
+    }
+    site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted() {
+    let mut site = Site::start_with(true).await;
+    let pod = site.pod("p", true).await;
+    site.bind(&pod, "n1");
+    site.outcome().await;
+    // As a budget refuses.
+    site.server
+        .plan("POST", "/p/eviction", Fault::TooManyRequests);
+    site.evict(&pod, EvictCause::Reclaim);
+    let outcome = site.outcome().await;
+    assert!(
+        matches!(
+            outcome.result,
+            OutcomeResult::Refused {
+                retryable: true,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
+    let kept = site.pods().get("p").await.unwrap();
+    assert_eq!(kept.metadata.deletion_timestamp, None);
+    let conditions = kept.status.and_then(|status| status.conditions);
+    assert!(
+        conditions
+            .unwrap_or_default()
+            .iter()
+            .all(|one| one.type_ != "DisruptionTarget"),
+        "it is told of what does not come"
+    );
+    // What must go goes, whatever the budget says.
+    site.server
+        .plan("POST", "/p/eviction", Fault::TooManyRequests);
+    site.evict(&pod, EvictCause::AgentRequest);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    site.nothing_more().await;
+}
+
+/// Pods that make room for one workload are of use together only.
+#[tokio::test]
+async fn where_a_budget_protects_one_pod_of_a_set_none_of_it_goes() {
+    let mut site = Site::start_with(true).await;
+    let mut evictions = Vec::new();
+    for name in ["a", "b", "c"] {
+        let pod = site.pod(name, true).await;
+        let decision = site.decision();
+        let mut evict = eviction(decision, &pod, EvictCause::Reclaim);
+        evict.in_favour_of = Some("default/gang".into());
+        evictions.push(evict);
+    }
+    let send = |site: &Site| {
+        let work = Work::Evictions(evictions.clone());
+        site.work.send(work).unwrap();
+    };
+    let all_stay = async |site: &Site| {
+        for name in ["a", "b", "c"] {
+            let pod = site.pods().get(name).await.unwrap();
+            assert_eq!(pod.metadata.deletion_timestamp, None, "{name}");
+        }
+    };
+    // As a budget refuses one of them; the question has an answer at its second try.
+    site.server
+        .plan("POST", "/a/eviction", Fault::InternalError);
+    site.server
+        .plan("POST", "/b/eviction", Fault::TooManyRequests);
+    send(&site);
+    for _ in 0..3 {
+        let outcome = site.outcome().await;
+        let OutcomeResult::Refused { reason, retryable } = outcome.result else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            retryable && reason.contains("/b may not be evicted"),
+            "{reason}"
+        );
+    }
+    all_stay(&site).await;
+    // Each of two may go, but not both.
+    let budgets: Api<k8s_openapi::api::policy::v1::PodDisruptionBudget> =
+        Api::namespaced(site.client.clone(), NS);
+    let budget = json!({"metadata": {"name": "pdb"}, "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": 2, "currentHealthy": 3, "desiredHealthy": 1, "expectedPods": 3}});
+    let budget = serde_json::from_value(budget).unwrap();
+    let params = PostParams::default();
+    let made = budgets.create(&params, &budget).await.unwrap();
+    let status = json!({"status": {"disruptionsAllowed": 2, "currentHealthy": 3, "desiredHealthy": 1, "expectedPods": 3}});
+    let patch = kube::api::Patch::Merge(status);
+    let name = made.metadata.name.as_deref().unwrap();
+    budgets
+        .patch_status(name, &kube::api::PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    send(&site);
+    for _ in 0..3 {
+        let outcome = site.outcome().await;
+        let OutcomeResult::Refused { reason, .. } = outcome.result else {
+            panic!("{outcome:?}");
+        };
+        assert!(reason.contains("pdb allows 2 of 3"), "{reason}");
+    }
+    all_stay(&site).await;
+    budgets
+        .delete("pdb", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    send(&site);
+    for _ in 0..3 {
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    }
+    site.nothing_more().await;
+}

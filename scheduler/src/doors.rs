@@ -1,0 +1,80 @@
+//! Where requests come in: the addresses that a scheduler listens at.
+
+use crate::Config;
+use crate::run::RunError;
+use crate::serve::Door;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+
+/// Where a scheduler listens. Bound apart, so that an embedder can take free ports and
+/// know them.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Admission.
+    pub webhook: TcpListener,
+    /// Agents.
+    pub telemetry: TcpListener,
+    /// Metrics, health, state.
+    pub metrics: Option<TcpListener>,
+    /// The status page.
+    pub page: Option<TcpListener>,
+}
+
+/// As [`Listeners`], by whatever way requests come.
+#[derive(Debug)]
+pub struct Doors {
+    /// Admission.
+    pub webhook: Door,
+    /// Agents.
+    pub telemetry: Door,
+    /// Metrics, health, state.
+    pub metrics: Option<Door>,
+    /// The status page.
+    pub page: Option<TcpListener>,
+}
+
+impl From<Listeners> for Doors {
+    fn from(listeners: Listeners) -> Self {
+        Self {
+            webhook: Door::Port(listeners.webhook),
+            telemetry: Door::Port(listeners.telemetry),
+            metrics: listeners.metrics.map(Door::Port),
+            page: listeners.page,
+        }
+    }
+}
+
+impl Listeners {
+    /// At the addresses that the flags say.
+    ///
+    /// # Errors
+    /// One of them is taken.
+    pub async fn bind(config: &Config) -> Result<Self, RunError> {
+        // Who observes serves neither, and must not be in the way of who does.
+        let served = |address| {
+            if config.observe {
+                SocketAddr::from(([127, 0, 0, 1], 0))
+            } else {
+                address
+            }
+        };
+        Ok(Self {
+            webhook: listen(served(config.webhook)).await?,
+            telemetry: listen(served(config.telemetry)).await?,
+            metrics: match config.metrics {
+                Some(address) => Some(listen(address).await?),
+                None => None,
+            },
+            page: match config.page {
+                Some(address) if !config.observe => Some(listen(address).await?),
+                _ => None,
+            },
+        })
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| RunError::Listen { address, source })
+}
