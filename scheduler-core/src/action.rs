@@ -3,7 +3,9 @@
 //! What an action takes counts as taken from the moment it is returned, until its
 //! outcome says otherwise.
 
-use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName};
+use crate::ids::{
+    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName, VolumeName,
+};
 use crate::model::{ContainerGrant, Placement};
 use crate::units::Time;
 use std::sync::Arc;
@@ -84,6 +86,8 @@ pub struct Bind {
     /// One for each container that asks for cards, in the pod's order. Empty for a pod
     /// without, and for whole GPUs on a node without an agent (its plugin picks).
     pub grants: Vec<ContainerGrant>,
+    /// What is to be done about the pod's claims before it is bound, in the pod's order.
+    pub claims: Vec<ClaimBinding>,
     /// `received-resource-type`.
     pub received: Received,
     /// The queue that it is charged to from now on; `None` for a pod that holds no cards of
@@ -102,6 +106,17 @@ impl Bind {
             decision: Some(self.decision),
         }
     }
+}
+
+/// A claim that is bound before its pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimBinding {
+    /// Its UID.
+    pub uid: ClaimUid,
+    /// `namespace/name`.
+    pub name: Arc<str>,
+    /// The volume that it gets; `None`: one is provisioned on the pod's node.
+    pub volume: Option<VolumeName>,
 }
 
 /// KAI's `received-resource-type`.

@@ -44,7 +44,9 @@ impl Core {
     /// an earlier one counts as that one.
     pub fn decide(&mut self, now: Time) -> Decision {
         self.state.now = self.state.now.max(now);
+        self.state.deciding = true;
         let decision = cycle::decide(&mut self.state, &self.config, &mut self.memory);
+        self.state.deciding = false;
         if self.config.verify {
             for wrong in crate::invariant::check_decided(&self.state, &decision) {
                 self.state.contradicts(&wrong);

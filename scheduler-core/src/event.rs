@@ -9,8 +9,10 @@
 //! - Nothing here may fail: what cannot be used comes back as a [`crate::Problem`].
 
 use crate::action::{Bind, EvictCause};
-use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName};
-use crate::model::{Node, NodeCards, Pod, PodGroup, Queue, Topology};
+use crate::ids::{
+    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName, VolumeName,
+};
+use crate::model::{Node, NodeCards, Pod, PodGroup, Queue, Topology, Volume};
 use crate::units::Time;
 use std::sync::Arc;
 
@@ -39,6 +41,10 @@ pub enum Event {
     Topology(Topology),
     /// A topology is gone.
     TopologyGone(TopologyName),
+    /// A volume to which a claim may still come is there, or has changed.
+    Volume(Volume),
+    /// A volume is gone, or no other claim can come to it any more.
+    VolumeGone(VolumeName),
     /// A pod is there, or has changed. Pods of other schedulers too, as long as they
     /// are bound to a node.
     Pod(Box<Pod>),
@@ -57,6 +63,8 @@ pub enum Event {
     Evicting(Evicting),
     /// Only in snapshots: a binding that was decided and has no outcome yet.
     Assumed(Box<Bind>),
+    /// Only in snapshots: where a claim of pods with a place is being bound, and to what.
+    Given(Given),
     /// Only in snapshots: why and until when a pod is not tried again.
     Backoff(Backoff),
     /// Only in snapshots: until when nothing new is put on a card.
@@ -190,6 +198,17 @@ pub struct Evicting {
     pub in_favour_of: Option<GroupName>,
     /// Its outcome is known: only the pod's leaving is awaited.
     pub settled: bool,
+}
+
+/// A claim that is being bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Which claim. Does nothing where no pod with a place has it.
+    pub claim: ClaimUid,
+    /// Where.
+    pub node: NodeName,
+    /// The volume that it was given; `None`: one is provisioned.
+    pub volume: Option<VolumeName>,
 }
 
 /// A pod that is not tried for a while.

@@ -106,6 +106,14 @@ name!(
     ResourceName
 );
 name!(
+    /// `metadata.uid` of a persistent volume claim.
+    ClaimUid
+);
+name!(
+    /// `metadata.name` of a persistent volume.
+    VolumeName
+);
+name!(
     /// Name of a topology.
     TopologyName
 );

@@ -59,11 +59,14 @@ pub mod units;
 mod whole;
 
 pub use action::{
-    Action, Bind, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind, Received,
+    Action, Bind, ClaimBinding, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind,
+    Received,
 };
 pub use config::{Config, Placement, Step};
 pub use core::Core;
-pub use event::{Backoff, Event, EvictRequest, Life, Outcome, OutcomeResult, Refusal, Rest, Swap};
+pub use event::{
+    Backoff, Event, EvictRequest, Given, Life, Outcome, OutcomeResult, Refusal, Rest, Swap,
+};
 pub use explain::Explanation;
 pub use groups::GroupView;
 pub use problem::Problem;

@@ -22,6 +22,10 @@ pub(crate) enum NodeNo {
     Cpu,
     Memory,
     Extended(ResourceName),
+    /// It can use no volume for these claims, or not one for each.
+    NoVolume(Vec<Arc<str>>),
+    /// A claim of the pod is being bound on another node.
+    ClaimElsewhere,
     Gpus,
     GpuMemory,
     /// It has no cards at all.
@@ -54,6 +58,12 @@ impl fmt::Display for NodeNo {
                 write!(f, "node(s) didn't have enough of mig profile: {name}")
             }
             Self::Extended(name) => write!(f, "node(s) didn't have enough resources: {name}"),
+            Self::NoVolume(claims) => write!(
+                f,
+                "node(s) didn't find available persistent volumes to bind to persistentvolumeclaim {}",
+                claims.join(", ")
+            ),
+            Self::ClaimElsewhere => f.write_str("node(s) had volume node affinity conflict"),
             Self::Gpus | Self::NoGpus => f.write_str("node(s) didn't have enough resources: GPUs"),
             Self::GpuMemory => f.write_str("node(s) didn't have enough resources: GPU memory"),
             Self::AgentSilent => f.write_str("node(s) whose agent has not been heard yet"),

@@ -1,7 +1,9 @@
 //! The state as the event list that rebuilds it.
 
 use crate::cycle;
-use crate::event::{Backoff, CardPause, Event, Evicting, Life, Outcome, OutcomeResult, Rest, Swap};
+use crate::event::{
+    Backoff, CardPause, Event, Evicting, Given, Life, Outcome, OutcomeResult, Rest, Swap,
+};
 use crate::model::{NodeCards, Phase, Placement, Pod};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
@@ -71,6 +73,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .cloned()
             .map(Event::Group)
     }));
+    events.extend(state.volumes.rows().cloned().map(Event::Volume));
     let mut after = Vec::new();
     for key in state.task_names.values() {
         let Some(row) = state.tasks.get(*key) else {
@@ -94,6 +97,15 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         after.extend(pause(row));
     }
     events.extend(after);
+    let mut given: Vec<_> = state.volumes.in_use().iter().collect();
+    given.sort_unstable_by_key(|(claim, _)| *claim);
+    events.extend(given.into_iter().filter_map(|(claim, used)| {
+        Some(Event::Given(Given {
+            claim: claim.clone(),
+            node: state.nodes.get(used.node)?.name.clone(),
+            volume: used.volume.clone(),
+        }))
+    }));
     // What refusals paused is overwritten with how it stands.
     events.extend(pauses);
     events.extend(lost);
@@ -236,6 +248,7 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
         memory: spec.memory,
         extended: spec.extended.clone(),
         gpus: spec.gpus.clone(),
+        claims: spec.claims.clone(),
         nodes: spec.rules.clone(),
         tolerations: spec.tolerations.clone(),
         gated: row.gated,

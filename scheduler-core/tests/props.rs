@@ -9,9 +9,10 @@ mod cases;
 
 use cases::tried;
 use proptest::prelude::*;
-use scheduler_core::ids::{ContainerName, GpuUuid, PodUid};
+use scheduler_core::ids::{ClaimUid, ContainerName, GpuUuid, PodUid};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Fence, Mode, Node, NodeCards, Phase, Pod, Queue, Share,
+    Amount, Ask, Card, Claim, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, NodeTerm,
+    Operator, Phase, Pod, Queue, Requirement, Shape, Share, Volume, Want,
 };
 use scheduler_core::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -67,6 +68,11 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
         })
     };
     let size = u64::from(size);
+    pod.claims
+        .extend((0..=size % 3).filter(|_| kind % 2 == 0).map(|more| {
+            let which = u64::from(index) + more;
+            claim((which % 7) as u8)
+        }));
     let ask = match kind % 7 {
         0 => None,
         1 => Some(Ask::Whole(1 + u32::from(kind) % 3)),
@@ -95,6 +101,45 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
         }
     }
     pod
+}
+
+/// A claim that some pods share: it wants a volume, or one is provisioned for it.
+fn claim(which: u8) -> Claim {
+    let shape = Shape {
+        size: Bytes(u64::from(which) * 5),
+        ..Shape::default()
+    };
+    Claim {
+        uid: ClaimUid::new(format!("c{which}")),
+        name: Arc::from(format!("default/c{which}")),
+        wants: (which % 4 < 3).then_some(Want {
+            shape,
+            selector: Vec::new(),
+        }),
+    }
+}
+
+/// Two for each node, and one that every node can use.
+fn volumes() -> impl Iterator<Item = Volume> {
+    let local = (0..3).flat_map(|node| [(Some(node), 10), (Some(node), 20)]);
+    local.chain([(None, 30)]).map(|(node, size)| {
+        let mut volume = Volume::named(&match node {
+            Some(node) => format!("v{node}-{size}"),
+            None => "everywhere".to_owned(),
+        });
+        volume.shape.size = Bytes(size);
+        volume.nodes = node.map(|node| {
+            let name = Arc::from(format!("n{node}"));
+            vec![NodeTerm {
+                name: vec![Requirement {
+                    key: Arc::from("metadata.name"),
+                    operator: Operator::In(vec![name]),
+                }],
+                ..NodeTerm::default()
+            }]
+        });
+        volume
+    })
 }
 
 /// One thing that happens; numbers choose among what is there.
@@ -140,6 +185,9 @@ impl World {
                 world.tell(event);
             }
         }
+        for volume in volumes() {
+            world.tell(Event::Volume(volume));
+        }
         let mut queue = Queue::unlimited("default-queue");
         // Longer by a second than goes by before a rebuilt core is compared.
         queue.preempt_min_runtime = Some(Duration(101_000));
@@ -173,6 +221,21 @@ impl World {
         };
         if pod.phase != Phase::Pending {
             return;
+        }
+        // The claims of a pod that runs are bound.
+        if running {
+            pod.claims.clear();
+            for bound in &bind.claims {
+                let mut kept =
+                    volumes().filter(|volume| Some(&volume.name) == bound.volume.as_ref());
+                if let Some(mut volume) = kept.next() {
+                    volume.kept_for = Some(ClaimRef {
+                        name: Arc::clone(&bound.name),
+                        uid: Some(bound.uid.clone()),
+                    });
+                    self.tell(Event::Volume(volume));
+                }
+            }
         }
         let placed = bind.placement();
         pod.phase = if running {
@@ -280,6 +343,11 @@ impl World {
                 for event in node(index, 1 + (step.size % 4) as u8, 0) {
                     self.tell(event);
                 }
+                let volume = volumes().nth(which % 7).unwrap();
+                self.tell(match step.size % 3 {
+                    0 => Event::VolumeGone(volume.name),
+                    _ => Event::Volume(volume),
+                });
             }
             _ => {
                 let index = step.which % 3;
@@ -345,7 +413,7 @@ proptest! {
         let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
         let said = |decision: &Decision| -> Vec<(PodUid, String, String)> {
             decision.actions.iter().filter_map(|action| match action {
-                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?}", bind.grants))),
+                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?} {:?}", bind.grants, bind.claims))),
                 // Those that are under way are decided again.
                 Action::Evict(evict) if evict.cause == EvictCause::GrantRefused => None,
                 Action::Evict(evict) => Some((evict.pod.clone(), evict.cause.as_str().to_owned(), format!("{:?}", evict.in_favour_of))),
@@ -385,7 +453,7 @@ proptest! {
             }
         }
         let mut events: Vec<Event> = first.core.snapshot().into_iter().filter(|event| {
-            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Pod(_))
+            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Volume(_) | Event::Pod(_))
         }).collect();
         let decide = |events: &[Event]| {
             let mut core = Core::new(Config::verified());
@@ -402,17 +470,31 @@ proptest! {
         prop_assert_eq!(decide(&events), straight);
     }
 
-    /// Sums of limits over cards, from what was decided alone.
+    /// Sums of limits over cards, and claims of volumes, from what was decided alone.
     #[test]
-    fn no_card_is_granted_more_than_it_has(nodes in nodes(), pods in prop::collection::vec((any::<u8>(), any::<u16>()), 1..24)) {
+    fn nothing_is_given_more_than_it_has(nodes in nodes(), pods in prop::collection::vec((any::<u8>(), any::<u16>()), 1..24)) {
         let mut world = World::new(&nodes);
         for (index, (kind, size)) in pods.iter().enumerate() {
             world.show(pod(u8::try_from(index).unwrap(), *kind, *size));
         }
         let mut sums: BTreeMap<GpuUuid, u64> = BTreeMap::new();
         let mut whole: BTreeMap<GpuUuid, u32> = BTreeMap::new();
+        let (mut bound, mut owners) = (BTreeMap::new(), BTreeMap::new());
         for action in world.decide().actions {
             let Action::Bind(bind) = action else { continue };
+            for claim in &bind.claims {
+                let wanted = (0..7).map(self::claim).find(|one| one.uid == claim.uid).unwrap().wants;
+                let at = (bind.node.clone(), claim.volume.clone());
+                prop_assert_eq!(bound.entry(claim.uid.clone()).or_insert_with(|| at.clone()), &at);
+                prop_assert_eq!(wanted.is_some(), claim.volume.is_some());
+                if let (Some(want), Some(volume)) = (wanted, &claim.volume) {
+                    let owner = owners.entry(volume.clone()).or_insert_with(|| claim.uid.clone());
+                    prop_assert_eq!(&*owner, &claim.uid);
+                    let volume = volumes().find(|one| one.name == *volume).unwrap();
+                    prop_assert!(volume.shape.size >= want.shape.size);
+                    prop_assert!(volume.nodes.is_none() || volume.name.as_str()[1..2] == bind.node.as_str()[1..]);
+                }
+            }
             let mut of_pod = Vec::new();
             for grant in &bind.grants {
                 let mut cards = grant.cards.clone();

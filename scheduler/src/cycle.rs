@@ -14,8 +14,7 @@ use crate::report::Views;
 use crate::status::{Meters, Status};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::watch::Fact;
-use scheduler_core::ids::DecisionId;
-use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, Problem, text};
+use scheduler_core::{Action, Core, Decision, Event, Outcome, Problem, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -228,9 +227,6 @@ impl Cycle {
     }
 
     fn end(&mut self, outcome: Outcome) {
-        for event in self.world.ended(&outcome) {
-            self.apply(event);
-        }
         self.apply(Event::Outcome(outcome));
     }
 
@@ -378,18 +374,8 @@ impl Cycle {
         for evictions in sets.into_values() {
             self.send(Work::Evictions(evictions));
         }
-        let mut refused = Vec::new();
         for bind in bindings {
-            match self.world.give_volumes(&bind) {
-                Ok(volumes) => self.send(Work::Action(Box::new(Action::Bind(bind)), volumes)),
-                Err(why) => refused.push(self.refuse(bind.decision, why)),
-            }
-        }
-        for event in self.world.others_told() {
-            self.apply(event);
-        }
-        for outcome in refused {
-            self.apply(Event::Outcome(outcome));
+            self.send(Work::Bind(Box::new(bind)));
         }
         for (group, at) in decision.started {
             self.send(Work::Started(group, at));
@@ -397,17 +383,6 @@ impl Cycle {
         for (group, since) in decision.stale {
             self.send(Work::Stale(group, since));
         }
-    }
-
-    /// Of an action that nobody carries out: two pods of one decision cannot have one volume.
-    fn refuse(&self, decision: DecisionId, why: String) -> Outcome {
-        let result = OutcomeResult::Refused {
-            reason: why.into(),
-            retryable: true,
-        };
-        tracing::info!(%decision, ?result, "not carried out");
-        self.outputs.meters.outcome(&result);
-        Outcome { decision, result }
     }
 
     /// A line per card that will not do, nothing where there are too many to read; and one

@@ -256,11 +256,13 @@ async fn a_volume_made_by_hand_is_given_to_one_claim_and_the_next_waits_for_anot
     let said = until("the other's reason", async || {
         why(&site, second)
             .await
-            .filter(|why| why.contains("waits for a volume"))
+            .filter(|why| why.contains("available persistent volumes"))
     })
     .await;
     assert!(
-        said.contains(&format!("persistentvolumeclaim \"{second}\"")),
+        said.contains(&format!(
+            "to bind to persistentvolumeclaim default/{second}"
+        )),
         "{said}"
     );
     assert_eq!(node_of(&site, first).await, None, "bound before its volume");

@@ -47,6 +47,16 @@ impl Intake {
             "PriorityClass" => {
                 shadow.take(Fact::Class(there(object, &shown)?));
             }
+            "StorageClass" => {
+                shadow.take(Fact::Storage(there(object, &shown)?));
+            }
+            "PersistentVolume" => {
+                let mut object = object.clone();
+                // As Kubernetes' controller marks a new one.
+                object["status"] = json!({"phase": "Available"});
+                shadow.take(Fact::Volume(there(&object, &shown)?));
+            }
+            "PersistentVolumeClaim" => self.claim(shadow, object, &shown)?,
             "Deployment" | "ReplicaSet" | "StatefulSet" | "ReplicationController" => {
                 let replicas = number(object, "/spec/replicas", &shown)?.unwrap_or(1);
                 self.workload(shadow, object, "/spec/template", replicas, &shown)?;
@@ -112,8 +122,45 @@ impl Intake {
                 }
             }
             let shown = format!("{shown}, pod {number}");
+            let templates = object.pointer("/spec/volumeClaimTemplates");
+            for template in templates.and_then(Value::as_array).into_iter().flatten() {
+                self.claim_of(shadow, &mut pod, template, &shown)?;
+            }
             self.pod(shadow, &pod, &shown)?;
         }
+        Ok(())
+    }
+
+    /// The claim of one pod of a `StatefulSet`, and the pod's volume with it.
+    fn claim_of(
+        &mut self,
+        shadow: &mut Shadow,
+        pod: &mut Value,
+        template: &Value,
+        shown: &str,
+    ) -> Result<(), Failure> {
+        let volume = &template["metadata"]["name"];
+        let names = volume.as_str().zip(pod["metadata"]["name"].as_str());
+        let (volume, owner) = names
+            .ok_or_else(|| Failure::input(format!("{shown}: a volumeClaimTemplate has no name")))?;
+        let name = format!("{volume}-{owner}");
+        let mut claim = template.clone();
+        claim["metadata"]["name"] = json!(name);
+        claim["metadata"]["namespace"] = pod["metadata"]["namespace"].clone();
+        let volume = json!({"name": volume, "persistentVolumeClaim": {"claimName": name}});
+        match pod["spec"]["volumes"].as_array_mut() {
+            Some(volumes) => volumes.push(volume),
+            None => pod["spec"]["volumes"] = json!([volume]),
+        }
+        self.claim(shadow, &claim, shown)
+    }
+
+    fn claim(&mut self, shadow: &mut Shadow, object: &Value, shown: &str) -> Result<(), Failure> {
+        let mut object = object.clone();
+        default_namespace(&mut object);
+        self.count += 1;
+        object["metadata"]["uid"] = json!(format!("{UID}{:06}", self.count));
+        shadow.take(Fact::Claim(there(&object, shown)?));
         Ok(())
     }
 
@@ -160,7 +207,10 @@ impl Intake {
 
 fn default_namespace(object: &mut Value) {
     if let Some(metadata) = object["metadata"].as_object_mut() {
-        metadata.entry("namespace").or_insert(json!("default"));
+        let namespace = metadata.entry("namespace").or_insert(Value::Null);
+        if namespace.is_null() {
+            *namespace = json!("default");
+        }
     }
 }
 

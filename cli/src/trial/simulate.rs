@@ -240,6 +240,44 @@ metadata: {name: c}
     }
 
     #[test]
+    fn claims_that_wait_for_their_first_consumer_decide_where_pods_go() {
+        let disk = |name: &str| {
+            format!(
+                "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec: {{storageClassName: local, capacity: {{storage: 10Gi}}, accessModes: [ReadWriteOnce], local: {{path: /disk}}, nodeAffinity: {{required: {{nodeSelectorTerms: [{{matchFields: [{{key: metadata.name, operator: In, values: [n1]}}]}}]}}}}}}\n---\n"
+            )
+        };
+        let set = "\
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db, labels: {kai.scheduler/queue: rich}}
+spec:
+  replicas: 2
+  template:
+    spec: {schedulerName: kai-scheduler, containers: [{name: main, image: x}]}
+  volumeClaimTemplates:
+  - metadata: {name: data}
+    spec: {storageClassName: local, accessModes: [ReadWriteOnce], resources: {requests: {storage: 5Gi}}}
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: local}
+provisioner: kubernetes.io/no-provisioner
+volumeBindingMode: WaitForFirstConsumer
+---
+";
+        let (text, all) = simulate(&format!("{set}{}", disk("one"))).unwrap();
+        assert!(!all, "{text}");
+        assert!(
+            text.contains(
+                "available persistent volumes to bind to persistentvolumeclaim default/data-db-1"
+            ),
+            "{text}"
+        );
+        let (text, all) = simulate(&format!("{set}{}{}", disk("one"), disk("two"))).unwrap();
+        assert!(all, "{text}");
+    }
+
+    #[test]
     fn what_the_webhook_would_refuse_is_refused_in_its_words() {
         let error = simulate(&pod("bad", "rich", "gpu-memory: \"0\"", "")).unwrap_err();
         assert_eq!(

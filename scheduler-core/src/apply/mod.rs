@@ -48,6 +48,20 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
             }
             state.loosen();
         }
+        Event::Volume(volume) => state.volume(volume),
+        Event::VolumeGone(name) => {
+            if !state.volume_gone(&name) {
+                problems.push(Problem::Unknown {
+                    what: "volume",
+                    name: name.shared(),
+                });
+            }
+        }
+        Event::Given(given) => {
+            if let Some(node) = state.node_names.get(&given.node).copied() {
+                state.give(&given.claim, node, given.volume.as_ref());
+            }
+        }
         Event::Pod(pod) => pod::upsert(state, config, *pod, &mut problems),
         Event::PodGone(uid) => pod::gone(state, &uid, &mut problems),
         Event::Outcome(outcome) => outcome::outcome(state, config, outcome, &mut problems),

@@ -21,7 +21,11 @@ pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>
         return;
     }
     row.mig = MigStrategy::of(&node);
-    row.node = Some(node);
+    let known = row.node.replace(node);
+    let labels = known.map(|node| node.labels);
+    if labels.as_ref() != row.node.as_ref().map(|node| &node.labels) {
+        state.reach_volumes(key);
+    }
     state.touch_node(key);
     state.loosen();
 }
@@ -41,6 +45,7 @@ pub(super) fn gone(
     };
     row.node = None;
     row.agent = None;
+    state.reach_volumes(key);
     forget_cards(state, key, &BTreeSet::new());
     revalue(state, config, key);
     state.touch_node(key);

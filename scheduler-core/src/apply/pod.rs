@@ -21,10 +21,14 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
         None => insert(state, &pod),
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
+    let given = state.given_to(key);
     let changed = take_row(state, key, &pod, spec, &before);
     let to = target(state, config, key, &pod.phase, &before, problems);
     settle(state, key, to.status);
     state.transition(key, to.clone());
+    for (claim, used) in given {
+        state.give(&claim, used.node, used.volume.as_ref());
+    }
     if changed || to != before {
         // Anything that stood somewhere and changed may have made room.
         if before.node.is_some()
@@ -82,6 +86,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         memory: crate::units::Bytes(0),
         extended: std::collections::BTreeMap::new(),
         gpus: Vec::new(),
+        claims: Vec::new(),
         rules: crate::model::NodeRules::default(),
         tolerations: Vec::new(),
         unsupported: Vec::new(),
@@ -511,6 +516,7 @@ fn spec_of(pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
         memory: pod.memory,
         extended: pod.extended.clone(),
         gpus: pod.gpus.clone(),
+        claims: pod.claims.clone(),
         rules: pod.nodes.clone(),
         tolerations: pod.tolerations.clone(),
         unsupported: pod.unsupported.clone(),

@@ -18,6 +18,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::Refused(_)
         | Event::Evicting(_)
         | Event::Assumed(_)
+        | Event::Given(_)
+        | Event::VolumeGone(_)
         | Event::Backoff(_)
         | Event::CardPause(_) => false,
         Event::Node(_)
@@ -31,6 +33,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::TopologyGone(_)
         | Event::Refusal(_)
         | Event::EvictRequest(_) => true,
+        // One that is kept for a claim may be so by a binding of ours.
+        Event::Volume(volume) => volume.kept_for.is_none() && !state.volumes.is_known(&volume.name),
         Event::Outcome(outcome) => outcome.result != OutcomeResult::Confirmed,
         Event::Group(group) => is_another(state, group),
         Event::Pod(pod) => is_new(state, pod),
@@ -72,6 +76,7 @@ fn is_new(state: &State, pod: &Pod) -> bool {
             && spec.gpus == pod.gpus
             && spec.extended == pod.extended
             && spec.rules == pod.nodes
+            && spec.claims == pod.claims
     });
     let ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed);
     !wants_the_same

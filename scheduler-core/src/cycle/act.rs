@@ -1,7 +1,7 @@
 //! What was decided becomes actions: bindings with their cards, evictions, promises.
 
 use super::Cycle;
-use crate::action::{Action, Bind, Evict, EvictCause, Promise, Received};
+use crate::action::{Action, Bind, ClaimBinding, Evict, EvictCause, Promise, Received};
 use crate::fit::choose_whole;
 use crate::ids::{DecisionId, NodeName, NodeUid};
 use crate::model::{Ask, ContainerGrant};
@@ -378,6 +378,11 @@ pub(crate) fn bind(
         .and_then(|row| state.jobs.get(row.job?)?.queue)
         .and_then(|queue| state.queues.get(queue))
         .map(|queue| queue.name.clone());
+    let claims = spec.claims.iter().map(|claim| ClaimBinding {
+        uid: claim.uid.clone(),
+        name: Arc::clone(&claim.name),
+        volume: state.volumes.of(&claim.uid).cloned(),
+    });
     Some(Bind {
         decision,
         pod: row.uid.clone(),
@@ -386,6 +391,7 @@ pub(crate) fn bind(
         node: on.name.clone(),
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,
+        claims: claims.collect(),
         received,
         queue,
         group: charged.and_then(|row| row.group.clone()),

@@ -113,7 +113,8 @@ impl Cycle<'_> {
         movers: &Movers,
         places: &mut Places,
     ) -> bool {
-        if movers.perhaps {
+        let claims = self.state.specs.get(spec).map(|row| &row.spec.claims);
+        if movers.perhaps || claims.is_some_and(|claims| !claims.is_empty()) {
             return true;
         }
         self.state.refresh_rooms();
@@ -240,8 +241,10 @@ impl Cycle<'_> {
                 continue;
             };
             movers.counted |= row.whole > 0 && cell.holds().is_empty();
-            if !cell.holds().is_empty() && !is_as_asked(&row.spec.gpus, cell.holds()) {
-                // Where it stands it takes something else than elsewhere.
+            let is_as_asked = cell.holds().is_empty() || is_as_asked(&row.spec.gpus, cell.holds());
+            if !is_as_asked || !row.spec.claims.is_empty() {
+                // Where it stands it takes something else than elsewhere, or gives back
+                // volumes that other nodes can use.
                 movers.perhaps = true;
                 return movers;
             }

@@ -207,6 +207,10 @@ impl Cycle<'_> {
     fn first_without_place(&self, tasks: &[TaskKey], slots: Option<i64>) -> Option<SpecKey> {
         let key = self.state.tasks.get(*tasks.first()?)?.spec;
         let row = self.state.specs.get(key)?;
+        // Victims that were promised a place may give back volumes that other nodes can use.
+        if !row.spec.claims.is_empty() {
+            return None;
+        }
         let has_place = match (slots, repack::one_share(row)) {
             (Some(slots), _) => slots > 0,
             (None, Some(share)) => self.some_node_takes(row, share),

@@ -40,7 +40,10 @@ pub(crate) fn could_sit(
     let Some(node) = &row.node else {
         return false;
     };
-    if super::rules(node, &spec.spec).is_err() || !mig(row, spec) {
+    if super::rules(node, &spec.spec).is_err()
+        || !mig(row, spec)
+        || !state.volumes.could_serve(&spec.spec.claims, key)
+    {
         return false;
     }
     let on_cards = spec.whole > 0 || spec.shares;

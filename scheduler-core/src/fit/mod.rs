@@ -3,7 +3,7 @@
 //!
 //! In: the state, a request signature, a node. Out: a [`Seat`], or why there is none.
 //! Changes nothing; deciding and explaining ask the same functions.
-//! - here: rules of the node, and its countable resources.
+//! - here: rules of the node, its countable resources, and volumes that it can use.
 //! - [`card`]: one card, whole or shared.
 //! - [`seat`]: which cards of the node.
 //! - [`emptied`]: could it go there at all, whoever leaves.
@@ -52,6 +52,10 @@ pub(crate) fn node(
     let short = resources(state, spec, key, node, &mut room);
     if !short.is_empty() {
         return Err(no(short));
+    }
+    if !spec.spec.claims.is_empty() {
+        let picked = state.volumes.pick(&spec.spec.claims, key);
+        picked.map_err(|why| no(vec![why]))?;
     }
     if spec.wants_gpus() {
         mig(state, spec, key).map_err(|why| no(vec![why]))?;

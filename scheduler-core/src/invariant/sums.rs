@@ -1,6 +1,6 @@
 //! Every sum, added up again from the tasks, without the code that moves sums.
 
-use crate::ids::ResourceName;
+use crate::ids::{ClaimUid, ResourceName};
 use crate::state::State;
 use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
 use crate::state::rows::{CardKey, Hold, NodeKey, QueueKey, Spec, TaskKey};
@@ -23,6 +23,8 @@ struct Sums {
     extras: BTreeMap<(NodeKey, ResourceName), ExtraUse>,
     cards: BTreeMap<CardKey, CardUse>,
     queues: BTreeMap<QueueKey, QueueUse>,
+    /// Pods that use a claim.
+    claims: BTreeMap<ClaimUid, u32>,
 }
 
 /// Each sum that is another than that of its tasks, a sentence each.
@@ -62,6 +64,21 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     if are != should {
         differs("the number of", "resources in use", &are, &should);
     }
+    let in_use = state.volumes.in_use();
+    for (claim, should) in &sums.claims {
+        let is = in_use.get(claim).map_or(0, |used| used.users);
+        if is != *should {
+            differs("claim", claim.as_str(), &is, should);
+        }
+    }
+    if in_use.len() != sums.claims.len() {
+        let (are, should) = (in_use.len(), sums.claims.len());
+        differs("the number of", "claims in use", &are, &should);
+    }
+    let given = state.volumes.given();
+    if !state.volumes.are_given_once() {
+        differs("the claims", "of volumes", &given, &"one volume each");
+    }
     // They are rebuilt before anybody reads them.
     if state.queues_dirty {
         return;
@@ -96,6 +113,11 @@ impl Sums {
             Some(queue.chain.as_slice())
         };
         let holds = cell.holds();
+        for _ in cell.places().into_iter().flatten() {
+            for claim in &spec.spec.claims {
+                *self.claims.entry(claim.uid.clone()).or_default() += 1;
+            }
+        }
         if let Some(leaving) = &cell.leaving {
             self.place(leaving.node, &spec.spec, leaving.holds(), As::Leaving);
         }
@@ -184,6 +206,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::core::Core;
+    use crate::ids::VolumeName;
     use crate::text;
 
     const CLUSTER: &str = "
@@ -201,6 +224,9 @@ pod stays queue=team cpu=300 memory=1024 gpu-memory.main=300 phase=stuck on=n1
   grant main cards=GPU-1 memory=300 mode=mps
 pod promised queue=team cpu=200 memory=1024 extended.x=1 gpu-memory.main=200
 pod waits queue=team cpu=400 memory=1024 gpus.main=1 gpu-memory.side=400
+pod claims queue=team cpu=100 on=n2
+  claim c name=default/c size=10
+volume v size=10
 pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
 ";
 
@@ -347,6 +373,25 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
             "a card's memory, promised",
             |state| card(state).promised.limits = 0,
             "card GPU-1 has ",
+        ),
+        (
+            "a claim in use",
+            |state| state.volumes.forget_use("c"),
+            "claim c has ",
+        ),
+        (
+            "a claim that no pod uses",
+            |state| state.volumes.use_twice("c", "d"),
+            "the number of claims in use has ",
+        ),
+        (
+            "a volume that two claims have",
+            |state| {
+                let (claim, node) = (ClaimUid::new("c"), state.node_names["n2"]);
+                state.give(&claim, node, Some(&VolumeName::new("v")));
+                state.volumes.use_twice("c", "d");
+            },
+            "the claims of volumes has ",
         ),
         (
             "what a queue has",

@@ -2,9 +2,9 @@
 //!
 //! Nothing here decides. A field that the shell cannot fill keeps its default, which
 //! always means "less is allowed", never more.
-//! - [`Node`], [`NodeCards`] with its [`Card`]s: what there is.
+//! - [`Node`], [`NodeCards`] with its [`Card`]s, [`Volume`]: what there is.
 //! - [`Queue`], [`PodGroup`], [`Topology`]: who shares it, and what belongs together.
-//! - [`Pod`] with its [`ContainerAsk`]s and [`NodeRules`]: who wants something of it.
+//! - [`Pod`] with its [`ContainerAsk`]s, [`Claim`]s and [`NodeRules`]: who wants something of it.
 
 mod ask;
 mod card;
@@ -13,6 +13,7 @@ mod node;
 mod pod;
 mod queue;
 mod rules;
+mod volume;
 
 pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
 pub use card::{Card, Fence, Mode, NodeCards, Pool};
@@ -21,6 +22,7 @@ pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Phase, Placement, Pod};
 pub use queue::{Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Toleration};
+pub use volume::{Claim, ClaimRef, Shape, Volume, Want};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Pods, and where they are in their lives.
 
-use super::{ContainerAsk, ContainerGrant, Labels, NodeRules, Toleration};
+use super::{Claim, ContainerAsk, ContainerGrant, Labels, NodeRules, Toleration};
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
 use crate::units::{Bytes, CpuMilli, Time};
 use std::collections::BTreeMap;
@@ -43,6 +43,9 @@ pub struct Pod {
     pub extended: BTreeMap<ResourceName, u64>,
     /// What its containers ask of cards, in the pod's order.
     pub gpus: Vec<ContainerAsk>,
+    /// Its claims that are bound where it goes, each once. A claim that is bound already is
+    /// a rule of [`Self::nodes`].
+    pub claims: Vec<Claim>,
     /// Which nodes will do.
     pub nodes: NodeRules,
     /// Its tolerations.
@@ -76,6 +79,7 @@ impl Pod {
             memory: Bytes(0),
             extended: BTreeMap::new(),
             gpus: Vec::new(),
+            claims: Vec::new(),
             nodes: NodeRules::default(),
             tolerations: Vec::new(),
             gated: false,

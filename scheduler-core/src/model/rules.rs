@@ -42,12 +42,13 @@ impl NodeTerm {
         if self.labels.is_empty() && self.name.is_empty() {
             return false;
         }
-        self.labels.iter().all(|requirement| {
-            requirement.holds(node.labels.get(&requirement.key).map(|value| &**value))
-        }) && self
-            .name
+        self.labels
             .iter()
-            .all(|requirement| requirement.holds(Some(node.name.as_str())))
+            .all(|requirement| requirement.holds_in(&node.labels))
+            && self
+                .name
+                .iter()
+                .all(|requirement| requirement.holds(Some(node.name.as_str())))
     }
 }
 
@@ -61,6 +62,11 @@ pub struct Requirement {
 }
 
 impl Requirement {
+    /// Whether it holds for these labels.
+    pub(crate) fn holds_in(&self, labels: &Labels) -> bool {
+        self.holds(labels.get(&self.key).map(|value| &**value))
+    }
+
     /// Whether it holds where the label has this value; `None`: there is none.
     fn holds(&self, value: Option<&str>) -> bool {
         let integer = || value.and_then(|value| value.parse::<i64>().ok());

@@ -8,8 +8,9 @@
 
 pub(crate) use super::card_use::{CardSums, CardUse, square};
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
+use super::volumes::ClaimUse;
 use super::{Standing, State};
-use crate::ids::{DecisionId, ResourceName};
+use crate::ids::{ClaimUid, DecisionId, ResourceName};
 use crate::model::Mode;
 use std::sync::Arc;
 
@@ -154,6 +155,8 @@ pub(crate) enum Cell {
     Extra(NodeKey, ResourceName, ExtraUse),
     Card(CardKey, CardUse),
     Queue(QueueKey, QueueUse),
+    /// `None`: in no pod's use.
+    Claim(ClaimUid, Option<ClaimUse>),
 }
 
 /// A point to come back to.
@@ -259,6 +262,15 @@ impl State {
                     std::mem::swap(slot, &mut value);
                 }
                 Cell::Queue(key, value)
+            }
+            Cell::Claim(claim, value) => {
+                let node = value.as_ref().map(|used| used.node);
+                let old = self.volumes.swap(&claim, value);
+                let nodes = [node, old.as_ref().map(|used| used.node)];
+                for node in nodes.into_iter().flatten() {
+                    self.touch_node(node);
+                }
+                Cell::Claim(claim, old)
             }
         }
     }
@@ -396,8 +408,10 @@ mod tests {
 node n1 cpu=8000 memory=8589934592 pods=10 managed extended.x=4
 cards n1 default=mps
   card GPU-1 total=1000
+volume v size=10
 queue q
 pod a queue=q cpu=100 extended.x=1 gpu-memory.main=100
+  claim c name=default/c size=10
 pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
   grant main cards=GPU-1 memory=100 mode=mps
 ";
@@ -413,7 +427,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         let mut standing_at: Vec<_> = state.standing_at.iter().collect();
         standing_at.sort_by_key(|(job, _)| *job);
         format!(
-            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {standing_at:?} {}",
+            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {standing_at:?} {} {:?}",
             state.task_cells,
             state.node_use,
             state.card_use,
@@ -421,7 +435,8 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             state.pending,
             state.on_node,
             state.standing,
-            state.uneven
+            state.uneven,
+            state.volumes,
         )
     }
 
@@ -432,6 +447,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             assert_eq!(core.apply(event), []);
         }
         let state = core.state_for_tests();
+        state.deciding = true;
         let (a, b) = (state.task_names["a"], state.task_names["b"]);
         let before = fields(state);
         let outer = state.mark();
@@ -491,6 +507,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
                 assert_eq!(core.apply(event), []);
             }
             let state = core.state_for_tests();
+            state.deciding = true;
             let tasks = [state.task_names["a"], state.task_names["b"]];
             let placed = state.cell(tasks[1]);
             let start = fields(state);

@@ -5,6 +5,7 @@
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
+//! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`texts`]: what many objects have alike, kept once.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
@@ -18,6 +19,7 @@ pub(crate) mod room;
 pub(crate) mod rows;
 mod texts;
 pub(crate) mod transition;
+pub(crate) mod volumes;
 
 use crate::action::EvictCause;
 use crate::ids::{GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName};
@@ -71,6 +73,10 @@ pub(crate) struct State {
     /// Looked up, never walked.
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
     pub journal: Journal,
+    pub volumes: volumes::Volumes,
+    /// A decision is being taken: volumes are picked for the claims of pods that are placed.
+    /// A pod that is seen with a place has what it was given before.
+    pub deciding: bool,
     pub texts: texts::Texts,
 
     /// Nodes by what they have to give.

@@ -7,7 +7,7 @@ use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Card, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup,
+    Amount, Card, Claim, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup,
     Toleration,
 };
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
@@ -196,6 +196,7 @@ pub(crate) struct Spec {
     pub memory: Bytes,
     pub extended: BTreeMap<ResourceName, u64>,
     pub gpus: Vec<ContainerAsk>,
+    pub claims: Vec<Claim>,
     pub rules: NodeRules,
     pub tolerations: Vec<Toleration>,
     pub unsupported: Vec<Arc<str>>,

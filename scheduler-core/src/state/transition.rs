@@ -94,6 +94,9 @@ impl State {
             let wrong = &wrong;
             self.move_sums(key, at, Way { comes, wrong });
         }
+        if from.places() != to.places() && !self.move_claims(key, from.places(), to.places()) {
+            wrong.set(true);
+        }
         if wrong.get() {
             self.contradicts("more was to leave a sum than it had, or to enter than it can hold");
         }

@@ -18,7 +18,9 @@
 mod line;
 mod read;
 mod read_cards;
+mod read_volumes;
 mod write;
+mod write_volumes;
 
 pub use line::TextError;
 pub use read::{event, read};

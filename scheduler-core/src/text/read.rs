@@ -2,14 +2,15 @@
 
 use super::line::{Line, TextError, parse};
 use super::read_cards::cards;
+use super::read_volumes::{claim, claim_binding, claims, volume};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicting, Life, Outcome, OutcomeResult, Refusal, Rest,
-    Swap,
+    Backoff, CardPause, Event, EvictRequest, Evicting, Given, Life, Outcome, OutcomeResult,
+    Refusal, Rest, Swap,
 };
 use crate::ids::{
-    ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
-    ResourceName, SetName, TopologyName,
+    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
+    ResourceName, SetName, TopologyName, VolumeName,
 };
 use crate::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Effect, Labels, Mode, Node, NodeTerm, Operator,
@@ -55,6 +56,13 @@ fn of_line(line: &Line) -> Read<Event> {
             levels: list(line.get("levels")),
         }),
         "topology-gone" => Event::TopologyGone(TopologyName::new(line.name(1)?)),
+        "volume" => Event::Volume(volume(line)?),
+        "volume-gone" => Event::VolumeGone(VolumeName::new(line.name(1)?)),
+        "given" => Event::Given(Given {
+            claim: ClaimUid::new(line.name(1)?),
+            node: NodeName::new(needed(line, "node")?),
+            volume: line.get("volume").map(VolumeName::new),
+        }),
         "pod" => Event::Pod(Box::new(pod(line)?)),
         "pod-gone" => Event::PodGone(PodUid::new(line.name(1)?)),
         "outcome" => Event::Outcome(outcome(line)?),
@@ -110,7 +118,7 @@ fn parsed<T: std::str::FromStr>(line: &Line, text: &str) -> Read<T> {
         .map_err(|_| line.error(format!("{text} is no number")))
 }
 
-fn needed<'a>(line: &'a Line, key: &str) -> Read<&'a str> {
+pub(super) fn needed<'a>(line: &'a Line, key: &str) -> Read<&'a str> {
     line.get(key)
         .ok_or_else(|| line.error(format!("{key} is missing")))
 }
@@ -123,7 +131,7 @@ pub(super) fn list(text: Option<&str>) -> Vec<Arc<str>> {
         .collect()
 }
 
-fn labels(line: &Line, prefix: &str) -> Labels {
+pub(super) fn labels(line: &Line, prefix: &str) -> Labels {
     line.prefixed(prefix)
         .map(|(key, value)| (Arc::from(key), Arc::from(value)))
         .collect()
@@ -309,12 +317,8 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.gpus = asks(line)?;
     pod.nodes.selector = labels(line, "selector");
     pod.nodes.nominated = line.get("nominated").map(NodeName::new);
-    let mut terms: Vec<NodeTerm> = line
-        .all("term")
-        .map(|text| term(line, text))
-        .collect::<Read<_>>()?;
-    let none = line.flag("no-term");
-    pod.nodes.terms = (none || !terms.is_empty()).then(|| std::mem::take(&mut terms));
+    pod.nodes.terms = terms(line)?;
+    pod.claims = claims(line).map(claim).collect::<Read<_>>()?;
     pod.tolerations = line
         .all("tolerates")
         .map(|text| toleration(line, text))
@@ -323,6 +327,13 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.unsupported = line.all("unsupported").map(Arc::from).collect();
     pod.phase = phase(line)?;
     Ok(pod)
+}
+
+pub(super) fn terms(line: &Line) -> Read<Option<Vec<NodeTerm>>> {
+    let terms = line.all("term").map(|text| term(line, text));
+    let terms: Vec<NodeTerm> = terms.collect::<Read<_>>()?;
+    let none = line.flag("no-term");
+    Ok((none || !terms.is_empty()).then_some(terms))
 }
 
 /// `gpus.<c>=2`, `gpu-memory.<c>=2000`, `gpu-fraction.<c>=500000000`, each with
@@ -378,7 +389,7 @@ fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
 }
 
 /// `key in a,b; key notin c; key exists; key absent; key > 3; key < 3; @name in n1`.
-fn term(line: &Line, text: &str) -> Read<NodeTerm> {
+pub(super) fn term(line: &Line, text: &str) -> Read<NodeTerm> {
     let mut term = NodeTerm::default();
     for part in text
         .split(';')
@@ -464,7 +475,9 @@ fn phase(line: &Line) -> Read<Phase> {
 }
 
 fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
-    line.below.iter().map(grant).collect()
+    let is_claim = |line: &&Line| line.kind() == "claim";
+    let grants = line.below.iter().filter(|line| !is_claim(line));
+    grants.map(grant).collect()
 }
 
 fn grant(line: &Line) -> Read<ContainerGrant> {
@@ -549,6 +562,7 @@ fn assumed(line: &Line) -> Read<Bind> {
         node: NodeName::new(node),
         node_uid: NodeUid::new(line.get("node-uid").unwrap_or(node)),
         grants,
+        claims: claims(line).map(claim_binding).collect::<Read<_>>()?,
         received,
         queue: line.get("queue").map(QueueName::new),
         group: line.get("group").map(GroupName::new),

@@ -6,7 +6,7 @@ use crate::event::{Event, OutcomeResult, Refusal};
 use crate::ids::GpuUuid;
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Effect, Labels, Mode, Node, NodeCards, NodeTerm, Operator,
-    Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, SubGroup, Toleration,
+    Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup, Toleration,
     TopologyRule,
 };
 use crate::units::{Bound, Percent};
@@ -74,26 +74,26 @@ pub fn decision(decision: &Decision) -> String {
 }
 
 #[derive(Default)]
-struct Text(String);
+pub(super) struct Text(String);
 
 impl Text {
-    fn start(&mut self, kind: &str, name: impl Display) {
+    pub(super) fn start(&mut self, kind: &str, name: impl Display) {
         self.0.push_str(kind);
         self.0.push(' ');
         self.0.push_str(&quoted(&name.to_string()));
     }
 
-    fn pair(&mut self, key: &str, value: impl Display) {
+    pub(super) fn pair(&mut self, key: &str, value: impl Display) {
         let _ = write!(self.0, " {}={}", quoted(key), quoted(&value.to_string()));
     }
 
-    fn unless<T: PartialEq + Display>(&mut self, key: &str, value: T, default: T) {
+    pub(super) fn unless<T: PartialEq + Display>(&mut self, key: &str, value: T, default: T) {
         if value != default {
             self.pair(key, value);
         }
     }
 
-    fn some(&mut self, key: &str, value: Option<impl Display>) {
+    pub(super) fn some(&mut self, key: &str, value: Option<impl Display>) {
         if let Some(value) = value {
             self.pair(key, value);
         }
@@ -104,19 +104,19 @@ impl Text {
         self.0.push_str(word);
     }
 
-    fn flag(&mut self, word: &str, set: bool) {
+    pub(super) fn flag(&mut self, word: &str, set: bool) {
         if set {
             self.word(word);
         }
     }
 
-    fn labels(&mut self, prefix: &str, labels: &Labels) {
+    pub(super) fn labels(&mut self, prefix: &str, labels: &Labels) {
         for (key, value) in labels {
             self.pair(&format!("{prefix}.{key}"), value);
         }
     }
 
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         self.0.push('\n');
     }
 
@@ -138,6 +138,14 @@ impl Text {
                 self.end();
             }
             Event::TopologyGone(name) => self.plain("topology-gone", name),
+            Event::Volume(volume) => self.volume(volume),
+            Event::VolumeGone(name) => self.plain("volume-gone", name),
+            Event::Given(given) => {
+                self.start("given", &given.claim);
+                self.pair("node", &given.node);
+                self.some("volume", given.volume.as_ref());
+                self.end();
+            }
             Event::Pod(pod) => self.pod(pod),
             Event::PodGone(uid) => self.plain("pod-gone", uid),
             Event::Outcome(outcome) => {
@@ -394,6 +402,15 @@ impl Text {
         }
     }
 
+    pub(super) fn terms(&mut self, terms: Option<&[NodeTerm]>) {
+        if let Some(terms) = terms {
+            self.flag("no-term", terms.is_empty());
+            for term in terms {
+                self.pair("term", term_text(term));
+            }
+        }
+    }
+
     fn pod(&mut self, pod: &Pod) {
         let plain = Pod::named(pod.uid.as_str());
         self.start("pod", &pod.uid);
@@ -418,12 +435,7 @@ impl Text {
         }
         self.labels("selector", &pod.nodes.selector);
         self.some("nominated", pod.nodes.nominated.as_ref());
-        if let Some(terms) = &pod.nodes.terms {
-            self.flag("no-term", terms.is_empty());
-            for term in terms {
-                self.pair("term", term_text(term));
-            }
-        }
+        self.terms(pod.nodes.terms.as_deref());
         for toleration in &pod.tolerations {
             self.pair("tolerates", toleration_text(toleration));
         }
@@ -442,6 +454,10 @@ impl Text {
         };
         self.some("phase", phase);
         self.placement(placement);
+        for claim in &pod.claims {
+            self.claim(claim);
+        }
+        self.grants(placement.map_or(&[], |placement| &placement.grants));
     }
 
     fn ask(&mut self, ask: &crate::model::ContainerAsk) {
@@ -471,14 +487,11 @@ impl Text {
     }
 
     fn placement(&mut self, placement: Option<&Placement>) {
-        let Some(placement) = placement else {
-            self.end();
-            return;
-        };
-        self.pair("on", &placement.node);
-        self.some("decision", placement.decision);
+        if let Some(placement) = placement {
+            self.pair("on", &placement.node);
+            self.some("decision", placement.decision);
+        }
         self.end();
-        self.grants(&placement.grants);
     }
 
     fn grants(&mut self, grants: &[ContainerGrant]) {
@@ -518,6 +531,9 @@ impl Text {
         self.some("queue", bind.queue.as_ref());
         self.some("group", bind.group.as_ref());
         self.end();
+        for claim in &bind.claims {
+            self.claim_binding(claim);
+        }
         self.grants(&bind.grants);
     }
 }
@@ -530,10 +546,18 @@ fn effect(effect: Effect) -> &'static str {
 }
 
 fn term_text(term: &NodeTerm) -> String {
-    let labels = term.labels.iter().map(|one| (&*one.key, &one.operator));
-    let names = term.name.iter().map(|one| ("@name", &one.operator));
-    let parts: Vec<String> = labels
-        .chain(names)
+    let names = term.name.iter().map(|one| Requirement {
+        key: "@name".into(),
+        operator: one.operator.clone(),
+    });
+    let all: Vec<Requirement> = term.labels.iter().cloned().chain(names).collect();
+    requirements_text(&all)
+}
+
+pub(super) fn requirements_text(all: &[Requirement]) -> String {
+    let parts: Vec<String> = all
+        .iter()
+        .map(|one| (&one.key, &one.operator))
         .map(|(key, operator)| match operator {
             Operator::In(values) => format!("{key} in {}", values.join(",")),
             Operator::NotIn(values) => format!("{key} notin {}", values.join(",")),

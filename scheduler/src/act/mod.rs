@@ -20,7 +20,7 @@ mod pace;
 mod volume;
 
 use crate::clock::Wall;
-use crate::convert::{Isolation, Volumes};
+use crate::convert::Isolation;
 use crate::status::Meters;
 use crate::trust::Trust;
 use futures::FutureExt as _;
@@ -31,7 +31,7 @@ use notice::Notices;
 use pace::Pace;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Evict, Outcome, OutcomeResult, PodReason};
+use scheduler_core::{Bind, Evict, Outcome, OutcomeResult, PodReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,9 +52,8 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// One thing to do.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// A decision; it wants an outcome. And, for a binding, what is to be done about the
-    /// pod's volumes before.
-    Action(Box<Action>, Volumes),
+    /// A binding. It wants an outcome.
+    Bind(Box<Bind>),
     /// Evictions that make room for one workload: all of them, or none. Each wants an
     /// outcome.
     Evictions(Vec<Evict>),
@@ -183,9 +182,9 @@ async fn labels_apart(client: &Client) -> bool {
 }
 
 /// Of the pod's trace; all that is logged on the way has it.
-fn span_of(action: &Action) -> Span {
-    let (span, pod) = match action {
-        Action::Bind(bind) => {
+fn span_of(task: &Task) -> Span {
+    let (span, pod) = match task {
+        Task::Bind(bind) => {
             let pod = format!("{}/{}", bind.namespace, bind.name);
             let (uid, node) = (bind.pod.as_str(), bind.node.as_str());
             (
@@ -193,7 +192,7 @@ fn span_of(action: &Action) -> Span {
                 &bind.pod,
             )
         }
-        Action::Evict(evict) => {
+        Task::Evict(evict, _) => {
             let pod = format!("{}/{}", evict.namespace, evict.name);
             let (uid, cause) = (evict.pod.as_str(), evict.cause.as_str());
             (
@@ -214,7 +213,7 @@ struct Actor {
     outcomes: mpsc::UnboundedSender<Outcome>,
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
-    under_way: HashMap<Id, (Arc<Action>, Before)>,
+    under_way: HashMap<Id, Arc<Task>>,
     /// Writes without an outcome.
     chores: JoinSet<Option<PodUid>>,
     /// Such writes, but for reasons, that wait for a seat.
@@ -222,11 +221,20 @@ struct Actor {
     pace: Pace,
 }
 
-/// What comes before an action.
-#[derive(Clone)]
-enum Before {
-    Volumes(Arc<Volumes>),
-    Leave(Arc<Leave>),
+/// An action that wants an outcome.
+enum Task {
+    Bind(Box<Bind>),
+    /// With what is asked of disruption budgets before.
+    Evict(Box<Evict>, Arc<Leave>),
+}
+
+impl Task {
+    fn decision(&self) -> DecisionId {
+        match self {
+            Self::Bind(bind) => bind.decision,
+            Self::Evict(evict, _) => evict.decision,
+        }
+    }
 }
 
 /// A write without an outcome that is no reason.
@@ -274,15 +282,12 @@ impl Actor {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Action(action, volumes) => {
-                let before = Before::Volumes(Arc::new(volumes));
-                self.act(Arc::from(action), before, Duration::ZERO);
-            }
+            Work::Bind(bind) => self.act(Arc::new(Task::Bind(bind)), Duration::ZERO),
             Work::Evictions(evictions) => {
                 let leave = Arc::new(Leave::new(evictions.clone()));
                 for evict in evictions {
-                    let before = Before::Leave(Arc::clone(&leave));
-                    self.act(Arc::new(Action::Evict(evict)), before, Duration::ZERO);
+                    let task = Task::Evict(Box::new(evict), Arc::clone(&leave));
+                    self.act(Arc::new(task), Duration::ZERO);
                 }
             }
             Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
@@ -327,42 +332,43 @@ impl Actor {
         }
     }
 
-    fn act(&mut self, action: Arc<Action>, first: Before, pause: Duration) {
-        let again = (Arc::clone(&action), first.clone());
+    fn act(&mut self, task: Arc<Task>, pause: Duration) {
+        let again = Arc::clone(&task);
         let hands = self.hands.clone();
         let seats = self.seats.clone();
         // A reason under way would come after the binding and say that the pod waits.
-        let before = match &*action {
-            Action::Bind(bind) => self.pace.bound(&bind.pod),
-            Action::Evict(_) => None,
+        let before = match &*task {
+            Task::Bind(bind) => self.pace.bound(&bind.pod),
+            Task::Evict(..) => None,
         };
-        let span = span_of(&action);
+        let span = span_of(&task);
         let carry_out = async move {
             tokio::time::sleep(pause).await;
             if let Some(reported) = before {
                 let _ = reported.await;
             }
-            if let (Action::Bind(bind), Before::Volumes(volumes)) = (&*action, &first)
-                && !volumes.is_empty()
-                && let Err(refused) = volume::bound(&hands, bind, volumes).await
+            if let Task::Bind(bind) = &*task
+                && !bind.claims.is_empty()
+                && let Err(refused) = volume::bound(&hands, bind).await
             {
                 return refused;
             }
             // Nobody closes it.
             let _seat = seats.acquire().await.ok();
-            if let Before::Leave(leave) = &first
-                && hands.budgets
-                && let Err(refused) = leave.given(&hands).await
-            {
-                return refused;
-            }
-            match &*action {
-                Action::Bind(bind) => bind::bind(&hands, bind).await,
-                Action::Evict(evict) => evict::evict(&hands, evict).await,
+            match &*task {
+                Task::Bind(bind) => bind::bind(&hands, bind).await,
+                Task::Evict(evict, leave) => {
+                    if hands.budgets
+                        && let Err(refused) = leave.given(&hands).await
+                    {
+                        return refused;
+                    }
+                    evict::evict(&hands, evict).await
+                }
             }
         };
-        let task = self.actions.spawn(carry_out.instrument(span));
-        self.under_way.insert(task.id(), again);
+        let handle = self.actions.spawn(carry_out.instrument(span));
+        self.under_way.insert(handle.id(), again);
     }
 
     /// Every action ends here. One whose task broke is begun again: nobody knows how far it
@@ -372,16 +378,16 @@ impl Actor {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "an action's task broke; it is begun again");
-                if let Some((action, first)) = self.under_way.remove(&error.id()) {
-                    self.act(action, first, BROKEN_PAUSE);
+                if let Some(task) = self.under_way.remove(&error.id()) {
+                    self.act(task, BROKEN_PAUSE);
                 }
                 return;
             }
         };
-        let Some((action, _)) = self.under_way.remove(&id) else {
+        let Some(task) = self.under_way.remove(&id) else {
             return;
         };
-        let decision = action.decision();
+        let decision = task.decision();
         self.hands.meters.outcome(&result);
         if let OutcomeResult::Refused { reason, .. } = &result {
             tracing::warn!(%decision, %reason, "refused");

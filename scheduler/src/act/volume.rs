@@ -1,18 +1,18 @@
 //! Claims that are bound only where their first consumer goes, and the pod when all are.
 //!
-//! Where a volume is to be made, the node is written on the claim; it stays there when that
+//! Where a volume is provisioned, the node is written on the claim; it stays there when that
 //! takes too long: it is the provisioner's to take away. Where one is there, the claim is
 //! written on the volume, if nobody else's is, and Kubernetes' controller does the rest.
 
 use super::answer::{self, Answer, LANDING, PATIENCE, refused};
 use super::{Hands, condition};
 use crate::convert::volume::name::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
-use crate::convert::{Given, Volumes};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::wait::{Condition, await_condition};
 use kube::{Api, Client, ResourceExt as _};
-use scheduler_core::{Bind, OutcomeResult};
+use scheduler_core::ids::VolumeName;
+use scheduler_core::{Bind, ClaimBinding, OutcomeResult};
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -20,39 +20,43 @@ use tokio::time::{Instant, timeout_at};
 /// After a write that the server was too busy for.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Waits until these claims are bound where the pod goes.
-pub(super) async fn bound(
-    hands: &Hands,
-    bind: &Bind,
-    volumes: &Volumes,
-) -> Result<(), OutcomeResult> {
+/// Waits until the pod's claims are bound where it goes.
+pub(super) async fn bound(hands: &Hands, bind: &Bind) -> Result<(), OutcomeResult> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(hands.client.clone(), &bind.namespace);
     let deadline = Instant::now() + hands.volume_timeout;
-    for claim in &volumes.made {
-        select(&api, bind, claim, deadline).await?;
-    }
-    for given in &volumes.given {
-        give(hands.client.clone(), bind, given, deadline).await?;
-    }
-    condition::waiting_for_volume(hands, bind, &volumes.claims()).await;
-    let node = bind.node.as_str();
-    for claim in &volumes.made {
-        let found = wait(hands, &api, bind, claim, settled(node), deadline).await?;
-        if volume_of(&found).is_none() {
-            return Err(refused(format!(
-                "persistentvolumeclaim \"{claim}\" was not bound on node {node}: its provisioner gave the node up"
-            )));
+    for claim in &bind.claims {
+        match &claim.volume {
+            Some(volume) => give(hands.client.clone(), bind, claim, volume, deadline).await?,
+            None => select(&api, bind, name(claim), deadline).await?,
         }
     }
-    for Given { claim, volume, .. } in &volumes.given {
-        let found = wait(hands, &api, bind, claim, has_volume(), deadline).await?;
-        if volume_of(&found).as_deref() != Some(volume) {
+    let names: Vec<&str> = bind.claims.iter().map(name).collect();
+    condition::waiting_for_volume(hands, bind, &names).await;
+    let node = bind.node.as_str();
+    for claim in &bind.claims {
+        let name = name(claim);
+        let Some(volume) = &claim.volume else {
+            let found = wait(hands, &api, bind, name, settled(node), deadline).await?;
+            if volume_of(&found).is_none() {
+                return Err(refused(format!(
+                    "persistentvolumeclaim \"{name}\" was not bound on node {node}: its provisioner gave the node up"
+                )));
+            }
+            continue;
+        };
+        let found = wait(hands, &api, bind, name, has_volume(), deadline).await?;
+        if volume_of(&found).as_deref() != Some(volume.as_str()) {
             return Err(refused(format!(
-                "persistentvolumeclaim \"{claim}\" was not bound to persistentvolume \"{volume}\" but to another"
+                "persistentvolumeclaim \"{name}\" was not bound to persistentvolume \"{volume}\" but to another"
             )));
         }
     }
     Ok(())
+}
+
+/// The claim's name in the pod's namespace.
+fn name(claim: &ClaimBinding) -> &str {
+    claim.name.rsplit('/').next().unwrap_or_default()
 }
 
 /// The claim, once the condition holds.
@@ -109,19 +113,17 @@ async fn select(
 async fn give(
     client: Client,
     bind: &Bind,
-    given: &Given,
+    claim: &ClaimBinding,
+    volume: &VolumeName,
     mut deadline: Instant,
 ) -> Result<(), OutcomeResult> {
     let api: Api<PersistentVolume> = Api::all(client);
     let params = PatchParams::default();
     loop {
-        let found = match answer::of(api.get_opt(&given.volume)).await {
+        let found = match answer::of(api.get_opt(volume.as_str())).await {
             Answer::Done(Some(found)) => found,
             Answer::Done(None) => {
-                return Err(refused(format!(
-                    "persistentvolume \"{}\" is gone",
-                    given.volume
-                )));
+                return Err(refused(format!("persistentvolume \"{volume}\" is gone")));
             }
             Answer::Refused(_, why) => return Err(refused(why)),
             Answer::Busy(why) | Answer::Unknown(why) => {
@@ -133,13 +135,12 @@ async fn give(
         if let Some(owner) = kept_for {
             let of = |field: &Option<String>| field.clone().unwrap_or_default();
             let (namespace, name, uid) = (of(&owner.namespace), of(&owner.name), of(&owner.uid));
-            let ours = namespace == *bind.namespace && name == given.claim;
-            return if ours && (uid.is_empty() || uid == given.uid) {
+            let ours = format!("{namespace}/{name}") == *claim.name;
+            return if ours && (uid.is_empty() || uid == claim.uid.as_str()) {
                 Ok(())
             } else {
                 Err(refused(format!(
-                    "persistentvolume \"{}\" went to persistentvolumeclaim {namespace}/{name}",
-                    given.volume
+                    "persistentvolume \"{volume}\" went to persistentvolumeclaim {namespace}/{name}"
                 )))
             };
         }
@@ -150,10 +151,10 @@ async fn give(
             },
             "spec": {"claimRef": {
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-                "namespace": &*bind.namespace, "name": given.claim, "uid": given.uid,
+                "namespace": &*bind.namespace, "name": name(claim), "uid": claim.uid.as_str(),
             }},
         }));
-        match answer::of(api.patch(&given.volume, &params, &patch)).await {
+        match answer::of(api.patch(volume.as_str(), &params, &patch)).await {
             Answer::Done(_) => return Ok(()),
             Answer::Refused(409, why) | Answer::Busy(why) => again(why, deadline).await?,
             Answer::Unknown(why) => {

@@ -2,8 +2,8 @@
 //!
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
 //!   parts of a pod.
-//! - `volume`: where a pod's volumes let it go; `supply`: volumes made by hand, and who gets
-//!   which; `storage`: what is remembered of them.
+//! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes to which a
+//!   claim may still come; `storage`: what is remembered of them.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -38,7 +38,6 @@ use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-pub use volume::{Given, Volumes};
 
 /// Who is there of one kind; `true` while a listing has not named it yet.
 #[derive(Clone, Debug, Default)]
@@ -372,8 +371,7 @@ impl World {
                     .known_nodes
                     .insert(name.clone(), node.clone())
                     .is_none();
-                let mut events = self.volumes_reach(&node);
-                events.push(Event::Node(node));
+                let mut events = vec![Event::Node(node)];
                 if is_new {
                     // Its agent may have said all before the node's object was there.
                     events.extend(self.cards(&name));
@@ -400,9 +398,7 @@ impl World {
         // With the node the core forgets its cards; the agent says the same of it once more
         // where it is made anew.
         self.told.remove(&name);
-        let mut events = self.volumes_out_of_reach(&name);
-        events.push(Event::NodeGone(NodeName::from(name)));
-        events
+        vec![Event::NodeGone(NodeName::from(name))]
     }
 
     fn gpu_node(&mut self, seen: Seen<api::GpuNode>) -> Vec<Event> {

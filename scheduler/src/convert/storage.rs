@@ -1,16 +1,16 @@
 //! What is remembered of claims, volumes and storage classes, and of the pods that wait
 //! with some.
 
-use super::volume::{Say, Storage, Volumes, claims};
+use super::volume::{Say, Storage, claims};
 use super::{Roll, World};
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as KubePod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
+use scheduler_core::Event;
 use scheduler_core::ids::PodUid;
-use scheduler_core::model::{Node, Phase, Pod};
-use scheduler_core::{Bind, Event, Outcome, OutcomeResult};
-use std::collections::{BTreeMap, BTreeSet};
+use scheduler_core::model::{Phase, Pod};
+use std::collections::BTreeMap;
 
 /// Of storage.
 #[derive(Debug, Default)]
@@ -19,10 +19,9 @@ pub(super) struct Known {
     claims: Roll,
     volumes: Roll,
     classes: Roll,
-    /// Pods of ours that wait and use claims, by UID, and what their volumes say.
+    /// Pods of ours that wait, or whose claims were not bound yet when they were seen bound,
+    /// by UID, and what their volumes say.
     users: BTreeMap<String, (Box<KubePod>, Say)>,
-    /// Classes of volumes that were given since others were told.
-    given: BTreeSet<String>,
 }
 
 impl Known {
@@ -37,77 +36,40 @@ impl Known {
     pub(super) fn forget(&mut self, uid: &str) {
         self.users.remove(uid);
     }
+
+    /// The volume that a claim names.
+    fn named(&self, claim: &str) -> Option<String> {
+        let (namespace, name) = claim.split_once('/')?;
+        self.storage.volume_of(namespace, name)
+    }
+
+    fn tell<'a>(&mut self, volumes: impl Iterator<Item = &'a String>) -> Vec<Event> {
+        volumes
+            .filter_map(|volume| self.storage.tell(volume))
+            .collect()
+    }
 }
 
 impl World {
-    /// Where the pod's volumes let it go, if it waits.
+    /// Where the pod's volumes let it go, if it waits; and its claims, as long as they are not
+    /// seen to be bound: until then the core keeps what it has given them.
     pub(super) fn narrow(&mut self, pod: &KubePod, converted: &mut Pod) {
         let uid = converted.uid.as_str();
         self.storage.users.remove(uid);
-        if !converted.ours || converted.phase != Phase::Pending || claims(pod).is_empty() {
+        let waits = converted.phase == Phase::Pending;
+        let is_placed = matches!(converted.phase, Phase::Bound(_));
+        if !converted.ours || !(waits || is_placed) || claims(pod).is_empty() {
             return;
         }
-        let mut say = self.storage.storage.of(pod, &self.known_nodes);
-        say.narrow(&mut converted.nodes);
-        converted.unsupported.extend(say.against.iter().cloned());
-        self.storage
-            .users
-            .insert(uid.to_owned(), (Box::new(pod.clone()), say));
-    }
-
-    /// What is to be done about the pod's volumes before it is bound; those that it is given
-    /// are nobody else's from now on ([`Self::others_told`]). The error says why it cannot go
-    /// there.
-    pub fn give_volumes(&mut self, bind: &Bind) -> Result<Volumes, String> {
-        let Some((_, say)) = self.storage.users.get(bind.pod.as_str()) else {
-            return Ok(Volumes::default());
-        };
-        let given = self
-            .storage
-            .storage
-            .give(say, bind.decision, bind.node.as_str());
-        if say.draws() {
-            self.storage.given.extend(say.drawn().iter().cloned());
+        let mut say = self.storage.storage.of(pod);
+        converted.claims.clone_from(&say.claims);
+        if waits {
+            say.narrow(&mut converted.nodes);
+            converted.unsupported.extend(say.against.iter().cloned());
         }
-        given
-    }
-
-    /// Pods for which volumes that others were given are gone.
-    pub fn others_told(&mut self) -> Vec<Event> {
-        let given = std::mem::take(&mut self.storage.given);
-        if given.is_empty() {
-            return Vec::new();
-        }
-        self.again(|_, say| say.depends(None, &given))
-    }
-
-    /// An action ended: volumes that it was to get may be free again.
-    pub fn ended(&mut self, outcome: &Outcome) -> Vec<Event> {
-        let confirmed = outcome.result == OutcomeResult::Confirmed;
-        let supply = &mut self.storage.storage.supply;
-        let free = supply.ended(outcome.decision, confirmed);
-        if free.is_empty() {
-            return Vec::new();
-        }
-        self.again(|_, say| say.depends(None, &free))
-    }
-
-    /// Which volumes the node can use.
-    pub(super) fn volumes_reach(&mut self, node: &Node) -> Vec<Event> {
-        let news = self.storage.storage.supply.node(node);
-        self.drawers(news)
-    }
-
-    pub(super) fn volumes_out_of_reach(&mut self, node: &str) -> Vec<Event> {
-        let news = self.storage.storage.supply.node_gone(node);
-        self.drawers(news)
-    }
-
-    fn drawers(&mut self, news: bool) -> Vec<Event> {
-        if news {
-            self.again(|_, say| say.draws())
-        } else {
-            Vec::new()
+        if waits || !say.claims.is_empty() {
+            let user = (Box::new(pod.clone()), say);
+            self.storage.users.insert(uid.to_owned(), user);
         }
     }
 
@@ -134,11 +96,14 @@ impl World {
             Seen::There(claim) => {
                 let name = key(&claim);
                 known.claims.there(&name);
-                if known.storage.claim(&claim) {
-                    self.users_of(&[name])
-                } else {
-                    Vec::new()
+                let before = known.named(&name);
+                if !known.storage.claim(&claim) {
+                    return Vec::new();
                 }
+                let volumes = [before, known.named(&name)];
+                let mut events = known.tell(volumes.iter().flatten());
+                events.extend(self.users_of(&[name]));
+                events
             }
             Seen::Gone(claim) => {
                 let name = key(&claim);
@@ -153,10 +118,14 @@ impl World {
     }
 
     fn claims_gone(&mut self, gone: Vec<String>) -> Vec<Event> {
+        let known = &mut self.storage;
+        let volumes: Vec<String> = gone.iter().filter_map(|name| known.named(name)).collect();
         for (namespace, name) in gone.iter().filter_map(|name| name.split_once('/')) {
-            self.storage.storage.claim_gone(namespace, name);
+            known.storage.claim_gone(namespace, name);
         }
-        self.users_of(&gone)
+        let mut events = known.tell(volumes.iter());
+        events.extend(self.users_of(&gone));
+        events
     }
 
     pub(super) fn volume(&mut self, seen: Seen<PersistentVolume>) -> Vec<Event> {
@@ -169,34 +138,31 @@ impl World {
             Seen::There(volume) => {
                 let name = volume.name_any();
                 known.volumes.there(&name);
-                let news = known.storage.supply.volume(&volume, &self.known_nodes);
-                // While they are listed for the first time nothing is decided: once is enough.
-                let Some(classes) = news.filter(|_| known.volumes.listed) else {
-                    return Vec::new();
-                };
-                self.again(|_, say| say.depends(Some(&name), &classes))
+                known.storage.volume(*volume);
+                self.volumes_changed(&[name])
             }
             Seen::Gone(volume) => {
                 known.volumes.names.remove(&volume.name_any());
                 self.volumes_gone(&[volume.name_any()])
             }
             Seen::Listed => {
-                let first = !known.volumes.listed;
                 let gone = known.volumes.end();
-                if first {
-                    self.all_users()
-                } else {
-                    self.volumes_gone(&gone)
-                }
+                self.volumes_gone(&gone)
             }
         }
     }
 
     fn volumes_gone(&mut self, gone: &[String]) -> Vec<Event> {
-        let supply = &mut self.storage.storage.supply;
-        let left = gone.iter().filter_map(|name| supply.volume_gone(name));
-        let classes: BTreeSet<String> = left.collect();
-        self.again(|_, say| gone.iter().any(|name| say.depends(Some(name), &classes)))
+        for name in gone {
+            self.storage.storage.volume_gone(name);
+        }
+        self.volumes_changed(gone)
+    }
+
+    fn volumes_changed(&mut self, names: &[String]) -> Vec<Event> {
+        let mut events = self.storage.tell(names.iter());
+        events.extend(self.again(|_, say| names.iter().any(|name| say.uses(name))));
+        events
     }
 
     pub(super) fn storage_class(&mut self, seen: Seen<StorageClass>) -> Vec<Event> {
@@ -244,9 +210,7 @@ impl World {
 
     fn again(&mut self, which: impl Fn(&KubePod, &Say) -> bool) -> Vec<Event> {
         let users = self.storage.users.values();
-        let says_else = |pod: &KubePod, say: &Say| {
-            self.storage.storage.of(pod, &self.known_nodes) != say.as_found()
-        };
+        let says_else = |pod: &KubePod, say: &Say| self.storage.storage.of(pod) != say.as_found();
         let due: Vec<KubePod> = users
             .filter(|(pod, say)| which(pod, say) && says_else(pod, say))
             .map(|(pod, _)| (**pod).clone())

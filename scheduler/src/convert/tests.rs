@@ -4,8 +4,7 @@ use super::agent::placement;
 use super::*;
 use crate::telemetry::Heard;
 use proto::telemetry::{Gpu, Share as HeldShare, Stranger, UngrantedPod};
-use scheduler_core::ids::{DecisionId, GpuUuid, NodeUid};
-use scheduler_core::{Bind, Outcome, OutcomeResult, Received};
+use scheduler_core::ids::GpuUuid;
 use serde_json::{Value, json};
 
 fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
@@ -20,21 +19,6 @@ fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
     json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
         "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
             {"name": "main", "resources": {"limits": {proto::names::resource::GPU: gpus.to_string()}}}]}})
-}
-
-fn bind(pod: &str, node: &str, sequence: u64) -> Bind {
-    Bind {
-        decision: DecisionId { epoch: 1, sequence },
-        pod: PodUid::new(pod),
-        namespace: "ns".into(),
-        name: pod.into(),
-        node: NodeName::new(node),
-        node_uid: NodeUid::new(node),
-        grants: Vec::new(),
-        received: Received::Nothing,
-        queue: None,
-        group: None,
-    }
 }
 
 fn world() -> World {
@@ -480,115 +464,74 @@ fn a_pod_is_looked_at_again_when_its_claims_are_and_only_then() {
         matches!(events.as_slice(), [Event::Pod(pod)] if pod.unsupported.is_empty()),
         "{events:?}"
     );
-    let bind = bind("u1", "n1", 1);
-    assert_eq!(world.give_volumes(&bind).unwrap().made, ["c"]);
+    assert!(
+        matches!(events.as_slice(), [Event::Pod(pod)] if &*pod.claims[0].name == "ns/c"),
+        "{events:?}"
+    );
     world.take(Fact::Claim(gone(claim("c"))));
     assert!(world.volumes_against(&uid).is_some());
     world.take(Fact::Pod(gone(json!({"metadata": {"uid": "u1"}}))));
     assert_eq!(world.take(Fact::Claim(there(claim("c")))).len(), 0);
 }
 
-/// The node that a pod's events let it go to; empty: none, with that reason.
-fn goes(events: &[Event], uid: &str) -> Option<(Vec<String>, String)> {
-    let pod = events.iter().rev().find_map(|event| match event {
-        Event::Pod(pod) if pod.uid.as_str() == uid => Some(pod),
+/// Volumes that the core is told of: whom each is kept for, or that it is none any more.
+fn told(events: &[Event]) -> Vec<String> {
+    let told = events.iter().filter_map(|event| match event {
+        Event::Volume(volume) => Some(match &volume.kept_for {
+            None => format!("{} is free", volume.name),
+            Some(claim) => format!("{} is kept for {}", volume.name, claim.name),
+        }),
+        Event::VolumeGone(name) => Some(format!("{name} is gone")),
         _ => None,
-    })?;
-    let terms = pod.nodes.terms.iter().flatten();
-    let names = terms
-        .flat_map(|term| &term.name)
-        .flat_map(|rule| match &rule.operator {
-            scheduler_core::model::Operator::In(names) => names.clone(),
-            other => panic!("{other:?}"),
-        });
-    let names = names.map(|name| name.to_string()).collect();
-    Some((names, pod.unsupported.join(", ")))
+    });
+    told.collect()
 }
 
+/// How many claims a pod's event has that are bound where it goes.
+fn claims(events: &[Event]) -> Option<usize> {
+    events.iter().rev().find_map(|event| match event {
+        Event::Pod(pod) => Some(pod.claims.len()),
+        _ => None,
+    })
+}
+
+/// What the core has given to a claim it keeps until the claim is seen to be bound, also when
+/// the pod is seen bound first.
 #[test]
-fn of_two_pods_for_one_volume_the_second_waits_for_another() {
+fn a_claim_is_the_pods_until_it_is_seen_bound_and_a_volume_is_offered_until_it_is() {
     let mut world = world();
-    for node in ["n1", "n2"] {
-        let node = json!({"metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}});
-        world.take(Fact::Node(there(node)));
-    }
     let class = json!({"metadata": {"name": "local"}, "provisioner": "kubernetes.io/no-provisioner",
         "volumeBindingMode": "WaitForFirstConsumer"});
     world.take(Fact::Storage(there(class)));
-    world.take(Fact::Volume(Seen::Listing));
-    world.take(Fact::Volume(Seen::Listed));
-    for name in ["a", "b"] {
-        let claim = json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
-            "spec": {"storageClassName": "local", "resources": {"requests": {"storage": "1Gi"}}}});
-        world.take(Fact::Claim(there(claim)));
-        let mut pod = pod(name, None, 0);
-        pod["spec"]["volumes"] =
-            json!([{"name": "v", "persistentVolumeClaim": {"claimName": name}}]);
-        let events = world.take(Fact::Pod(there(pod)));
-        let (_, why) = goes(&events, name).unwrap();
-        assert!(
-            why.contains(&format!("\"{name}\" waits for a volume")),
-            "{why}"
-        );
-    }
-    let volume = |name: &str, node: &str| {
-        json!({"metadata": {"name": name}, "status": {"phase": "Available"},
-            "spec": {"storageClassName": "local", "capacity": {"storage": "2Gi"},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}}}})
+    let volume = |more: Value| {
+        let mut volume = json!({"metadata": {"name": "pv"}, "status": {"phase": "Available"},
+            "spec": {"storageClassName": "local", "capacity": {"storage": "2Gi"}}});
+        json_patch::merge(&mut volume, &more);
+        Fact::Volume(there(volume))
     };
-    let events = world.take(Fact::Volume(there(volume("pv-1", "n1"))));
-    for pod in ["a", "b"] {
-        assert_eq!(goes(&events, pod), Some((vec!["n1".into()], String::new())));
-    }
-    // One decision places both there.
-    let given = world.give_volumes(&bind("a", "n1", 1)).unwrap().given;
-    assert_eq!(
-        given,
-        [Given {
-            claim: "a".into(),
-            uid: "uid-a".into(),
-            volume: "pv-1".into()
-        }]
-    );
-    let refused = world.give_volumes(&bind("b", "n1", 2)).unwrap_err();
-    assert!(refused.contains("\"b\": others were given"), "{refused}");
-    let events = world.others_told();
-    assert_eq!(goes(&events, "a"), None);
-    assert!(goes(&events, "b").unwrap().1.contains("waits for a volume"));
-    assert!(world.others_told().is_empty());
-    let ended = |sequence, result| Outcome {
-        decision: DecisionId { epoch: 1, sequence },
-        result,
+    assert_eq!(told(&world.take(volume(json!({})))), ["pv is free"]);
+    let own = json!({"spec": {"storageClassName": "local", "resources": {"requests": {"storage": "1Gi"}}}});
+    let claim = |more: Value| {
+        let mut claim = own.clone();
+        claim["metadata"] = json!({"name": "c", "namespace": "ns", "uid": "uid-c"});
+        json_patch::merge(&mut claim, &more);
+        Fact::Claim(there(claim))
     };
-    let refused = || OutcomeResult::Refused {
-        reason: "no".into(),
-        retryable: true,
-    };
-    assert!(world.ended(&ended(2, refused())).is_empty());
-    // What came to nothing is free again, and what came about is not.
-    let events = world.ended(&ended(1, refused()));
-    assert_eq!(goes(&events, "b").unwrap().0, ["n1"]);
-    world.give_volumes(&bind("a", "n1", 3)).unwrap();
-    world.others_told();
-    assert!(world.ended(&ended(3, OutcomeResult::Confirmed)).is_empty());
-    let events = world.take(Fact::Volume(there(volume("pv-2", "n2"))));
-    assert_eq!(goes(&events, "b").unwrap().0, ["n2"]);
-    // A node that gets another name for the volume's rule is out of its reach.
-    let moved = json!({"metadata": {"name": "n2", "labels": {"kubernetes.io/hostname": "other"}}});
-    let events = world.take(Fact::Node(there(moved)));
-    assert!(
-        goes(&events, "b")
-            .unwrap()
-            .1
-            .contains("no node can use one"),
-        "{events:?}"
-    );
-    let events = world.take(Fact::Volume(gone(volume("pv-2", "n2"))));
-    assert!(
-        goes(&events, "b")
-            .unwrap()
-            .1
-            .contains("no free persistentvolume")
-    );
+    world.take(claim(json!({})));
+    let mut pod = pod("u1", None, 0);
+    pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+    assert_eq!(claims(&world.take(Fact::Pod(there(pod.clone())))), Some(1));
+    // The pod's watch is ahead of the volume's and the claim's.
+    pod["spec"]["nodeName"] = json!("n1");
+    assert_eq!(claims(&world.take(Fact::Pod(there(pod)))), Some(1));
+    let kept = json!({"claimRef": {"namespace": "ns", "name": "c", "uid": "uid-c"}});
+    let events = world.take(volume(json!({ "spec": kept })));
+    assert_eq!(told(&events), ["pv is kept for ns/c"]);
+    let named = json!({"spec": {"volumeName": "pv"}});
+    assert_eq!(claims(&world.take(claim(named))), Some(0));
+    let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+        "spec": {"volumeName": "pv"}});
+    assert_eq!(claims(&world.take(claim(bound))), None, "looked at again");
+    let bound = json!({"spec": kept, "status": {"phase": "Bound"}});
+    assert_eq!(told(&world.take(volume(bound))), ["pv is gone"]);
 }

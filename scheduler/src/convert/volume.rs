@@ -1,20 +1,21 @@
 //! Claims, volumes and storage classes → where a pod's volumes let it go. Pure.
 //!
 //! A bound volume says on which nodes it can be used. A claim whose class waits for its
-//! first consumer is bound where the pod goes: the class says which nodes that may be, and
-//! once a node was selected, it is that node until the provisioner gives it up. Where nothing
-//! provisions the class, it is one of the volumes that are there ([`super::supply`]), and
-//! where these can be used. Everything else that is not bound lets the pod wait, and says so.
+//! first consumer is bound where the pod goes, which the core decides: the class says which
+//! nodes that may be, and once a node was selected, it is that node until the provisioner
+//! gives it up. Where nothing provisions the class, the claim gets one of the volumes that are
+//! there ([`super::supply`]). Everything else that is not bound lets the pod wait, and says so.
 
-use super::rules;
-use super::supply::{ClaimName, Nodes, Supply, Want};
+use super::{rules, supply};
 use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaim, Pod as KubePod,
+    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
+    Pod as KubePod,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
-use scheduler_core::ids::DecisionId;
-use scheduler_core::model::{NodeRules, NodeTerm};
+use scheduler_core::Event;
+use scheduler_core::ids::{ClaimUid, VolumeName};
+use scheduler_core::model::{self, ClaimRef, NodeRules, NodeTerm, Volume, Want};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -35,40 +36,10 @@ pub(crate) mod name {
 /// More alternatives than that are nobody's meaning: such a pod waits.
 const MOST_TERMS: usize = 1_000;
 
+/// Namespace and name.
+type ClaimName = (String, String);
+
 const TOO_MANY: &str = "its volumes have too many rules about nodes";
-
-/// What is to be done about a pod's volumes before it is bound.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Volumes {
-    /// Claims for which a volume is made where the pod goes.
-    pub made: Vec<String>,
-    /// Claims that get a volume that is there.
-    pub given: Vec<Given>,
-}
-
-impl Volumes {
-    /// Whether there is nothing to be done.
-    pub fn is_empty(&self) -> bool {
-        self.made.is_empty() && self.given.is_empty()
-    }
-
-    /// Names of the claims.
-    pub fn claims(&self) -> Vec<&str> {
-        let given = self.given.iter().map(|given| given.claim.as_str());
-        self.made.iter().map(String::as_str).chain(given).collect()
-    }
-}
-
-/// A claim and the volume that it gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
-    /// Its name, in the pod's namespace.
-    pub claim: String,
-    /// Its UID.
-    pub uid: String,
-    /// The volume's name.
-    pub volume: String,
-}
 
 /// A claim, as far as it matters.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +52,7 @@ struct Claim {
     leaving: bool,
     /// UID of the pod that it was made for, where it was made for one.
     made_for: Option<String>,
+    uid: String,
     want: Want,
 }
 
@@ -97,7 +69,11 @@ struct Class {
 pub(super) struct Storage {
     /// By namespace and name.
     claims: BTreeMap<ClaimName, Claim>,
-    pub(super) supply: Supply,
+    volumes: BTreeMap<String, PersistentVolume>,
+    /// Claims that name a volume.
+    named: BTreeMap<String, ClaimName>,
+    /// Volumes that the core knows.
+    told: BTreeMap<String, Volume>,
     classes: BTreeMap<String, Class>,
 }
 
@@ -108,13 +84,10 @@ pub(super) struct Say {
     rules: Vec<Vec<NodeTerm>>,
     /// Why the pod cannot go anywhere yet.
     pub(super) against: Vec<Arc<str>>,
-    /// Claims for which a volume is made where the pod goes.
-    made: Vec<String>,
-    /// Claims that get a volume that is there, by namespace and name.
-    given: Vec<ClaimName>,
-    /// Volumes that it uses, and classes of those that it waits for.
+    /// Claims that are bound where the pod goes.
+    pub(super) claims: Vec<model::Claim>,
+    /// Volumes that it uses.
     uses: BTreeSet<String>,
-    draws: BTreeSet<String>,
 }
 
 impl Say {
@@ -131,19 +104,9 @@ impl Say {
         }
     }
 
-    /// Whether it may be another one now that this volume is, or those of these classes are.
-    pub(super) fn depends(&self, volume: Option<&str>, classes: &BTreeSet<String>) -> bool {
-        volume.is_some_and(|volume| self.uses.contains(volume)) || !self.draws.is_disjoint(classes)
-    }
-
-    /// Whether it depends on which nodes there are.
-    pub(super) fn draws(&self) -> bool {
-        !self.draws.is_empty()
-    }
-
-    /// Classes of the volumes that it waits for.
-    pub(super) fn drawn(&self) -> &BTreeSet<String> {
-        &self.draws
+    /// Whether it is one of the volumes that the pod uses.
+    pub(super) fn uses(&self, volume: &str) -> bool {
+        self.uses.contains(volume)
     }
 
     /// The pod's own rules, and these.
@@ -194,6 +157,7 @@ pub(super) fn claims(pod: &KubePod) -> Vec<(String, bool)> {
 }
 
 impl Storage {
+    /// False: nothing about it is new.
     pub(super) fn claim(&mut self, claim: &PersistentVolumeClaim) -> bool {
         let spec = claim.spec.as_ref();
         let annotation = |key: &str| claim.annotations().get(key).cloned();
@@ -207,23 +171,65 @@ impl Storage {
         let class = spec
             .and_then(|spec| spec.storage_class_name.clone())
             .or_else(|| annotation(name::CLASS_OLD));
-        let want = Want::of(claim, class.as_deref());
-        let key = want.name.clone();
+        let key = (claim.namespace().unwrap_or_default(), claim.name_any());
         let claim = Claim {
             bound: volume.is_some() && annotation(name::BIND_COMPLETED).is_some(),
             volume,
+            want: supply::want(claim, class.as_deref()),
             class,
             selected: annotation(name::SELECTED_NODE).filter(|node| !node.is_empty()),
             leaving: claim.metadata.deletion_timestamp.is_some(),
             made_for: owner.map(|owner| owner.uid.clone()),
-            want,
+            uid: claim.uid().unwrap_or_default(),
         };
-        let before = self.claims.insert(key, claim.clone());
-        before.as_ref() != Some(&claim)
+        if self.claims.get(&key) == Some(&claim) {
+            return false;
+        }
+        self.claim_gone(&key.0, &key.1);
+        if let Some(volume) = &claim.volume {
+            self.named.insert(volume.clone(), key.clone());
+        }
+        self.claims.insert(key, claim);
+        true
     }
 
     pub(super) fn claim_gone(&mut self, namespace: &str, name: &str) {
-        self.claims.remove(&(namespace.to_owned(), name.to_owned()));
+        let key = (namespace.to_owned(), name.to_owned());
+        let known = self.claims.remove(&key);
+        if let Some(volume) = known.and_then(|claim| claim.volume)
+            && self.named.get(&volume) == Some(&key)
+        {
+            self.named.remove(&volume);
+        }
+    }
+
+    /// The volume that a claim names.
+    pub(super) fn volume_of(&self, namespace: &str, name: &str) -> Option<String> {
+        let claim = self.claims.get(&(namespace.to_owned(), name.to_owned()))?;
+        claim.volume.clone()
+    }
+
+    pub(super) fn volume(&mut self, volume: PersistentVolume) {
+        self.volumes.insert(volume.name_any(), volume);
+    }
+
+    pub(super) fn volume_gone(&mut self, name: &str) {
+        self.volumes.remove(name);
+    }
+
+    /// What the core is to be told of a volume, if that is another thing than before.
+    pub(super) fn tell(&mut self, name: &str) -> Option<Event> {
+        let by_claim = self.named.get(name).map(|key| ClaimRef {
+            name: Arc::from(format!("{}/{}", key.0, key.1)),
+            uid: self.claims.get(key).map(|claim| ClaimUid::new(&claim.uid)),
+        });
+        let volume = self.volumes.get(name);
+        let Some(volume) = volume.and_then(|volume| supply::offered(volume, by_claim)) else {
+            let known = self.told.remove(name);
+            return known.map(|_| Event::VolumeGone(VolumeName::new(name)));
+        };
+        let known = self.told.insert(name.to_owned(), volume.clone());
+        (known.as_ref() != Some(&volume)).then_some(Event::Volume(volume))
     }
 
     pub(super) fn class(&mut self, class: &StorageClass) -> bool {
@@ -256,8 +262,8 @@ impl Storage {
         self.classes.remove(name);
     }
 
-    /// What the volumes of a pod say, on these nodes.
-    pub(super) fn of(&self, pod: &KubePod, nodes: &Nodes) -> Say {
+    /// What the volumes of a pod say.
+    pub(super) fn of(&self, pod: &KubePod) -> Say {
         let mut say = Say::default();
         let namespace = pod.namespace().unwrap_or_default();
         for (claim_name, own) in claims(pod) {
@@ -266,50 +272,7 @@ impl Storage {
                 say.against.push(Arc::from(why));
             }
         }
-        if !say.given.is_empty() {
-            match self.supply.nodes(&self.wants(&say), nodes) {
-                Ok(Some(names)) => say.rules.push(vec![rules::on(names)]),
-                Ok(None) => {}
-                Err(why) => say.against.push(Arc::from(why)),
-            }
-        }
         say
-    }
-
-    fn wants(&self, say: &Say) -> Vec<&Want> {
-        let claims = say.given.iter().filter_map(|name| self.claims.get(name));
-        claims.map(|claim| &claim.want).collect()
-    }
-
-    /// Gives the pod its volumes on that node, as far as is known here. The error says why
-    /// it cannot go there.
-    pub(super) fn give(
-        &mut self,
-        say: &Say,
-        decision: DecisionId,
-        node: &str,
-    ) -> Result<Volumes, String> {
-        let wants = self.wants(say);
-        let Some(volumes) = self.supply.pick(&wants, node) else {
-            let names: Vec<&str> = wants.iter().map(|want| want.name.1.as_str()).collect();
-            return Err(format!(
-                "persistentvolumeclaim \"{}\": others were given the persistentvolumes on node {node}",
-                names.join("\", \"")
-            ));
-        };
-        let given = wants.iter().zip(volumes).map(|(want, volume)| Given {
-            claim: want.name.1.clone(),
-            uid: want.uid.clone(),
-            volume,
-        });
-        let given: Vec<Given> = given.collect();
-        for (name, given) in say.given.iter().zip(&given) {
-            self.supply.promise(decision, name, &given.volume);
-        }
-        Ok(Volumes {
-            made: say.made.clone(),
-            given,
-        })
     }
 
     fn add(
@@ -340,30 +303,34 @@ impl Storage {
         if claim.bound {
             let volume = claim.volume.as_deref().unwrap_or_default();
             say.uses.insert(volume.to_owned());
-            let Some(rules) = self.supply.rules(volume) else {
+            let Some(found) = self.volumes.get(volume) else {
                 return Err(format!(
                     "persistentvolume \"{volume}\" of persistentvolumeclaim \"{name}\" not found"
                 ));
             };
-            say.rules.extend(rules);
+            say.rules.extend(supply::terms(found));
             return Ok(());
         }
         let class = claim.class.as_ref().and_then(|name| self.classes.get(name));
         let Some(class) = class.filter(|class| class.waits && claim.volume.is_none()) else {
             return Err(format!("persistentvolumeclaim \"{name}\" is not bound yet"));
         };
-        if !class.provisions {
-            say.draws.insert(claim.want.class().to_owned());
-            if !say.given.contains(&claim.want.name) {
-                say.given.push(claim.want.name.clone());
-            }
+        let uid = ClaimUid::new(&claim.uid);
+        if say.claims.iter().any(|known| known.uid == uid) {
             return Ok(());
         }
-        say.rules.extend(class.terms.clone());
-        if let Some(node) = &claim.selected {
-            say.rules.push(vec![rules::on([node.as_str().into()])]);
+        if class.provisions {
+            say.rules.extend(class.terms.clone());
+            if let Some(node) = &claim.selected {
+                say.rules.push(vec![rules::on([node.as_str().into()])]);
+            }
         }
-        say.made.push(name.to_owned());
+        let namespace = pod.namespace().unwrap_or_default();
+        say.claims.push(model::Claim {
+            uid,
+            name: Arc::from(format!("{namespace}/{name}")),
+            wants: (!class.provisions).then(|| claim.want.clone()),
+        });
         Ok(())
     }
 }
@@ -409,7 +376,7 @@ mod tests {
     }
 
     fn against(storage: &Storage, pod: &KubePod) -> String {
-        storage.of(pod, &Nodes::new()).against.join(", ")
+        storage.of(pod).against.join(", ")
     }
 
     #[test]
@@ -431,10 +398,6 @@ mod tests {
             ),
             (json!({"spec": {"volumeName": "pv"}}), "is not bound yet"),
             (
-                json!({"spec": {"storageClassName": "hand"}}),
-                "waits for a volume: no free persistentvolume of storage class \"hand\" fits it",
-            ),
-            (
                 json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
                 "is being deleted",
             ),
@@ -447,8 +410,8 @@ mod tests {
         storage.claim(&claim("c", bound));
         assert!(against(&storage, &pod).contains("persistentvolume \"pv\""));
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}})).unwrap();
-        storage.supply.volume(&volume, &Nodes::new());
-        let say = storage.of(&pod, &Nodes::new());
+        storage.volume(volume);
+        let say = storage.of(&pod);
         assert!(say.against.is_empty() && say.rules.is_empty(), "{say:?}");
     }
 
@@ -460,10 +423,8 @@ mod tests {
         let volume = json!({"metadata": {"name": "pv"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [
             {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
             {"matchExpressions": []}]}}}});
-        storage
-            .supply
-            .volume(&serde_json::from_value(volume).unwrap(), &Nodes::new());
-        let mut say = storage.of(&uses("c"), &Nodes::new());
+        storage.volume(serde_json::from_value(volume).unwrap());
+        let mut say = storage.of(&uses("c"));
         let mut free = NodeRules::default();
         say.narrow(&mut free);
         assert_eq!(free.terms.as_ref().unwrap().len(), 2);
@@ -485,15 +446,18 @@ mod tests {
     fn a_claim_that_waits_is_bound_where_the_pod_goes_and_stays_where_it_was_selected() {
         let mut storage = storage();
         storage.claim(&claim("c", json!({"spec": {"storageClassName": "zoned"}})));
-        let say = storage.of(&uses("c"), &Nodes::new());
-        assert_eq!(say.made, ["c"]);
+        let say = storage.of(&uses("c"));
+        assert_eq!(
+            (&*say.claims[0].name, &say.claims[0].wants),
+            ("ns/c", &None)
+        );
         assert!(
             matches!(&say.rules[0][0].labels[0].operator, Operator::In(zones) if zones.len() == 2)
         );
         let selected = json!({"metadata": {"annotations": {name::SELECTED_NODE: "n1"}}});
         storage.claim(&claim("c", selected));
         assert_eq!(
-            storage.of(&uses("c"), &Nodes::new()).rules,
+            storage.of(&uses("c")).rules,
             [vec![rules::on(["n1".into()])]]
         );
     }
@@ -510,7 +474,46 @@ mod tests {
             "p-v",
             json!({"metadata": {"ownerReferences": owner}}),
         ));
-        assert_eq!(storage.of(&pod, &Nodes::new()).made, ["p-v"]);
+        assert_eq!(&*storage.of(&pod).claims[0].name, "ns/p-v");
+    }
+
+    #[test]
+    fn a_claim_of_volumes_made_by_hand_says_what_it_wants() {
+        let mut storage = storage();
+        let hand = json!({"metadata": {"uid": "u"}, "spec": {"storageClassName": "hand"}});
+        storage.claim(&claim("c", hand));
+        let twice = pod(
+            json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "w", "persistentVolumeClaim": {"claimName": "c"}}]),
+        );
+        let say = storage.of(&twice);
+        assert!(say.against.is_empty() && say.rules.is_empty(), "{say:?}");
+        let [claim] = say.claims.as_slice() else {
+            panic!("{say:?}");
+        };
+        assert_eq!((claim.uid.as_str(), &*claim.name), ("u", "ns/c"));
+        assert_eq!(&*claim.wants.as_ref().unwrap().shape.class, "hand");
+    }
+
+    #[test]
+    fn a_volume_that_a_claim_names_is_kept_for_it_though_the_volume_does_not_say_so() {
+        let mut storage = storage();
+        let volume = json!({"metadata": {"name": "pv"}, "status": {"phase": "Available"},
+            "spec": {"capacity": {"storage": "1Gi"}}});
+        storage.volume(serde_json::from_value(volume).unwrap());
+        let kept = |event: Option<Event>| match event {
+            Some(Event::Volume(volume)) => volume.kept_for.map(|claim| claim.name),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(kept(storage.tell("pv")), None);
+        storage.claim(&claim("c", json!({"spec": {"volumeName": "pv"}})));
+        assert_eq!(kept(storage.tell("pv")).as_deref(), Some("ns/c"));
+        assert_eq!(storage.tell("pv"), None, "told twice");
+        storage.claim_gone("ns", "c");
+        assert_eq!(kept(storage.tell("pv")), None);
+        storage.volume_gone("pv");
+        assert!(matches!(storage.tell("pv"), Some(Event::VolumeGone(_))));
+        assert_eq!(storage.tell("pv"), None);
     }
 
     #[test]

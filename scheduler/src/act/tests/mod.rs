@@ -3,7 +3,6 @@
 mod evict;
 
 use super::*;
-use crate::convert::Volumes;
 use crate::trust;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -13,7 +12,7 @@ use proto::names::grant as key;
 use scheduler_core::ids::{ContainerName, GpuUuid, NodeName, NodeUid};
 use scheduler_core::model::{ContainerGrant, Mode};
 use scheduler_core::units::{Mib, Percent};
-use scheduler_core::{Bind, Evict, EvictCause, ReasonKind, Received};
+use scheduler_core::{Bind, ClaimBinding, Evict, EvictCause, ReasonKind, Received};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
@@ -31,9 +30,9 @@ fn eviction(decision: DecisionId, pod: &Pod, cause: EvictCause) -> Evict {
     }
 }
 
-fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Action {
+fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
     let name = pod.metadata.name.clone().unwrap();
-    Action::Bind(Bind {
+    Bind {
         decision,
         pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
         namespace: NS.into(),
@@ -49,10 +48,11 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Action {
             note: None,
             asked: None,
         }],
+        claims: Vec::new(),
         received: Received::Fraction,
         queue: Some("q".into()),
         group: Some("ns/g".into()),
-    })
+    }
 }
 
 struct Site {
@@ -138,7 +138,8 @@ impl Site {
 
     fn bind(&mut self, pod: &Pod, node: &str) -> DecisionId {
         let decision = self.decision();
-        self.act(binding(decision, pod, node));
+        let bind = binding(decision, pod, node);
+        self.work.send(Work::Bind(Box::new(bind))).unwrap();
         decision
     }
 
@@ -147,12 +148,6 @@ impl Site {
         let work = Work::Evictions(vec![eviction(decision, pod, cause)]);
         self.work.send(work).unwrap();
         decision
-    }
-
-    fn act(&self, action: Action) {
-        self.work
-            .send(Work::Action(Box::new(action), Volumes::default()))
-            .unwrap();
     }
 
     async fn outcome(&mut self) -> Outcome {
@@ -383,20 +378,14 @@ async fn a_volume_that_another_claim_took_first_is_left_to_it() {
         .create(&PostParams::default(), &volume)
         .await
         .unwrap();
-    let given = crate::convert::Given {
-        claim: "data".into(),
-        uid: "of-this-claim".into(),
-        volume: "pv".into(),
-    };
-    let volumes = Volumes {
-        made: Vec::new(),
-        given: vec![given],
-    };
     let decision = site.decision();
-    let action = binding(decision, &pod, "n1");
-    site.work
-        .send(Work::Action(Box::new(action), volumes))
-        .unwrap();
+    let mut bind = binding(decision, &pod, "n1");
+    bind.claims = vec![ClaimBinding {
+        uid: "of-this-claim".into(),
+        name: format!("{NS}/data").into(),
+        volume: Some("pv".into()),
+    }];
+    site.work.send(Work::Bind(Box::new(bind))).unwrap();
     let outcome = site.outcome().await;
     let OutcomeResult::Refused { reason, retryable } = outcome.result else {
         panic!("{outcome:?}");

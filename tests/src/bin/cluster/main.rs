@@ -247,6 +247,7 @@ async fn test(
             beside::an_observer_that_can_only_read_says_where_it_would_differ,
             volume::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
             volume::a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one,
+            volume::a_gang_that_lacks_one_disk_takes_none_and_waits_whole,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::the_sm_time_of_a_share_is_its_own,
             placement::two_halves_fit_one_card,

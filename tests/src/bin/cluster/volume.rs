@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt as _};
+use proto::names::kai;
 use serde_json::{Value, json};
 
 use crate::beside::{node_of, whole};
@@ -150,7 +151,9 @@ pub(crate) async fn a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_wait
     cluster.apply_one(&user(&ns, "second")).await?;
     let reason = cluster.reason(&ns, "second").await?;
     ensure!(
-        reason.contains("persistentvolumeclaim \"second\" waits for a volume"),
+        reason.contains(&format!(
+            "available persistent volumes to bind to persistentvolumeclaim {ns}/second"
+        )),
         "{reason}"
     );
     cluster.apply_one(&disk(&here, &local, node::NAME)).await?;
@@ -173,6 +176,60 @@ pub(crate) async fn a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_wait
     let disks: Api<PersistentVolume> = Api::all(cluster.client.clone());
     for disk in [there, here] {
         disks.delete(&disk, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_gang_that_lacks_one_disk_takes_none_and_waits_whole(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("L4", 2)).await?;
+    let ns = cluster.namespace().await?;
+    let local = format!("local-{ns}");
+    cluster
+        .apply_one(&class(&local, "kubernetes.io/no-provisioner"))
+        .await?;
+    let disks = [format!("one-{ns}"), format!("two-{ns}")];
+    cluster
+        .apply_one(&disk(&disks[0], &local, node::NAME))
+        .await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": { "namespace": ns, "name": "pair" },
+            "spec": { "minMember": 2, "queue": kai::DEFAULT_QUEUE },
+        }))
+        .await?;
+    for name in ["a", "b"] {
+        cluster.apply_one(&claim(&ns, name, &local)).await?;
+        let mut pod = user(&ns, name);
+        pod["metadata"]["annotations"] = json!({ kai::POD_GROUP: "pair" });
+        cluster.apply_one(&pod).await?;
+    }
+    for name in ["a", "b"] {
+        let reason = cluster.reason(&ns, name).await?;
+        ensure!(
+            reason.contains("Resources were found for 1 pods while 2 are required")
+                && reason.contains("available persistent volumes to bind to"),
+            "{reason}"
+        );
+    }
+    let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
+    let kept = volumes.get(&disks[0]).await?.spec;
+    let kept = kept.and_then(|spec| spec.claim_ref);
+    ensure!(kept.is_none(), "the only disk was given to {kept:?}");
+    for name in ["a", "b"] {
+        let at = node_of(cluster, &ns, name).await?;
+        ensure!(at.is_none(), "{name} is on {at:?} alone");
+    }
+    cluster
+        .apply_one(&disk(&disks[1], &local, node::NAME))
+        .await?;
+    for name in ["a", "b"] {
+        cluster.pod_phase(&ns, name, "Succeeded").await?;
+    }
+    for disk in disks {
+        volumes.delete(&disk, &DeleteParams::default()).await?;
     }
     Ok(())
 }

@@ -1,0 +1,399 @@
+//! Volumes that may be given to claims, and the claims of pods that have a place.
+//!
+//! A claim is in use as long as a pod that has a place lists it as not bound yet. From the
+//! first such pod on it belongs to that pod's node, and the volume that a decision picked
+//! belongs to the claim. What is in use moves with the pods ([`State::transition`]) and is
+//! undone with them.
+
+use super::State;
+use super::cell::Cell;
+use super::rows::{NodeKey, NodeRow, TaskKey};
+use crate::ids::{ClaimUid, VolumeName};
+use crate::model::{Claim, Volume, Want};
+use crate::reason::NodeNo;
+use rustc_hash::FxHashMap;
+use slotmap::SecondaryMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A claim of pods that have a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClaimUse {
+    /// Where it is bound.
+    pub node: NodeKey,
+    /// What it is given. `None`: a volume is provisioned, or none was picked here.
+    pub volume: Option<VolumeName>,
+    /// Pods with a place, those on their way out and those that are promised one too.
+    pub users: u32,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Volumes {
+    rows: BTreeMap<VolumeName, Volume>,
+    /// Volumes that every node can use.
+    everywhere: BTreeSet<VolumeName>,
+    /// The others, by the nodes that can use them.
+    local: SecondaryMap<NodeKey, BTreeSet<VolumeName>>,
+    /// Volumes that are kept for a claim, by its name.
+    kept: BTreeMap<Arc<str>, BTreeSet<VolumeName>>,
+    /// Looked up, never walked for a decision.
+    claims: FxHashMap<ClaimUid, ClaimUse>,
+    /// Which claim a volume was given to.
+    given: FxHashMap<VolumeName, ClaimUid>,
+}
+
+impl Volumes {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Volume> {
+        self.rows.values()
+    }
+
+    pub(crate) fn is_known(&self, name: &VolumeName) -> bool {
+        self.rows.contains_key(name)
+    }
+
+    /// Claims in use that were given a volume, in order.
+    pub(crate) fn given(&self) -> BTreeMap<&ClaimUid, &VolumeName> {
+        let claims = self.claims.iter();
+        claims
+            .filter_map(|(uid, used)| Some((uid, used.volume.as_ref()?)))
+            .collect()
+    }
+
+    pub(crate) fn in_use(&self) -> &FxHashMap<ClaimUid, ClaimUse> {
+        &self.claims
+    }
+
+    /// No volume was given to two claims.
+    pub(crate) fn are_given_once(&self) -> bool {
+        let given = self.given();
+        given.len() == self.given.len()
+            && given
+                .iter()
+                .all(|(claim, volume)| self.given.get(*volume) == Some(claim))
+    }
+
+    /// The volume that a claim in use was given.
+    pub(crate) fn of(&self, claim: &ClaimUid) -> Option<&VolumeName> {
+        self.claims.get(claim)?.volume.as_ref()
+    }
+
+    /// The one setter of what is in use; returns what was there.
+    pub(super) fn swap(&mut self, claim: &ClaimUid, value: Option<ClaimUse>) -> Option<ClaimUse> {
+        let volume = value.as_ref().and_then(|used| used.volume.clone());
+        let old = match value {
+            Some(used) => self.claims.insert(claim.clone(), used),
+            None => self.claims.remove(claim),
+        };
+        if let Some(left) = old.as_ref().and_then(|used| used.volume.as_ref())
+            && self.given.get(left) == Some(claim)
+        {
+            self.given.remove(left);
+        }
+        if let Some(volume) = volume {
+            self.given.insert(volume, claim.clone());
+        }
+        old
+    }
+
+    /// Volumes that a node can use.
+    fn here(&self, node: NodeKey) -> impl Iterator<Item = &Volume> {
+        let local = self.local.get(node).into_iter().flatten();
+        let names = local.chain(&self.everywhere);
+        names.filter_map(|name| self.rows.get(name))
+    }
+
+    /// Volumes that a claim may get on a node, the smallest first.
+    fn options(&self, claim: &Claim, want: &Want, node: NodeKey) -> Vec<&VolumeName> {
+        let is_kept = |volume: &Volume| {
+            let kept = volume.kept_for.as_ref();
+            kept.is_some_and(|kept| kept.is(claim)) && volume.suits(want)
+        };
+        let kept = self.kept.get(&claim.name).into_iter().flatten();
+        let mut kept = kept.filter_map(|name| self.rows.get(name));
+        // One that is kept for it is the only one.
+        if kept.any(is_kept) {
+            let here = self.here(node).filter(|volume| is_kept(volume));
+            return here.map(|volume| &volume.name).collect();
+        }
+        let free = self.here(node).filter(|volume| {
+            volume.kept_for.is_none()
+                && !self.given.contains_key(&volume.name)
+                && volume.suits(want)
+        });
+        let mut free: Vec<&Volume> = free.collect();
+        free.sort_unstable_by_key(|volume| (volume.shape.size, &volume.name));
+        free.into_iter().map(|volume| &volume.name).collect()
+    }
+
+    /// A volume for each of the claims on that node; none for those that are provisioned or
+    /// have one. The error says why they cannot all be bound there.
+    pub(crate) fn pick(
+        &self,
+        claims: &[Claim],
+        node: NodeKey,
+    ) -> Result<Vec<Option<VolumeName>>, NodeNo> {
+        let mut picked = vec![None; claims.len()];
+        let mut wants = Vec::new();
+        for (at, claim) in claims.iter().enumerate() {
+            match (self.claims.get(&claim.uid), &claim.wants) {
+                (Some(used), _) if used.node != node => return Err(NodeNo::ClaimElsewhere),
+                (None, Some(want)) => wants.push((at, self.options(claim, want, node))),
+                _ => {}
+            }
+        }
+        let options: Vec<&[&VolumeName]> = wants
+            .iter()
+            .map(|(_, options)| options.as_slice())
+            .collect();
+        let Some(matched) = matched(&options) else {
+            let lacking = wants.iter().any(|(_, options)| options.is_empty());
+            let names = wants
+                .iter()
+                .filter(|(_, options)| !lacking || options.is_empty())
+                .filter_map(|(at, _)| Some(Arc::clone(&claims.get(*at)?.name)));
+            return Err(NodeNo::NoVolume(names.collect()));
+        };
+        for ((at, _), volume) in wants.iter().zip(matched) {
+            if let Some(slot) = picked.get_mut(*at) {
+                *slot = Some(volume.clone());
+            }
+        }
+        Ok(picked)
+    }
+
+    /// Whether a node can use some volume for each of the claims, whoever has it now.
+    pub(crate) fn could_serve(&self, claims: &[Claim], node: NodeKey) -> bool {
+        claims.iter().all(|claim| {
+            let used = self.claims.get(&claim.uid);
+            let suits = |want: &Want| self.here(node).any(|volume| volume.suits(want));
+            used.is_some_and(|used| used.node == node) || claim.wants.as_ref().is_none_or(suits)
+        })
+    }
+}
+
+impl State {
+    /// A volume is there, or has changed.
+    pub(crate) fn volume(&mut self, volume: Volume) {
+        if self.volumes.rows.get(&volume.name) == Some(&volume) {
+            return;
+        }
+        self.forget_volume(&volume.name);
+        let name = volume.name.clone();
+        if let Some(kept) = &volume.kept_for {
+            let kept = self.volumes.kept.entry(Arc::clone(&kept.name)).or_default();
+            kept.insert(name.clone());
+        }
+        let is_everywhere = volume.nodes.is_none();
+        self.volumes.rows.insert(name.clone(), volume);
+        if is_everywhere {
+            self.volumes.everywhere.insert(name);
+            let keys: Vec<NodeKey> = self.nodes.keys().collect();
+            keys.into_iter().for_each(|key| self.touch_node(key));
+        } else {
+            let reached = |row: &NodeRow| {
+                let volume = self.volumes.rows.get(&name);
+                row.node
+                    .as_ref()
+                    .is_some_and(|node| volume.is_some_and(|volume| volume.is_local_to(node)))
+            };
+            let keys = self.nodes.iter().filter(|(_, row)| reached(row));
+            let keys: Vec<NodeKey> = keys.map(|(key, _)| key).collect();
+            for key in keys {
+                self.reach(key, name.clone());
+            }
+        }
+        self.loosen();
+    }
+
+    /// False: there was none of that name.
+    pub(crate) fn volume_gone(&mut self, name: &VolumeName) -> bool {
+        let known = self.forget_volume(name);
+        // The claim that it was kept for may have another one now.
+        self.loosen();
+        known
+    }
+
+    fn forget_volume(&mut self, name: &VolumeName) -> bool {
+        let Some(volume) = self.volumes.rows.remove(name) else {
+            return false;
+        };
+        if let Some(kept) = &volume.kept_for
+            && let Some(names) = self.volumes.kept.get_mut(&kept.name)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.volumes.kept.remove(&kept.name);
+            }
+        }
+        let everywhere = self.volumes.everywhere.remove(name);
+        let mut reached: Vec<NodeKey> = Vec::new();
+        for (key, names) in &mut self.volumes.local {
+            if names.remove(name) {
+                reached.push(key);
+            }
+        }
+        if everywhere {
+            reached.extend(self.nodes.keys());
+        }
+        reached.into_iter().for_each(|key| self.touch_node(key));
+        true
+    }
+
+    fn reach(&mut self, key: NodeKey, name: VolumeName) {
+        if let Some(local) = self.volumes.local.entry(key) {
+            local.or_default().insert(name);
+            self.touch_node(key);
+        }
+    }
+
+    /// A node's name or labels are another one's: which volumes it can use.
+    pub(crate) fn reach_volumes(&mut self, key: NodeKey) {
+        self.volumes.local.remove(key);
+        let Some(node) = self.nodes.get(key).and_then(|row| row.node.as_ref()) else {
+            return;
+        };
+        let rows = self.volumes.rows.values();
+        let local = rows.filter(|volume| volume.is_local_to(node));
+        let names: Vec<VolumeName> = local.map(|volume| volume.name.clone()).collect();
+        for name in names {
+            self.reach(key, name);
+        }
+    }
+
+    /// The claims of a pod leave these nodes and come to those. `false`: more left than came.
+    pub(super) fn move_claims(
+        &mut self,
+        task: TaskKey,
+        from: [Option<NodeKey>; 2],
+        to: [Option<NodeKey>; 2],
+    ) -> bool {
+        let spec = self
+            .tasks
+            .get(task)
+            .and_then(|row| self.specs.get(row.spec));
+        let Some(spec) = spec.filter(|row| !row.spec.claims.is_empty()) else {
+            return true;
+        };
+        let spec = Arc::clone(&spec.spec);
+        let mut right = true;
+        for _ in from.into_iter().flatten() {
+            for claim in &spec.claims {
+                right &= self.claim_leaves(&claim.uid);
+            }
+        }
+        for node in to.into_iter().flatten() {
+            self.claims_come(&spec.claims, node);
+        }
+        right
+    }
+
+    fn claim_leaves(&mut self, claim: &ClaimUid) -> bool {
+        let Some(mut used) = self.volumes.claims.get(claim).cloned() else {
+            return false;
+        };
+        used.users = used.users.saturating_sub(1);
+        let left = (used.users > 0).then_some(used);
+        self.set(Cell::Claim(claim.clone(), left));
+        true
+    }
+
+    fn claims_come(&mut self, claims: &[Claim], node: NodeKey) {
+        let picked = if self.deciding {
+            self.volumes.pick(claims, node).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        for (at, claim) in claims.iter().enumerate() {
+            let mut used = match self.volumes.claims.get(&claim.uid) {
+                Some(used) => used.clone(),
+                None => ClaimUse {
+                    node,
+                    volume: picked.get(at).cloned().flatten(),
+                    users: 0,
+                },
+            };
+            used.users = used.users.saturating_add(1);
+            self.set(Cell::Claim(claim.uid.clone(), Some(used)));
+        }
+    }
+
+    /// What is in use of the claims of a pod.
+    pub(crate) fn given_to(&self, task: TaskKey) -> Vec<(ClaimUid, ClaimUse)> {
+        let spec = self
+            .tasks
+            .get(task)
+            .and_then(|row| self.specs.get(row.spec));
+        let claims = spec.map_or(&[][..], |row| row.spec.claims.as_slice());
+        let used = |claim: &Claim| self.volumes.claims.get(&claim.uid).cloned();
+        claims
+            .iter()
+            .filter_map(|claim| Some((claim.uid.clone(), used(claim)?)))
+            .collect()
+    }
+
+    /// A claim in use belonged to that node, and had that volume, before its pod was looked at
+    /// again.
+    pub(crate) fn give(&mut self, claim: &ClaimUid, node: NodeKey, volume: Option<&VolumeName>) {
+        let Some(used) = self.volumes.claims.get(claim) else {
+            return;
+        };
+        let before = ClaimUse {
+            node,
+            volume: volume.cloned(),
+            users: used.users,
+        };
+        if *used != before {
+            self.set(Cell::Claim(claim.clone(), Some(before)));
+        }
+    }
+}
+
+/// One option for each, none twice, the first ones where that can be: a matching in a
+/// bipartite graph by augmenting paths.
+fn matched<'a>(options: &[&[&'a VolumeName]]) -> Option<Vec<&'a VolumeName>> {
+    let mut taken = BTreeMap::new();
+    for want in 0..options.len() {
+        if !augment(options, want, &mut taken, &mut BTreeSet::new()) {
+            return None;
+        }
+    }
+    let mut picked: Vec<(usize, &VolumeName)> = taken
+        .into_iter()
+        .map(|(option, want)| (want, option))
+        .collect();
+    picked.sort_unstable();
+    Some(picked.into_iter().map(|(_, option)| option).collect())
+}
+
+/// Finds one for `want`, and another one for the claim that had it.
+fn augment<'a>(
+    options: &[&[&'a VolumeName]],
+    want: usize,
+    taken: &mut BTreeMap<&'a VolumeName, usize>,
+    tried: &mut BTreeSet<&'a VolumeName>,
+) -> bool {
+    for option in options.get(want).into_iter().copied().flatten() {
+        if !tried.insert(option) {
+            continue;
+        }
+        let holder = taken.get(option).copied();
+        if holder.is_none_or(|holder| augment(options, holder, taken, tried)) {
+            taken.insert(option, want);
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+impl Volumes {
+    pub(crate) fn forget_use(&mut self, claim: &str) {
+        self.swap(&ClaimUid::new(claim), None);
+    }
+
+    pub(crate) fn use_twice(&mut self, claim: &str, other: &str) {
+        let used = self.claims.get(claim).cloned();
+        self.swap(&ClaimUid::new(other), used);
+    }
+}
