@@ -6,7 +6,8 @@
 //!
 //! In: [`Views`], the latest alone. Out: one patch for each object whose status is another
 //! than was written last. A patch without an answer is made again, and once more when the
-//! first one cannot be carried out any more: it may come after its successor. Decides
+//! first one cannot be carried out any more: it may come after its successor. So may one of
+//! the leader before: everything is written once more when none of those can come. Decides
 //! nothing.
 
 mod amounts;
@@ -51,20 +52,41 @@ enum Object {
     Group(GroupName),
 }
 
-/// What was written.
-#[derive(Debug, Default)]
+/// What was written since this replica leads.
+#[derive(Debug)]
 struct Written {
     /// Last of each object, as a digest of 64 bits: it only says whether something is
     /// another than it was.
     digests: BTreeMap<Object, u64>,
     /// Objects of which a write had no answer: until when that one may be carried out.
     unknown: BTreeMap<Object, Instant>,
+    /// Until when writes of the leader before may be carried out. `None`: that is over.
+    before: Option<Instant>,
 }
 
 impl Written {
-    /// Objects are written once more of which an unknown write can no longer come.
+    fn since(begin: Instant) -> Self {
+        Self {
+            digests: BTreeMap::new(),
+            unknown: BTreeMap::new(),
+            before: Some(begin + answer::LANDING),
+        }
+    }
+
+    /// When objects are to be written once more though nothing about them is new.
+    fn settles_at(&self) -> Option<Instant> {
+        self.unknown.values().copied().chain(self.before).min()
+    }
+
+    /// Objects are written once more of which a write that nobody here knows to have ended can
+    /// no longer come.
     fn settle(&mut self, now: Instant) {
-        let Self { digests, unknown } = self;
+        if self.before.take_if(|until| *until <= now).is_some() {
+            self.digests.clear();
+        }
+        let Self {
+            digests, unknown, ..
+        } = self;
         unknown.retain(|object, until| {
             let open = now < *until;
             if !open {
@@ -82,7 +104,7 @@ pub async fn run(
     mut views: watch::Receiver<Views>,
     stop: CancellationToken,
 ) {
-    let mut written = Written::default();
+    let mut leads: Option<Written> = None;
     // When it is tried again without news.
     let mut again: Option<Instant> = None;
     loop {
@@ -101,20 +123,20 @@ pub async fn run(
         let views = views.borrow_and_update().clone();
         meters.set(&views.queues);
         if !views.leading {
-            // Whoever leads next writes everything anew.
-            written = Written::default();
+            leads = None;
             again = None;
             continue;
         }
+        let written = leads.get_or_insert_with(|| Written::since(Instant::now()));
         written.settle(Instant::now());
-        let round = round(&client, &views, &mut written);
+        let round = round(&client, &views, written);
         let whole = tokio::select! {
             biased;
             () = stop.cancelled() => return,
             whole = round => whole,
         };
         again = if whole {
-            written.unknown.values().min().copied()
+            written.settles_at()
         } else {
             Some(Instant::now() + PAUSE)
         };
