@@ -7,6 +7,7 @@ use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
+use aliquot_tests::share::why_pending;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -207,12 +208,14 @@ pub(crate) async fn a_gang_that_lacks_one_disk_takes_none_and_waits_whole(
         cluster.apply_one(&pod).await?;
     }
     for name in ["a", "b"] {
-        let reason = cluster.reason(&ns, name).await?;
-        ensure!(
-            reason.contains("Resources were found for 1 pods while 2 are required")
-                && reason.contains("available persistent volumes to bind to"),
-            "{reason}"
-        );
+        cluster
+            .pod_until(&ns, name, "told which volume its gang lacks", |pod| {
+                why_pending(pod).is_some_and(|why| {
+                    why.contains("Resources were found for 1 pods while 2 are required")
+                        && why.contains("available persistent volumes to bind to")
+                })
+            })
+            .await?;
     }
     let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
     let kept = volumes.get(&disks[0]).await?.spec;
