@@ -189,7 +189,9 @@ impl State {
         if is_everywhere {
             self.volumes.everywhere.insert(name);
             let keys: Vec<NodeKey> = self.nodes.keys().collect();
-            keys.into_iter().for_each(|key| self.touch_node(key));
+            for key in keys {
+                self.touch_node(key);
+            }
         } else {
             let reached = |row: &NodeRow| {
                 let volume = self.volumes.rows.get(&name);
@@ -236,7 +238,9 @@ impl State {
         if everywhere {
             reached.extend(self.nodes.keys());
         }
-        reached.into_iter().for_each(|key| self.touch_node(key));
+        for key in reached {
+            self.touch_node(key);
+        }
         true
     }
 
