@@ -3,6 +3,8 @@
 //! In: a plan. Out: what is. Connects when it is needed and again when the supervisor was
 //! restarted; a call that finds nobody fails at once.
 
+use super::phase::read;
+use futures::{Stream, TryStreamExt as _};
 use proto::mps::mps_client::MpsClient;
 use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest};
 use std::path::Path;
@@ -48,20 +50,22 @@ impl Client {
     /// Makes the node so, and answers what is after at most two seconds.
     pub async fn ensure(&self, plan: Plan) -> Result<Observation, ClientError> {
         let answer = self.service.clone().ensure(plan).await?;
-        Ok(answer.into_inner())
+        Ok(read(answer.into_inner()))
     }
 
     /// What is.
     pub async fn observe(&self) -> Result<Observation, ClientError> {
         let answer = self.service.clone().observe(ObserveRequest {}).await?;
-        Ok(answer.into_inner())
+        Ok(read(answer.into_inner()))
     }
 
     /// What is, now and whenever it changes; ends when the supervisor does.
-    pub async fn watch(&self) -> Result<tonic::Streaming<Observation>, ClientError> {
+    pub async fn watch(
+        &self,
+    ) -> Result<impl Stream<Item = Result<Observation, Status>> + use<>, ClientError> {
         // The endpoint's limit is for the answer's beginning.
         let answer = self.service.clone().watch(ObserveRequest {}).await?;
-        Ok(answer.into_inner())
+        Ok(answer.into_inner().map_ok(read))
     }
 
     /// Breaks off the GPU work of these processes, on the host's pids; answers which.

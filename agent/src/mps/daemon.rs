@@ -543,7 +543,7 @@ impl Daemon {
             state: ServerState {
                 name: self.name.clone(),
                 gpu_uuids: self.spec.gpu_uuids.clone(),
-                state: view.state.to_owned(),
+                phase: view.phase.into(),
                 reason: view.reason,
                 observed_default_memory_mib: memory.filter(|_| floor > Mib(0)).unwrap_or(floor).0,
                 observed_default_thread_percent: view.observed.thread_percent.into(),
@@ -565,6 +565,7 @@ impl Daemon {
                 tampered: view.tampered,
                 losses: view.losses,
                 server_pids: view.servers,
+                ..ServerState::default()
             },
         }
     }

@@ -15,6 +15,7 @@ mod word;
 
 pub use word::{Action, Client, Desired, Event, Limits, ReadBack, ServerStatus, Sight, View};
 
+use proto::mps::ServerPhase;
 use std::time::Duration;
 
 /// Since the supervisor's start.
@@ -146,34 +147,35 @@ impl Machine {
     /// What others see.
     pub fn view(&self) -> View {
         let draining = matches!(self.desired, Desired::Unwanted | Desired::Leave);
-        let state = match self.phase {
-            Phase::Absent | Phase::Finished => "Absent",
-            Phase::Dead { .. } => "Dead",
-            Phase::Fault => "ServerFault",
-            Phase::Ready { .. } if self.deaf >= DEAF => "ServerFault",
-            Phase::CleanUp { .. } => "Draining",
-            Phase::Ending { .. } | Phase::Killing | Phase::Ready { .. } if draining => "Draining",
-            Phase::Ready { .. } if self.up_to_date() => "Ready",
-            _ => "Starting",
+        let phase = match self.phase {
+            Phase::Absent | Phase::Finished => ServerPhase::Absent,
+            Phase::Dead { .. } => ServerPhase::Dead,
+            Phase::Fault => ServerPhase::ServerFault,
+            Phase::Ready { .. } if self.deaf >= DEAF => ServerPhase::ServerFault,
+            Phase::CleanUp { .. } => ServerPhase::Draining,
+            Phase::Ending { .. } | Phase::Killing | Phase::Ready { .. } if draining => {
+                ServerPhase::Draining
+            }
+            Phase::Ready { .. } if self.up_to_date() => ServerPhase::Ready,
+            _ => ServerPhase::Starting,
         };
         let clients = self.sight.clients.len();
-        let reason = match state {
-            "Dead" if clients > 0 => format!("{}; waits for {clients} clients of it", self.reason),
-            "Draining" if clients > 0 => format!("waits for {clients} clients to end"),
+        let reason = match phase {
+            ServerPhase::Dead if clients > 0 => {
+                format!("{}; waits for {clients} clients of it", self.reason)
+            }
+            ServerPhase::Draining if clients > 0 => format!("waits for {clients} clients to end"),
             _ => self.reason.clone(),
         };
+        let broken = matches!(phase, ServerPhase::ServerFault | ServerPhase::Dead);
         View {
-            state,
+            phase,
             reason,
             observed: self.observed,
             clients: self.sight.clients.clone(),
             servers: self.servers(),
             restarts: self.starts.saturating_sub(1),
-            blamed: if matches!(state, "ServerFault" | "Dead") {
-                self.blamed
-            } else {
-                0
-            },
+            blamed: if broken { self.blamed } else { 0 },
             losses: self.losses,
             tampered: self.tampered.clone(),
         }

@@ -2,7 +2,8 @@
 //!
 //! The agent's side:
 //! - [`plan()`]: pure: the node's state → the servers it needs.
-//! - [`Client`]: asks the supervisor, over a socket on this node.
+//! - [`Client`]: asks the supervisor, over a socket on this node; [`phase`]: what releases
+//!   before it say of a server.
 //!
 //! The supervisor's side (`aliquot-agent mps`), in the order of a plan's way:
 //! - [`service`]: the socket; [`serve`].
@@ -26,6 +27,7 @@ pub mod client;
 pub mod control;
 pub mod daemon;
 pub mod machine;
+pub mod phase;
 pub mod place;
 pub mod plan;
 pub mod process;

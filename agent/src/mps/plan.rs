@@ -12,7 +12,7 @@ use crate::inventory::GpuUuid;
 use crate::ledger::Share;
 use crate::node::State;
 use api::{Mib, Mode};
-use proto::mps::{Card, Plan, Server, ServerState};
+use proto::mps::{Card, Plan, Server, ServerPhase, ServerState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One server per card that has a share in mode `mps` or is about to have one, one per
@@ -97,7 +97,7 @@ pub fn server_name(share: &Share) -> Option<String> {
 }
 
 fn is_up(server: &ServerState) -> bool {
-    !matches!(&*server.state, "Absent" | "")
+    server.phase() != ServerPhase::Absent
 }
 
 /// Whether a server may still have something of a card. One that was found and is not
@@ -149,11 +149,11 @@ mod tests {
         }
     }
 
-    fn seen(name: &str, cards: &[&str], word: &str) -> ServerState {
+    fn seen(name: &str, cards: &[&str], phase: ServerPhase) -> ServerState {
         ServerState {
             name: name.into(),
             gpu_uuids: cards.iter().map(|card| (*card).to_owned()).collect(),
-            state: word.into(),
+            phase: phase.into(),
             ..ServerState::default()
         }
     }
@@ -203,10 +203,10 @@ mod tests {
     #[test]
     fn a_card_gets_nothing_while_a_server_of_another_kind_is_on_it() {
         let others = [
-            seen("00", &["GPU-0"], "Draining"),
+            seen("00", &["GPU-0"], ServerPhase::Draining),
             // Found by a supervisor that does not know yet what it serves.
-            seen("00", &[], "Starting"),
-            seen("GPU-0", &[], "Dead"),
+            seen("00", &[], ServerPhase::Starting),
+            seen("GPU-0", &[], ServerPhase::Dead),
         ];
         for (mode, blocked) in [
             (Mode::Mps, [true, true, false]),

@@ -16,7 +16,9 @@ use driver_root::DriverRoot;
 use futures::StreamExt as _;
 use nix::fcntl::{Flock, FlockArg};
 use proto::mps::mps_server::{Mps, MpsServer};
-use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest, TerminateResponse};
+use proto::mps::{
+    Observation, ObserveRequest, Plan, ServerPhase, TerminateRequest, TerminateResponse,
+};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -233,7 +235,10 @@ fn ending() -> Status {
 fn is_settled(view: &Observation, names: &[String], cards: &[String]) -> bool {
     let named = names.iter().all(|name| {
         view.servers.iter().any(|server| {
-            let up_or_down = matches!(server.state.as_str(), "Ready" | "Dead" | "ServerFault");
+            let up_or_down = matches!(
+                server.phase(),
+                ServerPhase::Ready | ServerPhase::Dead | ServerPhase::ServerFault
+            );
             server.name == *name && up_or_down
         })
     });
@@ -241,9 +246,9 @@ fn is_settled(view: &Observation, names: &[String], cards: &[String]) -> bool {
         .servers
         .iter()
         .filter(|server| !names.contains(&server.name))
-        .all(|server| match server.state.as_str() {
-            "Dead" | "ServerFault" => true,
-            "Draining" => !server.clients.is_empty(),
+        .all(|server| match server.phase() {
+            ServerPhase::Dead | ServerPhase::ServerFault => true,
+            ServerPhase::Draining => !server.clients.is_empty(),
             _ => false,
         });
     let sliced = cards.iter().all(|uuid| {
@@ -260,9 +265,9 @@ mod tests {
 
     #[test]
     fn a_plan_is_settled_when_its_servers_are_up_and_others_wait_only_for_clients() {
-        let server = |name: &str, state: &str, clients: usize| ServerState {
+        let server = |name: &str, phase: ServerPhase, clients: usize| ServerState {
             name: name.into(),
-            state: state.into(),
+            phase: phase.into(),
             clients: vec![Client::default(); clients],
             ..ServerState::default()
         };
@@ -275,16 +280,16 @@ mod tests {
             is_settled(&seen, &names, &[])
         };
         assert!(!settled(vec![]));
-        assert!(!settled(vec![server("a", "Starting", 0)]));
-        assert!(settled(vec![server("a", "Ready", 0)]));
-        assert!(settled(vec![server("a", "Dead", 0)]));
+        assert!(!settled(vec![server("a", ServerPhase::Starting, 0)]));
+        assert!(settled(vec![server("a", ServerPhase::Ready, 0)]));
+        assert!(settled(vec![server("a", ServerPhase::Dead, 0)]));
         assert!(!settled(vec![
-            server("a", "Ready", 0),
-            server("b", "Draining", 0)
+            server("a", ServerPhase::Ready, 0),
+            server("b", ServerPhase::Draining, 0)
         ]));
         assert!(settled(vec![
-            server("a", "Ready", 0),
-            server("b", "Draining", 1)
+            server("a", ServerPhase::Ready, 0),
+            server("b", ServerPhase::Draining, 1)
         ]));
     }
 }

@@ -7,9 +7,10 @@
 use super::card::{self, Wanted};
 use super::daemon::{Daemon, Order, Report, Spec, Terminate, Tools};
 use super::machine::{Desired, Limits};
+use super::phase;
 use super::place::Place;
 use api::Mib;
-use proto::mps::{CardState, Observation, Plan, ServerState};
+use proto::mps::{CardState, Observation, Plan, ServerPhase, ServerState};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -176,7 +177,7 @@ impl Supervisor {
                     info!(server = name, ?limits, "MPS server wanted");
                     // Whatever it was before, it is not what is wanted now until its task
                     // has looked at the order.
-                    "Starting".clone_into(&mut handle.state.state);
+                    handle.state.set_phase(ServerPhase::Starting);
                 }
                 handle.spec = Some(spec.clone());
                 handle.orders.send_replace(order);
@@ -331,7 +332,7 @@ impl Supervisor {
             .spawn(daemon.run(orders_in, requests_in, self.reports.0.clone()));
         let state = ServerState {
             name: name.to_owned(),
-            state: "Starting".to_owned(),
+            phase: ServerPhase::Starting.into(),
             ..ServerState::default()
         };
         let handle = Handle {
@@ -351,12 +352,12 @@ impl Supervisor {
             // Sent before the daemon saw what is wanted of it now.
             return;
         }
-        if handle.state.state != report.state.state {
-            let (from, to) = (&handle.state.state, &report.state.state);
+        let (from, to) = (handle.state.phase(), report.state.phase());
+        if from != to {
             info!(
                 server = report.state.name,
-                from,
-                to,
+                from = phase::word(from),
+                to = phase::word(to),
                 reason = report.state.reason,
                 "MPS server"
             );
@@ -392,7 +393,8 @@ impl Supervisor {
     }
 
     fn publish(&self) {
-        let servers: Vec<_> = self.daemons.values().map(|h| h.state.clone()).collect();
+        let servers = self.daemons.values().map(|h| h.state.clone());
+        let servers: Vec<_> = servers.map(phase::written).collect();
         let cards: Vec<_> = self.cards.values().map(|h| h.state.clone()).collect();
         self.view.send_if_modified(|view| {
             let changed = view.servers != servers || view.cards != cards;

@@ -12,7 +12,7 @@ use crate::pods::Standing;
 use crate::watchdog::{self, Allowance, Finding, Watchdog, Wrong, is_of};
 use api::Mode;
 use api::gpu_node::Reaction;
-use proto::mps::{Observation, ServerState};
+use proto::mps::{Observation, ServerPhase, ServerState};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -180,7 +180,7 @@ impl Core {
             let more = |old: &ServerState| server.losses > if goes_on { old.losses } else { 0 };
             if let Some(before) = before.filter(more) {
                 self.broke(server, &before, now, effects);
-            } else if server.state == "Ready"
+            } else if server.phase() == ServerPhase::Ready
                 && let Some(broken) = self.guard.broken.get_mut(&server.name)
                 && !broken.mended
             {
@@ -221,8 +221,8 @@ impl Core {
         };
         effects.push(Effect::Tell(Note::ServerBroke {
             server: server.name.clone(),
-            state: match &*server.state {
-                "ServerFault" => "ServerFault",
+            state: match server.phase() {
+                ServerPhase::ServerFault => "ServerFault",
                 _ => "Ended",
             },
             blamed: self.blamed(server),
@@ -247,7 +247,7 @@ impl Core {
                 })
             })
         };
-        let faulted = server.state == "ServerFault";
+        let faulted = server.phase() == ServerPhase::ServerFault;
         own.or_else(by_pid)
             .filter(|_| faulted)
             .map_or_else(|| "unknown".to_owned(), |share| share.pod.to_string())

@@ -5,6 +5,8 @@ use super::core::Event;
 use super::owner::Owner;
 use super::state::State;
 use crate::mps::{self, Client};
+use futures::TryStreamExt as _;
+use proto::mps::ServerPhase;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +47,7 @@ pub async fn run(
 async fn listen(client: &Client, owner: &Owner) {
     loop {
         if let Ok(mut changes) = client.watch().await {
-            while let Ok(Some(seen)) = changes.message().await {
+            while let Ok(Some(seen)) = changes.try_next().await {
                 if owner.tell(Event::MpsSeen(seen)).is_err() {
                     return;
                 }
@@ -114,7 +116,7 @@ fn is_settled(plan: &proto::mps::Plan, seen: &proto::mps::Observation) -> bool {
     let planned = |name: &str| plan.servers.iter().any(|server| server.name == name);
     let ready = plan.servers.iter().all(|server| {
         let mut seen = seen.servers.iter();
-        seen.any(|seen| seen.name == server.name && seen.state == "Ready")
+        seen.any(|seen| seen.name == server.name && seen.phase() == ServerPhase::Ready)
     });
     let sliced = plan.cards.iter().all(|card| {
         let mut seen = seen.cards.iter();

@@ -19,6 +19,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use proto::mps::ServerPhase;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -420,7 +421,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
         "aliquot_gpu_mps_ready",
         "1 when the card's MPS server takes clients",
         None,
-        |state, card| (report::mps_state(state, &card.uuid) == "Ready").into(),
+        |state, card| (report::mps_phase(state, &card.uuid) == ServerPhase::Ready).into(),
     ),
     (
         "aliquot_gpu_mps_clients",

@@ -4,13 +4,11 @@
 
 use crate::inventory::{Card, GpuUuid};
 use crate::ledger::Share;
+use crate::mps::phase;
 use crate::node::{self, State};
 use api::Mode;
-use proto::mps::ServerState;
+use proto::mps::{ServerPhase, ServerState};
 use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger, UngrantedPod};
-
-/// State of an MPS server that nobody asked for.
-const NO_SERVER: &str = "Absent";
 
 /// What schedulers are told of the node.
 pub fn node_state(state: &State) -> NodeState {
@@ -71,22 +69,21 @@ pub fn mps_servers<'a>(
     state.mps.seen.servers.iter().filter(on)
 }
 
-/// State of a card's MPS servers: that of the worst, as all but one matter to their own
+/// Phase of a card's MPS servers: that of the worst, as all but one matter to their own
 /// share alone.
-pub fn mps_state(state: &State, card: &GpuUuid) -> String {
-    let rank = |word: &str| match word {
-        "Dead" => 5,
-        "ServerFault" => 4,
-        "Starting" => 3,
-        "Draining" => 2,
-        "Ready" => 1,
-        _ => 0,
+pub fn mps_phase(state: &State, card: &GpuUuid) -> ServerPhase {
+    let rank = |phase: &ServerPhase| match phase {
+        ServerPhase::Dead => 5,
+        ServerPhase::ServerFault => 4,
+        ServerPhase::Starting => 3,
+        ServerPhase::Draining => 2,
+        ServerPhase::Ready => 1,
+        ServerPhase::Absent | ServerPhase::Unspecified => 0,
     };
-    let words = mps_servers(state, card).map(|server| server.state.as_str());
-    words
-        .max_by_key(|word| rank(word))
-        .unwrap_or(NO_SERVER)
-        .to_owned()
+    mps_servers(state, card)
+        .map(ServerState::phase)
+        .max_by_key(rank)
+        .unwrap_or(ServerPhase::Absent)
 }
 
 /// Whether a container with a grant on this card could start now: an idle card is switched
@@ -98,7 +95,8 @@ pub fn is_ready(state: &State, card: &Card) -> bool {
     match state.ledger.mode_of(&card.uuid) {
         Some(Mode::Mps) => {
             let mut servers = state.mps.seen.servers.iter();
-            let ready = servers.any(|s| s.name == card.uuid.as_str() && s.state == "Ready");
+            let ready =
+                servers.any(|s| s.name == card.uuid.as_str() && s.phase() == ServerPhase::Ready);
             state.mps.unreachable.is_empty() && ready
         }
         // A new share gets a server of its own, or none.
@@ -129,7 +127,7 @@ fn gpu(state: &State, card: &Card) -> Gpu {
             .map(|mode| mode.as_str().to_owned())
             .collect(),
         ready: is_ready(state, card),
-        mps_state: mps_state(state, &card.uuid),
+        mps_state: phase::word(mps_phase(state, &card.uuid)).to_owned(),
         health: card.health.word().to_owned(),
         health_reason: card.health.reason().to_owned(),
         compute_capability: card.compute_capability.clone(),

@@ -7,11 +7,13 @@
 use super::report;
 use crate::inventory::Card;
 use crate::ledger::Share;
+use crate::mps::phase;
 use crate::node::State;
 use api::Mib;
 use api::gpu_node::{GpuNodeStatus, GpuStatus, GrantStatus, StrangerStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use proto::mps::ServerPhase;
 
 /// Whether the node offers shares.
 const OFFERING: &str = "Offering";
@@ -85,7 +87,7 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
         let uuid = card.uuid.as_str();
         status.gpus.iter().find(|gpu| gpu.uuid == uuid)
     });
-    let mps = report::mps_state(state, &card.uuid);
+    let mps = report::mps_phase(state, &card.uuid);
     GpuStatus {
         uuid: card.uuid.to_string(),
         index: card.index,
@@ -98,7 +100,10 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
         mode: state.ledger.mode_of(&card.uuid),
         switchable_modes: card.switchable.clone(),
         ready: report::is_ready(state, card),
-        mps: if mps == "Absent" { String::new() } else { mps },
+        mps: match mps {
+            ServerPhase::Absent => String::new(),
+            mps => phase::word(mps).to_owned(),
+        },
         health: card.health.word().to_owned(),
         health_reason: card.health.reason().to_owned(),
         compute_capability: card.compute_capability.clone(),

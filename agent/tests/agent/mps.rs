@@ -2,7 +2,8 @@
 
 use proto::mps::mps_server::{Mps, MpsServer};
 use proto::mps::{
-    CardState, Observation, ObserveRequest, Plan, ServerState, TerminateRequest, TerminateResponse,
+    CardState, Observation, ObserveRequest, Plan, ServerPhase, ServerState, TerminateRequest,
+    TerminateResponse,
 };
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 #[derive(Clone, Debug)]
 pub struct Supervisor {
-    pub state: Arc<Mutex<&'static str>>,
+    pub phase: Arc<Mutex<ServerPhase>>,
     pub plan: Arc<Mutex<Plan>>,
     /// Every plan that was asked for, in order.
     pub plans: Arc<Mutex<Vec<Plan>>>,
@@ -23,7 +24,7 @@ pub struct Supervisor {
 impl Supervisor {
     pub fn serve(socket: &Path, stop: CancellationToken) -> Self {
         let supervisor = Self {
-            state: Arc::new(Mutex::new("Ready")),
+            phase: Arc::new(Mutex::new(ServerPhase::Ready)),
             plan: Arc::default(),
             plans: Arc::default(),
         };
@@ -43,12 +44,12 @@ impl Supervisor {
     }
 
     fn observation(&self) -> Observation {
-        let state = *self.state.lock().unwrap();
+        let phase = *self.phase.lock().unwrap();
         let plan = self.plan.lock().unwrap();
         let servers = plan.servers.iter().map(|server| ServerState {
             name: server.name.clone(),
             gpu_uuids: server.gpu_uuids.clone(),
-            state: state.to_owned(),
+            phase: phase.into(),
             observed_default_memory_mib: server.default_memory_mib,
             ..ServerState::default()
         });

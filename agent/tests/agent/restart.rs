@@ -1,6 +1,7 @@
 //! Kubelets and agents that come back: everything is rebuilt, nothing is touched.
 
 use crate::machine::{Machine, SHARE, WHOLE, until};
+use proto::mps::ServerPhase;
 use std::time::{Duration, Instant};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,7 +125,7 @@ async fn an_agent_that_was_killed_rebuilds_what_it_knew_and_touches_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_killed_inside_prestart_lets_the_container_start_later() {
     let mut machine = Machine::new(1).await;
-    *machine.mps.state.lock().unwrap() = "Starting";
+    *machine.mps.phase.lock().unwrap() = ServerPhase::Starting;
     let uid = machine.share_pod("p", 0, 2000).await;
     let entry = machine.admit("p", &uid).await;
     {
@@ -136,7 +137,7 @@ async fn an_agent_killed_inside_prestart_lets_the_container_start_later() {
         }
     }
     machine.kill_agent().await;
-    *machine.mps.state.lock().unwrap() = "Ready";
+    *machine.mps.phase.lock().unwrap() = ServerPhase::Ready;
     machine.start_agent();
     until("it starts", || async {
         machine.kubelet.pre_start(&entry).await.ok()

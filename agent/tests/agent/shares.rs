@@ -5,6 +5,7 @@ use crate::machine::{Machine, SHARE, WHOLE, until};
 use api::{GpuNode, Mode};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
+use proto::mps::ServerPhase;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -226,7 +227,7 @@ async fn what_a_dead_pod_held_is_free_and_nothing_of_it_stays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prestart_waits_for_what_is_only_late() {
     let machine = Machine::new(1).await;
-    *machine.mps.state.lock().unwrap() = "Starting";
+    *machine.mps.phase.lock().unwrap() = ServerPhase::Starting;
     let uid = machine.share_pod("p", 0, 2000).await;
     let entry = machine.admit("p", &uid).await;
     let refused = machine.kubelet.pre_start(&entry).await.unwrap_err();
@@ -238,7 +239,7 @@ async fn prestart_waits_for_what_is_only_late() {
             (planned == 1).then_some(())
         })
         .await;
-        *machine.mps.state.lock().unwrap() = "Ready";
+        *machine.mps.phase.lock().unwrap() = ServerPhase::Ready;
     });
     waiting.unwrap();
     // A predecessor that leaves.

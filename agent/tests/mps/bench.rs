@@ -2,7 +2,7 @@
 
 use agent::Config;
 use agent::mps::{Client, ServeError, serve};
-use proto::mps::{Observation, Plan, Server, ServerState};
+use proto::mps::{Observation, Plan, Server, ServerPhase, ServerState};
 use serde_json::Value;
 use sim_gpu::driver::{Driver, Options};
 use sim_gpu::hardware::{Hardware, Preset};
@@ -83,7 +83,10 @@ impl Bench {
         until("the plan is carried out", async || {
             let seen = self.client.ensure(plan.clone()).await.unwrap();
             let done = seen.servers.len() == plan.servers.len()
-                && seen.servers.iter().all(|server| server.state != "Starting");
+                && seen
+                    .servers
+                    .iter()
+                    .all(|server| server.phase() != ServerPhase::Starting);
             done.then_some(seen)
         })
         .await

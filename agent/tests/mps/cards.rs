@@ -2,7 +2,8 @@
 
 use super::bench::{Bench, until};
 use agent::mps::ClientError;
-use proto::mps::{Plan, Server};
+use futures::TryStreamExt as _;
+use proto::mps::{Plan, Server, ServerPhase};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ pub(crate) async fn isolated_servers_share_a_card_and_each_holds_its_own_tenant(
         let seen = bench.client.ensure(plan.clone()).await.unwrap();
         seen.servers
             .iter()
-            .all(|s| s.state == "Ready")
+            .all(|s| s.phase() == ServerPhase::Ready)
             .then_some(seen)
     })
     .await;
@@ -119,7 +120,7 @@ pub(crate) async fn a_limit_that_somebody_else_sets_is_told_and_set_right() {
     bench.cli(0, "set_default_device_pinned_mem_limit 0 30000M");
     let told = bench
         .server(0, "it is told", |server| {
-            !server.tampered.is_empty() && server.state == "Ready"
+            !server.tampered.is_empty() && server.phase() == ServerPhase::Ready
         })
         .await;
     assert_eq!(
@@ -151,15 +152,15 @@ pub(crate) async fn a_killed_server_is_seen_at_once_and_comes_back() {
         let killed = Instant::now();
         nix::sys::signal::kill(server, nix::sys::signal::Signal::SIGKILL).unwrap();
         loop {
-            let seen = changes.message().await.unwrap().unwrap();
-            if seen.servers[0].state != "Ready" {
+            let seen = changes.try_next().await.unwrap().unwrap();
+            if seen.servers[0].phase() != ServerPhase::Ready {
                 break;
             }
         }
         took.push(killed.elapsed());
         bench
             .server(0, "another one", |server| {
-                server.state == "Ready" && server.clients.is_empty()
+                server.phase() == ServerPhase::Ready && server.clients.is_empty()
             })
             .await;
         tenant.end();

@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, pids, until};
 use agent::mps::{ClientError, ServeError, serve};
-use proto::mps::{Plan, Server};
+use proto::mps::{Plan, Server, ServerPhase};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,9 +13,12 @@ pub(crate) async fn a_planned_card_gets_a_ready_server_and_holds_its_tenant_to_t
     let seen = bench.ensure(&[(0, 2000, 50)]).await;
     let server = &seen.servers[0];
     assert_eq!(
-        (server.state.as_str(), server.reason.as_str()),
-        ("Ready", "")
+        (server.phase(), server.reason.as_str()),
+        (ServerPhase::Ready, "")
     );
+    #[expect(deprecated, reason = "as an older agent reads it")]
+    let word = &server.state;
+    assert_eq!(word, "Ready");
     // It reads back in whole GiB, rounded down, as on a real one; the log says the rest.
     assert_eq!(server.observed_default_memory_mib, 2000);
     assert_eq!(server.observed_default_thread_percent, 50);
@@ -67,7 +70,7 @@ pub(crate) async fn a_limit_that_is_raised_within_a_gib_is_not_told_as_the_one_b
     bench.stop().await;
     bench.start().await;
     bench
-        .server(0, "it is adopted", |s| s.state == "Ready")
+        .server(0, "it is adopted", |s| s.phase() == ServerPhase::Ready)
         .await;
     let seen = bench.ensure(&[(0, 3900, 50)]).await;
     assert_eq!(seen.servers[0].observed_default_memory_mib, 3072);
@@ -84,7 +87,7 @@ pub(crate) async fn a_card_out_of_the_plan_keeps_its_server_until_its_clients_en
         .server(0, "the client is seen", |s| !s.clients.is_empty())
         .await;
     let seen = bench.client.ensure(Plan::default()).await.unwrap();
-    assert_eq!(seen.servers[0].state, "Draining");
+    assert_eq!(seen.servers[0].phase(), ServerPhase::Draining);
     assert_eq!(seen.servers[0].reason, "waits for 1 clients to end");
     assert_eq!(bench.compute_mode(0), "Exclusive_Process");
     tenant.end();
@@ -112,7 +115,7 @@ pub(crate) async fn a_daemon_that_died_is_seen_within_a_second_and_comes_back_af
         let killed = Instant::now();
         bench.cli(0, "sim die");
         let dead = bench
-            .server(0, "its death is seen", |s| s.state == "Dead")
+            .server(0, "its death is seen", |s| s.phase() == ServerPhase::Dead)
             .await;
         tries.push(killed.elapsed());
         if tries
@@ -125,7 +128,7 @@ pub(crate) async fn a_daemon_that_died_is_seen_within_a_second_and_comes_back_af
         tenant.end();
         bench
             .server(0, "it is back", |s| {
-                s.state == "Ready" && s.clients.is_empty()
+                s.phase() == ServerPhase::Ready && s.clients.is_empty()
             })
             .await;
     };
@@ -140,7 +143,9 @@ pub(crate) async fn a_daemon_that_died_is_seen_within_a_second_and_comes_back_af
         })
         .await;
     tenant.end();
-    let back = bench.server(0, "it is back", |s| s.state == "Ready").await;
+    let back = bench
+        .server(0, "it is back", |s| s.phase() == ServerPhase::Ready)
+        .await;
     assert_eq!(back.restarts as usize, tries.len());
     let mut tenant = bench.tenant(0, &back, "alloc 101 hold");
     assert_eq!(tenant.reach("alloc")["ok"], true);
@@ -168,11 +173,11 @@ pub(crate) async fn a_supervisor_that_returns_adopts_what_runs() {
     bench.start().await;
     // Before the agent has a plan nothing changes.
     let adopted = bench
-        .server(0, "it is adopted", |s| s.state == "Ready")
+        .server(0, "it is adopted", |s| s.phase() == ServerPhase::Ready)
         .await;
     assert_eq!(pids(&adopted), [tenant.pid()]);
     let seen = bench.ensure(&[(0, 2000, 50)]).await;
-    assert_eq!(seen.servers[0].state, "Ready");
+    assert_eq!(seen.servers[0].phase(), ServerPhase::Ready);
     assert_eq!(seen.servers[0].restarts, 0);
     assert_eq!(bench.daemon_pid(0), daemon);
     tenant.end();
@@ -201,7 +206,9 @@ pub(crate) async fn a_hung_daemon_is_told_and_does_not_hold_up_another_card() {
     let plan = bench.plan(&[(0, 2000, 100), (1, 2000, 100)]);
     bench.client.ensure(plan).await.unwrap();
     bench
-        .server(1, "the other card is ready", |s| s.state == "Ready")
+        .server(1, "the other card is ready", |s| {
+            s.phase() == ServerPhase::Ready
+        })
         .await;
     assert!(
         started.elapsed() < Duration::from_secs(5),
@@ -209,7 +216,7 @@ pub(crate) async fn a_hung_daemon_is_told_and_does_not_hold_up_another_card() {
         started.elapsed()
     );
     let hung = bench
-        .server(0, "it is told", |s| s.state == "ServerFault")
+        .server(0, "it is told", |s| s.phase() == ServerPhase::ServerFault)
         .await;
     assert!(hung.reason.contains("does not answer"), "{}", hung.reason);
     // With its client gone it cannot say so: it is ended by hand, and comes back.
@@ -217,7 +224,9 @@ pub(crate) async fn a_hung_daemon_is_told_and_does_not_hold_up_another_card() {
     let pid = nix::unistd::Pid::from_raw(bench.daemon_pid(0).cast_signed());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
     bench
-        .server(0, "it is back", |s| s.state == "Ready" && s.restarts == 1)
+        .server(0, "it is back", |s| {
+            s.phase() == ServerPhase::Ready && s.restarts == 1
+        })
         .await;
     let _ = hanging.kill();
     hanging.wait().unwrap();
@@ -236,14 +245,16 @@ pub(crate) async fn a_limit_that_the_daemon_refuses_is_not_called_ready() {
     let server = bench
         .server(0, "it is told", |s| !s.reason.is_empty())
         .await;
-    assert_eq!(server.state, "Starting");
+    assert_eq!(server.phase(), ServerPhase::Starting);
     assert!(
         server.reason.contains("was set to 9000 MiB and reads back"),
         "{}",
         server.reason
     );
     bench.cli(0, "sim reject nothing");
-    bench.server(0, "it is ready", |s| s.state == "Ready").await;
+    bench
+        .server(0, "it is ready", |s| s.phase() == ServerPhase::Ready)
+        .await;
     bench.end().await;
 }
 
@@ -289,14 +300,16 @@ pub(crate) async fn a_fault_is_told_until_its_clients_are_gone() {
         .await;
     bench.cli(0, "sim fault");
     let fault = bench
-        .server(0, "it is told", |s| s.state == "ServerFault")
+        .server(0, "it is told", |s| s.phase() == ServerPhase::ServerFault)
         .await;
     assert_eq!(
         fault.reason,
         "the server faulted; waits for 1 clients to end"
     );
     tenant.end();
-    bench.server(0, "it is ready", |s| s.state == "Ready").await;
+    bench
+        .server(0, "it is ready", |s| s.phase() == ServerPhase::Ready)
+        .await;
     bench.end().await;
 }
 
@@ -347,7 +360,7 @@ pub(crate) async fn a_missing_program_is_a_reason_and_not_an_end() {
     bench.config.mps_control = Some("/nowhere/nvidia-cuda-mps-control".into());
     bench.start().await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
-    assert_eq!(seen.servers[0].state, "Dead");
+    assert_eq!(seen.servers[0].phase(), ServerPhase::Dead);
     let reason = &seen.servers[0].reason;
     assert!(
         reason.contains("/nowhere/nvidia-cuda-mps-control"),

@@ -3,6 +3,7 @@
 use crate::sample;
 use agent::inventory::Health;
 use agent::telemetry::report::{is_ready, node_state};
+use proto::mps::ServerPhase;
 
 #[test]
 fn a_card_in_use_is_told_with_its_mode_server_and_sums() {
@@ -84,7 +85,7 @@ fn a_card_is_ready_when_a_container_on_it_could_start() {
     let ready =
         |state: &agent::node::State, index: usize| is_ready(state, &state.inventory.cards[index]);
     let mut state = sample::state();
-    state.mps.seen.servers[0].state = "Starting".into();
+    state.mps.seen.servers[0].set_phase(ServerPhase::Starting);
     // In use and its server is not up; the idle one is switched by the start itself.
     assert_eq!((ready(&state, 0), ready(&state, 1)), (false, true));
     let mut state = sample::state();

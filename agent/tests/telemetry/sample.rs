@@ -7,7 +7,7 @@ use agent::node::{MpsView, Node, Pool, Readiness, State};
 use api::grant::PodIdentity;
 use api::units::Fence;
 use api::{Mib, Mode};
-use proto::mps::{Client, Observation, ServerState};
+use proto::mps::{Client, Observation, ServerPhase, ServerState};
 
 pub(crate) fn card(index: u32) -> Card {
     Card {
@@ -102,7 +102,7 @@ pub(crate) fn state() -> State {
             seen: Observation {
                 servers: vec![ServerState {
                     name: "GPU-0".into(),
-                    state: "Ready".into(),
+                    phase: ServerPhase::Ready.into(),
                     clients: vec![Client::default(); 2],
                     restarts: 3,
                     ..ServerState::default()

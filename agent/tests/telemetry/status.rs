@@ -5,6 +5,7 @@ use agent::telemetry::status::{Urgency, status, urgency};
 use api::{Mib, Mode};
 use jiff::Timestamp;
 use proptest::prelude::*;
+use proto::mps::ServerPhase;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -57,7 +58,7 @@ fn anything_but_memory_in_use_is_urgent() {
     let changes: [fn(&mut agent::node::State); 4] = [
         |state| state.ledger.restore(sample::share("q", 1, 10)),
         |state| state.inventory.cards[0].cordoned = true,
-        |state| state.mps.seen.servers[0].state = "Dead".into(),
+        |state| state.mps.seen.servers[0].set_phase(ServerPhase::Dead),
         |state| state.not_offering = Some("no CDI".into()),
     ];
     for change in changes {

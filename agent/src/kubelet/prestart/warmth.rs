@@ -2,9 +2,10 @@
 
 use crate::inventory::GpuUuid;
 use crate::ledger::Share;
-use crate::mps::plan;
+use crate::mps::{phase, plan};
 use crate::node::MpsView;
 use api::Mode;
+use proto::mps::ServerPhase;
 
 /// Whether the cards' mode is what the share needs; else what is missing, in one line.
 pub(super) fn warmth(mps: &MpsView, share: &Share) -> Result<(), String> {
@@ -54,13 +55,15 @@ fn served(mps: &MpsView, share: &Share, name: &str) -> Result<(), String> {
         server.name == *name && (memory == 0 || memory >= share.memory.0)
     });
     let seen = mps.seen.servers.iter().find(|s| s.name == *name);
-    match seen.map_or(("Absent", ""), |s| (&*s.state, &*s.reason)) {
-        ("Ready", _) if told => Ok(()),
-        ("Ready", _) => Err(format!(
+    let (phase, reason) = seen.map_or((ServerPhase::Absent, ""), |s| (s.phase(), &s.reason));
+    let word = phase::word(phase);
+    match phase {
+        ServerPhase::Ready if told => Ok(()),
+        ServerPhase::Ready => Err(format!(
             "the MPS server {whose} is not yet told of this share"
         )),
-        (state, "") => Err(format!("the MPS server {whose} is {state}")),
-        (state, reason) => Err(format!("the MPS server {whose} is {state}: {reason}")),
+        _ if reason.is_empty() => Err(format!("the MPS server {whose} is {word}")),
+        _ => Err(format!("the MPS server {whose} is {word}: {reason}")),
     }
 }
 
@@ -97,7 +100,7 @@ mod tests {
         Share::from_record(AllocId::new(1), &record).unwrap()
     }
 
-    fn view(planned: Option<u64>, state: Option<&str>) -> MpsView {
+    fn view(planned: Option<u64>, phase: Option<ServerPhase>) -> MpsView {
         MpsView {
             applied: Plan {
                 servers: planned
@@ -111,10 +114,10 @@ mod tests {
                 ..Plan::default()
             },
             seen: Observation {
-                servers: state
-                    .map(|state| ServerState {
+                servers: phase
+                    .map(|phase| ServerState {
                         name: "GPU-0".into(),
-                        state: state.into(),
+                        phase: phase.into(),
                         ..ServerState::default()
                     })
                     .into_iter()
@@ -129,15 +132,15 @@ mod tests {
     fn a_share_waits_for_a_server_that_knows_of_it() {
         let share = share("mps");
         for (view, expected) in [
-            (view(Some(2000), Some("Ready")), ""),
-            (view(Some(0), Some("Ready")), ""),
+            (view(Some(2000), Some(ServerPhase::Ready)), ""),
+            (view(Some(0), Some(ServerPhase::Ready)), ""),
             (
-                view(Some(1000), Some("Ready")),
+                view(Some(1000), Some(ServerPhase::Ready)),
                 "the MPS server of card GPU-0 is not yet told of this share",
             ),
             (view(None, None), "the MPS server of card GPU-0 is Absent"),
             (
-                view(Some(2000), Some("Starting")),
+                view(Some(2000), Some(ServerPhase::Starting)),
                 "the MPS server of card GPU-0 is Starting",
             ),
         ] {
@@ -145,7 +148,7 @@ mod tests {
         }
         let silent = MpsView {
             unreachable: "connection refused".into(),
-            ..view(Some(2000), Some("Ready"))
+            ..view(Some(2000), Some(ServerPhase::Ready))
         };
         assert_eq!(
             warmth(&silent, &share).unwrap_err(),
@@ -157,7 +160,7 @@ mod tests {
     fn an_isolated_share_waits_for_its_own_server_and_for_the_cards_to_leave() {
         let share = share("mps-isolated");
         let name = AllocId::new(1).to_string();
-        let mut own = view(Some(2000), Some("Ready"));
+        let mut own = view(Some(2000), Some(ServerPhase::Ready));
         own.applied.servers[0].name.clone_from(&name);
         own.seen.servers[0].name.clone_from(&name);
         own.seen.servers[0].gpu_uuids = vec!["GPU-0".into()];
@@ -168,7 +171,7 @@ mod tests {
         );
         own.seen.servers.push(ServerState {
             name: "GPU-0".into(),
-            state: "Draining".into(),
+            phase: ServerPhase::Draining.into(),
             ..ServerState::default()
         });
         assert_eq!(
@@ -205,7 +208,7 @@ mod tests {
                 "card GPU-0 cannot be time-sliced: no permission",
             ),
             (
-                view(None, Some("Draining")),
+                view(None, Some(ServerPhase::Draining)),
                 "an MPS server still holds card GPU-0",
             ),
         ] {
@@ -217,8 +220,8 @@ mod tests {
     fn a_whole_card_waits_for_the_server_to_leave() {
         let share = share("exclusive");
         assert!(warmth(&view(None, None), &share).is_ok());
-        assert!(warmth(&view(None, Some("Absent")), &share).is_ok());
-        for view in [view(None, Some("Draining")), view(Some(1), None)] {
+        assert!(warmth(&view(None, Some(ServerPhase::Absent)), &share).is_ok());
+        for view in [view(None, Some(ServerPhase::Draining)), view(Some(1), None)] {
             assert_eq!(
                 warmth(&view, &share).unwrap_err(),
                 "an MPS server still holds card GPU-0"

@@ -1,6 +1,7 @@
 use super::super::machine::{Limits, ReadBack};
 use super::*;
 use driver_root::DriverRoot;
+use proto::mps::ServerPhase;
 use std::path::Path;
 
 /// Of a node without a driver.
@@ -62,7 +63,7 @@ fn ready(base: &Path) -> Daemon {
     ] {
         daemon.machine.on(Time::ZERO, event);
     }
-    assert_eq!(daemon.machine.view().state, "Ready");
+    assert_eq!(daemon.machine.view().phase, ServerPhase::Ready);
     daemon
 }
 

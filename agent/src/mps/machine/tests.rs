@@ -74,7 +74,7 @@ fn ready(clients: &[u32]) -> Machine {
             (Action::Look, sight(ServerStatus::Initializing, &[])),
         ],
     );
-    assert_eq!(machine.view().state, "Starting");
+    assert_eq!(machine.view().phase, ServerPhase::Starting);
     walk(
         &mut machine,
         60,
@@ -83,15 +83,15 @@ fn ready(clients: &[u32]) -> Machine {
     machine
 }
 
-fn state(machine: &Machine) -> &'static str {
-    machine.view().state
+fn phase(machine: &Machine) -> ServerPhase {
+    machine.view().phase
 }
 
 #[test]
 fn a_wanted_daemon_becomes_ready_step_by_step() {
     let machine = ready(&[]);
     let view = machine.view();
-    assert_eq!((view.state, view.restarts), ("Ready", 0));
+    assert_eq!((view.phase, view.restarts), (ServerPhase::Ready, 0));
     assert_eq!(view.observed.memory, Mib(2000));
     assert!(matches!(machine.next(at(61)), Action::Wait(_)));
     assert_eq!(machine.next(at(1061)), Action::Look);
@@ -101,7 +101,7 @@ fn a_wanted_daemon_becomes_ready_step_by_step() {
 fn an_unwanted_daemon_waits_for_its_clients_then_quits_and_leaves_nothing() {
     let mut machine = ready(&[42]);
     machine.on(at(70), UNWANTED);
-    assert_eq!(state(&machine), "Draining");
+    assert_eq!(phase(&machine), ServerPhase::Draining);
     assert_eq!(machine.view().reason, "waits for 1 clients to end");
     assert!(matches!(machine.next(at(70)), Action::Wait(_)));
     walk(
@@ -121,7 +121,7 @@ fn an_unwanted_daemon_waits_for_its_clients_then_quits_and_leaves_nothing() {
             (Action::Finish, Event::Done),
         ],
     );
-    assert_eq!(state(&machine), "Absent");
+    assert_eq!(phase(&machine), ServerPhase::Absent);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_daemon_wanted_again_before_it_quit_stays() {
     let mut machine = ready(&[42]);
     machine.on(at(70), UNWANTED);
     machine.on(at(80), WANTED);
-    assert_eq!(state(&machine), "Ready");
+    assert_eq!(phase(&machine), ServerPhase::Ready);
     assert!(matches!(machine.next(at(80)), Action::Wait(_)));
 }
 
@@ -148,13 +148,13 @@ fn a_daemon_that_does_not_end_after_quit_is_killed() {
 fn new_limits_are_set_on_the_running_server_and_not_ready_until_then() {
     let mut machine = ready(&[42]);
     machine.on(at(70), Event::Desired(Desired::Wanted(MORE)));
-    assert_eq!(state(&machine), "Starting");
+    assert_eq!(phase(&machine), ServerPhase::Starting);
     walk(
         &mut machine,
         70,
         vec![(Action::Configure(MORE, vec![70]), configured(MORE))],
     );
-    assert_eq!(state(&machine), "Ready");
+    assert_eq!(phase(&machine), ServerPhase::Ready);
     assert_eq!(machine.view().observed.memory, Mib(9000));
 }
 
@@ -163,7 +163,7 @@ fn limits_that_do_not_read_back_are_tried_again_with_pauses() {
     let mut machine = ready(&[42]);
     machine.on(at(70), Event::Desired(Desired::Wanted(MORE)));
     machine.on(at(70), failed("limit reads back 2000 MiB"));
-    assert_eq!(state(&machine), "Starting");
+    assert_eq!(phase(&machine), ServerPhase::Starting);
     assert_eq!(machine.view().reason, "limit reads back 2000 MiB");
     assert!(matches!(machine.next(at(71)), Action::Wait(_)));
     assert!(matches!(machine.next(at(400)), Action::Configure(..)));
@@ -173,7 +173,7 @@ fn limits_that_do_not_read_back_are_tried_again_with_pauses() {
 fn a_dead_daemon_starts_again_when_its_clients_and_server_are_gone() {
     let mut machine = ready(&[42]);
     machine.on(at(100), Event::Exited("signal 9".into()));
-    assert_eq!(state(&machine), "Dead");
+    assert_eq!(phase(&machine), ServerPhase::Dead);
     let find =
         |pids: &[u32]| Action::FindLeftovers(Some(pids.iter().copied().map(client).collect()));
     walk(
@@ -248,15 +248,15 @@ fn failures_in_a_row_are_spaced_out_up_to_a_minute() {
 fn a_fault_is_told_until_the_server_is_active_again() {
     let mut machine = ready(&[42]);
     machine.on(at(1100), sight(ServerStatus::Fault, &[42, 43]));
-    assert_eq!(state(&machine), "ServerFault");
+    assert_eq!(phase(&machine), ServerPhase::ServerFault);
     assert_eq!(
         machine.view().reason,
         "the server faulted; waits for 2 clients to end"
     );
     machine.on(at(2200), sight(ServerStatus::Active, &[]));
     assert_eq!(
-        (state(&machine), machine.view().reason.as_str()),
-        ("Ready", "")
+        (phase(&machine), machine.view().reason.as_str()),
+        (ServerPhase::Ready, "")
     );
 }
 
@@ -264,7 +264,7 @@ fn a_fault_is_told_until_the_server_is_active_again() {
 fn a_server_that_ended_is_started_at_once() {
     let mut machine = ready(&[]);
     machine.on(at(1100), Event::Seen(Sight::default()));
-    assert_eq!(state(&machine), "Starting");
+    assert_eq!(phase(&machine), ServerPhase::Starting);
     assert_eq!(machine.next(at(1100)), Action::StartServer);
 }
 
@@ -289,7 +289,7 @@ fn an_adopted_daemon_is_left_alone_until_a_plan_names_it() {
             (Action::Look, sight(ServerStatus::Active, &[42])),
         ],
     );
-    assert_eq!(state(&machine), "Ready");
+    assert_eq!(phase(&machine), ServerPhase::Ready);
     machine.on(at(10), WANTED);
     walk(
         &mut machine,
@@ -301,7 +301,7 @@ fn an_adopted_daemon_is_left_alone_until_a_plan_names_it() {
         ],
     );
     let view = machine.view();
-    assert_eq!((view.state, view.restarts), ("Ready", 0));
+    assert_eq!((view.phase, view.restarts), (ServerPhase::Ready, 0));
     assert_eq!(view.clients, [client(42)]);
 }
 
@@ -322,7 +322,7 @@ fn an_adopted_daemon_that_never_answered_is_killed_once_nobody_could_be_its_clie
         }
     }
     assert!(asked > 5, "{asked}");
-    assert_eq!(state(&machine), "Starting");
+    assert_eq!(phase(&machine), ServerPhase::Starting);
     assert_eq!(machine.view().reason, "no answer in 2 s");
     for second in 100..120 {
         let now = at(second * 1000);
@@ -346,7 +346,11 @@ fn a_hung_daemon_is_killed_only_when_it_has_no_clients() {
         for look in 1..=10 {
             assert_ne!(machine.next(at(1000 * look)), Action::Kill);
             machine.on(at(1000 * look), failed("no answer in 2 s"));
-            assert_eq!(state(&machine) == "ServerFault", look >= 3, "{look}");
+            assert_eq!(
+                phase(&machine) == ServerPhase::ServerFault,
+                look >= 3,
+                "{look}"
+            );
         }
         if clients.is_empty() {
             assert_eq!(machine.next(at(10_001)), Action::FindLeftovers(None));
@@ -458,7 +462,7 @@ proptest! {
             }
         }
         machine.on(now, if finally_wanted { WANTED } else { UNWANTED });
-        let mut running = machine.view().state != "Absent" && machine.view().state != "Dead";
+        let mut running = !matches!(phase(&machine), ServerPhase::Absent | ServerPhase::Dead);
         let mut done = false;
         for _ in 0..500 {
             let action = machine.next(now);
@@ -477,10 +481,11 @@ proptest! {
                 _ => Event::Done,
             };
             machine.on(now, event);
-            if machine.view().state == "Ready" { done = true; }
+            if phase(&machine) == ServerPhase::Ready { done = true; }
         }
         prop_assert!(done, "{machine:?}");
-        prop_assert_eq!(state(&machine), if finally_wanted { "Ready" } else { "Absent" });
+        let end = if finally_wanted { ServerPhase::Ready } else { ServerPhase::Absent };
+        prop_assert_eq!(phase(&machine), end);
         prop_assert!(running == finally_wanted);
     }
 }

@@ -1,6 +1,7 @@
 //! What the machine is told and what it says: plain data.
 
 use api::Mib;
+use proto::mps::ServerPhase;
 use std::time::Duration;
 
 /// What every client of a server gets at most.
@@ -130,8 +131,8 @@ pub enum Event {
 /// What others see.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Absent, Starting, Ready, `ServerFault`, Draining or Dead.
-    pub state: &'static str,
+    /// Never `Unspecified`.
+    pub phase: ServerPhase,
     /// Why it is so, where that is not plain.
     pub reason: String,
     /// As the daemon answered.

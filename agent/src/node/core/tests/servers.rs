@@ -5,7 +5,7 @@ use crate::inventory::ComputeMode;
 use crate::node::state::Pool;
 use crate::nvml::{CardSample, Silence};
 use crate::reconcile::Limited;
-use proto::mps::ServerState;
+use proto::mps::{ServerPhase, ServerState};
 
 fn client(pid: u32, pod: &str) -> Process {
     Process {
@@ -25,7 +25,7 @@ fn observed(supervisor_started: u64, step: u64, losses: u32) -> mps::Observation
     mps::Observation {
         servers: vec![ServerState {
             name: "GPU-0".into(),
-            state: "Ready".into(),
+            phase: ServerPhase::Ready.into(),
             losses,
             ..Default::default()
         }],
@@ -90,7 +90,7 @@ fn a_server_that_nobody_needs_any_more_is_not_waited_for() {
         let life = if needed { 1 } else { 2 };
         core.apply(Event::MpsSeen(observed(life, 1, 0)), world.now);
         let mut dead = observed(life, 2, 1);
-        "Dead".clone_into(&mut dead.servers[0].state);
+        dead.servers[0].set_phase(ServerPhase::Dead);
         assert_eq!(broke(&core.apply(Event::MpsSeen(dead), world.now)), 1);
         let back = Event::MpsSeen(observed(life, 3, 1));
         let told = mended(&core.apply(back, world.now));

@@ -43,7 +43,7 @@ fn a_server_is_known_by_the_pid_that_its_supervisor_tells_and_never_by_its_name(
     let mut view = MpsView::default();
     view.seen.servers = vec![proto::mps::ServerState {
         name: "GPU-0".into(),
-        state: "Ready".into(),
+        phase: proto::mps::ServerPhase::Ready.into(),
         server_pids: vec![1],
         ..Default::default()
     }];
