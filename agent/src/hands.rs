@@ -90,21 +90,14 @@ fn end(proc_root: &Path, termination: &Termination) -> BTreeSet<u32> {
         .filter(|pid| kill(proc_root, *pid, termination))
         .collect();
     if termination.container_id.is_some() {
-        let rest = all(proc_root).filter(|pid| !killed.contains(pid));
-        let rest: Vec<u32> = rest.collect();
-        killed.extend(
-            rest.into_iter()
-                .filter(|pid| kill(proc_root, *pid, termination)),
-        );
+        let mut rest = attribute::pids(proc_root).unwrap_or_else(|error| {
+            tracing::warn!(%error, "processes cannot be listed");
+            Vec::new()
+        });
+        rest.retain(|pid| !killed.contains(pid) && kill(proc_root, *pid, termination));
+        killed.extend(rest);
     }
     killed
-}
-
-fn all(proc_root: &Path) -> impl Iterator<Item = u32> {
-    std::fs::read_dir(proc_root)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// Kills one process if it is of that container, or of that pod where no container is said.

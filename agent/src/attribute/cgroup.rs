@@ -13,6 +13,32 @@
 //! The outermost pod in a path counts: a tenant that may make cgroups below its own can
 //! name them as it likes, but cannot move out.
 
+/// One line of `/proc/<pid>/cgroup`: the cgroup of a process in one hierarchy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership<'a> {
+    /// Of the hierarchy; empty for version 2.
+    pub controllers: &'a str,
+    /// Of the cgroup, below the hierarchy's root. It may hold colons.
+    pub path: &'a str,
+}
+
+impl<'a> Membership<'a> {
+    /// Those of one process; a line of another form is none.
+    pub fn all(text: &'a str) -> impl Iterator<Item = Self> {
+        text.lines().filter_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            Some(Self { controllers, path })
+        })
+    }
+
+    /// The cgroup above, unless that is the hierarchy's root: a container's is its pod's.
+    pub fn parent(self) -> Option<&'a str> {
+        let (parent, _) = self.path.rsplit_once('/')?;
+        (!parent.is_empty()).then_some(parent)
+    }
+}
+
 /// Where a process runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -27,14 +53,7 @@ pub struct Place {
 /// makes.
 pub fn parse(text: &str) -> Option<Place> {
     let mut found: Option<Place> = None;
-    for line in text.lines() {
-        // hierarchy-id:controllers:path, and the path may hold colons.
-        let Some(path) = line.splitn(3, ':').nth(2) else {
-            continue;
-        };
-        let Some(place) = place_in(path) else {
-            continue;
-        };
+    for place in Membership::all(text).filter_map(|one| place_in(one.path)) {
         match &mut found {
             None => found = Some(place),
             Some(first) if first.pod_uid != place.pod_uid => return None,

@@ -1,7 +1,8 @@
 //! pid → cgroup → pod and container.
 //!
 //! - [`cgroup`]: pure: the text of `/proc/<pid>/cgroup` → [`cgroup::Place`].
-//! - [`origin`]: the two small reads around it; [`living`]: the containers of all processes.
+//! - [`origin`]: the two small reads around it; [`living`]: the containers of all processes;
+//!   [`pids`]: all processes.
 //!
 //! Must never guess: a process whose cgroup names no pod belongs to none.
 
@@ -10,7 +11,7 @@ pub mod cgroup;
 use crate::line::one_line;
 use nix::errno::Errno;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io::{self, Read as _};
 use std::path::Path;
 
@@ -64,13 +65,23 @@ pub fn container_of(proc_root: &Path, pid: u32) -> io::Result<Option<String>> {
 /// Processes cannot be listed, or one of them cannot be read.
 pub fn living(proc_root: &Path) -> io::Result<BTreeSet<String>> {
     let mut living = BTreeSet::new();
-    for entry in std::fs::read_dir(proc_root)? {
-        let name = entry?.file_name();
-        if let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) {
-            living.extend(container_of(proc_root, pid)?);
-        }
+    for pid in pids(proc_root)? {
+        living.extend(container_of(proc_root, pid)?);
     }
     Ok(living)
+}
+
+/// Every process. Blocking.
+///
+/// # Errors
+/// They cannot be listed.
+pub fn pids(proc_root: &Path) -> io::Result<Vec<u32>> {
+    let pid = |entry: io::Result<DirEntry>| match entry {
+        // Everything else there has a name that is no number.
+        Ok(entry) => Some(Ok(entry.file_name().to_str()?.parse().ok()?)),
+        Err(error) => Some(Err(error)),
+    };
+    std::fs::read_dir(proc_root)?.filter_map(pid).collect()
 }
 
 /// `None`: the process is gone. It may go between the opening and the reading.

@@ -1,7 +1,7 @@
 //! Looks and policy → [`Inventory`].
 
 use super::health::HealthBook;
-use super::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
+use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Stranger};
 use crate::fence;
 use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
 use api::gpu_node::{GpuNodeSpec, GpuPolicy};
@@ -18,7 +18,7 @@ const UNLISTED_LOOKS: usize = 5;
 /// The name under which its holder is shown.
 const UNLISTED_NAME: &str = "in no list of the driver";
 /// The first branch of the driver that keeps memory limits per cgroup.
-const DRIVER_LIMITS: u32 = 615;
+const DRIVER_LIMITS: DriverBranch = DriverBranch(615);
 
 /// What does not change while the agent runs.
 #[derive(Clone, Copy, Debug)]
@@ -170,8 +170,8 @@ impl Book {
         let Driver::Up { version } = &self.driver else {
             return false;
         };
-        let branch = version.split('.').next().and_then(|text| text.parse().ok());
-        self.settings.cgroup_v2 && branch.is_some_and(|branch: u32| branch >= DRIVER_LIMITS)
+        let branch = DriverBranch::of(version);
+        self.settings.cgroup_v2 && branch.is_some_and(|branch| branch >= DRIVER_LIMITS)
     }
 
     fn card(

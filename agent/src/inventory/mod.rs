@@ -188,6 +188,20 @@ impl ComputeMode {
     }
 }
 
+/// The release branch of a driver: 570 of `570.172.08`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DriverBranch(pub u32);
+
+impl DriverBranch {
+    /// `None` for what is no version: at least two numbers with dots between them.
+    pub fn of(version: &str) -> Option<Self> {
+        let (branch, rest) = version.split_once('.')?;
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        let numbers = is_number(branch) && rest.split('.').all(is_number);
+        numbers.then(|| branch.parse().ok().map(Self)).flatten()
+    }
+}
+
 /// A GPU process that no grant explains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stranger {
@@ -201,4 +215,31 @@ pub struct Stranger {
     pub container_id: Option<String>,
     /// What it holds.
     pub memory: Mib,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_has_a_branch_and_what_is_no_version_has_none() {
+        for (version, branch) in [
+            ("570.172.08", Some(570)),
+            ("615.1", Some(615)),
+            ("615", None),
+            ("", None),
+            ("[N/A]", None),
+            ("615.", None),
+            ("615.x", None),
+            ("+615.71", None),
+            ("Driver 615.71", None),
+            ("99999999999.1", None),
+        ] {
+            assert_eq!(
+                DriverBranch::of(version),
+                branch.map(DriverBranch),
+                "{version:?}"
+            );
+        }
+    }
 }

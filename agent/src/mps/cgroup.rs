@@ -7,6 +7,7 @@
 //! kills what is left in a pod's cgroup. In: `/proc/self/cgroup`, the node's mounts. Outside
 //! of a pod it does nothing.
 
+use crate::attribute::cgroup::Membership;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,18 +33,16 @@ impl Beside {
     }
 
     fn new(own: &str, mounts: &str, root: &Path) -> Self {
-        let pod = |line: &str| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (fields.next()?, fields.next()?);
-            let (pod, _) = path.rsplit_once('/').filter(|_| path.contains(OF_PODS))?;
+        let pod = |own: Membership| {
+            let pod = own.parent().filter(|_| own.path.contains(OF_PODS))?;
             let mounted = mounts
                 .lines()
-                .find_map(|line| mount_of(line, controllers))?;
+                .find_map(|line| mount_of(line, own.controllers))?;
             let inside = mounted.trim_start_matches('/');
             Some(root.join(inside).join(pod.trim_start_matches('/')))
         };
         Self {
-            pods: own.lines().filter_map(pod).collect(),
+            pods: Membership::all(own).filter_map(pod).collect(),
         }
     }
 
@@ -128,6 +127,13 @@ mod tests {
         let nobodys = "3:memory:/user/a\n0::/\n";
         assert_eq!(
             Beside::new(nobodys, mounts, Path::new("/")),
+            Beside::default()
+        );
+        // A container's cgroup that is in no pod's: containerd and the kubelet have cgroup
+        // drivers that disagree.
+        let below_root = "3:memory:/kubepods-burstable-pod1.slice:cri-containerd:a\n";
+        assert_eq!(
+            Beside::new(below_root, mounts, Path::new("/")),
             Beside::default()
         );
     }

@@ -4,6 +4,8 @@
 //! In: pids, a `/proc`. Out: facts. A pid alone names no process: it is compared with the
 //! time at which its process started.
 
+use crate::attribute;
+use crate::attribute::cgroup::Membership;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::stat::{major, minor};
 use nix::unistd::Pid;
@@ -99,10 +101,7 @@ impl Processes {
     }
 
     fn all(&self) -> impl Iterator<Item = u32> {
-        std::fs::read_dir(&self.root)
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        attribute::pids(&self.root).into_iter().flatten()
     }
 
     fn file(&self, pid: u32, name: &str) -> PathBuf {
@@ -161,19 +160,10 @@ fn leads_its_group(process: Process) -> bool {
 /// Whether two texts of `/proc/<pid>/cgroup` name places in the same pod: the same cgroup, or
 /// one beside it, as a container's is that has started again.
 fn is_beside(own: &str, its: &str) -> bool {
-    let place = |line: &str| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?.to_owned(), fields.next()?.to_owned());
-        Some((controllers, path))
-    };
-    let pod = |path: &str| path.rsplit_once('/').map(|(pod, _)| pod.to_owned());
-    its.lines().filter_map(place).all(|(controllers, path)| {
-        let mut places = own.lines().filter_map(place);
-        let ours = places.find(|(other, _)| *other == controllers);
-        ours.is_some_and(|(_, ours)| {
-            // A cgroup directly below the root is in no pod.
-            let in_pod = pod(&ours).filter(|pod| !pod.is_empty());
-            ours == path || in_pod.is_some() && in_pod == pod(&path)
+    Membership::all(its).all(|its| {
+        let ours = Membership::all(own).find(|ours| ours.controllers == its.controllers);
+        ours.is_some_and(|ours| {
+            ours.path == its.path || ours.parent().is_some() && ours.parent() == its.parent()
         })
     })
 }

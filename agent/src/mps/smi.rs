@@ -4,7 +4,7 @@
 //! must outlive driver faults that take a process with NVML along.
 
 use super::program::Program;
-use crate::inventory::ComputeMode;
+use crate::inventory::{ComputeMode, DriverBranch};
 use crate::line::one_line;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -63,9 +63,7 @@ fn word(mode: ComputeMode) -> &'static str {
 /// Whether clients and server of this driver find each other's memory by names in
 /// `/dev/shm`: before r580. What is no version is taken for an old one.
 pub fn shares_memory_by_name(driver_version: &str) -> bool {
-    let branch = driver_version.split('.').next();
-    let branch: Option<u32> = branch.and_then(|text| text.parse().ok());
-    branch.is_none_or(|branch| branch < 580)
+    DriverBranch::of(driver_version).is_none_or(|branch| branch < DriverBranch(580))
 }
 
 impl Smi {
