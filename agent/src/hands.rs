@@ -6,7 +6,7 @@
 //! it first, since one that is killed in its work can take the server along.
 
 use crate::attribute;
-use crate::mps::Client;
+use crate::mps::SupervisorClient;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub async fn run(
     mut terminations: mpsc::UnboundedReceiver<Termination>,
     stop: CancellationToken,
 ) {
-    let client = Client::new(&socket).ok();
+    let client = SupervisorClient::new(&socket).ok();
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
@@ -56,7 +56,7 @@ pub async fn run(
     }
 }
 
-async fn one(proc_root: PathBuf, client: Option<Client>, termination: Termination) {
+async fn one(proc_root: PathBuf, client: Option<SupervisorClient>, termination: Termination) {
     if let (Some(client), Some(server)) = (client, &termination.server)
         && !termination.pids.is_empty()
     {

@@ -7,7 +7,7 @@ use cdi::{ContainerEdits, Spec};
 /// Why the container must not start. One line each; the kubelet shows it in the pod's
 /// events, and its back-off tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum HookError {
     /// Our agent did not write this command line.
     #[error(transparent)]
     Arguments(#[from] ArgumentsError),
@@ -72,14 +72,14 @@ pub fn judge(
     expected: &Arguments,
     state: &State,
     injected: Option<(&Spec, &Bundle)>,
-) -> Result<(), Refusal> {
+) -> Result<(), HookError> {
     let pairs = [
         ("pod", &expected.pod_uid, state.pod_uid()?),
         ("container", &expected.container, state.container()?),
     ];
     for (what, expected, seen) in pairs {
         if expected != seen {
-            return Err(Refusal::NotTheHolder {
+            return Err(HookError::NotTheHolder {
                 what,
                 expected: expected.clone(),
                 seen: seen.to_owned(),
@@ -90,13 +90,13 @@ pub fn judge(
         return Ok(());
     };
     if Some(cdi::digest(spec)) != expected.digest {
-        return Err(Refusal::Stale);
+        return Err(HookError::Stale);
     }
     let device = spec
         .devices
         .iter()
         .find(|device| device.name == expected.alloc)
-        .ok_or_else(|| Refusal::NoDevice(expected.alloc.clone()))?;
+        .ok_or_else(|| HookError::NoDevice(expected.alloc.clone()))?;
     let mut edits = spec.container_edits.clone();
     edits.merge(device.container_edits.clone());
     environment_holds(&edits, bundle)
@@ -104,7 +104,7 @@ pub fn judge(
 
 /// Every variable of the share must have its value, and no second one: which of two a
 /// program sees is its C library's choice.
-fn environment_holds(edits: &ContainerEdits, bundle: &Bundle) -> Result<(), Refusal> {
+fn environment_holds(edits: &ContainerEdits, bundle: &Bundle) -> Result<(), HookError> {
     for pair in &edits.env {
         let Some((name, expected)) = pair.split_once('=') else {
             continue;
@@ -123,7 +123,7 @@ fn environment_holds(edits: &ContainerEdits, bundle: &Bundle) -> Result<(), Refu
             seen.find(|value| *value != expected)
         };
         if let Some(other) = other {
-            return Err(Refusal::Overridden {
+            return Err(HookError::Overridden {
                 name: name.to_owned(),
                 expected: expected.to_owned(),
                 seen: other.to_owned(),
@@ -205,7 +205,7 @@ mod tests {
             state.annotations.insert(key.into(), "other".into());
             let refusal = judge(&expected(), &state, None).unwrap_err();
             assert!(
-                matches!(refusal, Refusal::NotTheHolder { what: found, .. } if found == what),
+                matches!(refusal, HookError::NotTheHolder { what: found, .. } if found == what),
                 "{refusal}"
             );
         }
@@ -218,7 +218,7 @@ mod tests {
         newer.devices[0].container_edits.env[0] = "LIMIT=9000".into();
         assert_eq!(
             judge(&expected(), &state(), Some((&newer, &bundle))),
-            Err(Refusal::Stale)
+            Err(HookError::Stale)
         );
     }
 
@@ -231,7 +231,7 @@ mod tests {
         let seen = Some((&spec(), &bundle(&[])));
         assert_eq!(
             judge(&expected, &state(), seen),
-            Err(Refusal::NoDevice("0b".into()))
+            Err(HookError::NoDevice("0b".into()))
         );
     }
 
@@ -246,7 +246,7 @@ mod tests {
         for (env, other) in table {
             let refusal = judge(&expected(), &state(), Some((&spec(), &bundle(env)))).unwrap_err();
             assert!(
-                matches!(&refusal, Refusal::Overridden { seen, .. } if seen == other),
+                matches!(&refusal, HookError::Overridden { seen, .. } if seen == other),
                 "{env:?}: {refusal}"
             );
         }

@@ -24,7 +24,7 @@ pub mod limit;
 pub mod proof;
 pub mod state;
 
-pub use judge::{Refusal, judge};
+pub use judge::{HookError, judge};
 pub use limit::Host;
 pub use state::{Bundle, State};
 
@@ -41,14 +41,14 @@ pub fn create_runtime(
     arguments: &[String],
     standard_input: impl Read,
     now: SystemTime,
-) -> Result<(), Refusal> {
+) -> Result<(), HookError> {
     let expected = Arguments::parse(arguments)?;
     let state = State::read(standard_input)?;
     let injected = match &expected.spec {
         None => None,
         Some(path) => {
             let spec = cdi::dir::read_spec(path)
-                .map_err(|error| Refusal::Unreadable(error.to_string()))?;
+                .map_err(|error| HookError::Unreadable(error.to_string()))?;
             Some((spec, Bundle::read(&state.bundle)?))
         }
     };
@@ -62,7 +62,7 @@ pub fn create_runtime(
         Some(limit) => {
             let limited = limit::set(limit, state.pid, &Host::default());
             if limit.needed && limited.mib.is_none() {
-                return Err(Refusal::NoLimit(limited.error));
+                return Err(HookError::NoLimit(limited.error));
             }
             Some(limited)
         }

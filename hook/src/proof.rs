@@ -3,7 +3,7 @@
 //! Written under a temporary name and renamed, so that the agent never reads half of it.
 //! Not synced: after a power cut there is no container either.
 
-use crate::judge::Refusal;
+use crate::judge::HookError;
 use crate::state::State;
 use cdi::Digest;
 use cdi::hook::{Arguments, Limited, PROOF_VERSION, Proof};
@@ -13,14 +13,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Leaves it. A container that is started again overwrites its earlier one.
 ///
 /// # Errors
-/// [`Refusal::Proof`]: without proof the agent would take the container for one that got
+/// [`HookError::Proof`]: without proof the agent would take the container for one that got
 /// around the guard.
 pub fn leave(
     expected: &Arguments,
     state: &State,
     limited: Option<Limited>,
     now: SystemTime,
-) -> Result<(), Refusal> {
+) -> Result<(), HookError> {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let proof = Proof {
         version: PROOF_VERSION,
@@ -39,9 +39,9 @@ pub fn leave(
     };
     let text = proof.to_json();
     let path = &expected.proof;
-    let refuse = |error| Refusal::Proof(format!("{}: {error}", path.display()));
+    let refuse = |error| HookError::Proof(format!("{}: {error}", path.display()));
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Refusal::Proof(format!("{} is no file", path.display())));
+        return Err(HookError::Proof(format!("{} is no file", path.display())));
     };
     // The pid keeps two runs for one share apart.
     let temporary = dir.join(format!(

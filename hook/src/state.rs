@@ -2,7 +2,7 @@
 //!
 //! Bounded reads: the annotations in both are the tenant's text.
 
-use crate::judge::Refusal;
+use crate::judge::HookError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -58,8 +58,8 @@ impl State {
     /// From the runtime.
     ///
     /// # Errors
-    /// [`Refusal::Unreadable`].
-    pub fn read(input: impl Read) -> Result<Self, Refusal> {
+    /// [`HookError::Unreadable`].
+    pub fn read(input: impl Read) -> Result<Self, HookError> {
         parse("OCI state on standard input", input, MAX_STATE_BYTES)
     }
 
@@ -67,7 +67,7 @@ impl State {
     ///
     /// # Errors
     /// No annotation, or two that differ: one of them is the tenant's own.
-    pub fn pod_uid(&self) -> Result<&str, Refusal> {
+    pub fn pod_uid(&self) -> Result<&str, HookError> {
         self.agreed("pod UID", POD_UID_KEYS)
     }
 
@@ -75,17 +75,17 @@ impl State {
     ///
     /// # Errors
     /// As [`State::pod_uid`].
-    pub fn container(&self) -> Result<&str, Refusal> {
+    pub fn container(&self) -> Result<&str, HookError> {
         self.agreed("container name", CONTAINER_KEYS)
     }
 
     /// A runtime sets one form; the other can only come from the pod's annotations.
-    fn agreed(&self, what: &'static str, keys: [&'static str; 2]) -> Result<&str, Refusal> {
+    fn agreed(&self, what: &'static str, keys: [&'static str; 2]) -> Result<&str, HookError> {
         let mut values = keys.iter().filter_map(|key| self.annotations.get(*key));
-        let first = values.next().ok_or(Refusal::Unnamed { what })?;
+        let first = values.next().ok_or(HookError::Unnamed { what })?;
         match values.find(|other| *other != first) {
             None => Ok(first),
-            Some(second) => Err(Refusal::Ambiguous {
+            Some(second) => Err(HookError::Ambiguous {
                 what,
                 first: first.clone(),
                 second: second.clone(),
@@ -98,20 +98,20 @@ impl Bundle {
     /// From the bundle's `config.json`.
     ///
     /// # Errors
-    /// [`Refusal::Unreadable`].
-    pub fn read(bundle: &Path) -> Result<Self, Refusal> {
+    /// [`HookError::Unreadable`].
+    pub fn read(bundle: &Path) -> Result<Self, HookError> {
         let path = bundle.join("config.json");
         let what = path.display().to_string();
         let file =
-            File::open(&path).map_err(|error| Refusal::Unreadable(format!("{what}: {error}")))?;
+            File::open(&path).map_err(|error| HookError::Unreadable(format!("{what}: {error}")))?;
         parse(&what, file, MAX_CONFIG_BYTES)
     }
 
     /// From the text of a `config.json`.
     ///
     /// # Errors
-    /// [`Refusal::Unreadable`].
-    pub fn parse(text: &[u8]) -> Result<Self, Refusal> {
+    /// [`HookError::Unreadable`].
+    pub fn parse(text: &[u8]) -> Result<Self, HookError> {
         parse("config.json", text, MAX_CONFIG_BYTES)
     }
 }
@@ -120,18 +120,18 @@ fn parse<T: for<'de> Deserialize<'de>>(
     what: &str,
     input: impl Read,
     limit: u64,
-) -> Result<T, Refusal> {
+) -> Result<T, HookError> {
     let mut text = Vec::new();
     input
         .take(limit + 1)
         .read_to_end(&mut text)
-        .map_err(|error| Refusal::Unreadable(format!("{what}: {error}")))?;
+        .map_err(|error| HookError::Unreadable(format!("{what}: {error}")))?;
     if text.len() as u64 > limit {
-        return Err(Refusal::Unreadable(format!(
+        return Err(HookError::Unreadable(format!(
             "{what}: larger than {limit} bytes"
         )));
     }
-    serde_json::from_slice(&text).map_err(|error| Refusal::Unreadable(format!("{what}: {error}")))
+    serde_json::from_slice(&text).map_err(|error| HookError::Unreadable(format!("{what}: {error}")))
 }
 
 #[cfg(test)]
@@ -169,13 +169,13 @@ mod tests {
             state.pod_uid().map(str::to_owned)
         };
         assert_eq!(set("u-1").unwrap(), "u-1");
-        assert!(matches!(set("u-2"), Err(Refusal::Ambiguous { .. })));
+        assert!(matches!(set("u-2"), Err(HookError::Ambiguous { .. })));
     }
 
     #[test]
     fn a_state_without_names_noise_and_a_flood_are_refused() {
         let bare = State::read(r#"{"id":"x"}"#.as_bytes()).unwrap();
-        assert!(matches!(bare.pod_uid(), Err(Refusal::Unnamed { .. })));
+        assert!(matches!(bare.pod_uid(), Err(HookError::Unnamed { .. })));
         for noise in ["", "{", "[]", "{\"pid\":-1,\"id\":\"x\"}"] {
             assert!(State::read(noise.as_bytes()).is_err(), "{noise:?}");
         }

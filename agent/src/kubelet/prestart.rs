@@ -15,7 +15,7 @@ use super::pod_resources::Lister;
 use crate::Config;
 use crate::identity::{self, Checkpoint, Resource};
 use crate::ledger::{AllocId, Share};
-use crate::node::{Ask, Note, Outcome, Owner, Refusal, Source, State, Unready};
+use crate::node::{Ask, Note, Outcome, Owner, RefusedGrant, Source, State, Unready};
 use cdi::dir::{OwnDir, Written};
 use echo::Echo;
 use files::{made, put_share_file};
@@ -251,7 +251,7 @@ impl PreStart {
             return;
         }
         let container = outcome.holder.as_ref().map(|h| h.container.clone());
-        let _ = self.notes.send(Note::Refused(Refusal {
+        let _ = self.notes.send(Note::Refused(RefusedGrant {
             pod,
             container: container.unwrap_or_default(),
             decision: why.decision.clone(),

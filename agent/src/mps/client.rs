@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Asks the MPS supervisor of this node.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct SupervisorClient {
     service: MpsClient<Channel>,
 }
 
@@ -32,7 +32,7 @@ pub enum ClientError {
     Refused(String),
 }
 
-impl Client {
+impl SupervisorClient {
     /// On this socket. Does not connect yet.
     ///
     /// # Errors

@@ -10,10 +10,11 @@
 //! implementation of this file.
 
 use super::audit::Given;
-use super::machine::{Client, Limits, ReadBack, ServerStatus, Sight};
+use super::machine::{Limits, ReadBack, ServerStatus, Sight};
 use super::program::Program;
 use crate::line::one_line;
 use api::Mib;
+use proto::mps::Client;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -180,7 +181,7 @@ impl Control {
 
     /// Breaks off a client's GPU work; true when the daemon says that it did.
     pub async fn terminate(&self, client: Client) -> Result<bool, ControlError> {
-        let command = format!("terminate_client {} {}", client.server, client.pid);
+        let command = format!("terminate_client {} {}", client.server_pid, client.pid);
         let lines = self.exchange(&[command], ANSWER).await?;
         Ok(single(&lines) == Some("0"))
     }
@@ -421,7 +422,10 @@ fn parse_server(server: u32, lines: &[String]) -> Option<(ServerStatus, Vec<Clie
     };
     let clients = parse_pids(rest)?
         .into_iter()
-        .map(|pid| Client { pid, server })
+        .map(|pid| Client {
+            pid,
+            server_pid: server,
+        })
         .collect();
     Some((status, clients))
 }
@@ -515,7 +519,7 @@ mod tests {
 
     #[test]
     fn a_servers_answer_is_its_status_and_its_clients() {
-        let client = |pid| Client { pid, server: 7 };
+        let client = |pid| Client { pid, server_pid: 7 };
         assert_eq!(
             parse_server(7, &lines("ACTIVE\n42\n43")),
             Some((ServerStatus::Active, vec![client(42), client(43)]))

@@ -7,14 +7,14 @@
 use super::audit::Audit;
 use super::cgroup::Beside;
 use super::control::{self, Control};
-use super::machine::{Action, Client, Desired, Event, Machine, ServerStatus, Sight, Time};
+use super::machine::{Action, Desired, Event, Machine, ServerStatus, Sight, Time};
 use super::place::{DAEMON_LOG, Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
 use super::smi::{Smi, shares_memory_by_name};
 use crate::inventory::ComputeMode;
 use api::Mib;
-use proto::mps::{Client as ProtoClient, ServerState};
+use proto::mps::{Client, ServerState};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io;
@@ -497,7 +497,7 @@ impl Daemon {
                 .into_iter()
                 .map(|process| Client {
                     pid: process.pid,
-                    server: 0,
+                    server_pid: 0,
                 })
                 .collect(),
         };
@@ -547,14 +547,7 @@ impl Daemon {
                 reason: view.reason,
                 observed_default_memory_mib: memory.filter(|_| floor > Mib(0)).unwrap_or(floor).0,
                 observed_default_thread_percent: view.observed.thread_percent.into(),
-                clients: view
-                    .clients
-                    .into_iter()
-                    .map(|client| ProtoClient {
-                        pid: client.pid,
-                        server_pid: client.server,
-                    })
-                    .collect(),
+                clients: view.clients,
                 driver_version: self.driver_version.clone(),
                 restarts: view.restarts,
                 pipe_dir: text(self.place.pipe()),

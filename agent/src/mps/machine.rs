@@ -13,7 +13,7 @@
 
 mod word;
 
-pub use word::{Action, Client, Desired, Event, Limits, ReadBack, ServerStatus, Sight, View};
+pub use word::{Action, Desired, Event, Limits, ReadBack, ServerStatus, Sight, View};
 
 use proto::mps::ServerPhase;
 use std::time::Duration;

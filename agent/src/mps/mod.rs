@@ -2,8 +2,8 @@
 //!
 //! The agent's side:
 //! - [`plan()`]: pure: the node's state → the servers it needs.
-//! - [`Client`]: asks the supervisor, over a socket on this node; [`phase`]: what releases
-//!   before it say of a server.
+//! - [`SupervisorClient`]: asks the supervisor, over a socket on this node.
+//! - [`phase`]: a server's phase, between releases.
 //!
 //! The supervisor's side (`aliquot-agent mps`), in the order of a plan's way:
 //! - [`service`]: the socket; [`serve`].
@@ -36,7 +36,7 @@ pub mod service;
 pub mod smi;
 pub mod supervisor;
 
-pub use client::{Client, ClientError};
+pub use client::{ClientError, SupervisorClient};
 pub use plan::plan;
 pub use service::{ServeError, serve};
 

@@ -4,7 +4,7 @@
 use super::core::Event;
 use super::owner::Owner;
 use super::state::State;
-use crate::mps::{self, Client};
+use crate::mps::{self, SupervisorClient};
 use futures::TryStreamExt as _;
 use proto::mps::ServerPhase;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub async fn run(
     owner: Owner,
     stop: CancellationToken,
 ) {
-    let client = match Client::new(&socket) {
+    let client = match SupervisorClient::new(&socket) {
         Ok(client) => client,
         Err(error) => {
             // A path that no socket can have: shares are refused with this reason.
@@ -44,7 +44,7 @@ pub async fn run(
 }
 
 /// What changes by itself: a fault, a client, the end of a server.
-async fn listen(client: &Client, owner: &Owner) {
+async fn listen(client: &SupervisorClient, owner: &Owner) {
     loop {
         if let Ok(mut changes) = client.watch().await {
             while let Ok(Some(seen)) = changes.try_next().await {
@@ -57,7 +57,7 @@ async fn listen(client: &Client, owner: &Owner) {
     }
 }
 
-async fn keep(client: &Client, state: &mut watch::Receiver<Arc<State>>, owner: &Owner) {
+async fn keep(client: &SupervisorClient, state: &mut watch::Receiver<Arc<State>>, owner: &Owner) {
     // A plan made of a ledger that was not rebuilt would end servers whose tenants run.
     if state.wait_for(|state| state.restored).await.is_err() {
         return;

@@ -22,5 +22,5 @@ pub use core::{Core, Effect, Event, Obstacle, Terms};
 pub use owner::{Owner, Stopped};
 pub use prepare::{Ask, Outcome, Source, Unready};
 pub use state::{
-    Complaint, MpsView, Node, Note, Policy, Pool, Readiness, Refusal, State, Ungranted,
+    Complaint, MpsView, Node, Note, Policy, Pool, Readiness, RefusedGrant, State, Ungranted,
 };

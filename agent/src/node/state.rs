@@ -165,7 +165,7 @@ pub struct Readiness {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A grant that is not honoured; goes to every scheduler.
-    Refused(Refusal),
+    Refused(RefusedGrant),
     /// An `Allocate` was answered.
     Allocated {
         /// Handler's time.
@@ -266,7 +266,7 @@ pub enum Note {
 
 /// A grant that this node does not honour.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusedGrant {
     /// The pod.
     pub pod: PodIdentity,
     /// Its container.

@@ -45,7 +45,7 @@ fn ungranted(ungranted: &node::Ungranted) -> UngrantedPod {
 }
 
 /// What schedulers are told of a grant that is not honoured.
-pub fn refusal(refusal: &node::Refusal) -> Refusal {
+pub fn refusal(refusal: &node::RefusedGrant) -> Refusal {
     Refusal {
         pod_uid: refusal.pod.uid.clone(),
         pod_namespace: refusal.pod.namespace.clone(),

@@ -1,7 +1,7 @@
 //! A node with a simulated driver and a supervisor on it, and tenants.
 
 use agent::Config;
-use agent::mps::{Client, ServeError, serve};
+use agent::mps::{ServeError, SupervisorClient, serve};
 use proto::mps::{Observation, Plan, Server, ServerPhase, ServerState};
 use serde_json::Value;
 use sim_gpu::driver::{Driver, Options};
@@ -18,7 +18,7 @@ pub(crate) struct Bench {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) config: Config,
     pub(crate) cards: Vec<String>,
-    pub(crate) client: Client,
+    pub(crate) client: SupervisorClient,
     pub(crate) running: Option<(CancellationToken, JoinHandle<Result<(), ServeError>>)>,
     /// Dropped last but for the folder.
     pub(crate) driver: Option<Driver>,
@@ -48,7 +48,7 @@ impl Bench {
             mps_mounts: agent::mps::may_mount(),
             ..Config::for_node("n1")
         };
-        let client = Client::new(&config.mps_socket()).unwrap();
+        let client = SupervisorClient::new(&config.mps_socket()).unwrap();
         let mut bench = Self {
             folder,
             config,

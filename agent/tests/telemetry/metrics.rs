@@ -2,7 +2,7 @@
 
 use crate::sample;
 use agent::inventory::{ComputeMode, GpuUuid};
-use agent::node::{Note, Refusal, State, Ungranted};
+use agent::node::{Note, RefusedGrant, State, Ungranted};
 use agent::telemetry::http::{Pages, router};
 use agent::telemetry::metrics::{Meters, NodeCollector};
 use api::grant::PodIdentity;
@@ -119,7 +119,7 @@ async fn every_note_moves_its_metric() {
         resource,
         since_start: Duration::from_secs(seconds),
     };
-    let refusal = Refusal {
+    let refusal = RefusedGrant {
         pod: pod.clone(),
         container: "main".into(),
         decision: "d".into(),

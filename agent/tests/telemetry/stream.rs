@@ -2,7 +2,7 @@
 
 use crate::{sample, until};
 use agent::Config;
-use agent::node::{Note, Refusal, State};
+use agent::node::{Note, RefusedGrant, State};
 use agent::telemetry::{Inputs, run};
 use api::Mib;
 use api::grant::PodIdentity;
@@ -216,7 +216,7 @@ fn used(message: &AgentMessage) -> Option<u64> {
 }
 
 fn refusal(reason: &str) -> Note {
-    Note::Refused(Refusal {
+    Note::Refused(RefusedGrant {
         pod: PodIdentity {
             uid: "u".into(),
             namespace: "ns".into(),

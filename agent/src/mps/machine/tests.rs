@@ -1,6 +1,7 @@
 use super::*;
 use api::Mib;
 use proptest::prelude::*;
+use proto::mps::Client;
 
 const LIMITS: Limits = Limits {
     memory: Mib(2000),
@@ -19,7 +20,10 @@ fn at(millis: u64) -> Time {
 }
 
 fn client(pid: u32) -> Client {
-    Client { pid, server: 70 }
+    Client {
+        pid,
+        server_pid: 70,
+    }
 }
 
 fn sight(status: ServerStatus, clients: &[u32]) -> Event {

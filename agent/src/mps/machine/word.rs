@@ -1,7 +1,7 @@
 //! What the machine is told and what it says: plain data.
 
 use api::Mib;
-use proto::mps::ServerPhase;
+use proto::mps::{Client, ServerPhase};
 use std::time::Duration;
 
 /// What every client of a server gets at most.
@@ -35,15 +35,6 @@ pub enum ServerStatus {
     Active,
     /// A client's fault hit all; no new ones until they are gone.
     Fault,
-}
-
-/// One process that uses a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Client {
-    /// Its own pid.
-    pub pid: u32,
-    /// Of the server.
-    pub server: u32,
 }
 
 /// What a look at a daemon found.
