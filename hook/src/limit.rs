@@ -4,7 +4,7 @@
 //! In: the container's process, cards, MiB. Out: [`Limited`], for the proof. The driver is
 //! asked through `nvidia-smi memory-limits`: a static program loads no NVML.
 //! The path is `nameSpace` of NVML's `nvmlSetMemoryLimits_v1_t`, "full path to sysfs cgroup".
-//! How `nvidia-smi` prints limits was not seen on hardware: a number that is not found is not
+//! How `nvidia-smi` prints limits was not seen on hardware: what is not understood is not
 //! claimed.
 
 use cdi::hook::{Limit, Limited};
@@ -128,24 +128,28 @@ fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String>
     Err(failed(format!("{status}: {}", first.unwrap_or_default())))
 }
 
-/// MiB of the line that speaks of a hard limit; `None` for `max`, for several such lines, and
-/// for anything that is not understood.
+/// MiB of the line `Hard Limit : <number> <unit>`; `None` for `max`, for several lines that
+/// speak of something hard, and for anything that is not understood: a number without a unit,
+/// one that is no whole MiB, words behind it.
 pub fn hard_limit(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let mut lines = lower.lines().filter(|line| line.contains("hard"));
     let (line, None) = (lines.next()?, lines.next()) else {
         return None;
     };
-    let (_, value) = line.split_once([':', '=', '|'])?;
-    let mut words = value.split_whitespace();
-    let number: u64 = words.next()?.parse().ok()?;
-    match words.next() {
-        None | Some("mib" | "mb" | "m" | "|") => Some(number),
-        Some("gib" | "gb" | "g") => number.checked_mul(1024),
-        Some("kib" | "kb" | "k") => Some(number >> 10),
-        Some("b" | "bytes") => Some(number >> 20),
-        Some(_) => None,
-    }
+    let (name, value) = line.split_once([':', '='])?;
+    let name = name.trim().replace(['_', '-'], " ");
+    let (number, unit) = value.trim().split_once(' ')?;
+    let bytes = match unit.trim() {
+        "gib" => 1 << 30,
+        "mib" => 1 << 20,
+        "kib" => 1 << 10,
+        "b" | "bytes" => 1,
+        _ => return None,
+    };
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let bytes = number.parse::<u64>().ok()?.checked_mul(bytes)?;
+    (name == "hard limit" && digits && bytes % (1 << 20) == 0).then_some(bytes >> 20)
 }
 
 #[cfg(test)]
@@ -258,9 +262,20 @@ mod tests {
                 "GPU 0\n  Soft Limit : 0 MiB\n  Hard Limit : 2000 MiB\n",
                 Some(2000),
             ),
-            ("hard_limit=2000", Some(2000)),
+            ("hard_limit=2000 MiB", Some(2000)),
             ("Hard limit: 2097152000 bytes", Some(2000)),
             ("Hard limit: 2 GiB", Some(2048)),
+            ("Hard limit: 2048000 KiB", Some(2000)),
+            ("Hard limit: 2000", None),
+            ("Hard limit: +2000 MiB", None),
+            ("Hard limit: 2000 MB", None),
+            ("Hard limit: 2048001 KiB", None),
+            ("Hard limit: 2097152001 bytes", None),
+            ("Hard limit: 99999999999999999999 MiB", None),
+            ("Hard limit: 2000 MiB of 48000 MiB", None),
+            ("Hard limit: 2000 MiB (pending)", None),
+            ("Soft/hard limit: 2000 MiB", None),
+            ("Hardware limit: 2000 MiB", None),
             ("Hard limit: max", None),
             ("Hard limit: 2000 parsecs", None),
             ("Soft limit: 2000 MiB", None),

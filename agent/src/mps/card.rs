@@ -4,7 +4,7 @@
 //! In: what the plan says of it. Out: a [`CardState`] whenever it changed. Must never touch
 //! a card that a server holds: the plan names such a card under its server alone.
 
-use super::smi::Smi;
+use super::smi::{Smi, SmiError};
 use crate::inventory::ComputeMode;
 use proto::mps::CardState;
 use std::time::Duration;
@@ -43,7 +43,13 @@ pub async fn run(
                 changed_slice |= slice.is_some_and(|slice| slice != DRIVERS_OWN);
                 set(&smi, &uuid, slice).await
             }
-            Wanted::Nothing if changed_slice => smi.set_time_slice(&uuid, DRIVERS_OWN).await,
+            Wanted::Nothing if changed_slice => {
+                match smi.set_time_slice(&uuid, DRIVERS_OWN).await {
+                    // It took the setting, and no share waits to see it.
+                    Err(SmiError::NotUnderstood { .. }) => Ok(()),
+                    done => done,
+                }
+            }
             Wanted::Nothing => Ok(()),
         };
         let reason = done.as_ref().err().map(ToString::to_string);
@@ -79,7 +85,7 @@ pub async fn run(
     }
 }
 
-async fn set(smi: &Smi, uuid: &str, slice: Option<u32>) -> Result<(), super::smi::SmiError> {
+async fn set(smi: &Smi, uuid: &str, slice: Option<u32>) -> Result<(), SmiError> {
     smi.set_compute_mode(uuid, ComputeMode::Default).await?;
     match slice {
         Some(slice) => smi.set_time_slice(uuid, slice).await,

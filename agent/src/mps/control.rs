@@ -19,6 +19,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::str::FromStr;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 
@@ -392,7 +393,7 @@ impl Printed {
 /// `3G`, `2000M`, `2000MB`.
 fn parse_memory(text: &str) -> Option<Printed> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits.parse().ok()?;
+    let number: u64 = number(digits)?;
     match &text[digits.len()..] {
         "G" | "GB" if number < 1 << 20 => Some(Printed::WholeGib(number)),
         "M" | "MB" => Some(Printed::Exact(Mib(number))),
@@ -403,12 +404,18 @@ fn parse_memory(text: &str) -> Option<Printed> {
 /// `50.0`.
 fn parse_percent(text: &str) -> Option<u8> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
-    let whole: u8 = whole.parse().ok()?;
-    (part.bytes().all(|byte| byte == b'0') && whole <= 100).then_some(whole)
+    let whole: u8 = number(whole)?;
+    (number(part) == Some(0) && whole <= 100).then_some(whole)
 }
 
 fn parse_pids(lines: &[String]) -> Option<Vec<u32>> {
-    lines.iter().map(|line| line.parse().ok()).collect()
+    lines.iter().map(|line| number(line)).collect()
+}
+
+/// Digits alone: a sign is no part of what a daemon prints.
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
 }
 
 /// A status, then client pids.
@@ -461,6 +468,8 @@ mod tests {
             ("", None),
             ("G", None),
             ("-1M", None),
+            ("+3G", None),
+            ("3.5G", None),
             ("2000", None),
             ("set to 3G", None),
             ("99999999999999999999G", None),
@@ -512,7 +521,16 @@ mod tests {
     fn percentages_are_whole_or_nothing() {
         assert_eq!(parse_percent("50.0"), Some(50));
         assert_eq!(parse_percent("100"), Some(100));
-        for noise in ["", "50.5", "101.0", "-1", "nan", "Unknown command"] {
+        for noise in [
+            "",
+            "50.5",
+            "50.",
+            "+50",
+            "101.0",
+            "-1",
+            "nan",
+            "Unknown command",
+        ] {
             assert_eq!(parse_percent(noise), None, "{noise}");
         }
     }
@@ -528,7 +546,13 @@ mod tests {
             parse_server(7, &lines("FAULT")),
             Some((ServerStatus::Fault, vec![]))
         );
-        for noise in ["", "42", "Server 7 not found", "ACTIVE\nnone"] {
+        for noise in [
+            "",
+            "42",
+            "Server 7 not found",
+            "ACTIVE\nnone",
+            "ACTIVE\n+42",
+        ] {
             assert_eq!(parse_server(7, &lines(noise)), None, "{noise}");
         }
     }

@@ -12,7 +12,7 @@ use super::place::{DAEMON_LOG, Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
 use super::smi::{Smi, shares_memory_by_name};
-use crate::inventory::ComputeMode;
+use crate::inventory::{ComputeMode, DriverBranch};
 use api::Mib;
 use proto::mps::{Client, ServerState};
 use std::collections::BTreeMap;
@@ -352,7 +352,14 @@ impl Daemon {
         let card = self.spec.gpu_uuids.first().ok_or("it has no cards")?;
         let version = self.tools.smi.driver_version(card).await;
         self.driver_version = version.map_err(|e| e.to_string())?;
-        let shares_memory = shares_memory_by_name(&self.driver_version);
+        let branch = DriverBranch::of(&self.driver_version);
+        let branch = branch.ok_or_else(|| {
+            format!(
+                "the driver's version {:?} is not understood",
+                self.driver_version
+            )
+        })?;
+        let shares_memory = shares_memory_by_name(branch);
         self.place
             .prepare(self.tools.mounting, shares_memory)
             .map_err(|e| e.to_string())

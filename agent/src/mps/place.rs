@@ -251,18 +251,18 @@ impl Place {
     }
 
     /// The memory limit that a server says it started with, the same on all its devices;
-    /// `None` where its log does not say so. What the log's first `since` bytes say is not
-    /// believed any more.
+    /// `None` where its log does not say so, or says it in words that are not understood.
+    /// What the log's first `since` bytes say is not believed any more.
     pub fn limit_in_log(&self, server: u32, devices: usize, since: u64) -> Option<Mib> {
         let text = fs::read(self.log().join(LOGS[1])).ok()?;
         let since = usize::try_from(since).unwrap_or(usize::MAX);
         // A log that is shorter was cut since: all of it is newer.
-        let text = text.get(since..).unwrap_or(&text);
-        let tail = &text[text.len().saturating_sub(64 << 10)..];
-        let limits = limits_in(&String::from_utf8_lossy(tail), server);
+        let since = if since > text.len() { 0 } else { since };
+        let start = since.max(text.len().saturating_sub(64 << 10));
+        let limits = limits_in(&String::from_utf8_lossy(lines_from(&text, start)), server)?;
         let first = *limits.values().next()?;
-        let all = (0..devices).all(|device| limits.get(&device) == Some(&first));
-        all.then_some(first)
+        let same = limits.values().all(|limit| *limit == first);
+        (same && limits.into_keys().eq(0..devices)).then_some(first)
     }
 
     /// The last line that the daemon wrote to standard error, for a reason.
@@ -276,20 +276,34 @@ impl Place {
     }
 }
 
-/// `[… Server 42] Device pinned memory limit for device 0 set to 0x7d000000 bytes`
-fn limits_in(text: &str, server: u32) -> BTreeMap<usize, Mib> {
-    let one = |line: &str| {
-        let (head, said) = line.split_once("] ")?;
-        if head.split_whitespace().last()? != server.to_string() {
-            return None;
-        }
-        let said = said.strip_prefix("Device pinned memory limit for device ")?;
-        let (device, said) = said.split_once(" set to 0x")?;
-        let bytes = u64::from_str_radix(said.strip_suffix(" bytes")?, 16).ok()?;
+/// The whole lines from here on: the end of one that begins before may read like another's.
+fn lines_from(text: &[u8], start: usize) -> &[u8] {
+    let (before, after) = text.split_at(start);
+    if before.last().is_none_or(|byte| *byte == b'\n') {
+        return after;
+    }
+    let end = after.iter().position(|byte| *byte == b'\n');
+    &after[end.map_or(after.len(), |end| end + 1)..]
+}
+
+/// `[… Server 42] Device pinned memory limit for device 0 set to 0x7d000000 bytes`, the last
+/// one of each device; `None` where such a line is not understood.
+fn limits_in(text: &str, server: u32) -> Option<BTreeMap<usize, Mib>> {
+    let said = |line| {
+        let (head, said) = str::split_once(line, "] ")?;
+        let its = head.split_whitespace().last()? == server.to_string();
+        said.strip_prefix("Device pinned memory limit")
+            .filter(|_| its)
+    };
+    let limit = |said: &str| {
+        let (device, bytes) = said
+            .strip_prefix(" for device ")?
+            .split_once(" set to 0x")?;
+        let bytes = u64::from_str_radix(bytes.strip_suffix(" bytes")?, 16).ok()?;
         let whole = bytes % (1 << 20) == 0;
         Some((device.parse().ok()?, whole.then_some(Mib(bytes >> 20))?))
     };
-    text.lines().filter_map(one).collect()
+    text.lines().filter_map(said).map(limit).collect()
 }
 
 /// Through which every user gets.
@@ -481,11 +495,39 @@ mod tests {
     fn a_servers_log_tells_its_limit_to_the_mib() {
         let log = "[2026-02-06 09:34:17.770 Server    42] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n\
                    [2026-02-06 09:34:18.770 Server    43] Device pinned memory limit for device 0 set to 0x40000000 bytes\n\
-                   [2026-02-06 09:34:18.770 Server    43] Device pinned memory limit for device 1 set to 0x40000001 bytes\n\
+                   [2026-02-06 09:34:18.770 Server    44] Active Threads Percentage set to 50.0\n\
                    noise\n[x] Device pinned";
-        assert_eq!(limits_in(log, 42), BTreeMap::from([(0, Mib(2000))]));
-        assert_eq!(limits_in(log, 43), BTreeMap::from([(0, Mib(1024))]));
-        assert!(limits_in(log, 4).is_empty());
+        assert_eq!(limits_in(log, 42), Some(BTreeMap::from([(0, Mib(2000))])));
+        assert_eq!(limits_in(log, 43), Some(BTreeMap::from([(0, Mib(1024))])));
+        assert_eq!(limits_in(log, 4), Some(BTreeMap::new()));
+        for odd in [
+            "for device 0 set to 0x40000001 bytes",
+            "for device 0 set to 2000 MiB",
+            "for device GPU-0 set to 0x40000000 bytes",
+            "for device 0 lifted",
+            "",
+        ] {
+            let log = format!("{log}\n[x Server    42] Device pinned memory limit {odd}\n");
+            assert_eq!(limits_in(&log, 42), None, "{odd}");
+            assert!(limits_in(&log, 43).is_some(), "another server's");
+        }
+    }
+
+    #[test]
+    fn half_a_line_and_a_device_too_many_or_too_few_tell_no_limit() {
+        let tmp = tempfile::tempdir().unwrap();
+        let place = Place::new(tmp.path(), "GPU-1").unwrap();
+        fs::create_dir_all(place.log()).unwrap();
+        let log = place.log().join(LOGS[1]);
+        let line =
+            "[x Server   142] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n";
+        fs::write(&log, line).unwrap();
+        assert_eq!(place.limit_in_log(142, 1, 0), Some(Mib(2000)));
+        for devices in [0, 2] {
+            assert_eq!(place.limit_in_log(142, devices, 0), None, "{devices}");
+        }
+        let cut = line.find("42]").and_then(|at| u64::try_from(at).ok());
+        assert_eq!(place.limit_in_log(42, 1, cut.unwrap()), None);
     }
 
     #[test]

@@ -39,6 +39,14 @@ pub enum SmiError {
     /// It says no.
     #[error("nvidia-smi: {0}")]
     Refused(String),
+    /// It says something else than it should.
+    #[error("nvidia-smi {asked} answers {answer:?}, which is not understood")]
+    NotUnderstood {
+        /// What was asked for.
+        asked: &'static str,
+        /// All it said.
+        answer: String,
+    },
     /// The card has another mode or slice than was set.
     #[error("card {uuid} was set to {wanted} and reads back {answer:?}")]
     NotSet {
@@ -51,7 +59,17 @@ pub enum SmiError {
     },
 }
 
-/// As it is set, and read back but for its case.
+/// Every compute mode that a driver prints, but for its case.
+const MODES: [&str; 4] = [
+    "DEFAULT",
+    "EXCLUSIVE_THREAD",
+    "PROHIBITED",
+    "EXCLUSIVE_PROCESS",
+];
+/// Every time slice, by the number with which it is set.
+const SLICES: [&str; 4] = ["DEFAULT", "SHORT", "MEDIUM", "LONG"];
+
+/// As it is set.
 fn word(mode: ComputeMode) -> &'static str {
     match mode {
         ComputeMode::Default => "DEFAULT",
@@ -61,9 +79,35 @@ fn word(mode: ComputeMode) -> &'static str {
 }
 
 /// Whether clients and server of this driver find each other's memory by names in
-/// `/dev/shm`: before r580. What is no version is taken for an old one.
-pub fn shares_memory_by_name(driver_version: &str) -> bool {
-    DriverBranch::of(driver_version).is_none_or(|branch| branch < DriverBranch(580))
+/// `/dev/shm`: before r580.
+pub fn shares_memory_by_name(branch: DriverBranch) -> bool {
+    branch < DriverBranch(580)
+}
+
+/// Compute mode and driver's version of one card; warnings may stand around them.
+fn parse_query(text: &str) -> Option<(&'static str, &str)> {
+    let one = |line| {
+        let (mode, driver) = str::split_once(line, ',')?;
+        Some((word_of(&MODES, mode.trim())?, driver.trim()))
+    };
+    single(text.lines().filter_map(one))
+}
+
+/// The one time slice that a listing names. Its wording differs between drivers.
+fn parse_slice(text: &str) -> Option<&'static str> {
+    let words = text.split(|c: char| !c.is_ascii_alphabetic());
+    single(words.filter_map(|text| word_of(&SLICES, text)))
+}
+
+fn word_of(words: &[&'static str], text: &str) -> Option<&'static str> {
+    let mut words = words.iter().copied();
+    words.find(|word| word.eq_ignore_ascii_case(text))
+}
+
+/// The only one.
+fn single<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
+    let first = all.next();
+    first.filter(|_| all.next().is_none())
 }
 
 impl Smi {
@@ -81,51 +125,27 @@ impl Smi {
     ) -> Result<String, SmiError> {
         let wanted = word(mode);
         let (mut now, mut driver) = self.query(uuid).await?;
-        if !now.eq_ignore_ascii_case(wanted) {
+        if now != wanted {
             self.run(&["-i", uuid, "-c", wanted]).await?;
             (now, driver) = self.query(uuid).await?;
         }
-        if now.eq_ignore_ascii_case(wanted) {
-            Ok(driver)
-        } else {
-            Err(SmiError::NotSet {
-                uuid: uuid.to_owned(),
-                wanted,
-                answer: now,
-            })
-        }
+        read_back(uuid, wanted, now)?;
+        Ok(driver)
     }
 
     /// Sets how long a process has the card while another waits: 0 the driver's own, 1
     /// short, 2 medium, 3 long. NVML has no call for it. Not every card has it.
     ///
     /// # Errors
-    /// Also where the listing afterwards names another slice. Its wording is the driver's:
-    /// one that names no slice at all is not held against it.
+    /// Also where the listing afterwards names another slice, several or none.
     pub async fn set_time_slice(&self, uuid: &str, slice: u32) -> Result<(), SmiError> {
-        const WORDS: [&str; 4] = ["default", "short", "medium", "long"];
         let number = slice.to_string();
         self.run(&["compute-policy", "-i", uuid, "--set-timeslice", &number])
             .await?;
         let listed = self.run(&["compute-policy", "-i", uuid, "-l"]).await?;
-        let listed = listed.to_ascii_lowercase();
-        let wanted = usize::try_from(slice).ok().and_then(|at| WORDS.get(at));
-        let says = |word: &&str| {
-            listed
-                .split(|c: char| !c.is_ascii_alphabetic())
-                .any(|w| w == *word)
-        };
-        let other = WORDS
-            .iter()
-            .find(|word| Some(*word) != wanted && says(word));
-        match (wanted, other) {
-            (Some(wanted), Some(_)) if !says(wanted) => Err(SmiError::NotSet {
-                uuid: uuid.to_owned(),
-                wanted,
-                answer: one_line(&listed, SAID),
-            }),
-            _ => Ok(()),
-        }
+        let now = parse_slice(&listed).ok_or_else(|| not_understood("compute-policy", &listed))?;
+        let wanted = usize::try_from(slice).ok().and_then(|at| SLICES.get(at));
+        read_back(uuid, wanted.copied().unwrap_or("no slice"), now)
     }
 
     /// As in `580.65.06`.
@@ -134,15 +154,13 @@ impl Smi {
     }
 
     /// Compute mode and driver version.
-    async fn query(&self, uuid: &str) -> Result<(String, String), SmiError> {
+    async fn query(&self, uuid: &str) -> Result<(&'static str, String), SmiError> {
         let fields = "--query-gpu=compute_mode,driver_version";
         let text = self
             .run(&["-i", uuid, fields, "--format=csv,noheader"])
             .await?;
-        text.trim()
-            .split_once(',')
-            .map(|(mode, driver)| (mode.trim().to_owned(), driver.trim().to_owned()))
-            .ok_or_else(|| SmiError::Refused(one_line(&text, SAID)))
+        let read = parse_query(&text).map(|(mode, driver)| (mode, driver.to_owned()));
+        read.ok_or_else(|| not_understood("--query-gpu", &text))
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<String, SmiError> {
@@ -171,21 +189,68 @@ impl Smi {
     }
 }
 
+fn read_back(uuid: &str, wanted: &'static str, now: &str) -> Result<(), SmiError> {
+    if now == wanted {
+        return Ok(());
+    }
+    Err(SmiError::NotSet {
+        uuid: uuid.to_owned(),
+        wanted,
+        answer: now.to_owned(),
+    })
+}
+
+fn not_understood(asked: &'static str, answer: &str) -> SmiError {
+    SmiError::NotUnderstood {
+        asked,
+        answer: one_line(answer, SAID),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn shared_memory_is_for_drivers_that_need_it() {
-        for (version, shares) in [
-            ("570.172.08", true),
-            ("579.99", true),
-            ("580.65.06", false),
-            ("615.1", false),
-            ("", true),
-            ("[N/A]", true),
+        for (branch, shares) in [(570, true), (579, true), (580, false), (615, false)] {
+            let branch = DriverBranch(branch);
+            assert_eq!(shares_memory_by_name(branch), shares, "{branch:?}");
+        }
+    }
+
+    #[test]
+    fn one_cards_mode_and_driver_are_read_and_nothing_else_is_taken_for_them() {
+        let warning = "WARNING: infoROM is corrupted at gpu 0000:01:00.0";
+        for (text, expected) in [
+            ("Default, 580.65.06\n", Some(("DEFAULT", "580.65.06"))),
+            (
+                &format!("Exclusive_Process, 570.86\n{warning}\n"),
+                Some(("EXCLUSIVE_PROCESS", "570.86")),
+            ),
+            ("", None),
+            ("580.65.06, Default", None),
+            ("[N/A], 580.65.06", None),
+            ("Default 580.65.06", None),
+            ("Default, 580.65.06\nProhibited, 580.65.06\n", None),
+            ("compute mode: Default, 580.65.06", None),
         ] {
-            assert_eq!(shares_memory_by_name(version), shares, "{version}");
+            assert_eq!(parse_query(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_listing_of_no_slice_or_of_several_is_not_understood() {
+        for (text, expected) in [
+            ("GPU 0: compute time slice: LONG\n", Some("LONG")),
+            ("Timeslice\n  GPU 00000000:01:00.0 : Medium", Some("MEDIUM")),
+            ("", None),
+            ("GPU 0: time slice: 2 ms", None),
+            ("GPU 0: longer", None),
+            ("default policy\n  time slice: LONG", None),
+            ("GPU 0: LONG\nGPU 1: LONG", None),
+        ] {
+            assert_eq!(parse_slice(text), expected, "{text:?}");
         }
     }
 }

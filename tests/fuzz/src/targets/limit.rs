@@ -70,7 +70,7 @@ fn run(input: &[u8]) {
 fn seeds() -> Vec<Vec<u8>> {
     [
         "GPU 0\n  Soft Limit : 0 MiB\n  Hard Limit : 2000 MiB\n",
-        "hard_limit=2000",
+        "hard_limit=2000 MiB",
         "Hard limit: 2097152000 bytes",
         "Hard limit: 2 GiB",
         "Hard limit: max",
