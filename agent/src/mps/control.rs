@@ -9,17 +9,16 @@
 //! Protocol 3 (r615 and later) has other words for the same functions: a second
 //! implementation of this file.
 
+use super::answer::{self, Answered, Value};
 use super::audit::Given;
-use super::machine::{Limits, ReadBack, ServerStatus, Sight};
+use super::machine::{Limits, ReadBack, Sight};
 use super::program::Program;
 use crate::line::one_line;
 use api::Mib;
 use proto::mps::Client;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::str::FromStr;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 
@@ -101,7 +100,7 @@ impl Control {
                 format!("get_client_list {server}"),
             ];
             let lines = self.exchange(&commands, ANSWER).await?;
-            let Some(found) = parse_server(server, &lines) else {
+            let Some(found) = answer::server(server, &lines) else {
                 // It may have ended between the two questions.
                 if self.server_list().await?.contains(&server) {
                     return Err(unexpected(&commands[0], &lines));
@@ -184,7 +183,7 @@ impl Control {
     pub async fn terminate(&self, client: Client) -> Result<bool, ControlError> {
         let command = format!("terminate_client {} {}", client.server_pid, client.pid);
         let lines = self.exchange(&[command], ANSWER).await?;
-        Ok(single(&lines) == Some("0"))
+        Ok(answer::single(&lines) == Some("0"))
     }
 
     /// Ends the daemon and its servers.
@@ -199,7 +198,7 @@ impl Control {
         let lines = self
             .exchange(std::slice::from_ref(&command), ANSWER)
             .await?;
-        parse_pids(&lines).ok_or_else(|| unexpected(&command, &lines))
+        answer::pids(&lines).ok_or_else(|| unexpected(&command, &lines))
     }
 
     async fn exchange(
@@ -277,19 +276,6 @@ struct Setting {
     value: Value,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Value {
-    Memory(Mib),
-    Percent(u8),
-}
-
-/// What reads back of a value, in terms of the value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answered {
-    Memory(Mib),
-    Percent(u8),
-}
-
 /// All that these limits are, in the order in which they are set.
 fn settings(limits: Limits, devices: usize, servers: &[u32]) -> Vec<Setting> {
     let targets = std::iter::once(None).chain(servers.iter().copied().map(Some));
@@ -339,111 +325,6 @@ impl Setting {
     }
 }
 
-impl Value {
-    /// What an answer says of it; `None`: the answer is of another value, or of another form.
-    fn read(self, lines: &[String]) -> Option<Answered> {
-        let line = single(lines)?;
-        match self {
-            Self::Memory(wanted) => {
-                let answer = parse_memory(line).filter(|answer| answer.may_be(wanted))?;
-                Some(Answered::Memory(answer.floor()))
-            }
-            Self::Percent(wanted) => {
-                let answer = parse_percent(line).filter(|answer| *answer == wanted)?;
-                Some(Answered::Percent(answer))
-            }
-        }
-    }
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory(memory) => memory.fmt(f),
-            Self::Percent(percent) => write!(f, "{percent} %"),
-        }
-    }
-}
-
-/// A memory limit as a daemon prints it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Printed {
-    /// To the MiB.
-    Exact(Mib),
-    /// In whole GiB, rounded down: what `3840M` reads back as on real ones is `3G`.
-    WholeGib(u64),
-}
-
-impl Printed {
-    fn floor(self) -> Mib {
-        match self {
-            Self::Exact(mib) => mib,
-            Self::WholeGib(gib) => Mib(gib << 10),
-        }
-    }
-
-    fn may_be(self, wanted: Mib) -> bool {
-        match self {
-            Self::Exact(mib) => mib == wanted,
-            Self::WholeGib(gib) => wanted.0 >> 10 == gib,
-        }
-    }
-}
-
-/// `3G`, `2000M`, `2000MB`.
-fn parse_memory(text: &str) -> Option<Printed> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = number(digits)?;
-    match &text[digits.len()..] {
-        "G" | "GB" if number < 1 << 20 => Some(Printed::WholeGib(number)),
-        "M" | "MB" => Some(Printed::Exact(Mib(number))),
-        _ => None,
-    }
-}
-
-/// `50.0`.
-fn parse_percent(text: &str) -> Option<u8> {
-    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
-    let whole: u8 = number(whole)?;
-    (number(part) == Some(0) && whole <= 100).then_some(whole)
-}
-
-fn parse_pids(lines: &[String]) -> Option<Vec<u32>> {
-    lines.iter().map(|line| number(line)).collect()
-}
-
-/// Digits alone: a sign is no part of what a daemon prints.
-fn number<T: FromStr>(text: &str) -> Option<T> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    digits.then(|| text.parse().ok()).flatten()
-}
-
-/// A status, then client pids.
-fn parse_server(server: u32, lines: &[String]) -> Option<(ServerStatus, Vec<Client>)> {
-    let (first, rest) = lines.split_first()?;
-    let status = match first.as_str() {
-        "INITIALIZING" => ServerStatus::Initializing,
-        "ACTIVE" => ServerStatus::Active,
-        "FAULT" => ServerStatus::Fault,
-        _ => return None,
-    };
-    let clients = parse_pids(rest)?
-        .into_iter()
-        .map(|pid| Client {
-            pid,
-            server_pid: server,
-        })
-        .collect();
-    Some((status, clients))
-}
-
-fn single(lines: &[String]) -> Option<&str> {
-    match lines {
-        [line] => Some(line),
-        _ => None,
-    }
-}
-
 fn unexpected(command: &str, lines: &[String]) -> ControlError {
     ControlError::Unexpected {
         command: command.to_owned(),
@@ -454,39 +335,6 @@ fn unexpected(command: &str, lines: &[String]) -> ControlError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn lines(text: &str) -> Vec<String> {
-        text.lines().map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn memory_answers_are_read_in_every_form_that_was_seen() {
-        let table = [
-            ("2000M", Some(Printed::Exact(Mib(2000)))),
-            ("2000MB", Some(Printed::Exact(Mib(2000)))),
-            ("3G", Some(Printed::WholeGib(3))),
-            ("", None),
-            ("G", None),
-            ("-1M", None),
-            ("+3G", None),
-            ("3.5G", None),
-            ("2000", None),
-            ("set to 3G", None),
-            ("99999999999999999999G", None),
-            ("18446744073709551615G", None),
-        ];
-        for (text, answer) in table {
-            assert_eq!(parse_memory(text), answer, "{text}");
-        }
-    }
-
-    #[test]
-    fn whole_gib_stand_for_every_limit_they_round_down_from() {
-        let answer = Printed::WholeGib(3);
-        assert!(answer.may_be(Mib(3072)) && answer.may_be(Mib(3840)) && answer.may_be(Mib(4095)));
-        assert!(!answer.may_be(Mib(3071)) && !answer.may_be(Mib(4096)));
-        assert_eq!(answer.floor(), Mib(3072));
-    }
 
     #[test]
     fn limits_are_set_by_default_and_then_on_each_server() {
@@ -515,45 +363,5 @@ mod tests {
         };
         let percent = ["set_default_active_thread_percentage 50"];
         assert_eq!(commands(unlimited, 2, &[]), percent);
-    }
-
-    #[test]
-    fn percentages_are_whole_or_nothing() {
-        assert_eq!(parse_percent("50.0"), Some(50));
-        assert_eq!(parse_percent("100"), Some(100));
-        for noise in [
-            "",
-            "50.5",
-            "50.",
-            "+50",
-            "101.0",
-            "-1",
-            "nan",
-            "Unknown command",
-        ] {
-            assert_eq!(parse_percent(noise), None, "{noise}");
-        }
-    }
-
-    #[test]
-    fn a_servers_answer_is_its_status_and_its_clients() {
-        let client = |pid| Client { pid, server_pid: 7 };
-        assert_eq!(
-            parse_server(7, &lines("ACTIVE\n42\n43")),
-            Some((ServerStatus::Active, vec![client(42), client(43)]))
-        );
-        assert_eq!(
-            parse_server(7, &lines("FAULT")),
-            Some((ServerStatus::Fault, vec![]))
-        );
-        for noise in [
-            "",
-            "42",
-            "Server 7 not found",
-            "ACTIVE\nnone",
-            "ACTIVE\n+42",
-        ] {
-            assert_eq!(parse_server(7, &lines(noise)), None, "{noise}");
-        }
     }
 }

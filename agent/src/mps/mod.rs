@@ -10,7 +10,8 @@
 //! - [`supervisor`]: all daemons: what is wanted of whom.
 //! - [`daemon`]: one daemon: the task that owns its process.
 //! - [`machine`]: pure: what happened → the one next thing to do.
-//! - [`control`]: the control daemon's command language; [`audit`]: who else used it.
+//! - [`control`]: the control daemon's command language; [`answer`]: what it answers;
+//!   [`audit`]: who else used it.
 //! - [`place`]: directories, shared memory, logs.
 //! - [`card`]: one card that is used without a server.
 //! - [`cgroup`]: why a daemon outlives the supervisor's container.
@@ -20,6 +21,7 @@
 //! The two never share a process group, a container or a fate: an agent's upgrade must not
 //! end a server, and with it every tenant of a card.
 
+pub mod answer;
 pub mod audit;
 pub mod card;
 pub mod cgroup;

@@ -9,6 +9,7 @@
 //! In: a name. Out: directories that a tenant of any user can reach. What cannot be mounted
 //! is an error: no tenant gets the node's own `/dev/shm` or a directory of its `/run` instead.
 
+use super::answer;
 use crate::line::one_line;
 use api::Mib;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -288,7 +289,7 @@ fn lines_from(text: &[u8], start: usize) -> &[u8] {
 
 /// `[… Server 42] Device pinned memory limit for device 0 set to 0x7d000000 bytes`, the last
 /// one of each device; `None` where such a line is not understood.
-fn limits_in(text: &str, server: u32) -> Option<BTreeMap<usize, Mib>> {
+pub fn limits_in(text: &str, server: u32) -> Option<BTreeMap<usize, Mib>> {
     let said = |line| {
         let (head, said) = str::split_once(line, "] ")?;
         let its = head.split_whitespace().last()? == server.to_string();
@@ -299,9 +300,12 @@ fn limits_in(text: &str, server: u32) -> Option<BTreeMap<usize, Mib>> {
         let (device, bytes) = said
             .strip_prefix(" for device ")?
             .split_once(" set to 0x")?;
-        let bytes = u64::from_str_radix(bytes.strip_suffix(" bytes")?, 16).ok()?;
+        let digits = bytes.strip_suffix(" bytes")?;
+        // A sign would be read, too.
+        let hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let bytes = u64::from_str_radix(digits, 16).ok().filter(|_| hex)?;
         let whole = bytes % (1 << 20) == 0;
-        Some((device.parse().ok()?, whole.then_some(Mib(bytes >> 20))?))
+        Some((answer::number(device)?, whole.then_some(Mib(bytes >> 20))?))
     };
     text.lines().filter_map(said).map(limit).collect()
 }

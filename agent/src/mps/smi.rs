@@ -85,7 +85,7 @@ pub fn shares_memory_by_name(branch: DriverBranch) -> bool {
 }
 
 /// Compute mode and driver's version of one card; warnings may stand around them.
-fn parse_query(text: &str) -> Option<(&'static str, &str)> {
+pub fn query_of(text: &str) -> Option<(&'static str, &str)> {
     let one = |line| {
         let (mode, driver) = str::split_once(line, ',')?;
         Some((word_of(&MODES, mode.trim())?, driver.trim()))
@@ -94,7 +94,7 @@ fn parse_query(text: &str) -> Option<(&'static str, &str)> {
 }
 
 /// The one time slice that a listing names. Its wording differs between drivers.
-fn parse_slice(text: &str) -> Option<&'static str> {
+pub fn slice_of(text: &str) -> Option<&'static str> {
     let words = text.split(|c: char| !c.is_ascii_alphabetic());
     single(words.filter_map(|text| word_of(&SLICES, text)))
 }
@@ -143,7 +143,7 @@ impl Smi {
         self.run(&["compute-policy", "-i", uuid, "--set-timeslice", &number])
             .await?;
         let listed = self.run(&["compute-policy", "-i", uuid, "-l"]).await?;
-        let now = parse_slice(&listed).ok_or_else(|| not_understood("compute-policy", &listed))?;
+        let now = slice_of(&listed).ok_or_else(|| not_understood("compute-policy", &listed))?;
         let wanted = usize::try_from(slice).ok().and_then(|at| SLICES.get(at));
         read_back(uuid, wanted.copied().unwrap_or("no slice"), now)
     }
@@ -159,7 +159,7 @@ impl Smi {
         let text = self
             .run(&["-i", uuid, fields, "--format=csv,noheader"])
             .await?;
-        let read = parse_query(&text).map(|(mode, driver)| (mode, driver.to_owned()));
+        let read = query_of(&text).map(|(mode, driver)| (mode, driver.to_owned()));
         read.ok_or_else(|| not_understood("--query-gpu", &text))
     }
 
@@ -235,7 +235,7 @@ mod tests {
             ("Default, 580.65.06\nProhibited, 580.65.06\n", None),
             ("compute mode: Default, 580.65.06", None),
         ] {
-            assert_eq!(parse_query(text), expected, "{text:?}");
+            assert_eq!(query_of(text), expected, "{text:?}");
         }
     }
 
@@ -250,7 +250,7 @@ mod tests {
             ("default policy\n  time slice: LONG", None),
             ("GPU 0: LONG\nGPU 1: LONG", None),
         ] {
-            assert_eq!(parse_slice(text), expected, "{text:?}");
+            assert_eq!(slice_of(text), expected, "{text:?}");
         }
     }
 }

@@ -28,7 +28,7 @@ pub use targets::TARGETS;
 /// One parser, and what must hold of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, a file of `fuzz/fuzz_targets`.
+    /// Its name.
     pub name: &'static str,
     /// What its inputs are made of.
     pub shape: Shape,

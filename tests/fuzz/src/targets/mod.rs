@@ -2,7 +2,7 @@
 //!
 //! - of a tenant: `request`, `quantity`, `pod`, `review`, `objects`;
 //! - of the scheduler, by way of the API server: `grant`; of its own snapshots: `snapshot`;
-//! - of a node: `telemetry`, `cgroup`, `checkpoint`, `cdi`, `hook`, `limit`.
+//! - of a node: `telemetry`, `cgroup`, `checkpoint`, `cdi`, `hook`, `limit`, `mps`.
 
 mod cdi;
 mod cgroup;
@@ -10,6 +10,7 @@ mod checkpoint;
 mod grant;
 mod hook;
 mod limit;
+mod mps;
 mod objects;
 mod pod;
 mod quantity;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     hook::ARGUMENTS,
     hook::PROOF,
     limit::TARGET,
+    mps::TARGET,
 ];
 
 /// No long inputs but those that every target has.
