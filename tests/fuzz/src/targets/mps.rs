@@ -71,17 +71,14 @@ fn run(input: &[u8]) {
         }
     }
     if let Some(pids) = answer::pids(&lines) {
-        let stands = |pid: &u32| lines.iter().any(|line| line.parse() == Ok(*pid));
-        assert!(
-            pids.len() == lines.len() && pids.iter().all(stands),
-            "{pids:?}"
-        );
+        let printed: Vec<u32> = lines.iter().flat_map(|line| line.parse()).collect();
+        assert_eq!(pids, printed);
     }
     if let Some((_, clients)) = answer::server(7, &lines) {
         assert_eq!(clients.len() + 1, lines.len(), "{lines:?}");
         assert!(clients.iter().all(|client| client.server_pid == 7));
     }
-    for (device, limit) in place::limits_in(&text, 42).into_iter().flatten() {
+    for (device, limit) in place::limits_in(&text, 42).into_iter().flatten().take(8) {
         let bytes = format!("{:x} bytes", limit.0 << 20);
         assert!(
             text.to_ascii_lowercase().contains(&bytes),
