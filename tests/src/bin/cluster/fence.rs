@@ -58,30 +58,6 @@ pub(crate) async fn a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not
     Ok(())
 }
 
-/// Its user is another one on the node than in the container, also for the server.
-pub(crate) async fn a_share_in_a_user_namespace_holds_as_any_other(
-    cluster: &mut Cluster,
-) -> Result<()> {
-    cluster
-        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
-        .await?;
-    let ns = cluster.namespace().await?;
-    let share = [("gpu-memory", "2000")];
-    let mut greedy = pod(&ns, "greedy", &share, "report grow 10 hold");
-    greedy["spec"]["hostUsers"] = false.into();
-    cluster.run_share(&greedy).await?;
-    let map = cluster
-        .kubectl
-        .exec(&ns, "greedy", "main", &["cat", "/proc/self/uid_map"])
-        .await?;
-    let outside = map.split_whitespace().nth(1).unwrap_or_default();
-    ensure!(outside != "0", "in the node's own user namespace: {map}");
-    let grown = cluster.said(&ns, "greedy", "main", "grow").await?;
-    let held = grown["held_mib"].as_u64().context("no held_mib")?;
-    ensure!((1901..=2000).contains(&held), "{grown}");
-    Ok(())
-}
-
 fn statuses(pod: &k8s_openapi::api::core::v1::Pod) -> Vec<(Option<String>, Option<i32>)> {
     let statuses = pod
         .status
