@@ -123,7 +123,7 @@ pub(crate) fn released_line(node: &NodeName) -> Arc<str> {
 
 /// KAI's words for a gang that has too few pods yet.
 pub(super) fn not_ready_line(gang: &Gang, gated: &dyn Fn(TaskKey) -> bool) -> Arc<str> {
-    let needed: u32 = gang.sets.iter().map(|set| set.min).sum();
+    let needed: u64 = gang.sets.iter().map(|set| u64::from(set.min)).sum();
     let exist = gang
         .tasks()
         .filter(|(_, status)| status.is_allocated() || *status == Status::Pending)

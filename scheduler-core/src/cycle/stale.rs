@@ -50,7 +50,7 @@ impl Cycle<'_> {
                 self.wake_at(until);
                 continue;
             }
-            let min: u32 = gang.sets.iter().map(|set| set.min).sum();
+            let min: u64 = gang.sets.iter().map(|set| u64::from(set.min)).sum();
             let tasks: Vec<TaskKey> = gang
                 .tasks()
                 .filter(|(_, status)| matches!(status, Status::Bound | Status::Running))
