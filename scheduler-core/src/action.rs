@@ -145,7 +145,7 @@ pub struct Evict {
     pub cause: EvictCause,
     /// The event's text, KAI's wording.
     pub message: Arc<str>,
-    /// For whom, where it makes room.
+    /// The workload that an eviction makes room for.
     pub in_favour_of: Option<GroupName>,
 }
 

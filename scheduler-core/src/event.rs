@@ -69,8 +69,9 @@ pub enum Event {
     Backoff(Backoff),
     /// Only in snapshots: until when nothing new is put on a card.
     CardPause(CardPause),
-    /// Only in snapshots: a job that was told to leave for another, which is not further.
-    Swap(Swap),
+    /// Only in snapshots: pods that were evicted for a job, until something changes that was
+    /// not decided here.
+    Evicted(Evicted),
     /// Only in snapshots: a search for victims that was cut short, and waits for its turn.
     Rest(Rest),
     /// Only in snapshots: what the core knows of a job's life and its group does not say.
@@ -79,16 +80,18 @@ pub enum Event {
     Sequence(u64),
 }
 
-/// Pods of one job were told to leave in favour of another job.
+/// Pods of one job were evicted for another. That job evicts more of them only once it has
+/// more active pods, or where none has come back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Swap {
-    /// In whose favour.
+pub struct Evicted {
+    /// The job that room was made for.
     pub by: GroupName,
-    /// Whose pods.
+    /// The job that lost pods.
     pub of: GroupName,
-    /// How many pods the former had standing then. It does so again only once it has
-    /// more, or something changed that the core did not decide.
-    pub standing: u32,
+    /// How many pods with a place the former had at the end of that decision, at most.
+    pub active: u32,
+    /// How many the latter was left with, at least.
+    pub left: u32,
 }
 
 /// A job's search for victims was cut short.
@@ -194,7 +197,7 @@ pub struct Evicting {
     pub pod: PodUid,
     /// Why.
     pub cause: EvictCause,
-    /// For whom, where it makes room.
+    /// The workload that an eviction makes room for.
     pub in_favour_of: Option<GroupName>,
     /// Its outcome is known: only the pod's leaving is awaited.
     pub settled: bool,
@@ -222,7 +225,7 @@ pub struct Backoff {
     pub until: Option<Time>,
     /// The last refusal, for its reason line.
     pub reason: Arc<str>,
-    /// For whom it was to be evicted, where an eviction was refused.
+    /// The workload that an eviction, which was refused, would have made room for.
     pub in_favour_of: Option<GroupName>,
     /// Nodes that refused it, least recent first: avoided while the pause lasts and
     /// once more in the next placement, unless no other node fits.

@@ -65,7 +65,7 @@ pub use action::{
 pub use config::{Config, Placement, Step};
 pub use core::Core;
 pub use event::{
-    Backoff, Event, EvictRequest, Given, Life, Outcome, OutcomeResult, Refusal, Rest, Swap,
+    Backoff, Event, EvictRequest, Evicted, Given, Life, Outcome, OutcomeResult, Refusal, Rest,
 };
 pub use explain::Explanation;
 pub use groups::GroupView;

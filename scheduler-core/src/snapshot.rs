@@ -2,7 +2,7 @@
 
 use crate::cycle;
 use crate::event::{
-    Backoff, CardPause, Event, Evicting, Given, Life, Outcome, OutcomeResult, Rest, Swap,
+    Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Outcome, OutcomeResult, Rest,
 };
 use crate::model::{NodeCards, Phase, Placement, Pod};
 use crate::state::cell::{Status, TaskCell};
@@ -111,11 +111,12 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     events.extend(lost);
     events.extend(state.job_names.values().filter_map(|key| life(state, *key)));
     // Last: everything else ends them.
-    events.extend(state.swaps.iter().map(|((by, of), standing)| {
-        Event::Swap(Swap {
+    events.extend(state.evicted.iter().map(|((by, of), evicted)| {
+        Event::Evicted(Evicted {
             by: by.clone(),
             of: of.clone(),
-            standing: *standing,
+            active: evicted.active,
+            left: evicted.left,
         })
     }));
     events.extend(state.rests.iter().map(|((of, cause), rest)| {

@@ -5,20 +5,20 @@
 mod group;
 mod node;
 mod outcome;
+mod outside;
 mod pod;
 mod queue;
-mod swap;
 
 use crate::config::Config;
 use crate::event::Event;
 use crate::problem::Problem;
 use crate::state::State;
-use crate::state::rows::Rest;
+use crate::state::rows::{Evicted, Rest};
 
 /// Takes one event in.
 pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let (outside, stirred) = (swap::is_from_outside(state, &event), state.stirred);
+    let (outside, stirred) = (outside::is_from_outside(state, &event), state.stirred);
     match event {
         Event::Tick(now) => {
             if now < state.now {
@@ -72,8 +72,10 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Assumed(bind) => outcome::assumed(state, config, &bind, &mut problems),
         Event::Backoff(backoff) => outcome::backoff(state, backoff, &mut problems),
         Event::CardPause(pause) => outcome::card_pause(state, pause, &mut problems),
-        Event::Swap(swap) => {
-            state.swaps.insert((swap.by, swap.of), swap.standing);
+        Event::Evicted(evicted) => {
+            let (active, left) = (evicted.active, evicted.left);
+            let pair = (evicted.by, evicted.of);
+            state.evicted.insert(pair, Evicted { active, left });
         }
         Event::Rest(rest) => {
             let (until, allowance) = (rest.until, rest.steps);
@@ -84,7 +86,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }
     if outside && state.stirred != stirred {
-        state.swaps.clear();
+        state.evicted.clear();
     }
     problems
 }

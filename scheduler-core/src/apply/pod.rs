@@ -8,6 +8,7 @@ use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{Hold, JobKey, NodeKey, Seen, Spec, TaskKey, TaskRow};
+use crate::state::volumes::ClaimUse;
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
     let to = target(state, config, key, &pod.phase, &before, problems);
     settle(state, key, to.status);
     state.transition(key, to.clone());
-    for (claim, used) in given {
+    let stays = |used: &ClaimUse| to.places().contains(&Some(used.node));
+    for (claim, used) in given.into_iter().filter(|(_, used)| stays(used)) {
         state.give(&claim, used.node, used.volume.as_ref());
     }
     if changed || to != before {

@@ -81,7 +81,7 @@ impl Cycle<'_> {
             }
             stuck.clear();
             if self.rearranged != rearranged {
-                queue.others_moved();
+                queue.arrange(self.state, &self.shares);
             }
             if self.next_of(job).is_empty() {
                 hopes.of_groups.remove(&job);

@@ -99,9 +99,7 @@ impl Cycle<'_> {
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
             if self.consolidate_for(entry.job, Vec::new()) {
-                queue.others_moved();
-            } else {
-                queue.nothing_moved();
+                queue.arrange(self.state, &self.shares);
             }
         }
     }

@@ -8,7 +8,7 @@
 //! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
 //!    [`stale`]; the three in the middle search with [`solve`],
 //!    [`scenario`], [`trial`] and [`settle`], where none of [`ceiling`], [`repack`],
-//!    [`hopeless`] and [`swap`] says no before; [`rest`] gives each its turn. [`keep`] is
+//!    [`hopeless`] and [`history`] says no before; [`rest`] gives each its turn. [`keep`] is
 //!    ours: empty nodes that stay empty where moving will do.
 //! 4. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
@@ -20,6 +20,7 @@ mod ceiling;
 mod consolidate;
 mod find;
 mod fragments;
+mod history;
 mod hopeless;
 mod keep;
 mod place;
@@ -33,7 +34,6 @@ mod scenario;
 mod settle;
 mod solve;
 mod stale;
-mod swap;
 mod topology;
 mod trial;
 mod waiting;
@@ -187,7 +187,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         let again = cycle.state.now.after(PERIOD);
         cycle.wake_at(again);
     }
-    cycle.remember_swaps();
+    cycle.remember_evictions();
     cycle.wake_the_gone();
     cycle.tell_starts();
     cycle.say_why();

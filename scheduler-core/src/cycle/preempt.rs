@@ -86,7 +86,6 @@ impl Cycle<'_> {
             .is_some()
             {
                 self.pass_over(entry.job);
-                queue.nothing_moved();
                 continue;
             }
             let may_find = self.may_find_by_preempt(entry.job);
@@ -98,9 +97,7 @@ impl Cycle<'_> {
                 priority: row.priority(self.state),
             };
             if self.make_room(entry.job, &rules, may_find) {
-                queue.others_moved();
-            } else {
-                queue.nothing_moved();
+                queue.arrange(self.state, &self.shares);
             }
         }
     }

@@ -310,13 +310,11 @@ impl Cycle<'_> {
             let wanted = self.still_wanted(entry.job);
             if !self.may_reclaim(entry.job, wanted) {
                 self.pass_over(entry.job);
-                queue.nothing_moved();
                 continue;
             }
             let may_find = self.may_find_by_reclaim(entry.job, wanted);
             if !may_find && !self.config.verify {
                 self.forget_like(entry.job);
-                queue.nothing_moved();
                 continue;
             }
             let Some(of) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
@@ -328,9 +326,7 @@ impl Cycle<'_> {
                 before: self.state.queue_use.clone(),
             };
             if self.make_room(entry.job, &rules, may_find) {
-                queue.others_moved();
-            } else {
-                queue.nothing_moved();
+                queue.arrange(self.state, &self.shares);
             }
         }
     }

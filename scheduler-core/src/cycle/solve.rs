@@ -147,7 +147,7 @@ impl Cycle<'_> {
         let queue = self.state.jobs.get(job)?.queue?;
         if cause == EvictCause::Consolidation && !self.comes_after_movers(job, rules)
             || self.passed_over.contains(&queue)
-            || self.has_swapped_any(job)
+            || self.has_evicted(job)
         {
             return None;
         }
@@ -286,7 +286,7 @@ impl Cycle<'_> {
             *victim != job
                 && !self.is_being_bound(*victim)
                 && !self.has_spared(*victim)
-                && !self.has_swapped(job, *victim)
+                && !self.was_evicted_for_nothing(job, *victim)
                 && rules.may_be_victim(self, *victim)
         });
         victims

@@ -126,12 +126,10 @@ impl Cycle<'_> {
                         if search.rules.cause() == EvictCause::Consolidation {
                             return false;
                         }
-                        queue.nothing_moved();
                     }
                 }
             } else {
                 // It takes its turn and gets nothing.
-                queue.nothing_moved();
             }
         }
         placed

@@ -13,12 +13,12 @@ use crate::state::rows::{JobKey, QueueKey};
 pub(crate) use line::{Alone, Entry, JobRank, Line};
 use line::{order, sorted};
 use rustc_hash::FxHashMap;
-use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-#[derive(Debug)]
+/// A queue that has jobs in the tree, or an ancestor of one.
+#[derive(Debug, Default)]
 struct Node {
     parent: Option<QueueKey>,
     /// Sorted, the best last. Leaves only.
@@ -27,15 +27,18 @@ struct Node {
     line: Option<(Arc<Vec<Entry>>, usize)>,
     /// A heap, the best first. Inner queues only.
     children: Vec<QueueKey>,
-    is_leaf: bool,
-    stale: bool,
-    /// The first of its children was compared with who comes next, and no other queue has
-    /// moved since.
-    checked: bool,
     /// What the victims popped so far held.
     popped: Three,
-    /// What decides when it is compared, while neither it nor its queue has changed.
-    key: Cell<Option<queue_order::Key>>,
+    /// Where it stands among its siblings: what that was computed of, and the outcome.
+    at: Option<(Basis, queue_order::Key)>,
+}
+
+/// What the key of a queue is computed of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Basis {
+    has: Three,
+    wanted: Three,
+    lost: Three,
 }
 
 impl Node {
@@ -97,17 +100,20 @@ impl Skip {
     }
 }
 
-/// The tree.
+/// The tree. Between two calls every level is a heap under the keys that its queues have by
+/// the state, but for the queue of the job that was taken last: what the caller has done with
+/// that job is looked at when the next one is taken.
 #[derive(Debug)]
 pub(crate) struct JobQueue {
     victims: bool,
     skip: Skip,
     top: Vec<QueueKey>,
-    /// As [`Node::checked`], of those without a parent.
-    checked: bool,
     nodes: FxHashMap<QueueKey, Node>,
-    /// The queue of the job that was taken last, and what that one wanted.
-    taken: Option<(QueueKey, Three)>,
+    /// The queue of the job that was taken last, or the nearest of its ancestors that has
+    /// jobs left.
+    taken: Option<QueueKey>,
+    /// What that job wanted, where its queue has jobs left.
+    wanted: Option<Three>,
 }
 
 impl JobQueue {
@@ -117,25 +123,27 @@ impl JobQueue {
             victims,
             skip: Skip::default(),
             top: Vec::new(),
-            checked: false,
             nodes: FxHashMap::default(),
             taken: None,
+            wanted: None,
         }
     }
 
-    /// Adds many jobs: leaves first, so that queues are compared with their best job.
+    /// Adds many jobs to an empty tree.
     pub(crate) fn fill(&mut self, state: &State, shares: &Shares, entries: Vec<Entry>) {
         for (queue, jobs) in sorted(state, entries, self.victims) {
-            self.link(state, shares, queue, jobs, None);
+            self.link(state, queue, jobs, None);
         }
+        self.arrange(state, shares);
     }
 
-    /// Adds all that wait and are ready.
+    /// Adds all that wait and are ready to an empty tree.
     pub(crate) fn fill_with(&mut self, state: &State, shares: &Shares, line: &Line) {
         self.skip.unready = true;
         for (queue, line) in &line.by_queue {
-            self.link(state, shares, *queue, Vec::new(), Some(line));
+            self.link(state, *queue, Vec::new(), Some(line));
         }
+        self.arrange(state, shares);
     }
 
     /// The same with a line of waiting jobs, less those in `skip`. Only for the order of
@@ -161,7 +169,7 @@ impl JobQueue {
         let name = |key: QueueKey| state.queues.get(key).map(|row| &row.name);
         loop {
             let order = match (own.peek(), line.peek()) {
-                (None, None) => return,
+                (None, None) => break,
                 (Some(_), None) => Ordering::Less,
                 (None, Some(_)) => Ordering::Greater,
                 (Some((one, _)), Some((other, _))) => name(*one).cmp(&name(*other)),
@@ -170,11 +178,12 @@ impl JobQueue {
             let waits = (order != Ordering::Less).then(|| line.next()).flatten();
             let queue = match (&jobs, waits) {
                 (Some((queue, _)), _) | (None, Some((queue, _))) => *queue,
-                (None, None) => return,
+                (None, None) => break,
             };
             let jobs = jobs.map(|(_, jobs)| jobs).unwrap_or_default();
-            self.link(state, shares, queue, jobs, waits.map(|(_, line)| line));
+            self.link(state, queue, jobs, waits.map(|(_, line)| line));
         }
+        self.arrange(state, shares);
     }
 
     /// Adds one job, or puts one back.
@@ -189,16 +198,15 @@ impl JobQueue {
             });
             node.jobs.insert(at, entry);
         } else {
-            self.link(state, shares, queue, vec![entry], None);
+            self.link(state, queue, vec![entry], None);
         }
-        self.mark(queue);
+        self.rekey(state, shares, queue);
     }
 
-    /// A new leaf and what is missing above it.
+    /// A new leaf and what is missing above it, not in their places yet.
     fn link(
         &mut self,
         state: &State,
-        shares: &Shares,
         queue: QueueKey,
         jobs: Vec<Entry>,
         line: Option<&Arc<Vec<Entry>>>,
@@ -214,189 +222,171 @@ impl JobQueue {
             parent: row.chain.get(1).copied(),
             jobs,
             line: line.map(|line| (Arc::clone(line), line.len())),
-            children: Vec::new(),
-            is_leaf: true,
-            stale: false,
-            checked: false,
-            popped: [0; 3],
-            key: Cell::new(None),
+            ..Node::default()
         };
         leaf.pass_over(&self.skip);
         if leaf.best().is_none() {
             return;
         }
-        let chain = row.chain.clone();
         self.nodes.insert(queue, leaf);
-        for (index, key) in chain.iter().enumerate() {
-            let parent = chain.get(index + 1).copied();
-            match parent {
-                None => {
-                    self.checked = false;
-                    self.top.push(*key);
-                    let mut top = std::mem::take(&mut self.top);
-                    self.sift_up(state, shares, &mut top);
-                    self.top = top;
-                    return;
-                }
-                Some(parent) => {
-                    let known = self.nodes.contains_key(&parent);
-                    if !known {
-                        self.nodes.insert(
-                            parent,
-                            Node {
-                                parent: chain.get(index + 2).copied(),
-                                jobs: Vec::new(),
-                                line: None,
-                                children: Vec::new(),
-                                is_leaf: false,
-                                stale: false,
-                                checked: false,
-                                popped: [0; 3],
-                                key: Cell::new(None),
-                            },
-                        );
-                    }
-                    if let Some(node) = self.nodes.get_mut(&parent) {
-                        node.checked = false;
-                    }
-                    let mut children = self.take_children(parent);
-                    children.push(*key);
-                    self.sift_up(state, shares, &mut children);
-                    let stands = children.first() == Some(key);
-                    self.put_children(parent, children);
-                    if known && stands {
-                        self.uncheck_above(parent);
-                    }
-                    if known {
-                        return;
-                    }
+        for (index, key) in row.chain.iter().enumerate() {
+            let Some(parent) = row.chain.get(index + 1) else {
+                self.top.push(*key);
+                return;
+            };
+            let known = self.nodes.contains_key(parent);
+            let node = self.nodes.entry(*parent).or_insert_with(|| Node {
+                parent: row.chain.get(index + 2).copied(),
+                ..Node::default()
+            });
+            node.children.push(*key);
+            if known {
+                return;
+            }
+        }
+    }
+
+    /// Puts all queues into their places, the lowest levels first: a queue is compared with
+    /// the best job of its best child.
+    pub(crate) fn arrange(&mut self, state: &State, shares: &Shares) {
+        self.arrange_level(state, shares, None);
+    }
+
+    fn arrange_level(&mut self, state: &State, shares: &Shares, parent: Option<QueueKey>) {
+        let mut level = self.take_level(parent);
+        for key in &level {
+            self.arrange_level(state, shares, Some(*key));
+            self.look_at(state, shares, *key);
+        }
+        for end in 1..=level.len() {
+            self.sift_up(state, shares, &mut level[..end]);
+        }
+        self.put_level(parent, level);
+    }
+
+    /// The children of a queue, or the queues without a parent, to be put back.
+    fn take_level(&mut self, parent: Option<QueueKey>) -> Vec<QueueKey> {
+        match parent {
+            None => std::mem::take(&mut self.top),
+            Some(parent) => self
+                .nodes
+                .get_mut(&parent)
+                .map(|node| std::mem::take(&mut node.children))
+                .unwrap_or_default(),
+        }
+    }
+
+    fn put_level(&mut self, parent: Option<QueueKey>, level: Vec<QueueKey>) {
+        match parent {
+            None => self.top = level,
+            Some(parent) => {
+                if let Some(node) = self.nodes.get_mut(&parent) {
+                    node.children = level;
                 }
             }
         }
     }
 
-    /// The children of a queue, to be put back once some came, went or moved.
-    fn take_children(&mut self, key: QueueKey) -> Vec<QueueKey> {
-        self.nodes
-            .get_mut(&key)
-            .map(|node| std::mem::take(&mut node.children))
-            .unwrap_or_default()
-    }
-
-    fn put_children(&mut self, key: QueueKey, children: Vec<QueueKey>) {
-        if let Some(node) = self.nodes.get_mut(&key) {
-            node.children = children;
+    /// Computes the key of a queue. False where it stands as it stood.
+    fn look_at(&mut self, state: &State, shares: &Shares, queue: QueueKey) -> bool {
+        let basis = self.basis(state, queue);
+        let known = self.nodes.get(&queue).and_then(|node| node.at);
+        if known.is_some_and(|(known, _)| known == basis) {
+            return false;
         }
+        let candidate = Candidate {
+            queue,
+            wanted: basis.wanted,
+            lost: basis.lost,
+        };
+        let key = queue_order::Key::of(state, shares, &candidate);
+        if let Some(node) = self.nodes.get_mut(&queue) {
+            node.at = key.map(|key| (basis, key));
+        }
+        true
     }
 
-    fn mark(&mut self, queue: QueueKey) {
+    /// What a queue has, and what the best job below it wants or loses.
+    fn basis(&self, state: &State, queue: QueueKey) -> Basis {
+        let mut basis = Basis {
+            has: state
+                .queue_use
+                .get(queue)
+                .map(|used| used.allocated)
+                .unwrap_or_default(),
+            wanted: [0; 3],
+            lost: [0; 3],
+        };
+        let mut at = self.nodes.get(&queue);
+        while let Some(node) = at {
+            if let Some(entry) = node.best() {
+                basis.wanted = entry.wanted;
+                basis.lost = plus(node.popped, entry.held);
+                break;
+            }
+            at = node.children.first().and_then(|key| self.nodes.get(key));
+        }
+        basis
+    }
+
+    /// A job of the queue came, went or was placed: it and its ancestors are put into their
+    /// places.
+    fn rekey(&mut self, state: &State, shares: &Shares, queue: QueueKey) {
         let mut at = Some(queue);
-        while let Some(key) = at {
-            let Some(node) = self.nodes.get_mut(&key) else {
+        while let Some(key) = at
+            && let Some(parent) = self.nodes.get(&key).map(|node| node.parent)
+        {
+            // What a queue has moves with what its ancestors have.
+            if !self.look_at(state, shares, key) {
                 return;
-            };
-            node.stale = true;
-            node.key.set(None);
-            at = node.parent;
+            }
+            let mut level = self.take_level(parent);
+            if let Some(index) = level.iter().position(|other| *other == key) {
+                self.sift_up(state, shares, &mut level[..=index]);
+                self.sift_down(state, shares, &mut level, index);
+            }
+            self.put_level(parent, level);
+            at = parent;
         }
     }
 
     /// The next job.
     pub(crate) fn pop(&mut self, state: &State, shares: &Shares) -> Option<Entry> {
-        let mut level = std::mem::take(&mut self.top);
-        self.checked |= self.settle(state, shares, &mut level);
-        let mut at = level.first().copied();
-        self.top = level;
-        while let Some(key) = at {
-            if self.nodes.get(&key)?.is_leaf {
-                break;
-            }
-            let mut children = self.take_children(key);
-            let before = children.first().copied();
-            let compared = self.settle(state, shares, &mut children);
-            at = children.first().copied();
-            self.put_children(key, children);
-            if let Some(node) = self.nodes.get_mut(&key) {
-                node.checked |= compared;
-            }
-            if at != before {
-                self.uncheck_above(key);
-            }
+        self.wanted = None;
+        if let Some(queue) = self.taken.take() {
+            self.rekey(state, shares, queue);
         }
-        let leaf = at?;
+        debug_assert!(self.is_in_order(state, shares), "a queue is out of place");
+        let mut leaf = *self.top.first()?;
+        while let Some(child) = self.nodes.get(&leaf)?.children.first() {
+            leaf = *child;
+        }
         let node = self.nodes.get_mut(&leaf)?;
         let entry = node.take(&self.skip)?;
         if self.victims {
             node.popped = plus(node.popped, entry.held);
         }
-        self.taken = None;
         if node.best().is_none() {
-            self.prune(state, shares, leaf);
+            self.taken = self.prune(state, shares, leaf);
         } else {
-            self.taken = Some((leaf, entry.wanted));
-            self.mark(leaf);
+            self.taken = Some(leaf);
+            self.wanted = Some(entry.wanted);
         }
         Some(entry)
     }
 
-    /// Another of its children stands for this queue than when it was compared.
-    fn uncheck_above(&mut self, queue: QueueKey) {
-        let mut at = Some(queue);
-        while let Some(key) = at {
-            let Some(node) = self.nodes.get(&key) else {
-                return;
-            };
-            node.key.set(None);
-            at = node.parent;
-            match at.and_then(|parent| self.nodes.get_mut(&parent)) {
-                Some(parent) => parent.checked = false,
-                None => self.checked = false,
-            }
-        }
-    }
-
-    /// Nothing has moved since the last job was taken: its queue stays where it is if its
-    /// next job wants the same. Only for waiting jobs.
-    pub(crate) fn nothing_moved(&mut self) {
-        let Some((leaf, wanted)) = self.taken.take() else {
-            return;
-        };
-        let next = self.nodes.get(&leaf).and_then(Node::best);
-        if self.victims || next.is_none_or(|next| next.wanted != wanted) {
-            return;
-        }
-        // All of them stood at the head of their level.
-        let mut at = Some(leaf);
-        while let Some(key) = at
-            && let Some(parent) = self.nodes.get(&key).map(|node| node.parent)
-        {
-            let checked = match parent {
-                Some(parent) => self.nodes.get(&parent).is_some_and(|node| node.checked),
-                None => self.checked,
-            };
-            if let Some(node) = self.nodes.get_mut(&key) {
-                node.stale &= !checked;
-            }
-            at = parent;
-        }
-    }
-
-    /// The job that was taken last found nothing. Those behind it that want the same, and
-    /// would find nothing either by `finds_nothing`, are taken too as long as it is their
-    /// turn. Only for waiting jobs.
+    /// The job that was taken last found nothing, and nothing has moved since. Those behind it
+    /// that want the same, and would find nothing either by `finds_nothing`, are taken out
+    /// too: it would be their turn, one after the other. Only for waiting jobs.
     pub(crate) fn pass_alike(
         &mut self,
         state: &State,
         shares: &Shares,
         mut finds_nothing: impl FnMut(QueueKey, &Entry) -> bool,
     ) {
-        let Some((leaf, wanted)) = self.taken else {
+        let (Some(leaf), Some(wanted)) = (self.taken, self.wanted) else {
             return;
         };
-        self.nothing_moved();
-        if self.is_stale(leaf) {
-            return;
-        }
         let Some(node) = self.nodes.get_mut(&leaf) else {
             return;
         };
@@ -407,120 +397,57 @@ impl JobQueue {
             let job = best.job;
             node.drop_best(job, &self.skip);
         }
-        match node.best() {
-            None => self.prune(state, shares, leaf),
-            Some(best) if best.wanted != wanted => self.mark(leaf),
-            Some(_) => {}
+        if node.best().is_none() {
+            self.taken = self.prune(state, shares, leaf);
+            self.wanted = None;
         }
     }
 
-    /// The queue, or one above it, is to be compared before the next job is taken.
-    fn is_stale(&self, queue: QueueKey) -> bool {
-        let mut at = Some(queue);
-        while let Some(node) = at.and_then(|key| self.nodes.get(&key)) {
-            if node.stale {
-                return true;
-            }
-            at = node.parent;
-        }
-        false
-    }
-
-    /// Other queues than that of the job that was taken last have moved.
-    pub(crate) fn others_moved(&mut self) {
-        self.checked = false;
-        for node in self.nodes.values_mut() {
-            node.checked = false;
-            node.key.set(None);
-        }
-    }
-
-    /// Takes an emptied queue, and every ancestor that it empties, out.
-    fn prune(&mut self, state: &State, shares: &Shares, leaf: QueueKey) {
+    /// Takes an emptied queue, and every ancestor that it empties, out. The nearest ancestor
+    /// that is left.
+    fn prune(&mut self, state: &State, shares: &Shares, leaf: QueueKey) -> Option<QueueKey> {
         let mut at = leaf;
         loop {
-            let parent = self.nodes.get(&at).and_then(|node| node.parent);
-            self.nodes.remove(&at);
-            let mut level = match parent {
-                Some(parent) => self.take_children(parent),
-                None => std::mem::take(&mut self.top),
-            };
-            match parent.map(|parent| self.nodes.get_mut(&parent)) {
-                Some(Some(node)) => node.checked = false,
-                Some(None) => {}
-                None => self.checked = false,
-            }
+            let parent = self.nodes.remove(&at).and_then(|node| node.parent);
+            let mut level = self.take_level(parent);
             if let Some(index) = level.iter().position(|key| *key == at) {
                 level.swap_remove(index);
-                if index == 0 {
-                    self.sift_down(state, shares, &mut level);
+                if index < level.len() {
+                    self.sift_up(state, shares, &mut level[..=index]);
+                    self.sift_down(state, shares, &mut level, index);
                 }
             }
             let emptied = level.is_empty();
+            self.put_level(parent, level);
             match parent {
-                Some(parent) => {
-                    self.put_children(parent, level);
-                    if emptied {
-                        at = parent;
-                        continue;
-                    }
-                    self.mark(parent);
-                }
-                None => self.top = level,
+                Some(parent) if emptied => at = parent,
+                parent => return parent,
             }
-            return;
         }
     }
 
-    /// Puts what changed at the head in its place until the head is as it should be. True
-    /// when it was compared with who comes next.
-    fn settle(&mut self, state: &State, shares: &Shares, level: &mut [QueueKey]) -> bool {
-        let mut compared = false;
-        while let Some(head) = level.first().copied()
-            && let Some(node) = self.nodes.get_mut(&head)
-            && std::mem::take(&mut node.stale)
-        {
-            self.sift_down(state, shares, level);
-            compared = true;
-        }
-        compared
-    }
-
-    /// The best job below a queue, and what of it matters to order.
-    fn candidate(&self, key: QueueKey) -> Candidate {
-        let mut at = key;
-        while let Some(node) = self.nodes.get(&at) {
-            if let Some(entry) = node.best() {
-                return Candidate {
-                    queue: key,
-                    wanted: entry.wanted,
-                    lost: plus(node.popped, entry.held),
-                };
-            }
-            match node.children.first() {
-                Some(child) => at = *child,
-                None => break,
-            }
-        }
-        Candidate {
-            queue: key,
-            wanted: [0; 3],
-            lost: [0; 3],
-        }
-    }
-
-    fn key(&self, state: &State, shares: &Shares, queue: QueueKey) -> Option<queue_order::Key> {
-        let node = self.nodes.get(&queue)?;
-        let key = || queue_order::Key::of(state, shares, &self.candidate(queue));
-        if node.key.get().is_none() {
-            node.key.set(key());
-        }
-        debug_assert_eq!(node.key.get(), key(), "what decides of a queue has changed");
-        node.key.get()
+    /// Every level is a heap under the keys that its queues have now.
+    fn is_in_order(&self, state: &State, shares: &Shares) -> bool {
+        let current = |key: &QueueKey| {
+            let node = self.nodes.get(key);
+            let known = node.and_then(|node| node.at).map(|(basis, _)| basis);
+            known.is_none_or(|known| known == self.basis(state, *key))
+        };
+        let levels = self.nodes.values().map(|node| &node.children);
+        levels.chain([&self.top]).all(|level| {
+            level.iter().all(current)
+                && (1..level.len()).all(|index| {
+                    let (one, above) = (level[index], level[(index - 1) / 2]);
+                    !self.goes_first(state, shares, one, above)
+                })
+        })
     }
 
     fn goes_first(&self, state: &State, shares: &Shares, one: QueueKey, other: QueueKey) -> bool {
-        let key = |queue| (queue, self.key(state, shares, queue));
+        let key = |queue| {
+            let node: Option<&Node> = self.nodes.get(&queue);
+            (queue, node.and_then(|node| node.at).map(|(_, key)| key))
+        };
         let order = queue_order::compare(state, shares, key(one), key(other));
         if self.victims {
             order == Ordering::Greater
@@ -529,6 +456,7 @@ impl JobQueue {
         }
     }
 
+    /// Puts the last of the heap where it belongs.
     fn sift_up(&self, state: &State, shares: &Shares, heap: &mut [QueueKey]) {
         let mut index = heap.len().saturating_sub(1);
         while index > 0 {
@@ -541,8 +469,8 @@ impl JobQueue {
         }
     }
 
-    fn sift_down(&self, state: &State, shares: &Shares, heap: &mut [QueueKey]) {
-        let mut index = 0;
+    fn sift_down(&self, state: &State, shares: &Shares, heap: &mut [QueueKey], from: usize) {
+        let mut index = from;
         loop {
             let left = 2 * index + 1;
             if left >= heap.len() {

@@ -1,4 +1,4 @@
-//! The shortcuts of the tree take nobody out of turn.
+//! The tree takes nobody out of turn.
 
 use super::*;
 use crate::config::Config;
@@ -12,21 +12,21 @@ use proptest::prelude::*;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-/// Queues in two departments, one of which has a quota for so many GPUs.
+/// Queues in two departments, one of which has a quota for so many GPUs, and below one of
+/// them a third.
 fn cluster(quota: u64, pods: usize) -> Core {
     let mut lines = format!(
         "node n1 cpu=8000 memory=8589934592 pods=10 gpus=8\n\
-         queue a gpu={quota}000000000/-1/1000000\nqueue b\n"
+         queue a gpu={quota}000000000/-1/1000000\nqueue b\nqueue c parent=b gpu=1000000000/-1/1000000\n"
     );
-    for (index, queue) in QUEUES.iter().enumerate() {
-        let parent = ["a", "b"][index % 2];
+    for (index, (queue, parent)) in QUEUES.iter().enumerate() {
         let _ = writeln!(
             lines,
             "queue {queue} parent={parent} gpu={index}000000000/-1/1000000"
         );
     }
     for pod in 0..pods {
-        let queue = QUEUES[pod % QUEUES.len()];
+        let (queue, _) = QUEUES[pod % QUEUES.len()];
         let _ = writeln!(
             lines,
             "pod p{pod:02} queue={queue} gpus.main=1 created={pod}"
@@ -39,18 +39,71 @@ fn cluster(quota: u64, pods: usize) -> Core {
     core
 }
 
-const QUEUES: [&str; 5] = ["a1", "b1", "a2", "b2", "a3"];
+const QUEUES: [(&str, &str); 7] = [
+    ("a1", "a"),
+    ("b1", "b"),
+    ("a2", "a"),
+    ("c1", "c"),
+    ("b2", "b"),
+    ("a3", "a"),
+    ("c2", "c"),
+];
 
-/// What is said after a job that found nothing.
+/// Who takes the next job out.
 #[derive(Clone, Copy)]
-enum After {
-    Nothing,
-    NothingMoved,
-    PassAlike,
+enum By {
+    /// The tree, which knows what it has compared before.
+    Tree,
+    /// The tree, and those that are alike are passed over.
+    TreePassingAlike,
+    /// The rule: from the top, the queue that goes before each of its siblings with the best
+    /// job of its best child.
+    Rule,
+}
+
+/// A queue's best job by the rule.
+fn best_below<'a>(
+    state: &State,
+    shares: &Shares,
+    queue: QueueKey,
+    lines: &'a [(QueueKey, Vec<Entry>)],
+) -> Option<(QueueKey, &'a Entry)> {
+    if let Some((_, line)) = lines.iter().find(|(key, _)| *key == queue) {
+        let entry = line.iter().rev().find(|entry| entry.ready)?;
+        return Some((queue, entry));
+    }
+    best_of(state, shares, &state.queues[queue].children, lines)
+}
+
+fn best_of<'a>(
+    state: &State,
+    shares: &Shares,
+    level: &[QueueKey],
+    lines: &'a [(QueueKey, Vec<Entry>)],
+) -> Option<(QueueKey, &'a Entry)> {
+    let mut best: Option<(QueueKey, Option<queue_order::Key>, (QueueKey, &Entry))> = None;
+    for queue in level {
+        let Some((leaf, entry)) = best_below(state, shares, *queue, lines) else {
+            continue;
+        };
+        let candidate = Candidate {
+            queue: *queue,
+            wanted: entry.wanted,
+            lost: [0; 3],
+        };
+        let key = queue_order::Key::of(state, shares, &candidate);
+        let is_before = best.as_ref().is_none_or(|(other, their, _)| {
+            queue_order::compare(state, shares, (*queue, key), (*other, *their)) == Ordering::Less
+        });
+        if is_before {
+            best = Some((*queue, key, (leaf, entry)));
+        }
+    }
+    best.map(|(_, _, found)| found)
 }
 
 /// Takes all out; who finds a place is counted in its queue, who does not is left out.
-fn order(core: &mut Core, wants: &[(usize, bool)], after: After) -> Vec<JobKey> {
+fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
     let state = core.state_for_tests();
     state.refresh_queues();
     let uses: Vec<_> = state
@@ -60,12 +113,12 @@ fn order(core: &mut Core, wants: &[(usize, bool)], after: After) -> Vec<JobKey> 
         .collect();
     let shares = Shares::compute(state, 0.0);
     let mut by_queue = Vec::new();
-    for name in QUEUES {
+    for (name, _) in QUEUES {
         let key = state.queue_names[&QueueName::new(name)];
         let mut line: Vec<Entry> = wants
             .iter()
             .enumerate()
-            .filter(|(index, _)| QUEUES[index % QUEUES.len()] == name)
+            .filter(|(index, _)| QUEUES[index % QUEUES.len()].0 == name)
             .map(|(index, (size, _))| Entry {
                 job: state.job_names[format!("pod:p{index:02}").as_str()],
                 rank: JobRank {
@@ -83,7 +136,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], after: After) -> Vec<JobKey> 
             })
             .collect();
         line.sort_by(|one, other| other.rank.cmp(&one.rank));
-        by_queue.push((key, Arc::new(line)));
+        by_queue.push((key, line));
     }
     let fits: FxHashMap<JobKey, bool> = wants
         .iter()
@@ -92,16 +145,33 @@ fn order(core: &mut Core, wants: &[(usize, bool)], after: After) -> Vec<JobKey> 
         .collect();
     by_queue.sort_by_key(|(key, _)| state.queues[*key].name.clone());
     let mut queue = JobQueue::new(false);
-    queue.fill_with(state, &shares, &Line { by_queue });
+    let line = Line {
+        by_queue: by_queue
+            .iter()
+            .map(|(key, line)| (*key, Arc::new(line.clone())))
+            .collect(),
+    };
+    queue.fill_with(state, &shares, &line);
     let mut placed = Vec::new();
-    while let Some(entry) = queue.pop(state, &shares) {
+    loop {
+        let entry = if let By::Rule = by {
+            let top = state.top_queues.clone();
+            let best = best_of(state, &shares, &top, &by_queue);
+            let best = best.map(|(leaf, entry)| (leaf, entry.clone()));
+            best.map(|(leaf, entry)| {
+                let (_, line) = by_queue.iter_mut().find(|(key, _)| *key == leaf).unwrap();
+                line.retain(|other| other.job != entry.job);
+                entry
+            })
+        } else {
+            queue.pop(state, &shares)
+        };
+        let Some(entry) = entry else {
+            break;
+        };
         if !fits[&entry.job] {
-            match after {
-                After::Nothing => {}
-                After::NothingMoved => queue.nothing_moved(),
-                After::PassAlike => {
-                    queue.pass_alike(state, &shares, |_, entry| !fits[&entry.job]);
-                }
+            if let By::TreePassingAlike = by {
+                queue.pass_alike(state, &shares, |_, entry| !fits[&entry.job]);
             }
             continue;
         }
@@ -123,13 +193,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_is_passed_over_makes_no_other_order(
+    fn jobs_are_taken_in_the_order_of_the_rule(
         quota in 0_u64..8,
         wants in proptest::collection::vec((0_usize..3, proptest::bool::weighted(0.3)), 1..60),
     ) {
         let mut core = cluster(quota, wants.len());
-        let plain = order(&mut core, &wants, After::Nothing);
-        prop_assert_eq!(&plain, &order(&mut core, &wants, After::NothingMoved));
-        prop_assert_eq!(&plain, &order(&mut core, &wants, After::PassAlike));
+        let rule = order(&mut core, &wants, By::Rule);
+        prop_assert_eq!(&rule, &order(&mut core, &wants, By::Tree));
+        prop_assert_eq!(&rule, &order(&mut core, &wants, By::TreePassingAlike));
     }
 }

@@ -28,8 +28,8 @@ use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
-    CardKey, CardRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
-    SpecRow, TaskKey, TaskRow,
+    CardKey, CardRow, Evicted, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec,
+    SpecKey, SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
@@ -119,10 +119,9 @@ pub(crate) struct State {
     pub moved: Moved,
     /// Pods that hold more whole cards than they ask for.
     pub uneven: u32,
-    /// Who was told to leave for whom: by the job that was favoured and the job that lost
-    /// pods, how many pods the former had standing then. Empty again when something
-    /// changes that was not decided here.
-    pub swaps: BTreeMap<(GroupName, GroupName), u32>,
+    /// Who was evicted for whom, by the job that room was made for and the job that lost
+    /// pods. Empty again when something changes that was not decided here.
+    pub evicted: BTreeMap<(GroupName, GroupName), Evicted>,
     /// Searches for victims that were cut short, by whose and what for.
     pub rests: BTreeMap<(GroupName, EvictCause), Rest>,
     /// Groups whose only pod had started before it came into them: nobody has told the

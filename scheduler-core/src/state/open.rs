@@ -12,7 +12,7 @@ pub(crate) struct OpenDecision {
     pub task: TaskKey,
     /// An eviction, not a binding.
     pub evicts: Option<EvictCause>,
-    /// For whom an eviction makes room.
+    /// The workload that an eviction makes room for.
     pub in_favour_of: Option<GroupName>,
     /// Of a binding. An eviction is closed by its answer alone.
     pub known: Known,

@@ -117,7 +117,7 @@ pub(crate) struct Pause {
     /// `None`: not before something changes.
     pub until: Option<Time>,
     pub reason: Arc<str>,
-    /// For whom it was to be evicted, where an eviction was refused.
+    /// The workload that an eviction, which was refused, would have made room for.
     pub in_favour_of: Option<GroupName>,
 }
 
@@ -284,6 +284,14 @@ pub(crate) struct Hold {
     pub asked: Option<Amount>,
     /// Lent to an init container from those of the app containers: not counted again.
     pub lent: bool,
+}
+
+/// How it stood when pods of one job were evicted for another
+/// ([`crate::event::Evicted`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Evicted {
+    pub active: u32,
+    pub left: u32,
 }
 
 /// A job's search for victims that was cut short.

@@ -111,17 +111,18 @@ impl Volumes {
         };
         let kept = self.kept.get(&claim.name).into_iter().flatten();
         let mut kept = kept.filter_map(|name| self.rows.get(name));
-        // One that is kept for it is the only one.
-        if kept.any(is_kept) {
-            let here = self.here(node).filter(|volume| is_kept(volume));
-            return here.map(|volume| &volume.name).collect();
-        }
-        let free = self.here(node).filter(|volume| {
-            volume.kept_for.is_none()
-                && !self.given.contains_key(&volume.name)
-                && volume.suits(want)
-        });
-        let mut free: Vec<&Volume> = free.collect();
+        // A volume that is kept for the claim is the only one that it may get.
+        let waits_for_its_own = kept.any(is_kept);
+        let may_have = |volume: &&Volume| {
+            // Not while another claim is being bound to it, whoever it is kept for since.
+            !self.given.contains_key(&volume.name)
+                && if waits_for_its_own {
+                    is_kept(volume)
+                } else {
+                    volume.kept_for.is_none() && volume.suits(want)
+                }
+        };
+        let mut free: Vec<&Volume> = self.here(node).filter(may_have).collect();
         free.sort_unstable_by_key(|volume| (volume.shape.size, &volume.name));
         free.into_iter().map(|volume| &volume.name).collect()
     }
@@ -162,7 +163,8 @@ impl Volumes {
         Ok(picked)
     }
 
-    /// Whether a node can use some volume for each of the claims, whoever has it now.
+    /// Whether the node can use a suitable volume for each of the claims, also one that another
+    /// claim has now.
     pub(crate) fn could_serve(&self, claims: &[Claim], node: NodeKey) -> bool {
         claims.iter().all(|claim| {
             let used = self.claims.get(&claim.uid);

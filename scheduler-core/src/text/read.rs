@@ -5,8 +5,8 @@ use super::read_cards::cards;
 use super::read_volumes::{claim, claim_binding, claims, volume};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicting, Given, Life, Outcome, OutcomeResult,
-    Refusal, Rest, Swap,
+    Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Life, Outcome,
+    OutcomeResult, Refusal, Rest,
 };
 use crate::ids::{
     ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName,
@@ -90,10 +90,18 @@ fn of_line(line: &Line) -> Read<Event> {
             until: Time(line.number("until")?.unwrap_or(0)),
             reason: Arc::from(line.get("reason").unwrap_or_default()),
         }),
-        "swap" => Event::Swap(Swap {
+        "evicted" => Event::Evicted(Evicted {
             by: GroupName::new(line.name(1)?),
             of: GroupName::new(needed(line, "of")?),
-            standing: line.number("standing")?.unwrap_or(0),
+            active: line.number("active")?.unwrap_or(0),
+            left: line.number("left")?.unwrap_or(0),
+        }),
+        // Snapshots of the release before.
+        "swap" => Event::Evicted(Evicted {
+            by: GroupName::new(line.name(1)?),
+            of: GroupName::new(needed(line, "of")?),
+            active: line.number("standing")?.unwrap_or(0),
+            left: 0,
         }),
         "rest" => Event::Rest(Rest {
             of: GroupName::new(line.name(1)?),

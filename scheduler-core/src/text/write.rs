@@ -188,10 +188,11 @@ impl Text {
                 }
                 self.end();
             }
-            Event::Swap(swap) => {
-                self.start("swap", &swap.by);
-                self.pair("of", &swap.of);
-                self.pair("standing", swap.standing);
+            Event::Evicted(evicted) => {
+                self.start("evicted", &evicted.by);
+                self.pair("of", &evicted.of);
+                self.pair("active", evicted.active);
+                self.pair("left", evicted.left);
                 self.end();
             }
             Event::Rest(rest) => {

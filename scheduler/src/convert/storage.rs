@@ -19,7 +19,7 @@ pub(super) struct Known {
     claims: Roll,
     volumes: Roll,
     classes: Roll,
-    /// Pods of ours that wait, or whose claims were not bound yet when they were seen bound,
+    /// Pods of ours that wait, and those with a place whose claims are not seen to be bound,
     /// by UID, and what their volumes say.
     users: BTreeMap<String, (Box<KubePod>, Say)>,
 }
@@ -57,7 +57,10 @@ impl World {
         let uid = converted.uid.as_str();
         self.storage.users.remove(uid);
         let waits = converted.phase == Phase::Pending;
-        let is_placed = matches!(converted.phase, Phase::Bound(_));
+        let is_placed = !matches!(
+            converted.phase,
+            Phase::Pending | Phase::Releasing(None) | Phase::Succeeded | Phase::Failed
+        );
         if !converted.ours || !(waits || is_placed) || claims(pod).is_empty() {
             return;
         }

@@ -1,7 +1,7 @@
 //! Volumes to which a claim may still come, and what a claim wants of one. Pure.
 //!
-//! Which of them a claim gets is the core's to decide. A volume that is to be given to nobody
-//! is none here: one that is bound, being deleted, or not available yet.
+//! The core decides which of them a claim gets. A volume that is bound, being deleted or not
+//! available yet is left out.
 
 use super::{quantity, rules};
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
@@ -11,10 +11,15 @@ use kube::ResourceExt as _;
 use scheduler_core::ids::{ClaimUid, VolumeName};
 use scheduler_core::model::{ClaimRef, NodeTerm, Operator, Requirement, Shape, Volume, Want};
 use scheduler_core::units::Bytes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn text(text: Option<String>) -> Arc<str> {
     Arc::from(text.unwrap_or_default())
+}
+
+fn modes(modes: Option<Vec<String>>) -> BTreeSet<Arc<str>> {
+    modes.into_iter().flatten().map(Arc::from).collect()
 }
 
 /// Where a volume can be used; `None`: everywhere.
@@ -47,12 +52,7 @@ pub(super) fn offered(object: &PersistentVolume, claim: Option<ClaimRef>) -> Opt
         shape: Shape {
             class: text(spec.storage_class_name),
             size: Bytes(quantity::down(capacity)?),
-            modes: spec
-                .access_modes
-                .into_iter()
-                .flatten()
-                .map(Arc::from)
-                .collect(),
+            modes: modes(spec.access_modes),
             block: spec.volume_mode.as_deref() == Some("Block"),
             attributes: text(spec.volume_attributes_class_name),
         },
@@ -72,12 +72,7 @@ pub(super) fn want(claim: &PersistentVolumeClaim, class: Option<&str>) -> Want {
         shape: Shape {
             class: Arc::from(class.unwrap_or_default()),
             size: Bytes(size.unwrap_or(u64::MAX)),
-            modes: spec
-                .access_modes
-                .into_iter()
-                .flatten()
-                .map(Arc::from)
-                .collect(),
+            modes: modes(spec.access_modes),
             block: spec.volume_mode.as_deref() == Some("Block"),
             attributes: text(spec.volume_attributes_class_name),
         },

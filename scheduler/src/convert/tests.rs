@@ -523,6 +523,8 @@ fn a_claim_is_the_pods_until_it_is_seen_bound_and_a_volume_is_offered_until_it_i
     assert_eq!(claims(&world.take(Fact::Pod(there(pod.clone())))), Some(1));
     // The pod's watch is ahead of the volume's and the claim's.
     pod["spec"]["nodeName"] = json!("n1");
+    assert_eq!(claims(&world.take(Fact::Pod(there(pod.clone())))), Some(1));
+    pod["status"]["phase"] = json!("Running");
     assert_eq!(claims(&world.take(Fact::Pod(there(pod)))), Some(1));
     let kept = json!({"claimRef": {"namespace": "ns", "name": "c", "uid": "uid-c"}});
     let events = world.take(volume(json!({ "spec": kept })));

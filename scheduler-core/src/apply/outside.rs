@@ -12,7 +12,7 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
     match event {
         Event::Tick(_)
         | Event::Sequence(_)
-        | Event::Swap(_)
+        | Event::Evicted(_)
         | Event::Rest(_)
         | Event::Life(_)
         | Event::Refused(_)

@@ -1,0 +1,83 @@
+//! No eviction twice for nothing.
+//!
+//! Pods are evicted for a job, and before it gets their place another search may take it:
+//! then they may come back, and all of it begin anew, for ever, each step by KAI's rules. So
+//! it is remembered who was evicted for whom, how many active pods the beneficiary had then,
+//! and how many the victim was left with. The same job is evicted for the same beneficiary
+//! again only where that one has got further since, or where nobody has come back: with more
+//! active pods than the beneficiary had, or with no more than the victim was left with. A job
+//! has only so many pods: without a change that was not decided here, evictions come to an
+//! end.
+
+use super::Cycle;
+use crate::action::Action;
+use crate::ids::GroupName;
+use crate::state::cell::Status;
+use crate::state::rows::{Evicted, JobKey};
+
+impl Cycle<'_> {
+    /// The victim was evicted for this job before, it came back, and the job has not got
+    /// further since.
+    pub(super) fn was_evicted_for_nothing(&self, job: JobKey, victim: JobKey) -> bool {
+        if self.state.evicted.is_empty() {
+            return false;
+        }
+        let (Some(by), Some(of)) = (self.state.jobs.get(job), self.state.jobs.get(victim)) else {
+            return false;
+        };
+        self.state
+            .evicted
+            .get(&(by.name.clone(), of.name.clone()))
+            .is_some_and(|before| {
+                self.active(job) <= before.active && self.active(victim) > before.left
+            })
+    }
+
+    /// Somebody was evicted for this job before.
+    pub(super) fn has_evicted(&self, job: JobKey) -> bool {
+        let Some(row) = self.state.jobs.get(job) else {
+            return false;
+        };
+        let first = (row.name.clone(), GroupName::new(""));
+        self.state
+            .evicted
+            .range(first..)
+            .next()
+            .is_some_and(|((by, _), _)| *by == row.name)
+    }
+
+    /// How many of its pods have a place, those of this decision included.
+    fn active(&self, job: JobKey) -> u32 {
+        let tasks = self.state.jobs.get(job).map_or(&[][..], |row| &row.tasks);
+        let active = tasks.iter().filter(|task| {
+            let status = self.state.cell(**task).status;
+            matches!(status, Status::Assumed | Status::Bound | Status::Running)
+        });
+        u32::try_from(active.count()).unwrap_or(u32::MAX)
+    }
+
+    /// Remembers who is evicted for whom by this decision.
+    pub(super) fn remember_evictions(&mut self) {
+        let mut evicted = Vec::new();
+        for action in &self.decision.actions {
+            if let Action::Evict(evict) = action
+                && let Some(by) = &evict.in_favour_of
+                && let Some(job) = self.state.job_names.get(by)
+                && let Some(task) = self.state.task_names.get(&evict.pod)
+                && let Some(victim) = self.state.tasks.get(*task).and_then(|row| row.job)
+                && let Some(of) = self.state.jobs.get(victim)
+            {
+                let now = Evicted {
+                    active: self.active(*job),
+                    left: self.active(victim),
+                };
+                evicted.push(((by.clone(), of.name.clone()), now));
+            }
+        }
+        for (pair, now) in evicted {
+            let known = self.state.evicted.entry(pair).or_insert(now);
+            known.active = known.active.max(now.active);
+            known.left = known.left.min(now.left);
+        }
+    }
+}
