@@ -455,6 +455,17 @@ fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<Task
 }
 
 impl JobRow {
+    /// One pod that differs from a pod of its own in nothing that placing looks at.
+    pub(crate) fn is_like_alone(&self) -> bool {
+        let Some(group) = &self.group else {
+            return self.single;
+        };
+        self.tasks.len() == 1
+            && self.root.is_none()
+            && group.root.sets.iter().all(|set| set.min <= 1)
+            && group.preemption_delay.0 == 0
+    }
+
     /// One pod is all that it needs, and it is not marked.
     pub(crate) fn is_never_stale(&self) -> bool {
         let needs_one = match &self.group {

@@ -56,7 +56,8 @@ impl Key {
         })
     }
 
-    fn cmp(&self, other: &Self) -> Ordering {
+    /// `Less`: the first goes first.
+    pub(crate) fn cmp(&self, other: &Self) -> Ordering {
         self.over_utilised
             .cmp(&other.over_utilised)
             .then_with(|| self.beyond_quota.cmp(&other.beyond_quota))

@@ -292,80 +292,164 @@ pub fn in_topology(count: usize) -> Vec<Event> {
     events
 }
 
-/// The large cluster: 4,000 nodes, every tenth with eight GPUs, all of them taken; 130,000
-/// pods that run and 10,000 that wait for a GPU; 1,000 queues in 20 departments. Every
-/// second pod without GPUs is another scheduler's.
-pub fn large(count: usize, mut take: impl FnMut(Event)) {
-    let with_gpus = |node: usize| node.is_multiple_of(10);
-    for index in 0..count {
-        node(index, if with_gpus(index) { GPUS } else { 0 })
-            .into_iter()
-            .for_each(&mut take);
+/// The large cluster.
+///
+/// Every tenth node has eight GPUs, all of them taken. Per node 32.5 pods run and 2.5 wait for a
+/// GPU; a queue for each four nodes, in 20 departments. Every second pod without GPUs is another
+/// scheduler's. Its own pods stand alone, or each in a group, as controllers' pods do; those that
+/// wait ask for one thing or for many.
+#[derive(Clone, Copy, Debug)]
+pub struct Large {
+    pub nodes: usize,
+    /// Each pod of ours has a pod group.
+    pub grouped: bool,
+    /// How many different requests there are among those that wait.
+    pub requests: usize,
+}
+
+impl Large {
+    /// The whole cluster.
+    pub fn events(&self, mut take: impl FnMut(Event)) {
+        for index in 0..self.nodes {
+            let gpus = if index.is_multiple_of(10) { GPUS } else { 0 };
+            node(index, gpus).into_iter().for_each(&mut take);
+        }
+        for index in 0..20 {
+            take(queue(&format!("dept-{index:02}"), None, None, 1));
+        }
+        let queues = self.nodes / 4;
+        let quota = Some(self.nodes as u64 * GPUS as u64 / 10 / queues as u64);
+        for index in 0..queues {
+            let parent = format!("dept-{:02}", index % 20);
+            take(queue(&self.queue(index), Some(&parent), quota, 1));
+        }
+        for index in 0..self.nodes * 130 / 4 {
+            self.made(self.running(index), &mut take);
+        }
+        for index in 0..self.nodes * 10 / 4 {
+            let pod = self.waiting(&format!("wait-{index:06}"), index, 1);
+            self.made(pod, &mut take);
+        }
     }
-    for index in 0..20 {
-        take(queue(&format!("dept-{index:02}"), None, None, 1));
+
+    fn queue(&self, index: usize) -> String {
+        format!("queue-{:04}", index % (self.nodes / 4))
     }
-    let queues = count / 4;
-    let quota = Some(count as u64 * GPUS as u64 / 10 / queues as u64);
-    for index in 0..queues {
-        let parent = format!("dept-{:02}", index % 20);
-        take(queue(&queue_of(index, count), Some(&parent), quota, 1));
+
+    /// A pod that runs. The first ones hold the GPUs.
+    fn running(&self, index: usize) -> Pod {
+        let gpu_pods = self.nodes / 10 * GPUS;
+        let mut new = pod(
+            &format!("run-{index:06}"),
+            &self.queue(index),
+            u32::from(index < gpu_pods),
+        );
+        new.created = Time((index % 5000) as u64);
+        if index < gpu_pods {
+            return on(new, index / GPUS * 10, &[index % GPUS]);
+        }
+        new.ours = index.is_multiple_of(2);
+        on(new, index % self.nodes, &[])
     }
-    let running = count * 130 / 4;
-    for index in 0..running {
-        take(event(large_pod(index, count)));
+
+    /// A pod that waits; one of so many requests.
+    fn waiting(&self, name: &str, index: usize, gpus: u32) -> Pod {
+        let mut new = pod(name, &self.queue(index), gpus);
+        let request = index % self.requests;
+        new.cpu = CpuMilli(1000 + request as u64 % 100);
+        new.memory = Bytes((1 << 30) + (request as u64 / 100 << 20));
+        new.created = Time(10_000);
+        new
     }
-    for index in 0..count * 10 / 4 {
-        let mut pod = pod(&format!("wait-{index:06}"), &queue_of(index, count), 1);
-        pod.created = Time(10_000);
+
+    /// A pod as it comes: its group first, where it has one.
+    fn made(&self, mut pod: Pod, mut take: impl FnMut(Event)) {
+        if self.grouped && pod.ours {
+            let mut group = PodGroup::named(&format!("default/pg-{}", pod.name), 1);
+            group.queue = pod.queue.clone();
+            group.created = pod.created;
+            if !matches!(pod.phase, Phase::Pending) {
+                group.last_start = Some(pod.created);
+            }
+            pod.group = Some(group.name.clone());
+            take(Event::Group(group));
+        }
         take(event(pod));
     }
-}
 
-fn queue_of(index: usize, count: usize) -> String {
-    format!("queue-{:04}", index % (count / 4))
-}
-
-/// A pod of the large cluster that runs. The first ones hold the GPUs.
-pub fn large_pod(index: usize, count: usize) -> Pod {
-    let gpu_pods = count / 10 * GPUS;
-    let mut new = pod(
-        &format!("run-{index:06}"),
-        &queue_of(index, count),
-        u32::from(index < gpu_pods),
-    );
-    new.created = Time((index % 5000) as u64);
-    if index < gpu_pods {
-        return on(new, index / GPUS * 10, &[index % GPUS]);
+    fn gone(&self, pod: &Pod, mut take: impl FnMut(Event)) {
+        take(Event::PodGone(pod.uid.clone()));
+        if self.grouped && pod.ours {
+            take(Event::GroupGone(GroupName::new(format!(
+                "default/pg-{}",
+                pod.name
+            ))));
+        }
     }
-    new.ours = index.is_multiple_of(2);
-    on(new, index % count, &[])
-}
 
-/// 100 changes in it: 20 pods with a GPU and 20 without are gone, 40 new ones wait (half
-/// with a GPU), 15 that run are seen again with another label, five nodes are seen again.
-/// `turn` makes each set another one.
-pub fn changes(count: usize, turn: usize) -> Vec<Event> {
-    let gpu_pods = count / 10 * GPUS;
-    let mut events = Vec::new();
-    for index in 0..20 {
-        let at = turn * 20 + index;
-        events.push(Event::PodGone(large_pod(at, count).uid));
-        events.push(Event::PodGone(large_pod(gpu_pods + at, count).uid));
+    /// 100 changes: 20 pods with a GPU and 20 without are gone, 40 new ones wait (half
+    /// with a GPU), 15 that run are seen again with another label, five nodes are seen again.
+    /// `turn` makes each set another one. Groups come and go with their pods.
+    pub fn changes(&self, turn: usize) -> Vec<Event> {
+        let gpu_pods = self.nodes / 10 * GPUS;
+        let mut events = Vec::new();
+        let mut take = |event| events.push(event);
+        for index in 0..20 {
+            let at = turn * 20 + index;
+            self.gone(&self.running(at), &mut take);
+            self.gone(&self.running(gpu_pods + at), &mut take);
+        }
+        for index in 0..40 {
+            let name = format!("new-{turn:03}-{index:02}");
+            let mut new = self.waiting(&name, turn * 40 + index, index as u32 % 2);
+            new.created = Time(20_000);
+            self.made(new, &mut take);
+        }
+        for index in 0..15 {
+            let mut pod = self.running(gpu_pods + 10_000 + turn * 15 + index);
+            if self.grouped && pod.ours {
+                pod.group = Some(GroupName::new(format!("default/pg-{}", pod.name)));
+            }
+            pod.labels.insert(Arc::from("seen"), Arc::from("again"));
+            take(event(pod));
+        }
+        for index in 0..5 {
+            node(1 + (turn * 5 + index) % 8, 0)
+                .into_iter()
+                .for_each(&mut take);
+        }
+        events
     }
-    for index in 0..40 {
-        let name = format!("new-{turn:03}-{index:02}");
-        let mut new = pod(&name, &queue_of(turn * 40 + index, count), index as u32 % 2);
+
+    /// A pod that fits nowhere.
+    pub fn one_more(&self, turn: usize) -> Vec<Event> {
+        let mut events = Vec::new();
+        let mut new = self.waiting(&format!("more-{turn:03}"), turn, 1);
         new.created = Time(20_000);
-        events.push(event(new));
+        self.made(new, |event| events.push(event));
+        events
     }
-    for index in 0..15 {
-        let mut pod = large_pod(gpu_pods + 10_000 + turn * 15 + index, count);
-        pod.labels.insert(Arc::from("seen"), Arc::from("again"));
-        events.push(event(pod));
+
+    /// A queue is made.
+    pub fn one_queue(&self, turn: usize) -> Vec<Event> {
+        vec![queue(
+            &format!("queue-new-{turn:03}"),
+            Some("dept-00"),
+            Some(1),
+            1,
+        )]
     }
-    for index in 0..5 {
-        events.extend(node(1 + (turn * 5 + index) % 8, 0));
+
+    /// A node without GPUs turns out not to be ready, and is ready again.
+    pub fn flap(&self, turn: usize) -> Vec<Event> {
+        let mut events = node(1 + turn / 2 % 8, 0);
+        if turn.is_multiple_of(2) {
+            for event in &mut events {
+                if let Event::Node(node) = event {
+                    node.not_ready = vec![Arc::from("node(s) were not ready")];
+                }
+            }
+        }
+        events
     }
-    events
 }

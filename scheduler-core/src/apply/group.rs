@@ -48,6 +48,7 @@ pub(super) fn life(state: &mut State, life: &Life) {
         row.last_start = life.last_start;
         row.stale_since = life.stale_since;
     }
+    state.unsettle(key);
     if life.untold {
         state.untold.insert(life.of.clone());
     }
@@ -87,9 +88,6 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         state.transition(*task, TaskCell::of(Status::Detached));
     }
     let queue = group.as_ref().map(|group| group.queue.clone());
-    if let Some(group) = &group {
-        state.group_names.insert(group.name.clone(), key);
-    }
     if let Some(row) = state.jobs.get_mut(key) {
         row.root = group
             .as_ref()
@@ -109,5 +107,6 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
     for (task, cell) in cells {
         state.transition(task, cell);
     }
+    state.unsettle(key);
     state.loosen();
 }

@@ -8,16 +8,7 @@ use crate::state::rows::{JobKey, Seen, TaskKey};
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {
-        let jobs: Vec<JobKey> = self.state.group_names.values().copied().collect();
-        for job in jobs {
-            if self
-                .state
-                .jobs
-                .get(job)
-                .is_some_and(|row| row.is_never_stale())
-            {
-                continue;
-            }
+        for job in self.unsteady() {
             let gang = self.gang(job);
             let stale = gang.is_stale() && !self.has_succeeded(job);
             let now = self.state.now;
@@ -30,6 +21,10 @@ impl Cycle<'_> {
                 }
                 continue;
             }
+            self.state.unsettle(job);
+            let Some(row) = self.state.jobs.get_mut(job) else {
+                continue;
+            };
             // A time to come was written by a replica whose clock was ahead of this one's.
             let since = row.stale_since.filter(|since| *since <= now);
             if since.is_none() {
@@ -65,6 +60,20 @@ impl Cycle<'_> {
                 self.evict(task, None, EvictCause::StaleGang, &message);
             }
         }
+    }
+
+    /// Groups that may be below their minimum, in order of name.
+    fn unsteady(&mut self) -> Vec<JobKey> {
+        let mut jobs = std::mem::take(&mut self.state.unsteady);
+        jobs.retain(|job| {
+            let row = self.state.jobs.get_mut(*job);
+            row.is_some_and(|row| std::mem::take(&mut row.unsteady))
+        });
+        jobs.sort_by(|one, other| {
+            let name = |job: &JobKey| self.state.jobs.get(*job).map(|row| &row.name);
+            name(one).cmp(&name(other))
+        });
+        jobs
     }
 
     fn has_succeeded(&self, job: JobKey) -> bool {

@@ -335,7 +335,7 @@ impl Cycle<'_> {
         let first = next.first().and_then(|task| self.state.tasks.get(*task));
         let row = self.state.jobs.get(job);
         let alone = row
-            .filter(|row| row.single && row.group.is_none())
+            .filter(|row| row.is_like_alone())
             .zip(first.filter(|task| task.avoid.is_empty()))
             .filter(|(_, task)| {
                 let spec = self.state.specs.get(task.spec);

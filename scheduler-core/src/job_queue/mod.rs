@@ -356,7 +356,7 @@ impl JobQueue {
         if let Some(queue) = self.taken.take() {
             self.rekey(state, shares, queue);
         }
-        debug_assert!(self.is_in_order(state, shares), "a queue is out of place");
+        debug_assert!(self.is_in_order(state), "a queue is out of place");
         let mut leaf = *self.top.first()?;
         while let Some(child) = self.nodes.get(&leaf)?.children.first() {
             leaf = *child;
@@ -426,20 +426,22 @@ impl JobQueue {
         }
     }
 
-    /// Every level is a heap under the keys that its queues have now.
-    fn is_in_order(&self, state: &State, shares: &Shares) -> bool {
-        let current = |key: &QueueKey| {
-            let node = self.nodes.get(key);
-            let known = node.and_then(|node| node.at).map(|(basis, _)| basis);
-            known.is_none_or(|known| known == self.basis(state, *key))
+    /// Every level is a heap under the keys that its queues have now. What decides between
+    /// equal keys need not be an order: of allocatable shares, each may be the smaller one in
+    /// some resource.
+    fn is_in_order(&self, state: &State) -> bool {
+        let key = |queue: &QueueKey| self.nodes.get(queue).and_then(|node| node.at);
+        let is_current =
+            |queue: &QueueKey| key(queue).is_none_or(|(basis, _)| basis == self.basis(state, *queue));
+        let goes_first = |one: &QueueKey, other: &QueueKey| match (key(one), key(other)) {
+            (Some((_, one)), Some((_, other))) if self.victims => one.cmp(&other).is_gt(),
+            (Some((_, one)), Some((_, other))) => one.cmp(&other).is_lt(),
+            _ => false,
         };
         let levels = self.nodes.values().map(|node| &node.children);
         levels.chain([&self.top]).all(|level| {
-            level.iter().all(current)
-                && (1..level.len()).all(|index| {
-                    let (one, above) = (level[index], level[(index - 1) / 2]);
-                    !self.goes_first(state, shares, one, above)
-                })
+            level.iter().all(is_current)
+                && (1..level.len()).all(|at| !goes_first(&level[at], &level[(at - 1) / 2]))
         })
     }
 

@@ -316,6 +316,7 @@ impl State {
             self.moved.note(job, row.stamp);
             self.touched += 1;
             row.stamp = self.touched;
+            self.unsettle(job);
         }
     }
 

@@ -127,8 +127,9 @@ pub(crate) struct State {
     /// Groups whose only pod had started before it came into them: nobody has told the
     /// shell when.
     pub untold: BTreeSet<GroupName>,
-    /// Jobs that are no single pods.
-    pub group_names: BTreeMap<GroupName, JobKey>,
+    /// Groups that may have fallen below their minimum, or risen to it: of which a pod or
+    /// the group itself has changed. Those that are below it stay here.
+    pub unsteady: Vec<JobKey>,
     /// What was found to contradict itself, each once.
     pub contradictions: BTreeSet<String>,
 }
@@ -369,12 +370,21 @@ impl State {
             last_start: None,
             stale_since: None,
             stamp: 0,
+            unsteady: false,
         }));
         self.job_names.insert(name.clone(), key);
-        if !single {
-            self.group_names.insert(name.clone(), key);
-        }
         key
+    }
+
+    /// Whether the job is below its minimum is looked at again.
+    pub(crate) fn unsettle(&mut self, job: JobKey) {
+        if let Some(row) = self.jobs.get_mut(job)
+            && !row.unsteady
+            && !row.is_never_stale()
+        {
+            row.unsteady = true;
+            self.unsteady.push(job);
+        }
     }
 
     /// Puts a job into a queue. Its tasks must be detached: their sums are the queue's.
@@ -436,7 +446,6 @@ impl State {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
                 self.job_names.remove(&row.name);
-                self.group_names.remove(&row.name);
             }
         }
     }

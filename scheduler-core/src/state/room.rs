@@ -18,6 +18,8 @@ use std::collections::BTreeSet;
 pub(crate) struct Room {
     /// Whole GPUs free or leaving, less promises.
     pub whole: i64,
+    /// Of them, free now.
+    pub whole_now: i64,
     /// GPUs free or leaving, whole and in parts: nano-GPU and MiB.
     pub nano: u128,
     pub mib: u128,
@@ -52,6 +54,8 @@ pub(crate) struct Rooms {
     at: SecondaryMap<NodeKey, Room>,
     /// By whole GPUs, then name.
     pub by_whole: BTreeSet<(i64, u32)>,
+    /// By whole GPUs that are free now, where there are any.
+    pub by_now: BTreeSet<(i64, u32)>,
     /// Those with shared cards, in the same order.
     pub sharing: BTreeSet<(i64, u32)>,
     /// Without GPUs first, then by millicores, then name.
@@ -107,6 +111,7 @@ impl Rooms {
     fn take_out(&mut self, rank: u32, room: &Room) {
         self.whole -= room.whole.max(0);
         self.by_whole.remove(&(room.whole, rank));
+        self.by_now.remove(&(room.whole_now, rank));
         if room.shared.is_some() {
             self.sharing.remove(&(room.whole, rank));
         }
@@ -124,6 +129,9 @@ impl Rooms {
     fn put_in(&mut self, rank: u32, room: &Room) {
         self.whole += room.whole.max(0);
         self.by_whole.insert((room.whole, rank));
+        if room.whole_now > 0 {
+            self.by_now.insert((room.whole_now, rank));
+        }
         if room.shared.is_some() {
             self.sharing.insert((room.whole, rank));
         }
@@ -185,8 +193,10 @@ impl State {
         let used = self.node_use.get(key).copied().unwrap_or_default();
         let (nano, mib) = seat::free_gpus(self, key);
         let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
+        let count = seat::whole_count(self, key);
         let mut room = Room {
-            whole: seat::whole_count(self, key).later,
+            whole: count.later,
+            whole_now: count.now,
             nano,
             mib,
             ready: node.not_ready.is_empty(),

@@ -251,6 +251,8 @@ pub(crate) struct JobRow {
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
+    /// It is in [`super::State::unsteady`].
+    pub unsteady: bool,
 }
 
 /// A queue.

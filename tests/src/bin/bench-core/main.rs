@@ -8,12 +8,13 @@
 //! which recomputes every sum after each event and makes every search that is skipped.
 
 mod full;
+mod large;
 mod meter;
 
 use aliquot_tests::worlds::{self, NOW};
 use clap::Parser;
-use meter::{Counting, exponent, live, resident, spread, total};
-use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, Step};
+use meter::{Counting, exponent, spread, total};
+use scheduler_core::{Config, Core, Event, Step};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -221,9 +222,7 @@ fn main() -> ExitCode {
     let mut missed = 0;
     say("| what | figure (least to most) | target | | KAI | allocated | actions |");
     say("|---|---|---|---|---|---|---|");
-    if wanted("large cluster") {
-        missed += large(args.rounds);
-    }
+    missed += large::rows(args.rounds, wanted);
     missed += full::rows(args.rounds, wanted);
     let mut rows = rows();
     rows.retain(|row| wanted(&row.name));
@@ -265,95 +264,6 @@ fn main() -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
-}
-
-/// The large cluster: built, decided on, changed; and its memory.
-fn large(rounds: usize) -> u32 {
-    const NODES: usize = 4000;
-    let ms = |count: f64| Some(Duration::from_secs_f64(count / 1000.0));
-    let before = live();
-    let mut build = Duration::ZERO;
-    let mut core = Core::new(Config::default());
-    worlds::large(NODES, |event| {
-        let start = Instant::now();
-        let problems = core.apply(event);
-        build += start.elapsed();
-        assert!(problems.is_empty(), "{problems:?}");
-    });
-    let held = live() - before;
-    let start = Instant::now();
-    let mut decision = core.decide(NOW);
-    let cold = start.elapsed();
-    let after = live() - before;
-    let mut missed = 0;
-    let name = |what: &str| format!("large cluster: {what}");
-    missed += line(&name("built from events"), &[build], None, "-", None);
-    missed += line(&name("cold decision"), &[cold], None, "-", None);
-    let mut warm = Vec::new();
-    for _ in 0..rounds {
-        let start = Instant::now();
-        let _ = core.decide(NOW);
-        warm.push(start.elapsed());
-    }
-    missed += line(
-        &name("warm decision, nothing changed"),
-        &warm,
-        None,
-        "-",
-        None,
-    );
-    let (mut applied, mut decided) = (Vec::new(), Vec::new());
-    let mut acted = 0;
-    for turn in 0..rounds {
-        for action in &decision.actions {
-            let id = action.decision();
-            core.apply(Event::Outcome(Outcome {
-                decision: id,
-                result: OutcomeResult::Confirmed,
-            }));
-            if let Action::Evict(evict) = action {
-                core.apply(Event::PodGone(evict.pod.clone()));
-            }
-        }
-        let events = worlds::changes(NODES, turn);
-        assert_eq!(events.len(), 100);
-        let start = Instant::now();
-        for event in events {
-            core.apply(event);
-        }
-        applied.push(start.elapsed());
-        let start = Instant::now();
-        decision = core.decide(NOW);
-        decided.push(start.elapsed());
-        acted = decision.actions.len();
-    }
-    missed += line(&name("100 changes applied"), &applied, None, "-", None);
-    missed += line(
-        &name("decision after 100 changes"),
-        &decided,
-        ms(0.1),
-        "-",
-        Some((0, acted)),
-    );
-    let mib = |bytes: usize| bytes / (1 << 20);
-    let judge = |figure: usize, most: usize| if figure <= most { "ok" } else { "MISS" };
-    let most = mib(held.max(after));
-    say(&format!(
-        "| {} | {} MiB before, {} MiB after the first decision | 48 MiB | {} | - | | |",
-        name("memory in the core"),
-        mib(held),
-        mib(after),
-        judge(most, 48)
-    ));
-    let (now, peak) = resident();
-    say(&format!(
-        "| {} | {} MiB, at most {} MiB | 256 MiB | {} | - | | |",
-        name("resident memory of this process"),
-        now / 1024,
-        peak / 1024,
-        judge(peak / 1024, 256)
-    ));
-    missed + u32::from(most > 48) + u32::from(peak / 1024 > 256)
 }
 
 /// One row of the table; 1 where it misses its target.

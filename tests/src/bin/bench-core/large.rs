@@ -1,0 +1,152 @@
+//! The large cluster in the shapes of production: each pod in a group or alone, one request or
+//! many among those that wait. What a decision costs after all kinds of changes, how many
+//! reasons it gives, and the memory.
+
+use crate::meter::{live, resident};
+use crate::{line, say};
+use aliquot_tests::worlds::{Large, NOW};
+use scheduler_core::{Action, Config, Core, Decision, Event, Outcome, OutcomeResult};
+use std::time::{Duration, Instant};
+
+/// A shape, what a decision may cost after 100 changes, and what the core may hold.
+struct Shape {
+    large: Large,
+    changes: f64,
+    mib: Option<usize>,
+}
+
+/// Its rows; how many of them missed their target.
+pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
+    const NODES: usize = 4000;
+    let shape = |grouped, requests, changes, mib| Shape {
+        large: Large {
+            nodes: NODES,
+            grouped,
+            requests,
+        },
+        changes,
+        mib,
+    };
+    let mut missed = 0;
+    for shape in [
+        shape(false, 1, 1.0, None),
+        shape(true, 1, 1.0, Some(32)),
+        shape(true, 100, 2.0, None),
+        shape(true, 1000, 5.0, None),
+    ] {
+        let grouped = if shape.large.grouped {
+            "grouped"
+        } else {
+            "alone"
+        };
+        let name = format!(
+            "large cluster, {grouped}, {} requests",
+            shape.large.requests
+        );
+        if wanted(&name) {
+            missed += of(rounds, &name, &shape);
+        }
+    }
+    missed
+}
+
+/// Carries out what was decided.
+fn done(core: &mut Core, decision: &Decision) {
+    for action in &decision.actions {
+        core.apply(Event::Outcome(Outcome {
+            decision: action.decision(),
+            result: OutcomeResult::Confirmed,
+        }));
+        if let Action::Evict(evict) = action {
+            core.apply(Event::PodGone(evict.pod.clone()));
+        }
+    }
+}
+
+fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
+    let ms = |count: f64| Some(Duration::from_secs_f64(count / 1000.0));
+    let before = live();
+    let mut build = Duration::ZERO;
+    let mut core = Core::new(Config::default());
+    shape.large.events(|event| {
+        let start = Instant::now();
+        let problems = core.apply(event);
+        build += start.elapsed();
+        assert!(problems.is_empty(), "{problems:?}");
+    });
+    let held = live() - before;
+    let start = Instant::now();
+    let mut decision = core.decide(NOW);
+    let cold = start.elapsed();
+    let after = live() - before;
+    let mut missed = 0;
+    let row = |what: &str| format!("{name}: {what}");
+    missed += line(&row("built from events"), &[build], None, "-", None);
+    missed += line(
+        &row("cold decision"),
+        &[cold],
+        None,
+        "-",
+        Some((0, decision.actions.len())),
+    );
+    type Changes<'a> = &'a dyn Fn(usize) -> Vec<Event>;
+    let large = shape.large;
+    let kinds: [(&str, Option<f64>, Changes); 4] = [
+        ("100 changes", Some(shape.changes), &|turn| {
+            large.changes(turn)
+        }),
+        ("a pod that fits nowhere", Some(0.3), &|turn| {
+            large.one_more(turn)
+        }),
+        ("a queue is made", Some(0.2), &|turn| large.one_queue(turn)),
+        ("a node flaps", None, &|turn| large.flap(turn)),
+    ];
+    for (what, target, events) in kinds {
+        let mut decided = Vec::new();
+        let (mut acted, mut reasons) = (0, 0);
+        for turn in 0..rounds {
+            done(&mut core, &decision);
+            let events = events(turn);
+            let start = Instant::now();
+            for event in events {
+                core.apply(event);
+            }
+            let applied = start.elapsed();
+            // What a queue costs is paid when it comes or when it is next asked for.
+            let start = Instant::now();
+            decision = core.decide(NOW);
+            decided.push(start.elapsed() + applied);
+            acted = decision.actions.len();
+            reasons = reasons.max(decision.reasons.len());
+        }
+        missed += line(
+            &row(&format!("{what}, applied and decided")),
+            &decided,
+            target.and_then(ms),
+            "-",
+            Some((0, acted)),
+        );
+        say(&format!("{}: {reasons} reasons at most", row(what)));
+    }
+    let mib = |bytes: usize| bytes / (1 << 20);
+    let judge = |figure: usize, most: usize| if figure <= most { "ok" } else { "MISS" };
+    let most = mib(held.max(after));
+    let (target, judged) = match shape.mib {
+        Some(target) => (format!("{target} MiB"), judge(most, target)),
+        None => ("-".to_owned(), ""),
+    };
+    say(&format!(
+        "| {} | {} MiB before, {} MiB after the first decision | {target} | {judged} | - | | |",
+        row("memory in the core"),
+        mib(held),
+        mib(after),
+    ));
+    let (now, peak) = resident();
+    say(&format!(
+        "| {} | {} MiB, at most {} MiB | - | | - | | |",
+        row("resident memory of this process"),
+        now / 1024,
+        peak / 1024,
+    ));
+    missed + u32::from(judged == "MISS")
+}
