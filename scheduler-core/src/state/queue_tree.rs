@@ -1,8 +1,9 @@
 //! The tree of queues as it follows from what was announced, and the sums over it.
 
 use super::State;
-use super::cell::{Cell, QueueUse, Status, TaskCell};
-use super::rows::{QueueKey, TaskKey};
+use super::cell::{Status, TaskCell};
+use super::rows::{QueueKey, QueueRow, TaskKey};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 impl State {
@@ -10,37 +11,62 @@ impl State {
     /// needed, once for any number of changes.
     pub(crate) fn queues_changed(&mut self) {
         self.queues_dirty = true;
-        self.hindered += 1;
         self.loosen();
     }
 
-    /// Rebuilds chains and sums if a queue came, went or moved.
+    /// Rebuilds the chains if a queue came, went or moved, and moves the sums of the pods in
+    /// queues whose chain is another now.
     pub(crate) fn refresh_queues(&mut self) {
         if !self.queues_dirty {
             return;
         }
-        let tasks: Vec<(TaskKey, TaskCell)> = self
-            .task_cells
-            .iter()
-            .map(|(key, cell)| (key, cell.clone()))
-            .collect();
-        for (key, _) in &tasks {
-            self.transition(*key, TaskCell::of(Status::Detached));
-        }
         let names: Vec<QueueKey> = self.queue_names.values().copied().collect();
+        let mut chains: FxHashMap<QueueKey, Vec<QueueKey>> = FxHashMap::default();
         for key in &names {
             let chain = self.chain(*key);
-            if let Some(row) = self.queues.get_mut(*key) {
-                row.chain = chain;
-                row.children.clear();
+            if self.queues.get(*key).is_some_and(|row| row.chain != chain) {
+                chains.insert(*key, chain);
             }
-            self.set(Cell::Queue(*key, QueueUse::default()));
+        }
+        let moves = |key: &QueueKey| {
+            chains.contains_key(key) && self.queues.get(*key).is_some_and(|row| row.users > 0)
+        };
+        let mut cells: Vec<(TaskKey, TaskCell)> = Vec::new();
+        if names.iter().any(moves) {
+            for row in self.jobs.values() {
+                if row.queue.as_ref().is_some_and(moves) {
+                    let tasks = row.tasks.iter();
+                    cells.extend(tasks.filter_map(|key| {
+                        Some((*key, self.task_cells.get(*key)?.clone()))
+                    }));
+                }
+            }
+        }
+        for (key, _) in &cells {
+            self.transition(*key, TaskCell::of(Status::Detached));
+        }
+        // Whether pods in it may be placed at all.
+        let takes_pods = |row: &QueueRow| !row.chain.is_empty() && row.children.is_empty();
+        let took: FxHashMap<QueueKey, bool> = self
+            .queues
+            .iter()
+            .filter(|(_, row)| row.users > 0)
+            .map(|(key, row)| (key, takes_pods(row)))
+            .collect();
+        for row in self.queues.values_mut() {
+            row.children.clear();
+        }
+        for (key, chain) in chains {
+            if let Some(row) = self.queues.get_mut(key) {
+                row.chain = chain;
+            }
         }
         self.top_queues.clear();
         for key in names {
-            match self.queues.get(key).map(|row| row.chain.clone()).as_deref() {
+            match self.queues.get(key).map(|row| row.chain.as_slice()) {
                 Some([_, parent, ..]) => {
-                    if let Some(row) = self.queues.get_mut(*parent) {
+                    let parent = *parent;
+                    if let Some(row) = self.queues.get_mut(parent) {
                         row.children.push(key);
                     }
                 }
@@ -48,8 +74,12 @@ impl State {
                 _ => {}
             }
         }
-        for (key, cell) in tasks {
+        for (key, cell) in cells {
             self.transition(key, cell);
+        }
+        let mut users = self.queues.iter().filter(|(_, row)| row.users > 0);
+        if users.any(|(key, row)| took.get(&key) != Some(&takes_pods(row))) {
+            self.hindered += 1;
         }
         self.queues_dirty = false;
     }
