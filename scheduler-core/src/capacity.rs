@@ -3,10 +3,12 @@
 //! `plugins/proportion/capacity_policy`), in KAI's words.
 
 use crate::action::ReasonKind;
+use crate::reason::{About, Why};
 use crate::shares::{Shares, Three};
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey};
 use crate::units::Bound;
+use std::sync::Arc;
 
 const NAMES: [&str; 3] = ["GPUs", "CPU cores", "memory"];
 /// Units in messages: GPUs, cores, GB.
@@ -28,14 +30,21 @@ pub(crate) fn over(
     job: JobKey,
     wanted: Three,
     check: Check,
-) -> Option<(ReasonKind, String)> {
+) -> Option<Arc<Why>> {
     let row = state.jobs.get(job)?;
+    let why = |kind, (queue, index, line): (QueueKey, usize, String)| {
+        Arc::new(Why {
+            kind,
+            line: Arc::from(line),
+            about: About::Limit(queue, index),
+        })
+    };
     let preemptible = row.is_preemptible(state);
     let chain = &state.queues.get(row.queue?)?.chain;
     if check == Check::All {
         for queue in chain {
-            if let Some(message) = over_limit(state, shares, *queue, wanted) {
-                return Some((ReasonKind::OverLimit, message));
+            if let Some(over) = over_limit(state, shares, *queue, wanted) {
+                return Some(why(ReasonKind::OverLimit, over));
             }
         }
     }
@@ -45,13 +54,16 @@ pub(crate) fn over(
     chain
         .iter()
         .find_map(|queue| over_quota(state, shares, *queue, wanted))
-        .map(|message| (ReasonKind::NonPreemptibleOverQuota, message))
+        .map(|over| why(ReasonKind::NonPreemptibleOverQuota, over))
 }
 
 /// KAI looks at CPU and memory before GPUs.
 const ORDER: [usize; 3] = [1, 2, 0];
 
-fn over_limit(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) -> Option<String> {
+/// Which queue, which resource, and the words.
+type Over = (QueueKey, usize, String);
+
+fn over_limit(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) -> Option<Over> {
     let share = shares.of.get(queue)?;
     let used = state.queue_use.get(queue)?.allocated;
     ORDER.into_iter().find_map(|index| {
@@ -61,7 +73,7 @@ fn over_limit(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) ->
         if wanted[index] == 0 || used[index] + wanted[index] <= u128::from(limit) {
             return None;
         }
-        Some(format!(
+        let line = format!(
             "{} quota has reached the allowable limit of {}. Limit is {} {}, currently {} {} allocated and workload requested {} {}",
             name(state, queue),
             NAMES[index],
@@ -71,11 +83,12 @@ fn over_limit(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) ->
             NAMES[index],
             amount(wanted[index], index),
             NAMES[index],
-        ))
+        );
+        Some((queue, index, line))
     })
 }
 
-fn over_quota(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) -> Option<String> {
+fn over_quota(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) -> Option<Over> {
     let share = shares.of.get(queue)?;
     let used = state.queue_use.get(queue)?.non_preemptible;
     ORDER.into_iter().find_map(|index| {
@@ -85,7 +98,7 @@ fn over_quota(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) ->
         if wanted[index] == 0 || used[index] + wanted[index] <= u128::from(quota) {
             return None;
         }
-        Some(format!(
+        let line = format!(
             "Non-preemptible workload is over quota. Workload requested {} {}, but {} quota is {} {}, while {} {} are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.",
             amount(wanted[index], index),
             NAMES[index],
@@ -94,7 +107,8 @@ fn over_quota(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) ->
             NAMES[index],
             amount(used[index], index),
             NAMES[index],
-        ))
+        );
+        Some((queue, index, line))
     })
 }
 

@@ -104,9 +104,9 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             },
         )
         .collect();
-    if let Some((kind, line)) = cycle::hindrance(state, row) {
-        explanation.kind = Some(kind);
-        explanation.line = line;
+    if let Some(why) = cycle::hindrance(state, row) {
+        explanation.kind = Some(why.kind);
+        explanation.line = Arc::clone(&why.line);
     } else if explanation.nodes.iter().any(|node| node.fits) {
         // Its turn comes.
     } else if let Some(node) = later {

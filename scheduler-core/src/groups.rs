@@ -73,7 +73,8 @@ pub(crate) fn views(state: &State) -> Vec<GroupView> {
                             add(&mut view.requested, spec.request());
                         }
                         if view.reason.is_none() {
-                            view.reason.clone_from(&row.said);
+                            let said = row.said.as_ref();
+                            view.reason = said.map(|why| (why.kind, Arc::clone(&why.line)));
                         }
                     }
                     Status::Stuck

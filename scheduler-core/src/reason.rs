@@ -1,10 +1,12 @@
 //! Every "no", typed, and its words: KAI's where KAI has them.
 
+use crate::action::ReasonKind;
+use crate::explain::MAX_LINE;
 use crate::ids::ResourceName;
 use crate::ledger::Short;
 use crate::model::{Fence, Mode, Taint};
 use crate::state::State;
-use crate::state::rows::CardKey;
+use crate::state::rows::{CardKey, QueueKey};
 use crate::units::Mib;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -213,56 +215,131 @@ impl CardLine {
     }
 }
 
-/// One line of at most `most` bytes: KAI's histogram of reasons, then a line per card as
-/// far as there is room.
-pub(crate) fn join(state: &State, verdicts: &[(&str, NodeVerdict)], most: usize) -> String {
-    let mut kinds: BTreeMap<&NodeNo, usize> = BTreeMap::new();
-    for why in verdicts.iter().flat_map(|(_, verdict)| &verdict.why) {
-        *kinds.entry(why).or_default() += 1;
+/// Why a pod waits, in one line, and what makes it another reason than the last.
+#[derive(Clone, Debug)]
+pub(crate) struct Why {
+    pub kind: ReasonKind,
+    pub line: Arc<str>,
+    pub about: About,
+}
+
+/// What a reason is about. Numbers that change in its words make no other reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    /// Its words.
+    Words,
+    /// What the nodes lack, whichever and however many they are.
+    Nodes(Arc<[String]>),
+    /// A limit or quota of a queue, by resource.
+    Limit(QueueKey, usize),
+}
+
+impl Why {
+    pub(crate) fn of(kind: ReasonKind, line: impl Into<Arc<str>>) -> Arc<Self> {
+        Arc::new(Self {
+            kind,
+            line: line.into(),
+            about: About::Words,
+        })
     }
-    // Different reasons may have the same words.
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for (why, count) in kinds {
-        *counts.entry(why.to_string()).or_default() += count;
+
+    /// Whoever was told the one need not be told the other.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        self.kind == other.kind
+            && self.about == other.about
+            && (self.about != About::Words || self.line == other.line)
     }
-    let mut histogram: Vec<String> = counts
-        .into_iter()
-        .map(|(why, count)| format!("{count} {why}"))
-        .collect();
-    histogram.sort();
-    let mut line = if verdicts.is_empty() {
-        "no nodes with enough resources were found: there are no nodes".to_owned()
-    } else {
-        format!(
-            "no nodes with enough resources were found: {}.",
-            histogram.join(", ")
-        )
-    };
-    let details = || {
-        verdicts
-            .iter()
-            .flat_map(|(node, verdict)| verdict.cards.iter().map(move |card| (node, card)))
-    };
-    // Room for the closing count.
-    let room = most.saturating_sub(40);
-    let mut shown = 0;
-    for (node, card) in details() {
-        let detail = format!("node {node}: {}", card.text(state));
-        if line.len() + detail.len() + 2 > room {
-            break;
+}
+
+/// A line about many nodes, of at most [`MAX_LINE`] bytes: KAI's histogram of reasons, then a
+/// line per card as far as there is room.
+pub(crate) struct Line {
+    text: String,
+    cards: usize,
+    /// Nodes with cards for which there was no room.
+    hidden: usize,
+}
+
+impl Line {
+    /// `counts`: reasons, and of how many nodes.
+    pub(crate) fn of<'a>(counts: impl IntoIterator<Item = (&'a NodeNo, usize)>) -> Self {
+        // Different reasons may have the same words.
+        let mut by_words: BTreeMap<String, usize> = BTreeMap::new();
+        for (why, count) in counts {
+            *by_words.entry(why.to_string()).or_default() += count;
         }
-        line.push_str(if shown == 0 { " " } else { "; " });
-        line.push_str(&detail);
-        shown += 1;
+        let mut histogram: Vec<String> = by_words
+            .into_iter()
+            .map(|(why, count)| format!("{count} {why}"))
+            .collect();
+        histogram.sort();
+        let text = if histogram.is_empty() {
+            "no nodes with enough resources were found: there are no nodes".to_owned()
+        } else {
+            format!(
+                "no nodes with enough resources were found: {}.",
+                histogram.join(", ")
+            )
+        };
+        Self {
+            text,
+            cards: 0,
+            hidden: 0,
+        }
     }
-    let all: usize = verdicts
-        .iter()
-        .map(|(_, verdict)| verdict.cards.len())
-        .sum();
-    if shown < all {
-        let _ = write!(line, " (and {} more cards)", all - shown);
+
+    /// No more cards have room.
+    pub(crate) fn is_full(&self) -> bool {
+        self.hidden > 0
     }
-    cut(line, most)
+
+    /// What the cards of one node say.
+    pub(crate) fn add(&mut self, state: &State, node: &str, cards: &[CardLine]) {
+        // Room for the closing count.
+        const ROOM: usize = MAX_LINE - 40;
+        for card in cards {
+            let detail = format!("node {node}: {}", card.text(state));
+            if self.is_full() || self.text.len() + detail.len() + 2 > ROOM {
+                self.hidden += 1;
+                return;
+            }
+            self.text.push_str(if self.cards == 0 { " " } else { "; " });
+            self.text.push_str(&detail);
+            self.cards += 1;
+        }
+    }
+
+    /// Nodes with cards that were not asked.
+    pub(crate) fn hide(&mut self, nodes: usize) {
+        self.hidden += nodes;
+    }
+
+    pub(crate) fn end(mut self) -> Arc<str> {
+        match self.hidden {
+            0 => {}
+            1 => self.text.push_str(" (and cards of 1 more node)"),
+            more => {
+                let _ = write!(self.text, " (and cards of {more} more nodes)");
+            }
+        }
+        Arc::from(cut(self.text, MAX_LINE))
+    }
+}
+
+impl NodeNo {
+    /// It passes by itself, and is no reason of the pod's: another node that is in this state
+    /// for a while is no news for whoever waits for other reasons.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::NotReady(_) | Self::Unschedulable | Self::AgentSilent
+        )
+    }
+
+    /// Cards say more about it.
+    pub(crate) fn is_of_cards(&self) -> bool {
+        matches!(self, Self::Gpus | Self::GpuMemory)
+    }
 }
 
 /// At most `most` bytes, at a character's edge.

@@ -3,21 +3,16 @@
 
 use super::Cycle;
 use super::place::Way;
-use super::reason::no_fit_line;
-use super::waiting::{Kind, Said};
+use super::waiting::Kind;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
-use crate::fit;
 use crate::gang::Pick;
 use crate::job_queue::JobQueue;
-use crate::model::Ask;
+use crate::reason::Why;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, NoFit, SpecKey, TaskKey};
+use crate::state::rows::{JobKey, SpecKey, SpecRow, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
-
-/// Most nodes that are looked at to see quickly that a request fits nowhere.
-const LOOK: usize = 64;
 
 /// Who may still be placed.
 #[derive(Default)]
@@ -43,6 +38,7 @@ impl Hopes {
 
 impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
+        self.state.drop_verdicts();
         let line = self.line();
         let mut hopes = self.hopes();
         let mut ended = self.ends(&mut hopes);
@@ -131,13 +127,18 @@ impl Cycle<'_> {
     }
 
     /// It is known that the request fits nowhere now.
-    fn is_hopeless(&self, spec: SpecKey) -> bool {
-        let no_fit = self
-            .state
-            .specs
-            .get(spec)
-            .and_then(|row| row.no_fit.as_ref());
-        no_fit.is_some_and(|no_fit| no_fit.at == self.state.loosened)
+    pub(super) fn is_hopeless(&self, spec: SpecKey) -> bool {
+        let spec = self.state.specs.get(spec);
+        spec.is_some_and(|spec| self.state.is_known_to_fit_nowhere(spec))
+    }
+
+    /// Why a request fits nowhere.
+    pub(super) fn no_fit(&mut self, spec: SpecKey) -> Arc<Why> {
+        Arc::new(Why {
+            kind: ReasonKind::Unschedulable,
+            about: self.state.lacks(spec, self.config),
+            line: self.state.no_fit_line(spec, self.config),
+        })
     }
 
     /// What may still come of those that wait.
@@ -174,61 +175,10 @@ impl Cycle<'_> {
         hopes.of_pods.is_empty()
     }
 
-    /// It is known that the request fits nowhere now, or quick to see. False where it is not.
+    /// The request fits nowhere, and stays out. False where that may change as others come.
     fn fits_nowhere(&mut self, key: SpecKey) -> bool {
-        self.state.refresh_rooms();
-        let Some(spec) = self.state.specs.get(key).filter(|spec| spec.stays_out()) else {
-            return false;
-        };
-        let at = self.state.loosened;
-        if spec.no_fit.as_ref().is_some_and(|no_fit| no_fit.at == at) {
-            return true;
-        }
-        let rooms = &self.state.rooms;
-        let fits = |rank: u32| {
-            rooms
-                .node(rank)
-                .is_some_and(|node| fit::node(self.state, spec, node, self.config, false).is_ok())
-        };
-        let somewhere = if spec.shares {
-            let smallest = self.smallest();
-            let sizes = spec.spec.gpus.iter().filter_map(|ask| match &ask.ask {
-                Ask::Share(share) => Some(smallest.nominal(share.amount).0),
-                Ask::Whole(_) => None,
-            });
-            let largest = sizes.max().unwrap_or(0);
-            let mut nodes = rooms.by_most.range((largest, 0)..);
-            nodes.by_ref().take(LOOK).any(|(_, rank)| fits(*rank)) || nodes.next().is_some()
-        } else if spec.whole > 0 {
-            let mut nodes = rooms.by_whole.range((i64::from(spec.whole), 0)..);
-            nodes.by_ref().take(LOOK).any(|(_, rank)| fits(*rank)) || nodes.next().is_some()
-        } else {
-            return false;
-        };
-        debug_assert!(
-            somewhere
-                || !self
-                    .nodes
-                    .iter()
-                    .any(|node| { fit::node(self.state, spec, *node, self.config, false).is_ok() }),
-            "the index shows no node where there is one"
-        );
-        !somewhere
-    }
-
-    /// Says of a request that fits nowhere why.
-    fn say_no_fit(&mut self, key: SpecKey) {
-        let at = self.state.loosened;
-        let Some(spec) = self.state.specs.get(key) else {
-            return;
-        };
-        if spec.no_fit.as_ref().is_some_and(|no_fit| no_fit.at == at) {
-            return;
-        }
-        let line = no_fit_line(self.state, self.config, spec, &self.nodes);
-        if let Some(spec) = self.state.specs.get_mut(key) {
-            spec.no_fit = Some(NoFit { at, line });
-        }
+        let stays_out = self.state.specs.get(key).is_some_and(SpecRow::stays_out);
+        stays_out && !self.state.fits_somewhere(key, self.config)
     }
 
     /// Says to each kind that waits why, as it is now: its queue may have no more, where
@@ -236,39 +186,43 @@ impl Cycle<'_> {
     /// last, or that it is known to fit nowhere.
     fn say_to_kinds(&mut self) {
         self.look_who_waits();
-        let kinds: Vec<(Kind, JobKey, bool)> = self
+        let kinds: Vec<(Kind, JobKey)> = self
             .waiting
             .kinds
             .iter()
-            .filter_map(|(kind, alike)| Some((*kind, *alike.jobs.first()?, alike.why.is_some())))
+            .filter_map(|(kind, alike)| Some((*kind, *alike.jobs.first()?)))
             .collect();
-        for (kind, one, is_said) in kinds {
+        for (kind, one) in kinds {
             let tasks = self.next_tasks(one);
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
-            let why = match capacity::over(self.state, &self.shares, one, wanted, Check::All) {
-                Some((kind, line)) => (kind, Arc::from(line)),
-                None if is_said || !self.fits_nowhere(kind.spec) => continue,
-                None => {
-                    self.say_no_fit(kind.spec);
-                    let no_fit = self
-                        .state
-                        .specs
-                        .get(kind.spec)
-                        .and_then(|row| row.no_fit.as_ref());
-                    let Some(no_fit) = no_fit else {
-                        continue;
-                    };
-                    (ReasonKind::Unschedulable, Arc::clone(&no_fit.line))
-                }
-            };
-            self.fails(one, why);
+            let over = capacity::over(self.state, &self.shares, one, wanted, Check::All);
+            let why = over.or_else(|| self.still_lacks(kind));
+            if let Some(why) = why {
+                self.fails(one, why);
+            }
         }
     }
 
+    /// Why a kind fits nowhere, where nothing else came out when it was tried. As it was told
+    /// before while it lacks the same and nobody is new: nobody reads new words then.
+    fn still_lacks(&mut self, kind: Kind) -> Option<Arc<Why>> {
+        let alike = self.waiting.kinds.get(&kind)?;
+        if alike.why.is_some() {
+            return None;
+        }
+        let told = alike.told.clone().filter(|_| alike.untold.is_empty());
+        if !self.fits_nowhere(kind.spec) {
+            return None;
+        }
+        let about = self.state.lacks(kind.spec, self.config);
+        let same = |told: &Arc<Why>| told.kind == ReasonKind::Unschedulable && told.about == about;
+        Some(told.filter(same).unwrap_or_else(|| self.no_fit(kind.spec)))
+    }
+
     /// Why a job did not get what it wanted: said to all of its kind.
-    fn fails(&mut self, job: JobKey, why: Said) {
+    fn fails(&mut self, job: JobKey, why: Arc<Why>) {
         let kind = self.kind(job);
         match kind.and_then(|kind| self.waiting.kinds.get_mut(&kind)) {
             Some(alike) => alike.why = Some(why),
@@ -311,7 +265,7 @@ impl Cycle<'_> {
         }
         if let Err(failure) = placed {
             self.state.rollback(mark);
-            self.fails(job, (failure.kind, failure.line));
+            self.fails(job, failure.why);
             return false;
         }
         self.state.keep(mark);

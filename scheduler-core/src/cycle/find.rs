@@ -141,9 +141,8 @@ impl Search<'_, '_> {
             i64::from(spec.whole)
         };
         // Where nothing is free now, the first place that will be is the best.
-        let only_later = !spec.shares
-            && spec.whole > 0
-            && rooms.by_now.range((least, 0)..).next().is_none();
+        let only_later =
+            !spec.shares && spec.whole > 0 && rooms.by_now.range((least, 0)..).next().is_none();
         for (whole, rank) in rooms.by_whole.range((least, 0)..) {
             if only_later && self.later.is_some() {
                 break;

@@ -38,10 +38,11 @@ mod topology;
 mod trial;
 mod waiting;
 
-use crate::action::{Decision, Promise, ReasonKind};
+use crate::action::{Decision, Promise};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang};
 use crate::job_queue::Entry;
+use crate::reason::Why;
 use crate::shares::{Shares, plus};
 use crate::state::State;
 use crate::state::cell::Status;
@@ -98,7 +99,7 @@ pub(crate) struct Cycle<'a> {
     /// Jobs that this decision started, and when they had started before.
     starts: Vec<(JobKey, Option<Time>)>,
     /// Why a job did not get what it wanted, for its pods.
-    failures: FxHashMap<JobKey, (ReasonKind, Arc<str>)>,
+    failures: FxHashMap<JobKey, Arc<Why>>,
     /// When something will change by time alone.
     wake: Option<Time>,
     /// By queue, the job for which no room was found last, while nothing has moved since:

@@ -10,6 +10,7 @@ use crate::fit::{self, Seat};
 use crate::gang::{Gang, Set};
 use crate::ids::NodeName;
 use crate::model::{Mode, SubGroup, TopologyRule};
+use crate::reason::Why;
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
 use crate::state::rows::{Hold, JobKey, NodeKey, SpecRow, TaskKey};
@@ -26,15 +27,16 @@ pub(super) enum Way {
 /// Why a job was not placed.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    pub kind: ReasonKind,
-    pub line: Arc<str>,
+    pub why: Arc<Why>,
+    /// How many of its pods were placed before one was not.
+    placed: Option<usize>,
 }
 
 impl Failure {
-    fn unschedulable(line: impl AsRef<str>) -> Self {
+    fn unschedulable(line: impl Into<Arc<str>>) -> Self {
         Self {
-            kind: ReasonKind::Unschedulable,
-            line: Arc::from(line.as_ref()),
+            why: Why::of(ReasonKind::Unschedulable, line),
+            placed: None,
         }
     }
 }
@@ -53,13 +55,8 @@ impl Cycle<'_> {
         let wanted = self
             .shares
             .wanted(self.state, tasks, self.shares.largest_card);
-        if let Some((kind, line)) =
-            capacity::over(self.state, &self.shares, job, wanted, Check::All)
-        {
-            return Err(Failure {
-                kind,
-                line: Arc::from(line),
-            });
+        if let Some(why) = capacity::over(self.state, &self.shares, job, wanted, Check::All) {
+            return Err(Failure { why, placed: None });
         }
         match &gang.root {
             None => self.place_set(gang, gang.sets.first(), None, tasks, nodes, way),
@@ -128,9 +125,10 @@ impl Cycle<'_> {
         let name = set.map_or(String::new(), |set| set.name.to_string());
         self.in_domains(&name, rule, &within, tasks, nodes, |cycle, nodes| {
             for (placed, task) in tasks.iter().enumerate() {
-                cycle
-                    .place_task(*task, nodes, way)
-                    .map_err(|line| Failure::unschedulable(format!("{placed}\n{line}")))?;
+                cycle.place_task(*task, nodes, way).map_err(|why| Failure {
+                    why,
+                    placed: Some(placed),
+                })?;
             }
             Ok(())
         })
@@ -180,9 +178,10 @@ impl Cycle<'_> {
         task: TaskKey,
         nodes: &[NodeKey],
         way: Way,
-    ) -> Result<(), Arc<str>> {
+    ) -> Result<(), Arc<Why>> {
+        let no = |line: &str| Why::of(ReasonKind::Unschedulable, line);
         let Some(row) = self.state.tasks.get(task) else {
-            return Err(Arc::from(""));
+            return Err(no(""));
         };
         let (spec_key, avoid) = (row.spec, row.avoid.clone());
         let set = row
@@ -191,15 +190,10 @@ impl Cycle<'_> {
             .map_or(crate::gang::DEFAULT_SET, |name| name.as_str())
             .to_owned();
         let Some(spec) = self.state.specs.get(spec_key) else {
-            return Err(Arc::from(""));
+            return Err(no(""));
         };
-        if way == Way::Real
-            && let Some(no_fit) = spec
-                .no_fit
-                .as_ref()
-                .filter(|no_fit| no_fit.at == self.state.loosened)
-        {
-            return Err(Arc::clone(&no_fit.line));
+        if way == Way::Real && self.is_hopeless(spec_key) {
+            return Err(self.no_fit(spec_key));
         }
         let shared = spec.shares;
         let mut over = None;
@@ -230,30 +224,22 @@ impl Cycle<'_> {
             };
         let Some((node, seat)) = best else {
             if let Some(line) = over {
-                return Err(Arc::from(line));
+                return Err(no(&line));
             }
             let Some(spec) = self.state.specs.get(spec_key).filter(|_| way == Way::Real) else {
                 // A simulation's reasons reach nobody.
-                return Err(Arc::from(""));
+                return Err(no(""));
             };
-            let line = no_fit_line(self.state, self.config, spec, nodes);
-            let at = self.state.loosened;
-            if all
-                && !self.state.is_tentative()
-                && let Some(spec) = self.state.specs.get_mut(spec_key)
-                && spec.stays_out()
-            {
-                spec.no_fit = Some(crate::state::rows::NoFit {
-                    at,
-                    line: Arc::clone(&line),
-                });
+            if all && !self.state.is_tentative() {
+                self.state.refresh_verdicts(self.config);
+                return Err(self.no_fit(spec_key));
             }
-            return Err(line);
+            return Err(no(&no_fit_line(self.state, self.config, spec, nodes)));
         };
         if self.sit(task, node, seat, way) {
             Ok(())
         } else {
-            Err(Arc::from(
+            Err(no(
                 "the card that it would go back to is promised to another pod",
             ))
         }
@@ -317,7 +303,8 @@ impl Cycle<'_> {
             return None;
         }
         let wanted = self.state.charge(task, &seat.holds);
-        capacity::over(self.state, &self.shares, row.job?, wanted, Check::All).map(|(_, line)| line)
+        capacity::over(self.state, &self.shares, row.job?, wanted, Check::All)
+            .map(|why| why.line.to_string())
     }
 
     /// A pod takes its seat: for real, promised, or, a victim that comes back to where it
@@ -454,13 +441,14 @@ impl Cycle<'_> {
 
     /// KAI's words around a pod's reason, for a pod alone and for a gang.
     fn in_gang_words(gang: &Gang, tasks: &[TaskKey], failure: Failure) -> Failure {
-        let Some((placed, line)) = failure.line.split_once('\n') else {
+        let Some(placed) = failure.placed else {
             return failure;
         };
+        let line = &failure.why.line;
         let needs =
             gang.sets.iter().any(|set| set.min > 1) && gang.growth() == crate::gang::Growth::Below;
         if !needs {
-            return Failure::unschedulable(line);
+            return failure;
         }
         let sets: BTreeSet<&str> = gang.sets.iter().map(|set| set.name.as_str()).collect();
         let text = match gang.sets.as_slice() {
@@ -470,7 +458,7 @@ impl Cycle<'_> {
             ),
             sets => {
                 let failed = tasks
-                    .get(placed.parse::<usize>().unwrap_or(0))
+                    .get(placed)
                     .and_then(|task| {
                         sets.iter()
                             .find(|set| set.tasks.iter().any(|(one, _)| one == task))

@@ -2,23 +2,23 @@
 //! it was.
 
 use super::Cycle;
-use super::waiting::Said;
 use crate::action::{PodReason, ReasonKind};
 use crate::config::Config;
 use crate::explain::MAX_LINE;
 use crate::fit;
 use crate::gang::{Gang, Pick};
 use crate::ids::NodeName;
-use crate::reason::{self, NodeVerdict};
+use crate::reason::{self, Line, NodeNo, Why};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Why a pod is not even tried.
-pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<(ReasonKind, Arc<str>)> {
+pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
     let spec = state.specs.get(row.spec).map(|row| &row.spec)?;
-    let said = |kind, line: String| Some((kind, Arc::from(reason::cut(line, MAX_LINE))));
+    let said = |kind, line: String| Some(Why::of(kind, reason::cut(line, MAX_LINE)));
     if row.gated {
         return said(
             ReasonKind::Gated,
@@ -102,16 +102,27 @@ pub(crate) fn no_fit_line(
     spec: &SpecRow,
     nodes: &[NodeKey],
 ) -> Arc<str> {
-    let verdicts: Vec<(&str, NodeVerdict)> = nodes
-        .iter()
-        .filter_map(|key| {
-            let row = state.nodes.get(*key)?;
-            row.node.as_ref()?;
-            let no = fit::node(state, spec, *key, config, false).err()?;
-            Some((row.name.as_str(), no))
-        })
-        .collect();
-    Arc::from(reason::join(state, &verdicts, MAX_LINE))
+    let mut counts: BTreeMap<NodeNo, usize> = BTreeMap::new();
+    let mut cards = Vec::new();
+    for key in nodes {
+        let Some(row) = state.nodes.get(*key).filter(|row| row.node.is_some()) else {
+            continue;
+        };
+        let Err(no) = fit::node(state, spec, *key, config, false) else {
+            continue;
+        };
+        for why in no.why {
+            *counts.entry(why).or_default() += 1;
+        }
+        if !no.cards.is_empty() {
+            cards.push((row.name.as_str(), no.cards));
+        }
+    }
+    let mut line = Line::of(counts.iter().map(|(why, count)| (why, *count)));
+    for (node, cards) in cards {
+        line.add(state, node, &cards);
+    }
+    line.end()
 }
 
 /// What is said of a pod that fits where somebody is on the way out.
@@ -151,7 +162,8 @@ impl Cycle<'_> {
                 continue;
             }
             let untold = std::mem::take(&mut alike.untold);
-            if alike.why == alike.told {
+            let same = |told: &Arc<Why>| alike.why.as_ref().is_some_and(|why| why.is_as(told));
+            if alike.told.as_ref().is_some_and(same) {
                 jobs.extend(untold);
             } else {
                 jobs.extend(&alike.jobs);
@@ -167,8 +179,8 @@ impl Cycle<'_> {
             .chain(self.promised.iter().copied())
             .collect();
         for task in tasks {
-            if let Some(said) = self.why(task) {
-                self.say(task, said);
+            if let Some(why) = self.why(task) {
+                self.say(task, why);
             }
         }
         self.decision
@@ -177,7 +189,7 @@ impl Cycle<'_> {
     }
 
     /// Why a pod stays. `None`: it does not, or nobody has looked.
-    fn why(&mut self, task: TaskKey) -> Option<Said> {
+    fn why(&mut self, task: TaskKey) -> Option<Arc<Why>> {
         let row = self.state.tasks.get(task)?;
         let cell = self.state.task_cells.get(task)?;
         if cell.leaving.is_some() {
@@ -185,17 +197,17 @@ impl Cycle<'_> {
         }
         if cell.status == Status::Promised {
             let node = self.state.nodes.get(cell.node?)?;
-            return Some((ReasonKind::Promised, released_line(&node.name)));
+            return Some(Why::of(ReasonKind::Promised, released_line(&node.name)));
         }
         if cell.status != Status::Pending {
             return None;
         }
-        if let Some(said) = hindrance(self.state, row) {
-            return Some(said);
+        if let Some(why) = hindrance(self.state, row) {
+            return Some(why);
         }
         let job = row.job?;
-        if let Some(said) = self.failures.get(&job) {
-            return Some(said.clone());
+        if let Some(why) = self.failures.get(&job) {
+            return Some(Arc::clone(why));
         }
         if let Some(kind) = self.kind(job) {
             return self.waiting.kinds.get(&kind)?.why.clone();
@@ -208,11 +220,11 @@ impl Cycle<'_> {
             return self.hindered_member(job);
         }
         let line = not_ready_line(&self.gang(job), &|task| self.is_gated(task));
-        Some((ReasonKind::NotReady, line))
+        Some(Why::of(ReasonKind::NotReady, line))
     }
 
     /// A gang waits whole while it needs one that is not even tried.
-    fn hindered_member(&self, job: JobKey) -> Option<Said> {
+    fn hindered_member(&self, job: JobKey) -> Option<Arc<Why>> {
         let gang = self.gang(job);
         let mut waiting = gang
             .tasks()
@@ -222,17 +234,17 @@ impl Cycle<'_> {
         }
         waiting.find_map(|(task, _)| {
             let row = self.state.tasks.get(task)?;
-            let (_, why) = hindrance(self.state, row)?;
+            let why = &hindrance(self.state, row)?.line;
             let line = format!("Waits for pod {} of its group: {why}", self.pod_name(task));
-            Some((ReasonKind::NotReady, Arc::from(reason::cut(line, MAX_LINE))))
+            Some(Why::of(ReasonKind::NotReady, reason::cut(line, MAX_LINE)))
         })
     }
 
-    fn say(&mut self, task: TaskKey, said: Said) {
+    fn say(&mut self, task: TaskKey, why: Arc<Why>) {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };
-        if row.said.as_ref() == Some(&said) {
+        if row.said.as_ref().is_some_and(|said| said.is_as(&why)) {
             return;
         }
         let mark = self
@@ -244,11 +256,11 @@ impl Cycle<'_> {
             namespace: Arc::clone(&row.namespace),
             name: Arc::clone(&row.name),
             mark,
-            kind: said.0,
-            line: Arc::clone(&said.1),
+            kind: why.kind,
+            line: Arc::clone(&why.line),
         });
         if let Some(row) = self.state.tasks.get_mut(task) {
-            row.said = Some(said);
+            row.said = Some(why);
         }
     }
 }

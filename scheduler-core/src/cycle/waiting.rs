@@ -7,9 +7,9 @@
 //! assertion compares it with one computed from scratch.
 
 use super::Cycle;
-use crate::action::ReasonKind;
 use crate::gang::{Gang, Pick};
 use crate::job_queue::{Alone, Entry, JobRank, Line};
+use crate::reason::Why;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
@@ -18,9 +18,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// A reason, and its words.
-pub(super) type Said = (ReasonKind, Arc<str>);
 
 /// Up to so many jobs are put into their places in a queue one by one; more are sorted in.
 const FEW: usize = 4;
@@ -64,9 +61,9 @@ impl Kind {
 pub(super) struct Alike {
     pub jobs: BTreeSet<JobKey>,
     /// Why they wait, by this decision.
-    pub why: Option<Said>,
+    pub why: Option<Arc<Why>>,
     /// What all of them were told, but for the untold.
-    pub told: Option<Said>,
+    pub told: Option<Arc<Why>>,
     pub untold: Vec<JobKey>,
 }
 

@@ -63,6 +63,42 @@ pub(crate) fn node(
     seat::cards(state, spec, key, config, room)
 }
 
+/// What the node says to it, without a seat or words of its cards: the same as [`node`] asked
+/// for real. `None`: nothing is known of the node.
+pub(crate) fn why(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    config: &Config,
+) -> Option<Result<(), Vec<NodeNo>>> {
+    let announced = state.nodes.get(key)?.node.as_ref()?;
+    if spec.shares || !spec.spec.claims.is_empty() {
+        return Some(
+            node(state, spec, key, config, false)
+                .map(drop)
+                .map_err(|no| no.why),
+        );
+    }
+    if let Err(why) = rules(announced, &spec.spec) {
+        return Some(Err(vec![why]));
+    }
+    let mut room = Room {
+        now: true,
+        promise: false,
+    };
+    let short = resources(state, spec, key, announced, &mut room);
+    if !short.is_empty() {
+        return Some(Err(short));
+    }
+    let cards = || {
+        if spec.wants_gpus() {
+            mig(state, spec, key)?;
+        }
+        seat::whole(state, spec, key, announced)
+    };
+    Some(cards().map_err(|why| vec![why]))
+}
+
 /// Whether countable resources are free now, or only later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {

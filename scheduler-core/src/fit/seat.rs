@@ -9,7 +9,7 @@ use super::card;
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
-use crate::model::{Amount, Ask, Fence, Mode, Pool, Share};
+use crate::model::{Amount, Ask, Fence, Mode, Node, Pool, Share};
 use crate::reason::{CardLine, CardNo, NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::CardUse;
@@ -142,6 +142,26 @@ impl Scratch {
             .copied()
             .unwrap_or_default()
     }
+}
+
+/// Whether the whole GPUs of a request without shares are there, now or later.
+pub(crate) fn whole(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    node: &Node,
+) -> Result<(), NodeNo> {
+    if spec.whole == 0 {
+        return Ok(());
+    }
+    let agent = state.nodes.get(key).and_then(|row| row.agent.as_ref());
+    if node.managed && agent.is_none() {
+        return Err(NodeNo::AgentSilent);
+    }
+    if whole_count(state, key).later < i64::from(spec.whole) {
+        return Err(NodeNo::Gpus);
+    }
+    Ok(())
 }
 
 /// The cards, container by container: larger wishes first, so that a small one does not

@@ -431,8 +431,9 @@ impl JobQueue {
     /// some resource.
     fn is_in_order(&self, state: &State) -> bool {
         let key = |queue: &QueueKey| self.nodes.get(queue).and_then(|node| node.at);
-        let is_current =
-            |queue: &QueueKey| key(queue).is_none_or(|(basis, _)| basis == self.basis(state, *queue));
+        let is_current = |queue: &QueueKey| {
+            key(queue).is_none_or(|(basis, _)| basis == self.basis(state, *queue))
+        };
         let goes_first = |one: &QueueKey, other: &QueueKey| match (key(one), key(other)) {
             (Some((_, one)), Some((_, other))) if self.victims => one.cmp(&other).is_gt(),
             (Some((_, one)), Some((_, other))) => one.cmp(&other).is_lt(),

@@ -236,7 +236,7 @@ impl State {
                 if let Some(slot) = self.node_use.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
-                self.touch_node(key);
+                self.move_node(key);
                 Cell::Node(key, value)
             }
             Cell::Extra(key, name, value) => {
@@ -245,7 +245,7 @@ impl State {
                 } else {
                     self.extra_use.insert((key, name.clone()), value)
                 };
-                self.touch_node(key);
+                self.move_part(key);
                 Cell::Extra(key, name, old.unwrap_or_default())
             }
             Cell::Card(key, mut value) => {
@@ -253,7 +253,7 @@ impl State {
                     std::mem::swap(slot, &mut value);
                 }
                 if let Some(node) = self.cards.get(key).map(|row| row.node) {
-                    self.touch_node(node);
+                    self.move_part(node);
                 }
                 Cell::Card(key, value)
             }
@@ -264,6 +264,7 @@ impl State {
                 Cell::Queue(key, value)
             }
             Cell::Claim(claim, value) => {
+                self.volumes_version += 1;
                 let node = value.as_ref().map(|used| used.node);
                 let old = self.volumes.swap(&claim, value);
                 let nodes = [node, old.as_ref().map(|used| used.node)];

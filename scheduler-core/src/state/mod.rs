@@ -5,6 +5,7 @@
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
+//! - [`verdicts`]: what the nodes say to the requests of those that wait.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`texts`]: what many objects have alike, kept once.
 //!
@@ -19,6 +20,7 @@ pub(crate) mod room;
 pub(crate) mod rows;
 mod texts;
 pub(crate) mod transition;
+pub(crate) mod verdicts;
 pub(crate) mod volumes;
 
 use crate::action::EvictCause;
@@ -74,6 +76,8 @@ pub(crate) struct State {
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
     pub journal: Journal,
     pub volumes: volumes::Volumes,
+    /// Changes with every volume and every claim's use: each may be another node's.
+    pub volumes_version: u64,
     /// A decision is being taken: volumes are picked for the claims of pods that are placed.
     /// A pod that is seen with a place has what it was given before.
     pub deciding: bool,
@@ -81,6 +85,8 @@ pub(crate) struct State {
 
     /// Nodes by what they have to give.
     pub rooms: room::Rooms,
+    /// Which nodes and requests [`verdicts`] are kept of.
+    pub judged: verdicts::Judged,
     /// Who stands on a node.
     pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
     /// Who waits, in order.
@@ -166,8 +172,24 @@ pub(crate) struct Standing {
 }
 
 impl State {
-    /// Something about the node changed: what was computed from it is void.
+    /// A fact about the node changed: what was computed from it is void.
     pub(crate) fn touch_node(&mut self, key: NodeKey) {
+        if let Some(row) = self.nodes.get_mut(key) {
+            row.facts += 1;
+        }
+        self.move_node(key);
+    }
+
+    /// What a card of the node, or another of its resources, has left changed.
+    pub(crate) fn move_part(&mut self, key: NodeKey) {
+        if let Some(row) = self.nodes.get_mut(key) {
+            row.parts += 1;
+        }
+        self.move_node(key);
+    }
+
+    /// What the node has left changed.
+    pub(crate) fn move_node(&mut self, key: NodeKey) {
         self.touched += 1;
         if !self.in_trial() {
             self.settled += 1;
@@ -175,6 +197,10 @@ impl State {
         self.rooms.touch(key);
         if let Some(row) = self.nodes.get_mut(key) {
             row.generation = self.touched;
+            if !row.is_dirty {
+                row.is_dirty = true;
+                self.judged.touch(key);
+            }
         }
     }
 
@@ -227,6 +253,9 @@ impl State {
             mig: rows::MigStrategy::default(),
             cards: Vec::new(),
             generation: 0,
+            facts: 0,
+            parts: 0,
+            is_dirty: false,
         });
         self.node_use.insert(key, NodeUse::default());
         self.on_node.insert(key, BTreeSet::new());
@@ -242,6 +271,9 @@ impl State {
                 row.node.is_none() && row.agent.is_none() && row.cards.is_empty()
             });
         if empty && let Some(row) = self.nodes.remove(key) {
+            if !row.is_dirty {
+                self.judged.touch(key);
+            }
             self.node_names.remove(&row.name);
             self.rooms.rename();
             self.node_use.remove(key);
@@ -351,6 +383,9 @@ impl State {
                 && let Some(row) = self.specs.remove(key)
             {
                 self.spec_keys.remove(&row.spec);
+                if row.verdicts.is_some() {
+                    self.judged.forget(key);
+                }
             }
         }
     }

@@ -36,9 +36,9 @@ impl State {
             for row in self.jobs.values() {
                 if row.queue.as_ref().is_some_and(moves) {
                     let tasks = row.tasks.iter();
-                    cells.extend(tasks.filter_map(|key| {
-                        Some((*key, self.task_cells.get(*key)?.clone()))
-                    }));
+                    cells.extend(
+                        tasks.filter_map(|key| Some((*key, self.task_cells.get(*key)?.clone()))),
+                    );
                 }
             }
         }

@@ -10,6 +10,8 @@ use crate::model::{
     Amount, Card, Claim, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup,
     Toleration,
 };
+use crate::reason::Why;
+use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,6 +45,12 @@ pub(crate) struct NodeRow {
     pub cards: Vec<CardKey>,
     /// Changes with every fact or sum that a placement here may depend on.
     pub generation: u64,
+    /// Changes with every fact.
+    pub facts: u64,
+    /// Changes with every sum of a card, and of resources other than CPU, memory and pods.
+    pub parts: u64,
+    /// It is on the list of [`super::verdicts::Judged`].
+    pub is_dirty: bool,
 }
 
 impl NodeRow {
@@ -156,7 +164,7 @@ pub(crate) struct TaskRow {
     /// An agent wants it gone.
     pub evict_request: Option<Box<crate::event::EvictRequest>>,
     /// What was said last about why it waits.
-    pub said: Option<(crate::action::ReasonKind, Arc<str>)>,
+    pub said: Option<Arc<Why>>,
 }
 
 impl TaskRow {
@@ -220,16 +228,8 @@ pub(crate) struct SpecRow {
     pub share_mib: u128,
     /// What its MIG profiles count for.
     pub mig_nano: u128,
-    /// It fits nowhere, and since when.
-    pub no_fit: Option<NoFit>,
-}
-
-/// That a spec fits nowhere.
-#[derive(Clone, Debug)]
-pub(crate) struct NoFit {
-    /// [`super::State::loosened`] at that time: holds until it moves.
-    pub at: u64,
-    pub line: Arc<str>,
+    /// What the nodes say to it, where somebody waits with it.
+    pub verdicts: Option<Box<Verdicts>>,
 }
 
 /// A job: pods that are placed together.

@@ -318,7 +318,7 @@ impl SpecRow {
             share_nano,
             share_mib,
             mig_nano,
-            no_fit: None,
+            verdicts: None,
             spec,
             users: 1,
         }

@@ -186,6 +186,7 @@ impl State {
             let kept = self.volumes.kept.entry(Arc::clone(&kept.name)).or_default();
             kept.insert(name.clone());
         }
+        self.volumes_version += 1;
         let is_everywhere = volume.nodes.is_none();
         self.volumes.rows.insert(name.clone(), volume);
         if is_everywhere {
@@ -222,6 +223,7 @@ impl State {
         let Some(volume) = self.volumes.rows.remove(name) else {
             return false;
         };
+        self.volumes_version += 1;
         if let Some(kept) = &volume.kept_for
             && let Some(names) = self.volumes.kept.get_mut(&kept.name)
         {

@@ -1,0 +1,402 @@
+//! What every node says to the requests of those that wait, counted by reason: whether one
+//! fits anywhere, and why not, is known without a look at the nodes.
+//!
+//! In: nodes that were touched. Out: for each request that somebody asked about, how many
+//! nodes would take it, and how many will not for which reasons. A node is asked again only
+//! by requests to which it may say something else than before: where a fact of it or of its
+//! cards has changed, or what it has left has crossed what they ask for. Brought up to date
+//! outside trials alone ([`State::refresh_verdicts`]); what is placed after that takes room
+//! and gives none, so who fitted nowhere fits nowhere still.
+
+use super::State;
+use super::rows::{NodeKey, SpecKey, SpecRow};
+use crate::config::Config;
+use crate::fit::{self, seat};
+use crate::reason::{About, Line, NodeNo};
+use slotmap::{Key as _, SecondaryMap};
+use std::sync::Arc;
+
+/// The node would take it, now or when others have left.
+const FITS: u16 = u16::MAX;
+/// Nothing is known of the node.
+const ABSENT: u16 = u16::MAX - 1;
+
+/// What the nodes say to one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdicts {
+    /// By the node's slot: [`FITS`], [`ABSENT`], or which of the sets of reasons.
+    of: Vec<u16>,
+    sets: Vec<Reasons>,
+    /// How many nodes would take it.
+    fits: u32,
+    /// Somebody asked since the last decision began.
+    asked: bool,
+    /// What it lacks on the nodes; `None`: to be put together anew.
+    lacks: Option<Arc<[String]>>,
+}
+
+/// Reasons that hold together, and on how many nodes they do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Reasons {
+    why: Vec<NodeNo>,
+    nodes: u32,
+}
+
+/// What a verdict may depend on, of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Basis {
+    /// [`super::rows::NodeRow::facts`].
+    facts: u64,
+    /// [`super::rows::NodeRow::parts`].
+    parts: u64,
+    /// What is free or leaving, less promises: pods, millicores, bytes, whole GPUs.
+    left: [i128; 4],
+}
+
+/// For all requests.
+#[derive(Debug, Default)]
+pub(crate) struct Judged {
+    /// Requests with verdicts.
+    specs: Vec<SpecKey>,
+    /// Touched since the last time, each once.
+    dirty: Vec<NodeKey>,
+    basis: SecondaryMap<NodeKey, Basis>,
+    /// [`State::loosened`] at the last time.
+    at: Option<u64>,
+    /// [`State::volumes_version`] at the last time.
+    volumes: u64,
+}
+
+impl Judged {
+    /// The node has changed somehow for the first time since.
+    pub(super) fn touch(&mut self, key: NodeKey) {
+        self.dirty.push(key);
+    }
+
+    pub(super) fn forget(&mut self, spec: SpecKey) {
+        self.specs.retain(|other| *other != spec);
+    }
+}
+
+/// Dense, and reused when the node is gone.
+#[allow(clippy::cast_possible_truncation)] // The lower half is the slot.
+fn slot(key: NodeKey) -> usize {
+    key.data().as_ffi() as u32 as usize
+}
+
+impl Verdicts {
+    fn set(&mut self, at: usize, verdict: Option<Result<(), Vec<NodeNo>>>) {
+        if self.of.len() <= at {
+            self.of.resize(at + 1, ABSENT);
+        }
+        let new = match verdict {
+            None => ABSENT,
+            Some(Ok(())) => FITS,
+            Some(Err(why)) => self.index(why),
+        };
+        let old = std::mem::replace(&mut self.of[at], new);
+        if old == new {
+            return;
+        }
+        self.count(old, false);
+        self.count(new, true);
+    }
+
+    fn count(&mut self, verdict: u16, comes: bool) {
+        let count = match verdict {
+            ABSENT => return,
+            FITS => &mut self.fits,
+            set => {
+                let Some(set) = self.sets.get_mut(usize::from(set)) else {
+                    return;
+                };
+                // The first or the last: the request may lack something else.
+                if set.nodes == u32::from(!comes) {
+                    self.lacks = None;
+                }
+                &mut set.nodes
+            }
+        };
+        *count = if comes {
+            *count + 1
+        } else {
+            count.saturating_sub(1)
+        };
+    }
+
+    fn index(&mut self, why: Vec<NodeNo>) -> u16 {
+        let known = self.sets.iter().position(|set| set.why == why);
+        let free = || self.sets.iter().position(|set| set.nodes == 0);
+        let at = known.or_else(|| (self.sets.len() > 32).then(free).flatten());
+        let at = at.unwrap_or(self.sets.len());
+        match self.sets.get_mut(at) {
+            Some(set) => set.why = why,
+            None => self.sets.push(Reasons { why, nodes: 0 }),
+        }
+        // More sets than that are as good as the last one: it is only words.
+        u16::try_from(at).unwrap_or(ABSENT - 1).min(ABSENT - 1)
+    }
+
+    /// What the request lacks, by its words; of nodes that are away for a while only where all
+    /// of them are.
+    fn lacks(&mut self) -> Arc<[String]> {
+        if let Some(lacks) = &self.lacks {
+            return Arc::clone(lacks);
+        }
+        let all = self.sets.iter().filter(|set| set.nodes > 0);
+        let all: Vec<&NodeNo> = all.flat_map(|set| &set.why).collect();
+        let lasting = all.iter().any(|why| !why.is_transient());
+        let mut words: Vec<String> = all
+            .into_iter()
+            .filter(|why| !(lasting && why.is_transient()))
+            .map(ToString::to_string)
+            .collect();
+        words.sort_unstable();
+        words.dedup();
+        let lacks: Arc<[String]> = Arc::from(words);
+        self.lacks = Some(Arc::clone(&lacks));
+        lacks
+    }
+}
+
+impl State {
+    /// It is known that the request fits nowhere: nobody has left since the nodes were asked.
+    pub(crate) fn is_known_to_fit_nowhere(&self, spec: &SpecRow) -> bool {
+        self.judged.at == Some(self.loosened)
+            && spec.stays_out()
+            && spec.verdicts.as_ref().is_some_and(|all| all.fits == 0)
+    }
+
+    /// Whether the request fits somewhere, now or later, as of the last time that the nodes
+    /// were asked; asks them if that is no longer true. Not inside a trial.
+    pub(crate) fn fits_somewhere(&mut self, key: SpecKey, config: &Config) -> bool {
+        self.judge(key, config);
+        let verdicts = self.specs.get(key).and_then(|row| row.verdicts.as_ref());
+        verdicts.is_none_or(|all| all.fits > 0)
+    }
+
+    /// What makes the request's reason another one.
+    pub(crate) fn lacks(&mut self, key: SpecKey, config: &Config) -> About {
+        self.judge(key, config);
+        let row = self.specs.get_mut(key);
+        match row.and_then(|row| row.verdicts.as_mut()) {
+            Some(all) => About::Nodes(all.lacks()),
+            None => About::Words,
+        }
+    }
+
+    /// Why it fits nowhere, in words. Nodes in order of name.
+    pub(crate) fn no_fit_line(&mut self, key: SpecKey, config: &Config) -> Arc<str> {
+        self.judge(key, config);
+        let spec = self.specs.get(key);
+        let Some((spec, all)) = spec.and_then(|row| Some((row, row.verdicts.as_ref()?))) else {
+            return Arc::from("");
+        };
+        let counts = all.sets.iter().filter(|set| set.nodes > 0);
+        let counts = counts.flat_map(|set| set.why.iter().map(|why| (why, set.nodes as usize)));
+        let mut line = Line::of(counts);
+        let of_cards = |set: &Reasons| set.why.iter().any(NodeNo::is_of_cards);
+        let with_cards = all.sets.iter().filter(|set| of_cards(set));
+        let mut left: usize = with_cards.map(|set| set.nodes as usize).sum();
+        for (name, node) in &self.node_names {
+            if left == 0 || line.is_full() {
+                break;
+            }
+            let verdict = all.of.get(slot(*node)).copied().unwrap_or(ABSENT);
+            let reasons = all.sets.get(usize::from(verdict));
+            if !reasons.is_some_and(of_cards) {
+                continue;
+            }
+            left -= 1;
+            if let Err(no) = fit::node(self, spec, *node, config, false) {
+                line.add(self, name.as_str(), &no.cards);
+            }
+        }
+        line.hide(left);
+        line.end()
+    }
+
+    /// The request has verdicts, and all are up to date.
+    fn judge(&mut self, key: SpecKey, config: &Config) {
+        // What a trial has placed takes room and gives none: who fits nowhere still does.
+        if !self.is_tentative() {
+            self.refresh_verdicts(config);
+        }
+        let Some(row) = self.specs.get_mut(key) else {
+            return;
+        };
+        if let Some(all) = &mut row.verdicts {
+            all.asked = true;
+            return;
+        }
+        let mut all = Verdicts {
+            asked: true,
+            ..Verdicts::default()
+        };
+        let Some(row) = self.specs.get(key) else {
+            return;
+        };
+        for node in self.nodes.keys() {
+            all.set(slot(node), fit::why(self, row, node, config));
+        }
+        if let Some(row) = self.specs.get_mut(key) {
+            row.verdicts = Some(Box::new(all));
+            self.judged.specs.push(key);
+        }
+    }
+
+    /// Requests about which nobody asked in the last decision have no verdicts any more.
+    pub(crate) fn drop_verdicts(&mut self) {
+        let specs = &mut self.specs;
+        self.judged.specs.retain(|key| {
+            let Some(row) = specs.get_mut(*key) else {
+                return false;
+            };
+            let asked = row
+                .verdicts
+                .as_mut()
+                .is_some_and(|all| std::mem::take(&mut all.asked));
+            if !asked {
+                row.verdicts = None;
+            }
+            asked
+        });
+    }
+
+    /// Asks the nodes again that were touched. Not inside a trial that has moved anything.
+    pub(crate) fn refresh_verdicts(&mut self, config: &Config) {
+        debug_assert!(!self.is_tentative(), "a trial may be undone");
+        self.judged.at = Some(self.loosened);
+        if self.judged.volumes != self.volumes_version {
+            self.judged.volumes = self.volumes_version;
+            let rows = &mut self.specs;
+            self.judged.specs.retain(|key| {
+                let row = rows.get_mut(*key).filter(|row| !row.spec.claims.is_empty());
+                row.is_none_or(|row| {
+                    row.verdicts = None;
+                    false
+                })
+            });
+        }
+        let mut dirty = std::mem::take(&mut self.judged.dirty);
+        // Those that are gone first: another may have their slot.
+        dirty.sort_by_key(|key| self.nodes.contains_key(*key));
+        let specs = std::mem::take(&mut self.judged.specs);
+        for node in dirty.drain(..) {
+            let old = self.judged.basis.get(node).copied();
+            let new = self.basis(node);
+            match new {
+                Some(new) => drop(self.judged.basis.insert(node, new)),
+                None => drop(self.judged.basis.remove(node)),
+            }
+            if let Some(row) = self.nodes.get_mut(node) {
+                row.is_dirty = false;
+            }
+            for key in &specs {
+                let Some(row) = self.specs.get(*key) else {
+                    continue;
+                };
+                if let (Some(old), Some(new)) = (&old, &new)
+                    && says_the_same(row, old, new)
+                {
+                    continue;
+                }
+                let verdict = fit::why(self, row, node, config);
+                if let Some(row) = self.specs.get_mut(*key)
+                    && let Some(all) = &mut row.verdicts
+                {
+                    all.set(slot(node), verdict);
+                }
+            }
+        }
+        self.judged.dirty = dirty;
+        self.judged.specs = specs;
+        if config.verify {
+            self.verify_verdicts(config);
+        }
+    }
+
+    /// All of them again, from the state alone.
+    fn verify_verdicts(&mut self, config: &Config) {
+        let mut wrong = false;
+        for key in &self.judged.specs {
+            let Some((row, all)) = self
+                .specs
+                .get(*key)
+                .and_then(|row| Some((row, row.verdicts.as_ref()?)))
+            else {
+                continue;
+            };
+            let mut fits = 0;
+            for node in self.nodes.keys() {
+                let known = all.of.get(slot(node)).copied().unwrap_or(ABSENT);
+                let verdict = fit::why(self, row, node, config);
+                fits += u32::from(verdict == Some(Ok(())));
+                wrong |= match verdict {
+                    None => known != ABSENT,
+                    Some(Ok(())) => known != FITS,
+                    Some(Err(why)) => {
+                        let set = all.sets.get(usize::from(known));
+                        set.is_none_or(|set| set.why != why || set.nodes == 0)
+                    }
+                };
+                let full = fit::node(self, row, node, config, false);
+                let is_announced = self.nodes.get(node).is_some_and(|row| row.node.is_some());
+                wrong |= is_announced
+                    && full.map(drop).map_err(|no| no.why)
+                        != fit::why(self, row, node, config).unwrap_or(Ok(()));
+            }
+
+            wrong |= fits != all.fits;
+        }
+        if wrong {
+            self.contradicts("what a node says to a request is not what is known of it");
+        }
+    }
+
+    fn basis(&self, key: NodeKey) -> Option<Basis> {
+        let row = self.nodes.get(key)?;
+        let node = row.node.as_ref()?;
+        let used = self.node_use.get(key).copied().unwrap_or_default();
+        let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
+        let left = |has: u64, used: u128, leaving: u128, promised: u128| {
+            signed(u128::from(has) + leaving) - signed(used + promised)
+        };
+        let (own, leaving, promised) = (used.used, used.releasing, used.promised);
+        Some(Basis {
+            facts: row.facts,
+            parts: row.parts,
+            left: [
+                left(node.pods, own.pods, leaving.pods, promised.pods),
+                left(node.cpu.0, own.cpu, leaving.cpu, promised.cpu),
+                left(node.memory.0, own.memory, leaving.memory, promised.memory),
+                i128::from(seat::whole_count(self, key).later),
+            ],
+        })
+    }
+}
+
+/// Between the two nothing has changed that the request could notice.
+fn says_the_same(row: &SpecRow, old: &Basis, new: &Basis) -> bool {
+    let spec = &row.spec;
+    if old.facts != new.facts || !spec.claims.is_empty() {
+        return false;
+    }
+    if row.shares || !spec.extended.is_empty() {
+        return old == new;
+    }
+    let wanted = [
+        1,
+        i128::from(spec.cpu.0),
+        i128::from(spec.memory.0),
+        i128::from(row.whole),
+    ];
+    let has = |left: &[i128; 4]| {
+        let mut has = [false; 4];
+        for (has, (left, wanted)) in has.iter_mut().zip(left.iter().zip(wanted)) {
+            *has = *left >= wanted;
+        }
+        has
+    };
+    has(&old.left) == has(&new.left)
+}
