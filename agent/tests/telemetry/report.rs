@@ -33,6 +33,10 @@ fn a_card_in_use_is_reported_with_its_mode_server_and_sums() {
         ("", "Absent")
     );
     assert!(second.cordoned && first.ready && second.ready);
+    assert_eq!(
+        (first.minimum_fence.as_str(), second.minimum_fence.as_str()),
+        ("", "ServerLimit")
+    );
 }
 
 #[test]
