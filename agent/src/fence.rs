@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compute_mode_that_was_right_and_is_not_is_told_at_once_and_until_it_is() {
+    fn a_compute_mode_that_turns_wrong_is_reported_at_once_and_until_it_is_right() {
         use ComputeMode::{Default, ExclusiveProcess};
         let start = Instant::now();
         let mut watch = ComputeModeWatch::new(Mode::Mps);

@@ -37,6 +37,8 @@ const PRIVATE: [&str; 5] = [
 /// Makes the machine.
 pub fn prepare(work: &Work) -> Result<()> {
     mount_private(work)?;
+    whole_sysfs()?;
+    device_folder(work)?;
     processors()?;
     network()?;
     cgroup_root(&work.cgroup())
@@ -132,6 +134,32 @@ fn network() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// sysfs once more, with nothing mounted over any of it: only where there is such a one may
+/// a container mount its own in a user namespace (`mount_too_revealing` in the kernel).
+fn whole_sysfs() -> Result<()> {
+    const NOTHING: Option<&str> = None;
+    let whole = Path::new("/run/sys");
+    fs::create_dir_all(whole)?;
+    mount(Some("/sys"), whole, NOTHING, MsFlags::MS_BIND, NOTHING).context("/sys on /run/sys")?;
+    // What is mounted over the other one does not come along.
+    mount(NOTHING, whole, NOTHING, MsFlags::MS_PRIVATE, NOTHING).context("make /run/sys private")
+}
+
+/// `/dev` as it is, with a layer of its own for what a claim adds. Terminals stay.
+fn device_folder(work: &Work) -> Result<()> {
+    const NOTHING: Option<&str> = None;
+    let (terminals, aside) = (Path::new("/dev/pts"), Path::new("/run/pts"));
+    let bind = |from: &Path, to: &Path| {
+        mount(Some(from), to, NOTHING, MsFlags::MS_BIND, NOTHING)
+            .with_context(|| to.display().to_string())
+    };
+    fs::create_dir_all(aside)?;
+    bind(terminals, aside)?;
+    overlay(Path::new("/dev"), &work.state().join("layers/dev"))?;
+    bind(aside, terminals)?;
+    tmpfs(Path::new("/dev/shm"))
 }
 
 /// Shows the kubelet [`PROCESSORS`] processors on one memory node, where it counts them.

@@ -484,6 +484,7 @@ mod tests {
             let whole = [Mode::Exclusive];
             let expected: Vec<Mode> = whole.iter().chain(sharing).copied().collect();
             assert_eq!(card.switchable, expected, "{least}");
+            assert_eq!(card.minimum_fence, Some(least));
         }
     }
 

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_did_not_give_is_told_and_what_only_asks_is_not() {
+    fn what_we_did_not_give_is_reported_and_what_only_asks_is_not() {
         let mut scene = Scene::new();
         scene
             .audit

@@ -406,6 +406,45 @@ mod tests {
         told(&mut proofs).await;
     }
 
+    /// Root reads whatever it may not: what is of another kind is read by nobody.
+    #[test]
+    fn a_proof_that_was_read_once_stands_while_it_or_its_folder_cannot_be_read() {
+        let tmp = tempfile::tempdir().unwrap();
+        let config = Config {
+            cdi_dir: tmp.path().join("cdi"),
+            run_dir: tmp.path().join("run"),
+            kubelet_dir: tmp.path().join("kubelet"),
+            ..Config::for_node("n1")
+        };
+        let mut disk = Disk::open(&config).unwrap();
+        let alloc = AllocId::new(7);
+        let file = config.proof_dir().join(alloc.to_string());
+        let proof = Proof {
+            version: cdi::hook::PROOF_VERSION,
+            alloc_id: alloc.to_string(),
+            container_id: "gone".into(),
+            ..Proof::default()
+        };
+        let mut look = || {
+            let local = disk.look(&BTreeSet::new());
+            (local.unreadable.contains_key(&Part::Proofs), local.proofs)
+        };
+        let good = BTreeMap::from([(alloc, Some(proof.clone()))]);
+        std::fs::write(&file, proof.to_json()).unwrap();
+        assert_eq!(look(), (false, good.clone()));
+        // The file alone.
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        assert_eq!(look(), (true, good.clone()));
+        // All of the folder.
+        std::fs::remove_dir_all(config.proof_dir()).unwrap();
+        std::fs::write(config.proof_dir(), "").unwrap();
+        assert_eq!(look(), (true, good));
+        // Its container has no process: what is gone is gone.
+        std::fs::remove_file(config.proof_dir()).unwrap();
+        assert_eq!(look(), (false, BTreeMap::new()));
+    }
+
     async fn told(proofs: &mut ProofEvents) {
         let limit = Duration::from_secs(10);
         let told = tokio::time::timeout(limit, proofs.changed()).await;

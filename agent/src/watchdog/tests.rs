@@ -175,7 +175,7 @@ fn who_has_a_server_of_its_own_takes_no_client_from_others() {
 }
 
 #[test]
-fn each_card_is_judged_by_its_own_time_and_one_that_never_can_be_is_told() {
+fn each_card_is_judged_by_its_own_time_and_one_that_never_can_be_is_reported() {
     let mut shares = [
         share("a", "main", "time-slicing", 2000),
         share("b", "main", "time-slicing", 2000),

@@ -54,7 +54,7 @@ pub(crate) async fn a_larger_limit_reaches_the_next_client_without_a_restart() {
     bench.end().await;
 }
 
-pub(crate) async fn a_limit_that_is_raised_within_a_gib_is_not_told_as_the_one_before() {
+pub(crate) async fn a_limit_that_is_raised_within_a_gib_is_not_reported_as_the_one_before() {
     let mut bench = Bench::new(1).await;
     let seen = bench.ensure(&[(0, 3200, 50)]).await;
     assert_eq!(seen.servers[0].observed_default_memory_mib, 3200);
@@ -184,7 +184,7 @@ pub(crate) async fn a_supervisor_that_returns_adopts_what_runs() {
     bench.end().await;
 }
 
-pub(crate) async fn a_hung_daemon_is_told_and_does_not_hold_up_another_card() {
+pub(crate) async fn a_hung_daemon_is_reported_and_does_not_hold_up_another_card() {
     let bench = Bench::new(2).await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
     let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 hold");
@@ -216,7 +216,9 @@ pub(crate) async fn a_hung_daemon_is_told_and_does_not_hold_up_another_card() {
         started.elapsed()
     );
     let hung = bench
-        .server(0, "it is told", |s| s.phase() == ServerPhase::ServerFault)
+        .server(0, "the supervisor reports that the daemon hangs", |s| {
+            s.phase() == ServerPhase::ServerFault
+        })
         .await;
     assert!(hung.reason.contains("does not answer"), "{}", hung.reason);
     // With its client gone it cannot say so: it is ended by hand, and comes back.
@@ -243,7 +245,9 @@ pub(crate) async fn a_limit_that_the_daemon_refuses_is_not_called_ready() {
         .await
         .unwrap();
     let server = bench
-        .server(0, "it is told", |s| !s.reason.is_empty())
+        .server(0, "the supervisor reports the refused limit", |s| {
+            !s.reason.is_empty()
+        })
         .await;
     assert_eq!(server.phase(), ServerPhase::Starting);
     assert!(
@@ -290,7 +294,7 @@ pub(crate) async fn a_terminated_client_loses_its_work_and_its_neighbour_does_no
     bench.end().await;
 }
 
-pub(crate) async fn a_fault_is_told_until_its_clients_are_gone() {
+pub(crate) async fn a_fault_is_reported_until_its_clients_are_gone() {
     let bench = Bench::new(1).await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
     let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 hold");
@@ -300,7 +304,9 @@ pub(crate) async fn a_fault_is_told_until_its_clients_are_gone() {
         .await;
     bench.cli(0, "sim fault");
     let fault = bench
-        .server(0, "it is told", |s| s.phase() == ServerPhase::ServerFault)
+        .server(0, "the supervisor reports the fault", |s| {
+            s.phase() == ServerPhase::ServerFault
+        })
         .await;
     assert_eq!(
         fault.reason,

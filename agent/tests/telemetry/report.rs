@@ -6,7 +6,7 @@ use agent::telemetry::report::{is_ready, node_state};
 use proto::mps::ServerPhase;
 
 #[test]
-fn a_card_in_use_is_told_with_its_mode_server_and_sums() {
+fn a_card_in_use_is_reported_with_its_mode_server_and_sums() {
     let told = node_state(&sample::state());
     assert_eq!(
         (told.node.as_str(), told.node_uid.as_str()),
@@ -33,10 +33,14 @@ fn a_card_in_use_is_told_with_its_mode_server_and_sums() {
         ("", "Absent")
     );
     assert!(second.cordoned && first.ready && second.ready);
+    assert_eq!(
+        (first.minimum_fence.as_str(), second.minimum_fence.as_str()),
+        ("", "ServerLimit")
+    );
 }
 
 #[test]
-fn a_share_is_told_with_what_is_really_active() {
+fn a_share_is_reported_with_what_is_really_active() {
     let told = node_state(&sample::state());
     let [share] = told.shares.as_slice() else {
         panic!("{told:?}")

@@ -82,6 +82,7 @@ pub(crate) fn state() -> State {
     let mut second = card(1);
     second.numa = Some(1);
     second.cordoned = true;
+    second.minimum_fence = Some(Fence::ServerLimit);
     let mut ledger = Ledger::default();
     ledger.restore(share("p", 0, 2000));
     State {

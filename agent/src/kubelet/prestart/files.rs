@@ -139,8 +139,10 @@ pub(super) fn put_share_file(share_dir: &Path, share: &Share, alloc: AllocId) ->
 mod tests {
     use super::*;
     use crate::inventory::{Book, Settings};
+    use crate::node::Policy;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use api::Mib;
+    use api::units::Fence;
     use std::time::Instant;
 
     /// A node with one card.
@@ -178,6 +180,35 @@ mod tests {
         }
     }
 
+    const RECORD: &str = r#"{"version":1,"pod":{"uid":"u1","namespace":"ns","name":"p"},
+        "container":"main","gpus":["GPU-0"],"memoryMib":2000,"computePercent":25,
+        "mode":"mps","decision":"d1"}"#;
+
+    #[test]
+    fn a_limit_of_the_driver_is_needed_where_the_mode_alone_is_weaker_than_the_minimum() {
+        let mut share = Share::from_record(AllocId::new(1), RECORD).unwrap();
+        let config = Config::for_node("n1");
+        let mut state = node();
+        assert!(driver_limit(&config, &state, &share).is_none());
+        state.inventory.driver_limits = true;
+        for (mode, minimum, needed) in [
+            (Mode::Mps, None, false),
+            (Mode::Mps, Some(Fence::ClientLimit), false),
+            (Mode::Mps, Some(Fence::ServerLimit), true),
+            (Mode::MpsIsolated, Some(Fence::ServerLimit), false),
+            (Mode::MpsIsolated, Some(Fence::DriverLimit), true),
+            (Mode::TimeSlicing, Some(Fence::WatchdogOnly), false),
+            (Mode::TimeSlicing, Some(Fence::ClientLimit), true),
+        ] {
+            share.mode = mode;
+            let mut policy = Policy::default();
+            policy.spec.minimum_fence = minimum;
+            state.policy = Some(policy);
+            let limit = driver_limit(&config, &state, &share).unwrap();
+            assert_eq!(limit.needed, needed, "{mode} {minimum:?}");
+        }
+    }
+
     #[test]
     fn without_nvidias_own_spec_too_a_share_is_not_given_what_draws() {
         let root = tempfile::tempdir().unwrap();
@@ -191,10 +222,7 @@ mod tests {
             nvidia_cdi_dirs: vec![root.path().join("none")],
             ..Config::for_node("n1")
         };
-        let record = r#"{"version":1,"pod":{"uid":"u1","namespace":"ns","name":"p"},
-            "container":"main","gpus":["GPU-0"],"memoryMib":2000,"computePercent":25,
-            "mode":"mps","decision":"d1"}"#;
-        let mut share = Share::from_record(AllocId::new(1), record).unwrap();
+        let mut share = Share::from_record(AllocId::new(1), RECORD).unwrap();
         for (mode, draws) in [
             (Mode::Mps, false),
             (Mode::MpsIsolated, false),

@@ -203,7 +203,7 @@ fn a_dead_daemon_starts_again_when_its_clients_and_server_are_gone() {
 }
 
 #[test]
-fn what_others_did_to_a_daemon_is_told_while_it_lives_and_not_of_the_next_one() {
+fn what_others_did_to_a_daemon_is_reported_while_it_lives_and_not_of_the_next_one() {
     let mut machine = ready(&[]);
     machine.on(at(70), Event::Driven("quit".into(), false));
     assert_eq!(machine.view().tampered, "quit");
@@ -249,7 +249,7 @@ fn failures_in_a_row_are_spaced_out_up_to_a_minute() {
 }
 
 #[test]
-fn a_fault_is_told_until_the_server_is_active_again() {
+fn a_fault_is_reported_until_the_server_is_active_again() {
     let mut machine = ready(&[42]);
     machine.on(at(1100), sight(ServerStatus::Fault, &[42, 43]));
     assert_eq!(phase(&machine), ServerPhase::ServerFault);

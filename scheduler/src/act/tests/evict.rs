@@ -32,7 +32,7 @@ async fn an_eviction_deletes_that_pod_and_never_its_successor() {
     site.outcome().await;
     site.evict(&old, EvictCause::Preempt);
     assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
-    // Its kubelet has the last word, and it is told why.
+    // The pod is there until its kubelet has ended it, and its status tells its user why.
     let deleting = site.pods().get("p").await.unwrap();
     assert!(deleting.metadata.deletion_timestamp.is_some());
     let conditions = deleting.status.unwrap().conditions.unwrap();
@@ -120,7 +120,7 @@ async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted
             .unwrap_or_default()
             .iter()
             .all(|one| one.type_ != "DisruptionTarget"),
-        "it is told of what does not come"
+        "the status announces an eviction that does not come"
     );
     // What must go goes, whatever the budget says.
     site.server

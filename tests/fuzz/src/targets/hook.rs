@@ -124,6 +124,12 @@ fn share() -> (Arguments, Spec) {
     (expected, spec)
 }
 
+/// serde reads a struct from an array of its fields, too. No program writes one so, and
+/// what a target compares by name is not named there.
+fn listed(value: &Value) -> bool {
+    value.is_array()
+}
+
 /// State, `config.json` and CDI file in one: who is let through is the holder, with the
 /// share's environment.
 fn guard(input: &[u8]) {
@@ -146,7 +152,12 @@ fn guard(input: &[u8]) {
     if judge(&expected, &state, Some((&spec, &bundle))).is_err() {
         return;
     }
-    let annotations = &parts["state"]["annotations"];
+    assert_eq!(spec, own, "another CDI file than was promised");
+    let (state, config) = (&parts["state"], &parts["config"]);
+    if listed(state) || listed(config) || listed(&config["process"]) {
+        return;
+    }
+    let annotations = &state["annotations"];
     for (keys, value) in [
         (
             ["io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"],
@@ -166,8 +177,7 @@ fn guard(input: &[u8]) {
             "{parts}"
         );
     }
-    assert_eq!(spec, own, "another CDI file than was promised");
-    let env = parts["config"]["process"]["env"].as_array();
+    let env = config["process"]["env"].as_array();
     let limits: Vec<&str> = env
         .into_iter()
         .flatten()
@@ -247,6 +257,9 @@ fn proof(input: &[u8]) {
         let Ok(value) = serde_json::from_slice::<Value>(input) else {
             return;
         };
+        if listed(&value) {
+            return;
+        }
         for (key, read) in [
             ("allocId", &proof.alloc_id),
             ("podUid", &proof.pod_uid),
@@ -256,9 +269,8 @@ fn proof(input: &[u8]) {
             assert_eq!(value[key], read.as_str(), "{key}");
         }
         let limited = proof.limited.and_then(|limited| limited.mib);
-        assert_eq!(
-            value["limited"]["mib"].as_u64(),
-            limited,
+        assert!(
+            listed(&value["limited"]) || value["limited"]["mib"].as_u64() == limited,
             "a limit that the proof does not name"
         );
     }
@@ -270,8 +282,11 @@ fn proof(input: &[u8]) {
             Some(share.clone())
         );
         let value: Value = serde_json::from_str(&text).expect("it was read");
-        assert_eq!(value["memoryMib"], share.memory.0);
-        assert_eq!(value["pod"]["uid"], share.pod.uid.as_str());
+        if !listed(&value) {
+            assert_eq!(value["memoryMib"], share.memory.0);
+            let pod = &value["pod"];
+            assert!(listed(pod) || pod["uid"] == share.pod.uid.as_str());
+        }
         assert!(
             (1..=100).contains(&share.compute_percent),
             "a ceiling of {} per cent",

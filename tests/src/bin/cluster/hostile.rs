@@ -327,7 +327,7 @@ impl Tenant {
 }
 
 /// How a pod's container ended, if it did.
-fn ended(pod: &Pod) -> Option<&ContainerStateTerminated> {
+pub(crate) fn ended(pod: &Pod) -> Option<&ContainerStateTerminated> {
     let status = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
     status.state.as_ref()?.terminated.as_ref()
 }

@@ -249,6 +249,7 @@ async fn test(
             volume::a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one,
             volume::a_gang_that_lacks_one_disk_takes_none_and_waits_whole,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
+            fence::a_share_in_a_user_namespace_holds_as_any_other,
             fence::the_sm_time_of_a_share_is_its_own,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,

@@ -153,7 +153,7 @@ fn without_a_checkpoint_a_pod_may_wait_for_its_image_for_hours_and_start_again_w
 }
 
 #[test]
-fn who_cannot_be_identified_is_told_what_to_do_and_sent_away_after_two_minutes() {
+fn a_pod_that_cannot_be_identified_reads_what_to_do_and_is_sent_away_after_two_minutes() {
     let mut world = World::new();
     let mut core = world.started();
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));

@@ -14,7 +14,7 @@ fn later(world: &mut World, core: &mut Core) {
 }
 
 #[test]
-fn a_pod_that_holds_tokens_without_a_grant_is_told_of_after_a_minute() {
+fn a_pod_that_holds_tokens_without_a_grant_is_reported_after_a_minute() {
     for grant in [None, Some("sig.{}")] {
         let mut world = World::new();
         let mut core = world.started();
@@ -37,7 +37,7 @@ fn a_pod_that_holds_tokens_without_a_grant_is_told_of_after_a_minute() {
 }
 
 #[test]
-fn a_pod_with_a_grant_is_not_told_of_whatever_keeps_it_from_starting() {
+fn a_pod_with_a_grant_is_not_reported_whatever_keeps_it_from_starting() {
     let mut world = World::new();
     let mut core = world.started();
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
