@@ -140,6 +140,13 @@ pub struct PodGroupSpec {
     /// -1 or unset: retry for ever; 1: one failed cycle in a node pool parks the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling_backoff: Option<i32>,
+    /// A Go duration: how long what is left of a gang below `minMember` may stay; negative:
+    /// for ever. `None`: what the scheduler's configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staleness_grace_period: Option<String>,
+    /// A Go duration that the group waits before it may evict others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preemption_delay: Option<String>,
 }
 
 /// Levels of a [`Topology`].

@@ -84,6 +84,9 @@ pub mod kai {
     pub const LAST_START: &str = "kai.scheduler/last-start-timestamp";
     /// Annotation on a pod group: since when it is below its minimum, RFC 3339.
     pub const STALE_SINCE: &str = "kai.scheduler/stale-podgroup-timestamp";
+    /// Annotation on a pod group: a Go duration that what is left of a gang below its minimum
+    /// may stay; negative: for ever.
+    pub const STALENESS_GRACE: &str = "kai.scheduler/staleness-grace-period";
     /// Annotation on a pod group: a Go duration that it waits before it may evict others.
     pub const PREEMPTION_DELAY: &str = "kai.scheduler/preemption-delay";
     /// What its own labels and annotations begin with.

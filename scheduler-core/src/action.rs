@@ -27,8 +27,9 @@ pub struct Decision {
     pub reasons: Vec<PodReason>,
     /// Search steps that were used.
     pub steps: u64,
-    /// True when searches were left to the next decide, which had best come soon. One that
-    /// was cut short rests, and [`Self::wake_at`] says until when.
+    /// True when searches, or pods of a large group that grows, were left to the next decide,
+    /// which had best come soon. A search that was cut short rests, and [`Self::wake_at`] says
+    /// until when.
     pub cut_short: bool,
     /// Decide again at this time even if nothing happens; `None`: only after an event.
     pub wake_at: Option<Time>,

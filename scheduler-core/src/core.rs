@@ -67,6 +67,13 @@ impl Core {
         explain::explain(&self.state, &self.config, pod)
     }
 
+    /// Of [`Core::explain`] the lines of the cards, each with its node, as far as somebody
+    /// reads them: none where there are more than `most`; and those of pods that may not make
+    /// room. Empty for a pod that does not wait.
+    pub fn explain_cards(&self, pod: &PodUid, most: usize) -> Vec<String> {
+        explain::cards(&self.state, &self.config, pod, most)
+    }
+
     /// What each queue has, wants and may have now. Changes nothing but what the next
     /// decision would compute first.
     pub fn queues(&mut self) -> Vec<QueueView> {

@@ -119,6 +119,33 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     Some(explanation)
 }
 
+/// A line per card that will not do, with its node; none where there are more than `most`. Then
+/// a line per pod that may not make room for it. Stops at the first line too many, so that it
+/// costs the same in a cluster of any size.
+pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -> Vec<String> {
+    let task = state.task_names.get(pod).copied();
+    let row = task.and_then(|key| state.tasks.get(key));
+    let waits = task.is_some_and(|key| state.cell(key).status == Status::Pending);
+    let spec = row.and_then(|row| state.specs.get(row.spec));
+    let Some((row, spec)) = row.zip(spec).filter(|_| waits) else {
+        return Vec::new();
+    };
+    let mut lines = Vec::new();
+    for (name, key) in &state.node_names {
+        let announced = state.nodes.get(*key).is_some_and(|row| row.node.is_some());
+        let no = announced.then(|| fit::node(state, spec, *key, config, false).err());
+        let cards = no.flatten().map(|no| no.cards).unwrap_or_default();
+        if lines.len() + cards.len() > most {
+            lines.clear();
+            break;
+        }
+        let line = |card: &crate::reason::CardLine| format!("node {name}: {}", card.text(state));
+        lines.extend(cards.iter().map(line));
+    }
+    lines.extend(spared(state, row.job).iter().map(ToString::to_string));
+    lines
+}
+
 fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
     let Some(job) = job.and_then(|job| state.jobs.get(job)) else {
         return Vec::new();

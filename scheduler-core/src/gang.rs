@@ -99,8 +99,8 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
             continue;
         };
         let name = row.set.as_ref().map_or(DEFAULT_SET, |name| name.as_str());
-        if let Some(set) = sets.iter_mut().find(|set| set.name.as_str() == name) {
-            set.tasks.push((*task, cell.status));
+        if let Ok(at) = sets.binary_search_by(|set| set.name.as_str().cmp(name)) {
+            sets[at].tasks.push((*task, cell.status));
         }
     }
     Gang {
@@ -135,7 +135,8 @@ enum Member<'a> {
 
 impl Gang {
     fn set(&self, name: &SetName) -> Option<&Set> {
-        self.sets.iter().find(|set| set.name == *name)
+        let at = self.sets.binary_search_by(|set| set.name.cmp(name)).ok()?;
+        self.sets.get(at)
     }
 
     fn members<'a>(&'a self, group: &'a SubGroup) -> Vec<Member<'a>> {

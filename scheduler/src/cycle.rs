@@ -346,17 +346,6 @@ impl Cycle {
     }
 
     fn hand_on(&mut self, decision: Decision) {
-        for (at, mut reason) in decision.reasons.into_iter().enumerate() {
-            if let Some(line) = self.world.volumes_against(&reason.pod) {
-                reason.line = line.into();
-            }
-            let cards = if at < DETAILS {
-                self.cards(&reason.pod)
-            } else {
-                Vec::new()
-            };
-            self.send(Work::Reason(reason, cards));
-        }
         let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
         for action in decision.actions {
             match action {
@@ -377,30 +366,24 @@ impl Cycle {
         for bind in bindings {
             self.send(Work::Bind(Box::new(bind)));
         }
+        // After what is done: explaining takes a while.
+        for (at, mut reason) in decision.reasons.into_iter().enumerate() {
+            if let Some(line) = self.world.volumes_against(&reason.pod) {
+                reason.line = line.into();
+            }
+            let cards = if at < DETAILS {
+                self.core.explain_cards(&reason.pod, CARD_LINES)
+            } else {
+                Vec::new()
+            };
+            self.send(Work::Reason(reason, cards));
+        }
         for (group, at) in decision.started {
             self.send(Work::Started(group, at));
         }
         for (group, since) in decision.stale {
             self.send(Work::Stale(group, since));
         }
-    }
-
-    /// A line per card that will not do, nothing where there are too many to read; and one
-    /// per pod that may not make room.
-    fn cards(&self, pod: &scheduler_core::ids::PodUid) -> Vec<String> {
-        let Some(explanation) = self.core.explain(pod) else {
-            return Vec::new();
-        };
-        let lines = explanation.nodes.iter().flat_map(|node| {
-            let line = |card: &Arc<str>| format!("node {}: {card}", node.node);
-            node.cards.iter().map(line)
-        });
-        let mut lines: Vec<String> = lines.take(CARD_LINES + 1).collect();
-        if lines.len() > CARD_LINES {
-            lines.clear();
-        }
-        lines.extend(explanation.spared.iter().map(ToString::to_string));
-        lines
     }
 
     fn send(&self, work: Work) {

@@ -6,10 +6,12 @@ pub mod among;
 pub mod full;
 
 use scheduler_core::event::Event;
-use scheduler_core::ids::{ContainerName, GpuUuid, GroupName, NodeName, QueueName, TopologyName};
+use scheduler_core::ids::{
+    ContainerName, GpuUuid, GroupName, NodeName, QueueName, SetName, TopologyName,
+};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, ContainerGrant, Mode, Node, NodeCards, Phase, Placement, Pod,
-    PodGroup, Queue, Share, Topology, TopologyRule, Weight,
+    PodGroup, PodSet, Queue, Share, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
@@ -292,6 +294,68 @@ pub fn in_topology(count: usize) -> Vec<Event> {
     events
 }
 
+/// A gang of so many sub-groups of eight pods, which has room for all of them.
+pub fn of_sub_groups(groups: usize) -> Vec<Event> {
+    let mut events = nodes(groups);
+    events.push(queue("queue-0", None, None, 1));
+    let mut group = PodGroup::named("default/parts", 8);
+    group.queue = QueueName::new("queue-0");
+    let set = |index: usize| PodSet {
+        name: SetName::new(format!("part-{index:04}")),
+        min: 8,
+        topology: None,
+    };
+    group.root.sets = (0..groups).map(set).collect();
+    events.push(Event::Group(group));
+    for index in 0..groups * 8 {
+        let mut new = pod(&format!("parts-{index:05}"), "queue-0", 1);
+        new.group = Some(GroupName::new("default/parts"));
+        new.sub_group = Some(SetName::new(format!("part-{:04}", index / 8)));
+        events.push(event(new));
+    }
+    events
+}
+
+/// A group that needs one pod and has many, with room for all of them.
+pub fn elastic(pods: usize) -> Vec<Event> {
+    let mut events = nodes(pods.div_ceil(GPUS));
+    events.push(queue("queue-0", None, None, 1));
+    let mut group = PodGroup::named("default/elastic", 1);
+    group.queue = QueueName::new("queue-0");
+    events.push(Event::Group(group));
+    for index in 0..pods {
+        let mut new = pod(&format!("elastic-{index:05}"), "queue-0", 1);
+        new.group = Some(GroupName::new("default/elastic"));
+        events.push(event(new));
+    }
+    events
+}
+
+/// Whole GPUs of a cluster whose pods all leave, with as many pods that wait.
+pub fn all_leave(pods: usize) -> Vec<Event> {
+    let count = pods.div_ceil(GPUS);
+    let mut events = nodes(count);
+    events.push(queue("queue-0", None, None, 1));
+    for index in 0..pods {
+        let place = (index / GPUS, index % GPUS);
+        let mut old = on(
+            pod(&format!("old-{index:05}"), "queue-0", 1),
+            place.0,
+            &[place.1],
+        );
+        if let Phase::Running(placement) = old.phase {
+            old.phase = Phase::Releasing(Some(placement));
+        }
+        events.push(event(old));
+    }
+    for index in 0..pods {
+        let mut new = pod(&format!("new-{index:05}"), "queue-0", 1);
+        new.created = Time(10_000);
+        events.push(event(new));
+    }
+    events
+}
+
 /// The large cluster.
 ///
 /// Every tenth node has eight GPUs, all of them taken. Per node 32.5 pods run and 2.5 wait for a
@@ -357,7 +421,7 @@ impl Large {
         let mut new = pod(name, &self.queue(index), gpus);
         let request = index % self.requests;
         new.cpu = CpuMilli(1000 + request as u64 % 100);
-        new.memory = Bytes((1 << 30) + (request as u64 / 100 << 20));
+        new.memory = Bytes((1 << 30) + ((request as u64 / 100) << 20));
         new.created = Time(10_000);
         new
     }

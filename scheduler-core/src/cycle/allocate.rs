@@ -82,11 +82,25 @@ impl Cycle<'_> {
             if self.next_of(job).is_empty() {
                 hopes.of_groups.remove(&job);
             } else {
+                if self.is_enough(job) {
+                    break;
+                }
                 let again = self.entry(job);
                 queue.push(self.state, &self.shares, again);
             }
         }
         self.say_to_kinds();
+    }
+
+    /// A group that grows pod by pod is looked at whole for each of them. So that a large one
+    /// holds up nobody else, the rest goes on in the next decision.
+    fn is_enough(&mut self, job: JobKey) -> bool {
+        /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
+        const MOST: u64 = 1_000_000;
+        let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
+        self.grown += u64::try_from(pods).unwrap_or(u64::MAX);
+        self.goes_on = self.grown > MOST;
+        self.goes_on
     }
 
     /// Takes those out that stand behind one that found nothing, and would find nothing

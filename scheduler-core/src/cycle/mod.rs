@@ -113,6 +113,10 @@ pub(crate) struct Cycle<'a> {
     pondered: u64,
     /// What searches took, of both.
     searched: u64,
+    /// Pods of jobs that were placed in part and looked at again for their next part.
+    grown: u64,
+    /// Not everybody had a turn: the next decision goes on.
+    goes_on: bool,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
     /// Who waits.
@@ -163,6 +167,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         search_cut: false,
         pondered: 0,
         searched: 0,
+        grown: 0,
+        goes_on: false,
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
@@ -177,6 +183,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     for step in &config.actions {
         match step {
             Step::Allocate => cycle.allocate(),
+            // Nobody is evicted for whom there may be room.
+            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {}
             Step::Consolidation => cycle.consolidate(),
             Step::Reclaim => cycle.reclaim(),
             Step::Preempt => cycle.preempt(),
@@ -194,6 +202,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     cycle.say_why();
     cycle.let_go_of_promises();
     let wake = cycle.wake;
+    let goes_on = cycle.goes_on;
+    cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
     // Where bindings were taken back, who may be placed is another question in the next
     // decision.
@@ -203,7 +213,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     memory.ceilings = cycle.ceilings.keep(began);
     memory.fragments = cycle.fragments;
-    memory.stirred = Some(state.stirred);
+    memory.stirred = (!goes_on).then_some(state.stirred);
     memory.wake = wake;
     memory.promises.clone_from(&decision.promises);
     decision.wake_at = earlier(wake, pauses_end(state));

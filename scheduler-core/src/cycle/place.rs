@@ -8,12 +8,13 @@ use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit::{self, Seat};
 use crate::gang::{Gang, Set};
-use crate::ids::NodeName;
+use crate::ids::{NodeName, SetName};
 use crate::model::{Mode, SubGroup, TopologyRule};
 use crate::reason::Why;
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
 use crate::state::rows::{Hold, JobKey, NodeKey, SpecRow, TaskKey};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -59,7 +60,7 @@ impl Cycle<'_> {
             return Err(Failure { why, placed: None });
         }
         match &gang.root {
-            None => self.place_set(gang, gang.sets.first(), None, tasks, nodes, way),
+            None => self.place_set(gang.sets.first(), None, tasks, nodes, way),
             Some(root) => self.place_group(gang, &Arc::clone(root), tasks, nodes, way),
         }
         .map_err(|failure| Self::in_gang_words(gang, tasks, failure))
@@ -75,10 +76,17 @@ impl Cycle<'_> {
     ) -> Result<(), Failure> {
         let mut sets = Vec::new();
         names(group, &mut sets, 0);
+        let inside: FxHashSet<&str> = sets.into_iter().collect();
         let within: Vec<&Set> = gang
             .sets
             .iter()
-            .filter(|set| sets.contains(&set.name.as_str()))
+            .filter(|set| inside.contains(set.name.as_str()))
+            .collect();
+        let by_set = self.by_set(tasks);
+        let rules: FxHashMap<&SetName, Option<&TopologyRule>> = group
+            .sets
+            .iter()
+            .map(|set| (&set.name, set.topology.as_ref()))
             .collect();
         let name = group
             .name
@@ -95,17 +103,13 @@ impl Cycle<'_> {
                 for inner in gang.ordered_groups(group) {
                     let mut sets = Vec::new();
                     names(inner, &mut sets, 0);
-                    let part = of_sets(gang, &sets, tasks);
+                    let part = part(&by_set, &sets);
                     cycle.place_group(gang, inner, &part, nodes, way)?;
                 }
                 for set in gang.ordered_sets(group) {
-                    let rule = group
-                        .sets
-                        .iter()
-                        .find(|one| one.name == set.name)
-                        .and_then(|one| one.topology.as_ref());
-                    let part = of_sets(gang, &[set.name.as_str()], tasks);
-                    cycle.place_set(gang, Some(set), rule, &part, nodes, way)?;
+                    let rule = rules.get(&set.name).copied().flatten();
+                    let part = part(&by_set, &[set.name.as_str()]);
+                    cycle.place_set(Some(set), rule, &part, nodes, way)?;
                 }
                 Ok(())
             },
@@ -114,7 +118,6 @@ impl Cycle<'_> {
 
     fn place_set(
         &mut self,
-        _gang: &Gang,
         set: Option<&Set>,
         rule: Option<&TopologyRule>,
         tasks: &[TaskKey],
@@ -170,6 +173,16 @@ impl Cycle<'_> {
             }
         }
         Err(last)
+    }
+
+    fn by_set(&self, tasks: &[TaskKey]) -> BySet {
+        let mut by_set = BySet::default();
+        for (at, task) in tasks.iter().enumerate() {
+            let name = self.state.tasks.get(*task).and_then(|row| row.set.clone());
+            let name = name.unwrap_or_else(|| SetName::new(crate::gang::DEFAULT_SET));
+            by_set.entry(name).or_default().push((at, *task));
+        }
+        by_set
     }
 
     /// Puts one pod on the best node, or says why there is none.
@@ -502,14 +515,13 @@ fn names<'a>(group: &'a SubGroup, into: &mut Vec<&'a str>, depth: u32) {
     }
 }
 
-fn of_sets(gang: &Gang, names: &[&str], tasks: &[TaskKey]) -> Vec<TaskKey> {
-    tasks
-        .iter()
-        .copied()
-        .filter(|task| {
-            gang.sets.iter().any(|set| {
-                names.contains(&set.name.as_str()) && set.tasks.iter().any(|(one, _)| one == task)
-            })
-        })
-        .collect()
+/// Pods by the name of their set, each with its place among all of them.
+type BySet = FxHashMap<SetName, Vec<(usize, TaskKey)>>;
+
+/// The pods of these sets, in their order.
+fn part(by_set: &BySet, names: &[&str]) -> Vec<TaskKey> {
+    let of = |name: &&str| by_set.get(*name).into_iter().flatten().copied();
+    let mut pods: Vec<(usize, TaskKey)> = names.iter().flat_map(of).collect();
+    pods.sort_unstable_by_key(|(at, _)| *at);
+    pods.into_iter().map(|(_, task)| task).collect()
 }

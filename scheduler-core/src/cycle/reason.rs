@@ -12,6 +12,7 @@ use crate::reason::{self, Line, NodeNo, Why};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -178,8 +179,10 @@ impl Cycle<'_> {
             .flat_map(|row| row.tasks.iter().copied())
             .chain(self.promised.iter().copied())
             .collect();
+        // What holds for a gang is asked once, not by each of its pods.
+        let mut of_gangs = FxHashMap::default();
         for task in tasks {
-            if let Some(why) = self.why(task) {
+            if let Some(why) = self.why(task, &mut of_gangs) {
                 self.say(task, why);
             }
         }
@@ -189,7 +192,11 @@ impl Cycle<'_> {
     }
 
     /// Why a pod stays. `None`: it does not, or nobody has looked.
-    fn why(&mut self, task: TaskKey) -> Option<Arc<Why>> {
+    fn why(
+        &mut self,
+        task: TaskKey,
+        of_gangs: &mut FxHashMap<JobKey, Option<Arc<Why>>>,
+    ) -> Option<Arc<Why>> {
         let row = self.state.tasks.get(task)?;
         let cell = self.state.task_cells.get(task)?;
         if cell.leaving.is_some() {
@@ -212,6 +219,16 @@ impl Cycle<'_> {
         if let Some(kind) = self.kind(job) {
             return self.waiting.kinds.get(&kind)?.why.clone();
         }
+        if let Some(why) = of_gangs.get(&job) {
+            return why.clone();
+        }
+        let why = self.why_gang(job);
+        of_gangs.insert(job, why.clone());
+        why
+    }
+
+    /// Why the pods of a group stay that are not hindered themselves, where none was tried.
+    fn why_gang(&mut self, job: JobKey) -> Option<Arc<Why>> {
         let row = self.state.jobs.get(job)?;
         if row.single {
             return None;

@@ -3,6 +3,7 @@
 
 use super::Cycle;
 use crate::action::EvictCause;
+use crate::model::Grace;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, Seen, TaskKey};
 
@@ -33,11 +34,12 @@ impl Cycle<'_> {
             }
             let since = since.unwrap_or(now);
             let own = row.group.as_ref().and_then(|group| group.staleness_grace);
-            let Some(grace) = self
-                .config
-                .staleness_grace
-                .map(|grace| own.unwrap_or(grace))
-            else {
+            let grace = match own {
+                Some(Grace::For(grace)) => Some(grace),
+                Some(Grace::Never) => None,
+                None => self.config.staleness_grace,
+            };
+            let Some(grace) = grace else {
                 continue;
             };
             let until = since.after(grace);

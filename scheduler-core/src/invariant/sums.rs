@@ -66,7 +66,9 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     }
     let in_use = state.volumes.in_use();
     for (claim, should) in &sums.claims {
-        let is = in_use.get(claim).map_or(0, |used| used.users);
+        let is = in_use
+            .get(claim)
+            .map_or(0, |used| used.users.values().sum());
         if is != *should {
             differs("claim", claim.as_str(), &is, should);
         }

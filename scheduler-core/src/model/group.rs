@@ -30,9 +30,18 @@ pub struct PodGroup {
     /// When the group was first seen below its minimum with pods running.
     pub stale_since: Option<Time>,
     /// Own grace before a stale gang is evicted; `None`: the configuration's.
-    pub staleness_grace: Option<Duration>,
+    pub staleness_grace: Option<Grace>,
     /// Pending for so long before it may evict others.
     pub preemption_delay: Duration,
+}
+
+/// How long what is left of a gang below its minimum may stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grace {
+    /// It is never evicted for that.
+    Never,
+    /// From when the gang was first seen below its minimum.
+    For(Duration),
 }
 
 impl PodGroup {

@@ -17,7 +17,7 @@ mod volume;
 
 pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
 pub use card::{Card, Fence, Mode, NodeCards, Pool};
-pub use group::{PodGroup, PodSet, SubGroup, Topology, TopologyRule};
+pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Phase, Placement, Pod};
 pub use queue::{Queue, QueueResource, Weight};

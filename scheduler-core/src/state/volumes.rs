@@ -23,8 +23,9 @@ pub(crate) struct ClaimUse {
     pub node: NodeKey,
     /// What it is given. `None`: a volume is provisioned, or none was picked here.
     pub volume: Option<VolumeName>,
-    /// Pods with a place, those on their way out and those that are promised one too.
-    pub users: u32,
+    /// Pods with a place, those on their way out and those that are promised one too, by node.
+    /// They are on another than the claim's only where somebody else put them there.
+    pub users: BTreeMap<NodeKey, u32>,
 }
 
 /// All of them.
@@ -285,9 +286,9 @@ impl State {
         };
         let spec = Arc::clone(&spec.spec);
         let mut right = true;
-        for _ in from.into_iter().flatten() {
+        for node in from.into_iter().flatten() {
             for claim in &spec.claims {
-                right &= self.claim_leaves(&claim.uid);
+                right &= self.claim_leaves(&claim.uid, node);
             }
         }
         for node in to.into_iter().flatten() {
@@ -296,13 +297,30 @@ impl State {
         right
     }
 
-    fn claim_leaves(&mut self, claim: &ClaimUid) -> bool {
+    fn claim_leaves(&mut self, claim: &ClaimUid, node: NodeKey) -> bool {
         let Some(mut used) = self.volumes.claims.get(claim).cloned() else {
             return false;
         };
-        used.users = used.users.saturating_sub(1);
-        let left = (used.users > 0).then_some(used);
-        self.set(Cell::Claim(claim.clone(), left));
+        let Some(count) = used.users.get_mut(&node) else {
+            return false;
+        };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            used.users.remove(&node);
+        }
+        // Nobody is left where it is bound: it is the others', and nothing is known of its
+        // volume.
+        if !used.users.contains_key(&used.node) {
+            let name = |key: &NodeKey| self.nodes.get(*key).map(|row| &row.name);
+            let others = used.users.keys().copied();
+            let Some(node) = others.min_by_key(|key| name(key)) else {
+                self.set(Cell::Claim(claim.clone(), None));
+                return true;
+            };
+            used.node = node;
+            used.volume = None;
+        }
+        self.set(Cell::Claim(claim.clone(), Some(used)));
         true
     }
 
@@ -318,10 +336,11 @@ impl State {
                 None => ClaimUse {
                     node,
                     volume: picked.get(at).cloned().flatten(),
-                    users: 0,
+                    users: BTreeMap::new(),
                 },
             };
-            used.users = used.users.saturating_add(1);
+            let count = used.users.entry(node).or_default();
+            *count = count.saturating_add(1);
             self.set(Cell::Claim(claim.uid.clone(), Some(used)));
         }
     }
@@ -349,7 +368,7 @@ impl State {
         let before = ClaimUse {
             node,
             volume: volume.cloned(),
-            users: used.users,
+            users: used.users.clone(),
         };
         if *used != before {
             self.set(Cell::Claim(claim.clone(), Some(before)));

@@ -13,9 +13,9 @@ use crate::ids::{
     ResourceName, SetName, TopologyName, VolumeName,
 };
 use crate::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Effect, Labels, Mode, Node, NodeTerm, Operator,
-    Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share, SubGroup,
-    Taint, Toleration, Topology, TopologyRule, Weight,
+    Amount, Ask, ContainerAsk, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeTerm,
+    Operator, Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share,
+    SubGroup, Taint, Toleration, Topology, TopologyRule, Weight,
 };
 use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
@@ -270,7 +270,10 @@ fn group(line: &Line) -> Read<PodGroup> {
         park_after_failure: line.flag("park"),
         last_start: line.number("last-start")?.map(Time),
         stale_since: line.number("stale-since")?.map(Time),
-        staleness_grace: line.number("grace")?.map(Duration),
+        staleness_grace: match line.get("grace") {
+            Some("never") => Some(Grace::Never),
+            _ => line.number("grace")?.map(Duration).map(Grace::For),
+        },
         preemption_delay: Duration(line.number("delay")?.unwrap_or(0)),
     })
 }

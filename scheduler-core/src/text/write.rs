@@ -5,9 +5,9 @@ use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
 use crate::ids::GpuUuid;
 use crate::model::{
-    Amount, Ask, Card, ContainerGrant, Effect, Labels, Mode, Node, NodeCards, NodeTerm, Operator,
-    Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup, Toleration,
-    TopologyRule,
+    Amount, Ask, Card, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeCards, NodeTerm,
+    Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
+    Toleration, TopologyRule,
 };
 use crate::units::{Bound, Percent};
 use std::fmt::{Display, Write as _};
@@ -369,7 +369,11 @@ impl Text {
         self.flag("park", group.park_after_failure);
         self.some("last-start", group.last_start.map(|time| time.0));
         self.some("stale-since", group.stale_since.map(|time| time.0));
-        self.some("grace", group.staleness_grace.map(|time| time.0));
+        let grace = group.staleness_grace.map(|grace| match grace {
+            Grace::Never => "never".to_owned(),
+            Grace::For(time) => time.0.to_string(),
+        });
+        self.some("grace", grace);
         self.unless("delay", group.preemption_delay.0, 0);
         let root = &group.root;
         self.flag("no-sets", root.sets.is_empty() && root.groups.is_empty());

@@ -6,7 +6,7 @@ use api::kai;
 use kube::ResourceExt as _;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
-    PodGroup, PodSet, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
+    Grace, PodGroup, PodSet, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,6 +110,14 @@ pub(crate) fn duration(text: Option<&str>) -> Option<Duration> {
     (parts > 0 && millis <= MAX_MILLIS).then(|| Duration(whole(millis)))
 }
 
+/// Go's text of a duration; a negative one is for ever. What cannot be read says nothing.
+fn grace(text: Option<&str>) -> Option<Grace> {
+    match text?.strip_prefix('-') {
+        Some(length) => duration(Some(length)).map(|_| Grace::Never),
+        None => duration(text).map(Grace::For),
+    }
+}
+
 /// Name of a pod group in the core.
 pub(super) fn group_name(namespace: &str, name: &str) -> GroupName {
     GroupName::from(format!("{namespace}/{name}"))
@@ -137,9 +145,17 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32) -> PodGroup {
         park_after_failure: spec.scheduling_backoff == Some(1),
         last_start: stamp(annotation(proto::names::kai::LAST_START)),
         stale_since: stamp(annotation(proto::names::kai::STALE_SINCE)),
-        staleness_grace: None,
-        preemption_delay: duration(annotation(proto::names::kai::PREEMPTION_DELAY))
-            .unwrap_or_default(),
+        staleness_grace: grace(
+            spec.staleness_grace_period
+                .as_deref()
+                .or(annotation(proto::names::kai::STALENESS_GRACE)),
+        ),
+        preemption_delay: duration(
+            spec.preemption_delay
+                .as_deref()
+                .or(annotation(proto::names::kai::PREEMPTION_DELAY)),
+        )
+        .unwrap_or_default(),
     }
 }
 
@@ -284,6 +300,30 @@ mod tests {
         assert_eq!(queue.preempt_min_runtime, Some(Duration(90_000)));
         assert_eq!(queue.reclaim_min_runtime, None);
         assert_eq!(queue.priority, 100);
+    }
+
+    #[test]
+    fn a_group_says_its_own_grace_and_delay_in_its_spec_or_by_annotation() {
+        let read = |spec: serde_json::Value, annotations: serde_json::Value| {
+            let object = serde_json::json!({"metadata": {"name": "g", "annotations": annotations},
+                "spec": spec});
+            let group = group(&serde_json::from_value(object).unwrap(), 50);
+            (group.staleness_grace, group.preemption_delay.0)
+        };
+        let none = serde_json::json!({});
+        assert_eq!(read(none.clone(), none.clone()), (None, 0));
+        let spec = serde_json::json!({"stalenessGracePeriod": "1m", "preemptionDelay": "2s"});
+        let said = (Some(Grace::For(Duration(60_000))), 2_000);
+        assert_eq!(read(spec.clone(), none.clone()), said);
+        let by_annotation = serde_json::json!({"kai.scheduler/staleness-grace-period": "-1s",
+            "kai.scheduler/preemption-delay": "3s"});
+        assert_eq!(
+            read(none, by_annotation.clone()),
+            (Some(Grace::Never), 3_000)
+        );
+        assert_eq!(read(spec, by_annotation), said, "the spec goes first");
+        let odd = serde_json::json!({"stalenessGracePeriod": "soon"});
+        assert_eq!(read(odd, serde_json::json!({})), (None, 0));
     }
 
     #[test]

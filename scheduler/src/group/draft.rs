@@ -61,11 +61,10 @@ impl Draft {
         default_class: &str,
     ) -> Self {
         let mut annotations = inherited(top, "annotations");
-        let delay = first(owners, pod, |object| {
-            object.annotation(kai::PREEMPTION_DELAY)
-        });
-        if let Some(delay) = delay {
-            annotations.insert(kai::PREEMPTION_DELAY.to_owned(), delay.to_owned());
+        for key in [kai::PREEMPTION_DELAY, kai::STALENESS_GRACE] {
+            if let Some(length) = first(owners, pod, |object| object.annotation(key)) {
+                annotations.insert(key.to_owned(), length.to_owned());
+            }
         }
         if let Some(user) = pod.annotation(USER) {
             annotations

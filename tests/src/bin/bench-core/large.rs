@@ -50,6 +50,9 @@ pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
     missed
 }
 
+/// Events by the turn.
+type Changes<'a> = &'a dyn Fn(usize) -> Vec<Event>;
+
 /// Carries out what was decided.
 fn done(core: &mut Core, decision: &Decision) {
     for action in &decision.actions {
@@ -89,7 +92,6 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
         "-",
         Some((0, decision.actions.len())),
     );
-    type Changes<'a> = &'a dyn Fn(usize) -> Vec<Event>;
     let large = shape.large;
     let kinds: [(&str, Option<f64>, Changes); 4] = [
         ("100 changes", Some(shape.changes), &|turn| {

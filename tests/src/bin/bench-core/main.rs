@@ -132,6 +132,20 @@ fn rows() -> Vec<Row> {
             worlds::fractions(500, 20_000)
         }),
     ];
+    for groups in [400, 2000] {
+        rows.push(Row::new(
+            format!("a gang of {groups} sub-groups of 8"),
+            ms(50),
+            "-",
+            move || worlds::of_sub_groups(groups),
+        ));
+    }
+    rows.push(Row::new("an elastic group of 8,000", ms(50), "-", || {
+        worlds::elastic(8000)
+    }));
+    rows.push(Row::new("16,000 leave, 16,000 wait", ms(20), "-", || {
+        worlds::all_leave(16_000)
+    }));
     for variant in 1..=20 {
         rows.push(Row::new(
             format!("proof, variant {variant}"),

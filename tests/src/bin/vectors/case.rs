@@ -6,8 +6,8 @@ use scheduler_core::ids::{
     GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
 };
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, LEGACY_MIG, Mode, Node, NodeCards, Pod, PodGroup, PodSet,
-    Queue, QueueResource, Share, SubGroup, Topology, TopologyRule, Weight,
+    Amount, Ask, Card, ContainerAsk, Grace, LEGACY_MIG, Mode, Node, NodeCards, Pod, PodGroup,
+    PodSet, Queue, QueueResource, Share, SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Event, Placement, Step};
@@ -270,7 +270,7 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         park_after_failure: false,
         last_start: ago("last_start_age_s"),
         stale_since: ago("stale_age_s"),
-        staleness_grace: duration("staleness_grace_s"),
+        staleness_grace: duration("staleness_grace_s").map(Grace::For),
         preemption_delay: duration("preemption_delay_s").unwrap_or_default(),
     })
 }

@@ -1,0 +1,94 @@
+//! Shapes that one user may write, at sizes at which a cost that grows with the square shows.
+//! Counted in what a decision does, not in time.
+#![allow(clippy::unwrap_used)] // A test from its first line to its last.
+
+use scheduler_core::units::Time;
+use scheduler_core::{Action, Config, Core, text};
+use std::fmt::Write as _;
+
+fn core(lines: &str) -> Core {
+    let mut core = Core::new(Config::default());
+    for event in text::read(lines).unwrap() {
+        assert_eq!(core.apply(event), []);
+    }
+    core
+}
+
+/// A group that needs one pod and has 1,300 is placed over several decisions, so that it holds
+/// up nobody; meanwhile nobody is evicted for it, since there is room for all of it.
+#[test]
+fn a_large_group_that_grows_holds_up_nobody_and_evicts_nobody() {
+    const PODS: usize = 1_300;
+    let mut lines = String::from("queue q\nnode n-low cpu=64000 pods=110 gpus=8\n");
+    for index in 0..8 {
+        let _ = writeln!(
+            lines,
+            "pod low-{index} queue=q priority=10 gpus.main=1 on=n-low"
+        );
+    }
+    for node in 0..PODS.div_ceil(8) {
+        let _ = writeln!(lines, "node n{node:03} cpu=64000 pods=110 gpus=8");
+    }
+    lines.push_str("group default/grows queue=q priority=90\n  set default min=1\n");
+    for index in 0..PODS {
+        let _ = writeln!(lines, "pod g-{index:04} group=default/grows gpus.main=1");
+    }
+    let mut core = core(&lines);
+    let mut bound = 0;
+    let mut decisions = 0;
+    loop {
+        let decision = core.decide(Time(1_000));
+        decisions += 1;
+        let is_bind = |action: &Action| matches!(action, Action::Bind(_));
+        assert!(decision.actions.iter().all(is_bind), "somebody is evicted");
+        bound += decision.actions.len();
+        if !decision.cut_short {
+            break;
+        }
+        assert!(!decision.actions.is_empty(), "each goes on");
+    }
+    assert_eq!((bound, decisions), (PODS, 2));
+}
+
+/// One node more or less that is not ready is no news for whoever waits for a GPU; a node that
+/// lacks something else is.
+#[test]
+fn a_node_that_flaps_gives_no_new_reasons() {
+    let mut lines = String::from("queue q\n");
+    for node in 0..20 {
+        let _ = writeln!(lines, "node n{node:02} cpu=64000 pods=110");
+    }
+    for index in 0..50 {
+        let _ = writeln!(
+            lines,
+            "pod p-{index:02} queue=q gpus.main=1 cpu={}",
+            100 + index % 5
+        );
+    }
+    let mut core = core(&lines);
+    assert_eq!(core.decide(Time(1_000)).reasons.len(), 50);
+    let mut reasons_after = |line: &str| {
+        for event in text::read(line).unwrap() {
+            core.apply(event);
+        }
+        core.decide(Time(1_000)).reasons.len()
+    };
+    let flaps = "node n00 cpu=64000 pods=110 not-ready=\"node(s) were not ready\"\n";
+    assert_eq!(reasons_after(flaps), 0);
+    assert_eq!(reasons_after("node n00 cpu=64000 pods=110\n"), 0);
+    assert_eq!(
+        reasons_after("node n20 cpu=64000 pods=110\n"),
+        0,
+        "one more of them"
+    );
+    assert_eq!(
+        reasons_after("pod new queue=q gpus.main=1 cpu=100\n"),
+        1,
+        "who is new"
+    );
+    assert_eq!(
+        reasons_after("node n21 cpu=10 pods=110\n"),
+        51,
+        "CPU is short, too"
+    );
+}
