@@ -6,6 +6,7 @@ use super::place::Way;
 use super::waiting::Kind;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
+use crate::fit;
 use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::reason::Why;
@@ -192,7 +193,35 @@ impl Cycle<'_> {
     /// The request fits nowhere, and stays out. False where that may change as others come.
     fn fits_nowhere(&mut self, key: SpecKey) -> bool {
         let stays_out = self.state.specs.get(key).is_some_and(SpecRow::stays_out);
-        stays_out && !self.state.fits_somewhere(key, self.config)
+        stays_out && !self.is_seen_to_fit(key) && !self.state.fits_somewhere(key, self.config)
+    }
+
+    /// One of the first nodes that the index shows would take it: quick to see of a request
+    /// that nobody has asked all nodes about.
+    fn is_seen_to_fit(&mut self, key: SpecKey) -> bool {
+        /// Most nodes that are looked at.
+        const LOOK: usize = 8;
+        self.state.refresh_rooms();
+        let Some(spec) = self.state.specs.get(key) else {
+            return false;
+        };
+        if spec.verdicts.is_some() || spec.wants_gpus() && (spec.shares || spec.whole == 0) {
+            return false;
+        }
+        let rooms = &self.state.rooms;
+        let nodes: Vec<u32> = if spec.whole > 0 {
+            let nodes = rooms.by_whole.range((i64::from(spec.whole), 0)..);
+            nodes.take(LOOK).map(|(_, rank)| *rank).collect()
+        } else {
+            let least = (false, i128::from(spec.spec.cpu.0), 0);
+            let nodes = rooms.by_cpu.range(least..).take(LOOK);
+            nodes.map(|(_, _, rank)| *rank).collect()
+        };
+        nodes.iter().any(|rank| {
+            let node = rooms.node(*rank);
+            let why = node.and_then(|node| fit::why(self.state, spec, node, self.config));
+            why.is_some_and(|why| why.is_ok())
+        })
     }
 
     /// Says to each kind that waits why, as it is now: its queue may have no more, where
