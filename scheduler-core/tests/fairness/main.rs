@@ -272,6 +272,17 @@ impl<'a> World<'a> {
         if decision.promises.is_empty() || !decision.promises.iter().all(|one| is_its(&one.pod)) {
             return;
         }
+        // What the job's own department holds counts against what the job may take from others:
+        // a victim there may be owed, though its place is not used.
+        let department = |job: usize| self.case.leaves[self.case.jobs[job].leaf].parent;
+        let its = self.groups.iter().position(|group| group.name == favoured);
+        let of_victims: BTreeSet<usize> = victims
+            .iter()
+            .map(|pod| department(self.pods[pod].0))
+            .collect();
+        if of_victims.len() > 1 && its.is_some_and(|job| of_victims.contains(&department(job))) {
+            return;
+        }
         // A gang that cannot do without it goes as a whole.
         let job = self.pods[last].0;
         let gone = victims

@@ -139,7 +139,12 @@ fn run(value: &Value, tell: world::Tell) -> End {
     };
     let rebuilt = world::play(&case, world::Way::Rebuilt, tell);
     let lived = world::play(&case, world::Way::Lived, tell);
+    let restored = world::play(&case, world::Way::Restored, tell);
     let mut wrong = String::new();
+    if restored != lived {
+        wrong.push_str("  lived cores and those restored from snapshots disagree\n");
+        wrong.push_str(&judge::difference(&case, &restored, &lived));
+    }
     if rebuilt != lived {
         wrong.push_str("  rebuilt and lived cores disagree\n");
         wrong.push_str(&judge::difference(&case, &rebuilt, &lived));

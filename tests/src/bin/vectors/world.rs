@@ -16,6 +16,9 @@ pub(crate) enum Way {
     Rebuilt,
     /// One core that is told what changed.
     Lived,
+    /// The same, but that in each round it is a new core from the snapshot of the last one, as
+    /// text.
+    Restored,
 }
 
 /// One task after a round, before anything is fed back.
@@ -58,6 +61,9 @@ pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State>
         if way == Way::Rebuilt && round > 0 {
             core = fresh(case, &stands);
         }
+        if way == Way::Restored && round > 0 {
+            core = restored(case, &core);
+        }
         let start = Instant::now();
         let decision = core.decide(Time(NOW));
         if tell.time {
@@ -78,11 +84,20 @@ pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State>
         after = states(&decided);
         let last = stands;
         stands = feed_back(&decided);
-        if way == Way::Lived {
+        if way != Way::Rebuilt {
             report(&mut core, &decision, &last, &stands);
         }
     }
     after
+}
+
+fn restored(case: &Case, core: &Core) -> Core {
+    let snapshot = text::write(&core.snapshot());
+    let mut core = Core::new(case.config.clone());
+    for event in text::read(&snapshot).into_iter().flatten() {
+        let _ = core.apply(event);
+    }
+    core
 }
 
 fn fresh(case: &Case, stands: &[Stand]) -> Core {
