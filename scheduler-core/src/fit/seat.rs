@@ -346,7 +346,10 @@ fn candidate(
     let cap = card::memory(row).cap;
     let total = u128::from(card::memory(row).total.0).max(1);
     // The fullest first, what is on its way out counted in, as KAI does.
-    let fullness = (used.held.limits + used.promised.limits) * 1_000_000 / total;
+    // Of equally full ones the one that stays fuller when all who leave have left.
+    let full = |limits: u128| limits.saturating_mul(1_000_000) / total;
+    let fullness = (full(used.held.limits + used.promised.limits) << 64)
+        + full(after.limits).min(u64::MAX.into());
     Ok(Candidate {
         key,
         offer: *offer_now.as_ref().unwrap_or(&offer_later),
