@@ -27,7 +27,8 @@ pub struct Decision {
     pub reasons: Vec<PodReason>,
     /// Search steps that were used.
     pub steps: u64,
-    /// True when searches, or pods of a large group that grows, were left to the next decide,
+    /// True when searches, pods of a large group that grows, or reasons of many different
+    /// requests were left to the next decide,
     /// which had best come soon. A search that was cut short rests, and [`Self::wake_at`] says
     /// until when.
     pub cut_short: bool,

@@ -92,3 +92,43 @@ fn a_node_that_flaps_gives_no_new_reasons() {
         "CPU is short, too"
     );
 }
+
+/// Thousands of different requests that fit nowhere are told why over several decisions, each
+/// once; meanwhile whoever fits is placed.
+#[test]
+fn many_different_requests_hold_up_nobody() {
+    const NODES: usize = 200;
+    const REQUESTS: usize = 5_000;
+    let mut lines = String::from("queue q\n");
+    for node in 0..NODES {
+        let _ = writeln!(lines, "node n{node:03} cpu=64000 pods=110");
+    }
+    for index in 0..REQUESTS {
+        let _ = writeln!(
+            lines,
+            "pod p-{index:04} queue=q gpus.main=1 cpu={}",
+            1 + index
+        );
+    }
+    lines.push_str("pod fits queue=q priority=1 cpu=100\n");
+    let mut core = core(&lines);
+    let (mut told, mut bound, mut decisions) = (0, 0, 0);
+    loop {
+        let decision = core.decide(Time(1_000));
+        decisions += 1;
+        bound += decision.actions.len();
+        assert!(
+            decision
+                .reasons
+                .iter()
+                .all(|reason| !reason.line.is_empty())
+        );
+        told += decision.reasons.len();
+        if !decision.cut_short {
+            break;
+        }
+        assert_eq!(bound, 1, "in the first");
+        assert!(!decision.reasons.is_empty(), "each goes on");
+    }
+    assert_eq!((told, bound, decisions), (REQUESTS, 1, 3));
+}

@@ -266,6 +266,10 @@ impl Cycle<'_> {
 
     /// Why a job did not get what it wanted: said to all of its kind.
     fn fails(&mut self, job: JobKey, why: Arc<Why>) {
+        // It is put off.
+        if why.line.is_empty() {
+            return;
+        }
         let kind = self.kind(job);
         match kind.and_then(|kind| self.waiting.kinds.get_mut(&kind)) {
             Some(alike) => alike.why = Some(why),

@@ -202,7 +202,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     cycle.say_why();
     cycle.let_go_of_promises();
     let wake = cycle.wake;
-    let goes_on = cycle.goes_on;
+    let goes_on = cycle.goes_on || cycle.state.is_put_off();
     cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
     // Where bindings were taken back, who may be placed is another question in the next

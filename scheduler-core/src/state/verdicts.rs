@@ -18,6 +18,9 @@ use std::sync::Arc;
 
 /// The node would take it, now or when others have left.
 const FITS: u16 = u16::MAX;
+/// Most nodes that new requests ask in one decision: some 100 ms.
+const LOOKS: u64 = 400_000;
+
 /// Nothing is known of the node.
 const ABSENT: u16 = u16::MAX - 1;
 
@@ -61,6 +64,10 @@ pub(crate) struct Judged {
     /// Touched since the last time, each once.
     dirty: Vec<NodeKey>,
     basis: SecondaryMap<NodeKey, Basis>,
+    /// How many nodes new requests have asked in this decision.
+    looks: u64,
+    /// A request had to wait for the next decision.
+    put_off: bool,
     /// [`State::loosened`] at the last time.
     at: Option<u64>,
     /// [`State::volumes_version`] at the last time.
@@ -168,7 +175,8 @@ impl State {
     }
 
     /// Whether the request fits somewhere, now or later, as of the last time that the nodes
-    /// were asked; asks them if that is no longer true. Not inside a trial.
+    /// were asked; asks them if that is no longer true. True where nobody knows yet. Not inside
+    /// a trial.
     pub(crate) fn fits_somewhere(&mut self, key: SpecKey, config: &Config) -> bool {
         self.judge(key, config);
         let verdicts = self.specs.get(key).and_then(|row| row.verdicts.as_ref());
@@ -185,7 +193,7 @@ impl State {
         }
     }
 
-    /// Why it fits nowhere, in words. Nodes in order of name.
+    /// Why it fits nowhere, in words; empty where nobody knows yet. Nodes in order of name.
     pub(crate) fn no_fit_line(&mut self, key: SpecKey, config: &Config) -> Arc<str> {
         self.judge(key, config);
         let spec = self.specs.get(key);
@@ -216,12 +224,19 @@ impl State {
         line.end()
     }
 
-    /// The request has verdicts, and all are up to date.
+    /// Some request that was asked about has no verdicts yet: the next decision goes on.
+    pub(crate) fn is_put_off(&self) -> bool {
+        self.judged.put_off
+    }
+
+    /// The request has verdicts, and all are up to date; or it waits for the next decision.
     fn judge(&mut self, key: SpecKey, config: &Config) {
-        // What a trial has placed takes room and gives none: who fits nowhere still does.
-        if !self.is_tentative() {
-            self.refresh_verdicts(config);
+        // What a trial has placed takes room and gives none: who fits nowhere still does. And
+        // what is found out in one may not hold after it.
+        if self.is_tentative() {
+            return;
         }
+        self.refresh_verdicts(config);
         let Some(row) = self.specs.get_mut(key) else {
             return;
         };
@@ -229,6 +244,13 @@ impl State {
             all.asked = true;
             return;
         }
+        // So that thousands of new requests hold up nobody, the rest asks in the next decision.
+        let nodes = u64::try_from(self.nodes.len()).unwrap_or(u64::MAX);
+        if self.judged.looks > LOOKS {
+            self.judged.put_off = true;
+            return;
+        }
+        self.judged.looks = self.judged.looks.saturating_add(nodes);
         let mut all = Verdicts {
             asked: true,
             ..Verdicts::default()
@@ -247,6 +269,8 @@ impl State {
 
     /// Requests about which nobody asked in the last decision have no verdicts any more.
     pub(crate) fn drop_verdicts(&mut self) {
+        self.judged.looks = 0;
+        self.judged.put_off = false;
         let specs = &mut self.specs;
         self.judged.specs.retain(|key| {
             let Some(row) = specs.get_mut(*key) else {
