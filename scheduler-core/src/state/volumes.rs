@@ -285,13 +285,23 @@ impl State {
             return true;
         };
         let spec = Arc::clone(&spec.spec);
+        // Where it stays, as the place that it leaves or as the one that it has, its claims keep
+        // their volumes: a binding that was decided says which.
+        let mut left: Vec<NodeKey> = from.into_iter().flatten().collect();
+        let mut new = Vec::new();
+        for node in to.into_iter().flatten() {
+            match left.iter().position(|other| *other == node) {
+                Some(at) => drop(left.swap_remove(at)),
+                None => new.push(node),
+            }
+        }
         let mut right = true;
-        for node in from.into_iter().flatten() {
+        for node in left {
             for claim in &spec.claims {
                 right &= self.claim_leaves(&claim.uid, node);
             }
         }
-        for node in to.into_iter().flatten() {
+        for node in new {
             self.claims_come(&spec.claims, node);
         }
         right
