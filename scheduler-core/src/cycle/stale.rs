@@ -62,6 +62,24 @@ impl Cycle<'_> {
                 self.evict(task, None, EvictCause::StaleGang, &message);
             }
         }
+        if self.config.verify {
+            self.verify_steady();
+        }
+    }
+
+    /// Of groups that were not looked at none is below its minimum, or marked so.
+    fn verify_steady(&mut self) {
+        let is_wrong = |job: JobKey| {
+            let row = self.state.jobs.get(job);
+            row.is_some_and(|row| {
+                let is_stale = self.gang(job).is_stale() && !self.has_succeeded(job);
+                !row.unsteady && !row.is_never_stale() && (is_stale || row.stale_since.is_some())
+            })
+        };
+        if self.state.jobs.keys().any(is_wrong) {
+            self.state
+                .contradicts("a group below its minimum is not looked at");
+        }
     }
 
     /// Groups that may be below their minimum, in order of name.

@@ -3,8 +3,7 @@
 use super::State;
 use super::cell::{Status, TaskCell};
 use super::rows::{QueueKey, QueueRow, TaskKey};
-use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl State {
     /// A queue came, went or moved: chains and sums are rebuilt before they are next
@@ -21,7 +20,7 @@ impl State {
             return;
         }
         let names: Vec<QueueKey> = self.queue_names.values().copied().collect();
-        let mut chains: FxHashMap<QueueKey, Vec<QueueKey>> = FxHashMap::default();
+        let mut chains: BTreeMap<QueueKey, Vec<QueueKey>> = BTreeMap::new();
         for key in &names {
             let chain = self.chain(*key);
             if self.queues.get(*key).is_some_and(|row| row.chain != chain) {
@@ -47,7 +46,7 @@ impl State {
         }
         // Whether pods in it may be placed at all.
         let takes_pods = |row: &QueueRow| !row.chain.is_empty() && row.children.is_empty();
-        let took: FxHashMap<QueueKey, bool> = self
+        let took: BTreeMap<QueueKey, bool> = self
             .queues
             .iter()
             .filter(|(_, row)| row.users > 0)
