@@ -434,3 +434,100 @@ impl Volumes {
         self.swap(&ClaimUid::new(other), used);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // Tests.
+mod tests {
+    use crate::config::Config;
+    use crate::core::Core;
+    use crate::ids::ClaimUid;
+    use crate::state::State;
+    use crate::state::cell::{Leaving, Status, TaskCell};
+    use crate::state::rows::NodeKey;
+    use crate::text;
+    use std::sync::Arc;
+
+    fn core(lines: &str) -> Core {
+        let mut core = Core::new(Config::verified());
+        tell(&mut core, lines);
+        core
+    }
+
+    fn tell(core: &mut Core, lines: &str) {
+        for event in text::read(lines).unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+    }
+
+    fn at(status: Status, node: NodeKey) -> TaskCell {
+        TaskCell {
+            node: Some(node),
+            ..TaskCell::of(status)
+        }
+    }
+
+    fn volume(state: &State, claim: &str) -> Option<String> {
+        let used = state.volumes.claims.get(&ClaimUid::new(claim))?;
+        used.volume.as_ref().map(ToString::to_string)
+    }
+
+    /// A search looks at a pod with a place as a victim and leaves it where it is:
+    /// the volume that its binding names stays its own, though a better one is free by now.
+    #[test]
+    fn a_pod_that_is_looked_at_as_a_victim_and_stays_keeps_its_volumes() {
+        let mut core = core(
+            "node n1 cpu=8000 pods=10\nvolume small size=10\nvolume large size=30\nqueue q\n\
+             pod a queue=q\n  claim c name=default/c size=10\n\
+             pod b queue=q\n  claim d name=default/d size=10\n",
+        );
+        let state = core.state_for_tests();
+        state.deciding = true;
+        let [task, other] = ["a", "b"].map(|name| state.task_names[name]);
+        let node = state.node_names["n1"];
+        state.transition(other, at(Status::Bound, node));
+        state.transition(task, at(Status::Bound, node));
+        state.transition(other, TaskCell::of(Status::Done));
+        let before = state.cell(task);
+        let victim = TaskCell {
+            leaving: Some(Arc::new(Leaving {
+                was: before.status,
+                node: before.node.unwrap(),
+                holds: None,
+                decision: None,
+            })),
+            ..TaskCell::of(Status::Victim)
+        };
+        state.transition(task, victim);
+        assert_eq!(volume(state, "c").as_deref(), Some("large"));
+        state.transition(task, before);
+        assert_eq!(volume(state, "c").as_deref(), Some("large"));
+        assert_eq!(core.violations(), Vec::<String>::new());
+    }
+
+    /// Somebody else put the pods of one claim on two nodes: it stays in use, on the node that
+    /// is left, until the last has gone.
+    #[test]
+    fn a_claim_whose_pods_are_on_two_nodes_is_in_use_until_the_last_has_left() {
+        let mut core = core(
+            "node n1 cpu=8000 pods=10\nnode n2 cpu=8000 pods=10\nvolume v size=10\nqueue q\n\
+             pod a queue=q\n  claim c name=default/c size=10\n\
+             pod b queue=q\n  claim c name=default/c size=10\n",
+        );
+        let state = core.state_for_tests();
+        let [a, b] = ["a", "b"].map(|name| state.task_names[name]);
+        let [n1, n2] = ["n1", "n2"].map(|name| state.node_names[name]);
+        let node = |state: &State| Some(state.volumes.claims.get(&ClaimUid::new("c"))?.node);
+        state.deciding = true;
+        state.transition(a, at(Status::Bound, n1));
+        state.transition(b, at(Status::Bound, n2));
+        assert_eq!(
+            (node(state), volume(state, "c")),
+            (Some(n1), Some("v".into()))
+        );
+        state.transition(a, TaskCell::of(Status::Done));
+        assert_eq!((node(state), volume(state, "c")), (Some(n2), None));
+        state.transition(b, TaskCell::of(Status::Done));
+        assert_eq!(node(state), None);
+        assert_eq!(core.violations(), Vec::<String>::new());
+    }
+}
