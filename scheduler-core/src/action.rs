@@ -27,10 +27,9 @@ pub struct Decision {
     pub reasons: Vec<PodReason>,
     /// Search steps that were used.
     pub steps: u64,
-    /// True when searches, pods of a large group that grows, or reasons of many different
-    /// requests were left to the next decide,
-    /// which had best come soon. A search that was cut short rests, and [`Self::wake_at`] says
-    /// until when.
+    /// True when searches, pods of a large elastic group, or reasons of many different
+    /// requests were left to the next decision, which should be taken soon. A search that was
+    /// cut short is not repeated before [`Self::wake_at`].
     pub cut_short: bool,
     /// Decide again at this time even if nothing happens; `None`: only after an event.
     pub wake_at: Option<Time>,

@@ -67,9 +67,9 @@ impl Core {
         explain::explain(&self.state, &self.config, pod)
     }
 
-    /// Of [`Core::explain`] the lines of the cards, each with its node, as far as somebody
-    /// reads them: none where there are more than `most`; and those of pods that may not make
-    /// room. Empty for a pod that does not wait.
+    /// The lines of [`Core::explain`] about cards, each with its node, and about pods that may
+    /// not make room. Without lines about cards where there are more than `most`. Empty for a
+    /// pod that does not wait.
     pub fn explain_cards(&self, pod: &PodUid, most: usize) -> Vec<String> {
         explain::cards(&self.state, &self.config, pod, most)
     }

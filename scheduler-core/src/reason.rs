@@ -234,6 +234,20 @@ pub(crate) enum About {
     Limit(QueueKey, usize),
 }
 
+impl About {
+    /// What nodes lack, by its words; of nodes that are away for a while only where all of
+    /// them are.
+    pub(crate) fn nodes<'a>(all: impl IntoIterator<Item = &'a NodeNo>) -> Self {
+        let all: Vec<&NodeNo> = all.into_iter().collect();
+        let lasting = all.iter().any(|why| !why.is_transient());
+        let told = all.iter().filter(|why| !(lasting && why.is_transient()));
+        let mut words: Vec<String> = told.map(ToString::to_string).collect();
+        words.sort_unstable();
+        words.dedup();
+        Self::Nodes(Arc::from(words))
+    }
+}
+
 impl Why {
     pub(crate) fn of(kind: ReasonKind, line: impl Into<Arc<str>>) -> Arc<Self> {
         Arc::new(Self {

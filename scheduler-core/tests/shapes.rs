@@ -61,12 +61,32 @@ fn a_node_that_flaps_gives_no_new_reasons() {
     for index in 0..50 {
         let _ = writeln!(
             lines,
-            "pod p-{index:02} queue=q gpus.main=1 cpu={}",
+            "pod p-{index:02} queue=q gpus.main=3 cpu={}",
             100 + index % 5
         );
     }
+    // In groups, of one pod and of more than there is room for, and shares.
+    lines.push_str("node g0 cpu=64000 pods=110 managed gpus=2\ncards g0 default=mps\n");
+    for card in 0..2 {
+        let _ = writeln!(lines, "  card GPU-{card} index={card} total=1000");
+    }
+    for index in 0..10 {
+        let _ = writeln!(
+            lines,
+            "group default/one-{index} queue=q\n  set default min=1\n\
+             pod one-{index} group=default/one-{index} gpus.main=3\n\
+             group default/gang-{index} queue=q\n  set default min=3\n\
+             pod share-{index} queue=q gpu-memory.main=2000"
+        );
+        for pod in 0..3 {
+            let _ = writeln!(
+                lines,
+                "pod gang-{index}-{pod} group=default/gang-{index} gpus.main=1"
+            );
+        }
+    }
     let mut core = core(&lines);
-    assert_eq!(core.decide(Time(1_000)).reasons.len(), 50);
+    assert_eq!(core.decide(Time(1_000)).reasons.len(), 100);
     let mut reasons_after = |line: &str| {
         for event in text::read(line).unwrap() {
             core.apply(event);
@@ -82,7 +102,7 @@ fn a_node_that_flaps_gives_no_new_reasons() {
         "one more of them"
     );
     assert_eq!(
-        reasons_after("pod new queue=q gpus.main=1 cpu=100\n"),
+        reasons_after("pod new queue=q gpus.main=3 cpu=100\n"),
         1,
         "who is new"
     );

@@ -406,7 +406,7 @@ mod tests {
         told(&mut proofs).await;
     }
 
-    /// Root reads whatever it may not: what is of another kind is read by nobody.
+    /// Root may read any file, so the test puts a file of another kind there.
     #[test]
     fn a_proof_that_was_read_once_stands_while_it_or_its_folder_cannot_be_read() {
         let tmp = tempfile::tempdir().unwrap();

@@ -93,8 +93,8 @@ impl Cycle<'_> {
         self.say_to_kinds();
     }
 
-    /// A group that grows pod by pod is looked at whole for each of them. So that a large one
-    /// holds up nobody else, the rest goes on in the next decision.
+    /// Each pod of an elastic group is placed by a look at the whole group. A large group is
+    /// continued in the next decision, so that it does not delay the others.
     fn is_enough(&mut self, job: JobKey) -> bool {
         /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
         const MOST: u64 = 1_000_000;
@@ -147,13 +147,13 @@ impl Cycle<'_> {
         spec.is_some_and(|spec| self.state.is_known_to_fit_nowhere(spec))
     }
 
-    /// Why a request fits nowhere.
-    pub(super) fn no_fit(&mut self, spec: SpecKey) -> Arc<Why> {
-        Arc::new(Why {
+    /// Why a request fits nowhere. `None`: that waits for the next decision.
+    pub(super) fn no_fit(&mut self, spec: SpecKey) -> Option<Arc<Why>> {
+        Some(Arc::new(Why {
             kind: ReasonKind::Unschedulable,
-            about: self.state.lacks(spec, self.config),
-            line: self.state.no_fit_line(spec, self.config),
-        })
+            about: self.state.lacks(spec, self.config)?,
+            line: self.state.no_fit_line(spec, self.config)?,
+        }))
     }
 
     /// What may still come of those that wait.
@@ -196,8 +196,8 @@ impl Cycle<'_> {
         stays_out && !self.is_seen_to_fit(key) && !self.state.fits_somewhere(key, self.config)
     }
 
-    /// One of the first nodes that the index shows would take it: quick to see of a request
-    /// that nobody has asked all nodes about.
+    /// One of the first nodes that the index shows would take it: a cheap test for a request
+    /// whose verdicts of all nodes are not known yet.
     fn is_seen_to_fit(&mut self, key: SpecKey) -> bool {
         /// Most nodes that are looked at.
         const LOOK: usize = 8;
@@ -242,14 +242,12 @@ impl Cycle<'_> {
                 .wanted(self.state, &tasks, self.shares.largest_card);
             let over = capacity::over(self.state, &self.shares, one, wanted, Check::All);
             let why = over.or_else(|| self.still_lacks(kind));
-            if let Some(why) = why {
-                self.fails(one, why);
-            }
+            self.fails(one, why);
         }
     }
 
-    /// Why a kind fits nowhere, where nothing else came out when it was tried. As it was told
-    /// before while it lacks the same and nobody is new: nobody reads new words then.
+    /// Why a kind fits nowhere, where it did not fail for another reason. The last reason
+    /// stands while the kind lacks the same and has no new job: new words would not be written.
     fn still_lacks(&mut self, kind: Kind) -> Option<Arc<Why>> {
         let alike = self.waiting.kinds.get(&kind)?;
         if alike.why.is_some() {
@@ -259,17 +257,16 @@ impl Cycle<'_> {
         if !self.fits_nowhere(kind.spec) {
             return None;
         }
-        let about = self.state.lacks(kind.spec, self.config);
+        let about = self.state.lacks(kind.spec, self.config)?;
         let same = |told: &Arc<Why>| told.kind == ReasonKind::Unschedulable && told.about == about;
-        Some(told.filter(same).unwrap_or_else(|| self.no_fit(kind.spec)))
+        told.filter(same).or_else(|| self.no_fit(kind.spec))
     }
 
     /// Why a job did not get what it wanted: said to all of its kind.
-    fn fails(&mut self, job: JobKey, why: Arc<Why>) {
-        // It is put off.
-        if why.line.is_empty() {
+    fn fails(&mut self, job: JobKey, why: Option<Arc<Why>>) {
+        let Some(why) = why else {
             return;
-        }
+        };
         let kind = self.kind(job);
         match kind.and_then(|kind| self.waiting.kinds.get_mut(&kind)) {
             Some(alike) => alike.why = Some(why),

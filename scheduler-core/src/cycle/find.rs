@@ -12,9 +12,11 @@ use super::place::Way;
 use crate::config::Placement;
 use crate::fit::{self, Seat};
 use crate::model::{Amount, Ask};
+use crate::reason::Why;
 use crate::state::room::Room;
 use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
 use crate::units::NanoGpu;
+use std::sync::Arc;
 
 /// What was found, and how many nodes were looked at.
 pub(super) struct Found {
@@ -43,7 +45,7 @@ pub(super) fn best(
     spec: SpecKey,
     way: Way,
     among: Option<&[NodeKey]>,
-    over: &mut Option<String>,
+    over: &mut Option<Arc<Why>>,
 ) -> Found {
     cycle.state.refresh_rooms();
     let cycle = &*cycle;
@@ -74,7 +76,7 @@ struct Search<'a, 'b> {
     task: TaskKey,
     way: Way,
     among: Option<&'a [NodeKey]>,
-    over: &'a mut Option<String>,
+    over: &'a mut Option<Arc<Why>>,
     looked_at: u64,
     /// The best place that is not free yet.
     later: Option<(NodeKey, Seat)>,
@@ -104,8 +106,8 @@ impl Search<'_, '_> {
         if !wanted(&seat) || !seat.allocatable && self.later.is_some() {
             return None;
         }
-        if let Some(line) = cycle.over_capacity_there(self.task, &seat) {
-            *self.over = Some(line);
+        if let Some(why) = cycle.over_capacity_there(self.task, &seat) {
+            *self.over = Some(why);
             return None;
         }
         if seat.allocatable {

@@ -1,13 +1,12 @@
-//! No eviction twice for nothing.
+//! No job is evicted twice for the same beneficiary without progress.
 //!
-//! Pods are evicted for a job, and before it gets their place another search may take it:
-//! then they may come back, and all of it begin anew, for ever, each step by KAI's rules. So
-//! it is remembered who was evicted for whom, how many active pods the beneficiary had then,
-//! and how many the victim was left with. The same job is evicted for the same beneficiary
-//! again only where that one has got further since, or where nobody has come back: with more
-//! active pods than the beneficiary had, or with no more than the victim was left with. A job
-//! has only so many pods: without a change that was not decided here, evictions come to an
-//! end.
+//! Pods are evicted for a job. Another job may take their place before it does. KAI's rules
+//! then let the victims return and be evicted again, without end. So the state remembers who
+//! was evicted for whom, how many active pods the beneficiary had at that time, and how many
+//! the victim was left with. The same job is evicted for the same beneficiary again only if
+//! the beneficiary has more active pods than it had, or the victim no more than it was left
+//! with. The number of a job's pods is limited, so evictions end unless something changes
+//! that was not decided here.
 
 use super::Cycle;
 use crate::action::Action;
@@ -16,8 +15,8 @@ use crate::state::cell::Status;
 use crate::state::rows::{Evicted, JobKey};
 
 impl Cycle<'_> {
-    /// The victim was evicted for this job before, it came back, and the job has not got
-    /// further since.
+    /// The victim was evicted for this job before, has more pods again, and the job has no
+    /// more than then.
     pub(super) fn was_evicted_for_nothing(&self, job: JobKey, victim: JobKey) -> bool {
         if self.state.evicted.is_empty() {
             return false;
@@ -33,7 +32,7 @@ impl Cycle<'_> {
             })
     }
 
-    /// Somebody was evicted for this job before.
+    /// A job was evicted for this one before.
     pub(super) fn has_evicted(&self, job: JobKey) -> bool {
         let Some(row) = self.state.jobs.get(job) else {
             return false;

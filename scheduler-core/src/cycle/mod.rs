@@ -50,7 +50,7 @@ use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use fragments::Fragments;
-pub(crate) use reason::{hindrance, no_fit_line, released_line};
+pub(crate) use reason::{hindrance, no_fit, released_line};
 use rest::Found;
 use rustc_hash::FxHashMap;
 use solve::Like;

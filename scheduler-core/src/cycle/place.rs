@@ -3,7 +3,7 @@
 
 use super::Cycle;
 use super::find;
-use super::reason::no_fit_line;
+use super::reason;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit::{self, Seat};
@@ -15,7 +15,7 @@ use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
 use crate::state::rows::{Hold, JobKey, NodeKey, SpecRow, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Whether pods may be bound now, or are only promised.
@@ -28,7 +28,8 @@ pub(super) enum Way {
 /// Why a job was not placed.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    pub why: Arc<Why>,
+    /// `None`: it reaches nobody, as in a simulation, or waits for the next decision.
+    pub why: Option<Arc<Why>>,
     /// How many of its pods were placed before one was not.
     placed: Option<usize>,
 }
@@ -36,7 +37,7 @@ pub(super) struct Failure {
 impl Failure {
     fn unschedulable(line: impl Into<Arc<str>>) -> Self {
         Self {
-            why: Why::of(ReasonKind::Unschedulable, line),
+            why: Some(Why::of(ReasonKind::Unschedulable, line)),
             placed: None,
         }
     }
@@ -57,7 +58,10 @@ impl Cycle<'_> {
             .shares
             .wanted(self.state, tasks, self.shares.largest_card);
         if let Some(why) = capacity::over(self.state, &self.shares, job, wanted, Check::All) {
-            return Err(Failure { why, placed: None });
+            return Err(Failure {
+                why: Some(why),
+                placed: None,
+            });
         }
         match &gang.root {
             None => self.place_set(gang.sets.first(), None, tasks, nodes, way),
@@ -191,10 +195,9 @@ impl Cycle<'_> {
         task: TaskKey,
         nodes: &[NodeKey],
         way: Way,
-    ) -> Result<(), Arc<Why>> {
-        let no = |line: &str| Why::of(ReasonKind::Unschedulable, line);
+    ) -> Result<(), Option<Arc<Why>>> {
         let Some(row) = self.state.tasks.get(task) else {
-            return Err(no(""));
+            return Err(None);
         };
         let (spec_key, avoid) = (row.spec, row.avoid.clone());
         let set = row
@@ -203,7 +206,7 @@ impl Cycle<'_> {
             .map_or(crate::gang::DEFAULT_SET, |name| name.as_str())
             .to_owned();
         let Some(spec) = self.state.specs.get(spec_key) else {
-            return Err(no(""));
+            return Err(None);
         };
         if way == Way::Real && self.is_hopeless(spec_key) {
             return Err(self.no_fit(spec_key));
@@ -236,25 +239,27 @@ impl Cycle<'_> {
                 best
             };
         let Some((node, seat)) = best else {
-            if let Some(line) = over {
-                return Err(no(&line));
+            if way == Way::Promise {
+                return Err(None);
             }
-            let Some(spec) = self.state.specs.get(spec_key).filter(|_| way == Way::Real) else {
-                // A simulation's reasons reach nobody.
-                return Err(no(""));
+            if over.is_some() {
+                return Err(over);
+            }
+            let Some(spec) = self.state.specs.get(spec_key) else {
+                return Err(None);
             };
             if all && !self.state.is_tentative() {
                 self.state.refresh_verdicts(self.config);
                 return Err(self.no_fit(spec_key));
             }
-            return Err(no(&no_fit_line(self.state, self.config, spec, nodes)));
+            let why = reason::no_fit(self.state, self.config, spec, nodes);
+            return Err(Some(Arc::new(why)));
         };
         if self.sit(task, node, seat, way) {
             Ok(())
         } else {
-            Err(no(
-                "the card that it would go back to is promised to another pod",
-            ))
+            // A victim that comes back: only simulations have any.
+            Err(None)
         }
     }
 
@@ -268,7 +273,7 @@ impl Cycle<'_> {
         way: Way,
         topology: Option<&BTreeMap<NodeKey, u8>>,
         avoid: &[NodeName],
-        over: &mut Option<String>,
+        over: &mut Option<Arc<Why>>,
     ) -> Option<(NodeKey, Seat)> {
         let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
         for key in nodes {
@@ -299,8 +304,8 @@ impl Cycle<'_> {
             if best.as_ref().is_some_and(|best| rank <= best.0) {
                 continue;
             }
-            if let Some(line) = self.over_capacity_there(task, &seat) {
-                *over = Some(line);
+            if let Some(why) = self.over_capacity_there(task, &seat) {
+                *over = Some(why);
                 continue;
             }
             best = Some((rank, *key, seat));
@@ -309,15 +314,19 @@ impl Cycle<'_> {
     }
 
     /// GPU memory counts differently on each node: judged again where it would stand.
-    pub(super) fn over_capacity_there(&self, task: TaskKey, seat: &Seat) -> Option<String> {
+    pub(super) fn over_capacity_there(&self, task: TaskKey, seat: &Seat) -> Option<Arc<Why>> {
         let row = self.state.tasks.get(task)?;
         let spec = self.state.specs.get(row.spec)?;
         if spec.share_mib == 0 {
             return None;
         }
         let wanted = self.state.charge(task, &seat.holds);
-        capacity::over(self.state, &self.shares, row.job?, wanted, Check::All)
-            .map(|why| why.line.to_string())
+        let why = capacity::over(self.state, &self.shares, row.job?, wanted, Check::All)?;
+        Some(Arc::new(Why {
+            kind: ReasonKind::Unschedulable,
+            line: Arc::clone(&why.line),
+            about: why.about.clone(),
+        }))
     }
 
     /// A pod takes its seat: for real, promised, or, a victim that comes back to where it
@@ -454,22 +463,25 @@ impl Cycle<'_> {
 
     /// KAI's words around a pod's reason, for a pod alone and for a gang.
     fn in_gang_words(gang: &Gang, tasks: &[TaskKey], failure: Failure) -> Failure {
-        let Some(placed) = failure.placed else {
+        let (Some(placed), Some(why)) = (failure.placed, &failure.why) else {
             return failure;
         };
-        let line = &failure.why.line;
+        let line = &why.line;
         let needs =
             gang.sets.iter().any(|set| set.min > 1) && gang.growth() == crate::gang::Growth::Below;
         if !needs {
             return failure;
         }
-        let sets: BTreeSet<&str> = gang.sets.iter().map(|set| set.name.as_str()).collect();
+        // How many were placed is a number in the words, and no other reason.
+        let mut about = why.about.clone();
         let text = match gang.sets.as_slice() {
-            [only] if sets.contains(crate::gang::DEFAULT_SET) => format!(
+            [only] if only.name.as_str() == crate::gang::DEFAULT_SET => format!(
                 "Resources were found for {placed} pods while {} are required for gang scheduling. Additional pods cannot be scheduled due to: {line}",
                 only.min
             ),
             sets => {
+                // Which sub-group lacks them is a part of the reason.
+                about = crate::reason::About::Words;
                 let failed = tasks
                     .get(placed)
                     .and_then(|task| {
@@ -484,7 +496,14 @@ impl Cycle<'_> {
                 )
             }
         };
-        Failure::unschedulable(crate::reason::cut(text, crate::explain::MAX_LINE))
+        Failure {
+            why: Some(Arc::new(Why {
+                kind: ReasonKind::Unschedulable,
+                line: crate::reason::cut(text, crate::explain::MAX_LINE).into(),
+                about,
+            })),
+            placed: None,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::explain::MAX_LINE;
 use crate::fit;
 use crate::gang::{Gang, Pick};
 use crate::ids::NodeName;
-use crate::reason::{self, Line, NodeNo, Why};
+use crate::reason::{self, About, Line, NodeNo, Why};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
@@ -96,13 +96,8 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
     None
 }
 
-/// Why a request fits on none of these nodes, in one line.
-pub(crate) fn no_fit_line(
-    state: &State,
-    config: &Config,
-    spec: &SpecRow,
-    nodes: &[NodeKey],
-) -> Arc<str> {
+/// Why a request fits on none of these nodes.
+pub(crate) fn no_fit(state: &State, config: &Config, spec: &SpecRow, nodes: &[NodeKey]) -> Why {
     let mut counts: BTreeMap<NodeNo, usize> = BTreeMap::new();
     let mut cards = Vec::new();
     for key in nodes {
@@ -123,7 +118,11 @@ pub(crate) fn no_fit_line(
     for (node, cards) in cards {
         line.add(state, node, &cards);
     }
-    line.end()
+    Why {
+        kind: ReasonKind::Unschedulable,
+        line: line.end(),
+        about: About::nodes(counts.keys()),
+    }
 }
 
 /// What is said of a pod that fits where somebody is on the way out.

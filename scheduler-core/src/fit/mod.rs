@@ -47,19 +47,8 @@ pub(crate) fn node(
     let Some(node) = state.nodes.get(key).and_then(|row| row.node.as_ref()) else {
         return Err(no(vec![NodeNo::Unschedulable]));
     };
-    rules(node, &spec.spec).map_err(|why| no(vec![why]))?;
     let mut room = Room { now: true, promise };
-    let short = resources(state, spec, key, node, &mut room);
-    if !short.is_empty() {
-        return Err(no(short));
-    }
-    if !spec.spec.claims.is_empty() {
-        let picked = state.volumes.pick(&spec.spec.claims, key);
-        picked.map_err(|why| no(vec![why]))?;
-    }
-    if spec.wants_gpus() {
-        mig(state, spec, key).map_err(|why| no(vec![why]))?;
-    }
+    before_cards(state, spec, key, node, &mut room).map_err(no)?;
     seat::cards(state, spec, key, config, room)
 }
 
@@ -72,31 +61,40 @@ pub(crate) fn why(
     config: &Config,
 ) -> Option<Result<(), Vec<NodeNo>>> {
     let announced = state.nodes.get(key)?.node.as_ref()?;
-    if spec.shares || !spec.spec.claims.is_empty() {
-        return Some(
-            node(state, spec, key, config, false)
-                .map(drop)
-                .map_err(|no| no.why),
-        );
-    }
-    if let Err(why) = rules(announced, &spec.spec) {
-        return Some(Err(vec![why]));
+    if spec.shares {
+        let seat = node(state, spec, key, config, false);
+        return Some(seat.map(drop).map_err(|no| no.why));
     }
     let mut room = Room {
         now: true,
         promise: false,
     };
-    let short = resources(state, spec, key, announced, &mut room);
+    let open = before_cards(state, spec, key, announced, &mut room);
+    Some(open.and_then(|()| seat::whole(state, spec, key, announced).map_err(|why| vec![why])))
+}
+
+/// What a node must have beside free cards: its rules, countable resources, volumes, and
+/// the MIG strategy.
+fn before_cards(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    node: &Node,
+    room: &mut Room,
+) -> Result<(), Vec<NodeNo>> {
+    rules(node, &spec.spec).map_err(|why| vec![why])?;
+    let short = resources(state, spec, key, node, room);
     if !short.is_empty() {
-        return Some(Err(short));
+        return Err(short);
     }
-    let cards = || {
-        if spec.wants_gpus() {
-            mig(state, spec, key)?;
-        }
-        seat::whole(state, spec, key, announced)
-    };
-    Some(cards().map_err(|why| vec![why]))
+    if !spec.spec.claims.is_empty() {
+        let picked = state.volumes.pick(&spec.spec.claims, key);
+        picked.map_err(|why| vec![why])?;
+    }
+    if spec.wants_gpus() {
+        mig(state, spec, key).map_err(|why| vec![why])?;
+    }
+    Ok(())
 }
 
 /// Whether countable resources are free now, or only later.

@@ -32,10 +32,10 @@ pub(crate) struct Verdicts {
     sets: Vec<Reasons>,
     /// How many nodes would take it.
     fits: u32,
-    /// Somebody asked since the last decision began.
+    /// Whether it was used since the last decision began.
     asked: bool,
     /// What it lacks on the nodes; `None`: to be put together anew.
-    lacks: Option<Arc<[String]>>,
+    lacks: Option<About>,
 }
 
 /// Reasons that hold together, and on how many nodes they do.
@@ -144,25 +144,12 @@ impl Verdicts {
         u16::try_from(at).unwrap_or(ABSENT - 1).min(ABSENT - 1)
     }
 
-    /// What the request lacks, by its words; of nodes that are away for a while only where all
-    /// of them are.
-    fn lacks(&mut self) -> Arc<[String]> {
-        if let Some(lacks) = &self.lacks {
-            return Arc::clone(lacks);
-        }
-        let all = self.sets.iter().filter(|set| set.nodes > 0);
-        let all: Vec<&NodeNo> = all.flat_map(|set| &set.why).collect();
-        let lasting = all.iter().any(|why| !why.is_transient());
-        let mut words: Vec<String> = all
-            .into_iter()
-            .filter(|why| !(lasting && why.is_transient()))
-            .map(ToString::to_string)
-            .collect();
-        words.sort_unstable();
-        words.dedup();
-        let lacks: Arc<[String]> = Arc::from(words);
-        self.lacks = Some(Arc::clone(&lacks));
-        lacks
+    /// What the request lacks.
+    fn lacks(&mut self) -> About {
+        let sets = &self.sets;
+        let all = || sets.iter().filter(|set| set.nodes > 0);
+        let lacks = || About::nodes(all().flat_map(|set| &set.why));
+        self.lacks.get_or_insert_with(lacks).clone()
     }
 }
 
@@ -183,23 +170,18 @@ impl State {
         verdicts.is_none_or(|all| all.fits > 0)
     }
 
-    /// What makes the request's reason another one.
-    pub(crate) fn lacks(&mut self, key: SpecKey, config: &Config) -> About {
+    /// What makes the request's reason another one. `None`: it has not asked the nodes yet.
+    pub(crate) fn lacks(&mut self, key: SpecKey, config: &Config) -> Option<About> {
         self.judge(key, config);
-        let row = self.specs.get_mut(key);
-        match row.and_then(|row| row.verdicts.as_mut()) {
-            Some(all) => About::Nodes(all.lacks()),
-            None => About::Words,
-        }
+        let all = self.specs.get_mut(key)?.verdicts.as_mut()?;
+        Some(all.lacks())
     }
 
-    /// Why it fits nowhere, in words; empty where nobody knows yet. Nodes in order of name.
-    pub(crate) fn no_fit_line(&mut self, key: SpecKey, config: &Config) -> Arc<str> {
+    /// Why it fits nowhere, in words. Nodes in order of name. `None`: as above.
+    pub(crate) fn no_fit_line(&mut self, key: SpecKey, config: &Config) -> Option<Arc<str>> {
         self.judge(key, config);
-        let spec = self.specs.get(key);
-        let Some((spec, all)) = spec.and_then(|row| Some((row, row.verdicts.as_ref()?))) else {
-            return Arc::from("");
-        };
+        let spec = self.specs.get(key)?;
+        let all = spec.verdicts.as_ref()?;
         let counts = all.sets.iter().filter(|set| set.nodes > 0);
         let counts = counts.flat_map(|set| set.why.iter().map(|why| (why, set.nodes as usize)));
         let mut line = Line::of(counts);
@@ -221,10 +203,10 @@ impl State {
             }
         }
         line.hide(left);
-        line.end()
+        Some(line.end())
     }
 
-    /// Some request that was asked about has no verdicts yet: the next decision goes on.
+    /// Some request has not asked the nodes yet: the next decision goes on.
     pub(crate) fn is_put_off(&self) -> bool {
         self.judged.put_off
     }

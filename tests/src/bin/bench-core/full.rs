@@ -1,9 +1,9 @@
 //! A cluster full of shares, with as many again that fit nowhere: what it costs to know that
 //! no search finds room for them, when it is new and when a little has changed.
 
-use crate::{line, say};
+use crate::{carried_out, line, say};
 use aliquot_tests::worlds::{NOW, full};
-use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult};
+use scheduler_core::{Config, Core};
 use std::time::{Duration, Instant};
 
 /// Its rows; how many of them missed their target.
@@ -49,15 +49,7 @@ fn of(rounds: usize, name: &str, nodes: usize, wait: usize, quota: bool) -> u32 
     for (changes, target) in turns.iter().copied() {
         let (mut times, mut steps, mut acted) = (Vec::new(), 0, 0);
         for _ in 0..rounds {
-            for action in &decision.actions {
-                core.apply(Event::Outcome(Outcome {
-                    decision: action.decision(),
-                    result: OutcomeResult::Confirmed,
-                }));
-                if let Action::Evict(evict) = action {
-                    core.apply(Event::PodGone(evict.pod.clone()));
-                }
-            }
+            carried_out(&mut core, &decision);
             for event in full::changes(nodes, turn, changes) {
                 core.apply(event);
             }

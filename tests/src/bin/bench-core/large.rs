@@ -3,9 +3,9 @@
 //! reasons it gives, and the memory.
 
 use crate::meter::{live, resident};
-use crate::{line, say};
+use crate::{carried_out, line, say};
 use aliquot_tests::worlds::{Large, NOW};
-use scheduler_core::{Action, Config, Core, Decision, Event, Outcome, OutcomeResult};
+use scheduler_core::{Config, Core, Event};
 use std::time::{Duration, Instant};
 
 /// A shape, what a decision may cost after 100 changes, and what the core may hold.
@@ -53,19 +53,6 @@ pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
 /// Events by the turn.
 type Changes<'a> = &'a dyn Fn(usize) -> Vec<Event>;
 
-/// Carries out what was decided.
-fn done(core: &mut Core, decision: &Decision) {
-    for action in &decision.actions {
-        core.apply(Event::Outcome(Outcome {
-            decision: action.decision(),
-            result: OutcomeResult::Confirmed,
-        }));
-        if let Action::Evict(evict) = action {
-            core.apply(Event::PodGone(evict.pod.clone()));
-        }
-    }
-}
-
 fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
     let ms = |count: f64| Some(Duration::from_secs_f64(count / 1000.0));
     let before = live();
@@ -84,7 +71,7 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
     // Reasons of many different requests are told over several decisions.
     let mut decisions = 1;
     while decision.cut_short {
-        done(&mut core, &decision);
+        carried_out(&mut core, &decision);
         decision = core.decide(NOW);
         decisions += 1;
     }
@@ -119,7 +106,7 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
         let mut decided = Vec::new();
         let (mut acted, mut reasons) = (0, 0);
         for turn in 0..rounds {
-            done(&mut core, &decision);
+            carried_out(&mut core, &decision);
             let events = events(turn);
             let start = Instant::now();
             for event in events {

@@ -14,7 +14,7 @@ mod meter;
 use aliquot_tests::worlds::{self, NOW};
 use clap::Parser;
 use meter::{Counting, exponent, spread, total};
-use scheduler_core::{Config, Core, Event, Step};
+use scheduler_core::{Action, Config, Core, Decision, Event, Outcome, OutcomeResult, Step};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,19 @@ fn built(events: Vec<Event>, actions: Vec<Step>) -> Core {
         assert!(problems.is_empty(), "{problems:?}");
     }
     core
+}
+
+/// Tells the core that all of it was carried out.
+pub(crate) fn carried_out(core: &mut Core, decision: &Decision) {
+    for action in &decision.actions {
+        core.apply(Event::Outcome(Outcome {
+            decision: action.decision(),
+            result: OutcomeResult::Confirmed,
+        }));
+        if let Action::Evict(evict) = action {
+            core.apply(Event::PodGone(evict.pod.clone()));
+        }
+    }
 }
 
 fn rows() -> Vec<Row> {
