@@ -1,12 +1,12 @@
 //! Pod groups come, change and go.
 
 use crate::event::Life;
-use crate::ids::GroupName;
+use crate::ids::{GroupName, QueueName};
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, TaskKey};
+use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use std::collections::BTreeSet;
 
 pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Problem>) {
@@ -75,19 +75,11 @@ fn collect(
 
 /// A group's facts decide its tasks' order and queue: they are lifted out and put back.
 fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
-    let tasks: Vec<TaskKey> = state
-        .jobs
-        .get(key)
-        .map(|row| row.tasks.clone())
-        .unwrap_or_default();
-    let cells: Vec<(TaskKey, TaskCell)> = tasks
-        .into_iter()
-        .filter_map(|task| Some((task, state.task_cells.get(task)?.clone())))
-        .collect();
-    for (task, _) in &cells {
-        state.transition(*task, TaskCell::of(Status::Detached));
-    }
-    let queue = group.as_ref().map(|group| group.queue.clone());
+    let cells = lift(state, key);
+    let queue = match &group {
+        Some(group) => Some(group.queue.clone()),
+        None => queue_of_pods(state, key),
+    };
     if let Some(row) = state.jobs.get_mut(key) {
         row.root = group
             .as_ref()
@@ -104,9 +96,58 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         row.group = group.map(Box::new);
     }
     state.set_job_queue(key, queue.as_ref());
+    put_back(state, cells);
+    state.unsettle(key);
+    state.loosen();
+}
+
+/// A pod of the job came, changed or went. While the job's group is not there, the job is
+/// charged to the queue that its placed pods were granted in: whoever deletes a group of pods
+/// that run frees nothing in its queue.
+pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
+    let row = state.jobs.get(key);
+    if row.is_none_or(|row| row.single || row.group.is_some()) {
+        return;
+    }
+    let queue = queue_of_pods(state, key);
+    let charged = row.and_then(|row| state.queues.get(row.queue?));
+    if charged.map(|row| &row.name) == queue.as_ref() {
+        return;
+    }
+    let cells = lift(state, key);
+    state.set_job_queue(key, queue.as_ref());
+    put_back(state, cells);
+    state.loosen();
+}
+
+/// The queue of the first of its pods that stands somewhere.
+fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
+    let tasks = &state.jobs.get(key)?.tasks;
+    let rows = tasks.iter().filter_map(|task| state.tasks.get(*task));
+    let stands = |row: &&Box<TaskRow>| {
+        matches!(
+            row.seen,
+            Seen::Bound | Seen::Running | Seen::Releasing | Seen::Stuck
+        )
+    };
+    rows.filter(stands).map(|row| row.queue.clone()).next()
+}
+
+fn lift(state: &mut State, key: JobKey) -> Vec<(TaskKey, TaskCell)> {
+    let tasks = state.jobs.get(key).map(|row| row.tasks.clone());
+    let cells: Vec<(TaskKey, TaskCell)> = tasks
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|task| Some((task, state.task_cells.get(task)?.clone())))
+        .collect();
+    for (task, _) in &cells {
+        state.transition(*task, TaskCell::of(Status::Detached));
+    }
+    cells
+}
+
+fn put_back(state: &mut State, cells: Vec<(TaskKey, TaskCell)>) {
     for (task, cell) in cells {
         state.transition(task, cell);
     }
-    state.unsettle(key);
-    state.loosen();
 }

@@ -4,6 +4,7 @@ use crate::event::{Event, OutcomeResult};
 use crate::model::{Phase, Pod, PodGroup};
 use crate::state::State;
 use crate::state::cell::Status;
+use std::sync::Arc;
 
 /// True for events that are no consequence of our own decisions. Bindings and evictions
 /// that are seen to have happened are; so are the pods that a controller makes in place of
@@ -46,7 +47,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
     }
 }
 
-/// More than the times that we told the shell to write.
+/// More than the times that we told the shell to write, and than its object, where it was
+/// announced before that was made.
 fn is_another(state: &State, group: &PodGroup) -> bool {
     let known = state
         .job_names
@@ -56,6 +58,10 @@ fn is_another(state: &State, group: &PodGroup) -> bool {
         let mut same = known.clone();
         same.last_start = group.last_start;
         same.stale_since = group.stale_since;
+        if known.uid.is_empty() {
+            same.uid = Arc::clone(&group.uid);
+            same.created = group.created;
+        }
         same != *group
     })
 }

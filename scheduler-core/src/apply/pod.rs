@@ -24,6 +24,9 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
     let given = state.given_to(key);
     let changed = take_row(state, key, &pod, spec, &before);
+    if let Some(job) = state.tasks.get(key).and_then(|row| row.job) {
+        super::group::charge_by_pods(state, job);
+    }
     let to = target(state, config, key, &pod.phase, &before, problems);
     settle(state, key, to.status);
     state.transition(key, to.clone());
@@ -62,7 +65,11 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     state.open.forget(key);
     state.to_evict.remove(&(uid.clone(), key));
     state.end_pause(key);
+    let job = state.tasks.get(key).and_then(|row| row.job);
     state.leave_job(key);
+    if let Some(job) = job {
+        super::group::charge_by_pods(state, job);
+    }
     if let Some(row) = state.tasks.remove(key) {
         state.release_spec(row.spec);
     }
