@@ -94,7 +94,7 @@ pub struct Bind {
     /// The queue that it is charged to from now on; `None` for a pod that holds no cards of
     /// ours, which is charged by what its object says.
     pub queue: Option<QueueName>,
-    /// Its group, in the same way; `None`, too, for a pod that is a group of its own.
+    /// Its group; `None` for a pod that is a group of its own.
     pub group: Option<GroupName>,
 }
 

@@ -26,12 +26,17 @@ pub struct GroupView {
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
 
-/// Every pod group that is there, in order of name.
+/// Every pod group that is there, in order of name: not one that was announced before its
+/// object was made.
 pub(crate) fn views(state: &State) -> Vec<GroupView> {
     let mut views: Vec<GroupView> = state
         .jobs
         .values()
-        .filter(|job| job.group.is_some())
+        .filter(|job| {
+            job.group
+                .as_ref()
+                .is_some_and(|group| !group.uid.is_empty())
+        })
         .map(|job| {
             let mut view = GroupView {
                 group: job.name.clone(),

@@ -394,7 +394,7 @@ pub(crate) fn bind(
         claims: claims.collect(),
         received,
         queue,
-        group: charged.and_then(|row| row.group.clone()),
+        group: row.group.clone(),
     })
 }
 

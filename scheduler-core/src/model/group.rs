@@ -9,7 +9,8 @@ use std::sync::Arc;
 pub struct PodGroup {
     /// `namespace/name`.
     pub name: GroupName,
-    /// `metadata.uid`: the last tie-breaker.
+    /// `metadata.uid`: the last tie-breaker. Empty while the group is known and its object is
+    /// not made yet.
     pub uid: Arc<str>,
     /// A leaf queue.
     pub queue: QueueName,
