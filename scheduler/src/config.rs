@@ -100,6 +100,9 @@ pub struct Config {
     /// Evict only what no `PodDisruptionBudget` protects; what one does is asked again later.
     #[arg(long)]
     pub respect_disruption_budgets: bool,
+    /// Whether a pod that nobody owns gets a `PodGroup` object, as under KAI.
+    #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
+    pub lone_pod_groups: LonePodGroups,
     /// Bindings and evictions under way at once.
     #[arg(long, default_value_t = 64)]
     pub writes_at_once: usize,
@@ -120,6 +123,15 @@ pub enum Strategy {
     Spread,
     /// Where least will stay unused.
     Fragmentation,
+}
+
+/// What becomes of a pod that nobody owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LonePodGroups {
+    /// A `PodGroup` object is made for it, as KAI does: two writes more for each such pod.
+    Write,
+    /// None is made: it is placed by what it says itself.
+    Skip,
 }
 
 impl From<Strategy> for Placement {

@@ -213,10 +213,12 @@ async fn the_snapshot_for_kais_tools_has_its_keys_and_nothing_that_containers_ar
         "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}});
     site.pod_with("p", secret).await;
     node_of(&site, "p").await;
-    // A pod that nobody owns is grouped when it is bound.
+    // The name of its group comes with its binding, the group soon after.
     until("its group", async || {
         let pod = site.pods().get("p").await.unwrap();
-        pod.annotations().get("pod-group-name").cloned()
+        let group = pod.annotations().get("pod-group-name").cloned()?;
+        let groups: Api<api::PodGroup> = Api::namespaced(site.client.clone(), "default");
+        groups.get_opt(&group).await.unwrap()
     })
     .await;
     let (status, archive) = page(replica.pages, "/get-snapshot").await;

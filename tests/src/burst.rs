@@ -5,6 +5,7 @@
 //! taken: a watch of their metadata says enough.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,10 @@ use anyhow::{Context, Result, bail, ensure};
 use api::PodGroup;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, ListParams, PartialObjectMeta, PostParams, WatchEvent, WatchParams};
-use kube::{Api, Client, ResourceExt};
+use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, Client, Resource, ResourceExt};
 use proto::names::{kai, resource};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -99,22 +101,27 @@ pub struct Bound {
 impl Bound {
     /// Looks from now on. A watch that breaks off is begun anew.
     pub fn follow(client: Client, namespace: &str) -> Self {
-        let api: Api<Pod> = Api::namespaced(client, namespace);
+        Self::first_seen(Api::<Pod>::namespaced(client, namespace), "spec.nodeName!=")
+    }
+
+    /// When each object of another kind is first seen. `fields`: a selector; empty for all.
+    pub fn first_seen<K>(api: Api<K>, fields: &'static str) -> Self
+    where
+        K: Clone + DeserializeOwned + Debug + Resource<DynamicType = ()> + Send + Sync + 'static,
+    {
         let times = Arc::<Mutex<BTreeMap<String, Instant>>>::default();
         let (counted, count) = watch::channel(0);
         let seen = times.clone();
         let task = tokio::spawn(async move {
             loop {
-                let params = WatchParams::default()
-                    .fields("spec.nodeName!=")
-                    .timeout(290);
+                let params = WatchParams::default().fields(fields).timeout(290);
                 if let Ok(events) = api.watch_metadata(&params, "0").await {
                     let mut events = std::pin::pin!(events);
                     while let Some(Ok(event)) = events.next().await {
-                        let (WatchEvent::Added(pod) | WatchEvent::Modified(pod)) = event else {
+                        let (WatchEvent::Added(one) | WatchEvent::Modified(one)) = event else {
                             continue;
                         };
-                        note(&seen, &pod, &counted);
+                        note(&seen, &one.name_any(), &counted);
                     }
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -156,13 +163,9 @@ impl Drop for Bound {
     }
 }
 
-fn note(
-    times: &Mutex<BTreeMap<String, Instant>>,
-    pod: &PartialObjectMeta<Pod>,
-    counted: &watch::Sender<usize>,
-) {
+fn note(times: &Mutex<BTreeMap<String, Instant>>, name: &str, counted: &watch::Sender<usize>) {
     let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-    times.entry(pod.name_any()).or_insert_with(Instant::now);
+    times.entry(name.to_owned()).or_insert_with(Instant::now);
     counted.send_replace(times.len());
 }
 

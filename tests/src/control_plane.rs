@@ -112,18 +112,7 @@ impl ControlPlane {
 
     /// Waits until the API server answers, then starts the controller manager.
     pub async fn ready(&mut self, bin: &Path, logs: &Path) -> Result<Client> {
-        let manager = Command::new(
-            "kube-controller-manager",
-            bin.join("kube-controller-manager"),
-        )
-        .flag("--kubeconfig", self.kubeconfig("controller-manager"))
-        .flag(
-            "--service-account-private-key-file",
-            self.folder.join("accounts.key"),
-        )
-        .flag("--root-ca-file", self.authority())
-        .flag("--use-service-account-credentials", "false")
-        .flag("--leader-elect", "false");
+        let manager = self.manager(bin);
         let client = token::client(&self.kubeconfig("admin")).await?;
         until("the API server ready", Duration::from_mins(1), || {
             let alive = self.alive();
@@ -141,6 +130,34 @@ impl ControlPlane {
         .await?;
         self.controller_manager = Some(manager.start(logs)?);
         Ok(client)
+    }
+
+    fn manager(&self, bin: &Path) -> Command {
+        Command::new(
+            "kube-controller-manager",
+            bin.join("kube-controller-manager"),
+        )
+        .flag("--kubeconfig", self.kubeconfig("controller-manager"))
+        .flag(
+            "--service-account-private-key-file",
+            self.folder.join("accounts.key"),
+        )
+        .flag("--root-ca-file", self.authority())
+        .flag("--use-service-account-credentials", "false")
+        .flag("--leader-elect", "false")
+    }
+
+    /// From now on Jobs get their pods, as fast as the API server makes them, and nothing else
+    /// is minded.
+    pub fn employ_job_controller(&mut self, bin: &Path, logs: &Path) -> Result<()> {
+        let manager = self
+            .manager(bin)
+            .flag("--controllers", "job-controller")
+            .flag("--concurrent-job-syncs", "32")
+            .flag("--kube-api-qps", "1000")
+            .flag("--kube-api-burst", "1000");
+        self.controller_manager = Some(manager.start(logs)?);
+        Ok(())
     }
 
     /// Kills the API server and starts it again; it answers some seconds later.

@@ -123,14 +123,14 @@ pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
 /// The queue of the first of its pods that stands somewhere.
 fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
     let tasks = &state.jobs.get(key)?.tasks;
-    let rows = tasks.iter().filter_map(|task| state.tasks.get(*task));
-    let stands = |row: &&Box<TaskRow>| {
+    let stands = |row: &TaskRow| {
         matches!(
             row.seen,
             Seen::Bound | Seen::Running | Seen::Releasing | Seen::Stuck
         )
     };
-    rows.filter(stands).map(|row| row.queue.clone()).next()
+    let mut rows = tasks.iter().filter_map(|task| state.tasks.get(*task));
+    rows.find(|row| stands(row)).map(|row| row.queue.clone())
 }
 
 fn lift(state: &mut State, key: JobKey) -> Vec<(TaskKey, TaskCell)> {

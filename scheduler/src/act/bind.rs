@@ -3,11 +3,14 @@
 use super::Hands;
 use super::answer::{self, Answer, Standing};
 use super::notice::{Notice, PodName};
+use crate::group;
 use api::grant::{Asked, ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use proto::names::grant as key;
+use proto::names::kai;
+use scheduler_core::ids::GroupName;
 use scheduler_core::model::{Amount, ContainerGrant as CoreGrant, Mode};
 use scheduler_core::{Bind, OutcomeResult, Received};
 use serde_json::{Map, Value, json};
@@ -22,7 +25,7 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
     if result == OutcomeResult::Confirmed {
         tracing::info!("bound");
         if hands.labels_apart {
-            label(&api, bind).await;
+            label(&api, bind, labels(hands, bind)).await;
         }
         hands.notices.say(Notice {
             about: PodName::of(&bind.namespace, &bind.name, bind.pod.as_str()),
@@ -91,6 +94,9 @@ fn binding(hands: &Hands, bind: &Bind) -> Value {
             .sign(grant(bind, hands.trust.cluster_id()));
         annotations.insert(key::GRANT.to_owned(), grant.into());
     }
+    if let Some(group) = group(hands, bind) {
+        annotations.insert(kai::POD_GROUP.to_owned(), group.into());
+    }
     match bind.received {
         Received::Nothing => {}
         Received::Regular => {
@@ -108,10 +114,26 @@ fn binding(hands: &Hands, bind: &Bind) -> Value {
             "namespace": &*bind.namespace,
             "uid": bind.pod.as_str(),
             "annotations": annotations,
-            "labels": labels(bind),
+            "labels": labels(hands, bind),
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": bind.node.as_str()},
     })
+}
+
+/// The pod's group, by name: what it says already, or will. A pod alone says it where it
+/// becomes a group.
+fn group(hands: &Hands, bind: &Bind) -> Option<String> {
+    match &bind.group {
+        Some(group) => Some(name_of(group).to_owned()),
+        None => hands
+            .groups_alone
+            .then(|| group::name_of_pod_alone(&bind.name, bind.pod.as_str())),
+    }
+}
+
+fn name_of(group: &GroupName) -> &str {
+    let group = group.as_str();
+    group.split_once('/').map_or(group, |(_, name)| name)
 }
 
 fn grant(bind: &Bind, cluster: &str) -> Grant {
@@ -131,11 +153,7 @@ fn grant(bind: &Bind, cluster: &str) -> Grant {
         containers: bind.grants.iter().map(container).collect(),
         decision: bind.decision.to_string(),
         queue: bind.queue.as_ref().map(ToString::to_string),
-        group: bind.group.as_ref().map(|group| {
-            let group = group.as_str();
-            let name = group.split_once('/').map_or(group, |(_, name)| name);
-            name.to_owned()
-        }),
+        group: bind.group.as_ref().map(|group| name_of(group).to_owned()),
     }
 }
 
@@ -163,9 +181,14 @@ fn mode(mode: Mode) -> api::Mode {
     }
 }
 
-/// KAI's group label, the card's UUID; one label per card where there are several.
-fn labels(bind: &Bind) -> Map<String, Value> {
-    let mut labels = Map::new();
+/// What follows from the pod's group; and KAI's label of a shared card, its UUID: one label per
+/// card where there are several.
+fn labels(hands: &Hands, bind: &Bind) -> Map<String, Value> {
+    let membership = hands.memberships.of(bind.pod.as_str());
+    let membership = membership.iter().flat_map(|one| one.labels.clone());
+    let mut labels: Map<_, _> = membership
+        .map(|(key, value)| (key, Value::String(value)))
+        .collect();
     if bind.received != Received::Fraction {
         return labels;
     }
@@ -187,8 +210,7 @@ fn labels(bind: &Bind) -> Map<String, Value> {
 }
 
 /// For servers that drop the labels of a Binding.
-async fn label(api: &Api<Pod>, bind: &Bind) {
-    let labels = labels(bind);
+async fn label(api: &Api<Pod>, bind: &Bind, labels: Map<String, Value>) {
     if labels.is_empty() {
         return;
     }

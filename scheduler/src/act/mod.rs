@@ -21,6 +21,7 @@ mod volume;
 
 use crate::clock::Wall;
 use crate::convert::Isolation;
+use crate::group::{Groups, Memberships};
 use crate::status::Meters;
 use crate::trust::Trust;
 use futures::FutureExt as _;
@@ -80,6 +81,9 @@ struct Hands {
     volume_timeout: Duration,
     budgets: bool,
     pools: Arc<BTreeMap<u64, String>>,
+    groups: Arc<Groups>,
+    memberships: Memberships,
+    groups_alone: bool,
 }
 
 impl Hands {
@@ -106,6 +110,12 @@ pub struct Settings {
     pub respect_budgets: bool,
     /// Node pools by the epoch in decisions' names.
     pub pools: BTreeMap<u64, String>,
+    /// The grouper's, for stamps.
+    pub groups: Arc<Groups>,
+    /// What a binding says beside the node.
+    pub memberships: Memberships,
+    /// Pods alone become groups.
+    pub groups_alone: bool,
     /// Told whether most of these writes are under way: what can wait does.
     pub busy: watch::Sender<bool>,
     /// For stamps.
@@ -138,6 +148,9 @@ pub async fn run(
         volume_timeout: settings.volume_timeout,
         budgets: settings.respect_budgets,
         pools: Arc::new(settings.pools),
+        groups: settings.groups,
+        memberships: settings.memberships,
+        groups_alone: settings.groups_alone,
     };
     let actor = Actor {
         hands,

@@ -3,39 +3,44 @@
 //! One task, while leading. A pod's work is its own: what one waits for holds up nobody
 //! else, but for the few that are at work at the same time.
 
-use super::draft::{Classes, Draft};
-use super::groups::{GroupError, Groups};
+use super::draft::{Classes, name_of_pod_alone};
+use super::entry::{Done, Entry, Lane, State, Step};
+use super::groups::Groups;
 use super::lull::Lull;
-use super::need::{is_ungrouped, must_wait, waits_in};
-use super::object::{Object, Packed};
-use super::owners::{OwnerError, Owners};
-use super::rules::{self, RuleError, Scene};
-use super::tee::{News, Told};
+use super::member::Membership;
+use super::need::{is_ungrouped, must_wait};
+use super::object::Object;
+use super::owners::Owners;
+use super::steps::{GroupingError, Steps};
+use super::tee::{Decided, News, Told};
 use super::{voice, write};
-use crate::act::answer::{self, Answer};
 use crate::clock::Wall;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::Client;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
+/// A group is made so long after it was decided: most often its first pod is being bound by
+/// then, and when it started is written with it.
+const GROUP_AFTER: Duration = Duration::from_millis(200);
+/// A pod is told its group so long after that was decided. Who is bound before is told by its
+/// binding.
+const POD_AFTER: Duration = Duration::from_secs(1);
 /// After a first failure; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// At most so long.
 const LAST_PAUSE: Duration = Duration::from_mins(1);
-/// Of the seats, one in so many is for pods that do not wait for their group: they are placed
-/// meanwhile, and bindings go first.
-const LATER: usize = 8;
 /// A deleted group is made anew so long after, if its pods are there still: most often they
 /// go with it.
 const MOURNING: Duration = Duration::from_secs(2);
+/// Groups that are made anew at once.
+const MENDS: usize = 16;
 /// A failure is said from the second one on: the first is often an owner that is not ready.
 const SAID_FROM: u32 = 2;
 
@@ -57,74 +62,37 @@ pub struct Settings {
     pub wall: Wall,
 }
 
-/// Why a pod is in no group yet.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum GroupingError {
-    #[error(transparent)]
-    Owner(#[from] OwnerError),
-    #[error(transparent)]
-    Rule(#[from] RuleError),
-    #[error(transparent)]
-    Group(#[from] GroupError),
-    #[error("its pod group cannot be written on it: {0}")]
-    Pod(String),
-}
-
-/// A pod that wants a group.
-#[derive(Debug)]
-struct Entry {
-    pod: Packed,
-    /// When it was seen, or tried again: its owners are not older.
-    since: Instant,
-    failures: u32,
-    /// It is not placed before.
-    waits: bool,
-    state: State,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// In `ready` or `later`.
-    Ready,
-    /// A task has it.
-    AtWork,
-    /// In the agenda.
-    Until(Instant),
-    /// Grouped by us; the watch has not shown it yet.
-    Done,
-}
-
-/// What all pods' tasks share.
-#[derive(Clone)]
-struct Tools {
-    client: Client,
-    owners: Arc<Owners>,
-    groups: Arc<Groups>,
-    voice: voice::Voice,
-    queue_label: Arc<str>,
-}
-
 struct Desk {
     settings: Settings,
-    tools: Tools,
+    steps: Steps,
+    voice: voice::Voice,
+    groups: Arc<Groups>,
+    decided: mpsc::UnboundedSender<Decided>,
     classes: Arc<Classes>,
     pods: HashMap<String, Entry>,
-    /// Those that wait.
-    ready: VecDeque<String>,
-    /// Those that do not.
-    later: VecDeque<String>,
+    /// Pods that have their turn, by lane.
+    lanes: [VecDeque<String>; 3],
     agenda: BTreeSet<(Instant, String)>,
-    tasks: JoinSet<Result<(), GroupingError>>,
-    /// Groups that are made anew.
+    tasks: JoinSet<Result<Done, GroupingError>>,
+    /// Groups that are made anew: in work, and not before their time, with their pods.
     mends: JoinSet<()>,
-    /// With whether it waits.
-    at_work: HashMap<Id, (String, bool)>,
+    to_mend: VecDeque<(Instant, Missing)>,
+    at_work: HashMap<Id, (String, Lane)>,
+}
+
+/// A group that is not there, and a pod that is in it.
+#[derive(Debug)]
+struct Missing {
+    namespace: String,
+    group: String,
+    pod: String,
 }
 
 /// Groups the pods that it is told of until `stop`, while `leading`.
 pub async fn run(
     settings: Settings,
     client: Client,
+    groups: Arc<Groups>,
     told: Told,
     leading: watch::Receiver<bool>,
     stop: CancellationToken,
@@ -135,49 +103,65 @@ pub async fn run(
         settings.identity.clone(),
         settings.wall.clone(),
     );
+    let Told { news, decided } = told;
     let desk = Desk {
-        tools: Tools {
+        steps: Steps {
             owners: Arc::new(Owners::new(client.clone())),
-            groups: Arc::new(Groups::new(client.clone())),
+            groups: Arc::clone(&groups),
             client,
-            voice,
             queue_label: Arc::from(settings.queue_label.as_str()),
         },
+        voice,
+        groups,
+        decided,
         settings,
         classes: Arc::default(),
         pods: HashMap::new(),
-        ready: VecDeque::new(),
-        later: VecDeque::new(),
+        lanes: Default::default(),
         agenda: BTreeSet::new(),
         tasks: JoinSet::new(),
         mends: JoinSet::new(),
+        to_mend: VecDeque::new(),
         at_work: HashMap::new(),
     };
     tokio::select! {
         biased;
-        () = desk.run(told, leading) => {}
+        () = desk.run(news, leading) => {}
         () = speaking => {}
         () = stop.cancelled() => {}
     }
 }
 
 impl Desk {
-    async fn run(mut self, mut told: Told, mut leading: watch::Receiver<bool>) {
+    async fn run(
+        mut self,
+        mut news: mpsc::UnboundedReceiver<News>,
+        mut leading: watch::Receiver<bool>,
+    ) {
+        let mut led = false;
         let mut lull = Lull::new(self.settings.busy.clone());
         loop {
             let leads = *leading.borrow_and_update();
             let now = Instant::now();
+            if leads && !led {
+                self.begin_anew(now);
+            }
+            led = leads;
             if leads {
                 self.wake(now);
-                if self.start(lull.at() <= now) || self.later.is_empty() {
+                self.mend(now);
+                if self.start(lull.at() <= now) || self.lanes[Lane::Later as usize].is_empty() {
                     lull.taken();
                 }
             }
-            let rest = (!self.later.is_empty())
+            let rest = (!self.lanes[Lane::Later as usize].is_empty())
                 .then(|| lull.at())
                 .filter(|at| *at > now);
             let due = self.agenda.first().map(|(at, _)| *at);
-            let next = due.into_iter().chain(rest).min().filter(|_| leads);
+            let mend = self.to_mend.front().map(|(at, _)| *at);
+            let mend = mend.filter(|_| self.mends.len() < MENDS);
+            let next = due.into_iter().chain(rest).chain(mend).min();
+            let next = next.filter(|_| leads);
             let wake = async {
                 match next {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -194,8 +178,8 @@ impl Desk {
                 Some(done) = self.mends.join_next() => if let Err(error) = done {
                     tracing::error!(%error, "a group's making anew broke");
                 },
-                news = told.0.recv() => match news {
-                    Some(news) => self.hear(news, leads),
+                one = news.recv() => match one {
+                    Some(one) => self.hear(one, leads),
                     None => return,
                 },
                 () = lull.changed() => {}
@@ -204,37 +188,80 @@ impl Desk {
         }
     }
 
+    /// What was decided while this replica led before may be old.
+    fn begin_anew(&mut self, now: Instant) {
+        self.agenda.clear();
+        self.lanes = Default::default();
+        let mut uids: Vec<String> = self.pods.keys().cloned().collect();
+        uids.sort_unstable();
+        for uid in uids {
+            let Some(entry) = self.pods.get_mut(&uid) else {
+                continue;
+            };
+            unexpect(&self.groups, entry);
+            (entry.step, entry.draft) = (Step::Draft, None);
+            if entry.state != State::AtWork {
+                self.line_up(uid, now);
+            }
+        }
+    }
+
     fn hear(&mut self, news: News, leads: bool) {
         match news {
             News::Ungrouped(pod) => self.want(&pod),
-            News::Settled(uid) => {
-                if let Some(entry) = self.pods.remove(&uid)
-                    && let State::Until(at) = entry.state
-                {
-                    self.agenda.remove(&(at, uid));
-                }
-            }
+            News::Member { uid, group } if leads => self.member(uid, group),
+            // Who leads makes its group.
+            News::Member { uid, .. } => self.drop(&uid),
+            News::Gone(uid) => self.drop(&uid),
             News::Classes(classes) => self.classes = classes,
             News::NoGroup {
                 namespace,
-                name,
+                name: group,
                 pod,
             } => {
-                self.tools.groups.forget(&namespace, &name);
+                self.groups.forget(&namespace, &group);
                 if let Some(pod) = pod.filter(|_| leads) {
-                    let tools = self.tools.clone();
-                    let (classes, settings) = (self.classes.clone(), self.settings.clone());
-                    self.mends.spawn(async move {
-                        tokio::time::sleep(MOURNING).await;
-                        let scheduler = &settings.scheduler_name;
-                        let done = tools.mend(&namespace, &name, &pod, scheduler, &classes);
-                        if let Err(error) = done.await {
-                            tracing::warn!(group = %format!("{namespace}/{name}"), %error, "a deleted group is not made anew");
-                        }
-                    });
+                    let missing = Missing {
+                        namespace,
+                        group,
+                        pod,
+                    };
+                    self.to_mend.push_back((Instant::now() + MOURNING, missing));
                 }
             }
-            News::Groups => self.tools.groups.forget_all(),
+            News::Groups => self.groups.forget_all(),
+        }
+    }
+
+    /// The watch shows it in a group. What is left is to make that group, where it is ours.
+    fn member(&mut self, uid: String, group: String) {
+        let Some(entry) = self.pods.get_mut(&uid) else {
+            return;
+        };
+        let ours = match &entry.draft {
+            Some(draft) => draft.name == group,
+            None => {
+                let pod = entry.pod.unpack();
+                !entry.waits && name_of_pod_alone(pod.name(), pod.uid()) == group
+            }
+        };
+        if !ours || entry.step == Step::Pod {
+            return self.drop(&uid);
+        }
+        if entry.draft.is_none() && entry.member_of.is_none() {
+            let pod = entry.pod.unpack();
+            self.groups.expect(pod.namespace(), &group);
+        }
+        entry.member_of = Some(group);
+    }
+
+    fn drop(&mut self, uid: &str) {
+        let Some(entry) = self.pods.remove(uid) else {
+            return;
+        };
+        unexpect(&self.groups, &entry);
+        if let State::Until(at) = entry.state {
+            self.agenda.remove(&(at, uid.to_owned()));
         }
     }
 
@@ -242,28 +269,109 @@ impl Desk {
         debug_assert!(is_ungrouped(pod, &self.settings.scheduler_name));
         let object = Object::of_pod(pod);
         let uid = object.uid().to_owned();
-        let object = object.pack();
         let waits = must_wait(pod, &self.settings.scheduler_name);
-        if let Some(entry) = self.pods.get_mut(&uid) {
-            // A pod that lost its group again, by a person's hand, is like a new one.
-            let anew = entry.state == State::Done && entry.pod != object;
-            entry.pod = object;
-            entry.waits = waits;
-            if anew {
-                self.line_up(uid, Instant::now());
-            }
+        let now = Instant::now();
+        let Some(entry) = self.pods.get_mut(&uid) else {
+            let entry = Entry {
+                pod: object.pack(),
+                since: now,
+                failures: 0,
+                waits,
+                state: State::Ready,
+                step: Step::Draft,
+                draft: None,
+                member_of: None,
+                told: false,
+                changed: false,
+            };
+            self.pods.insert(uid.clone(), entry);
+            return self.line_up(uid, now);
+        };
+        let before = entry.pod.unpack();
+        // What is said about it changes nothing of its group.
+        let same = before.wishes() == object.wishes();
+        entry.pod = object.pack();
+        entry.waits = waits;
+        if entry.state == State::AtWork {
+            entry.changed |= !same;
+        }
+        if entry.state == State::AtWork || (same && entry.state != State::Done) {
+            // Its group was told for an older version.
+            return self.tell(&uid);
+        }
+        // A pod that wants something else, or that lost its group again by a person's hand, is
+        // like a new one.
+        if before != object {
+            self.again(uid, now);
+        }
+    }
+
+    /// From the first step on.
+    fn again(&mut self, uid: String, now: Instant) {
+        let Some(entry) = self.pods.get_mut(&uid) else {
+            return;
+        };
+        unexpect(&self.groups, entry);
+        (entry.step, entry.draft, entry.member_of) = (Step::Draft, None, None);
+        entry.changed = false;
+        if let State::Until(at) = entry.state {
+            self.agenda.remove(&(at, uid.clone()));
+        }
+        self.line_up(uid, now);
+    }
+
+    /// Has it placed as a member of the group that was decided for it.
+    fn tell(&mut self, uid: &str) {
+        let Some(entry) = self.pods.get_mut(uid).filter(|entry| entry.waits) else {
+            return;
+        };
+        let Some(draft) = &entry.draft else {
+            return;
+        };
+        let object = entry.pod.unpack();
+        let Some(pod) = object.pod() else {
+            return;
+        };
+        let mut group = write::group(draft);
+        let is_written = self.groups.is_written(&group);
+        let may_be = is_written || self.groups.is_taken(&group);
+        if !may_be && !entry.told {
+            // That is not known before it is made.
             return;
         }
-        let now = Instant::now();
-        let entry = Entry {
-            pod: object,
-            since: now,
-            failures: 0,
-            waits,
-            state: State::Ready,
-        };
-        self.pods.insert(uid.clone(), entry);
-        self.line_up(uid, now);
+        entry.told = true;
+        // Until its object is made it is as old as its first pod.
+        let created = &pod.metadata.creation_timestamp;
+        group.metadata.creation_timestamp.clone_from(created);
+        // Who reads it is gone only when everything ends.
+        let _ = self.decided.send(Decided {
+            pod,
+            membership: Membership::of(draft, &object, !may_be),
+            group,
+            is_written,
+        });
+    }
+
+    /// Makes groups anew whose time has come.
+    fn mend(&mut self, now: Instant) {
+        while self.mends.len() < MENDS
+            && self.to_mend.front().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, missing)) = self.to_mend.pop_front()
+        {
+            let (steps, classes) = (self.steps.clone(), self.classes.clone());
+            let scheduler = self.settings.scheduler_name.clone();
+            self.mends.spawn(async move {
+                let Missing {
+                    namespace,
+                    group,
+                    pod,
+                } = missing;
+                let done = steps.mend(&namespace, &group, &pod, &scheduler, &classes);
+                if let Err(error) = done.await {
+                    tracing::warn!(group = %format!("{namespace}/{group}"), %error, "a deleted group is not made anew");
+                }
+            });
+        }
     }
 
     /// Its turn comes; its owners are read from now on.
@@ -273,11 +381,7 @@ impl Desk {
         };
         entry.state = State::Ready;
         entry.since = now;
-        if entry.waits {
-            self.ready.push_back(uid);
-        } else {
-            self.later.push_back(uid);
-        }
+        self.lanes[entry.lane() as usize].push_back(uid);
     }
 
     /// Whose pause is over is ready.
@@ -291,17 +395,21 @@ impl Desk {
         }
     }
 
-    /// `later`: also those that do not wait. Whether one of these has begun.
+    /// `later`: also what can wait. Whether some of that has begun.
     fn start(&mut self, later: bool) -> bool {
         let seats = self.settings.at_once.max(1);
         let mut begun = false;
         while self.at_work.len() < seats {
-            let idle = self.at_work.values().filter(|(_, waits)| !waits).count();
-            let next = self.ready.pop_front().or_else(|| {
-                let seat = later && idle < (seats / LATER).max(1);
-                if seat { self.later.pop_front() } else { None }
+            let taken = |lane| self.at_work.values().filter(|(_, of)| *of == lane).count();
+            let open = Lane::ALL.into_iter().find(|lane| {
+                !self.lanes[*lane as usize].is_empty()
+                    && taken(*lane) < lane.most(seats)
+                    && (later || *lane != Lane::Later)
             });
-            let Some(uid) = next else {
+            let Some(lane) = open else {
+                return begun;
+            };
+            let Some(uid) = self.lanes[lane as usize].pop_front() else {
                 return begun;
             };
             let Some(entry) = self.pods.get_mut(&uid) else {
@@ -311,22 +419,33 @@ impl Desk {
                 continue;
             }
             entry.state = State::AtWork;
-            let tools = self.tools.clone();
+            let steps = self.steps.clone();
             let (pod, classes) = (entry.pod.unpack(), self.classes.clone());
-            let (since, waits) = (entry.since, entry.waits);
+            let (since, step, draft) = (entry.since, entry.step, entry.draft.clone());
             let name = format!("{}/{}", pod.namespace(), pod.name());
             let span =
                 tracing::info_span!(target: trace::TARGET, "group", pod = name, uid = pod.uid());
             trace::of_pod(&span, pod.uid());
-            let grouping = async move { tools.group(&pod, &classes, since).await };
+            let grouping = async move {
+                match (step, draft) {
+                    (Step::Group, Some(draft)) => steps.make(&draft).await.map(|()| Done::Made),
+                    (Step::Pod, Some(draft)) => {
+                        steps.write(&draft, &pod).await.map(|()| Done::Written)
+                    }
+                    (_, _) => {
+                        let draft = steps.draft(&pod, &classes, since).await?;
+                        Ok(Done::Drafted(Arc::new(draft)))
+                    }
+                }
+            };
             let task = self.tasks.spawn(grouping.instrument(span));
-            self.at_work.insert(task.id(), (uid, waits));
-            begun |= !waits;
+            self.at_work.insert(task.id(), (uid, lane));
+            begun |= lane == Lane::Later;
         }
         begun
     }
 
-    fn settle(&mut self, done: Result<(Id, Result<(), GroupingError>), tokio::task::JoinError>) {
+    fn settle(&mut self, done: Result<(Id, Result<Done, GroupingError>), tokio::task::JoinError>) {
         let (id, result) = match done {
             Ok(done) => done,
             Err(error) => {
@@ -337,113 +456,94 @@ impl Desk {
         let Some((uid, _)) = self.at_work.remove(&id) else {
             return;
         };
+        match result {
+            Ok(done) => self.go_on(uid, done),
+            Err(error) => self.pause(uid, &error),
+        }
+    }
+
+    /// A step is done: the next one.
+    fn go_on(&mut self, uid: String, done: Done) {
+        let now = Instant::now();
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
         };
-        match result {
-            Ok(()) => {
-                entry.failures = 0;
-                entry.state = State::Done;
-            }
-            Err(error) => {
-                let pause = FIRST_PAUSE
-                    .saturating_mul(1 << entry.failures.min(16))
-                    .min(LAST_PAUSE);
-                entry.failures += 1;
-                let object = entry.pod.unpack();
-                let pod = format!("{}/{}", object.namespace(), object.name());
-                tracing::warn!(pod, %error, ?pause, "a pod is in no group yet");
-                if entry.failures >= SAID_FROM {
-                    self.tools.voice.say(&object, &error.to_string());
-                }
-                let at = Instant::now() + pause;
-                entry.state = State::Until(at);
-                self.agenda.insert((at, uid));
-            }
+        entry.failures = 0;
+        if std::mem::take(&mut entry.changed) {
+            return self.again(uid, now);
         }
+        let pauses = entry.waits;
+        match done {
+            Done::Drafted(draft) => {
+                let member_of = entry.member_of.clone();
+                if member_of.is_some_and(|group| group != draft.name) {
+                    // A person was quicker.
+                    return self.drop(&uid);
+                }
+                let group = write::group(&draft);
+                let is_written = self.groups.is_written(&group);
+                let waits = !is_written && !self.groups.is_taken(&group);
+                entry.step = if is_written { Step::Pod } else { Step::Group };
+                if entry.member_of.is_none() && !is_written {
+                    self.groups.expect(&draft.namespace, &draft.name);
+                }
+                entry.draft = Some(draft);
+                self.tell(&uid);
+                let pause = if is_written { POD_AFTER } else { GROUP_AFTER };
+                let pauses = pauses && !waits;
+                self.put_off(uid, now, if pauses { pause } else { Duration::ZERO });
+            }
+            Done::Made => {
+                if entry.member_of.is_some() {
+                    self.pods.remove(&uid);
+                    return;
+                }
+                entry.step = Step::Pod;
+                self.tell(&uid);
+                let pause = POD_AFTER.saturating_sub(GROUP_AFTER);
+                self.put_off(uid, now, if pauses { pause } else { Duration::ZERO });
+            }
+            Done::Written => entry.state = State::Done,
+        }
+    }
+
+    fn put_off(&mut self, uid: String, now: Instant, pause: Duration) {
+        if pause.is_zero() {
+            return self.line_up(uid, now);
+        }
+        if let Some(entry) = self.pods.get_mut(&uid) {
+            entry.state = State::Until(now + pause);
+            self.agenda.insert((now + pause, uid));
+        }
+    }
+
+    fn pause(&mut self, uid: String, error: &GroupingError) {
+        // What a policy refuses is not placed any more.
+        self.tell(&uid);
+        let Some(entry) = self.pods.get_mut(&uid) else {
+            return;
+        };
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << entry.failures.min(16))
+            .min(LAST_PAUSE);
+        entry.failures += 1;
+        let object = entry.pod.unpack();
+        let pod = format!("{}/{}", object.namespace(), object.name());
+        tracing::warn!(pod, %error, ?pause, "a pod is in no group yet");
+        if entry.failures >= SAID_FROM && entry.member_of.is_none() {
+            self.voice.say(&object, &error.to_string());
+        }
+        self.put_off(uid, Instant::now(), pause);
     }
 }
 
-impl Tools {
-    /// Reads, decides, writes the group, then its name on the pod.
-    async fn group(
-        &self,
-        pod: &Object,
-        classes: &Classes,
-        since: Instant,
-    ) -> Result<(), GroupingError> {
-        let draft = self.draft(pod, classes, since).await?;
-        self.groups.ensure(&write::group(&draft)).await?;
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
-        let patch = Patch::Merge(write::pod(&draft, pod));
-        let params = PatchParams::default();
-        match answer::of(api.patch_metadata(pod.name(), &params, &patch)).await {
-            Answer::Done(_) => {
-                tracing::debug!(pod = pod.name(), group = draft.name, "grouped");
-                Ok(())
-            }
-            // Gone: the watch says so.
-            Answer::Refused(404, _) => Ok(()),
-            // Also a conflict: the pod was made anew, which the watch says too, or others
-            // wrote it too often meanwhile, of which no event tells.
-            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
-                Err(GroupingError::Pod(why))
-            }
+/// The group that it was going to make is not made for it.
+fn unexpect(groups: &Groups, entry: &Entry) {
+    match (&entry.draft, &entry.member_of) {
+        (Some(draft), _) if entry.step == Step::Group => {
+            groups.unexpect(&draft.namespace, &draft.name);
         }
-    }
-
-    /// Makes a group anew for a pod that waits in it still. One that a person made by hand
-    /// is theirs to make: our rules give the pod another name.
-    async fn mend(
-        &self,
-        namespace: &str,
-        group: &str,
-        pod: &str,
-        scheduler: &str,
-        classes: &Classes,
-    ) -> Result<(), GroupingError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let pod = match answer::of(api.get_opt(pod)).await {
-            Answer::Done(Some(pod)) => pod,
-            Answer::Done(None) => return Ok(()),
-            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
-                return Err(GroupingError::Pod(why));
-            }
-        };
-        if waits_in(&pod, scheduler).as_deref() != Some(group) {
-            return Ok(());
-        }
-        let pod = Object::of_pod(&pod);
-        let draft = self.draft(&pod, classes, Instant::now()).await?;
-        if draft.name == group {
-            self.groups.ensure(&write::group(&draft)).await?;
-        }
-        Ok(())
-    }
-
-    async fn draft(
-        &self,
-        pod: &Object,
-        classes: &Classes,
-        since: Instant,
-    ) -> Result<Draft, GroupingError> {
-        let mut chain = self.owners.chain(pod, since).await?;
-        let mut pod = pod.clone();
-        for object in chain.iter_mut().chain([&mut pod]) {
-            object.name_queue_by(&self.queue_label);
-        }
-        let pod = &pod;
-        let mut scene = Scene {
-            pod,
-            chain: &chain,
-            extra: None,
-            classes,
-        };
-        let extra = match rules::want(scene) {
-            Some(want) => self.owners.extra(pod.namespace(), &want).await?,
-            None => None,
-        };
-        scene.extra = extra.as_ref();
-        Ok(rules::draft(scene)?)
+        (None, Some(group)) => groups.unexpect(entry.pod.unpack().namespace(), group),
+        _ => {}
     }
 }

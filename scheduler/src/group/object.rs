@@ -67,6 +67,22 @@ impl Object {
         Self(value)
     }
 
+    /// The pod that it is.
+    pub(super) fn pod(&self) -> Option<Box<Pod>> {
+        serde_json::from_value(self.0.clone()).ok()
+    }
+
+    /// What of a pod its group depends on.
+    pub(super) fn wishes(&self) -> [Option<&Value>; 4] {
+        let metadata = |field| self.at(&["metadata", field]);
+        [
+            metadata("labels"),
+            metadata("annotations"),
+            metadata("ownerReferences"),
+            self.at(&["spec"]),
+        ]
+    }
+
     /// Where another label than KAI's names the queue: as if KAI's did.
     pub(super) fn name_queue_by(&mut self, key: &str) {
         if key == kai::QUEUE_LABEL {

@@ -1,11 +1,17 @@
-//! What concerns groups, taken from the facts on their way to the cycle.
+//! What concerns groups, taken from the facts on their way to the cycle; and what the desk
+//! decided, put among them before the API server shows it.
+//!
+//! A group that is decided counts as there, and a pod as its member, until the watch shows
+//! both. What the watch shows of them meanwhile is older than what was decided.
 
 use super::draft::Classes;
-use super::need::{is_ungrouped, waits_in};
+use super::member::{Membership, Memberships};
+use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
 use crate::watch::{Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use proto::names::kai;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -15,8 +21,10 @@ use tokio::sync::mpsc;
 pub(super) enum News {
     /// A pod wants a group.
     Ungrouped(Box<Pod>),
-    /// It has one, or is gone; by UID.
-    Settled(String),
+    /// It carries that group now; by UID.
+    Member { uid: String, group: String },
+    /// It is gone, or over; by UID.
+    Gone(String),
     /// The priority classes that exist.
     Classes(Arc<Classes>),
     /// A group is not there; the pod that waits in it, if one does.
@@ -29,23 +37,59 @@ pub(super) enum News {
     Groups,
 }
 
+/// What the desk decided of one pod.
+#[derive(Clone, Debug)]
+pub(super) struct Decided {
+    /// As the desk was told of it last.
+    pub(super) pod: Box<Pod>,
+    pub(super) membership: Membership,
+    /// The pod's group as it should be.
+    pub(super) group: PodGroup,
+    /// It is there as it should be; else it counts only where no group of its name is there.
+    pub(super) is_written: bool,
+}
+
 /// Passes facts on in their order, and leaves a note of what concerns groups.
 #[derive(Debug)]
 pub struct Tee {
     scheduler: String,
+    /// Whether pods alone become groups.
+    groups_alone: bool,
     facts: mpsc::UnboundedReceiver<Fact>,
+    decided: mpsc::UnboundedReceiver<Decided>,
     onward: mpsc::UnboundedSender<Fact>,
     news: mpsc::UnboundedSender<News>,
+    memberships: Memberships,
     classes: Roll,
     ungrouped: Roll,
+    /// How pods without a group were last passed on, by UID: the resource version, and the
+    /// membership that was laid over it.
+    passed: HashMap<String, (String, Option<Arc<Membership>>)>,
     waiting: Waiting,
+    /// Of groups that were not there when a pod that is bound was listed in them: that pod.
+    unmade: BTreeMap<Group, String>,
     groups: Roll<Group>,
+    drafted: BTreeMap<Group, Drafted>,
     /// Groups were listed once.
     are_listed: bool,
+    /// Pods are being listed.
+    listing: bool,
+}
+
+/// A group that was decided and is not there yet.
+#[derive(Debug)]
+struct Drafted {
+    group: PodGroup,
+    /// Its pods, by UID: with the last of them it is forgotten.
+    pods: BTreeSet<String>,
 }
 
 /// Namespace and name.
 type Group = (String, String);
+
+fn key(group: &PodGroup) -> Group {
+    (group.namespace().unwrap_or_default(), group.name_any())
+}
 
 /// Pods that wait in a group, by the group; their names, by UID.
 #[derive(Debug, Default)]
@@ -83,9 +127,12 @@ impl Waiting {
     }
 }
 
-/// What the desk is told.
+/// The desk's end: what it is told, and where it says what it decided.
 #[derive(Debug)]
-pub struct Told(pub(super) mpsc::UnboundedReceiver<News>);
+pub struct Told {
+    pub(super) news: mpsc::UnboundedReceiver<News>,
+    pub(super) decided: mpsc::UnboundedSender<Decided>,
+}
 
 /// Names that are there; after a new listing, those that it did not name are gone.
 #[derive(Debug)]
@@ -134,37 +181,116 @@ impl<N: Clone + Ord> Roll<N> {
 
 impl Tee {
     /// Between the watches and the cycle: facts come in here and go out at the second.
+    /// `groups_alone`: pods alone become groups.
     pub fn new(
         scheduler: &str,
+        groups_alone: bool,
+        memberships: Memberships,
         facts: mpsc::UnboundedReceiver<Fact>,
     ) -> (Self, mpsc::UnboundedReceiver<Fact>, Told) {
         let (onward, facts_out) = mpsc::unbounded_channel();
-        let (news, told) = mpsc::unbounded_channel();
+        let (news_out, news) = mpsc::unbounded_channel();
+        let (decided_out, decided) = mpsc::unbounded_channel();
         let tee = Self {
             scheduler: scheduler.to_owned(),
+            groups_alone,
             facts,
+            decided,
             onward,
-            news,
+            news: news_out,
+            memberships,
             classes: Roll::default(),
             ungrouped: Roll::default(),
+            passed: HashMap::new(),
             waiting: Waiting::default(),
+            unmade: BTreeMap::new(),
             groups: Roll::default(),
+            drafted: BTreeMap::new(),
             are_listed: false,
+            listing: false,
         };
-        (tee, facts_out, Told(told))
+        let told = Told {
+            news,
+            decided: decided_out,
+        };
+        (tee, facts_out, told)
     }
 
     /// Until there are no more facts, or nobody takes them.
     pub async fn run(mut self) {
-        while let Some(fact) = self.facts.recv().await {
-            self.note(&fact);
-            if self.onward.send(fact).is_err() {
+        loop {
+            let passed = tokio::select! {
+                fact = self.facts.recv() => match fact {
+                    Some(mut fact) => {
+                        self.note(&mut fact);
+                        self.pass(fact)
+                    }
+                    None => return,
+                },
+                // The desk ends first when everything ends.
+                Some(decided) = self.decided.recv() => self.decide(decided),
+            };
+            if passed.is_none() {
                 return;
             }
         }
     }
 
-    fn note(&mut self, fact: &Fact) {
+    /// `None`: nobody takes it.
+    fn pass(&self, fact: Fact) -> Option<()> {
+        self.onward.send(fact).ok()
+    }
+
+    /// The pod is placed as a member of its group from now on.
+    fn decide(&mut self, decided: Decided) -> Option<()> {
+        let Decided {
+            mut pod,
+            membership,
+            group,
+            is_written,
+        } = decided;
+        let uid = pod.uid().unwrap_or_default();
+        if !self.ungrouped.names.contains(&uid) {
+            return Some(());
+        }
+        let key = key(&group);
+        let is_there = self.groups.names.contains(&key);
+        let drafted = self.drafted.get(&key);
+        let same = drafted.is_some_and(|drafted| drafted.group.spec == group.spec);
+        let is_new = self.are_listed && !is_there && (same || drafted.is_none());
+        if !is_written && !is_new {
+            // It is changed first.
+            return Some(());
+        }
+        if !is_there {
+            if !same {
+                self.pass(Fact::Group(Seen::There(Box::new(group.clone()))))?;
+            }
+            let pods = BTreeSet::new();
+            let drafted = self.drafted.entry(key).or_insert(Drafted {
+                group: group.clone(),
+                pods,
+            });
+            drafted.group = group;
+            drafted.pods.insert(uid.clone());
+        }
+        let membership = Arc::new(membership);
+        self.memberships.put(&uid, Arc::clone(&membership));
+        let version = pod.metadata.resource_version.clone().unwrap_or_default();
+        let passed = self.passed.get(&uid);
+        let is_news = passed.is_some_and(|(passed, laid)| {
+            // Of another version the desk is being told, and decides again then.
+            *passed == version && laid.as_ref() != Some(&membership)
+        });
+        if is_news {
+            membership.lay_over(&mut pod);
+            self.passed.insert(uid, (version, Some(membership)));
+            self.pass(Fact::Pod(Seen::There(pod)))?;
+        }
+        Some(())
+    }
+
+    fn note(&mut self, fact: &mut Fact) {
         match fact {
             Fact::Pod(seen) => self.pod(seen),
             Fact::Class(seen) => match seen {
@@ -191,14 +317,16 @@ impl Tee {
     }
 
     fn group(&mut self, seen: &Seen<PodGroup>) {
-        let key = |group: &PodGroup| (group.namespace().unwrap_or_default(), group.name_any());
         match seen {
             Seen::Listing => {
                 self.groups.begin();
                 self.say(News::Groups);
             }
             Seen::There(group) => {
-                self.groups.there(key(group));
+                let group = key(group);
+                self.drafted.remove(&group);
+                self.unmade.remove(&group);
+                self.groups.there(group);
             }
             Seen::Gone(group) => {
                 let group = key(group);
@@ -206,6 +334,11 @@ impl Tee {
                 self.say_gone(group);
             }
             Seen::Listed => {
+                // Not there yet is not gone.
+                for drafted in self.drafted.values() {
+                    let group = Box::new(drafted.group.clone());
+                    let _ = self.pass(Fact::Group(Seen::There(group)));
+                }
                 self.groups.end();
                 self.are_listed = true;
                 self.say_missing();
@@ -213,15 +346,24 @@ impl Tee {
         }
     }
 
-    /// Groups that went unseen: before this process began, or behind a watch that broke. One
-    /// of which the watch of groups is late is looked for in vain, which does no harm.
-    fn say_missing(&self) {
+    /// Groups that are not there: deleted before this process began or behind a watch that
+    /// broke, or never made by who bound their pods. One of which the watch of groups is late
+    /// is looked for in vain, which does no harm.
+    fn say_missing(&mut self) {
         if !self.are_listed {
             return;
         }
         let waited_for = self.waiting.groups.keys();
         for group in waited_for.filter(|group| !self.groups.names.contains(*group)) {
             self.say_gone(group.clone());
+        }
+        for ((namespace, name), pod) in std::mem::take(&mut self.unmade) {
+            let pod = Some(pod);
+            self.say(News::NoGroup {
+                namespace,
+                name,
+                pod,
+            });
         }
     }
 
@@ -235,36 +377,105 @@ impl Tee {
         });
     }
 
-    fn pod(&mut self, seen: &Seen<Pod>) {
+    fn pod(&mut self, seen: &mut Seen<Pod>) {
         match seen {
             Seen::Listing => {
                 self.ungrouped.begin();
                 self.waiting = Waiting::default();
+                self.listing = true;
             }
-            Seen::There(pod) => {
-                self.waiting.set(pod, waits_in(pod, &self.scheduler));
-                let uid = pod.uid().unwrap_or_default();
-                if is_ungrouped(pod, &self.scheduler) {
-                    self.ungrouped.there(uid);
-                    self.say(News::Ungrouped(pod.clone()));
-                } else if self.ungrouped.gone(&uid) {
-                    self.say(News::Settled(uid));
-                }
-            }
+            Seen::There(pod) => self.pod_there(pod),
             Seen::Gone(pod) => {
                 let uid = pod.uid().unwrap_or_default();
                 self.waiting.forget(&uid);
-                if self.ungrouped.gone(&uid) {
-                    self.say(News::Settled(uid));
-                }
+                self.end(&uid, pod);
             }
             Seen::Listed => {
                 for uid in self.ungrouped.end() {
-                    self.say(News::Settled(uid));
+                    self.forget(&uid);
+                    self.undraft(&uid);
+                    self.say(News::Gone(uid));
                 }
+                self.listing = false;
                 self.say_missing();
             }
         }
+    }
+
+    fn pod_there(&mut self, pod: &mut Pod) {
+        let uid = pod.uid().unwrap_or_default();
+        let group = is_in(pod, &self.scheduler);
+        let bound = is_bound(pod);
+        self.waiting.set(pod, group.clone().filter(|_| !bound));
+        if let Some(group) = group {
+            let key = (pod.namespace().unwrap_or_default(), group.clone());
+            if bound && self.listing && !self.groups.names.contains(&key) {
+                self.unmade.insert(key, pod.name_any());
+            }
+            self.forget(&uid);
+            if self.ungrouped.gone(&uid) {
+                self.say(News::Member { uid, group });
+            }
+        } else if is_ungrouped(pod, &self.scheduler) && (self.groups_alone || !is_alone(pod)) {
+            self.ungrouped.there(uid.clone());
+            self.say(News::Ungrouped(Box::new(pod.clone())));
+            let membership = self.memberships.of(&uid);
+            if let Some(membership) = &membership {
+                membership.lay_over(pod);
+            }
+            let version = pod.metadata.resource_version.clone();
+            let passed = (version.unwrap_or_default(), membership);
+            self.passed.insert(uid, passed);
+        } else if pod.metadata.deletion_timestamp.is_some() && !is_over(pod) {
+            // On its way out it stays what it is.
+            if self.ungrouped.gone(&uid) {
+                self.say(News::Gone(uid.clone()));
+            }
+            if let Some(membership) = self.memberships.of(&uid) {
+                membership.lay_over(pod);
+            }
+        } else {
+            self.end(&uid, pod);
+        }
+    }
+
+    /// A pod is gone, or over.
+    fn end(&mut self, uid: &str, pod: &Pod) {
+        let membership = self.memberships.of(uid);
+        let group = membership.map(|one| one.group.clone());
+        let group = group.or_else(|| pod.annotations().get(kai::POD_GROUP).cloned());
+        self.forget(uid);
+        if self.ungrouped.gone(&uid.to_owned()) {
+            self.say(News::Gone(uid.to_owned()));
+        }
+        let Some(group) = group else {
+            return;
+        };
+        let key = (pod.namespace().unwrap_or_default(), group);
+        let Some(drafted) = self.drafted.get_mut(&key) else {
+            return;
+        };
+        drafted.pods.remove(uid);
+        if drafted.pods.is_empty()
+            && let Some(drafted) = self.drafted.remove(&key)
+        {
+            let _ = self.pass(Fact::Group(Seen::Gone(Box::new(drafted.group))));
+        }
+    }
+
+    /// A pod went unseen, of whatever group it was.
+    fn undraft(&mut self, uid: &str) {
+        let of = |drafted: &mut Drafted| drafted.pods.remove(uid) && drafted.pods.is_empty();
+        for (_, drafted) in self.drafted.extract_if(.., |_, drafted| of(drafted)) {
+            let gone = Fact::Group(Seen::Gone(Box::new(drafted.group)));
+            let _ = self.onward.send(gone);
+        }
+    }
+
+    /// The watch shows all that is known of its group.
+    fn forget(&mut self, uid: &str) {
+        self.memberships.forget(uid);
+        self.passed.remove(uid);
     }
 
     fn say_classes(&self) {

@@ -1,10 +1,10 @@
-//! What is written: the group, what of it changes, what its pod carries.
+//! What is written: the group, and what of it changes.
 //!
 //! A person may edit a group's queue, node pool, `markUnschedulable` and
 //! `schedulingBackoff`: these are written once and never again. Pure.
 
 use super::draft::Draft;
-use super::object::{Object, Reference};
+use super::object::Reference;
 use api::PodGroup;
 use api::kai::PodGroupSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -137,26 +137,4 @@ fn news(
         .filter(|(key, value)| !kept.contains(&key.as_str()) && !same(key, value))
         .map(|(key, value)| (key.clone(), Value::String(value.clone())))
         .collect()
-}
-
-/// What the pod carries then: its group, its part of it, the group's node pool.
-pub(super) fn pod(draft: &Draft, pod: &Object) -> Value {
-    let mut labels = Map::new();
-    if let Some(part) = &draft.part {
-        labels.insert(kai::SUB_GROUP_LABEL.to_owned(), json!(part));
-    }
-    if let Some(pool) = draft.labels.get(kai::NODE_POOL_LABEL)
-        && pod.label(kai::NODE_POOL_LABEL).is_none()
-    {
-        labels.insert(kai::NODE_POOL_LABEL.to_owned(), json!(pool));
-    }
-    let mut meta = json!({
-        // Not to another pod of that name.
-        "uid": pod.uid(),
-        "annotations": {kai::POD_GROUP: draft.name},
-    });
-    if !labels.is_empty() {
-        meta["labels"] = Value::Object(labels);
-    }
-    json!({"metadata": meta})
 }

@@ -1,7 +1,7 @@
 //! Against the simulated API server: from the watch to the annotation on the pod.
 
-use crate::group::{self, Settings, Tee};
-use crate::watch as facts;
+use crate::group::{self, Groups, Memberships, Settings, Tee};
+use crate::watch::{self as facts, Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,6 +12,7 @@ use kube::core::GroupVersionKind;
 use kube::{Api, Client, CustomResourceExt as _, ResourceExt as _};
 use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -25,7 +26,9 @@ struct Site {
     /// Has pods and groups listed anew.
     relist: watch::Sender<u64>,
     /// What the cycle would get.
-    _facts: mpsc::UnboundedReceiver<facts::Fact>,
+    facts: mpsc::UnboundedReceiver<facts::Fact>,
+    memberships: Memberships,
+    groups: Arc<Groups>,
     stop: CancellationToken,
 }
 
@@ -37,6 +40,10 @@ impl Drop for Site {
 
 impl Site {
     async fn start(leads: bool) -> Self {
+        Self::start_with(leads, true).await
+    }
+
+    async fn start_with(leads: bool, groups_alone: bool) -> Self {
         let server = ApiServer::bind(Config::default()).await.unwrap();
         let handle = server.handle();
         let mut config = handle.config();
@@ -57,7 +64,10 @@ impl Site {
             relisting,
             stop.clone(),
         ));
-        let (tee, facts, told) = Tee::new("kai-scheduler", facts_in);
+        let memberships = Memberships::default();
+        let name = "kai-scheduler";
+        let (tee, facts, told) = Tee::new(name, groups_alone, memberships.clone(), facts_in);
+        let groups = Arc::new(Groups::new(client.clone()));
         tokio::spawn(tee.run());
         let (leading, leads) = watch::channel(leads);
         let settings = Settings {
@@ -71,6 +81,7 @@ impl Site {
         tokio::spawn(group::run(
             settings,
             client.clone(),
+            groups.clone(),
             told,
             leads,
             stop.clone(),
@@ -80,7 +91,9 @@ impl Site {
             server: handle,
             leading,
             relist,
-            _facts: facts,
+            facts,
+            memberships,
+            groups,
             stop,
         }
     }
@@ -122,6 +135,65 @@ impl Site {
             )
             .await
             .unwrap()
+    }
+
+    /// The next fact of that kind that is passed on to the cycle.
+    async fn passed<T>(&mut self, of: impl Fn(&Fact) -> Option<T>) -> T {
+        let next = async {
+            loop {
+                let fact = self.facts.recv().await.unwrap();
+                if let Some(found) = of(&fact) {
+                    return found;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), next)
+            .await
+            .unwrap()
+    }
+
+    /// The next pod of that name that is passed on as a member of a group: its group and part.
+    async fn member(&mut self, name: &str) -> (String, Option<String>) {
+        self.passed(|fact| match fact {
+            Fact::Pod(Seen::There(pod)) if pod.name_any() == name => {
+                let group = pod.annotations().get("pod-group-name")?.clone();
+                let part = pod.labels().get("kai.scheduler/subgroup-name").cloned();
+                Some((group, part))
+            }
+            _ => None,
+        })
+        .await
+    }
+
+    /// The group of a pod of that name, if it was passed on as a member of one by now.
+    fn try_member(&mut self, name: &str) -> Option<String> {
+        std::iter::from_fn(|| self.facts.try_recv().ok()).find_map(|fact| match fact {
+            Fact::Pod(Seen::There(pod)) if pod.name_any() == name => {
+                pod.annotations().get("pod-group-name").cloned()
+            }
+            _ => None,
+        })
+    }
+
+    /// Binds it as the scheduler does: with what its membership says.
+    async fn bind(&self, pod: &Pod, group: &str) {
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod.name_any(), "uid": pod.uid(), "annotations": {"pod-group-name": group}},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "n"},
+        });
+        let params = PostParams::default();
+        let _: kube::core::Status = self
+            .pods()
+            .create_subresource("binding", &pod.name_any(), &params, &binding)
+            .await
+            .unwrap();
+    }
+
+    async fn groups_stamp(&self, group: &str, value: &str) {
+        let key = proto::names::kai::LAST_START;
+        self.groups.stamp(NS, group, key, Some(value)).await;
     }
 
     /// Its group, once it has one.
@@ -305,4 +377,185 @@ async fn a_group_that_was_deleted_while_no_replica_led_is_made_anew_by_the_next_
     site.leading.send(true).unwrap();
     site.relist.send_modify(|count| *count += 1);
     until(|| async { site.groups().get_opt(&name).await.unwrap() }).await;
+}
+
+fn group_there(fact: &Fact) -> Option<String> {
+    match fact {
+        Fact::Group(Seen::There(group)) => Some(group.name_any()),
+        _ => None,
+    }
+}
+
+/// No write of a group succeeds any more, after one was taken.
+async fn groups_fail(site: &mut Site, fault: Fault) {
+    let job = json!({"metadata": {"name": "before"}});
+    let job = site.make("batch/v1", "Job", "jobs", job).await;
+    site.pod("before", Some(&job), json!({})).await;
+    site.member("before").await;
+    for _ in 0..64 {
+        site.server.plan("POST", "/podgroups", fault);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_is_a_member_of_its_group_before_anything_is_written() {
+    let mut site = Site::start(true).await;
+    groups_fail(&mut site, Fault::InternalError).await;
+    let job = json!({"metadata": {"name": "train", "annotations": {"kai.scheduler/batch-min-member": "2"}}});
+    let job = site.make("batch/v1", "Job", "jobs", job).await;
+    site.pod("w-0", Some(&job), json!({})).await;
+    let is_its = |group: &String| group.starts_with("pg-train");
+    let its = |fact: &Fact| group_there(fact).filter(is_its);
+    let group = site.passed(its).await;
+    assert_eq!(group, format!("pg-train-{}", job["uid"].as_str().unwrap()));
+    let told = (group.clone(), None);
+    assert_eq!(site.member("w-0").await, told);
+    site.pod("w-1", Some(&job), json!({})).await;
+    assert_eq!(site.member("w-1").await, told);
+    // Another version of it, which still does not say so itself.
+    let status = json!({"status": {"message": "waits"}});
+    site.pods()
+        .patch_status("w-0", &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+    assert_eq!(site.member("w-0").await, told);
+    // A new listing, which does not name the group: it is no reason to think it gone.
+    site.relist.send_modify(|count| *count += 1);
+    site.passed(|fact| matches!(fact, Fact::Group(Seen::Listing)).then_some(()))
+        .await;
+    let next = site
+        .passed(|fact| match fact {
+            Fact::Group(Seen::Listed) => Some(None),
+            fact => its(fact).map(Some),
+        })
+        .await;
+    assert_eq!(next, Some(group));
+    assert!(site.groups().get_opt(&told.0).await.unwrap().is_none());
+}
+
+/// A policy may refuse a group, for its queue say: then its pod is not placed. One that was
+/// taken speaks for those like it, until one of them is refused.
+#[tokio::test]
+async fn the_first_group_of_its_like_is_awaited() {
+    let mut site = Site::start(true).await;
+    groups_fail(&mut site, Fault::Forbidden).await;
+    let queue = json!({"kai.scheduler/queue": "other"});
+    let job = json!({"metadata": {"name": "j", "labels": queue}});
+    let job = site.make("batch/v1", "Job", "jobs", job).await;
+    site.pod("p", Some(&job), json!({})).await;
+    let said = until(|| async {
+        let pod = site.pods().get("p").await.unwrap();
+        let condition = pod.status?.conditions?.pop()?;
+        (condition.type_ == "PodScheduled").then_some(condition.message?)
+    })
+    .await;
+    assert!(said.contains("a planned fault"), "{said}");
+    let told = site.try_member("p");
+    assert_eq!(told, None);
+    // Alike to the one that was taken: told, and refused.
+    let alike = site.make(
+        "batch/v1",
+        "Job",
+        "jobs",
+        json!({"metadata": {"name": "k"}}),
+    );
+    let alike = alike.await;
+    site.pod("q", Some(&alike), json!({})).await;
+    site.member("q").await;
+    // Then it is held.
+    site.passed(|fact| match fact {
+        Fact::Pod(Seen::There(pod)) if pod.name_any() == "q" => {
+            pod.spec.as_ref()?.scheduling_gates.clone()
+        }
+        _ => None,
+    })
+    .await;
+    site.pod("r", Some(&alike), json!({})).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(site.try_member("r"), None);
+}
+
+#[tokio::test]
+async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
+    let mut site = Site::start(true).await;
+    let job = json!({"metadata": {"name": "one"}});
+    let job = site.make("batch/v1", "Job", "jobs", job).await;
+    let pod = site.pod("p", Some(&job), json!({})).await;
+    let (group, _) = site.member("p").await;
+    let uid = pod.uid().unwrap();
+    assert_eq!(site.memberships.of(&uid).unwrap().group, group);
+    site.bind(&pod, &group).await;
+    let bound = site.pods().get("p").await.unwrap();
+    site.groups_stamp(&group, "a-time").await;
+    let made = until(|| async { site.groups().get_opt(&group).await.unwrap() }).await;
+    let stamp = made.annotations().get("kai.scheduler/last-start-timestamp");
+    assert_eq!(stamp.map(String::as_str), Some("a-time"), "in one write");
+    until(|| async { site.memberships.of(&uid).is_none().then_some(()) }).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let now = site.pods().get("p").await.unwrap();
+    assert_eq!(now.resource_version(), bound.resource_version(), "no more");
+    // A group that is there is stamped at once.
+    site.groups_stamp(&group, "later").await;
+    let made = site.groups().get(&group).await.unwrap();
+    let stamp = made.annotations().get("kai.scheduler/last-start-timestamp");
+    assert_eq!(stamp.map(String::as_str), Some("later"));
+}
+
+#[tokio::test]
+async fn pods_alone_become_no_groups_where_they_are_skipped() {
+    let mut site = Site::start_with(true, false).await;
+    site.pod("alone", None, json!({})).await;
+    let wish = json!({"metadata": {"annotations": {"kai.scheduler/preemption-delay": "5m"}}});
+    let asks = site.pod("asks", None, json!({})).await;
+    site.pods()
+        .patch("asks", &PatchParams::default(), &Patch::Merge(wish))
+        .await
+        .unwrap();
+    let (group, _) = site.member("asks").await;
+    assert_eq!(group, format!("pg-asks-{}", asks.uid().unwrap()));
+    // The other one came before.
+    site.grouped("asks").await;
+    let all = site.groups().list(&ListParams::default()).await.unwrap();
+    let names: Vec<String> = all.iter().map(kube::ResourceExt::name_any).collect();
+    assert_eq!(names, [group]);
+}
+
+/// Who bound it died before it made the group.
+#[tokio::test]
+async fn the_group_of_a_bound_pod_that_was_never_made_is_made_by_the_next_leader() {
+    let site = Site::start(false).await;
+    let owned = json!({"metadata": {"name": "one"}});
+    let job = site.make("batch/v1", "Job", "jobs", owned).await;
+    let pod = site.pod("p", Some(&job), json!({})).await;
+    let group = format!("pg-p-{}", job["uid"].as_str().unwrap());
+    site.bind(&pod, &group).await;
+    site.leading.send(true).unwrap();
+    site.relist.send_modify(|count| *count += 1);
+    until(|| async { site.groups().get_opt(&group).await.unwrap() }).await;
+}
+
+/// With the last of its pods goes what was decided.
+#[tokio::test]
+async fn a_group_that_was_never_made_goes_with_its_pods() {
+    let mut site = Site::start(true).await;
+    groups_fail(&mut site, Fault::InternalError).await;
+    let job = site
+        .make(
+            "batch/v1",
+            "Job",
+            "jobs",
+            json!({"metadata": {"name": "one"}}),
+        )
+        .await;
+    site.pod("p", Some(&job), json!({})).await;
+    let (group, _) = site.member("p").await;
+    let now = DeleteParams::default().grace_period(0);
+    site.pods().delete("p", &now).await.unwrap();
+    let gone = site
+        .passed(|fact| match fact {
+            Fact::Group(Seen::Gone(group)) => Some(group.name_any()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(gone, group);
 }

@@ -6,11 +6,13 @@ mod kinds;
 mod parts;
 
 use super::draft::{Classes, Draft};
+use super::member::Membership;
 use super::need;
 use super::object::Object;
 use super::rules::{self, Extra, Scene};
 use super::write;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 /// A pod `p-0` with UID `up`, with this merged into it.
@@ -252,13 +254,23 @@ fn a_pod_is_told_its_group_its_part_and_its_pool_by_uid() {
     )];
     let worker =
         pod(&json!({"metadata": {"labels": {"training.kubeflow.org/replica-type": "worker"}}}));
+    let member = Membership::of(&draft(&worker, &chain), &worker, false);
     assert_eq!(
-        write::pod(&draft(&worker, &chain), &worker),
+        member.patch("up"),
         json!({"metadata": {
         "uid": "up",
         "annotations": {"pod-group-name": "pg-o-uo"},
         "labels": {"kai.scheduler/subgroup-name": "worker", "kai.scheduler/node-pool": "gold"}}})
     );
+    let mut pod = *worker.pod().unwrap();
+    member.lay_over(&mut pod);
+    assert_eq!(pod.annotations()["pod-group-name"], "pg-o-uo");
+    assert_eq!(pod.labels()["kai.scheduler/subgroup-name"], "worker");
+    // A person was quicker.
+    pod.annotations_mut()
+        .insert("pod-group-name".into(), "mine".into());
+    member.lay_over(&mut pod);
+    assert_eq!(pod.annotations()["pod-group-name"], "mine");
 }
 
 #[test]

@@ -10,6 +10,8 @@ pub enum Fault {
     TooManyRequests,
     /// 500, nothing done.
     InternalError,
+    /// 403, nothing done, as by a policy.
+    Forbidden,
 }
 
 /// The faults that still wait for their request.

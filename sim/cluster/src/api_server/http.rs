@@ -44,6 +44,7 @@ async fn answer(
     let early = match fault {
         Some(Fault::TooManyRequests) => Some(ApiError::too_many()),
         Some(Fault::InternalError) => Some(ApiError::internal("a planned fault")),
+        Some(Fault::Forbidden) => Some(ApiError::forbidden("a planned fault")),
         Some(Fault::LoseAnswer) | None => None,
     };
     let result = match early {

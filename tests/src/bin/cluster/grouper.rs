@@ -1,6 +1,6 @@
 //! Workloads of the real controllers, each in the pod group that KAI would give it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
@@ -9,8 +9,9 @@ use aliquot_tests::share::{container, pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use api::PodGroup;
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::{Api, ResourceExt};
 use proto::names::kai;
 use serde_json::{Value, json};
@@ -397,4 +398,79 @@ pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is
         all.len()
     );
     Ok(())
+}
+
+/// Tools that see a pod placed look up its group: it says so from its binding on, and the group
+/// is there soon after, with when it started.
+pub(crate) async fn a_pod_names_its_group_from_its_binding_on(cluster: &mut Cluster) -> Result<()> {
+    let ns = ready(cluster).await?;
+    let api = cluster.pods(&ns);
+    let watched = {
+        let api = api.clone();
+        tokio::spawn(async move { first_with_a_node(&api, 3).await })
+    };
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": { "namespace": ns, "name": "two", "annotations": { "kai.scheduler/batch-min-member": "2" } },
+            "spec": { "parallelism": 2, "completions": 2, "template": template("2000", "Never") },
+        }))
+        .await?;
+    cluster
+        .run_share(&pod(&ns, "alone", &[("gpu-memory", "2000")], "report hold"))
+        .await?;
+    let groups = groups(cluster, &ns);
+    for (pod, bound) in watched.await?? {
+        let name = pod.name_any();
+        let group = group_of(&pod).context("when its binding is first seen")?;
+        let expected = if name == "alone" {
+            format!("pg-alone-{}", pod.uid().unwrap_or_default())
+        } else {
+            format!("pg-two-{}", uid(cluster, "job", &ns, "two").await?)
+        };
+        ensure!(group == expected, "{name} is in {group}, not {expected}");
+        until(
+            "its group with its start",
+            Duration::from_secs(10),
+            || async {
+                let found = groups.get_opt(&group).await?;
+                let has_start =
+                    |group: &PodGroup| group.annotations().contains_key(kai::LAST_START);
+                Ok(Seen::when(
+                    found.as_ref().is_some_and(has_start),
+                    format!("{found:?}"),
+                ))
+            },
+        )
+        .await?;
+        let late = bound.elapsed();
+        // A second, and what a busy machine takes.
+        ensure!(
+            name == "alone" || late < Duration::from_secs(4),
+            "{group} was made {late:?} after"
+        );
+    }
+    Ok(())
+}
+
+/// So many pods as the watch first shows them on a node, and when.
+async fn first_with_a_node(api: &Api<Pod>, count: usize) -> Result<Vec<(Pod, Instant)>> {
+    let params = WatchParams::default()
+        .fields("spec.nodeName!=")
+        .timeout(120);
+    let events = api.watch(&params, "0").await?;
+    let mut events = std::pin::pin!(events);
+    let mut found: Vec<(Pod, Instant)> = Vec::new();
+    while found.len() < count {
+        let event = events.next().await.context("the watch ended")??;
+        if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event
+            && found
+                .iter()
+                .all(|(one, _)| one.name_any() != pod.name_any())
+        {
+            found.push((pod, Instant::now()));
+        }
+    }
+    Ok(found)
 }

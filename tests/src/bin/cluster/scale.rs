@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::meter::{self, Meter};
-use crate::{large, rate};
+use crate::{jobs, large, rate};
 
 pub(crate) const LOAD: &str = "load";
 pub(crate) const CARDS: u32 = 8;
@@ -55,7 +55,7 @@ pub(crate) struct Sizes {
     /// Pairs of the scheduler and the bare writes; repetitions of gangs and fail-overs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Only this part: whole, shares, gangs, rate, failover; or large, which is never one
+    /// Only this part: whole, shares, jobs, gangs, rate, failover; or large, which is never one
     /// of all: `--only large --nodes 4000 --pods 130000` takes a quarter of an hour.
     #[arg(long)]
     only: Option<String>,
@@ -99,6 +99,9 @@ pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> R
     if asked("shares") {
         let pods = names("share", sizes.shares, |name| fraction(LOAD, name, "0.1"));
         paired(&cluster, "pods with a tenth of a GPU", &pods, 1, &sizes).await?;
+    }
+    if asked("jobs") {
+        jobs::jobs(&mut cluster, &sizes).await?;
     }
     if asked("gangs") {
         for size in [64, 512] {

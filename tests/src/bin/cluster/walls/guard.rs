@@ -6,8 +6,8 @@ use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::node;
-use aliquot_tests::pod::phase_of;
-use aliquot_tests::share::pod;
+use aliquot_tests::pod::{describe, phase_of};
+use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::suite::Claim;
 use aliquot_tests::verdict::Write;
 use aliquot_tests::wait::{Seen, until};
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt};
 use proto::names::{NAMESPACE, guard, kai, request, resource};
 use serde_json::{Map, Value, json};
 
@@ -30,6 +30,7 @@ pub(crate) fn claims() -> Vec<Claim> {
         walls::guard::a_namespace_is_exempted_by_an_admin_alone,
         walls::guard::a_pod_full_of_annotations_is_seen_to_run_and_end,
         walls::guard::a_namespace_uses_the_queues_of_its_list_alone,
+        walls::guard::a_pod_whose_group_is_refused_is_not_placed,
     ]
 }
 
@@ -304,6 +305,13 @@ async fn a_namespace_uses_the_queues_of_its_list_alone(cluster: &mut Cluster) ->
         Ok(_) => listed(cluster, &ns, &other).await,
         Err(error) => Err(error),
     };
+    unlist(cluster, &other).await?;
+    held
+}
+
+/// Takes the list away, and waits until the API server goes by none. The namespace is one that
+/// may not use the queue c.
+async fn unlist(cluster: &Cluster, other: &str) -> Result<()> {
     for kind in [
         "validatingadmissionpolicybinding",
         "validatingadmissionpolicy",
@@ -312,9 +320,9 @@ async fn a_namespace_uses_the_queues_of_its_list_alone(cluster: &mut Cluster) ->
         cluster.kubectl.run(&delete).await?;
     }
     // The server goes by it for a moment more, and so would the next claim.
-    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), &other);
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), other);
     let refused: Pod = serde_json::from_value(crate::guard::live(
-        &other,
+        other,
         &json!({
             "metadata": { "labels": { (kai::QUEUE_LABEL): "c" } },
             "spec": { "schedulerName": kai::SCHEDULER_NAME },
@@ -328,8 +336,87 @@ async fn a_namespace_uses_the_queues_of_its_list_alone(cluster: &mut Cluster) ->
         api.create(&dry_run, &refused).await?;
         Ok(Seen::Done(()))
     })
-    .await?;
+    .await
+}
+
+/// The list does not see workloads of operators that it does not name; the pod group that is
+/// made for one it does.
+async fn a_pod_whose_group_is_refused_is_not_placed(cluster: &mut Cluster) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let held = refused_group(cluster, &ns).await;
+    unlist(cluster, &ns).await?;
     held
+}
+
+async fn refused_group(cluster: &Cluster, ns: &str) -> Result<()> {
+    let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
+    let queue = json!({
+        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": { "name": "theirs" },
+        "spec": { "parentQueue": "", "resources": { "cpu": all, "gpu": all, "memory": all } },
+    });
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "seldondeployments.machinelearning.seldon.io" },
+        "spec": {
+            "group": "machinelearning.seldon.io", "scope": "Namespaced",
+            "names": { "kind": "SeldonDeployment", "plural": "seldondeployments", "singular": "seldondeployment" },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+            }],
+        },
+    });
+    for document in [&queue, &definition] {
+        cluster.apply_one(document).await?;
+    }
+    cluster.apply_file("deploy/queues/queues.yaml").await?;
+    let list = |queues: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": "aliquot-queues", "namespace": NAMESPACE },
+            "data": { ns: queues, "_default": kai::DEFAULT_QUEUE },
+        })
+    };
+    cluster.apply_one(&list(kai::DEFAULT_QUEUE)).await?;
+    let owner = json!({
+        "apiVersion": "machinelearning.seldon.io/v1", "kind": "SeldonDeployment",
+        "metadata": { "namespace": ns, "name": "model", "labels": { (kai::QUEUE_LABEL): "theirs" } },
+    });
+    let made = until("the kind served", Duration::from_secs(20), || async {
+        match cluster.apply_one(&owner).await {
+            Ok(made) => Ok(Seen::Done(made)),
+            Err(error) => Ok(Seen::NotYet(format!("{error:#}"))),
+        }
+    })
+    .await?;
+    let mut manifest = pod(ns, "server", &[("gpu-memory", "2000")], "report hold");
+    manifest["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "machinelearning.seldon.io/v1", "kind": "SeldonDeployment", "name": "model",
+        "uid": made.uid(), "controller": true,
+    }]);
+    cluster.apply_one(&manifest).await?;
+    let pods = cluster.pods(ns);
+    until("why it waits", Duration::from_secs(30), || async {
+        let pod = pods.get("server").await?;
+        let why = why_pending(&pod).unwrap_or_default();
+        if pod.spec.is_some_and(|spec| spec.node_name.is_some()) {
+            return Ok(Seen::Never(anyhow::anyhow!(
+                "it is placed, in a queue of others"
+            )));
+        }
+        Ok(Seen::when(
+            why.contains("may not use the queue theirs"),
+            why,
+        ))
+    })
+    .await?;
+    cluster.apply_one(&list("theirs")).await?;
+    until("it runs", Duration::from_mins(1), || async {
+        let pod = pods.get("server").await?;
+        Ok(Seen::when(phase_of(&pod) == "Running", describe(&pod)))
+    })
+    .await
 }
 
 async fn listed(cluster: &Cluster, ns: &str, other: &str) -> Result<()> {

@@ -1,0 +1,122 @@
+//! The steps of grouping a pod, each a question to the API server or a write: its group is
+//! decided, is made, and is named on the pod. A group that was deleted is made anew.
+
+use super::draft::{Classes, Draft};
+use super::groups::{GroupError, Groups};
+use super::member::Membership;
+use super::need::is_in;
+use super::object::Object;
+use super::owners::{OwnerError, Owners};
+use super::rules::{self, RuleError, Scene};
+use super::write;
+use crate::act::answer::{self, Answer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Why a pod is in no group yet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum GroupingError {
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error("its pod group cannot be written on it: {0}")]
+    Pod(String),
+}
+
+/// What all pods' tasks share.
+#[derive(Clone)]
+pub(super) struct Steps {
+    pub(super) client: Client,
+    pub(super) owners: Arc<Owners>,
+    pub(super) groups: Arc<Groups>,
+    pub(super) queue_label: Arc<str>,
+}
+
+impl Steps {
+    /// The group is there afterwards.
+    pub(super) async fn make(&self, draft: &Draft) -> Result<(), GroupingError> {
+        Ok(self.groups.ensure(&write::group(draft)).await?)
+    }
+
+    /// The pod carries its group's name afterwards.
+    pub(super) async fn write(&self, draft: &Draft, pod: &Object) -> Result<(), GroupingError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
+        let patch = Patch::Merge(Membership::of(draft, pod, false).patch(pod.uid()));
+        let params = PatchParams::default();
+        match answer::of(api.patch_metadata(pod.name(), &params, &patch)).await {
+            Answer::Done(_) => {
+                tracing::debug!(pod = pod.name(), group = draft.name, "grouped");
+                Ok(())
+            }
+            // Gone: the watch says so.
+            Answer::Refused(404, _) => Ok(()),
+            // Also a conflict: the pod was made anew, which the watch says too, or others
+            // wrote it too often meanwhile, of which no event tells.
+            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+                Err(GroupingError::Pod(why))
+            }
+        }
+    }
+
+    /// Makes a group anew for a pod that is in it still. One that a person made by hand
+    /// is theirs to make: our rules give the pod another name.
+    pub(super) async fn mend(
+        &self,
+        namespace: &str,
+        group: &str,
+        pod: &str,
+        scheduler: &str,
+        classes: &Classes,
+    ) -> Result<(), GroupingError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pod = match answer::of(api.get_opt(pod)).await {
+            Answer::Done(Some(pod)) => pod,
+            Answer::Done(None) => return Ok(()),
+            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+                return Err(GroupingError::Pod(why));
+            }
+        };
+        if is_in(&pod, scheduler).as_deref() != Some(group) {
+            return Ok(());
+        }
+        let pod = Object::of_pod(&pod);
+        let draft = self.draft(&pod, classes, Instant::now()).await?;
+        if draft.name == group {
+            self.groups.ensure(&write::group(&draft)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads what owns the pod, and decides.
+    pub(super) async fn draft(
+        &self,
+        pod: &Object,
+        classes: &Classes,
+        since: Instant,
+    ) -> Result<Draft, GroupingError> {
+        let mut chain = self.owners.chain(pod, since).await?;
+        let mut pod = pod.clone();
+        for object in chain.iter_mut().chain([&mut pod]) {
+            object.name_queue_by(&self.queue_label);
+        }
+        let pod = &pod;
+        let mut scene = Scene {
+            pod,
+            chain: &chain,
+            extra: None,
+            classes,
+        };
+        let extra = match rules::want(scene) {
+            Some(want) => self.owners.extra(pod.namespace(), &want).await?,
+            None => None,
+        };
+        scene.extra = extra.as_ref();
+        Ok(rules::draft(scene)?)
+    }
+}
