@@ -9,8 +9,7 @@ use std::sync::Arc;
 pub struct PodGroup {
     /// `namespace/name`.
     pub name: GroupName,
-    /// `metadata.uid`: the last tie-breaker. Empty while the group is known and its object is
-    /// not made yet.
+    /// `metadata.uid`. Empty while the group is known and its object is not made yet.
     pub uid: Arc<str>,
     /// A leaf queue.
     pub queue: QueueName,
@@ -46,6 +45,15 @@ pub enum Grace {
 }
 
 impl PodGroup {
+    /// What decides between groups that are alike in all else.
+    pub(crate) fn tie_breaker(&self) -> Arc<str> {
+        if self.uid.is_empty() {
+            self.name.shared()
+        } else {
+            Arc::clone(&self.uid)
+        }
+    }
+
     /// A group of `default-queue` without sub-groups that needs `min` pods at once.
     /// `name`: `namespace/name`.
     #[must_use]

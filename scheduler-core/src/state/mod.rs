@@ -228,11 +228,7 @@ impl State {
     /// Where a task stands in the order. Changes only while the task is detached.
     pub(crate) fn order(&self, row: &TaskRow) -> Order {
         let job = match self.group_of(row) {
-            Some(group) => (
-                Reverse(group.priority),
-                group.created,
-                Arc::clone(&group.uid),
-            ),
+            Some(group) => (Reverse(group.priority), group.created, group.tie_breaker()),
             None => (Reverse(row.priority), row.created, row.uid.shared()),
         };
         Order {
