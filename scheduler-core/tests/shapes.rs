@@ -152,3 +152,27 @@ fn many_different_requests_hold_up_nobody() {
     }
     assert_eq!((told, bound, decisions), (REQUESTS, 1, 3));
 }
+
+/// Groups of the same second whose objects are not made yet: who waits is listed in one order,
+/// however it came about. A debug assertion compares.
+#[test]
+fn groups_that_are_announced_in_the_same_second_are_in_order() {
+    let mut lines = String::from("queue q\nnode n cpu=64000 pods=110\n");
+    for name in ["b", "c", "a"] {
+        let _ = writeln!(
+            lines,
+            "group default/{name} queue=q created=5 uid=\"\"\n  set default min=1\n\
+             pod {name}-0 group=default/{name} queue=q gpus.main=1"
+        );
+    }
+    let mut core = core(&lines);
+    assert_eq!(core.decide(Time(1_000)).reasons.len(), 3);
+    for name in ["c", "b"] {
+        let line = format!("pod {name}-0 group=default/{name} queue=q cpu=1 gpus.main=1\n");
+        for event in text::read(&line).unwrap() {
+            core.apply(event);
+        }
+        core.decide(Time(1_000));
+    }
+    assert_eq!(core.violations(), Vec::<String>::new());
+}
