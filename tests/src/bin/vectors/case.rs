@@ -37,7 +37,10 @@ pub(crate) struct Task {
     pub(crate) status: String,
     pub(crate) node: Option<String>,
     pub(crate) groups: Vec<String>,
+    /// So many whole GPUs.
     pub(crate) whole: usize,
+    /// A share of each of so many GPUs.
+    pub(crate) shares: usize,
     pub(crate) delete_on_evict: bool,
 }
 
@@ -205,38 +208,55 @@ fn queue(value: &Value) -> anyhow::Result<Queue> {
     queue.parent = value["parent"].as_str().map(QueueName::new);
     queue.priority = i32::try_from(value["priority"].as_i64().unwrap_or(100))?;
     queue.created = Time(NOW - 100_000_000 + value["created_in_s"].as_u64().unwrap_or(0) * 1000);
-    queue.gpu = resource(&value["gpu"], 1e9);
-    queue.cpu = resource(&value["cpu"], 1.0);
-    queue.memory = resource(&value["memory"], 1e6);
-    let seconds = |key: &str| {
-        value[key]
-            .as_f64()
-            .map(|seconds| Duration(whole(seconds * 1000.0)))
-    };
-    queue.preempt_min_runtime = seconds("preempt_min_runtime_s");
-    queue.reclaim_min_runtime = seconds("reclaim_min_runtime_s");
+    queue.gpu = resource(&value["gpu"], 1e9)?;
+    queue.cpu = resource(&value["cpu"], 1.0)?;
+    queue.memory = resource(&value["memory"], 1e6)?;
+    queue.preempt_min_runtime = duration(value, "preempt_min_runtime_s")?;
+    queue.reclaim_min_runtime = duration(value, "reclaim_min_runtime_s")?;
     Ok(queue)
 }
 
+/// Rounded. Where less than nothing means something, the caller has looked for it.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn whole(value: f64) -> u64 {
-    value.round().max(0.0) as u64
+fn whole(value: f64) -> anyhow::Result<u64> {
+    if value < 0.0 {
+        bail!("{value} is less than nothing");
+    }
+    Ok(value.round() as u64)
 }
 
-fn resource(value: &Value, unit: f64) -> QueueResource {
-    let bound = |key: &str| match value[key].as_f64() {
-        Some(amount) if amount < 0.0 => Bound::Unlimited,
-        Some(amount) => Bound::Exactly(whole(amount * unit)),
-        None => Bound::Exactly(0),
+/// Of so many seconds.
+fn duration(value: &Value, key: &str) -> anyhow::Result<Option<Duration>> {
+    let seconds = value[key].as_f64();
+    seconds
+        .map(|seconds| Ok(Duration(whole(seconds * 1000.0)?)))
+        .transpose()
+}
+
+fn resource(value: &Value, unit: f64) -> anyhow::Result<QueueResource> {
+    let amount = |key: &str| value[key].as_f64().unwrap_or(0.0);
+    #[allow(clippy::float_cmp)] // It is written as -1.
+    let no_bound = |key: &str| amount(key) == -1.0;
+    let bound = |key: &str| -> anyhow::Result<Bound> {
+        Ok(if no_bound(key) {
+            Bound::Unlimited
+        } else {
+            Bound::Exactly(whole(amount(key) * unit)?)
+        })
     };
-    QueueResource {
-        quota: bound("quota"),
-        limit: bound("limit"),
-        weight: Weight(whole(
-            value["over_quota_weight"].as_f64().unwrap_or(0.0).abs() * 1e6,
-        )),
+    // The recorder gives a department its quota as its weight. A queue without a bound on its
+    // quota gets all that it asks for before anything is divided by weight: any will do.
+    let weight = if no_bound("over_quota_weight") && no_bound("quota") {
+        1.0
+    } else {
+        amount("over_quota_weight")
+    };
+    Ok(QueueResource {
+        quota: bound("quota")?,
+        limit: bound("limit")?,
+        weight: Weight(whole(weight * 1e6)?),
         usage: 0,
-    }
+    })
 }
 
 fn job_name(job: &Value) -> anyhow::Result<GroupName> {
@@ -248,15 +268,14 @@ fn job_name(job: &Value) -> anyhow::Result<GroupName> {
 }
 
 fn group(job: &Value) -> anyhow::Result<PodGroup> {
-    let ago = |key: &str| {
-        job[key]
-            .as_f64()
-            .map(|seconds| Time(NOW.saturating_sub(whole(seconds * 1000.0))))
+    let ago = |key: &str| -> anyhow::Result<Option<Time>> {
+        let age = duration(job, key)?;
+        Ok(age.map(|age| Time(NOW.saturating_sub(age.0))))
     };
-    let duration = |key: &str| {
-        job[key]
-            .as_f64()
-            .map(|seconds| Duration(whole(seconds * 1000.0)))
+    let staleness_grace = if job["staleness_grace_s"].as_f64().is_some_and(|s| s < 0.0) {
+        Some(Grace::Never)
+    } else {
+        duration(job, "staleness_grace_s")?.map(Grace::For)
     };
     Ok(PodGroup {
         name: job_name(job)?,
@@ -264,14 +283,14 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         queue: QueueName::new(text(job, "queue")?),
         priority: i32::try_from(job["priority"].as_i64().unwrap_or(50))?,
         preemptible: job["preemptible"].as_bool().unwrap_or(true),
-        created: ago("age_s").unwrap_or(Time(NOW)),
+        created: ago("age_s")?.unwrap_or(Time(NOW)),
         root: tree(&job["groups"], None),
         mark_unschedulable: true,
         park_after_failure: false,
-        last_start: ago("last_start_age_s"),
-        stale_since: ago("stale_age_s"),
-        staleness_grace: duration("staleness_grace_s").map(Grace::For),
-        preemption_delay: duration("preemption_delay_s").unwrap_or_default(),
+        last_start: ago("last_start_age_s")?,
+        stale_since: ago("stale_age_s")?,
+        staleness_grace,
+        preemption_delay: duration(job, "preemption_delay_s")?.unwrap_or_default(),
     })
 }
 
@@ -348,11 +367,15 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     };
     let whole_gpus = value["gpus"].as_u64().unwrap_or(0);
     let ask = if let Some(part) = value["gpu_fraction"].as_f64() {
-        Some(share(Amount::Fraction(NanoGpu(whole(part * 1e9)))))
+        Some(share(Amount::Fraction(NanoGpu(whole(part * 1e9)?))))
     } else if let Some(mib) = value["gpu_memory_mib"].as_u64() {
         Some(share(Amount::Memory(Mib(mib))))
     } else {
         (whole_gpus > 0).then(|| Ask::Whole(u32::try_from(whole_gpus).unwrap_or(u32::MAX)))
+    };
+    let shares = match &ask {
+        Some(Ask::Share(share)) => usize::try_from(share.devices)?,
+        _ => 0,
     };
     pod.gpus
         .extend(ask.map(|ask| ContainerAsk::of("main", ask)));
@@ -368,6 +391,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
             .map(str::to_owned)
             .collect(),
         whole: usize::try_from(whole_gpus)?,
+        shares,
         delete_on_evict: job["delete_on_evict"] == true,
     })
 }

@@ -143,11 +143,14 @@ fn run(value: &Value, tell: world::Tell) -> End {
     let mut wrong = String::new();
     if restored != lived {
         wrong.push_str("  lived cores and those restored from snapshots disagree\n");
-        wrong.push_str(&judge::difference(&case, &restored, &lived));
+        wrong.push_str(&judge::difference(
+            ("restored", &restored),
+            ("lived", &lived),
+        ));
     }
     if rebuilt != lived {
         wrong.push_str("  rebuilt and lived cores disagree\n");
-        wrong.push_str(&judge::difference(&case, &rebuilt, &lived));
+        wrong.push_str(&judge::difference(("rebuilt", &rebuilt), ("lived", &lived)));
     }
     if let Some(difference) = judge::judge(&case, &rebuilt) {
         wrong.push_str(&difference);
@@ -243,5 +246,140 @@ mod tests {
             }
         }
         assert!(matches!(run(&value, silent), End::Failed(_)));
+    }
+
+    /// The cases that are judged, with how they end.
+    fn judged() -> impl Iterator<Item = (case::Case, BTreeMap<String, world::State>)> {
+        let lines = recorded().into_iter().flat_map(|file| {
+            let text = std::fs::read_to_string(file).unwrap();
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        });
+        lines.filter_map(|line| {
+            let value: Value = serde_json::from_str(&line).unwrap();
+            if value.get("total_gpu").is_some() || value.get("dra").is_some() {
+                return None;
+            }
+            let case = case::read(&value).unwrap();
+            if case.tasks.iter().all(|task| task.shares == 0) {
+                return None;
+            }
+            let states = world::play(&case, world::Way::Rebuilt, world::Tell::default());
+            judge::judge(&case, &states)
+                .is_none()
+                .then_some((case, states))
+        })
+    }
+
+    #[test]
+    fn what_a_shared_gpu_is_called_does_not_matter_and_who_shares_it_does() {
+        let (mut renamed, mut parted, mut joined) = (0, 0, 0);
+        for (mut case, states) in judged() {
+            let all = case.accepted.iter_mut().flat_map(BTreeMap::values_mut);
+            for name in all.flat_map(|expected| expected.groups.iter_mut().flatten()) {
+                *name = format!("other-{name}");
+            }
+            renamed += 1;
+            assert_eq!(judge::judge(&case, &states), None);
+            if case.accepted.len() > 1 {
+                continue;
+            }
+
+            // Whoever runs beside another one is alone.
+            let names: Vec<String> = groups(&mut case).map(|name| name.clone()).collect();
+            let twice = names
+                .iter()
+                .position(|name| names.iter().filter(|other| *other == name).count() > 1);
+            if let Some(at) = twice {
+                let kept = std::mem::replace(groups(&mut case).nth(at).unwrap(), "alone".into());
+                assert!(judge::judge(&case, &states).is_some(), "{names:?}");
+                *groups(&mut case).nth(at).unwrap() = kept;
+                parted += 1;
+            }
+            // Two that run on two GPUs run on one.
+            let other = names.iter().position(|name| *name != names[0]);
+            if let Some(at) = other {
+                groups(&mut case).nth(at).unwrap().clone_from(&names[0]);
+                assert!(judge::judge(&case, &states).is_some(), "{names:?}");
+                joined += 1;
+            }
+        }
+        assert!(
+            renamed > 100 && parted > 20 && joined > 20,
+            "{renamed} {parted} {joined}"
+        );
+    }
+
+    /// The names of the GPUs of those who run a share on the first node that has any.
+    fn groups(case: &mut case::Case) -> impl Iterator<Item = &mut String> {
+        let shares: Vec<String> = case
+            .tasks
+            .iter()
+            .filter(|task| task.shares > 0)
+            .map(|task| task.pod.uid.to_string())
+            .collect();
+        let mut first = None;
+        case.accepted
+            .iter_mut()
+            .flatten()
+            .filter(move |(uid, expected)| {
+                let runs = ["Running", "Binding"].contains(&expected.status.as_str());
+                runs && shares.contains(uid)
+                    && *first.get_or_insert_with(|| expected.node.clone()) == expected.node
+            })
+            .flat_map(|(_, expected)| expected.groups.iter_mut().flatten())
+    }
+
+    #[test]
+    fn a_whole_card_is_held_alone_and_nobody_holds_more_than_asked() {
+        let (mut twice, mut more) = (0, 0);
+        for (case, mut states) in judged() {
+            let at = |whole: bool| {
+                let tasks = case
+                    .tasks
+                    .iter()
+                    .filter(move |task| (task.whole > 0) == whole);
+                let uids = tasks.map(|task| task.pod.uid.to_string());
+                uids.filter(|uid| states[uid].status == "Running" && !states[uid].cards.is_empty())
+                    .collect::<Vec<_>>()
+            };
+            let (whole, shares) = (at(true), at(false));
+            let (Some(whole), Some(share)) = (whole.first(), shares.first()) else {
+                continue;
+            };
+            let card = states[whole].cards[0].clone();
+            let kept =
+                std::mem::replace(&mut states.get_mut(share).unwrap().cards[0], card.clone());
+            let wrong = judge::judge(&case, &states).unwrap();
+            assert!(wrong.contains("whole, and so does"), "{wrong}");
+            twice += 1;
+            let cards = &mut states.get_mut(share).unwrap().cards;
+            cards[0] = kept;
+            cards.push(card);
+            let wrong = judge::judge(&case, &states).unwrap();
+            assert!(wrong.contains("cards and asks for"), "{wrong}");
+            more += 1;
+        }
+        assert!(twice > 5 && more > 5, "{twice} {more}");
+    }
+
+    #[test]
+    fn less_than_nothing_is_not_taken_for_nothing() {
+        let line = std::fs::read_to_string(recorded().last().unwrap()).unwrap();
+        let value: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
+        assert!(case::read(&value).is_ok());
+        let mut negative = value.clone();
+        negative["queues"][0]["gpu"]["quota"] = Value::from(-2);
+        assert!(case::read(&negative).is_err());
+        let mut negative = value.clone();
+        negative["jobs"][0]["age_s"] = Value::from(-1);
+        assert!(case::read(&negative).is_err());
+        let mut never = value;
+        never["jobs"][0]["staleness_grace_s"] = Value::from(-1);
+        let case = case::read(&never).unwrap();
+        assert!(case.facts.iter().any(|event| matches!(
+            event,
+            scheduler_core::Event::Group(group)
+                if group.staleness_grace == Some(scheduler_core::model::Grace::Never)
+        )));
     }
 }

@@ -23,6 +23,9 @@ pub(crate) fn run(value: &Value) -> End {
         ("memory", "total_memory"),
     ] {
         let claims: Vec<Claim> = queues.iter().map(|queue| claim(queue, key)).collect();
+        if let Some(claim) = claims.iter().find(|claim| claim.weight < 0.0) {
+            return End::Failed(format!("  {}: a weight of {}", claim.name, claim.weight));
+        }
         let shares = divide(value[total].as_f64().unwrap_or(0.0), k, &claims);
         for (queue, share) in queues.iter().zip(shares) {
             let expected = queue[key]["fair_share"].as_f64().unwrap_or(0.0);
@@ -46,14 +49,15 @@ pub(crate) fn run(value: &Value) -> End {
 fn claim(queue: &Value, key: &str) -> Claim {
     let resource = &queue[key];
     let number = |field: &str| resource[field].as_f64().unwrap_or(0.0);
-    let bound = |field: &str| Some(number(field)).filter(|value| *value >= 0.0);
+    #[allow(clippy::float_cmp)] // No bound is written as -1.
+    let bound = |field: &str| Some(number(field)).filter(|value| *value != -1.0);
     Claim {
         name: queue["name"].as_str().unwrap_or_default().to_owned(),
         priority: queue["priority"].as_i64().unwrap_or(100) as i32,
         created: Time(queue["created_s"].as_u64().unwrap_or(0)),
         quota: bound("quota"),
         limit: bound("limit"),
-        weight: number("over_quota_weight").max(0.0),
+        weight: number("over_quota_weight"),
         request: number("requested"),
         usage: number("usage"),
     }

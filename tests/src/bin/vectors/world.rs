@@ -26,8 +26,8 @@ pub(crate) enum Way {
 pub(crate) struct State {
     pub(crate) status: String,
     pub(crate) node: Option<String>,
-    /// Shared GPUs, by group name.
-    pub(crate) groups: Vec<String>,
+    /// The cards that it holds or is promised.
+    pub(crate) cards: Vec<String>,
 }
 
 /// A pod in the world.
@@ -37,8 +37,6 @@ struct Stand {
     status: String,
     node: Option<String>,
     cards: Vec<String>,
-    /// Names of the groups that it holds on these cards; empty for whole GPUs.
-    groups: Vec<String>,
     memory: u64,
 }
 
@@ -55,7 +53,6 @@ pub(crate) struct Tell {
 pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State> {
     let mut stands = place(case);
     let mut core = fresh(case, &stands);
-    let mut names = 0;
     let mut after = BTreeMap::new();
     for round in 0..case.rounds {
         if way == Way::Rebuilt && round > 0 {
@@ -80,12 +77,11 @@ pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State>
                 text::decision(&decision)
             ));
         }
-        let decided = outcome(&mut stands, &decision, &mut names);
+        let decided = outcome(&stands, &decision);
         after = states(&decided);
-        let last = stands;
         stands = feed_back(&decided);
         if way != Way::Rebuilt {
-            report(&mut core, &decision, &last, &stands);
+            report(&mut core, &decision, &stands);
         }
     }
     after
@@ -112,7 +108,8 @@ fn fresh(case: &Case, stands: &[Stand]) -> Core {
 }
 
 /// Where everybody stands at the start: names of shared GPUs become cards, whole GPUs
-/// take what is left.
+/// take what is left. A pod that asks for neither holds no card, whatever names it has: a few
+/// cases give names to such pods, which KAI does not count.
 fn place(case: &Case) -> Vec<Stand> {
     let mut stands: Vec<Stand> = case
         .tasks
@@ -122,7 +119,6 @@ fn place(case: &Case) -> Vec<Stand> {
             status: task.status.clone(),
             node: task.node.clone(),
             cards: Vec::new(),
-            groups: Vec::new(),
             memory: 0,
         })
         .collect();
@@ -133,7 +129,7 @@ fn place(case: &Case) -> Vec<Stand> {
     };
     for stand in stands
         .iter_mut()
-        .filter(|stand| holds(stand) && !stand.task.groups.is_empty())
+        .filter(|stand| holds(stand) && stand.task.shares > 0)
     {
         let node = stand.node.clone().unwrap_or_default();
         for group in stand.task.groups.clone() {
@@ -150,7 +146,6 @@ fn place(case: &Case) -> Vec<Stand> {
             };
             used.insert(card.clone());
             stand.cards.push(card);
-            stand.groups.push(group);
         }
         let total = case
             .facts
@@ -237,8 +232,8 @@ fn shown(stand: &Stand) -> Event {
     Event::Pod(Box::new(pod))
 }
 
-/// What the round's decision makes of the world.
-fn outcome(stands: &mut [Stand], decision: &Decision, names: &mut usize) -> Vec<Stand> {
+/// What the round's decision makes of the world, action by action.
+fn outcome(stands: &[Stand], decision: &Decision) -> Vec<Stand> {
     let mut after: Vec<Stand> = stands.to_vec();
     let index: BTreeMap<String, usize> = after
         .iter()
@@ -246,128 +241,53 @@ fn outcome(stands: &mut [Stand], decision: &Decision, names: &mut usize) -> Vec<
         .map(|(index, stand)| (stand.task.pod.uid.to_string(), index))
         .collect();
     for action in &decision.actions {
-        if let Action::Evict(evict) = action
-            && let Some(index) = index.get(evict.pod.as_str())
-        {
-            after[*index].status = "Releasing".to_owned();
+        match action {
+            Action::Evict(evict) => {
+                if let Some(index) = index.get(evict.pod.as_str()) {
+                    "Releasing".clone_into(&mut after[*index].status);
+                }
+            }
+            Action::Bind(bind) => {
+                if let Some(index) = index.get(bind.pod.as_str()) {
+                    let stand = &mut after[*index];
+                    "Binding".clone_into(&mut stand.status);
+                    stand.node = Some(bind.node.to_string());
+                    let cards = bind.grants.iter().flat_map(|grant| &grant.cards);
+                    stand.cards = cards.map(ToString::to_string).collect();
+                    stand.memory = bind.grants.first().map_or(0, |grant| grant.memory.0);
+                }
+            }
         }
-    }
-    for action in &decision.actions {
-        let Action::Bind(bind) = action else {
-            continue;
-        };
-        let Some(index) = index.get(bind.pod.as_str()) else {
-            continue;
-        };
-        let cards: Vec<String> = bind
-            .grants
-            .iter()
-            .flat_map(|grant| &grant.cards)
-            .map(ToString::to_string)
-            .collect();
-        let memory = bind.grants.first().map_or(0, |grant| grant.memory.0);
-        arrive(
-            &mut after,
-            *index,
-            "Binding",
-            bind.node.as_str(),
-            cards,
-            memory,
-            names,
-        );
     }
     for promise in &decision.promises {
         if let Some(index) = index.get(promise.pod.as_str()) {
-            let cards = promise.cards.iter().map(ToString::to_string).collect();
-            arrive(
-                &mut after,
-                *index,
-                "Pipelined",
-                promise.node.as_str(),
-                cards,
-                0,
-                names,
-            );
+            let stand = &mut after[*index];
+            "Pipelined".clone_into(&mut stand.status);
+            stand.node = Some(promise.node.to_string());
+            stand.cards = promise.cards.iter().map(ToString::to_string).collect();
+            stand.memory = 0;
         }
     }
     after
 }
 
-/// A pod gets its place; its shared GPUs join a group or open one.
-fn arrive(
-    after: &mut [Stand],
-    index: usize,
-    status: &str,
-    node: &str,
-    cards: Vec<String>,
-    memory: u64,
-    names: &mut usize,
-) {
-    let is_share = after[index].task.whole == 0;
-    let mut groups = Vec::new();
-    for card in cards.iter().filter(|_| is_share) {
-        let known = after.iter().enumerate().find_map(|(other, stand)| {
-            let stays =
-                ["Running", "Bound", "Binding", "Pipelined"].contains(&stand.status.as_str());
-            let at = stand.cards.iter().position(|held| held == card)?;
-            (other != index && stays)
-                .then(|| stand.groups.get(at).cloned())
-                .flatten()
-        });
-        groups.push(known.unwrap_or_else(|| {
-            *names += 1;
-            format!("opened-{names}")
-        }));
-    }
-    let stand = &mut after[index];
-    status.clone_into(&mut stand.status);
-    stand.node = Some(node.to_owned());
-    stand.cards = cards;
-    stand.groups = groups;
-    stand.memory = memory;
-}
-
 fn states(stands: &[Stand]) -> BTreeMap<String, State> {
-    // Groups opened by the run are numbered per node, in task order.
-    let mut given: BTreeSet<String> = stands
+    stands
         .iter()
-        .flat_map(|stand| stand.task.groups.clone())
-        .collect();
-    let mut renamed: BTreeMap<String, String> = BTreeMap::new();
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    given.retain(|name| !name.starts_with("opened-"));
-    let mut states = BTreeMap::new();
-    for stand in stands {
-        let groups = stand
-            .groups
-            .iter()
-            .map(|group| {
-                if !group.starts_with("opened-") {
-                    return group.clone();
-                }
-                let node = stand.node.clone().unwrap_or_default();
-                renamed
-                    .entry(group.clone())
-                    .or_insert_with(|| {
-                        let count = counts.entry(node.clone()).or_default();
-                        let name = format!("new{count}@{node}");
-                        *count += 1;
-                        name
-                    })
-                    .clone()
-            })
-            .collect();
-        let stands_somewhere = !["Pending", "Gated"].contains(&stand.status.as_str());
-        states.insert(
-            stand.task.pod.uid.to_string(),
-            State {
+        .map(|stand| {
+            let stands_somewhere = !["Pending", "Gated"].contains(&stand.status.as_str());
+            let state = State {
                 status: stand.status.clone(),
                 node: stand.node.clone().filter(|_| stands_somewhere),
-                groups: if stands_somewhere { groups } else { Vec::new() },
-            },
-        );
-    }
-    states
+                cards: if stands_somewhere {
+                    stand.cards.clone()
+                } else {
+                    Vec::new()
+                },
+            };
+            (stand.task.pod.uid.to_string(), state)
+        })
+        .collect()
 }
 
 fn feed_back(after: &[Stand]) -> Vec<Stand> {
@@ -380,7 +300,6 @@ fn feed_back(after: &[Stand]) -> Vec<Stand> {
                 "Pending".clone_into(&mut stand.status);
                 stand.node = None;
                 stand.cards.clear();
-                stand.groups.clear();
             }
             _ => {}
         }
@@ -389,15 +308,14 @@ fn feed_back(after: &[Stand]) -> Vec<Stand> {
 }
 
 /// Tells a living core how its actions ended and what changed.
-fn report(core: &mut Core, decision: &Decision, before: &[Stand], after: &[Stand]) {
+fn report(core: &mut Core, decision: &Decision, after: &[Stand]) {
     for action in &decision.actions {
         let _ = core.apply(Event::Outcome(Outcome {
             decision: action.decision(),
             result: OutcomeResult::Confirmed,
         }));
     }
-    for (old, new) in before.iter().zip(after) {
-        let _ = old;
-        let _ = core.apply(shown(new));
+    for stand in after {
+        let _ = core.apply(shown(stand));
     }
 }
