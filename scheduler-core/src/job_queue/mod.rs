@@ -29,8 +29,10 @@ struct Node {
     children: Vec<QueueKey>,
     /// What the victims popped so far held.
     popped: Three,
-    /// Where it stands among its siblings: what that was computed of, and the outcome.
-    at: Option<(Basis, queue_order::Key)>,
+    /// What it was last compared by.
+    basis: Option<Basis>,
+    /// Where it stands among its siblings, by that.
+    at: Option<queue_order::Key>,
 }
 
 /// What the key of a queue is computed of.
@@ -290,8 +292,8 @@ impl JobQueue {
     /// Computes the key of a queue. False where it stands as it stood.
     fn look_at(&mut self, state: &State, shares: &Shares, queue: QueueKey) -> bool {
         let basis = self.basis(state, queue);
-        let known = self.nodes.get(&queue).and_then(|node| node.at);
-        if known.is_some_and(|(known, _)| known == basis) {
+        let known = self.nodes.get(&queue).and_then(|node| node.basis);
+        if known == Some(basis) {
             return false;
         }
         let candidate = Candidate {
@@ -301,12 +303,15 @@ impl JobQueue {
         };
         let key = queue_order::Key::of(state, shares, &candidate);
         if let Some(node) = self.nodes.get_mut(&queue) {
-            node.at = key.map(|key| (basis, key));
+            node.basis = Some(basis);
+            node.at = key;
         }
         true
     }
 
-    /// What a queue has, and what the best job below it wants or loses.
+    /// What a queue has, and what the best job below it wants or loses: by what its best child
+    /// was compared by, which was looked at before it. To look for that job anew from each level
+    /// would take the depth of the tree squared.
     fn basis(&self, state: &State, queue: QueueKey) -> Basis {
         let mut basis = Basis {
             has: state
@@ -317,14 +322,19 @@ impl JobQueue {
             wanted: [0; 3],
             lost: [0; 3],
         };
-        let mut at = self.nodes.get(&queue);
-        while let Some(node) = at {
-            if let Some(entry) = node.best() {
-                basis.wanted = entry.wanted;
-                basis.lost = plus(node.popped, entry.held);
-                break;
-            }
-            at = node.children.first().and_then(|key| self.nodes.get(key));
+        let Some(node) = self.nodes.get(&queue) else {
+            return basis;
+        };
+        if let Some(entry) = node.best() {
+            basis.wanted = entry.wanted;
+            basis.lost = plus(node.popped, entry.held);
+        } else if let Some(below) = node
+            .children
+            .first()
+            .and_then(|child| self.nodes.get(child)?.basis)
+        {
+            basis.wanted = below.wanted;
+            basis.lost = below.lost;
         }
         basis
     }
@@ -432,11 +442,12 @@ impl JobQueue {
     fn is_in_order(&self, state: &State) -> bool {
         let key = |queue: &QueueKey| self.nodes.get(queue).and_then(|node| node.at);
         let is_current = |queue: &QueueKey| {
-            key(queue).is_none_or(|(basis, _)| basis == self.basis(state, *queue))
+            let known = self.nodes.get(queue).and_then(|node| node.basis);
+            known == Some(self.basis(state, *queue))
         };
         let goes_first = |one: &QueueKey, other: &QueueKey| match (key(one), key(other)) {
-            (Some((_, one)), Some((_, other))) if self.victims => one.cmp(&other).is_gt(),
-            (Some((_, one)), Some((_, other))) => one.cmp(&other).is_lt(),
+            (Some(one), Some(other)) if self.victims => one.cmp(&other).is_gt(),
+            (Some(one), Some(other)) => one.cmp(&other).is_lt(),
             _ => false,
         };
         let levels = self.nodes.values().map(|node| &node.children);
@@ -449,7 +460,7 @@ impl JobQueue {
     fn goes_first(&self, state: &State, shares: &Shares, one: QueueKey, other: QueueKey) -> bool {
         let key = |queue| {
             let node: Option<&Node> = self.nodes.get(&queue);
-            (queue, node.and_then(|node| node.at).map(|(_, key)| key))
+            (queue, node.and_then(|node| node.at))
         };
         let order = queue_order::compare(state, shares, key(one), key(other));
         if self.victims {
