@@ -26,6 +26,9 @@ pub enum Problem {
     QueueCycle(QueueName),
     /// The queue's parent does not exist (yet); it and its kin get nothing.
     QueueOrphan(QueueName),
+    /// More queues are above it than [`crate::model::Queue::MAX_DEPTH`] allows; it and those
+    /// below it get nothing.
+    QueueDepth(QueueName),
     /// The group's tree has two sets of one name, or no set at all.
     GroupTree(GroupName),
     /// A request that cannot be meant: no devices, a fraction above 1, an overflow.
@@ -94,6 +97,11 @@ impl fmt::Display for Problem {
             ),
             Self::QueueCycle(queue) => write!(f, "queue {queue} is its own ancestor"),
             Self::QueueOrphan(queue) => write!(f, "the parent of queue {queue} does not exist"),
+            Self::QueueDepth(queue) => write!(
+                f,
+                "queue {queue} is more than {} levels deep",
+                crate::model::Queue::MAX_DEPTH
+            ),
             Self::GroupTree(group) => {
                 write!(
                     f,

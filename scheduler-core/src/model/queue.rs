@@ -30,6 +30,10 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// Levels of a tree of queues. A pod in a queue below the last one is not placed: each
+    /// placement counts in every queue above it, so one tree could slow down all others.
+    pub const MAX_DEPTH: usize = 64;
+
     /// A queue of that name without any bound.
     pub fn unlimited(name: &str) -> Self {
         let resource = QueueResource {

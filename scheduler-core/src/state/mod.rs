@@ -494,11 +494,10 @@ impl State {
             .is_some_and(|row| !row.children.is_empty())
     }
 
-    /// True when the queue and all its ancestors are there.
+    /// True when the queue and all its ancestors are there, and are not too many.
     pub(crate) fn queue_exists(&self, name: &QueueName) -> bool {
         let mut at = Some(name);
-        // A chain longer than all queues goes round.
-        for _ in 0..=self.queues.len() {
+        for _ in 0..=crate::model::Queue::MAX_DEPTH {
             let Some(name) = at else {
                 return true;
             };

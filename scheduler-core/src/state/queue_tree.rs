@@ -3,6 +3,7 @@
 use super::State;
 use super::cell::{Status, TaskCell};
 use super::rows::{QueueKey, QueueRow, TaskKey};
+use crate::model::Queue;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl State {
@@ -83,7 +84,7 @@ impl State {
         self.queues_dirty = false;
     }
 
-    /// Itself and its ancestors; empty where one is missing or they go round.
+    /// Itself and its ancestors; empty where one is missing, they go round or are too many.
     fn chain(&self, key: QueueKey) -> Vec<QueueKey> {
         let mut chain = Vec::new();
         let mut seen = BTreeSet::new();
@@ -92,7 +93,7 @@ impl State {
             let Some(queue) = self.queues.get(key).and_then(|row| row.queue.as_ref()) else {
                 return Vec::new();
             };
-            if !seen.insert(key) {
+            if !seen.insert(key) || chain.len() == Queue::MAX_DEPTH {
                 return Vec::new();
             }
             chain.push(key);
