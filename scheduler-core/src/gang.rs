@@ -11,6 +11,7 @@ use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, JobRow, TaskKey};
+use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
@@ -94,13 +95,20 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         }),
     }
     sets.sort_by(|one, other| one.name.cmp(&other.name));
+    // By hash: to compare names, for each of thousands of pods, was most of a decision.
+    let names: Vec<SetName> = sets.iter().map(|set| set.name.clone()).collect();
+    let places: FxHashMap<&str, usize> = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| (name.as_str(), at))
+        .collect();
     for task in &job.tasks {
         let (Some(row), Some(cell)) = (state.tasks.get(*task), state.task_cells.get(*task)) else {
             continue;
         };
         let name = row.set.as_ref().map_or(DEFAULT_SET, |name| name.as_str());
-        if let Ok(at) = sets.binary_search_by(|set| set.name.as_str().cmp(name)) {
-            sets[at].tasks.push((*task, cell.status));
+        if let Some(at) = places.get(name) {
+            sets[*at].tasks.push((*task, cell.status));
         }
     }
     Gang {
