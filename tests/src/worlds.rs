@@ -2,6 +2,7 @@
 //! 80,000 MiB cards each, served by an agent.
 #![allow(clippy::cast_possible_truncation)] // Sizes are small.
 
+pub mod absurd;
 pub mod among;
 pub mod full;
 

@@ -156,6 +156,20 @@ fn rows() -> Vec<Row> {
     rows.push(Row::new("an elastic group of 8,000", ms(50), "-", || {
         worlds::elastic(8000)
     }));
+    rows.push(Row::new(
+        "an elastic group of 1,000 sub-groups, 8,000 pods",
+        ms(100),
+        "-",
+        || worlds::absurd::elastic_parts(1000),
+    ));
+    for levels in [2, 16, 64] {
+        rows.push(Row::new(
+            format!("1,000 pods below {levels} levels of queues"),
+            ms(50),
+            "-",
+            move || worlds::absurd::deep(levels, 1000),
+        ));
+    }
     rows.push(Row::new("16,000 leave, 16,000 wait", ms(20), "-", || {
         worlds::all_leave(16_000)
     }));
