@@ -164,14 +164,6 @@ pub struct TopologyConstraint {
     pub preferred_topology_level: Option<String>,
 }
 
-/// How many levels of sub-groups a group may have: KAI's own groupers make three at most, and
-/// a recursive walk of the tree must not run out of stack for a tenant's object.
-pub const MAX_SUB_GROUP_DEPTH: usize = 16;
-
-/// How many sub-groups of a group are read: every decision about one of its pods walks them,
-/// and KAI's own groupers make one for each role or replica.
-pub const MAX_SUB_GROUPS: usize = 1024;
-
 /// A part of a group with its own minimum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -1,5 +1,6 @@
 //! Flags of the scheduler: wiring, and KAI's settings of the core under KAI's names.
 
+use crate::limits::Limits;
 use scheduler_core::Placement;
 use scheduler_core::units::Duration;
 use std::net::SocketAddr;
@@ -103,6 +104,10 @@ pub struct Config {
     /// Whether a pod that nobody owns gets a `PodGroup` object, as under KAI.
     #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
     pub lone_pod_groups: LonePodGroups,
+    /// How large pod groups and the tree of queues may be.
+    #[command(flatten)]
+    pub limits: Limits,
+
     /// Bindings and evictions under way at once.
     #[arg(long, default_value_t = 64)]
     pub writes_at_once: usize,

@@ -13,6 +13,7 @@
 //! - [`neighbour`]: who else is there; nothing starts beside another for the same pods.
 //! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
+//! - [`limits`]: how large an object may be that decisions read.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
 //! - [`convert`]: a fact into the core's events.
 //! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time.
@@ -39,6 +40,7 @@ mod doors;
 pub mod group;
 pub mod leader;
 mod lease;
+pub mod limits;
 pub mod neighbour;
 pub mod observe;
 pub mod page;

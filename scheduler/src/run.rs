@@ -233,7 +233,8 @@ async fn start(
             end.clone(),
         ),
     ));
-    serve_admission(config, doors.webhook, &trust, &client, end, tasks);
+    let (queues_out, queues) = watch::channel(admission::QueueTree::default());
+    serve_admission(config, doors.webhook, queues, &trust, &client, end, tasks);
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
@@ -276,6 +277,12 @@ async fn start(
         "the watches",
         facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
     ));
+    let (onward, noted) = mpsc::unbounded_channel();
+    tasks.spawn(named(
+        "the tree of queues",
+        admission::keep_queues(facts, onward, queues_out),
+    ));
+    let facts = noted;
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
     if let Some(listener) = doors.page {
@@ -397,7 +404,9 @@ fn cycles(
     tasks: &mut JoinSet<Part>,
 ) {
     let mut start = |shard: &Shard, inputs, outputs: Outputs| {
-        let world = World::new(&config.scheduler_name).with_queue_label(&plan.queue_label);
+        let world = World::new(&config.scheduler_name)
+            .with_queue_label(&plan.queue_label)
+            .with_limits(config.limits);
         let meters = outputs.meters.clone();
         let (world, observer) = if config.observe {
             let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);
@@ -570,6 +579,7 @@ fn group_pods(
 fn serve_admission(
     config: &Config,
     door: Door,
+    queues: watch::Receiver<admission::QueueTree>,
     trust: &Trust,
     client: &Client,
     end: &CancellationToken,
@@ -584,9 +594,13 @@ fn serve_admission(
         scheduler_name: config.scheduler_name.clone(),
         exempt_namespaces: config.exempt_namespaces.clone(),
     };
+    let rules = admission::Rules {
+        limits: config.limits,
+        queues,
+    };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
     tasks.spawn(async move {
-        admission::run(door, settings, trust, client, end).await?;
+        admission::run(door, settings, rules, trust, client, end).await?;
         Ok("admission")
     });
 }

@@ -2,7 +2,8 @@
 //!
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
 //! - [`review`]: an `AdmissionReview` → its answer.
-//! - `validate`: pure: queues, pod groups and topologies that nobody can mean.
+//! - `validate`: pure: queues, pod groups and topologies that nobody can mean, or too large.
+//! - `queues`: the queues that are there.
 //! - `configuration`: the two webhook configurations of `deploy/`, kept as they must be.
 //!
 //! Pods: `failurePolicy: Fail`, for those that name our scheduler alone: without the
@@ -11,17 +12,21 @@
 
 mod amend;
 mod configuration;
+mod queues;
 pub mod review;
 mod validate;
 
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
+pub use queues::{QueueTree, keep_queues};
 
+use crate::limits::Limits;
 use crate::serve::Door;
 use crate::trust::Trust;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use configuration::Configuration;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Where pods are sent.
@@ -40,6 +45,15 @@ pub struct Settings {
     pub scheduler_name: String,
     /// Namespaces that are left alone, beside `kube-system` and ours.
     pub exempt_namespaces: Vec<String>,
+}
+
+/// What queues and pod groups are checked against.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// How large they may be.
+    pub limits: Limits,
+    /// The queues that are there, as far as the watch is.
+    pub queues: watch::Receiver<QueueTree>,
 }
 
 /// Both webhook configurations as they are kept in the cluster, with this authority (PEM).
@@ -63,6 +77,7 @@ pub enum AdmissionError {
 pub async fn run(
     door: Door,
     settings: Settings,
+    rules: Rules,
     trust: Trust,
     client: kube::Client,
     stop: CancellationToken,
@@ -72,7 +87,10 @@ pub async fn run(
         .route(PODS, post(async |Json(sent)| Json(review::pods(sent))))
         .route(
             OBJECTS,
-            post(async |Json(sent)| Json(review::objects(sent))),
+            post(async move |Json(sent)| {
+                let answer = review::objects(sent, &rules.limits, &rules.queues.borrow());
+                Json(answer)
+            }),
         )
         .route("/healthz", get(async || "ok"));
     let end = stop.child_token();

@@ -1,6 +1,7 @@
 //! An `AdmissionReview` → its answer.
 
-use super::{amend, validate};
+use super::{QueueTree, amend, validate};
+use crate::limits::Limits;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::core::DynamicObject;
@@ -19,8 +20,8 @@ pub fn pods(review: Review) -> Value {
 }
 
 /// Queues, pod groups and topologies are taken, or refused.
-pub fn objects(review: Review) -> Value {
-    answer(review, check)
+pub fn objects(review: Review, limits: &Limits, queues: &QueueTree) -> Value {
+    answer(review, |request| check(request, limits, queues))
 }
 
 /// Everything that cannot be answered is refused in words.
@@ -73,12 +74,19 @@ fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     }
 }
 
-fn check(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+fn check(
+    request: &AdmissionRequest<DynamicObject>,
+    limits: &Limits,
+    queues: &QueueTree,
+) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     let object = serde_json::to_value(&request.object).unwrap_or_default();
     let verdict = match request.kind.kind.as_str() {
-        "Queue" => read(object).map(|queue| validate::queue(&queue)),
-        "PodGroup" => read(object).map(|group| validate::pod_group(&group)),
+        "Queue" => read(object).map(|queue| {
+            let old = serde_json::to_value(&request.old_object).unwrap_or_default();
+            validate::queue(&queue, read(old).ok().as_ref(), limits, queues)
+        }),
+        "PodGroup" => read(object).map(|group| validate::pod_group(&group, limits)),
         "Topology" => read(object).map(|topology| validate::topology(&topology)),
         // Not asked for: nothing to say.
         _ => return response,
@@ -156,7 +164,8 @@ mod tests {
                     "object": {"apiVersion": "g/v", "kind": kind, "metadata": {"name": "o"}, "spec": {}}, "oldObject": null,
                 },
             });
-            let answer = objects(serde_json::from_value(review).unwrap());
+            let review = serde_json::from_value(review).unwrap();
+            let answer = objects(review, &Limits::default(), &QueueTree::default());
             assert_eq!(answer["response"]["allowed"], allowed, "{kind}: {answer}");
         }
     }

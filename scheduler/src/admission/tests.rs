@@ -34,6 +34,10 @@ impl Site {
         tokio::spawn(run(
             crate::serve::Door::Port(listener),
             settings,
+            Rules {
+                limits: Limits::default(),
+                queues: watch::channel(QueueTree::default()).1,
+            },
             trust,
             client.clone(),
             stop.clone(),

@@ -3,7 +3,8 @@
 //! What slips through while the webhook is away does no harm: the core copes with it and
 //! says so. So these are refused as a service to whoever wrote them.
 
-use api::kai;
+use super::queues::{self, QueueTree};
+use crate::limits::Limits;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,19 +17,26 @@ pub(super) enum Invalid {
     /// A queue above itself.
     #[error("spec.parentQueue of queue {0} is the queue itself")]
     QueueParent(String),
+    #[error("spec.parentQueue: queue {0} would be its own ancestor")]
+    QueueCycle(String),
     #[error("spec.subGroups: the name {0} is there twice")]
     SubGroupTwice(String),
     #[error("spec.subGroups: the parent {parent} of {name} is not among them")]
     SubGroupParent { name: String, parent: String },
     #[error("spec.subGroups: {0} is its own ancestor")]
     SubGroupCycle(String),
-    #[error("spec.subGroups: {0} sub-groups, no more than {max} are read", max = kai::MAX_SUB_GROUPS)]
-    SubGroups(usize),
+    #[error("spec.subGroups: {there} sub-groups are more than {most} (--max-sub-groups)")]
+    SubGroups { there: usize, most: u32 },
+    #[error("spec.subGroups: {name} is more than {most} levels deep (--max-sub-group-depth)")]
+    SubGroupDepth { name: String, most: u32 },
+    #[error("minMember: {asked} pods at once are more than {most} (--max-gang-pods)")]
+    GangPods { asked: u64, most: u32 },
     #[error(
-        "spec.subGroups: {0} is more than {max} levels deep",
-        max = kai::MAX_SUB_GROUP_DEPTH
+        "spec.parentQueue: with queue {name} the tree of queues is more than {most} levels deep (--max-queue-depth)"
     )]
-    SubGroupDepth(String),
+    QueueDepth { name: String, most: u32 },
+    #[error("there are {there} queues, and no more than {most} are admitted (--max-queues)")]
+    Queues { there: usize, most: u32 },
     #[error("minMember and minSubGroup are mutually exclusive: set one of them")]
     GroupMinimum,
     #[error("subgroup {0:?}: minMember and minSubGroup are mutually exclusive")]
@@ -53,21 +61,49 @@ pub(super) enum Invalid {
     NoLevels,
 }
 
-pub(super) fn queue(queue: &Queue) -> Result<(), Invalid> {
+/// `old`: as it was. What was admitted once may be changed in everything else: a limit may be
+/// lower now.
+pub(super) fn queue(
+    queue: &Queue,
+    old: Option<&Queue>,
+    limits: &Limits,
+    queues: &QueueTree,
+) -> Result<(), Invalid> {
     if queue.spec.resources.is_none() {
         return Err(Invalid::QueueResources);
     }
     let name = queue.metadata.name.as_deref().unwrap_or_default();
-    if !name.is_empty() && queue.spec.parent_queue.as_deref() == Some(name) {
+    let parent = queues::parent(queue);
+    if !name.is_empty() && parent == Some(name) {
         return Err(Invalid::QueueParent(name.to_owned()));
+    }
+    if old.is_none() && !queues.has(name) && queues.len() >= limits.max_queues as usize {
+        return Err(Invalid::Queues {
+            there: queues.len(),
+            most: limits.max_queues,
+        });
+    }
+    let moves = old.is_none_or(|old| queues::parent(old) != parent);
+    if moves && parent.is_some_and(|parent| queues.is_below(parent, name)) {
+        return Err(Invalid::QueueCycle(name.to_owned()));
+    }
+    let most = limits.max_queue_depth as usize;
+    if moves && queues.depth(name, parent, most) > most {
+        return Err(Invalid::QueueDepth {
+            name: name.to_owned(),
+            most: limits.max_queue_depth,
+        });
     }
     Ok(())
 }
 
-pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
-    let count = group.spec.sub_groups.len();
-    if count > kai::MAX_SUB_GROUPS {
-        return Err(Invalid::SubGroups(count));
+pub(super) fn pod_group(group: &PodGroup, limits: &Limits) -> Result<(), Invalid> {
+    let there = group.spec.sub_groups.len();
+    if there > limits.max_sub_groups as usize {
+        return Err(Invalid::SubGroups {
+            there,
+            most: limits.max_sub_groups,
+        });
     }
     let mut parents: BTreeMap<&str, Option<&str>> = BTreeMap::new();
     for sub in &group.spec.sub_groups {
@@ -87,13 +123,29 @@ pub(super) fn pod_group(group: &PodGroup) -> Result<(), Invalid> {
         }
     }
     minimums(group)?;
-    depths(&parents)
+    depths(&parents, limits.max_sub_group_depth)?;
+    let asked = pods_at_once(group);
+    if asked > u64::from(limits.max_gang_pods) {
+        return Err(Invalid::GangPods {
+            asked,
+            most: limits.max_gang_pods,
+        });
+    }
+    Ok(())
+}
+
+/// Its own minimum, or those of its sub-groups together.
+fn pods_at_once(group: &PodGroup) -> u64 {
+    let pods = |min: Option<i32>| min.and_then(|min| u64::try_from(min).ok()).unwrap_or(0);
+    let parts = group.spec.sub_groups.iter();
+    let parts: u64 = parts.map(|sub| pods(sub.min_member)).sum();
+    parts.max(pods(group.spec.min_member))
 }
 
 /// Each is below a root, and not too far below it. Every step is taken once, whatever the
 /// order and depth.
-fn depths(parents: &BTreeMap<&str, Option<&str>>) -> Result<(), Invalid> {
-    let mut depths: BTreeMap<&str, usize> = BTreeMap::new();
+fn depths(parents: &BTreeMap<&str, Option<&str>>, most: u32) -> Result<(), Invalid> {
+    let mut depths: BTreeMap<&str, u32> = BTreeMap::new();
     for name in parents.keys() {
         let mut path = Vec::new();
         let mut above = BTreeSet::new();
@@ -108,8 +160,9 @@ fn depths(parents: &BTreeMap<&str, Option<&str>>) -> Result<(), Invalid> {
         let mut depth = at.and_then(|known| depths.get(known)).copied().unwrap_or(0);
         while let Some(name) = path.pop() {
             depth += 1;
-            if depth > kai::MAX_SUB_GROUP_DEPTH {
-                return Err(Invalid::SubGroupDepth(name.to_owned()));
+            if depth > most {
+                let name = name.to_owned();
+                return Err(Invalid::SubGroupDepth { name, most });
             }
             depths.insert(name, depth);
         }
@@ -177,6 +230,7 @@ pub(super) fn topology(topology: &Topology) -> Result<(), Invalid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::Seen;
     use serde_json::{Value, json};
 
     fn group(sub_groups: Value) -> Result<(), Invalid> {
@@ -186,6 +240,7 @@ mod tests {
                 "spec": {"minMember": 1, "queue": "q", "subGroups": sub_groups},
             }))
             .unwrap(),
+            &Limits::default(),
         )
     }
 
@@ -196,7 +251,8 @@ mod tests {
                 "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
                 "metadata": {"name": "g"}, "spec": spec,
             });
-            pod_group(&serde_json::from_value(group).unwrap()).map_err(|why| why.to_string())
+            let group = serde_json::from_value(group).unwrap();
+            pod_group(&group, &Limits::default()).map_err(|why| why.to_string())
         };
         let two = json!([{"name": "a", "minMember": 1}, {"name": "b", "minMember": 1}]);
         assert_eq!(refused(json!({"minSubGroup": 2, "subGroups": two})), Ok(()));
@@ -270,13 +326,101 @@ mod tests {
             let sub = |at: usize| json!({"name": format!("s{at}"), "parent": (at > 0).then(|| format!("s{}", at - 1))});
             (0..length).rev().map(sub).collect()
         };
-        assert_eq!(group(chain(kai::MAX_SUB_GROUP_DEPTH)), Ok(()));
-        let refusal = group(chain(kai::MAX_SUB_GROUPS)).unwrap_err();
-        assert!(matches!(refusal, Invalid::SubGroupDepth(_)), "{refusal}");
-        let wide: Value = (0..50_000)
-            .map(|at| json!({"name": format!("s{at}")}))
-            .collect();
-        assert_eq!(group(wide), Err(Invalid::SubGroups(50_000)));
+        assert_eq!(group(chain(16)), Ok(()));
+        for length in [17, 1024] {
+            let refusal = group(chain(length)).unwrap_err().to_string();
+            assert_eq!(
+                refusal,
+                "spec.subGroups: s16 is more than 16 levels deep (--max-sub-group-depth)"
+            );
+        }
+        let wide = |count: usize| {
+            (0..count)
+                .map(|at| json!({"name": format!("s{at}")}))
+                .collect()
+        };
+        assert_eq!(group(wide(1024)), Ok(()));
+        let refusal = group(wide(50_000)).unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "spec.subGroups: 50000 sub-groups are more than 1024 (--max-sub-groups)"
+        );
+    }
+
+    #[test]
+    fn a_gang_that_needs_more_pods_at_once_than_any_cluster_has_is_refused() {
+        let of = |spec: Value| {
+            let group = json!({
+                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+                "metadata": {"name": "g"}, "spec": spec,
+            });
+            let group = serde_json::from_value(group).unwrap();
+            pod_group(&group, &Limits::default()).map_err(|why| why.to_string())
+        };
+        assert_eq!(of(json!({"minMember": 100_000})), Ok(()));
+        let part = |name: &str, min: i32| json!({"name": name, "minMember": min});
+        for (spec, asked) in [
+            (json!({"minMember": 2_147_483_647}), 2_147_483_647),
+            (
+                json!({"subGroups": [part("a", 99_999), part("b", 2)]}),
+                100_001,
+            ),
+        ] {
+            let sentence =
+                format!("minMember: {asked} pods at once are more than 100000 (--max-gang-pods)");
+            assert_eq!(of(spec), Err(sentence));
+        }
+    }
+
+    #[test]
+    fn a_tree_of_queues_that_is_too_deep_or_too_large_is_refused() {
+        let read = |name: &str, parent: &str| -> Queue {
+            serde_json::from_value(json!({
+                "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name},
+                "spec": {"resources": {}, "parentQueue": parent},
+            }))
+            .unwrap()
+        };
+        let limits = Limits {
+            max_queue_depth: 3,
+            max_queues: 4,
+            ..Limits::default()
+        };
+        let mut tree = QueueTree::default();
+        let mut add = |name: &str, parent: &str| {
+            let made = read(name, parent);
+            let admitted = queue(&made, None, &limits, &tree).map_err(|why| why.to_string());
+            if admitted.is_ok() {
+                tree.note(&Seen::There(Box::new(made)));
+            }
+            admitted
+        };
+        for (name, parent) in [("a", ""), ("b", "a"), ("c", "b")] {
+            assert_eq!(add(name, parent), Ok(()));
+        }
+        let too_deep = |name: &str| {
+            Err(format!(
+                "spec.parentQueue: with queue {name} the tree of queues is more than 3 levels deep (--max-queue-depth)"
+            ))
+        };
+        assert_eq!(add("d", "c"), too_deep("d"));
+        assert_eq!(add("d", ""), Ok(()));
+        assert_eq!(
+            add("e", ""),
+            Err("there are 4 queues, and no more than 4 are admitted (--max-queues)".to_owned())
+        );
+        // A queue that is there moves below another one, with those below it.
+        let moved = |to: &str| {
+            let (old, new) = (read("a", ""), read("a", to));
+            queue(&new, Some(&old), &limits, &tree).map_err(|why| why.to_string())
+        };
+        assert_eq!(moved("d"), too_deep("a"));
+        let ring = "spec.parentQueue: queue a would be its own ancestor".to_owned();
+        assert_eq!(moved("c"), Err(ring));
+        assert_eq!(moved(""), Ok(()));
+        // Of one that is too deep already all else may change.
+        let deep = read("x", "c");
+        assert_eq!(queue(&deep, Some(&deep), &limits, &tree), Ok(()));
     }
 
     #[test]
@@ -287,6 +431,9 @@ mod tests {
                     "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "q"}, "spec": spec,
                 }))
                 .unwrap(),
+                None,
+                &Limits::default(),
+                &QueueTree::default(),
             )
         };
         assert_eq!(of(json!({})), Err(Invalid::QueueResources));

@@ -23,6 +23,7 @@ mod storage;
 mod supply;
 pub(crate) mod volume;
 
+use crate::limits::Limits;
 use crate::telemetry::Heard;
 use crate::watch::{Fact, Seen};
 use agent::Wish;
@@ -91,6 +92,7 @@ pub struct World {
     scheduler: String,
     /// Key of the label that names a workload's queue.
     queue_label: String,
+    limits: Limits,
     /// Another scheduler's work is looked at.
     observing: bool,
     classes: Classes,
@@ -136,6 +138,7 @@ impl World {
         Self {
             scheduler: scheduler.to_owned(),
             queue_label: proto::names::kai::QUEUE_LABEL.to_owned(),
+            limits: Limits::default(),
             observing: false,
             classes: Classes::default(),
             pods: Roll::default(),
@@ -180,6 +183,12 @@ impl World {
             queue_label: key.to_owned(),
             ..self
         }
+    }
+
+    /// A world that reads no more of a pod group than these.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
     }
 
     /// Kinds of objects that were not listed yet: nothing may be decided before.
@@ -490,7 +499,7 @@ impl World {
                 self.groups.there(&key(&object));
                 let class = object.spec.priority_class_name.as_ref();
                 let priority = self.classes.value([class]);
-                vec![Event::Group(queue::group(&object, priority))]
+                vec![Event::Group(queue::group(&object, priority, &self.limits))]
             }
             Seen::Gone(object) => {
                 let name = key(&object);

@@ -2,6 +2,7 @@
 //!
 //! Units: GPUs → nano-GPU, millicores stay, MB of 10^6 bytes → bytes; -1 is unlimited.
 
+use crate::limits::Limits;
 use api::kai;
 use kube::ResourceExt as _;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
@@ -124,7 +125,7 @@ pub(super) fn group_name(namespace: &str, name: &str) -> GroupName {
 }
 
 /// A pod group with the value of its priority class.
-pub(super) fn group(group: &kai::PodGroup, priority: i32) -> PodGroup {
+pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits) -> PodGroup {
     let spec = &group.spec;
     let namespace = group.namespace().unwrap_or_default();
     let annotation = |key: &str| group.annotations().get(key).map(String::as_str);
@@ -140,7 +141,7 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32) -> PodGroup {
         priority,
         preemptible: preemptible(spec.preemptibility.as_deref(), priority),
         created: created(&group.metadata),
-        root: tree(spec),
+        root: tree(spec, limits),
         mark_unschedulable: spec.mark_unschedulable.unwrap_or(true),
         park_after_failure: spec.scheduling_backoff == Some(1),
         last_start: stamp(annotation(proto::names::kai::LAST_START)),
@@ -174,7 +175,7 @@ fn stamp(text: Option<&str>) -> Option<Time> {
     u64::try_from(stamp.as_millisecond()).ok().map(Time)
 }
 
-fn tree(spec: &kai::PodGroupSpec) -> SubGroup {
+fn tree(spec: &kai::PodGroupSpec, limits: &Limits) -> SubGroup {
     let topology = rule(spec.topology_constraint.as_ref());
     if spec.sub_groups.is_empty() {
         return SubGroup {
@@ -192,11 +193,16 @@ fn tree(spec: &kai::PodGroupSpec) -> SubGroup {
         };
     }
     let mut children: Children = BTreeMap::new();
-    for sub in spec.sub_groups.iter().take(kai::MAX_SUB_GROUPS) {
+    for sub in spec.sub_groups.iter().take(limits.max_sub_groups as usize) {
         let parent = sub.parent.as_deref().filter(|name| !name.is_empty());
         children.entry(parent).or_default().push(sub);
     }
-    let mut root = branch(&children, None, &mut BTreeSet::new(), 1);
+    let mut root = branch(
+        &children,
+        None,
+        &mut BTreeSet::new(),
+        limits.max_sub_group_depth,
+    );
     root.min_children = needed(spec.min_sub_group);
     root.topology = topology;
     root
@@ -218,12 +224,12 @@ fn branch<'a>(
     all: &Children<'a>,
     parent: Option<&'a str>,
     seen: &mut BTreeSet<&'a str>,
-    depth: usize,
+    levels: u32,
 ) -> SubGroup {
     let mut out = SubGroup::default();
-    if depth > kai::MAX_SUB_GROUP_DEPTH {
+    let Some(below) = levels.checked_sub(1) else {
         return out;
-    }
+    };
     for sub in all.get(&parent).into_iter().flatten() {
         let name = sub.name.as_str();
         if !seen.insert(name) {
@@ -231,7 +237,7 @@ fn branch<'a>(
         }
         let topology = rule(sub.topology_constraint.as_ref());
         if !name.is_empty() && all.contains_key(&Some(name)) {
-            let mut group = branch(all, Some(name), seen, depth + 1);
+            let mut group = branch(all, Some(name), seen, below);
             group.name = Some(SetName::new(name));
             group.min_children = needed(sub.min_sub_group);
             group.topology = topology;
@@ -307,7 +313,11 @@ mod tests {
         let read = |spec: serde_json::Value, annotations: serde_json::Value| {
             let object = serde_json::json!({"metadata": {"name": "g", "annotations": annotations},
                 "spec": spec});
-            let group = group(&serde_json::from_value(object).unwrap(), 50);
+            let group = group(
+                &serde_json::from_value(object).unwrap(),
+                50,
+                &Limits::default(),
+            );
             (group.staleness_grace, group.preemption_delay.0)
         };
         let none = serde_json::json!({});
@@ -359,7 +369,7 @@ mod tests {
             "spec": spec,
         }))
         .unwrap();
-        group(&read, 50)
+        group(&read, 50, &Limits::default())
     }
 
     #[test]
@@ -397,7 +407,9 @@ mod tests {
     #[test]
     fn sub_groups_are_cut_where_they_are_too_deep_or_too_many() {
         let sub = |at: usize| json!({"name": format!("s{at}"), "parent": (at > 0).then(|| format!("s{}", at - 1))});
-        let all: Vec<_> = (0..kai::MAX_SUB_GROUPS).rev().map(sub).collect();
+        let limits = Limits::default();
+        let most = limits.max_sub_groups as usize;
+        let all: Vec<_> = (0..most).rev().map(sub).collect();
         let group = read_group(json!({"subGroups": all}));
         let mut depth = 0;
         let mut at = &group.root;
@@ -405,11 +417,11 @@ mod tests {
             depth += 1;
             at = inner;
         }
-        assert_eq!(depth, kai::MAX_SUB_GROUP_DEPTH);
+        assert_eq!(depth, limits.max_sub_group_depth);
         assert!(at.sets.is_empty());
         let wide = |at: usize| json!({"name": format!("s{at}")});
         let group = read_group(json!({"subGroups": (0..30_000).map(wide).collect::<Vec<_>>()}));
-        assert_eq!(group.root.sets.len(), kai::MAX_SUB_GROUPS);
+        assert_eq!(group.root.sets.len(), most);
     }
 
     #[test]

@@ -94,16 +94,63 @@ pub(crate) async fn a_queue_or_group_that_nobody_can_mean_is_refused_with_one_se
         ),
     ];
     for (object, sentence) in table {
-        // The configuration is written a moment after the scheduler is up.
-        until(sentence, Duration::from_secs(10), || async {
-            let refusal = match cluster.apply_one(&object).await {
-                Ok(_) => "it was taken".to_owned(),
-                Err(refusal) => format!("{refusal:#}"),
-            };
-            let seen = refusal.contains(sentence) && refusal.lines().count() == 1;
-            Ok(Seen::when(seen, refusal))
-        })
-        .await?;
+        refused(cluster, &object, sentence).await?;
     }
     Ok(())
+}
+
+/// Once the configuration of the webhook is written, a moment after the scheduler is up, and
+/// the scheduler's watch has come so far.
+async fn refused(cluster: &Cluster, object: &Value, sentence: &str) -> Result<()> {
+    until(sentence, Duration::from_secs(10), || async {
+        let refusal = match cluster.apply_one(object).await {
+            Ok(_) => "it was taken".to_owned(),
+            Err(refusal) => format!("{refusal:#}"),
+        };
+        let seen = refusal.contains(sentence) && refusal.lines().count() == 1;
+        Ok(Seen::when(seen, refusal))
+    })
+    .await
+}
+
+pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_its_limit(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let group = |spec: Value| {
+        json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": {"name": "absurd", "namespace": ns}, "spec": spec,
+        })
+    };
+    let subs = |count: usize| -> Vec<Value> {
+        let sub = |at| json!({"name": format!("s{at}"), "minMember": 1});
+        (0..count).map(sub).collect()
+    };
+    let many = group(json!({"queue": "default-queue", "subGroups": subs(1025)}));
+    let sentence = "1025 sub-groups are more than 1024 (--max-sub-groups)";
+    refused(cluster, &many, sentence).await?;
+    let large = group(json!({"queue": "default-queue", "minMember": i32::MAX}));
+    let sentence = "2147483647 pods at once are more than 100000 (--max-gang-pods)";
+    refused(cluster, &large, sentence).await?;
+    let most = group(json!({"queue": "default-queue", "subGroups": subs(1024)}));
+    cluster.apply_one(&most).await?;
+
+    let level = |at: usize| {
+        let parent = (at > 1).then(|| format!("level-{}", at - 1));
+        json!({
+            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+            "metadata": {"name": format!("level-{at}")},
+            "spec": {"parentQueue": parent.unwrap_or_default(), "resources": {}},
+        })
+    };
+    for at in 1..=16 {
+        cluster.apply_one(&level(at)).await?;
+    }
+    let sentence = "with queue level-17 the tree of queues is more than 16 levels deep";
+    refused(cluster, &level(17), sentence).await?;
+    let mut ring = level(1);
+    ring["spec"]["parentQueue"] = json!("level-16");
+    refused(cluster, &ring, "queue level-1 would be its own ancestor").await
 }
