@@ -48,6 +48,21 @@ impl Floor {
         }
     }
 
+    /// Of the pods of these rows, with nobody placed.
+    pub(crate) fn of(trace: &Trace, rows: impl Iterator<Item = usize>) -> Self {
+        let mut sizes: BTreeMap<usize, Size> = BTreeMap::new();
+        for row in rows {
+            let shape = &trace.shapes[trace.pods[row].shape];
+            let size = sizes.entry(shape.milli as usize).or_default();
+            size.arrived += shape.cards as f64;
+        }
+        sizes.remove(&0);
+        Self {
+            cards: trace.capacity() as f64 / CARD as f64,
+            sizes,
+        }
+    }
+
     /// Per cent of all GPUs, for whoever chooses among all that have arrived.
     pub(crate) fn of_anybody(&self) -> f64 {
         self.least(|_| 0.0)

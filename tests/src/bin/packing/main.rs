@@ -6,16 +6,20 @@
 //! 130 %, as mean, least and most over the seeds. `--list` writes one seed's placements.
 //! `fragmentation-moving` lets pods in by moving others, `--moves` for each that arrived; of
 //! it is also printed what nobody could have less than ([`floor`]).
+//! `--steady`: the same policies with pods that come and leave ([`steady`]).
 
 mod floor;
+mod living;
 mod moving;
 mod paper;
 mod replay;
+mod steady;
 mod through;
 mod trace;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
+use living::Living;
 use moving::{Budget, Moving};
 use paper::{Paper, Rule};
 use replay::Run;
@@ -23,6 +27,7 @@ use scheduler_core::Placement;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use steady::{Lifetimes, Plan, Queueing};
 use through::Through;
 use trace::{Order, Trace};
 
@@ -58,6 +63,21 @@ struct Args {
     /// Write the placements of the first order in place of figures.
     #[arg(long)]
     list: bool,
+    /// Pods come and leave, and who finds no room waits.
+    #[arg(long, conflicts_with = "list")]
+    steady: bool,
+    /// How long they stay.
+    #[arg(long, value_enum, default_value_t = Lifetimes::Exponential)]
+    lifetimes: Lifetimes,
+    /// Part of all GPUs that they ask for at once.
+    #[arg(long, default_value_t = 0.95)]
+    load: f64,
+    /// Who does not start at once is refused, in place of waiting.
+    #[arg(long)]
+    refuse: bool,
+    /// Hours that are counted, after one of warm-up.
+    #[arg(long, default_value_t = 3)]
+    hours: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -107,6 +127,28 @@ impl Policy {
     }
 }
 
+impl Policy {
+    fn steady(
+        self,
+        trace: &Trace,
+        order: &Order,
+        budget: Budget,
+        plan: &Plan,
+        seed: u64,
+    ) -> steady::Outcome {
+        let living = |placement, budget| Living::new(trace, order, placement, budget);
+        let run = |placer: &mut dyn steady::Placer| steady::run(trace, plan, seed, placer);
+        match self {
+            Self::BestFit => run(&mut Queueing::new(trace, order, Rule::BestFit)),
+            Self::Fgd => run(&mut Queueing::new(trace, order, Rule::Fgd)),
+            Self::Binpack => run(&mut living(Placement::Binpack, None)),
+            Self::Spread => run(&mut living(Placement::Spread, None)),
+            Self::Fragmentation => run(&mut living(Placement::Fragmentation, None)),
+            Self::FragmentationMoving => run(&mut living(Placement::Fragmentation, Some(budget))),
+        }
+    }
+}
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/openb")
 }
@@ -118,7 +160,12 @@ fn main() -> Result<()> {
         moves: args.moves,
         steps: args.steps,
     };
-    let trace = Trace::read(&args.folder.unwrap_or_else(folder), &args.trace)?;
+    let at = args.folder.clone().unwrap_or_else(folder);
+    let trace = Trace::read(&at, &args.trace)?;
+    if args.steady {
+        steady(&trace, &args, budget);
+        return Ok(());
+    }
     if args.list {
         for policy in args.policies {
             println!("# {}\n{}", policy.name(), list(&trace, policy, budget));
@@ -162,6 +209,51 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The policies in a steady state, order by order: seeds are those of the trace's orders.
+#[allow(clippy::print_stdout, clippy::cast_precision_loss)]
+fn steady(trace: &Trace, args: &Args, budget: Budget) {
+    let plan = Plan {
+        lifetimes: args.lifetimes,
+        load: args.load,
+        lengths: args.hours,
+        refuse: args.refuse,
+    };
+    println!(
+        "{:?} lifetimes, {} % load; per cent of all GPUs, means over time\n{:<22} {:>4} {:>11} {:>12} {:>11} {:>12} {:>6} {:>6} {:>7} {:>8}",
+        plan.lifetimes,
+        plan.load * 100.0,
+        "policy",
+        "seed",
+        "unallocated",
+        "some waiting",
+        "waiting for",
+        "of that idle",
+        "fluid",
+        "floor",
+        "moves",
+        "seconds"
+    );
+    for (index, order) in trace.orders.iter().enumerate().take(args.seeds) {
+        for policy in &args.policies {
+            let start = Instant::now();
+            let seed = 42 + index as u64;
+            let came = policy.steady(trace, order, budget, &plan, seed);
+            println!(
+                "{:<22} {seed:>4} {:11.2} {:12.1} {:11.2} {:12.2} {:6.2} {:6.2} {:7.4} {:8.1}",
+                policy.name(),
+                came.unallocated * 100.0,
+                came.somebody_waits * 100.0,
+                came.waiting * 100.0,
+                came.wanted * 100.0,
+                came.fluid * 100.0,
+                came.floor * 100.0,
+                came.moves,
+                start.elapsed().as_secs_f64(),
+            );
+        }
+    }
 }
 
 /// What was moved, and what nobody could have less than.

@@ -20,10 +20,10 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Decisions in a row for one arrival: the search, the places, and some more where those
 /// who were moved are in each other's way.
-const ROUNDS: u64 = 8;
+pub(crate) const ROUNDS: u64 = 8;
 
 /// So many arrivals later it is tried again for a shape for which nothing was found.
-const AGAIN: u64 = 200;
+pub(crate) const AGAIN: u64 = 200;
 
 /// How much may be moved, and how hard it is tried.
 #[derive(Clone, Copy, Debug)]

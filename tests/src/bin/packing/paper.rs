@@ -4,7 +4,7 @@
 //! one of the lowest rank. A score is computed again only when its node has changed.
 
 use crate::replay::Policy;
-use crate::trace::{Node, Order, Shape, Trace};
+use crate::trace::{Node, Order, Pod, Shape, Trace};
 
 /// What a node has left.
 #[derive(Clone, Debug)]
@@ -33,18 +33,42 @@ impl Left {
         self.cards.iter().map(|left| u64::from(*left)).sum()
     }
 
-    /// The pod takes that card; where it wants whole ones, the first that are free.
-    fn take(&mut self, shape: &Shape, card: usize) {
+    /// The pod takes that card; where it wants whole ones, the first that are free. Which ones
+    /// it took, as bits.
+    fn take(&mut self, shape: &Shape, card: usize) -> u64 {
         self.cpu -= shape.cpu;
         if shape.milli < 1000 {
-            if shape.cards > 0 {
-                self.cards[card] -= shape.milli;
+            if shape.cards == 0 {
+                return 0;
             }
-            return;
+            self.cards[card] -= shape.milli;
+            return 1 << card;
         }
-        let free = self.cards.iter_mut().filter(|left| **left == 1000);
-        free.take(shape.cards).for_each(|left| *left = 0);
+        let free = self.cards.iter_mut().enumerate();
+        let free = free.filter(|(_, left)| **left == 1000).take(shape.cards);
+        free.fold(0, |taken, (card, left)| {
+            *left = 0;
+            taken | 1 << card
+        })
     }
+
+    /// What a pod took with those cards is free again.
+    fn give_back(&mut self, pod: &Pod, shape: &Shape, cards: u64) {
+        self.cpu += shape.cpu;
+        self.memory_mib += pod.memory_mib;
+        for (card, left) in self.cards.iter_mut().enumerate() {
+            if cards >> card & 1 == 1 {
+                *left += shape.milli;
+            }
+        }
+    }
+}
+
+/// Where a pod is: a place in the order of ranks, and bits of cards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    at: usize,
+    cards: u64,
 }
 
 /// Which of the two.
@@ -169,16 +193,28 @@ fn best_fit(left: &Left, shape: &Shape, card: usize) -> i64 {
 
 impl Policy for Paper<'_> {
     fn place(&mut self, _arrival: usize, pod: usize) -> Option<usize> {
+        let held = self.put(pod)?;
+        Some(self.order.nodes[held.at])
+    }
+}
+
+impl Paper<'_> {
+    /// Whether the node at that place of the order can take the pod of that row.
+    pub(crate) fn fits(&self, at: usize, pod: usize) -> bool {
+        let pod = &self.trace.pods[pod];
+        let shape = &self.trace.shapes[pod.shape];
+        let left = &self.left[at];
+        left.memory_mib >= pod.memory_mib && left.runs(shape) && shape.accepts(&self.node(at).model)
+    }
+
+    /// Puts the pod of that row where the policy wants it.
+    pub(crate) fn put(&mut self, row: usize) -> Option<Held> {
         let trace = self.trace;
-        let pod = &trace.pods[pod];
+        let pod = &trace.pods[row];
         let shape = &trace.shapes[pod.shape];
         let mut best: Option<(i64, usize, usize)> = None;
         for at in 0..self.left.len() {
-            let left = &self.left[at];
-            let fits = left.memory_mib >= pod.memory_mib
-                && left.runs(shape)
-                && shape.accepts(&self.node(at).model);
-            if !fits {
+            if !self.fits(at, row) {
                 continue;
             }
             let version = self.version[at];
@@ -197,10 +233,18 @@ impl Policy for Paper<'_> {
             }
         }
         let (_, at, card) = best?;
-        self.left[at].take(shape, card);
+        let cards = self.left[at].take(shape, card);
         self.left[at].memory_mib -= pod.memory_mib;
         self.version[at] += 1;
-        Some(self.order.nodes[at])
+        Some(Held { at, cards })
+    }
+
+    /// The pod of that row leaves; at which place of the order.
+    pub(crate) fn take_out(&mut self, row: usize, held: Held) -> usize {
+        let pod = &self.trace.pods[row];
+        self.left[held.at].give_back(pod, &self.trace.shapes[pod.shape], held.cards);
+        self.version[held.at] += 1;
+        held.at
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Pod {
     /// Index into [`Trace::shapes`].
     pub shape: usize,
     pub memory_mib: u64,
+    /// From its creation to its deletion, seconds; some lists do not say it.
+    pub lifetime: Option<f64>,
 }
 
 /// One seed's run.
@@ -111,10 +113,12 @@ impl Trace {
                 trace.counts.push(0);
             }
             trace.counts[index] += 1;
+            let time = |column: usize| line.split(',').nth(column)?.parse::<f64>().ok();
             trace.pods.push(Pod {
                 name: name.to_owned(),
                 shape: index,
                 memory_mib: memory.parse()?,
+                lifetime: time(9).zip(time(8)).map(|(end, start)| end - start),
             });
         }
         let path = folder.join(format!("orders/openb_pod_list_{name}.bin"));
