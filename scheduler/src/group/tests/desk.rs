@@ -386,12 +386,17 @@ fn group_there(fact: &Fact) -> Option<String> {
     }
 }
 
-/// No write of a group succeeds any more, after one was taken.
-async fn groups_fail(site: &mut Site, fault: Fault) {
+/// The first group of its like is there.
+async fn one_is_taken(site: &mut Site) {
     let job = json!({"metadata": {"name": "before"}});
     let job = site.make("batch/v1", "Job", "jobs", job).await;
     site.pod("before", Some(&job), json!({})).await;
     site.member("before").await;
+}
+
+/// No write of a group succeeds any more, after one was taken.
+async fn groups_fail(site: &mut Site, fault: Fault) {
+    one_is_taken(site).await;
     for _ in 0..64 {
         site.server.plan("POST", "/podgroups", fault);
     }
@@ -478,6 +483,7 @@ async fn the_first_group_of_its_like_is_awaited() {
 #[tokio::test]
 async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
     let mut site = Site::start(true).await;
+    one_is_taken(&mut site).await;
     let job = json!({"metadata": {"name": "one"}});
     let job = site.make("batch/v1", "Job", "jobs", job).await;
     let pod = site.pod("p", Some(&job), json!({})).await;

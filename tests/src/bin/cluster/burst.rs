@@ -3,6 +3,7 @@
 //!
 //! Nodes and agents are simulated; API server, admission and tokens are real.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use aliquot_tests::service::Service;
 use aliquot_tests::wait::{Seen, until};
 use aliquot_tests::{control_plane, gang};
 use anyhow::{Context, Result, ensure};
+use api::PodGroup;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
 use http::Method;
@@ -261,12 +263,18 @@ pub(crate) async fn answers_lost_writes_refused_and_watches_expired_bind_every_p
     .await
 }
 
-/// Waits until every pod names its group.
+/// Waits until every pod is in a group that is there.
 async fn grouped(cluster: &Cluster, ns: &str) -> Result<()> {
     let pods = cluster.pods(ns);
+    let groups: Api<PodGroup> = Api::namespaced(cluster.client.clone(), ns);
     until("every pod in its group", LIMIT, || async {
         let listed = pods.list(&ListParams::default()).await?;
-        let alone = |pod: &&Pod| !pod.annotations().contains_key(kai::POD_GROUP);
+        let there = groups.list_metadata(&ListParams::default()).await?;
+        let there: BTreeSet<String> = there.iter().map(ResourceExt::name_any).collect();
+        let alone = |pod: &&Pod| {
+            let group = pod.annotations().get(kai::POD_GROUP);
+            group.is_none_or(|group| !there.contains(group))
+        };
         let alone: Vec<String> = listed.iter().filter(alone).map(Pod::name_any).collect();
         Ok(Seen::when(alone.is_empty(), format!("in none: {alone:?}")))
     })

@@ -11,7 +11,7 @@ use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};
-use proto::names::resource;
+use proto::names::{kai, resource};
 use std::time::Duration;
 
 const NAMESPACE: &str = "sandbox";
@@ -40,9 +40,13 @@ pub(crate) async fn seed_000_a_training_job_is_bound_whole_or_not_at_all(
         .apply_file("tests/seeds/000/pytorch-job.yaml")
         .await?;
     let waiting = cluster
-        .pods_until(NAMESPACE, JOB, 3, "waiting, with a reason", |pod| {
-            why_pending(pod).is_some()
-        })
+        .pods_until(
+            NAMESPACE,
+            JOB,
+            3,
+            "waiting in its group, with a reason",
+            |pod| why_pending(pod).is_some() && pod.annotations().contains_key(kai::POD_GROUP),
+        )
         .await?;
     ensure!(
         !waiting.iter().any(bound),
