@@ -346,7 +346,14 @@ async fn a_pod_whose_group_is_refused_is_not_placed(cluster: &mut Cluster) -> Re
     let ns = cluster.namespace().await?;
     let held = refused_group(cluster, &ns).await;
     unlist(cluster, &ns).await?;
-    held
+    held?;
+    // Nobody minds any more.
+    let pods = cluster.pods(&ns);
+    until("it runs", Duration::from_mins(1), || async {
+        let pod = pods.get("server").await?;
+        Ok(Seen::when(phase_of(&pod) == "Running", describe(&pod)))
+    })
+    .await
 }
 
 async fn refused_group(cluster: &Cluster, ns: &str) -> Result<()> {
@@ -371,14 +378,37 @@ async fn refused_group(cluster: &Cluster, ns: &str) -> Result<()> {
         cluster.apply_one(document).await?;
     }
     cluster.apply_file("deploy/queues/queues.yaml").await?;
-    let list = |queues: &str| {
-        json!({
+    cluster
+        .apply_one(&json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": { "name": "aliquot-queues", "namespace": NAMESPACE },
-            "data": { ns: queues, "_default": kai::DEFAULT_QUEUE },
-        })
+            "data": { ns: kai::DEFAULT_QUEUE, "_default": kai::DEFAULT_QUEUE },
+        }))
+        .await?;
+    // The server takes a moment to go by it.
+    let named: Pod = serde_json::from_value(crate::guard::live(
+        ns,
+        &json!({
+            "metadata": { "labels": { (kai::QUEUE_LABEL): "theirs" } },
+            "spec": { "schedulerName": kai::SCHEDULER_NAME },
+        }),
+    ))?;
+    let pods = cluster.pods(ns);
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
     };
-    cluster.apply_one(&list(kai::DEFAULT_QUEUE)).await?;
+    until("the list of queues", Duration::from_secs(10), || async {
+        let seen = match pods.create(&dry_run, &named).await {
+            Ok(_) => "admitted".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Ok(Seen::when(
+            seen.contains("may not use the queue theirs"),
+            seen,
+        ))
+    })
+    .await?;
     let owner = json!({
         "apiVersion": "machinelearning.seldon.io/v1", "kind": "SeldonDeployment",
         "metadata": { "namespace": ns, "name": "model", "labels": { (kai::QUEUE_LABEL): "theirs" } },
@@ -396,7 +426,6 @@ async fn refused_group(cluster: &Cluster, ns: &str) -> Result<()> {
         "uid": made.uid(), "controller": true,
     }]);
     cluster.apply_one(&manifest).await?;
-    let pods = cluster.pods(ns);
     until("why it waits", Duration::from_secs(30), || async {
         let pod = pods.get("server").await?;
         let why = why_pending(&pod).unwrap_or_default();
@@ -409,12 +438,6 @@ async fn refused_group(cluster: &Cluster, ns: &str) -> Result<()> {
             why.contains("may not use the queue theirs"),
             why,
         ))
-    })
-    .await?;
-    cluster.apply_one(&list("theirs")).await?;
-    until("it runs", Duration::from_mins(1), || async {
-        let pod = pods.get("server").await?;
-        Ok(Seen::when(phase_of(&pod) == "Running", describe(&pod)))
     })
     .await
 }
