@@ -394,6 +394,10 @@ impl Tee {
                 for uid in self.ungrouped.end() {
                     self.forget(&uid);
                     self.undraft(&uid);
+                    // Who was told of it during the listing takes it for named.
+                    let mut gone = Pod::default();
+                    gone.metadata.uid = Some(uid.clone());
+                    let _ = self.pass(Fact::Pod(Seen::Gone(Box::new(gone))));
                     self.say(News::Gone(uid));
                 }
                 self.listing = false;

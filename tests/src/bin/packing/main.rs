@@ -6,7 +6,7 @@
 //! 130 %, as mean, least and most over the seeds. `--list` writes one seed's placements.
 //! `fragmentation-moving` lets pods in by moving others, `--moves` for each that arrived; of
 //! it is also printed what nobody could have less than ([`floor`]).
-//! `--steady`: the same policies with pods that come and leave ([`steady`]).
+//! `--steady`: the same policies with pods that come and leave ([`mod@steady`]).
 
 mod floor;
 mod living;
