@@ -75,7 +75,7 @@ struct Desk {
     agenda: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Result<Done, GroupingError>>,
     /// Groups that are made anew: in work, and not before their time, with their pods.
-    mends: JoinSet<()>,
+    mends: JoinSet<Option<Missing>>,
     to_mend: VecDeque<(Instant, Missing)>,
     at_work: HashMap<Id, (String, Lane)>,
 }
@@ -175,8 +175,10 @@ impl Desk {
                     Err(_) => return,
                 },
                 Some(done) = self.tasks.join_next_with_id() => self.settle(done),
-                Some(done) = self.mends.join_next() => if let Err(error) = done {
-                    tracing::error!(%error, "a group's making anew broke");
+                Some(done) = self.mends.join_next() => match done {
+                    Ok(Some(missing)) => self.to_mend.push_back((Instant::now() + MOURNING, missing)),
+                    Ok(None) => {}
+                    Err(error) => tracing::error!(%error, "a group's making anew broke"),
                 },
                 one = news.recv() => match one {
                     Some(one) => self.hear(one, leads),
@@ -365,11 +367,11 @@ impl Desk {
                     namespace,
                     group,
                     pod,
-                } = missing;
-                let done = steps.mend(&namespace, &group, &pod, &scheduler, &classes);
-                if let Err(error) = done.await {
-                    tracing::warn!(group = %format!("{namespace}/{group}"), %error, "a deleted group is not made anew");
-                }
+                } = &missing;
+                let done = steps.mend(namespace, group, pod, &scheduler, &classes);
+                let error = done.await.err()?;
+                tracing::warn!(group = %format!("{namespace}/{group}"), %error, "a group that is not there is not made anew yet");
+                Some(missing)
             });
         }
     }
