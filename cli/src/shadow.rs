@@ -7,7 +7,7 @@
 use crate::connect::{Cluster, Where};
 use crate::failure::Failure;
 use api::{GpuNode, PodGroup, Queue, Topology};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
 use proto::telemetry::NodeState;
@@ -121,6 +121,7 @@ pub(crate) struct Objects {
     pub(crate) groups: Vec<PodGroup>,
     pub(crate) topologies: Vec<Topology>,
     pub(crate) classes: Vec<PriorityClass>,
+    pub(crate) namespaces: Vec<Namespace>,
     pub(crate) claims: Vec<PersistentVolumeClaim>,
     pub(crate) volumes: Vec<PersistentVolume>,
     pub(crate) storage: Vec<StorageClass>,
@@ -147,6 +148,7 @@ impl Objects {
             topologies,
             classes,
             // Who may not read them is answered as if there were none.
+            namespaces: cluster.list().await.unwrap_or_default(),
             claims: cluster.list().await.unwrap_or_default(),
             volumes: cluster.list().await.unwrap_or_default(),
             storage: cluster.list().await.unwrap_or_default(),
@@ -229,6 +231,7 @@ impl Shadow {
         shadow.take_all(objects.queues, Fact::Queue);
         shadow.take_all(objects.topologies, Fact::Topology);
         shadow.take_all(objects.groups, Fact::Group);
+        shadow.take_all(objects.namespaces, Fact::Namespace);
         shadow.take_all(objects.storage, Fact::Storage);
         shadow.take_all(objects.volumes, Fact::Volume);
         shadow.take_all(objects.claims, Fact::Claim);

@@ -12,7 +12,7 @@ use crate::action::{Bind, EvictCause};
 use crate::ids::{
     ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName, VolumeName,
 };
-use crate::model::{Node, NodeCards, Pod, PodGroup, Queue, Topology, Volume};
+use crate::model::{Labels, Node, NodeCards, Pod, PodGroup, Queue, Topology, Volume};
 use crate::units::Time;
 use std::sync::Arc;
 
@@ -41,6 +41,11 @@ pub enum Event {
     Topology(Topology),
     /// A topology is gone.
     TopologyGone(TopologyName),
+    /// A namespace is there, or its labels have changed. One that was never announced has no
+    /// labels.
+    Namespace(Namespace),
+    /// A namespace is gone.
+    NamespaceGone(Arc<str>),
     /// A volume to which a claim may still come is there, or has changed.
     Volume(Volume),
     /// A volume is gone, or no other claim can come to it any more.
@@ -78,6 +83,15 @@ pub enum Event {
     Life(Life),
     /// Only in snapshots: the last sequence number given to a decision.
     Sequence(u64),
+}
+
+/// A namespace, for rules that speak of namespaces by their labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// `metadata.name`.
+    pub name: Arc<str>,
+    /// `metadata.labels`.
+    pub labels: Labels,
 }
 
 /// Pods of one job were evicted for another. That job evicts more of them only once it has

@@ -53,6 +53,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     let key = *state.task_names.get(pod)?;
     let row = state.tasks.get(key)?;
     let spec = state.specs.get(row.spec)?;
+    let spec = &*state.with_domains(spec);
     let nodes: Vec<_> = state.node_names.values().copied().collect();
     let mut explanation = Explanation {
         pod: pod.clone(),
@@ -131,6 +132,7 @@ pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -
         return Vec::new();
     };
     let mut lines = Vec::new();
+    let spec = &*state.with_domains(spec);
     for (name, key) in &state.node_names {
         let announced = state.nodes.get(*key).is_some_and(|row| row.node.is_some());
         let no = announced.then(|| fit::node(state, spec, *key, config, false).err());

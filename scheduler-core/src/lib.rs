@@ -126,7 +126,8 @@ pub use action::{
 pub use config::{Config, Placement, Step};
 pub use core::Core;
 pub use event::{
-    Backoff, Event, EvictRequest, Evicted, Given, Life, Outcome, OutcomeResult, Refusal, Rest,
+    Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,
+    Rest,
 };
 pub use explain::Explanation;
 pub use groups::GroupView;

@@ -28,6 +28,18 @@ pub(crate) enum NodeNo {
     NoVolume(Vec<Arc<str>>),
     /// A claim of the pod is being bound on another node.
     ClaimElsewhere,
+    /// A host port is taken.
+    Ports,
+    /// No pod that it is to go beside is there.
+    Affinity,
+    /// A pod that it avoids is there.
+    AntiAffinity,
+    /// A pod that avoids it is there.
+    AvoidedBy,
+    /// Its domain would have too many.
+    Spread,
+    /// It has no domain to spread over.
+    SpreadLabel,
     Gpus,
     GpuMemory,
     /// It has no cards at all.
@@ -66,6 +78,18 @@ impl fmt::Display for NodeNo {
                 claims.join(", ")
             ),
             Self::ClaimElsewhere => f.write_str("node(s) had volume node affinity conflict"),
+            Self::Ports => {
+                f.write_str("node(s) didn't have free ports for the requested pod ports")
+            }
+            Self::Affinity => f.write_str("node(s) didn't match pod affinity rules"),
+            Self::AntiAffinity => f.write_str("node(s) didn't match pod anti-affinity rules"),
+            Self::AvoidedBy => {
+                f.write_str("node(s) didn't satisfy existing pods anti-affinity rules")
+            }
+            Self::Spread => f.write_str("node(s) didn't match pod topology spread constraints"),
+            Self::SpreadLabel => f.write_str(
+                "node(s) didn't match pod topology spread constraints (missing required label)",
+            ),
             Self::Gpus | Self::NoGpus => f.write_str("node(s) didn't have enough resources: GPUs"),
             Self::GpuMemory => f.write_str("node(s) didn't have enough resources: GPU memory"),
             Self::AgentSilent => f.write_str("node(s) whose agent has not been heard yet"),

@@ -3,26 +3,36 @@
 
 use crate::config::{Config, Placement};
 use crate::cycle::Fragments;
-use crate::fit::Seat;
 use crate::fit::seat::{free_gpus, whole_count};
+use crate::fit::{Seat, pods};
 use crate::state::State;
 use crate::state::rows::{NodeKey, SpecRow};
+use std::cmp::Reverse;
 
 /// Larger is better. The caller breaks ties by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Score {
-    /// Another component named this node.
-    nominated: bool,
-    /// The preferred topology domain, 0 to 10.
-    pub topology: u8,
+    /// In KAI's weights: a hundred for the node that another component named, ten times what
+    /// pods near it are worth, and 0 to 10 for the preferred topology domain.
+    preferred: i64,
     /// A share joins a card that is shared already.
     joins: bool,
     /// The countable resources are free now.
     now: bool,
     /// A pod without GPUs on a node without GPUs.
     plain: bool,
+    /// How uneven the domains of its preferred spread would be.
+    spread: Reverse<i64>,
     /// How full, or how empty, of the resource that the pod is about.
     placement: i128,
+}
+
+impl Score {
+    /// The node is in that one of its preferred topology domains, 0 to 10.
+    pub(crate) fn prefer_domain(&mut self, domain: Option<u8>) {
+        let domain = i64::from(domain.unwrap_or(0));
+        self.preferred = self.preferred.saturating_add(domain);
+    }
 }
 
 /// How good a seat is. `fragments`: where a placement asks for it.
@@ -71,12 +81,17 @@ pub(crate) fn node(
             i128::from(fragments.rank(state, spec, key, seat))
         }),
     };
+    let pods = pods::preference(state, spec, key).saturating_mul(10);
     Score {
-        nominated: spec.spec.rules.nominated.as_ref() == Some(&node.name),
-        topology: 0,
+        preferred: if spec.spec.rules.nominated.as_ref() == Some(&node.name) {
+            pods.saturating_add(100)
+        } else {
+            pods
+        },
         joins: seat.joins && config.gpu_placement == Placement::Binpack,
         now: seat.allocatable,
         plain: !wants_gpus && row.is_plain(),
+        spread: Reverse(pods::unevenness(state, spec, node)),
         placement,
     }
 }

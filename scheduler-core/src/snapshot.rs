@@ -2,9 +2,10 @@
 
 use crate::cycle;
 use crate::event::{
-    Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Outcome, OutcomeResult, Rest,
+    Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Namespace, Outcome, OutcomeResult,
+    Rest,
 };
-use crate::model::{NodeCards, Phase, Placement, Pod};
+use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use crate::state::{Known, State};
@@ -14,6 +15,13 @@ use std::sync::Arc;
 pub(crate) fn events(state: &State) -> Vec<Event> {
     let mut events = vec![Event::Tick(state.now), Event::Sequence(state.sequence)];
     events.extend(state.topologies.values().cloned().map(Event::Topology));
+    let namespaces = state.pod_counts.namespaces.iter();
+    events.extend(namespaces.map(|(name, labels)| {
+        Event::Namespace(Namespace {
+            name: Arc::clone(name),
+            labels: labels.clone(),
+        })
+    }));
     let mut lost = Vec::new();
     let mut pauses = Vec::new();
     for (name, key) in &state.node_names {
@@ -244,7 +252,7 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
         preemptible: row.preemptible,
         created: row.created,
         task_order: row.task_order,
-        labels: (*row.labels).clone(),
+        labels: row.labels.to_labels(),
         cpu: spec.cpu,
         memory: spec.memory,
         extended: spec.extended.clone(),
@@ -252,6 +260,11 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
         claims: spec.claims.clone(),
         nodes: spec.rules.clone(),
         tolerations: spec.tolerations.clone(),
+        pods: spec
+            .others
+            .as_ref()
+            .map_or_else(PodRules::default, |others| others.rules.clone()),
+        ports: spec.ports.clone(),
         gated: row.gated,
         unsupported: spec.unsupported.clone(),
         phase,

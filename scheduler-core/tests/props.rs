@@ -6,10 +6,11 @@
 )] // A test from its first line to its last.
 
 mod cases;
+mod pod_rules;
 
 use cases::tried;
 use proptest::prelude::*;
-use scheduler_core::ids::{ClaimUid, ContainerName, GpuUuid, PodUid};
+use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
     Amount, Ask, Card, Claim, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, NodeTerm,
     Operator, Phase, Pod, Queue, Requirement, Shape, Share, Volume, Want,
@@ -19,7 +20,7 @@ use scheduler_core::{
     Action, Bind, Config, Core, Decision, Event, EvictCause, EvictRequest, Outcome, OutcomeResult,
     Refusal, text,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
@@ -30,6 +31,7 @@ fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
     node.pods = 6;
     node.managed = cards > 0;
     node.gpus = u32::from(gpus);
+    node.labels = pod_rules::node_labels(index, cards);
     let mut events = vec![Event::Node(node)];
     if cards > 0 {
         let each = (0..cards).map(|card| self::card(index, card));
@@ -73,6 +75,7 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
             let which = u64::from(index) + more;
             claim((which % 7) as u8)
         }));
+    pod_rules::give(&mut pod, kind, size);
     let ask = match kind % 7 {
         0 => None,
         1 => Some(Ask::Whole(1 + u32::from(kind) % 3)),
@@ -165,8 +168,13 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
 struct World {
     core: Core,
     now: u64,
+    nodes: BTreeMap<NodeName, Node>,
     pods: BTreeMap<PodUid, Pod>,
     open: Vec<Action>,
+    /// Open decisions of pods that are gone, or were seen waiting after they were seen bound.
+    before: BTreeSet<DecisionId>,
+    /// The last one given.
+    sequence: u64,
     /// Everything that went in and came out, as text.
     log: String,
 }
@@ -176,8 +184,11 @@ impl World {
         let mut world = Self {
             core: Core::new(Config::verified()),
             now: 0,
+            nodes: BTreeMap::new(),
             pods: BTreeMap::new(),
             open: Vec::new(),
+            before: BTreeSet::new(),
+            sequence: 0,
             log: String::new(),
         };
         for (index, (cards, gpus)) in nodes.iter().enumerate() {
@@ -198,18 +209,86 @@ impl World {
     fn tell(&mut self, event: Event) {
         self.log
             .push_str(&text::write(std::slice::from_ref(&event)));
+        match &event {
+            Event::Node(node) => drop(self.nodes.insert(node.name.clone(), node.clone())),
+            Event::NodeGone(name) => drop(self.nodes.remove(name)),
+            _ => {}
+        }
         let _ = self.core.apply(event);
         assert_eq!(self.core.violations(), Vec::<String>::new());
     }
 
+    /// Pods with a place, those whose binding has no answer yet too.
+    fn placed(&self) -> Vec<(PodUid, NodeName)> {
+        let shown = self.pods.values().filter_map(|pod| match &pod.phase {
+            Phase::Bound(placed) | Phase::Running(placed) | Phase::Releasing(Some(placed)) => {
+                Some((pod.uid.clone(), placed.node.clone()))
+            }
+            _ => None,
+        });
+        let mut placed: BTreeMap<PodUid, NodeName> = self
+            .open
+            .iter()
+            .filter(|action| !self.before.contains(&action.decision()))
+            .filter_map(|action| match action {
+                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.clone())),
+                Action::Evict(_) => None,
+            })
+            .collect();
+        placed.retain(|pod, _| self.pods.contains_key(pod));
+        placed.extend(shown);
+        placed.into_iter().collect()
+    }
+
+    /// Pods whose eviction was decided.
+    fn told(&self) -> BTreeSet<PodUid> {
+        let told = self.open.iter().filter_map(|action| match action {
+            Action::Evict(evict) => Some(evict.pod.clone()),
+            Action::Bind(_) => None,
+        });
+        told.collect()
+    }
+
+    /// Whatever comes of it, the pod of that name does not stand there.
+    fn forget_binding(&mut self, pod: &PodUid) {
+        let of_it = |action: &&Action| matches!(action, Action::Bind(bind) if bind.pod == *pod);
+        let open = self.open.iter().filter(of_it);
+        self.before.extend(open.map(Action::decision));
+    }
+
     fn show(&mut self, pod: Pod) {
+        let known = self.pods.get(&pod.uid);
+        if pod.phase == Phase::Pending && known.is_some_and(|known| known.phase != Phase::Pending) {
+            self.forget_binding(&pod.uid);
+        }
         self.pods.insert(pod.uid.clone(), pod.clone());
         self.tell(Event::Pod(Box::new(pod)));
     }
 
     fn decide(&mut self) -> Decision {
+        let placed = self.placed();
+        let told = self.told();
         let decision = self.core.decide(Time(self.now));
         assert_eq!(self.core.violations(), Vec::<String>::new());
+        if let Some(wrong) = pod_rules::breaks(
+            &self.nodes,
+            placed,
+            &self.pods,
+            &told,
+            self.sequence,
+            &decision,
+        ) {
+            panic!("{wrong}\n{}{}", self.log, text::decision(&decision));
+        }
+        self.sequence = self
+            .core
+            .snapshot()
+            .iter()
+            .find_map(|event| match event {
+                Event::Sequence(sequence) => Some(*sequence),
+                _ => None,
+            })
+            .unwrap();
         self.log.push_str(&text::decision(&decision));
         self.open.extend(decision.actions.iter().cloned());
         decision
@@ -292,6 +371,7 @@ impl World {
             10 => {
                 if let Some(uid) = some_pod {
                     self.pods.remove(&uid);
+                    self.forget_binding(&uid);
                     self.tell(Event::PodGone(uid));
                 }
             }
@@ -335,7 +415,7 @@ impl World {
                 self.tell(match step.size % 3 {
                     0 => Event::AgentLost(name.as_str().into()),
                     1 => Event::NodeGone(name.as_str().into()),
-                    _ => Event::Tick(Time(self.now)),
+                    _ => pod_rules::namespace(step.size),
                 });
             }
             14 => {
@@ -453,7 +533,7 @@ proptest! {
             }
         }
         let mut events: Vec<Event> = first.core.snapshot().into_iter().filter(|event| {
-            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Volume(_) | Event::Pod(_))
+            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Volume(_) | Event::Namespace(_) | Event::Pod(_))
         }).collect();
         let decide = |events: &[Event]| {
             let mut core = Core::new(Config::verified());

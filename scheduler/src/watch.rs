@@ -6,7 +6,9 @@
 use api::GpuNode;
 use api::kai::{PodGroup, Queue, Topology};
 use futures::{Stream, StreamExt as _};
-use k8s_openapi::api::core::v1::{Container, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{
+    Container, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -48,6 +50,8 @@ pub enum Fact {
     Topology(Seen<Topology>),
     /// Of a priority class.
     Class(Seen<PriorityClass>),
+    /// Of a namespace.
+    Namespace(Seen<Namespace>),
     /// Of a claim on a volume.
     Claim(Seen<PersistentVolumeClaim>),
     /// Of a volume.
@@ -85,6 +89,7 @@ pub async fn run(
             follow(Api::all(client.clone()), &facts, Fact::GpuNode),
             follow(Api::all(client.clone()), &facts, Fact::Queue),
             follow(Api::all(client.clone()), &facts, Fact::Topology),
+            follow(Api::all(client.clone()), &facts, Fact::Namespace),
             follow(Api::all(client.clone()), &facts, Fact::Claim),
             follow(Api::all(client.clone()), &facts, Fact::Volume),
             follow(Api::all(client.clone()), &facts, Fact::Storage),

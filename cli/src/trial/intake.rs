@@ -47,6 +47,9 @@ impl Intake {
             "PriorityClass" => {
                 shadow.take(Fact::Class(there(object, &shown)?));
             }
+            "Namespace" => {
+                shadow.take(Fact::Namespace(there(object, &shown)?));
+            }
             "StorageClass" => {
                 shadow.take(Fact::Storage(there(object, &shown)?));
             }

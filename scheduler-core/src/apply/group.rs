@@ -4,9 +4,8 @@ use crate::event::Life;
 use crate::ids::{GroupName, QueueName};
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
-use crate::state::State;
-use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
+use crate::state::rows::{JobKey, Seen, TaskRow};
+use crate::state::{Lifted, State};
 use std::collections::BTreeSet;
 
 pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Problem>) {
@@ -75,7 +74,7 @@ fn collect(
 
 /// A group's facts decide its tasks' order and queue: they are lifted out and put back.
 fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
-    let cells = lift(state, key);
+    let lifted = lift(state, key);
     let queue = match &group {
         Some(group) => Some(group.queue.clone()),
         None => queue_of_pods(state, key),
@@ -96,7 +95,7 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         row.group = group.map(Box::new);
     }
     state.set_job_queue(key, queue.as_ref());
-    put_back(state, cells);
+    put_back(state, lifted);
     state.unsettle(key);
     state.loosen();
 }
@@ -114,9 +113,9 @@ pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
     if charged.map(|row| &row.name) == queue.as_ref() {
         return;
     }
-    let cells = lift(state, key);
+    let lifted = lift(state, key);
     state.set_job_queue(key, queue.as_ref());
-    put_back(state, cells);
+    put_back(state, lifted);
     state.loosen();
 }
 
@@ -133,21 +132,15 @@ fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
     rows.find(|row| stands(row)).map(|row| row.queue.clone())
 }
 
-fn lift(state: &mut State, key: JobKey) -> Vec<(TaskKey, TaskCell)> {
+fn lift(state: &mut State, key: JobKey) -> Vec<Lifted> {
     let tasks = state.jobs.get(key).map(|row| row.tasks.clone());
-    let cells: Vec<(TaskKey, TaskCell)> = tasks
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|task| Some((task, state.task_cells.get(task)?.clone())))
-        .collect();
-    for (task, _) in &cells {
-        state.transition(*task, TaskCell::of(Status::Detached));
-    }
-    cells
+    let tasks = tasks.unwrap_or_default().into_iter();
+    tasks.map(|task| state.lift(task)).collect()
 }
 
-fn put_back(state: &mut State, cells: Vec<(TaskKey, TaskCell)>) {
-    for (task, cell) in cells {
-        state.transition(task, cell);
+/// The other way round: the first one knew best what a claim of several pods had.
+fn put_back(state: &mut State, lifted: Vec<Lifted>) {
+    for lifted in lifted.into_iter().rev() {
+        state.put_back(lifted);
     }
 }

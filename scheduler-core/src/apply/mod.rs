@@ -48,6 +48,8 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
             }
             state.loosen();
         }
+        Event::Namespace(namespace) => state.namespace(&namespace.name, Some(namespace.labels)),
+        Event::NamespaceGone(name) => state.namespace(&name, None),
         Event::Volume(volume) => state.volume(volume),
         Event::VolumeGone(name) => {
             if !state.volume_gone(&name) {
@@ -85,6 +87,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Life(life) => group::life(state, &life),
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }
+    state.settle_terms();
     if outside && state.stirred != stirred {
         state.evicted.clear();
     }

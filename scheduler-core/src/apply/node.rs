@@ -21,9 +21,18 @@ pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>
         return;
     }
     row.mig = MigStrategy::of(&node);
-    let known = row.node.replace(node);
-    let labels = known.map(|node| node.labels);
-    if labels.as_ref() != row.node.as_ref().map(|node| &node.labels) {
+    let moved = row.node.as_ref().map(|known| &known.labels) != Some(&node.labels);
+    if moved {
+        state.count_node(key, false);
+    }
+    if let Some(row) = state.nodes.get_mut(key) {
+        row.node = Some(node);
+    }
+    if moved {
+        state.count_node(key, true);
+    }
+    state.nodes_changed += 1;
+    if moved {
         state.reach_volumes(key);
     }
     state.touch_node(key);
@@ -40,6 +49,8 @@ pub(super) fn gone(
         problems.push(unknown(name));
         return;
     };
+    state.count_node(key, false);
+    state.nodes_changed += 1;
     let Some(row) = state.nodes.get_mut(key) else {
         return;
     };

@@ -32,6 +32,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::GroupGone(_)
         | Event::Topology(_)
         | Event::TopologyGone(_)
+        | Event::Namespace(_)
+        | Event::NamespaceGone(_)
         | Event::Refusal(_)
         | Event::EvictRequest(_) => true,
         // One that is kept for a claim may be so by a binding of ours.
@@ -83,6 +85,11 @@ fn is_new(state: &State, pod: &Pod) -> bool {
             && spec.extended == pod.extended
             && spec.rules == pod.nodes
             && spec.claims == pod.claims
+            && spec.ports == pod.ports
+            && spec
+                .others
+                .as_ref()
+                .map_or(pod.pods.is_empty(), |others| others.rules == pod.pods)
     });
     let ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed);
     !wants_the_same

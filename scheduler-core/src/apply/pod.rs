@@ -3,12 +3,11 @@
 use super::node::worth;
 use crate::config::Config;
 use crate::ids::{GroupName, PodUid, QueueName, SetName};
-use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod};
+use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod, PodRules};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{Hold, JobKey, NodeKey, Seen, Spec, TaskKey, TaskRow};
-use crate::state::volumes::ClaimUse;
+use crate::state::rows::{Hold, JobKey, NodeKey, Others, Seen, Spec, TaskKey, TaskRow};
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use std::sync::Arc;
 const MOST_DEVICES: u32 = 1024;
 
 pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mut Vec<Problem>) {
-    let spec = spec_of(&pod, problems);
+    let spec = spec_of(state, &pod, problems);
     let key = match state.task_names.get(&pod.uid) {
         Some(key) => *key,
         None => insert(state, &pod),
@@ -30,10 +29,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
     let to = target(state, config, key, &pod.phase, &before, problems);
     settle(state, key, to.status);
     state.transition(key, to.clone());
-    let stays = |used: &ClaimUse| to.places().contains(&Some(used.node));
-    for (claim, used) in given.into_iter().filter(|(_, used)| stays(used)) {
-        state.give(&claim, used.node, used.volume.as_ref());
-    }
+    state.give_back(given, &to);
     if changed || to != before {
         // Anything that stood somewhere and changed may have made room.
         if before.node.is_some()
@@ -71,6 +67,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
         super::group::charge_by_pods(state, job);
     }
     if let Some(row) = state.tasks.remove(key) {
+        state.pod_counts.leave(&row.namespace, key);
         state.release_spec(row.spec);
     }
     state.task_names.remove(uid);
@@ -98,6 +95,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         claims: Vec::new(),
         rules: crate::model::NodeRules::default(),
         tolerations: Vec::new(),
+        ports: Vec::new(),
+        others: None,
         unsupported: Vec::new(),
         bad: None,
     });
@@ -106,7 +105,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         namespace: state.texts.text(&pod.namespace),
         name: Arc::clone(&pod.name),
         spec: nothing,
-        labels: state.texts.labels(crate::model::Labels::new()),
+        labels: state.texts.labels(&pod.labels),
+        counted_in: None,
         job: None,
         ours: pod.ours,
         set: None,
@@ -126,6 +126,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         evict_request: None,
         said: None,
     }));
+    state.pod_counts.join(&pod.namespace, key);
     state.task_cells.insert(key, TaskCell::default());
     state.task_names.insert(pod.uid.clone(), key);
     key
@@ -195,7 +196,7 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
         && row.created == pod.created
         && row.task_order == pod.task_order
         && row.gated == pod.gated
-        && *row.labels == pod.labels
+        && row.labels.are(&pod.labels)
         && row.name == pod.name
         && row.namespace == pod.namespace;
     if same {
@@ -205,7 +206,7 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
     state.transition(key, TaskCell::of(Status::Detached));
     state.leave_job(key);
     let spec_key = state.spec(spec);
-    let labels = state.texts.labels(pod.labels.clone());
+    let labels = state.texts.labels(&pod.labels);
     let namespace = state.texts.text(&pod.namespace);
     let queue = QueueName::of(state.texts.text(&pod.queue.shared()));
     let group = pod
@@ -219,6 +220,8 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
     let mut old_spec = None;
     if let Some(row) = state.tasks.get_mut(key) {
         old_spec = Some(std::mem::replace(&mut row.spec, spec_key));
+        state.pod_counts.leave(&row.namespace, key);
+        state.pod_counts.join(&namespace, key);
         row.namespace = namespace;
         row.name = Arc::clone(&pod.name);
         row.labels = labels;
@@ -234,6 +237,10 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
     }
     if let Some(old) = old_spec {
         state.release_spec(old);
+    }
+    let counted_in = state.tasks.get(key).and_then(|row| state.counted_in(row));
+    if let Some(row) = state.tasks.get_mut(key) {
+        row.counted_in = counted_in;
     }
     // A refusal that no retry helps is over once the pod changed.
     if state
@@ -483,8 +490,27 @@ pub(super) fn holds(
     holds
 }
 
+/// What its place has to do with other pods'. Of one that is not ours only whom it keeps away.
+fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<Others>> {
+    if pod.pods.is_empty() && state.pod_counts.is_empty() {
+        return None;
+    }
+    let labels = state.texts.labels(&pod.labels);
+    let anti_affinity = &pod.pods.anti_affinity;
+    if !pod.ours {
+        let rules = PodRules {
+            anti_affinity: anti_affinity.clone(),
+            ..PodRules::default()
+        };
+        return Others::of(state, &pod.namespace, &labels, rules, Vec::new());
+    }
+    let avoided_by = state.avoided_by(&pod.namespace, &labels, anti_affinity);
+    let rules = pod.pods.clone();
+    Others::of(state, &pod.namespace, &labels, rules, avoided_by)
+}
+
 /// The request signature, with what cannot be meant about it.
-fn spec_of(pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
+fn spec_of(state: &mut State, pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
     let mut bad = None;
     for ask in &pod.gpus {
         let what = match &ask.ask {
@@ -528,6 +554,8 @@ fn spec_of(pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
         claims: pod.claims.clone(),
         rules: pod.nodes.clone(),
         tolerations: pod.tolerations.clone(),
+        ports: pod.ports.clone(),
+        others: others_of(state, pod),
         unsupported: pod.unsupported.clone(),
         bad,
     }

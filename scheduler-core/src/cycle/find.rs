@@ -33,7 +33,10 @@ impl Cycle<'_> {
         } else {
             self.config.cpu_placement == Placement::Binpack
         };
-        packs && spec.spec.rules.nominated.is_none()
+        let others = spec.spec.others.as_ref();
+        packs
+            && spec.spec.rules.nominated.is_none()
+            && !others.is_some_and(|others| others.prefers())
     }
 }
 

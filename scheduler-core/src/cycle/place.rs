@@ -212,6 +212,10 @@ impl Cycle<'_> {
             return Err(self.no_fit(spec_key));
         }
         let shared = spec.shares;
+        self.state.refresh_domains(spec_key);
+        let Some(spec) = self.state.specs.get(spec_key) else {
+            return Err(None);
+        };
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
@@ -289,10 +293,7 @@ impl Cycle<'_> {
                 &seat,
                 self.fragments.as_ref(),
             );
-            score.topology = topology
-                .and_then(|scores| scores.get(key))
-                .copied()
-                .unwrap_or(0);
+            score.prefer_domain(topology.and_then(|scores| scores.get(key)).copied());
             let avoided = !avoid.is_empty()
                 && self
                     .state

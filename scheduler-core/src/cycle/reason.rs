@@ -98,6 +98,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
 
 /// Why a request fits on none of these nodes.
 pub(crate) fn no_fit(state: &State, config: &Config, spec: &SpecRow, nodes: &[NodeKey]) -> Why {
+    let spec = &*state.with_domains(spec);
     let mut counts: BTreeMap<NodeNo, usize> = BTreeMap::new();
     let mut cards = Vec::new();
     for key in nodes {

@@ -113,8 +113,8 @@ impl Cycle<'_> {
         movers: &Movers,
         places: &mut Places,
     ) -> bool {
-        let claims = self.state.specs.get(spec).map(|row| &row.spec.claims);
-        if movers.perhaps || claims.is_some_and(|claims| !claims.is_empty()) {
+        let row = self.state.specs.get(spec);
+        if movers.perhaps || row.is_some_and(SpecRow::depends_on_others) {
             return true;
         }
         self.state.refresh_rooms();
@@ -242,9 +242,9 @@ impl Cycle<'_> {
             };
             movers.counted |= row.whole > 0 && cell.holds().is_empty();
             let is_as_asked = cell.holds().is_empty() || is_as_asked(&row.spec.gpus, cell.holds());
-            if !is_as_asked || !row.spec.claims.is_empty() {
-                // Where it stands it takes something else than elsewhere, or gives back
-                // volumes that other nodes can use.
+            if !is_as_asked || row.depends_on_others() {
+                // Where it stands it takes something else than elsewhere, or what it gives back
+                // makes places on other nodes.
                 movers.perhaps = true;
                 return movers;
             }

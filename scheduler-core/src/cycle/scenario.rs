@@ -207,8 +207,9 @@ impl Cycle<'_> {
     fn first_without_place(&self, tasks: &[TaskKey], slots: Option<i64>) -> Option<SpecKey> {
         let key = self.state.tasks.get(*tasks.first()?)?.spec;
         let row = self.state.specs.get(key)?;
-        // Victims that were promised a place may give back volumes that other nodes can use.
-        if !row.spec.claims.is_empty() {
+        // Who leaves elsewhere may make its place: a volume that other nodes can use, a pod that
+        // it avoids.
+        if row.depends_on_others() {
             return None;
         }
         let has_place = match (slots, repack::one_share(row)) {

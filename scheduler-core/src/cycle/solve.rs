@@ -163,7 +163,10 @@ impl Cycle<'_> {
         for (task, status) in &set.tasks {
             let task = self.state.tasks.get(*task)?;
             let plain = *status == Status::Pending && task.avoid.is_empty() && !task.gated;
-            if !plain || task.pause.is_some() {
+            // Who else comes near one decides where it may go, which its signature does not say.
+            let spec = self.state.specs.get(task.spec)?;
+            let is_apart = spec.spec.others.is_none() && task.counted_in.is_none();
+            if !plain || !is_apart || task.pause.is_some() {
                 return None;
             }
             specs.push(task.spec);

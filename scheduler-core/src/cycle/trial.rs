@@ -6,6 +6,7 @@ use super::place::Way;
 use super::scenario::Scenario;
 use super::solve::Search;
 use crate::action::EvictCause;
+use crate::fit;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
@@ -40,12 +41,35 @@ impl Cycle<'_> {
             .collect();
         self.decision.steps += 1;
         if self.simulate(search, tasks, &nodes, scenario)
+            && self.are_spread(tasks.iter().copied().chain(scenario.tasks()))
             && search.rules.allows(self, search.job, tasks, scenario)
         {
             return Some(mark);
         }
         self.state.rollback(mark);
         None
+    }
+
+    /// Whoever was placed is still spread as it asks: who came after it may have come to its
+    /// own domain.
+    fn are_spread(&mut self, tasks: impl Iterator<Item = TaskKey>) -> bool {
+        for task in tasks {
+            let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {
+                continue;
+            };
+            self.state.refresh_domains(spec);
+            let state = &*self.state;
+            let node = state.cell(task).node;
+            let node = node.and_then(|node| state.nodes.get(node)?.node.as_ref());
+            let holds = |node| {
+                let spec = state.specs.get(spec);
+                spec.is_none_or(|spec| fit::pods::is_spread(state, spec, node))
+            };
+            if !node.is_none_or(holds) {
+                return false;
+            }
+        }
+        true
     }
 
     fn make_victim(&mut self, task: TaskKey) {

@@ -23,6 +23,8 @@ struct Stays {
     gpus: u128,
     /// Of each resource that is asked for, in its order.
     extended: Vec<u128>,
+    /// A port that it wants is taken.
+    ports: bool,
     /// Of each card, in the node's order.
     cards: Vec<CardSums>,
 }
@@ -61,7 +63,8 @@ pub(crate) fn could_sit(
         wanted == 0 || taken + u128::from(wanted) <= u128::from(has)
     };
     let asked = spec.spec.extended.iter().zip(&stays.extended);
-    has(node.pods, stays.pods, 1)
+    !stays.ports
+        && has(node.pods, stays.pods, 1)
         && has(node.cpu.0, stays.cpu, spec.spec.cpu.0)
         && has(node.memory.0, stays.memory, spec.spec.memory.0)
         && asked.into_iter().all(|((name, amount), taken)| {
@@ -153,6 +156,8 @@ fn stays(
         for (name, sum) in spec.spec.extended.keys().zip(&mut stays.extended) {
             *sum += u128::from(own.spec.extended.get(name).copied().unwrap_or(0));
         }
+        let mut ports = own.spec.ports.iter();
+        stays.ports |= ports.any(|port| spec.spec.ports.iter().any(|own| own.conflicts_with(port)));
         for hold in cell.holds().iter().filter(|hold| !hold.lent) {
             let at = row.cards.iter().position(|card| *card == hold.card);
             if let Some(sums) = at.and_then(|at| stays.cards.get_mut(at)) {

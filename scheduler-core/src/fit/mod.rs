@@ -4,6 +4,7 @@
 //! In: the state, a request signature, a node. Out: a [`Seat`], or why there is none.
 //! Changes nothing; deciding and explaining ask the same functions.
 //! - here: rules of the node, its countable resources, and volumes that it can use.
+//! - [`pods`]: rules between pods, and ports of the node.
 //! - [`card`]: one card, whole or shared.
 //! - [`seat`]: which cards of the node.
 //! - [`emptied`]: could it go there at all, whoever leaves.
@@ -14,6 +15,7 @@
 pub(crate) mod card;
 mod chosen;
 mod emptied;
+pub(crate) mod pods;
 pub(crate) mod seat;
 
 use crate::config::Config;
@@ -87,6 +89,10 @@ fn before_cards(
     if !short.is_empty() {
         return Err(short);
     }
+    if !pods::ports(state, spec, key, room) {
+        return Err(vec![NodeNo::Ports]);
+    }
+    pods::let_in(state, spec, key, node, room).map_err(|why| vec![why])?;
     if !spec.spec.claims.is_empty() {
         let picked = state.volumes.pick(&spec.spec.claims, key);
         picked.map_err(|why| vec![why])?;
@@ -113,18 +119,19 @@ pub(crate) fn rules(node: &Node, spec: &Spec) -> Result<(), NodeNo> {
     if node.unschedulable && !tolerates_unschedulable(&spec.tolerations) {
         return Err(NodeNo::Unschedulable);
     }
-    if let Some(taint) = node.taints.iter().find(|taint| {
-        !spec
-            .tolerations
-            .iter()
-            .any(|toleration| tolerates(toleration, taint))
-    }) {
+    if let Some(taint) = taint(node, spec) {
         return Err(NodeNo::Taint(taint.clone()));
     }
     if !selects(&spec.rules, node) {
         return Err(NodeNo::Selector);
     }
     Ok(())
+}
+
+/// A taint that keeps the pod away.
+pub(crate) fn taint<'a>(node: &'a Node, spec: &Spec) -> Option<&'a Taint> {
+    let tolerated = |taint: &Taint| spec.tolerations.iter().any(|one| tolerates(one, taint));
+    node.taints.iter().find(|taint| !tolerated(taint))
 }
 
 /// What a node's MIG strategy lets in (KAI's `PredicateByNodeResourcesType`).
@@ -181,7 +188,8 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-fn selects(rules: &NodeRules, node: &Node) -> bool {
+/// The pod's own node rules admit the node.
+pub(crate) fn selects(rules: &NodeRules, node: &Node) -> bool {
     rules
         .selector
         .iter()

@@ -1,20 +1,15 @@
 //! Every sum, added up again from the tasks, without the code that moves sums.
 
 use crate::ids::{ClaimUid, ResourceName};
+use crate::model::HostPort;
 use crate::state::State;
 use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
-use crate::state::rows::{CardKey, Hold, NodeKey, QueueKey, Spec, TaskKey};
-use crate::state::transition::whole_gpus;
+use crate::state::pod_counts::{CountKey, Who};
+use crate::state::rows::{CardKey, Hold, NodeKey, QueueKey, Spec, SpecRow, TaskKey, TaskRow};
+use crate::state::transition::{As, whole_gpus};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-
-/// How a place counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum As {
-    Taken,
-    Leaving,
-    Promised,
-}
+use std::sync::Arc;
 
 /// What the tasks add up to.
 #[derive(Default)]
@@ -23,6 +18,8 @@ struct Sums {
     extras: BTreeMap<(NodeKey, ResourceName), ExtraUse>,
     cards: BTreeMap<CardKey, CardUse>,
     queues: BTreeMap<QueueKey, QueueUse>,
+    /// Pods of domains, where there are any.
+    counts: BTreeMap<(CountKey, Arc<str>), ExtraUse>,
     /// Pods that use a claim.
     claims: BTreeMap<ClaimUid, u32>,
 }
@@ -63,6 +60,17 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     );
     if are != should {
         differs("the number of", "resources in use", &are, &should);
+    }
+    let counts: BTreeMap<(CountKey, Arc<str>), ExtraUse> = state
+        .pod_counts
+        .rows()
+        .flat_map(|(key, row)| {
+            let domains = row.domains.iter();
+            domains.map(move |(domain, used)| ((key, Arc::clone(domain)), *used))
+        })
+        .collect();
+    if counts != sums.counts {
+        differs("the counts", "of pods", &counts, &sums.counts);
     }
     let in_use = state.volumes.in_use();
     for (claim, should) in &sums.claims {
@@ -120,6 +128,7 @@ impl Sums {
                 *self.claims.entry(claim.uid.clone()).or_default() += 1;
             }
         }
+        self.count_pod(state, row, spec, cell);
         if let Some(leaving) = &cell.leaving {
             self.place(leaving.node, &spec.spec, leaving.holds(), As::Leaving);
         }
@@ -154,6 +163,26 @@ impl Sums {
         }
     }
 
+    /// By its labels and by its anti-affinity, whatever is remembered of either.
+    fn count_pod(&mut self, state: &State, row: &TaskRow, spec: &SpecRow, cell: &TaskCell) {
+        let rules = spec.spec.others.as_ref().map(|others| &others.rules);
+        let terms = rules.map_or(&[][..], |rules| rules.anti_affinity.as_slice());
+        for (key, counted) in state.pod_counts.rows() {
+            let what = &counted.what;
+            let is_counted = match &what.who {
+                Who::Matched(all) => state.all_take(all, &row.namespace, &row.labels),
+                Who::Avoiding(pods) => terms.iter().any(|term| {
+                    term.pods == *pods && Some(&term.topology_key) == what.topology_key.as_ref()
+                }),
+            };
+            for (node, how) in cell.taken().filter(|_| is_counted) {
+                if let Some(domain) = state.domain(node, what) {
+                    count(self.counts.entry((key, domain)).or_default(), how);
+                }
+            }
+        }
+    }
+
     fn place(&mut self, node: NodeKey, spec: &Spec, holds: &[Hold], how: As) {
         let (taken, leaving) = (how != As::Promised, how == As::Leaving);
         let counts = [taken, leaving, !taken];
@@ -183,6 +212,10 @@ impl Sums {
                 *sum += if counts { u128::from(*amount) } else { 0 };
             }
         }
+        for name in spec.ports.iter().flat_map(HostPort::counted_as) {
+            let of = self.extras.entry((node, name)).or_default();
+            count(of, how);
+        }
         for hold in holds.iter().filter(|hold| !hold.lent) {
             let of = self.cards.entry(hold.card).or_default();
             for (sums, counts) in [&mut of.held, &mut of.releasing, &mut of.promised]
@@ -195,6 +228,12 @@ impl Sums {
             }
         }
     }
+}
+
+fn count(of: &mut ExtraUse, how: As) {
+    of.used += u128::from(how != As::Promised);
+    of.releasing += u128::from(how == As::Leaving);
+    of.promised += u128::from(how == As::Promised);
 }
 
 fn add(sums: &mut [u128; 3], amounts: [u128; 3]) {

@@ -4,13 +4,15 @@
 //! always means "less is allowed", never more.
 //! - [`Node`], [`NodeCards`] with its [`Card`]s, [`Volume`]: what there is.
 //! - [`Queue`], [`PodGroup`], [`Topology`]: who shares it, and what belongs together.
-//! - [`Pod`] with its [`ContainerAsk`]s, [`Claim`]s and [`NodeRules`]: who wants something of it.
+//! - [`Pod`] with its [`ContainerAsk`]s, [`Claim`]s, [`NodeRules`] and
+//!   [`PodRules`]: who wants something of it.
 
 mod ask;
 mod card;
 mod group;
 mod node;
 mod pod;
+mod pod_rules;
 mod queue;
 mod rules;
 mod volume;
@@ -20,6 +22,7 @@ pub use card::{Card, Fence, Mode, NodeCards, Pool};
 pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Phase, Placement, Pod};
+pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Toleration};
 pub use volume::{Claim, ClaimRef, Shape, Volume, Want};

@@ -1,6 +1,8 @@
 //! Pods, and where they are in their lives.
 
-use super::{Claim, ContainerAsk, ContainerGrant, Labels, NodeRules, Toleration};
+use super::{
+    Claim, ContainerAsk, ContainerGrant, HostPort, Labels, NodeRules, PodRules, Toleration,
+};
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
 use crate::units::{Bytes, CpuMilli, Time};
 use std::collections::BTreeMap;
@@ -32,7 +34,7 @@ pub struct Pod {
     pub created: Time,
     /// Order inside its group before age: smaller goes first (masters and heads low).
     pub task_order: i32,
-    /// `metadata.labels`, as far as some other pod's affinity may look at them.
+    /// `metadata.labels`, which other pods' rules may speak of.
     pub labels: Labels,
     /// CPU by the kubelet's formula (init containers, sidecars, overhead).
     pub cpu: CpuMilli,
@@ -50,10 +52,14 @@ pub struct Pod {
     pub nodes: NodeRules,
     /// Its tolerations.
     pub tolerations: Vec<Toleration>,
+    /// Where it may go because of other pods.
+    pub pods: PodRules,
+    /// Ports of its node that it takes, each once.
+    pub ports: Vec<HostPort>,
     /// It has scheduling gates: not yet to be placed.
     pub gated: bool,
     /// Rules that the pod uses and the core does not know, each as a reader would name
-    /// it (`pod affinity`, `resource claims`). Such a pod waits and says so.
+    /// it (`resource claims`). Such a pod waits and says so.
     pub unsupported: Vec<Arc<str>>,
     /// Where it is in its life.
     pub phase: Phase,
@@ -82,6 +88,8 @@ impl Pod {
             claims: Vec::new(),
             nodes: NodeRules::default(),
             tolerations: Vec::new(),
+            pods: PodRules::default(),
+            ports: Vec::new(),
             gated: false,
             unsupported: Vec::new(),
             phase: Phase::Pending,

@@ -68,7 +68,7 @@ impl Requirement {
     }
 
     /// Whether it holds where the label has this value; `None`: there is none.
-    fn holds(&self, value: Option<&str>) -> bool {
+    pub(super) fn holds(&self, value: Option<&str>) -> bool {
         let integer = || value.and_then(|value| value.parse::<i64>().ok());
         let one_of = |values: &[Arc<str>]| {
             value.is_some_and(|value| values.iter().any(|one| **one == *value))

@@ -7,7 +7,9 @@
 //! they only rise, also on the way back.
 
 pub(crate) use super::card_use::{CardSums, CardUse, square};
+use super::pod_counts::CountKey;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
+use super::transition::As;
 use super::volumes::ClaimUse;
 use super::{Standing, State};
 use crate::ids::{ClaimUid, DecisionId, ResourceName};
@@ -71,6 +73,16 @@ impl Leaving {
 }
 
 impl Status {
+    /// How the place of such a pod counts. `None`: it has none.
+    pub(crate) fn counts_as(self) -> Option<As> {
+        match self {
+            Self::Assumed | Self::Bound | Self::Running | Self::Stuck => Some(As::Taken),
+            Self::Releasing => Some(As::Leaving),
+            Self::Promised => Some(As::Promised),
+            Self::Detached | Self::Pending | Self::Victim | Self::Done => None,
+        }
+    }
+
     /// KAI's `activeUsed`.
     pub(crate) fn is_active(self) -> bool {
         self.is_allocated() || matches!(self, Self::Releasing | Self::Stuck | Self::Victim)
@@ -95,6 +107,16 @@ impl TaskCell {
 
     pub(crate) fn holds(&self) -> &[Hold] {
         self.holds.as_deref().unwrap_or_default()
+    }
+
+    /// The places that it takes, and how each counts.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (NodeKey, As)> + use<> {
+        let leaving = self
+            .leaving
+            .as_ref()
+            .map(|leaving| (leaving.node, As::Leaving));
+        let own = self.node.zip(self.status.counts_as());
+        leaving.into_iter().chain(own)
     }
 
     /// Where it stands, and where it is leaving.
@@ -127,7 +149,7 @@ pub(crate) struct NodeUse {
     pub foreign: [u128; 3],
 }
 
-/// What is taken of one other resource of a node.
+/// What is taken of one other resource of a node; or pods of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExtraUse {
     pub used: u128,
@@ -157,6 +179,8 @@ pub(crate) enum Cell {
     Queue(QueueKey, QueueUse),
     /// `None`: in no pod's use.
     Claim(ClaimUid, Option<ClaimUse>),
+    /// Of a domain.
+    Count(CountKey, Arc<str>, ExtraUse),
 }
 
 /// A point to come back to.
@@ -262,6 +286,10 @@ impl State {
                     std::mem::swap(slot, &mut value);
                 }
                 Cell::Queue(key, value)
+            }
+            Cell::Count(key, domain, value) => {
+                let old = self.pod_counts.swap(key, &domain, value);
+                Cell::Count(key, domain, old)
             }
             Cell::Claim(claim, value) => {
                 self.volumes_version += 1;

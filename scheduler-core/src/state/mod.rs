@@ -6,6 +6,7 @@
 //! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
 //! - [`verdicts`]: what the nodes say to the requests of those that wait.
+//! - [`pod_counts`]: how many pods stand in which domain; [`spreading`]: who is to be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`texts`]: what many objects have alike, kept once.
 //!
@@ -15,16 +16,20 @@
 mod card_use;
 pub(crate) mod cell;
 mod open;
+pub(crate) mod pod_counts;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
+pub(crate) mod spreading;
 mod texts;
 pub(crate) mod transition;
 pub(crate) mod verdicts;
 pub(crate) mod volumes;
 
 use crate::action::EvictCause;
-use crate::ids::{GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName};
+use crate::ids::{
+    ClaimUid, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName,
+};
 use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
@@ -78,6 +83,9 @@ pub(crate) struct State {
     pub volumes: volumes::Volumes,
     /// Changes with every volume and every claim's use: each may be another node's.
     pub volumes_version: u64,
+    pub pod_counts: pod_counts::PodCounts,
+    /// Changes with every fact of a node's own.
+    pub nodes_changed: u64,
     /// A decision is being taken: volumes are picked for the claims of pods that are placed.
     /// A pod that is seen with a place has what it was given before.
     pub deciding: bool,
@@ -161,6 +169,15 @@ impl Moved {
         self.since = now;
         std::mem::take(&mut self.jobs)
     }
+}
+
+/// A pod that counts nowhere for a moment.
+#[derive(Debug)]
+pub(crate) struct Lifted {
+    pub task: TaskKey,
+    cell: TaskCell,
+    /// Its claims' nodes and volumes.
+    given: Vec<(ClaimUid, volumes::ClaimUse)>,
 }
 
 /// Where a job with standing pods is listed.
@@ -366,7 +383,9 @@ impl State {
             return *key;
         }
         let spec = Arc::new(spec);
-        let key = self.specs.insert(SpecRow::new(Arc::clone(&spec)));
+        let mut row = SpecRow::new(Arc::clone(&spec));
+        row.asks = self.count_for(&spec);
+        let key = self.specs.insert(row);
         self.spec_keys.insert(spec, key);
         key
     }
@@ -382,8 +401,26 @@ impl State {
                 if row.verdicts.is_some() {
                     self.judged.forget(key);
                 }
+                if let Some(asks) = &row.asks {
+                    self.count_no_more(asks);
+                }
             }
         }
+    }
+
+    /// Takes a pod out of every sum, so that facts may change on which they depend.
+    pub(crate) fn lift(&mut self, task: TaskKey) -> Lifted {
+        let given = self.given_to(task);
+        let cell = self.cell(task);
+        self.transition(task, TaskCell::of(cell::Status::Detached));
+        Lifted { task, cell, given }
+    }
+
+    /// Puts it back where it was.
+    pub(crate) fn put_back(&mut self, lifted: Lifted) {
+        let cell = lifted.cell.clone();
+        self.transition(lifted.task, cell);
+        self.give_back(lifted.given, &lifted.cell);
     }
 
     /// The row of a job, made if it is not there.

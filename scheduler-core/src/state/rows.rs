@@ -7,10 +7,14 @@ use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Card, Claim, ContainerAsk, Labels, Mode, Node, NodeRules, PodGroup, Queue, SubGroup,
-    Toleration,
+    Amount, Card, Claim, ContainerAsk, HostPort, Mode, Node, NodeRules, PodGroup, PodRules,
+    PodTerm, Queue, SubGroup, Toleration,
 };
 use crate::reason::Why;
+use crate::state::State;
+use crate::state::pod_counts::CountKey;
+use crate::state::spreading::Domains;
+use crate::state::texts::PodLabels;
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -136,7 +140,9 @@ pub(crate) struct TaskRow {
     pub namespace: Arc<str>,
     pub name: Arc<str>,
     pub spec: SpecKey,
-    pub labels: Arc<Labels>,
+    pub labels: PodLabels,
+    /// Where it is counted as one that a selector matches. `None`: nowhere.
+    pub counted_in: Option<Arc<Vec<CountKey>>>,
     /// `None` for pods of other schedulers, and while the row is being made.
     pub job: Option<JobKey>,
     /// False for pods of other schedulers.
@@ -207,13 +213,94 @@ pub(crate) struct Spec {
     pub claims: Vec<Claim>,
     pub rules: NodeRules,
     pub tolerations: Vec<Toleration>,
+    pub ports: Vec<HostPort>,
+    /// `None`: its place has nothing to do with other pods'.
+    pub others: Option<Arc<Others>>,
     pub unsupported: Vec<Arc<str>>,
     /// What cannot be meant about it, one sentence.
     pub bad: Option<Arc<str>>,
 }
 
+/// What its place has to do with other pods'.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Others {
+    pub rules: PodRules,
+    /// All terms of its affinity speak of the pod itself: the first of its kind may go anywhere.
+    pub is_near_itself: bool,
+    /// Of each constraint of its spread, whether the pod itself is counted.
+    pub counts_itself: Vec<bool>,
+    /// The anti-affinity terms of pods that speak of it, in order; its own among them.
+    pub avoided_by: Vec<PodTerm>,
+}
+
+impl Others {
+    /// Of a pod of that namespace with those labels.
+    pub(crate) fn of(
+        state: &State,
+        namespace: &str,
+        labels: &PodLabels,
+        rules: PodRules,
+        avoided_by: Vec<PodTerm>,
+    ) -> Option<Arc<Self>> {
+        if rules.is_empty() && avoided_by.is_empty() {
+            return None;
+        }
+        let speaks_of_it =
+            |term: &PodTerm| state.all_take(std::slice::from_ref(&term.pods), namespace, labels);
+        Some(Arc::new(Self {
+            is_near_itself: rules.affinity.iter().all(speaks_of_it),
+            counts_itself: rules
+                .spread
+                .iter()
+                .map(|spread| speaks_of_it(&spread.term))
+                .collect(),
+            rules,
+            avoided_by,
+        }))
+    }
+
+    /// Others that are placed may open a node for it that was closed.
+    pub(crate) fn may_gain(&self) -> bool {
+        !self.rules.affinity.is_empty() || self.rules.spread.iter().any(|spread| spread.required)
+    }
+
+    /// Some nodes are better than others because of other pods.
+    pub(crate) fn prefers(&self) -> bool {
+        !self.rules.preferred.is_empty() || self.rules.spread.iter().any(|spread| !spread.required)
+    }
+}
+
+/// What a signature asks of the counts of other pods, each in the order of its rules.
+#[derive(Clone, Debug)]
+pub(crate) struct PodAsks {
+    pub affinity: Box<[CountKey]>,
+    pub anti_affinity: Box<[CountKey]>,
+    /// Pods that avoid it.
+    pub avoided_by: Box<[CountKey]>,
+    pub preferred: Box<[CountKey]>,
+    pub spread: Box<[CountKey]>,
+    /// It is one of those who avoid others: counted there, not asked.
+    pub avoids: Box<[CountKey]>,
+    /// Domains of its spread, as of the last time that they were looked at.
+    pub domains: Option<Box<Domains>>,
+}
+
+impl PodAsks {
+    /// Every count that it names.
+    pub(crate) fn all(&self) -> impl Iterator<Item = CountKey> {
+        self.asked().chain(self.avoids.iter().copied())
+    }
+
+    /// Every count that an answer to it depends on.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = CountKey> {
+        let required = self.affinity.iter().chain(&self.anti_affinity);
+        let required = required.chain(&self.avoided_by);
+        required.chain(&self.preferred).chain(&self.spread).copied()
+    }
+}
+
 /// A spec and what follows from it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SpecRow {
     pub spec: Arc<Spec>,
     /// How many pods have it.
@@ -228,6 +315,8 @@ pub(crate) struct SpecRow {
     pub share_mib: u128,
     /// What its MIG profiles count for.
     pub mig_nano: u128,
+    /// What it asks of other pods, where it does.
+    pub asks: Option<Box<PodAsks>>,
     /// What the nodes say to it, where somebody waits with it.
     pub verdicts: Option<Box<Verdicts>>,
 }

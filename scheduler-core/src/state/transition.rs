@@ -3,7 +3,8 @@
 use super::State;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
-use crate::model::{Amount, Ask, Mode};
+use crate::ids::ResourceName;
+use crate::model::{Amount, Ask, HostPort, Mode};
 use crate::units::NanoGpu;
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ impl Way<'_> {
 }
 
 /// How a place counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum As {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum As {
     Taken,
     Leaving,
     Promised,
@@ -123,13 +124,11 @@ impl State {
         if let Some(leaving) = &at.leaving {
             self.move_place(leaving.node, &spec, leaving.holds(), As::Leaving, way);
         }
-        let how = match at.status {
-            Status::Assumed | Status::Bound | Status::Running | Status::Stuck => Some(As::Taken),
-            Status::Releasing => Some(As::Leaving),
-            Status::Promised => Some(As::Promised),
-            Status::Detached | Status::Pending | Status::Victim | Status::Done => None,
-        };
-        if let (Some(node), Some(how)) = (at.node, how) {
+        for (node, how) in at.taken() {
+            let right = self.move_counts(key, node, how, way.comes);
+            way.wrong.set(way.wrong.get() | !right);
+        }
+        if let (Some(node), Some(how)) = (at.node, at.status.counts_as()) {
             self.move_place(node, &spec, at.holds(), how, way);
             if !ours {
                 self.move_foreign(key, node, at.holds(), way);
@@ -167,25 +166,28 @@ impl State {
         }
         self.set(Cell::Node(node, used));
         for (name, amount) in &spec.extended {
-            let amount = u128::from(*amount);
-            let mut extra = self
-                .extra_use
-                .get(&(node, name.clone()))
-                .copied()
-                .unwrap_or_default();
-            match how {
-                As::Taken => way.add(&mut extra.used, amount),
-                As::Leaving => {
-                    way.add(&mut extra.used, amount);
-                    way.add(&mut extra.releasing, amount);
-                }
-                As::Promised => way.add(&mut extra.promised, amount),
-            }
-            self.set(Cell::Extra(node, name.clone(), extra));
+            self.move_extra(node, name.clone(), u128::from(*amount), how, way);
+        }
+        for name in spec.ports.iter().flat_map(HostPort::counted_as) {
+            self.move_extra(node, name, 1, how, way);
         }
         for hold in holds.iter().filter(|hold| !hold.lent) {
             self.move_hold(hold, how, way);
         }
+    }
+
+    fn move_extra(&mut self, node: NodeKey, name: ResourceName, amount: u128, how: As, way: Way) {
+        let key = (node, name);
+        let mut extra = self.extra_use.get(&key).copied().unwrap_or_default();
+        match how {
+            As::Taken => way.add(&mut extra.used, amount),
+            As::Leaving => {
+                way.add(&mut extra.used, amount);
+                way.add(&mut extra.releasing, amount);
+            }
+            As::Promised => way.add(&mut extra.promised, amount),
+        }
+        self.set(Cell::Extra(key.0, key.1, extra));
     }
 
     fn move_foreign(&mut self, key: TaskKey, node: NodeKey, holds: &[Hold], way: Way) {
@@ -318,10 +320,16 @@ impl SpecRow {
             share_nano,
             share_mib,
             mig_nano,
+            asks: None,
             verdicts: None,
             spec,
             users: 1,
         }
+    }
+
+    /// What others do where it does not stand may make a place for it, or take one.
+    pub(crate) fn depends_on_others(&self) -> bool {
+        !self.spec.claims.is_empty() || self.spec.others.is_some()
     }
 
     /// What it wants for the eyes of queues, GPU memory left aside.
@@ -335,8 +343,19 @@ impl SpecRow {
 
     /// Once it fits nowhere, that stays so until something leaves. Not where several of its
     /// containers want GPUs and one a share: they are seated in turn, and who comes between
-    /// may leave the first of them only what suits the others.
+    /// may leave the first of them only what suits the others. Nor where it goes beside others,
+    /// or is spread among them.
     pub(crate) fn stays_out(&self) -> bool {
+        let may_gain = self
+            .spec
+            .others
+            .as_ref()
+            .is_some_and(|others| others.may_gain());
+        self.is_seated_at_once() && !may_gain
+    }
+
+    /// At most one of its containers wants a share: no other can take its cards in between.
+    pub(crate) fn is_seated_at_once(&self) -> bool {
         !self.shares || self.spec.gpus.len() <= 1
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct Verdicts {
     fits: u32,
     /// Whether it was used since the last decision began.
     asked: bool,
+    /// [`State::others_at`] when the nodes were asked.
+    others: u64,
     /// What it lacks on the nodes; `None`: to be put together anew.
     lacks: Option<About>,
 }
@@ -156,9 +158,18 @@ impl Verdicts {
 impl State {
     /// It is known that the request fits nowhere: nobody has left since the nodes were asked.
     pub(crate) fn is_known_to_fit_nowhere(&self, spec: &SpecRow) -> bool {
+        let is_current = |all: &Verdicts| spec.stays_out() || all.others == self.others_at(spec);
+        let says_no = |all: &Box<Verdicts>| all.fits == 0 && is_current(all);
         self.judged.at == Some(self.loosened)
-            && spec.stays_out()
-            && spec.verdicts.as_ref().is_some_and(|all| all.fits == 0)
+            && spec.is_seated_at_once()
+            && spec.verdicts.as_ref().is_some_and(says_no)
+    }
+
+    /// Another number whenever a count of other pods has moved that the request asks about.
+    fn others_at(&self, spec: &SpecRow) -> u64 {
+        let asks = spec.asks.iter().flat_map(|asks| asks.asked());
+        let changed = asks.filter_map(|key| Some(self.pod_counts.get(key)?.changed));
+        changed.max().unwrap_or(0)
     }
 
     /// Whether the request fits somewhere, now or later, as of the last time that the nodes
@@ -233,12 +244,14 @@ impl State {
             return;
         }
         self.judged.looks = self.judged.looks.saturating_add(nodes);
-        let mut all = Verdicts {
-            asked: true,
-            ..Verdicts::default()
-        };
+        self.refresh_domains(key);
         let Some(row) = self.specs.get(key) else {
             return;
+        };
+        let mut all = Verdicts {
+            asked: true,
+            others: self.others_at(row),
+            ..Verdicts::default()
         };
         for node in self.nodes.keys() {
             all.set(slot(node), fit::why(self, row, node, config));
@@ -284,6 +297,7 @@ impl State {
                 })
             });
         }
+        self.forget_where_others_moved();
         let mut dirty = std::mem::take(&mut self.judged.dirty);
         // Those that are gone first: another may have their slot.
         dirty.sort_by_key(|key| self.nodes.contains_key(*key));
@@ -320,6 +334,28 @@ impl State {
         if config.verify {
             self.verify_verdicts(config);
         }
+    }
+
+    /// Others may have moved far from every node that was touched: all nodes are asked again.
+    fn forget_where_others_moved(&mut self) {
+        let specs = std::mem::take(&mut self.judged.specs);
+        let stays = |key: &SpecKey| {
+            let row = self.specs.get(*key);
+            row.is_none_or(|row| {
+                let all = row.verdicts.as_ref();
+                all.is_none_or(|all| all.others == self.others_at(row))
+            })
+        };
+        let (stay, gone): (Vec<_>, Vec<_>) = specs.into_iter().partition(stays);
+        for key in gone {
+            if let Some(row) = self.specs.get_mut(key) {
+                row.verdicts = None;
+            }
+        }
+        for key in &stay {
+            self.refresh_domains(*key);
+        }
+        self.judged.specs = stay;
     }
 
     /// All of them again, from the state alone.
@@ -385,10 +421,10 @@ impl State {
 /// Between the two nothing has changed that the request could notice.
 fn says_the_same(row: &SpecRow, old: &Basis, new: &Basis) -> bool {
     let spec = &row.spec;
-    if old.facts != new.facts || !spec.claims.is_empty() {
+    if old.facts != new.facts || row.depends_on_others() {
         return false;
     }
-    if row.shares || !spec.extended.is_empty() {
+    if row.shares || !spec.extended.is_empty() || !spec.ports.is_empty() {
         return old == new;
     }
     let wanted = [

@@ -6,7 +6,7 @@
 //! undone with them.
 
 use super::State;
-use super::cell::Cell;
+use super::cell::{Cell, TaskCell};
 use super::rows::{NodeKey, NodeRow, TaskKey};
 use crate::ids::{ClaimUid, VolumeName};
 use crate::model::{Claim, Volume, Want};
@@ -367,6 +367,14 @@ impl State {
             .iter()
             .filter_map(|claim| Some((claim.uid.clone(), used(claim)?)))
             .collect()
+    }
+
+    /// What its claims had, for a pod that stands there again.
+    pub(crate) fn give_back(&mut self, given: Vec<(ClaimUid, ClaimUse)>, cell: &TaskCell) {
+        let stays = |used: &ClaimUse| cell.places().contains(&Some(used.node));
+        for (claim, used) in given.into_iter().filter(|(_, used)| stays(used)) {
+            self.give(&claim, used.node, used.volume.as_ref());
+        }
     }
 
     /// A claim in use belonged to that node, and had that volume, before its pod was looked at

@@ -18,8 +18,10 @@
 mod line;
 mod read;
 mod read_cards;
+mod read_pod_rules;
 mod read_volumes;
 mod write;
+mod write_pod_rules;
 mod write_volumes;
 
 pub use line::TextError;

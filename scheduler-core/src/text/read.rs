@@ -2,6 +2,7 @@
 
 use super::line::{Line, TextError, parse};
 use super::read_cards::cards;
+use super::read_pod_rules::{KINDS, namespace, pod_rules};
 use super::read_volumes::{claim, claim_binding, claims, volume};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
@@ -56,6 +57,8 @@ fn of_line(line: &Line) -> Read<Event> {
             levels: list(line.get("levels")),
         }),
         "topology-gone" => Event::TopologyGone(TopologyName::new(line.name(1)?)),
+        "namespace" => Event::Namespace(namespace(line)?),
+        "namespace-gone" => Event::NamespaceGone(Arc::from(line.name(1)?)),
         "volume" => Event::Volume(volume(line)?),
         "volume-gone" => Event::VolumeGone(VolumeName::new(line.name(1)?)),
         "given" => Event::Given(Given {
@@ -336,6 +339,7 @@ fn pod(line: &Line) -> Read<Pod> {
         .collect::<Read<_>>()?;
     pod.gated = line.flag("gated");
     pod.unsupported = line.all("unsupported").map(Arc::from).collect();
+    pod_rules(line, &mut pod)?;
     pod.phase = phase(line)?;
     Ok(pod)
 }
@@ -486,8 +490,8 @@ fn phase(line: &Line) -> Read<Phase> {
 }
 
 fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
-    let is_claim = |line: &&Line| line.kind() == "claim";
-    let grants = line.below.iter().filter(|line| !is_claim(line));
+    let is_other = |line: &&Line| line.kind() == "claim" || KINDS.contains(&line.kind());
+    let grants = line.below.iter().filter(|line| !is_other(line));
     grants.map(grant).collect()
 }
 

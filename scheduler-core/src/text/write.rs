@@ -138,6 +138,8 @@ impl Text {
                 self.end();
             }
             Event::TopologyGone(name) => self.plain("topology-gone", name),
+            Event::Namespace(namespace) => self.namespace(namespace),
+            Event::NamespaceGone(name) => self.plain("namespace-gone", name),
             Event::Volume(volume) => self.volume(volume),
             Event::VolumeGone(name) => self.plain("volume-gone", name),
             Event::Given(given) => {
@@ -462,6 +464,7 @@ impl Text {
         for claim in &pod.claims {
             self.claim(claim);
         }
+        self.pod_rules(pod);
         self.grants(placement.map_or(&[], |placement| &placement.grants));
     }
 

@@ -1,5 +1,6 @@
 //! Facts of the API server and words of agents → the core's events.
 //!
+//! - `pod_rules`: what of a pod is about other pods.
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
 //!   parts of a pod.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes to which a
@@ -15,6 +16,7 @@ mod cards;
 mod isolation;
 mod node;
 mod pod;
+mod pod_rules;
 mod quantity;
 pub(crate) mod queue;
 mod resources;
@@ -29,7 +31,7 @@ use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
 pub use isolation::Isolation;
-use k8s_openapi::api::core::v1::Pod as KubePod;
+use k8s_openapi::api::core::v1::{Namespace, Pod as KubePod};
 use kube::ResourceExt as _;
 use pod::Classes;
 use proto::telemetry::NodeState;
@@ -103,6 +105,7 @@ pub struct World {
     groups: Roll,
     topologies: Roll,
     class_names: Roll,
+    namespaces: Roll,
     storage: storage::Known,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
@@ -148,6 +151,7 @@ impl World {
             groups: Roll::default(),
             topologies: Roll::default(),
             class_names: Roll::default(),
+            namespaces: Roll::default(),
             storage: storage::Known::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
@@ -201,6 +205,7 @@ impl World {
             (&self.groups, "podgroups"),
             (&self.topologies, "topologies"),
             (&self.class_names, "priorityclasses"),
+            (&self.namespaces, "namespaces"),
         ]
         .into_iter()
         .chain(self.storage.rolls())
@@ -257,6 +262,7 @@ impl World {
                 self.class(seen);
                 Vec::new()
             }
+            Fact::Namespace(seen) => self.namespace(seen),
             Fact::Claim(seen) => self.claim(seen),
             Fact::Volume(seen) => self.volume(seen),
             Fact::Storage(seen) => self.storage_class(seen),
@@ -294,12 +300,6 @@ impl World {
             converted
                 .unsupported
                 .retain(|rule| &**rule != pod::NO_TOKEN);
-            converted.labels = pod
-                .labels()
-                .iter()
-                .filter(|(key, _)| crate::observe::is_group_label(key))
-                .map(|(key, value)| (Arc::from(key.as_str()), Arc::from(value.as_str())))
-                .collect();
         }
         self.narrow(&pod, &mut converted);
         self.pods.there(&uid);
@@ -398,6 +398,30 @@ impl World {
                     .flat_map(|name| self.node_gone(name))
                     .collect()
             }
+        }
+    }
+
+    /// The core compares its labels with what it knows.
+    fn namespace(&mut self, seen: Seen<Namespace>) -> Vec<Event> {
+        let gone = |name: String| Event::NamespaceGone(name.into());
+        match seen {
+            Seen::Listing => {
+                self.namespaces.begin();
+                Vec::new()
+            }
+            Seen::There(namespace) => {
+                let name = namespace.name_any();
+                self.namespaces.there(&name);
+                let labels = rules::labels(namespace.metadata.labels.as_ref());
+                let name = name.into();
+                vec![Event::Namespace(scheduler_core::Namespace { name, labels })]
+            }
+            Seen::Gone(namespace) => {
+                let name = namespace.name_any();
+                self.namespaces.names.remove(&name);
+                vec![gone(name)]
+            }
+            Seen::Listed => self.namespaces.end().into_iter().map(gone).collect(),
         }
     }
 

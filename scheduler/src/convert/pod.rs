@@ -4,7 +4,7 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::queue::{created, group_name, preemptible};
-use super::{quantity, resources, rules};
+use super::{pod_rules, quantity, resources, rules};
 use api::grant::{Asked, Grant};
 use api::request::{Amount as AskedAmount, GpuRequest};
 use k8s_openapi::api::core::v1::Pod as KubePod;
@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use proto::names::{grant, kai};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, QueueName, SetName};
 use scheduler_core::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Labels, Mode, Phase, Placement, Pod, Share,
+    Amount, Ask, ContainerAsk, ContainerGrant, Mode, Phase, Placement, Pod, Share,
 };
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
@@ -111,8 +111,7 @@ pub(super) fn of(
     );
     out.created = created(&pod.metadata);
     out.task_order = task_order(label(kai::TASK_PRIORITY_LABEL));
-    // No rule that the core knows looks at another pod's labels.
-    out.labels = Labels::new();
+    out.labels = rules::labels(pod.metadata.labels.as_ref());
     out.cpu = request.cpu;
     out.memory = request.memory;
     out.extended = request.extended;
@@ -129,6 +128,7 @@ pub(super) fn of(
     if ours {
         out.unsupported = rules::unsupported(spec);
     }
+    pod_rules::read(spec, &mut out);
     match api::request::of(pod) {
         Ok(asked) => {
             let pending = matches!(phase, Phase::Pending);

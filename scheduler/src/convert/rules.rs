@@ -120,49 +120,12 @@ fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
 
 /// Rules that the pod uses and nobody here follows, each as its user would name it.
 pub(super) fn unsupported(spec: &PodSpec) -> Vec<Arc<str>> {
-    let affinity = spec.affinity.as_ref();
-    let pods = affinity
-        .and_then(|affinity| affinity.pod_affinity.as_ref())
-        .and_then(|pods| {
-            pods.required_during_scheduling_ignored_during_execution
-                .as_ref()
-        });
-    let anti = affinity
-        .and_then(|affinity| affinity.pod_anti_affinity.as_ref())
-        .and_then(|pods| {
-            pods.required_during_scheduling_ignored_during_execution
-                .as_ref()
-        });
-    let spread = spec
-        .topology_spread_constraints
-        .iter()
-        .flatten()
-        .any(|constraint| constraint.when_unsatisfiable == "DoNotSchedule");
-    let ports = spec
-        .containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .flat_map(|container| container.ports.iter().flatten())
-        .any(|port| port.host_port.is_some_and(|port| port != 0));
-    [
-        (pods.is_some_and(|terms| !terms.is_empty()), "pod affinity"),
-        (
-            anti.is_some_and(|terms| !terms.is_empty()),
-            "pod anti-affinity",
-        ),
-        (spread, "topology spread constraints"),
-        (
-            spec.resource_claims
-                .as_ref()
-                .is_some_and(|claims| !claims.is_empty()),
-            "resource claims",
-        ),
-        (ports, "host ports"),
-    ]
-    .into_iter()
-    .filter(|(used, _)| *used)
-    .map(|(_, name)| Arc::from(name))
-    .collect()
+    let claims = spec.resource_claims.as_ref();
+    let uses_claims = claims.is_some_and(|claims| !claims.is_empty());
+    uses_claims
+        .then(|| Arc::from("resource claims"))
+        .into_iter()
+        .collect()
 }
 
 #[cfg(test)]
@@ -216,12 +179,11 @@ mod tests {
     #[test]
     fn rules_that_nobody_follows_are_named() {
         let names = unsupported(&spec(json!({
-            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
             "resourceClaims": [{"name": "r"}],
         })));
         assert_eq!(
             names.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
-            ["topology spread constraints", "resource claims"]
+            ["resource claims"]
         );
         assert!(unsupported(&spec(json!({"volumes": [{"name": "e", "emptyDir": {}}]}))).is_empty());
     }

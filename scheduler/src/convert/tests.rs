@@ -46,7 +46,7 @@ fn what_a_new_listing_does_not_name_is_gone() {
 }
 
 /// The end of each kind's listing; priority classes last.
-fn listed() -> [Fact; 10] {
+fn listed() -> [Fact; 11] {
     [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),
@@ -54,6 +54,7 @@ fn listed() -> [Fact; 10] {
         Fact::Queue(Seen::Listed),
         Fact::Group(Seen::Listed),
         Fact::Topology(Seen::Listed),
+        Fact::Namespace(Seen::Listed),
         Fact::Claim(Seen::Listed),
         Fact::Volume(Seen::Listed),
         Fact::Storage(Seen::Listed),

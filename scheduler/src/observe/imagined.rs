@@ -214,7 +214,8 @@ impl Table {
 
 /// KAI's groups of a pod: one label, or one for each device.
 fn groups(pod: &Pod) -> impl Iterator<Item = &str> {
-    pod.labels.values().map(AsRef::as_ref)
+    let of_groups = pod.labels.iter().filter(|(key, _)| is_group_label(key));
+    of_groups.map(|(_, value)| value.as_ref())
 }
 
 fn deck(node: &Node) -> Option<Deck> {
@@ -281,7 +282,7 @@ fn granted(node: &NodeName, ask: &ContainerAsk, cards: &[u32], deck: &Deck) -> C
 }
 
 /// The labels that say which sharers are on one card.
-pub(crate) fn is_group_label(key: &str) -> bool {
+fn is_group_label(key: &str) -> bool {
     key.strip_prefix(grant::GPU_GROUP)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use agents::said;
-pub(crate) use imagined::is_group_label;
 
 /// A look out of turn at most every so many times as long as the last one took.
 const SPARED: u32 = 4;

@@ -215,9 +215,10 @@ scheduler watch persistentvolumes
 scheduler get persistentvolumes
 scheduler patch persistentvolumes
 scheduler watch storageclasses.storage.k8s.io
+scheduler watch namespaces
 scheduler get customresourcedefinitions.apiextensions.k8s.io - queues.scheduling.run.ai
 scheduler create pods/eviction
-scheduler get namespaces - kube-system
+scheduler get namespaces
 scheduler create pods/binding
 scheduler patch pods/status
 scheduler patch pods

@@ -23,6 +23,7 @@ mod jobs;
 mod kubelet;
 mod large;
 mod load;
+mod manifests;
 mod meter;
 mod modes;
 mod page;
@@ -249,6 +250,10 @@ async fn test(
             volume::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
             volume::a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one,
             volume::a_gang_that_lacks_one_disk_takes_none_and_waits_whole,
+            manifests::replicas_that_avoid_each_other_stand_on_different_nodes,
+            manifests::pods_are_spread_over_zones_and_the_one_too_many_waits,
+            manifests::a_pod_goes_where_the_one_is_that_it_wants_to_be_near,
+            manifests::two_pods_with_one_host_port_are_never_on_one_node,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::a_share_in_a_user_namespace_holds_as_any_other,
             fence::the_sm_time_of_a_share_is_its_own,

@@ -352,9 +352,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         pod.unsupported.push(Arc::from(LEGACY_MIG));
     }
     pod.nodes.terms = rules::terms(&value["affinity"])?;
-    if rules::has_pod_affinity(&value["affinity"]) {
-        pod.unsupported.push(Arc::from("pod affinity"));
-    }
+    rules::pods(&value["affinity"], &mut pod)?;
     pod.tolerations = rules::tolerations(&value["tolerations"]);
     let devices = u32::try_from(value["gpu_devices"].as_u64().unwrap_or(1))?;
     let share = |amount| {

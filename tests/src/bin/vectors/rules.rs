@@ -2,7 +2,8 @@
 
 use anyhow::{Context as _, bail};
 use scheduler_core::model::{
-    Amount, Ask, Effect, NodeTerm, Operator, Pod, Requirement, Share, Toleration,
+    Amount, Ask, Effect, NodeTerm, Operator, Pod, PodRules, PodSelector, PodTerm, Requirement,
+    Share, Toleration,
 };
 use serde_json::Value;
 use std::sync::Arc;
@@ -13,11 +14,41 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Pods that must, or must not, be near each other.
-pub(crate) fn has_pod_affinity(affinity: &Value) -> bool {
-    ["podAffinity", "podAntiAffinity"]
-        .iter()
-        .any(|kind| affinity.get(kind).is_some_and(|rule| !rule.is_null()))
+/// Rules about other pods: those that recorded tasks have, which name labels alone.
+pub(crate) fn pods(affinity: &Value, pod: &mut Pod) -> anyhow::Result<()> {
+    let terms = |kind: &str| -> anyhow::Result<Vec<PodTerm>> {
+        let terms = list(&affinity[kind][REQUIRED]).iter();
+        let read = terms.map(|term| pod_term(term, &pod.namespace));
+        read.collect()
+    };
+    let (affinity, anti_affinity) = (terms("podAffinity")?, terms("podAntiAffinity")?);
+    pod.pods = PodRules {
+        affinity,
+        anti_affinity,
+        ..PodRules::default()
+    };
+    Ok(())
+}
+
+fn pod_term(term: &Value, namespace: &Arc<str>) -> anyhow::Result<PodTerm> {
+    let Some(labels) = term["labelSelector"]["matchLabels"].as_object() else {
+        bail!("a term without matchLabels: {term}");
+    };
+    if term.as_object().is_some_and(|term| term.len() > 2) {
+        bail!("a term with more than a selector and a key: {term}");
+    }
+    let labels = labels.iter().map(|(key, value)| Requirement {
+        key: Arc::from(key.as_str()),
+        operator: Operator::In(value.as_str().into_iter().map(Arc::from).collect()),
+    });
+    Ok(PodTerm {
+        pods: PodSelector {
+            namespaces: [Arc::clone(namespace)].into(),
+            namespace_labels: None,
+            labels: Some(labels.collect()),
+        },
+        topology_key: Arc::from(term["topologyKey"].as_str().context("topologyKey")?),
+    })
 }
 
 /// The required terms of node affinity; `None`: no rule.

@@ -1,0 +1,162 @@
+//! Rules between pods: Kubernetes' `InterPodAffinity`, `PodTopologySpread` and `NodePorts`
+//! filters, asked of the counts that the state keeps.
+//!
+//! What is on its way out counts as there for now, and as gone for later; a promise counts for
+//! later. So a pod may be promised a place that the one whom it avoids is leaving.
+
+use super::Room;
+use crate::model::{HostPort, Node};
+use crate::reason::NodeNo;
+use crate::state::State;
+use crate::state::cell::ExtraUse;
+use crate::state::pod_counts::{CountKey, CountRow};
+use crate::state::rows::{NodeKey, SpecRow};
+
+/// Whether other pods let it in. The order of the reasons is kube-scheduler's.
+pub(super) fn let_in(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    node: &Node,
+    room: &mut Room,
+) -> Result<(), NodeNo> {
+    let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
+        return Ok(());
+    };
+    let rows = |keys: &[CountKey]| -> Vec<&CountRow> {
+        let rows = keys.iter().filter_map(|key| state.pod_counts.get(*key));
+        rows.collect()
+    };
+    let here = |row: &CountRow| -> Option<ExtraUse> {
+        let domain = state.domain(key, &row.what)?;
+        Some(row.domains.get(&domain).copied().unwrap_or_default())
+    };
+    if !asks.spread.is_empty() {
+        let skews = state.skews(spec, node);
+        for (spread, skew) in others.rules.spread.iter().zip(skews) {
+            match skew {
+                _ if !spread.required => {}
+                None => return Err(NodeNo::SpreadLabel),
+                Some(skew) if skew.later > u128::from(spread.max_skew) => {
+                    return Err(NodeNo::Spread);
+                }
+                Some(skew) => room.now &= skew.now <= u128::from(spread.max_skew),
+            }
+        }
+    }
+    if !asks.affinity.is_empty() {
+        let all = rows(&asks.affinity);
+        let near: Option<Vec<ExtraUse>> = all.iter().map(|row| here(row)).collect();
+        let near = near.ok_or(NodeNo::Affinity)?;
+        let nobody = |is_there: fn(&ExtraUse) -> bool| {
+            let mut used = all.iter().flat_map(|row| row.domains.values());
+            others.is_near_itself && !used.any(is_there)
+        };
+        let is_now =
+            near.iter().all(|used| used.used > 0) || nobody(|used| used.used + used.promised > 0);
+        let is_later = near.iter().all(stays) || nobody(stays);
+        room.now &= is_now;
+        if !is_later && (room.promise || !is_now) {
+            return Err(NodeNo::Affinity);
+        }
+    }
+    let mut away = |keys: &[CountKey], no: NodeNo| {
+        for used in rows(keys).into_iter().filter_map(here) {
+            room.now &= used.used == 0;
+            if stays(&used) {
+                return Err(no);
+            }
+        }
+        Ok(())
+    };
+    away(&asks.anti_affinity, NodeNo::AntiAffinity)?;
+    away(&asks.avoided_by, NodeNo::AvoidedBy)
+}
+
+/// A pod that has a place there is spread as it asks.
+pub(crate) fn is_spread(state: &State, spec: &SpecRow, node: &Node) -> bool {
+    let Some(others) = spec.spec.others.as_deref() else {
+        return true;
+    };
+    let itself = others
+        .counts_itself
+        .iter()
+        .map(|itself| u128::from(*itself));
+    let skews = state.skews(spec, node).into_iter().zip(itself);
+    let mut all = skews
+        .zip(&others.rules.spread)
+        .filter(|(_, spread)| spread.required);
+    all.all(|((skew, itself), spread)| {
+        let after = skew.map(|skew| skew.later.saturating_sub(itself));
+        after.is_some_and(|skew| skew <= u128::from(spread.max_skew))
+    })
+}
+
+/// Somebody will be there when those who leave have left.
+fn stays(used: &ExtraUse) -> bool {
+    used.used + used.promised > used.releasing
+}
+
+/// Ports of the node that are taken.
+pub(super) fn ports(state: &State, spec: &SpecRow, key: NodeKey, room: &mut Room) -> bool {
+    spec.spec.ports.iter().all(|port| {
+        taken_by(port).all(|name| {
+            let used = state.extra_use.get(&(key, name));
+            let used = used.copied().unwrap_or_default();
+            room.now &= used.used == 0;
+            !stays(&used)
+        })
+    })
+}
+
+/// Under what is counted who has the port already: on all addresses anybody, on one of them who
+/// has it there or on all.
+fn taken_by(port: &HostPort) -> impl Iterator<Item = crate::ids::ResourceName> {
+    let [own, any] = port.counted_as();
+    let on_all = HostPort {
+        address: HostPort::ANY_ADDRESS.into(),
+        ..port.clone()
+    };
+    let [on_all, _] = on_all.counted_as();
+    let names = if port.is_on_all() {
+        [Some(any), None]
+    } else {
+        [Some(own), Some(on_all)]
+    };
+    names.into_iter().flatten()
+}
+
+/// What pods near the node are worth to it: the weights of its preferred terms, each as often
+/// as there are such pods (kube-scheduler's raw score, which KAI does not normalize).
+pub(crate) fn preference(state: &State, spec: &SpecRow, key: NodeKey) -> i64 {
+    let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
+        return 0;
+    };
+    let worth = |(count, preferred): (&CountKey, &crate::model::PreferredTerm)| {
+        let row = state.pod_counts.get(*count)?;
+        let used = row.domains.get(&state.domain(key, &row.what)?)?;
+        let pods = (used.used + used.promised).saturating_sub(used.releasing);
+        let pods = i64::try_from(pods).unwrap_or(i64::MAX);
+        Some(pods.saturating_mul(i64::from(preferred.weight)))
+    };
+    let all = asks.preferred.iter().zip(&others.rules.preferred);
+    all.filter_map(worth).fold(0, i64::saturating_add)
+}
+
+/// How uneven the domains of its preferred spread would be: less is better.
+pub(crate) fn unevenness(state: &State, spec: &SpecRow, node: &Node) -> i64 {
+    let Some(others) = spec.spec.others.as_deref() else {
+        return 0;
+    };
+    if others.rules.spread.iter().all(|spread| spread.required) {
+        return 0;
+    }
+    let skews = state.skews(spec, node).into_iter();
+    let preferred = skews
+        .zip(&others.rules.spread)
+        .filter(|(_, spread)| !spread.required);
+    // Where there is no domain, after all that have one.
+    let sum = preferred.map(|(skew, _)| skew.and_then(|skew| i64::try_from(skew.later).ok()));
+    sum.map(|skew| skew.unwrap_or(i64::from(i32::MAX)))
+        .fold(0, i64::saturating_add)
+}

@@ -1,0 +1,526 @@
+//! How many pods stand in which domain, of those that other pods' rules speak of.
+//!
+//! Each selector that a rule of a known pod has is counted once per topology key
+//! ([`Counted`]): pods that it matches, and, for anti-affinity, pods that have it. Counts are
+//! cells: they move with the pods ([`State::transition`]) and are undone with them. Which pods
+//! a selector matches is found out when the selector, the pod or its namespace comes or
+//! changes. In a cluster without such rules there is nothing to count and nothing is done.
+//!
+//! A pod is kept away by the anti-affinity of others too. The terms that speak of it stand in
+//! its request signature ([`super::rows::Others::avoided_by`]), so that two pods of one
+//! signature always get the same answers; the signature is made anew when such a term comes
+//! into the cluster or leaves it ([`State::settle_terms`]).
+
+use super::State;
+use super::cell::{Cell, ExtraUse};
+use super::rows::{NodeKey, Others, PodAsks, Spec, TaskKey, TaskRow};
+use super::texts::PodLabels;
+use super::transition::As;
+use crate::model::{Labels, PodSelector, PodTerm};
+use slotmap::SlotMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+slotmap::new_key_type! {
+    /// A selector whose pods are counted.
+    pub(crate) struct CountKey;
+}
+
+/// What is counted, and in which domains.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Counted {
+    pub who: Who,
+    /// `None`: each node is its own domain, by its name.
+    pub topology_key: Option<Arc<str>>,
+}
+
+/// Which pods.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Who {
+    /// Those that all of these match.
+    Matched(Vec<PodSelector>),
+    /// Those that have this in their required anti-affinity.
+    Avoiding(PodSelector),
+}
+
+impl Who {
+    fn selectors(&self) -> &[PodSelector] {
+        match self {
+            Self::Matched(all) => all,
+            Self::Avoiding(one) => std::slice::from_ref(one),
+        }
+    }
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct CountRow {
+    pub what: Counted,
+    /// Request signatures that name it.
+    users: u32,
+    /// Domains with such pods.
+    pub domains: BTreeMap<Arc<str>, ExtraUse>,
+    /// Another one whenever a count of it has moved; only rises, also on the way back.
+    pub changed: u64,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct PodCounts {
+    rows: SlotMap<CountKey, CountRow>,
+    keys: BTreeMap<Counted, CountKey>,
+    /// By a namespace that their first selector names.
+    in_namespace: BTreeMap<Arc<str>, BTreeSet<CountKey>>,
+    /// Those that speak of namespaces by their labels.
+    wide: BTreeSet<CountKey>,
+    /// Anti-affinity that came or went: whom it speaks of is to be told.
+    terms_moved: Vec<PodSelector>,
+    /// What is known of namespaces.
+    pub namespaces: BTreeMap<Arc<str>, Labels>,
+    /// Pods by namespace.
+    members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
+    version: u64,
+}
+
+impl PodCounts {
+    pub(crate) fn get(&self, key: CountKey) -> Option<&CountRow> {
+        self.rows.get(key)
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (CountKey, &CountRow)> {
+        self.rows.iter()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The one setter of a count; returns what was there.
+    pub(super) fn swap(&mut self, key: CountKey, domain: &Arc<str>, value: ExtraUse) -> ExtraUse {
+        self.version += 1;
+        let Some(row) = self.rows.get_mut(key) else {
+            return ExtraUse::default();
+        };
+        row.changed = self.version;
+        let old = if value == ExtraUse::default() {
+            row.domains.remove(domain)
+        } else {
+            row.domains.insert(Arc::clone(domain), value)
+        };
+        old.unwrap_or_default()
+    }
+
+    /// Counted selectors that may speak of pods of that namespace, each once.
+    fn near(&self, namespace: &str) -> BTreeSet<CountKey> {
+        let named = self.in_namespace.get(namespace).into_iter().flatten();
+        named.chain(&self.wide).copied().collect()
+    }
+
+    pub(crate) fn join(&mut self, namespace: &Arc<str>, task: TaskKey) {
+        let members = self.members.entry(Arc::clone(namespace)).or_default();
+        members.insert(task);
+    }
+
+    pub(crate) fn leave(&mut self, namespace: &str, task: TaskKey) {
+        if let Some(members) = self.members.get_mut(namespace) {
+            members.remove(&task);
+            if members.is_empty() {
+                self.members.remove(namespace);
+            }
+        }
+    }
+}
+
+/// Whether all of these speak of a pod of that namespace with those labels.
+fn all_take(
+    selectors: &[PodSelector],
+    namespaces: &BTreeMap<Arc<str>, Labels>,
+    namespace: &str,
+    labels: &PodLabels,
+) -> bool {
+    let of_namespace = namespaces.get(namespace);
+    selectors.iter().all(|one| {
+        one.takes_namespace(namespace, of_namespace) && one.takes_labels(|key| labels.get(key))
+    })
+}
+
+impl State {
+    /// Whether all of these speak of such a pod.
+    pub(crate) fn all_take(
+        &self,
+        selectors: &[PodSelector],
+        namespace: &str,
+        labels: &PodLabels,
+    ) -> bool {
+        all_take(selectors, &self.pod_counts.namespaces, namespace, labels)
+    }
+
+    /// The domain of a node. `None`: it has none.
+    pub(crate) fn domain(&self, node: NodeKey, what: &Counted) -> Option<Arc<str>> {
+        let node = self.nodes.get(node)?.node.as_ref()?;
+        match &what.topology_key {
+            Some(key) => node.labels.get(key).cloned(),
+            None => Some(node.name.shared()),
+        }
+    }
+
+    /// Pods of namespaces that the selector may speak of.
+    fn reached_by(&self, selector: &PodSelector) -> Vec<TaskKey> {
+        let counts = &self.pod_counts;
+        let reached = |name: &str| selector.takes_namespace(name, counts.namespaces.get(name));
+        let members: Vec<&BTreeSet<TaskKey>> = if selector.namespace_labels.is_none() {
+            let names = selector.namespaces.iter();
+            names.filter_map(|name| counts.members.get(name)).collect()
+        } else {
+            let all = counts.members.iter();
+            all.filter(|(name, _)| reached(name))
+                .map(|(_, members)| members)
+                .collect()
+        };
+        members.into_iter().flatten().copied().collect()
+    }
+
+    /// What a request signature asks of others is counted from now on.
+    pub(super) fn count_for(&mut self, spec: &Spec) -> Option<Box<PodAsks>> {
+        let others = spec.others.as_ref()?;
+        let rules = &others.rules;
+        let matched = |selectors: Vec<PodSelector>, key: &Arc<str>| Counted {
+            who: Who::Matched(selectors),
+            topology_key: Some(Arc::clone(key)),
+        };
+        let avoiding = |term: &PodTerm| Counted {
+            who: Who::Avoiding(term.pods.clone()),
+            topology_key: Some(Arc::clone(&term.topology_key)),
+        };
+        let one = |term: &PodTerm| matched(vec![term.pods.clone()], &term.topology_key);
+        let all: Vec<PodSelector> = rules
+            .affinity
+            .iter()
+            .map(|term| term.pods.clone())
+            .collect();
+        let affinity = rules.affinity.iter();
+        let affinity: Vec<_> = affinity
+            .map(|term| matched(all.clone(), &term.topology_key))
+            .collect();
+        let spread = rules.spread.iter().map(|spread| Counted {
+            who: Who::Matched(vec![spread.term.pods.clone()]),
+            topology_key: None,
+        });
+        let spread: Vec<_> = spread.collect();
+        let preferred: Vec<_> = rules
+            .preferred
+            .iter()
+            .map(|one| &one.term)
+            .map(one)
+            .collect();
+        let mut keys = |counted: Vec<Counted>| -> Box<[CountKey]> {
+            let keys = counted.into_iter().map(|one| self.count_one(one));
+            keys.collect()
+        };
+        Some(Box::new(PodAsks {
+            affinity: keys(affinity),
+            anti_affinity: keys(rules.anti_affinity.iter().map(one).collect()),
+            avoided_by: keys(others.avoided_by.iter().map(avoiding).collect()),
+            avoids: keys(rules.anti_affinity.iter().map(avoiding).collect()),
+            preferred: keys(preferred),
+            spread: keys(spread),
+            domains: None,
+        }))
+    }
+
+    /// A request signature is gone.
+    pub(super) fn count_no_more(&mut self, asks: &PodAsks) {
+        for key in asks.all() {
+            let Some(row) = self.pod_counts.rows.get_mut(key) else {
+                continue;
+            };
+            row.users = row.users.saturating_sub(1);
+            if row.users > 0 {
+                continue;
+            }
+            let Some(row) = self.pod_counts.rows.remove(key) else {
+                continue;
+            };
+            let counts = &mut self.pod_counts;
+            counts.keys.remove(&row.what);
+            counts.wide.remove(&key);
+            for name in row
+                .what
+                .who
+                .selectors()
+                .iter()
+                .flat_map(|one| &one.namespaces)
+            {
+                if let Some(keys) = counts.in_namespace.get_mut(name) {
+                    keys.remove(&key);
+                    if keys.is_empty() {
+                        counts.in_namespace.remove(name);
+                    }
+                }
+            }
+            if let Who::Avoiding(selector) = row.what.who {
+                counts.terms_moved.push(selector);
+            }
+        }
+    }
+
+    fn count_one(&mut self, what: Counted) -> CountKey {
+        let known = self.pod_counts.keys.get(&what).copied();
+        if let Some((key, row)) =
+            known.and_then(|key| Some((key, self.pod_counts.rows.get_mut(key)?)))
+        {
+            row.users += 1;
+            return key;
+        }
+        let counts = &mut self.pod_counts;
+        let key = counts.rows.insert(CountRow {
+            what: what.clone(),
+            users: 1,
+            domains: BTreeMap::new(),
+            changed: 0,
+        });
+        counts.keys.insert(what.clone(), key);
+        // Who is not of the first selector's namespaces is not of all of them.
+        if let Some(first) = what.who.selectors().first() {
+            for name in &first.namespaces {
+                let keys = counts.in_namespace.entry(Arc::clone(name)).or_default();
+                keys.insert(key);
+            }
+            if first.namespace_labels.is_some() {
+                counts.wide.insert(key);
+            }
+        }
+        match what.who {
+            // Nobody has it yet.
+            Who::Avoiding(selector) => counts.terms_moved.push(selector),
+            Who::Matched(selectors) => self.count_matched(key, &selectors),
+        }
+        key
+    }
+
+    /// Counts the pods that are there already.
+    fn count_matched(&mut self, key: CountKey, selectors: &[PodSelector]) {
+        let Some(first) = selectors.first() else {
+            return;
+        };
+        for task in self.reached_by(first) {
+            let Some(row) = self.tasks.get(task) else {
+                continue;
+            };
+            if !self.all_take(selectors, &row.namespace, &row.labels) {
+                continue;
+            }
+            let counts = &self.pod_counts;
+            let known = row.counted_in.iter().flat_map(|keys| keys.iter().copied());
+            let known = known.filter(|key| counts.rows.contains_key(*key));
+            let keys: Vec<CountKey> = known.chain([key]).collect();
+            if let Some(row) = self.tasks.get_mut(task) {
+                row.counted_in = Some(Arc::new(keys));
+            }
+            let Some(cell) = self.task_cells.get(task).cloned() else {
+                continue;
+            };
+            for (node, how) in cell.taken() {
+                self.move_count(key, node, how, true);
+            }
+        }
+    }
+
+    /// The counted selectors that match a pod.
+    pub(crate) fn counted_in(&self, row: &TaskRow) -> Option<Arc<Vec<CountKey>>> {
+        let counts = &self.pod_counts;
+        let near = counts.near(&row.namespace).into_iter();
+        let matching = near.filter(|key| {
+            let what = counts.rows.get(*key).map(|row| &row.what.who);
+            matches!(what, Some(Who::Matched(all)) if self.all_take(all, &row.namespace, &row.labels))
+        });
+        let keys: Vec<CountKey> = matching.collect();
+        (!keys.is_empty()).then(|| Arc::new(keys))
+    }
+
+    /// The anti-affinity terms of pods that speak of such a pod, its own among them.
+    pub(crate) fn avoided_by(
+        &self,
+        namespace: &str,
+        labels: &PodLabels,
+        own: &[PodTerm],
+    ) -> Vec<PodTerm> {
+        let counts = &self.pod_counts;
+        let near = counts.near(namespace).into_iter();
+        let known = near.filter_map(|key| {
+            let what = &counts.rows.get(key)?.what;
+            let Who::Avoiding(pods) = &what.who else {
+                return None;
+            };
+            Some(PodTerm {
+                pods: pods.clone(),
+                topology_key: what.topology_key.clone()?,
+            })
+        });
+        let speaks =
+            |term: &PodTerm| self.all_take(std::slice::from_ref(&term.pods), namespace, labels);
+        let all: BTreeSet<PodTerm> = known.chain(own.iter().cloned()).filter(speaks).collect();
+        all.into_iter().collect()
+    }
+
+    /// One pod more, or one less, in a domain.
+    fn move_count(&mut self, key: CountKey, node: NodeKey, how: As, comes: bool) -> bool {
+        let Some(row) = self.pod_counts.rows.get(key) else {
+            return true;
+        };
+        let Some(domain) = self.domain(node, &row.what) else {
+            return true;
+        };
+        let mut used = row.domains.get(&domain).copied().unwrap_or_default();
+        let mut right = true;
+        let mut add = |sum: &mut u128| {
+            let after = if comes {
+                sum.checked_add(1)
+            } else {
+                sum.checked_sub(1)
+            };
+            right &= after.is_some();
+            *sum = after.unwrap_or(*sum);
+        };
+        match how {
+            As::Taken => add(&mut used.used),
+            As::Leaving => {
+                add(&mut used.used);
+                add(&mut used.releasing);
+            }
+            As::Promised => add(&mut used.promised),
+        }
+        self.set(Cell::Count(key, domain, used));
+        right
+    }
+
+    /// A pod comes to a node or leaves it. `false`: more left than came.
+    pub(super) fn move_counts(
+        &mut self,
+        task: TaskKey,
+        node: NodeKey,
+        how: As,
+        comes: bool,
+    ) -> bool {
+        if self.pod_counts.is_empty() {
+            return true;
+        }
+        let Some(row) = self.tasks.get(task) else {
+            return true;
+        };
+        let counted_in = row.counted_in.clone();
+        let asks = self.specs.get(row.spec).and_then(|spec| spec.asks.as_ref());
+        let avoids: Vec<CountKey> = asks.map_or(Vec::new(), |asks| asks.avoids.to_vec());
+        let mut right = true;
+        for key in counted_in
+            .iter()
+            .flat_map(|keys| keys.iter())
+            .chain(&avoids)
+        {
+            right &= self.move_count(*key, node, how, comes);
+        }
+        right
+    }
+
+    /// All pods of a node, out of its domains or into them: its labels are about to change, or
+    /// have changed.
+    pub(crate) fn count_node(&mut self, node: NodeKey, comes: bool) {
+        if self.pod_counts.is_empty() {
+            return;
+        }
+        let tasks = self.on_node.get(node).cloned().unwrap_or_default();
+        for task in tasks {
+            let cell = self.cell(task);
+            for (at, how) in cell.taken() {
+                if at == node && !self.move_counts(task, at, how, comes) {
+                    self.contradicts("more pods were to leave a domain than it had");
+                }
+            }
+        }
+    }
+
+    /// A namespace's labels. `None`: it is gone.
+    pub(crate) fn namespace(&mut self, name: &Arc<str>, labels: Option<Labels>) {
+        let known = self.pod_counts.namespaces.get(name);
+        if known == labels.as_ref() {
+            return;
+        }
+        let members = self.pod_counts.members.get(name).cloned();
+        let members: Vec<TaskKey> = members.unwrap_or_default().into_iter().collect();
+        // Only selectors of namespaces by labels look at them.
+        let members = if self.pod_counts.wide.is_empty() {
+            Vec::new()
+        } else {
+            members
+        };
+        let lifted: Vec<_> = members.into_iter().map(|task| self.lift(task)).collect();
+        match labels {
+            Some(labels) => drop(self.pod_counts.namespaces.insert(Arc::clone(name), labels)),
+            None => drop(self.pod_counts.namespaces.remove(name)),
+        }
+        for lifted in lifted {
+            self.recount(lifted.task);
+            self.put_back(lifted);
+        }
+        self.loosen();
+    }
+
+    /// What a pod's place has to do with other pods', as they are now.
+    fn others_now(&self, row: &TaskRow) -> Option<Arc<Others>> {
+        let known = self.specs.get(row.spec)?.spec.others.as_deref();
+        let rules = known.map(|known| known.rules.clone()).unwrap_or_default();
+        let avoided_by = if row.ours {
+            self.avoided_by(&row.namespace, &row.labels, &rules.anti_affinity)
+        } else {
+            Vec::new()
+        };
+        Others::of(self, &row.namespace, &row.labels, rules, avoided_by)
+    }
+
+    /// Whom a detached pod matches and what it asks of others, as they are now.
+    fn recount(&mut self, task: TaskKey) {
+        let Some(row) = self.tasks.get(task) else {
+            return;
+        };
+        let (old, counted_in, others) = (row.spec, self.counted_in(row), self.others_now(row));
+        let spec = self.specs.get(old).map(|row| Arc::clone(&row.spec));
+        if let Some(row) = self.tasks.get_mut(task) {
+            row.counted_in = counted_in;
+        }
+        let Some(spec) = spec.filter(|spec| spec.others != others) else {
+            return;
+        };
+        let new = self.spec(Spec {
+            others,
+            ..(*spec).clone()
+        });
+        if let Some(row) = self.tasks.get_mut(task) {
+            row.spec = new;
+        }
+        self.release_spec(old);
+    }
+
+    /// Anti-affinity came into the cluster or left it with the last event: those of whom it
+    /// speaks ask about it from now on, or no more.
+    pub(crate) fn settle_terms(&mut self) {
+        while !self.pod_counts.terms_moved.is_empty() {
+            let moved = std::mem::take(&mut self.pod_counts.terms_moved);
+            let mut tasks = BTreeSet::new();
+            for selector in moved.into_iter().collect::<BTreeSet<_>>() {
+                tasks.extend(self.reached_by(&selector));
+            }
+            for task in tasks {
+                let asks_otherwise = self.tasks.get(task).is_some_and(|row| {
+                    let spec = self.specs.get(row.spec).map(|row| &row.spec);
+                    row.ours && spec.is_some_and(|spec| spec.others != self.others_now(row))
+                });
+                if asks_otherwise {
+                    let lifted = self.lift(task);
+                    self.recount(task);
+                    self.put_back(lifted);
+                    self.stir();
+                }
+            }
+        }
+    }
+}
