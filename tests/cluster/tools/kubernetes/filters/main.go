@@ -1,0 +1,139 @@
+// filters answers where kube-scheduler's own Filter plugins would let pods in.
+//
+// Comes in, a line each: a cluster as JSON, {"namespaces": [], "nodes": [], "pods": [],
+// "incoming": []}, of Kubernetes' objects. Goes out, a line each: for every incoming pod a map
+// from node to the reasons why it will not do, empty where it will. Nothing is scheduled: each
+// incoming pod meets the same cluster.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
+	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins"
+	"k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+	"k8s.io/kubernetes/pkg/scheduler/metrics"
+)
+
+// What is asked about; a framework wants the first two to be complete.
+var asked = []string{
+	"PrioritySort", "DefaultBinder",
+	"NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts",
+	"NodeResourcesFit", "PodTopologySpread", "InterPodAffinity",
+}
+
+type cluster struct {
+	Namespaces []*v1.Namespace `json:"namespaces"`
+	Nodes      []*v1.Node      `json:"nodes"`
+	Pods       []*v1.Pod       `json:"pods"`
+	Incoming   []*v1.Pod       `json:"incoming"`
+}
+
+func main() {
+	klog.SetLogger(klog.NewKlogr().V(0))
+	metrics.Register()
+	lines := bufio.NewReaderSize(os.Stdin, 1<<20)
+	decoder := json.NewDecoder(lines)
+	out := json.NewEncoder(os.Stdout)
+	for decoder.More() {
+		var asks cluster
+		if err := decoder.Decode(&asks); err != nil {
+			fail(err)
+		}
+		answers, err := answer(asks)
+		if err != nil {
+			fail(err)
+		}
+		if err := out.Encode(answers); err != nil {
+			fail(err)
+		}
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "filters:", err)
+	os.Exit(1)
+}
+
+func answer(asks cluster) ([]map[string][]string, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	// Never spoken to: what listers hold is put into them.
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1"})
+	if err != nil {
+		return nil, err
+	}
+	informerFactory := informers.NewSharedInformerFactory(client, 0)
+	namespaces := informerFactory.Core().V1().Namespaces().Informer().GetIndexer()
+	for _, namespace := range asks.Namespaces {
+		if err := namespaces.Add(namespace); err != nil {
+			return nil, err
+		}
+	}
+	defaults, err := latest.Default()
+	if err != nil {
+		return nil, err
+	}
+	profile := defaults.Profiles[0]
+	profile.Plugins = &config.Plugins{}
+	for _, name := range asked {
+		profile.Plugins.MultiPoint.Enabled = append(profile.Plugins.MultiPoint.Enabled, config.Plugin{Name: name})
+	}
+	wanted := profile.PluginConfig[:0]
+	for _, one := range profile.PluginConfig {
+		for _, name := range asked {
+			if one.Name == name {
+				wanted = append(wanted, one)
+			}
+		}
+	}
+	profile.PluginConfig = wanted
+	snapshot := cache.NewSnapshot(asks.Pods, asks.Nodes)
+	fw, err := runtime.NewFramework(ctx, plugins.NewInTreeRegistry(), &profile,
+		runtime.WithSnapshotSharedLister(snapshot),
+		runtime.WithInformerFactory(informerFactory),
+		runtime.WithClientSet(client),
+	)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := snapshot.NodeInfos().List()
+	if err != nil {
+		return nil, err
+	}
+	answers := []map[string][]string{}
+	for _, pod := range asks.Incoming {
+		state := framework.NewCycleState()
+		said := map[string][]string{}
+		only, status, _ := fw.RunPreFilterPlugins(ctx, state, pod)
+		for _, node := range nodes {
+			name := node.Node().Name
+			reasons := []string{}
+			switch {
+			case !status.IsSuccess():
+				reasons = append(reasons, status.Reasons()...)
+			case only != nil && !only.AllNodes() && !only.NodeNames.Has(name):
+				reasons = append(reasons, "named no such node")
+			default:
+				if filtered := fw.RunFilterPlugins(ctx, state, pod, node); !filtered.IsSuccess() {
+					reasons = append(reasons, filtered.Reasons()...)
+				}
+			}
+			said[name] = reasons
+		}
+		answers = append(answers, said)
+	}
+	return answers, nil
+}
