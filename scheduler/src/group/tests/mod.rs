@@ -1,9 +1,11 @@
-//! What all groups have in common, and what is written of it; `kinds`: a row per kind of
-//! owner, as in KAI's own table; `parts`: gangs with parts.
+//! What all groups have in common, and what is written of it. `kinds` has a row per kind of
+//! owner, as KAI's own table has; `parts` is about gangs with parts. `desk` uses the simulated
+//! API server of `site`.
 
 mod desk;
 mod kinds;
 mod parts;
+mod site;
 
 use super::draft::{Classes, Draft};
 use super::member::Membership;
