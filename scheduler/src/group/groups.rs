@@ -3,8 +3,10 @@
 //! One write of a group after the other. A stamp of a group that is still to be made is a part
 //! of what is made.
 //!
-//! Whether a group may be is for the API server's policies to say: which queues a namespace may
-//! use, say. One that was taken speaks for those like it: only the first of them is awaited.
+//! The API server's admission policies decide whether a group may exist: they may restrict the
+//! queues of a namespace, for example. A group that was created shows that others like it are
+//! admitted too, so only the first of them is waited for. An update shows nothing of the kind: a
+//! policy may check the queue only where an update changes it.
 
 use super::write;
 use crate::act::answer::{self, Answer};
@@ -34,11 +36,13 @@ pub(super) enum GroupError {
     },
 }
 
-/// When the API server took a group.
+/// How a group came to be as it should be.
 #[derive(Debug)]
 enum Written {
-    Now,
-    Before,
+    /// The API server accepted it as a new object.
+    Created,
+    /// It existed already, and was changed where that was needed.
+    Existed,
 }
 
 /// Why a write did not come about.
@@ -122,7 +126,7 @@ struct Slots {
 pub struct Groups {
     client: Client,
     slots: Mutex<Slots>,
-    /// Groups like those were taken.
+    /// Groups like those were created, and none was refused since.
     taken: Mutex<HashSet<Like>>,
 }
 
@@ -166,7 +170,7 @@ impl Groups {
         written.is_ok_and(|written| written.as_ref() == Some(wanted))
     }
 
-    /// The last one like it was taken by the API server.
+    /// The API server created one like it, and has refused none since.
     pub(super) fn is_taken(&self, wanted: &PodGroup) -> bool {
         locked(&self.taken).contains(&Like::of(wanted))
     }
@@ -196,9 +200,9 @@ impl Groups {
             stamped.annotations_mut().extend(with.clone());
             let result = self.write(&namespace, &name, &stamped, known).await;
             match &result {
-                Ok(Written::Now) => self.judged(wanted, true),
+                Ok(Written::Created) => self.judged(wanted, true),
                 Err(Unwritten::Refused(_)) => self.judged(wanted, false),
-                Ok(Written::Before) | Err(Unwritten::NoAnswer(_)) => {}
+                Ok(Written::Existed) | Err(Unwritten::NoAnswer(_)) => {}
             }
             result.map_err(|error| GroupError::Unwritten {
                 name: name.clone(),
@@ -289,7 +293,7 @@ impl Groups {
         for _ in 0..TRIES {
             if make {
                 match answer::of(api.create(&PostParams::default(), wanted)).await {
-                    Answer::Done(_) => return Ok(Written::Now),
+                    Answer::Done(_) => return Ok(Written::Created),
                     Answer::Refused(409, said) => why = said,
                     Answer::Refused(_, said) => return Err(Unwritten::Refused(said)),
                     Answer::Busy(said) | Answer::Unknown(said) => {
@@ -309,11 +313,11 @@ impl Groups {
             };
             make = false;
             let Some(change) = write::change(&found, wanted) else {
-                return Ok(Written::Before);
+                return Ok(Written::Existed);
             };
             let params = PatchParams::default();
             match answer::of(api.patch_metadata(name, &params, &Patch::Merge(change))).await {
-                Answer::Done(_) => return Ok(Written::Now),
+                Answer::Done(_) => return Ok(Written::Existed),
                 Answer::Refused(404 | 409, said) => why = said,
                 Answer::Refused(_, said) => return Err(Unwritten::Refused(said)),
                 Answer::Busy(said) | Answer::Unknown(said) => {

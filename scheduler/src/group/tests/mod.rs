@@ -1,8 +1,9 @@
 //! What all groups have in common, and what is written of it. `kinds` has a row per kind of
-//! owner, as KAI's own table has; `parts` is about gangs with parts. `desk` uses the simulated
-//! API server of `site`.
+//! owner, as KAI's own table has; `parts` is about gangs with parts. `desk` and `groups` use the
+//! simulated API server of `site`.
 
 mod desk;
+mod groups;
 mod kinds;
 mod parts;
 mod site;
