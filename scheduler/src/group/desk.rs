@@ -8,12 +8,13 @@ use super::entry::{Done, Entry, Lane, State, Step};
 use super::groups::Groups;
 use super::lull::Lull;
 use super::member::Membership;
+use super::missing::{Missing, MissingGroups};
 use super::need::{is_ungrouped, must_wait};
 use super::object::Object;
 use super::owners::Owners;
 use super::steps::{GroupingError, Steps};
 use super::tee::{Decided, News, Told};
-use super::{voice, write};
+use super::{backoff, voice, write};
 use crate::clock::Wall;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -21,7 +22,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -32,13 +33,6 @@ const GROUP_AFTER: Duration = Duration::from_millis(200);
 /// A pod is told its group so long after that was decided. Who is bound before is told by its
 /// binding.
 const POD_AFTER: Duration = Duration::from_secs(1);
-/// After a first failure; doubled with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// At most so long.
-const LAST_PAUSE: Duration = Duration::from_mins(1);
-/// A deleted group is made anew so long after, if its pods are there still: most often they
-/// go with it.
-const MOURNING: Duration = Duration::from_secs(2);
 /// Groups that are made anew at once.
 const MENDS: usize = 16;
 /// A failure is said from the second one on: the first is often an owner that is not ready.
@@ -74,18 +68,10 @@ struct Desk {
     lanes: [VecDeque<String>; 3],
     agenda: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Result<Done, GroupingError>>,
-    /// Groups that are made anew: in work, and not before their time, with their pods.
-    mends: JoinSet<Option<Missing>>,
-    to_mend: VecDeque<(Instant, Missing)>,
+    /// Groups to be made anew, and those that are being made: with the error where that fails.
+    missing: MissingGroups,
+    mends: JoinSet<Result<(), (Missing, GroupingError)>>,
     at_work: HashMap<Id, (String, Lane)>,
-}
-
-/// A group that is not there, and a pod that is in it.
-#[derive(Debug)]
-struct Missing {
-    namespace: String,
-    group: String,
-    pod: String,
 }
 
 /// Groups the pods that it is told of until `stop`, while `leading`.
@@ -120,8 +106,8 @@ pub async fn run(
         lanes: Default::default(),
         agenda: BTreeSet::new(),
         tasks: JoinSet::new(),
+        missing: MissingGroups::default(),
         mends: JoinSet::new(),
-        to_mend: VecDeque::new(),
         at_work: HashMap::new(),
     };
     tokio::select! {
@@ -158,8 +144,7 @@ impl Desk {
                 .then(|| lull.at())
                 .filter(|at| *at > now);
             let due = self.agenda.first().map(|(at, _)| *at);
-            let mend = self.to_mend.front().map(|(at, _)| *at);
-            let mend = mend.filter(|_| self.mends.len() < MENDS);
+            let mend = self.missing.next().filter(|_| self.mends.len() < MENDS);
             let next = due.into_iter().chain(rest).chain(mend).min();
             let next = next.filter(|_| leads);
             let wake = async {
@@ -175,11 +160,7 @@ impl Desk {
                     Err(_) => return,
                 },
                 Some(done) = self.tasks.join_next_with_id() => self.settle(done),
-                Some(done) = self.mends.join_next() => match done {
-                    Ok(Some(missing)) => self.to_mend.push_back((Instant::now() + MOURNING, missing)),
-                    Ok(None) => {}
-                    Err(error) => tracing::error!(%error, "a group's making anew broke"),
-                },
+                Some(done) = self.mends.join_next() => self.mended(done),
                 one = news.recv() => match one {
                     Some(one) => self.hear(one, leads),
                     None => return,
@@ -223,12 +204,7 @@ impl Desk {
             } => {
                 self.groups.forget(&namespace, &group);
                 if let Some(pod) = pod.filter(|_| leads) {
-                    let missing = Missing {
-                        namespace,
-                        group,
-                        pod,
-                    };
-                    self.to_mend.push_back((Instant::now() + MOURNING, missing));
+                    self.missing.report(namespace, group, pod);
                 }
             }
             News::Groups => self.groups.forget_all(),
@@ -357,22 +333,26 @@ impl Desk {
     /// Makes groups anew whose time has come.
     fn mend(&mut self, now: Instant) {
         while self.mends.len() < MENDS
-            && self.to_mend.front().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, missing)) = self.to_mend.pop_front()
+            && let Some(missing) = self.missing.pop(now)
         {
             let (steps, classes) = (self.steps.clone(), self.classes.clone());
             let scheduler = self.settings.scheduler_name.clone();
             self.mends.spawn(async move {
-                let Missing {
-                    namespace,
-                    group,
-                    pod,
-                } = &missing;
-                let done = steps.mend(namespace, group, pod, &scheduler, &classes);
-                let error = done.await.err()?;
-                tracing::warn!(group = %format!("{namespace}/{group}"), %error, "a group that is not there is not made anew yet");
-                Some(missing)
+                let done = steps.mend(&missing, &scheduler, &classes).await;
+                done.map_err(|error| (missing, error))
             });
+        }
+    }
+
+    fn mended(&mut self, done: Result<Result<(), (Missing, GroupingError)>, JoinError>) {
+        match done {
+            Ok(Ok(())) => {}
+            Ok(Err((missing, error))) => {
+                let group = format!("{}/{}", missing.namespace, missing.group);
+                let pause = self.missing.failed(missing);
+                tracing::warn!(group, %error, ?pause, "a missing pod group is not made anew yet");
+            }
+            Err(error) => tracing::error!(%error, "making a missing pod group anew broke"),
         }
     }
 
@@ -447,7 +427,7 @@ impl Desk {
         begun
     }
 
-    fn settle(&mut self, done: Result<(Id, Result<Done, GroupingError>), tokio::task::JoinError>) {
+    fn settle(&mut self, done: Result<(Id, Result<Done, GroupingError>), JoinError>) {
         let (id, result) = match done {
             Ok(done) => done,
             Err(error) => {
@@ -525,9 +505,7 @@ impl Desk {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
         };
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << entry.failures.min(16))
-            .min(LAST_PAUSE);
+        let pause = backoff::after(entry.failures);
         entry.failures += 1;
         let object = entry.pod.unpack();
         let pod = format!("{}/{}", object.namespace(), object.name());

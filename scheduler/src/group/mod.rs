@@ -9,7 +9,9 @@
 //! - `tee`: takes what concerns groups from the facts on their way, and puts among them what was
 //!   decided; [`Tee`]. `member`: the groups of pods that do not say so themselves yet.
 //! - `desk`: one pod after the other, many at once, again when it failed; [`run`]. `entry`: what
-//!   it knows of one, and whose turn it is; `steps`: what is done for a pod. `lull`: when those that need not wait for their group have their turn.
+//!   it knows of one, and whose turn it is; `steps`: what is done for a pod. `lull`: when those
+//!   that need not wait for their group have their turn. `missing`: groups that do not exist
+//!   although pods are in them. `backoff`: the pause after a failure.
 //! - `owners`: reads what owns a pod, up to the top.
 //! - `rules`: which rule for which kind, `draft`: what all groups have, then a file for each
 //!   family of kinds: `kubeflow`, `ray`, `lws`, `jobset`, `gang`.
@@ -24,6 +26,7 @@
 //! Writes pod groups, and annotation and labels of pods; only while leading. Must never keep
 //! one pod waiting for another's owner.
 
+mod backoff;
 mod desk;
 mod draft;
 mod entry;
@@ -34,6 +37,7 @@ mod kubeflow;
 mod lull;
 mod lws;
 mod member;
+mod missing;
 mod need;
 mod object;
 mod owners;

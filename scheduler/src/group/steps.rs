@@ -4,6 +4,7 @@
 use super::draft::{Classes, Draft};
 use super::groups::{GroupError, Groups};
 use super::member::Membership;
+use super::missing::Missing;
 use super::need::is_in;
 use super::object::Object;
 use super::owners::{OwnerError, Owners};
@@ -68,26 +69,24 @@ impl Steps {
     /// is theirs to make: our rules give the pod another name.
     pub(super) async fn mend(
         &self,
-        namespace: &str,
-        group: &str,
-        pod: &str,
+        missing: &Missing,
         scheduler: &str,
         classes: &Classes,
     ) -> Result<(), GroupingError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let pod = match answer::of(api.get_opt(pod)).await {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &missing.namespace);
+        let pod = match answer::of(api.get_opt(&missing.pod)).await {
             Answer::Done(Some(pod)) => pod,
             Answer::Done(None) => return Ok(()),
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
                 return Err(GroupingError::Pod(why));
             }
         };
-        if is_in(&pod, scheduler).as_deref() != Some(group) {
+        if is_in(&pod, scheduler).as_ref() != Some(&missing.group) {
             return Ok(());
         }
         let pod = Object::of_pod(&pod);
         let draft = self.draft(&pod, classes, Instant::now()).await?;
-        if draft.name == group {
+        if draft.name == missing.group {
             self.groups.ensure(&write::group(&draft)).await?;
         }
         Ok(())

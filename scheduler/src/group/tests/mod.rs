@@ -5,6 +5,7 @@
 mod desk;
 mod groups;
 mod kinds;
+mod missing;
 mod parts;
 mod site;
 
