@@ -3,7 +3,6 @@
 use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
 use crate::clock::Wall;
-use crate::config::LonePodGroups;
 use crate::convert::World;
 use crate::cycle::{self, Inputs, Outputs, Pace, Question};
 use crate::doors::{Doors, Listeners};
@@ -313,16 +312,12 @@ async fn start(
         queue_label: plan.queue_label.clone(),
         wall: wall.clone(),
     };
-    let (groups, memberships) = (
-        Arc::new(group::Groups::new(leaders.clone())),
-        group::Memberships::default(),
-    );
-    let groups_alone = config.lone_pod_groups == LonePodGroups::Write;
+    let grouping = group::Shared::new(leaders.clone(), config.lone_pod_groups);
     let facts = group_pods(
         settings,
         &leaders,
         facts,
-        (groups.clone(), memberships.clone(), groups_alone),
+        grouping.clone(),
         &leading,
         end,
         tasks,
@@ -353,9 +348,7 @@ async fn start(
                     .map(|shard| (shard.core.epoch, shard.pool.name().to_owned()))
                     .collect(),
                 busy,
-                groups,
-                memberships,
-                groups_alone,
+                grouping,
                 wall: wall.clone(),
             },
             leaders,
@@ -557,19 +550,19 @@ fn group_pods(
     settings: group::Settings,
     client: &Client,
     facts: mpsc::UnboundedReceiver<facts::Fact>,
-    (groups, memberships, groups_alone): (Arc<group::Groups>, group::Memberships, bool),
+    shared: group::Shared,
     leading: &watch::Receiver<bool>,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) -> mpsc::UnboundedReceiver<facts::Fact> {
     let name = &settings.scheduler_name;
-    let (tee, onward, told) = group::Tee::new(name, groups_alone, memberships, facts);
+    let (tee, onward, told) = group::Tee::new(name, shared.clone(), facts);
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {
         tokio::select! {
             biased;
             () = tee.run() => {}
-            () = group::run(settings, client, groups, told, leading, end.clone()) => {}
+            () = group::run(settings, client, shared, told, leading, end.clone()) => {}
             () = end.cancelled() => {}
         }
     }));

@@ -12,6 +12,7 @@ use super::missing::{Missing, MissingGroups};
 use super::need::{is_ungrouped, must_wait};
 use super::object::Object;
 use super::owners::Owners;
+use super::shared::Shared;
 use super::steps::{GroupingError, Steps};
 use super::tee::{Decided, News, Told};
 use super::{backoff, voice, write};
@@ -78,7 +79,7 @@ struct Desk {
 pub async fn run(
     settings: Settings,
     client: Client,
-    groups: Arc<Groups>,
+    shared: Shared,
     told: Told,
     leading: watch::Receiver<bool>,
     stop: CancellationToken,
@@ -93,12 +94,12 @@ pub async fn run(
     let desk = Desk {
         steps: Steps {
             owners: Arc::new(Owners::new(client.clone())),
-            groups: Arc::clone(&groups),
+            groups: Arc::clone(&shared.groups),
             client,
             queue_label: Arc::from(settings.queue_label.as_str()),
         },
         voice,
-        groups,
+        groups: shared.groups,
         decided,
         settings,
         classes: Arc::default(),

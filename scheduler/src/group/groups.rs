@@ -123,7 +123,7 @@ struct Slots {
 }
 
 /// The groups that were written here.
-pub struct Groups {
+pub(crate) struct Groups {
     client: Client,
     slots: Mutex<Slots>,
     /// Groups like those were created, and none was refused since.
@@ -141,7 +141,7 @@ impl fmt::Debug for Groups {
 
 impl Groups {
     /// None yet.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self {
             client,
             slots: Mutex::default(),

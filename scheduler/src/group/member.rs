@@ -76,7 +76,7 @@ impl Membership {
 /// Memberships that the watch does not show yet, by the pod's UID. Shared by who lays them over
 /// pods and who binds.
 #[derive(Clone, Debug, Default)]
-pub struct Memberships(Arc<Mutex<HashMap<String, Arc<Membership>>>>);
+pub(crate) struct Memberships(Arc<Mutex<HashMap<String, Arc<Membership>>>>);
 
 impl Memberships {
     /// Of that pod, unless the watch shows it.

@@ -43,6 +43,7 @@ mod object;
 mod owners;
 mod ray;
 mod rules;
+mod shared;
 mod steps;
 mod tee;
 mod voice;
@@ -50,9 +51,8 @@ mod write;
 
 pub use desk::{Settings, run};
 pub(crate) use draft::name_of_pod_alone;
-pub use groups::Groups;
-pub use member::Memberships;
 pub use need::must_wait;
+pub use shared::Shared;
 pub use tee::{Tee, Told};
 
 #[cfg(test)]

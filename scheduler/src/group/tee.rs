@@ -5,8 +5,9 @@
 //! both. What the watch shows of them meanwhile is older than what was decided.
 
 use super::draft::Classes;
-use super::member::{Membership, Memberships};
+use super::member::Membership;
 use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
+use super::shared::Shared;
 use crate::watch::{Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
@@ -53,13 +54,11 @@ pub(super) struct Decided {
 #[derive(Debug)]
 pub struct Tee {
     scheduler: String,
-    /// Whether pods alone become groups.
-    groups_alone: bool,
+    shared: Shared,
     facts: mpsc::UnboundedReceiver<Fact>,
     decided: mpsc::UnboundedReceiver<Decided>,
     onward: mpsc::UnboundedSender<Fact>,
     news: mpsc::UnboundedSender<News>,
-    memberships: Memberships,
     classes: Roll,
     ungrouped: Roll,
     /// How pods without a group were last passed on, by UID: the resource version, and the
@@ -181,11 +180,9 @@ impl<N: Clone + Ord> Roll<N> {
 
 impl Tee {
     /// Between the watches and the cycle: facts come in here and go out at the second.
-    /// `groups_alone`: pods alone become groups.
     pub fn new(
         scheduler: &str,
-        groups_alone: bool,
-        memberships: Memberships,
+        shared: Shared,
         facts: mpsc::UnboundedReceiver<Fact>,
     ) -> (Self, mpsc::UnboundedReceiver<Fact>, Told) {
         let (onward, facts_out) = mpsc::unbounded_channel();
@@ -193,12 +190,11 @@ impl Tee {
         let (decided_out, decided) = mpsc::unbounded_channel();
         let tee = Self {
             scheduler: scheduler.to_owned(),
-            groups_alone,
+            shared,
             facts,
             decided,
             onward,
             news: news_out,
-            memberships,
             classes: Roll::default(),
             ungrouped: Roll::default(),
             passed: HashMap::new(),
@@ -275,7 +271,7 @@ impl Tee {
             drafted.pods.insert(uid.clone());
         }
         let membership = Arc::new(membership);
-        self.memberships.put(&uid, Arc::clone(&membership));
+        self.shared.memberships.put(&uid, Arc::clone(&membership));
         let version = pod.metadata.resource_version.clone().unwrap_or_default();
         let passed = self.passed.get(&uid);
         let is_news = passed.is_some_and(|(passed, laid)| {
@@ -420,10 +416,12 @@ impl Tee {
             if self.ungrouped.gone(&uid) {
                 self.say(News::Member { uid, group });
             }
-        } else if is_ungrouped(pod, &self.scheduler) && (self.groups_alone || !is_alone(pod)) {
+        } else if is_ungrouped(pod, &self.scheduler)
+            && (self.shared.groups_lone_pods() || !is_alone(pod))
+        {
             self.ungrouped.there(uid.clone());
             self.say(News::Ungrouped(Box::new(pod.clone())));
-            let membership = self.memberships.of(&uid);
+            let membership = self.shared.memberships.of(&uid);
             if let Some(membership) = &membership {
                 membership.lay_over(pod);
             }
@@ -435,7 +433,7 @@ impl Tee {
             if self.ungrouped.gone(&uid) {
                 self.say(News::Gone(uid.clone()));
             }
-            if let Some(membership) = self.memberships.of(&uid) {
+            if let Some(membership) = self.shared.memberships.of(&uid) {
                 membership.lay_over(pod);
             }
         } else {
@@ -445,7 +443,7 @@ impl Tee {
 
     /// A pod is gone, or over.
     fn end(&mut self, uid: &str, pod: &Pod) {
-        let membership = self.memberships.of(uid);
+        let membership = self.shared.memberships.of(uid);
         let group = membership.map(|one| one.group.clone());
         let group = group.or_else(|| pod.annotations().get(kai::POD_GROUP).cloned());
         self.forget(uid);
@@ -478,7 +476,7 @@ impl Tee {
 
     /// The watch shows all that is known of its group.
     fn forget(&mut self, uid: &str) {
-        self.memberships.forget(uid);
+        self.shared.memberships.forget(uid);
         self.passed.remove(uid);
     }
 

@@ -1,10 +1,11 @@
 //! Against the simulated API server: from the watch to the annotation on the pod.
 
 use super::site::{NS, Site, until};
+use crate::config::LonePodGroups;
 use crate::group::member::Membership;
 use crate::group::object::Object;
 use crate::group::tee::Decided;
-use crate::group::{Memberships, Tee, write};
+use crate::group::{Shared, Tee, write};
 use crate::watch::{Fact, Seen};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -285,14 +286,15 @@ async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
     let pod = site.pod("p", Some(&job), json!({})).await;
     let (group, _) = site.member("p").await;
     let uid = pod.uid().unwrap();
-    assert_eq!(site.memberships.of(&uid).unwrap().group, group);
+    assert_eq!(site.shared.memberships.of(&uid).unwrap().group, group);
     site.bind(&pod, &group).await;
     let bound = site.pods().get("p").await.unwrap();
     site.groups_stamp(&group, "a-time").await;
     let made = until(|| async { site.groups().get_opt(&group).await.unwrap() }).await;
     let stamp = made.annotations().get("kai.scheduler/last-start-timestamp");
     assert_eq!(stamp.map(String::as_str), Some("a-time"), "in one write");
-    until(|| async { site.memberships.of(&uid).is_none().then_some(()) }).await;
+    let memberships = &site.shared.memberships;
+    until(|| async { memberships.of(&uid).is_none().then_some(()) }).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let now = site.pods().get("p").await.unwrap();
     assert_eq!(now.resource_version(), bound.resource_version(), "no more");
@@ -305,7 +307,7 @@ async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
 
 #[tokio::test]
 async fn pods_alone_become_no_groups_where_they_are_skipped() {
-    let mut site = Site::start_with(true, false).await;
+    let mut site = Site::start_with(true, LonePodGroups::Skip).await;
     site.pod("alone", None, json!({})).await;
     let wish = json!({"metadata": {"annotations": {"kai.scheduler/preemption-delay": "5m"}}});
     let asks = site.pod("asks", None, json!({})).await;
@@ -366,7 +368,10 @@ async fn a_group_that_was_never_made_goes_with_its_pods() {
 #[tokio::test]
 async fn a_pod_that_a_listing_does_not_name_is_gone_though_it_was_told_meanwhile() {
     let (facts, facts_in) = mpsc::unbounded_channel();
-    let (tee, mut passed, told) = Tee::new("kai-scheduler", true, Memberships::default(), facts_in);
+    let nowhere = kube::Config::new("http://localhost:1".parse().unwrap());
+    let client = kube::Client::try_from(nowhere).unwrap();
+    let shared = Shared::new(client, LonePodGroups::Write);
+    let (tee, mut passed, told) = Tee::new("kai-scheduler", shared, facts_in);
     tokio::spawn(tee.run());
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": NS, "uid": "u", "resourceVersion": "1",

@@ -21,7 +21,7 @@ async fn only_a_group_that_was_created_is_taken() {
     let params = PostParams::default();
     let made = site.groups().create(&params, &group("changed", 1)).await;
     made.unwrap();
-    let groups = &site.groups;
+    let groups = &site.shared.groups;
     groups.ensure(&group("changed", 2)).await.unwrap();
     let changed = site.groups().get("changed").await.unwrap();
     assert_eq!(changed.spec.min_member, Some(2));

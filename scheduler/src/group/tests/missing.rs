@@ -2,8 +2,9 @@
 
 use super::site::NS;
 use crate::clock::Wall;
+use crate::config::LonePodGroups;
 use crate::group::tee::{News, Told};
-use crate::group::{self, Groups, Settings};
+use crate::group::{self, Settings, Shared};
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -64,7 +65,7 @@ async fn a_group_that_cannot_be_made_anew_is_tried_again_less_and_less_often() {
     tokio::spawn(group::run(
         settings,
         client.clone(),
-        Arc::new(Groups::new(client)),
+        Shared::new(client, LonePodGroups::Write),
         Told { news, decided },
         leads,
         stop.clone(),

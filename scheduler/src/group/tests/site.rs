@@ -1,6 +1,7 @@
 //! The grouper against the simulated API server, and what a test does to its cluster.
 
-use crate::group::{self, Groups, Memberships, Settings, Tee};
+use crate::config::LonePodGroups;
+use crate::group::{self, Settings, Shared, Tee};
 use crate::watch::{self as facts, Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,7 +11,6 @@ use kube::core::GroupVersionKind;
 use kube::{Api, Client, CustomResourceExt as _, ResourceExt as _};
 use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config, Handle};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -27,8 +27,7 @@ pub(super) struct Site {
     pub(super) relist: watch::Sender<u64>,
     /// What the cycle would get.
     pub(super) facts: mpsc::UnboundedReceiver<facts::Fact>,
-    pub(super) memberships: Memberships,
-    pub(super) groups: Arc<Groups>,
+    pub(super) shared: Shared,
     stop: CancellationToken,
 }
 
@@ -40,10 +39,10 @@ impl Drop for Site {
 
 impl Site {
     pub(super) async fn start(leads: bool) -> Self {
-        Self::start_with(leads, true).await
+        Self::start_with(leads, LonePodGroups::Write).await
     }
 
-    pub(super) async fn start_with(leads: bool, groups_alone: bool) -> Self {
+    pub(super) async fn start_with(leads: bool, lone_pods: LonePodGroups) -> Self {
         let server = ApiServer::bind(Config::default()).await.unwrap();
         let handle = server.handle();
         let mut config = handle.config();
@@ -64,10 +63,9 @@ impl Site {
             relisting,
             stop.clone(),
         ));
-        let memberships = Memberships::default();
+        let shared = Shared::new(client.clone(), lone_pods);
         let name = "kai-scheduler";
-        let (tee, facts, told) = Tee::new(name, groups_alone, memberships.clone(), facts_in);
-        let groups = Arc::new(Groups::new(client.clone()));
+        let (tee, facts, told) = Tee::new(name, shared.clone(), facts_in);
         tokio::spawn(tee.run());
         let (leading, leads) = watch::channel(leads);
         let settings = Settings {
@@ -81,7 +79,7 @@ impl Site {
         tokio::spawn(group::run(
             settings,
             client.clone(),
-            groups.clone(),
+            shared.clone(),
             told,
             leads,
             stop.clone(),
@@ -92,8 +90,7 @@ impl Site {
             leading,
             relist,
             facts,
-            memberships,
-            groups,
+            shared,
             stop,
         }
     }
@@ -199,7 +196,7 @@ impl Site {
 
     pub(super) async fn groups_stamp(&self, group: &str, value: &str) {
         let key = proto::names::kai::LAST_START;
-        self.groups.stamp(NS, group, key, Some(value)).await;
+        self.shared.groups.stamp(NS, group, key, Some(value)).await;
     }
 
     /// Its group, once it has one.
