@@ -182,7 +182,7 @@ impl Desk {
             let Some(entry) = self.pods.get_mut(&uid) else {
                 continue;
             };
-            unexpect(&self.groups, entry);
+            unexpect(&self.groups, &uid, entry);
             (entry.step, entry.draft) = (Step::Draft, None);
             if entry.state != State::AtWork {
                 self.line_up(uid, now);
@@ -229,7 +229,7 @@ impl Desk {
         }
         if entry.draft.is_none() && entry.member_of.is_none() {
             let pod = entry.pod.unpack();
-            self.groups.expect(pod.namespace(), &group);
+            self.groups.expect(pod.namespace(), &group, pod.uid());
         }
         entry.member_of = Some(group);
     }
@@ -238,7 +238,7 @@ impl Desk {
         let Some(entry) = self.pods.remove(uid) else {
             return;
         };
-        unexpect(&self.groups, &entry);
+        unexpect(&self.groups, uid, &entry);
         if let State::Until(at) = entry.state {
             self.agenda.remove(&(at, uid.to_owned()));
         }
@@ -290,7 +290,7 @@ impl Desk {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
         };
-        unexpect(&self.groups, entry);
+        unexpect(&self.groups, &uid, entry);
         (entry.step, entry.draft, entry.member_of) = (Step::Draft, None, None);
         entry.changed = false;
         if let State::Until(at) = entry.state {
@@ -466,9 +466,12 @@ impl Desk {
                 let group = write::group(&draft);
                 let is_written = self.groups.is_written(&group);
                 let waits = !is_written && !self.groups.is_taken(&group);
+                if is_written && entry.member_of.is_some() {
+                    return self.drop(&uid);
+                }
                 entry.step = if is_written { Step::Pod } else { Step::Group };
-                if entry.member_of.is_none() && !is_written {
-                    self.groups.expect(&draft.namespace, &draft.name);
+                if !is_written {
+                    self.groups.expect(&draft.namespace, &draft.name, &uid);
                 }
                 entry.draft = Some(draft);
                 self.tell(&uid);
@@ -518,13 +521,11 @@ impl Desk {
     }
 }
 
-/// The group that it was going to make is not made for it.
-fn unexpect(groups: &Groups, entry: &Entry) {
+/// The pod's group is not made for it any more. Harmless where that was said before.
+fn unexpect(groups: &Groups, uid: &str, entry: &Entry) {
     match (&entry.draft, &entry.member_of) {
-        (Some(draft), _) if entry.step == Step::Group => {
-            groups.unexpect(&draft.namespace, &draft.name);
-        }
-        (None, Some(group)) => groups.unexpect(entry.pod.unpack().namespace(), group),
-        _ => {}
+        (Some(draft), _) => groups.unexpect(&draft.namespace, &draft.name, uid),
+        (None, Some(group)) => groups.unexpect(entry.pod.unpack().namespace(), group, uid),
+        (None, None) => {}
     }
 }

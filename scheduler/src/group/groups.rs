@@ -14,7 +14,7 @@ use api::PodGroup;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -65,8 +65,8 @@ struct Slot {
 /// Annotations that are written with the group, as long as somebody is going to make it.
 #[derive(Debug, Default)]
 struct Stamps {
-    /// How many are going to.
-    expected: usize,
+    /// For which pods, by UID. None once the group was made.
+    expected: BTreeSet<String>,
     pairs: BTreeMap<String, String>,
 }
 
@@ -74,7 +74,7 @@ impl Slot {
     /// The same of a group that is not there; nothing where nobody is going to make it.
     fn unwritten(&self) -> Option<Arc<Self>> {
         let mut stamps = self.stamps();
-        (stamps.expected > 0).then(|| {
+        (!stamps.expected.is_empty()).then(|| {
             Arc::new(Self {
                 written: tokio::sync::Mutex::default(),
                 stamps: Mutex::new(std::mem::take(&mut stamps)),
@@ -149,17 +149,18 @@ impl Groups {
         }
     }
 
-    /// [`Groups::ensure`] will be called: until then the group's stamps wait for it.
-    pub(super) fn expect(&self, namespace: &str, name: &str) {
+    /// [`Groups::ensure`] will be called for this pod: until then the group's stamps wait for it.
+    pub(super) fn expect(&self, namespace: &str, name: &str, pod: &str) {
         let slot = self.slot(namespace, name);
-        slot.stamps().expected += 1;
+        slot.stamps().expected.insert(pod.to_owned());
     }
 
-    /// It will not.
-    pub(super) fn unexpect(&self, namespace: &str, name: &str) {
-        let slot = self.slot(namespace, name);
-        let mut stamps = slot.stamps();
-        stamps.expected = stamps.expected.saturating_sub(1);
+    /// It will not be called for this pod, or has been: stamps wait for others at most.
+    pub(super) fn unexpect(&self, namespace: &str, name: &str, pod: &str) {
+        let key = (namespace.to_owned(), name.to_owned());
+        if let Some(slot) = locked(&self.slots).by_key.get(&key) {
+            slot.stamps().expected.remove(pod);
+        }
     }
 
     /// It is known to be there as `wanted`.
@@ -211,8 +212,10 @@ impl Groups {
             *written = Some(wanted.clone());
         }
         let late = {
+            // The one that new stamps go to: it is another where the group was forgotten since.
+            let slot = self.slot(&namespace, &name);
             let mut stamps = slot.stamps();
-            stamps.expected = stamps.expected.saturating_sub(1);
+            stamps.expected.clear();
             let mut all = std::mem::take(&mut stamps.pairs);
             all.retain(|key, value| with.get(key) != Some(value));
             all
@@ -228,7 +231,7 @@ impl Groups {
         let slot = self.slot(namespace, name);
         {
             let mut stamps = slot.stamps();
-            if stamps.expected > 0 {
+            if !stamps.expected.is_empty() {
                 let key = key.to_owned();
                 match value {
                     Some(value) => stamps.pairs.insert(key, value.to_owned()),
@@ -272,7 +275,9 @@ impl Groups {
         let mut slots = locked(&self.slots);
         if slots.by_key.len() >= slots.sweep_at.max(KEPT) {
             // Who holds a slot keeps it; a second one for the same group does no harm.
-            slots.by_key.retain(|_, slot| slot.stamps().expected > 0);
+            slots
+                .by_key
+                .retain(|_, slot| !slot.stamps().expected.is_empty());
             slots.sweep_at = 2 * slots.by_key.len();
         }
         let key = (namespace.to_owned(), name.to_owned());
