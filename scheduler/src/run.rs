@@ -274,14 +274,14 @@ async fn start(
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
         "the watches",
-        facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
+        facts::run(
+            client.clone(),
+            facts_out,
+            move |queue| queues_out.send_modify(|tree| tree.note(queue)),
+            relist.subscribe(),
+            end.clone(),
+        ),
     ));
-    let (onward, noted) = mpsc::unbounded_channel();
-    tasks.spawn(named(
-        "the tree of queues",
-        admission::keep_queues(facts, onward, queues_out),
-    ));
-    let facts = noted;
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
     if let Some(listener) = doors.page {
@@ -502,7 +502,13 @@ fn observe(
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
         "the watches",
-        facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
+        facts::run(
+            client.clone(),
+            facts_out,
+            |_| {},
+            relist.subscribe(),
+            end.clone(),
+        ),
     ));
     // The reports' gauges; who does not lead reports nothing else.
     let (views_out, views) = watch::channel(Views::default());

@@ -60,6 +60,7 @@ impl Site {
         tokio::spawn(facts::run(
             client.clone(),
             facts_out,
+            |_| {},
             relisting,
             stop.clone(),
         ));
