@@ -98,26 +98,29 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn forget(&mut self, uid: &str) {
-        if let Some(key) = self.of.remove(uid)
-            && let Some(pods) = self.groups.get_mut(&key)
-        {
+    /// Returns the group that it waited in.
+    fn forget(&mut self, uid: &str) -> Option<Group> {
+        let key = self.of.remove(uid)?;
+        if let Some(pods) = self.groups.get_mut(&key) {
             pods.remove(uid);
             if pods.is_empty() {
                 self.groups.remove(&key);
             }
         }
+        Some(key)
     }
 
-    fn set(&mut self, pod: &Pod, group: Option<String>) {
+    /// Returns the group that it waits in no longer.
+    fn set(&mut self, pod: &Pod, group: Option<String>) -> Option<Group> {
         let uid = pod.uid().unwrap_or_default();
-        self.forget(&uid);
-        if let Some(group) = group {
-            let key = (pod.namespace().unwrap_or_default(), group);
+        let before = self.forget(&uid);
+        let group = group.map(|group| (pod.namespace().unwrap_or_default(), group));
+        if let Some(key) = &group {
             let pods = self.groups.entry(key.clone()).or_default();
             pods.insert(uid.clone(), pod.name_any());
-            self.of.insert(uid, key);
+            self.of.insert(uid, key.clone());
         }
+        before.filter(|before| Some(before) != group.as_ref())
     }
 
     /// One of those that wait in it.
@@ -363,6 +366,15 @@ impl Tee {
         }
     }
 
+    /// A pod waits in that group no longer. If the group is missing and others wait in it, it is
+    /// said again: the desk may have been told of that pod alone.
+    fn say_left(&self, group: Group) {
+        let is_there = self.groups.names.contains(&group) || self.drafted.contains_key(&group);
+        if self.are_listed && !is_there && self.waiting.groups.contains_key(&group) {
+            self.say_gone(group);
+        }
+    }
+
     fn say_gone(&self, group: Group) {
         let pod = self.waiting.one(&group);
         let (namespace, name) = group;
@@ -383,7 +395,9 @@ impl Tee {
             Seen::There(pod) => self.pod_there(pod),
             Seen::Gone(pod) => {
                 let uid = pod.uid().unwrap_or_default();
-                self.waiting.forget(&uid);
+                if let Some(group) = self.waiting.forget(&uid) {
+                    self.say_left(group);
+                }
                 self.end(&uid, pod);
             }
             Seen::Listed => {
@@ -406,7 +420,10 @@ impl Tee {
         let uid = pod.uid().unwrap_or_default();
         let group = is_in(pod, &self.scheduler);
         let bound = is_bound(pod);
-        self.waiting.set(pod, group.clone().filter(|_| !bound));
+        let waits_in = group.clone().filter(|_| !bound);
+        if let Some(left) = self.waiting.set(pod, waits_in) {
+            self.say_left(left);
+        }
         if let Some(group) = group {
             let key = (pod.namespace().unwrap_or_default(), group.clone());
             if bound && self.listing && !self.groups.names.contains(&key) {

@@ -1,19 +1,13 @@
 //! Against the simulated API server: from the watch to the annotation on the pod.
 
-use super::site::{NS, Site, until};
+use super::site::{Site, until};
 use crate::config::LonePodGroups;
-use crate::group::member::Membership;
-use crate::group::object::Object;
-use crate::group::tee::Decided;
-use crate::group::{Shared, Tee, write};
 use crate::watch::{Fact, Seen};
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
 use sim_cluster::api_server::Fault;
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 #[tokio::test]
 async fn pods_of_a_deployment_are_groups_of_their_own_with_its_queue() {
@@ -362,52 +356,4 @@ async fn a_group_that_was_never_made_goes_with_its_pods() {
         })
         .await;
     assert_eq!(gone, group);
-}
-
-/// A pod is gone while a listing goes on, and in the middle of that its group is decided.
-#[tokio::test]
-async fn a_pod_that_a_listing_does_not_name_is_gone_though_it_was_told_meanwhile() {
-    let (facts, facts_in) = mpsc::unbounded_channel();
-    let nowhere = kube::Config::new("http://localhost:1".parse().unwrap());
-    let client = kube::Client::try_from(nowhere).unwrap();
-    let shared = Shared::new(client, LonePodGroups::Write);
-    let (tee, mut passed, told) = Tee::new("kai-scheduler", shared, facts_in);
-    tokio::spawn(tee.run());
-    let pod: Pod = serde_json::from_value(json!({
-        "metadata": {"name": "p", "namespace": NS, "uid": "u", "resourceVersion": "1",
-            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "j"}]},
-        "spec": {"schedulerName": "kai-scheduler", "containers": []},
-    }))
-    .unwrap();
-    for fact in [
-        Fact::Group(Seen::Listing),
-        Fact::Group(Seen::Listed),
-        Fact::Pod(Seen::Listing),
-        Fact::Pod(Seen::There(Box::new(pod.clone()))),
-        Fact::Pod(Seen::Listed),
-        Fact::Pod(Seen::Listing),
-    ] {
-        facts.send(fact).unwrap();
-        passed.recv().await.unwrap();
-    }
-    let object = Object::of_pod(&pod);
-    let draft = super::draft(&object, &[]);
-    let decided = Decided {
-        pod: Box::new(pod),
-        membership: Membership::of(&draft, &object, false),
-        group: write::group(&draft),
-        is_written: false,
-    };
-    told.decided.send(decided).unwrap();
-    let group = passed.recv().await.unwrap();
-    assert!(matches!(group, Fact::Group(Seen::There(_))), "{group:?}");
-    let there = passed.recv().await.unwrap();
-    assert!(matches!(there, Fact::Pod(Seen::There(_))), "{there:?}");
-    facts.send(Fact::Pod(Seen::Listed)).unwrap();
-    let group = passed.recv().await.unwrap();
-    assert!(matches!(group, Fact::Group(Seen::Gone(_))), "{group:?}");
-    match passed.recv().await.unwrap() {
-        Fact::Pod(Seen::Gone(pod)) => assert_eq!(pod.uid().as_deref(), Some("u")),
-        other => panic!("{other:?}"),
-    }
 }
