@@ -26,7 +26,7 @@
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
-//! - [`serve`]: the one way in which all of these are served.
+//! - [`serve`]: the one way in which all of these are served; `lock`: how all take a mutex.
 //!
 //! Decides nothing itself.
 #![forbid(unsafe_code)]
@@ -43,6 +43,7 @@ pub mod group;
 pub mod leader;
 mod lease;
 pub mod limits;
+mod lock;
 pub mod neighbour;
 pub mod observe;
 pub mod page;

@@ -10,13 +10,14 @@
 
 use super::write;
 use crate::act::answer::{self, Answer};
+use crate::lock::locked;
 use api::PodGroup;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Times that a change is computed anew because another came between.
 const TRIES: usize = 4;
@@ -113,7 +114,7 @@ impl Like {
 }
 
 /// Namespace and name.
-type Key = (String, String);
+pub(super) type Key = (String, String);
 
 #[derive(Debug, Default)]
 struct Slots {
@@ -334,11 +335,6 @@ impl Groups {
     }
 }
 
-fn key(group: &PodGroup) -> Key {
+pub(super) fn key(group: &PodGroup) -> Key {
     (group.namespace().unwrap_or_default(), group.name_any())
-}
-
-/// Nothing panics while it is held.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,12 +5,13 @@
 
 use super::draft::Draft;
 use super::object::Object;
+use crate::lock::locked;
 use k8s_openapi::api::core::v1::{Pod, PodSchedulingGate};
 use kube::ResourceExt as _;
 use proto::names::kai;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A pod's group, and the labels that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,19 +82,14 @@ pub(crate) struct Memberships(Arc<Mutex<HashMap<String, Arc<Membership>>>>);
 impl Memberships {
     /// Of that pod, unless the watch shows it.
     pub(crate) fn of(&self, uid: &str) -> Option<Arc<Membership>> {
-        self.all().get(uid).cloned()
+        locked(&self.0).get(uid).cloned()
     }
 
     pub(super) fn put(&self, uid: &str, membership: Arc<Membership>) {
-        self.all().insert(uid.to_owned(), membership);
+        locked(&self.0).insert(uid.to_owned(), membership);
     }
 
     pub(super) fn forget(&self, uid: &str) -> Option<Arc<Membership>> {
-        self.all().remove(uid)
-    }
-
-    /// Nothing panics while it is held.
-    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Membership>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0).remove(uid)
     }
 }

@@ -3,6 +3,7 @@
 //! A group is here once, however often it is reported, and not while it is being made.
 
 use super::backoff;
+use super::groups::Key;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -10,9 +11,6 @@ use tokio::time::Instant;
 /// From the report of a deleted group until it is made anew: most often its pods are being
 /// deleted too.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// Namespace and name.
-type Key = (String, String);
 
 /// A group that does not exist.
 #[derive(Debug)]

@@ -7,12 +7,13 @@
 use super::object::{Object, Reference};
 use super::rules::{Extra, Want};
 use crate::act::answer::{self, Answer};
+use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::discovery::{Scope, pinned_kind};
 use kube::{Api, Client};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use tokio::time::Instant;
 
 /// Longer chains are rings.
@@ -226,9 +227,4 @@ fn next_above(owner: &Object) -> Result<Option<Reference>, OwnerError> {
         return Err(OwnerError::Many(owner.reference()));
     }
     Ok(owners.into_iter().next())
-}
-
-/// Nothing panics while it is held.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,6 +5,7 @@
 //! both. What the watch shows of them meanwhile is older than what was decided.
 
 use super::draft::Classes;
+use super::groups::{Key, key};
 use super::member::Membership;
 use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
 use super::shared::Shared;
@@ -66,9 +67,9 @@ pub struct Tee {
     passed: HashMap<String, (String, Option<Arc<Membership>>)>,
     waiting: Waiting,
     /// Of groups that were not there when a pod that is bound was listed in them: that pod.
-    unmade: BTreeMap<Group, String>,
-    groups: Roll<Group>,
-    drafted: BTreeMap<Group, Drafted>,
+    unmade: BTreeMap<Key, String>,
+    groups: Roll<Key>,
+    drafted: BTreeMap<Key, Drafted>,
     /// Groups were listed once.
     are_listed: bool,
     /// Pods are being listed.
@@ -83,23 +84,16 @@ struct Drafted {
     pods: BTreeSet<String>,
 }
 
-/// Namespace and name.
-type Group = (String, String);
-
-fn key(group: &PodGroup) -> Group {
-    (group.namespace().unwrap_or_default(), group.name_any())
-}
-
 /// Pods that wait in a group, by the group; their names, by UID.
 #[derive(Debug, Default)]
 struct Waiting {
-    groups: BTreeMap<Group, BTreeMap<String, String>>,
-    of: HashMap<String, Group>,
+    groups: BTreeMap<Key, BTreeMap<String, String>>,
+    of: HashMap<String, Key>,
 }
 
 impl Waiting {
     /// Returns the group that it waited in.
-    fn forget(&mut self, uid: &str) -> Option<Group> {
+    fn forget(&mut self, uid: &str) -> Option<Key> {
         let key = self.of.remove(uid)?;
         if let Some(pods) = self.groups.get_mut(&key) {
             pods.remove(uid);
@@ -111,7 +105,7 @@ impl Waiting {
     }
 
     /// Returns the group that it waits in no longer.
-    fn set(&mut self, pod: &Pod, group: Option<String>) -> Option<Group> {
+    fn set(&mut self, pod: &Pod, group: Option<String>) -> Option<Key> {
         let uid = pod.uid().unwrap_or_default();
         let before = self.forget(&uid);
         let group = group.map(|group| (pod.namespace().unwrap_or_default(), group));
@@ -124,7 +118,7 @@ impl Waiting {
     }
 
     /// One of those that wait in it.
-    fn one(&self, group: &Group) -> Option<String> {
+    fn one(&self, group: &Key) -> Option<String> {
         self.groups.get(group)?.values().next().cloned()
     }
 }
@@ -368,14 +362,14 @@ impl Tee {
 
     /// A pod waits in that group no longer. If the group is missing and others wait in it, it is
     /// said again: the desk may have been told of that pod alone.
-    fn say_left(&self, group: Group) {
+    fn say_left(&self, group: Key) {
         let is_there = self.groups.names.contains(&group) || self.drafted.contains_key(&group);
         if self.are_listed && !is_there && self.waiting.groups.contains_key(&group) {
             self.say_gone(group);
         }
     }
 
-    fn say_gone(&self, group: Group) {
+    fn say_gone(&self, group: Key) {
         let pod = self.waiting.one(&group);
         let (namespace, name) = group;
         self.say(News::NoGroup {
