@@ -1,13 +1,13 @@
-//! How long a failed step of grouping waits before it is tried again.
+//! The pause between two attempts at a step that fails.
 
 use std::time::Duration;
 
-/// After a first failure; doubled with each further one.
+/// After the first failure. It doubles with each further one.
 const FIRST: Duration = Duration::from_millis(500);
-/// At most so long.
+/// The longest pause.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// The pause after a failure that so many came before.
+/// The pause after a failure, with that many failures before it.
 pub(super) fn after(failures: u32) -> Duration {
     FIRST.saturating_mul(1 << failures.min(16)).min(LONGEST)
 }

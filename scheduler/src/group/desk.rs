@@ -1,7 +1,7 @@
-//! Groups one pod after the other, many at once, and again where it failed.
+//! Finds and creates the groups of pods: many pods at once, with a retry after a failure.
 //!
-//! One task, while leading. A pod's work is its own: what one waits for holds up nobody
-//! else, but for the few that are at work at the same time.
+//! One task, and only while this replica leads. Pods are handled independently: a pod whose owner
+//! cannot be read delays no other, except that the number of pods at work at once is limited.
 
 use super::draft::{Classes, name_of_pod_alone};
 use super::entry::{Done, Entry, Lane, State, Step};
@@ -28,15 +28,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-/// A group is made so long after it was decided: most often its first pod is being bound by
-/// then, and when it started is written with it.
+/// From the decision until the group is created. Most often its first pod is being bound by
+/// then, and the annotation with its start time is written in the same request.
 const GROUP_AFTER: Duration = Duration::from_millis(200);
-/// A pod is told its group so long after that was decided. Who is bound before is told by its
-/// binding.
+/// From the decision until the pod is annotated with its group. A pod that is bound before gets
+/// the annotation from its Binding.
 const POD_AFTER: Duration = Duration::from_secs(1);
-/// Groups that are made anew at once.
+/// Missing groups that are created at the same time.
 const MENDS: usize = 16;
-/// A failure is said from the second one on: the first is often an owner that is not ready.
+/// People are told from the second failure on: the first is often an owner that is not ready.
 const SAID_FROM: u32 = 2;
 
 /// Settings of this part.
@@ -46,14 +46,14 @@ pub struct Settings {
     pub scheduler_name: String,
     /// Of this process, in events.
     pub identity: String,
-    /// Pods that are at work at once.
+    /// Pods that are worked on at the same time.
     pub at_once: usize,
-    /// Bindings take most of the API server's time: who does not wait for its group comes
-    /// later.
+    /// Whether most of the binder's requests are in use. Pods that need not wait for their group
+    /// then wait for the bindings.
     pub busy: watch::Receiver<bool>,
     /// Key of the label that names a workload's queue.
     pub queue_label: String,
-    /// For stamps.
+    /// For timestamps.
     pub wall: Wall,
 }
 
@@ -65,17 +65,17 @@ struct Desk {
     decided: mpsc::UnboundedSender<Decided>,
     classes: Arc<Classes>,
     pods: HashMap<String, Entry>,
-    /// Pods that have their turn, by lane.
+    /// Pods that are ready, by lane.
     lanes: [VecDeque<String>; 3],
     agenda: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Result<Done, GroupingError>>,
-    /// Groups to be made anew, and those that are being made: with the error where that fails.
+    /// Groups to be created again, and the tasks that create them, with the error if one fails.
     missing: MissingGroups,
     mends: JoinSet<Result<(), (Missing, GroupingError)>>,
     at_work: HashMap<Id, (String, Lane)>,
 }
 
-/// Groups the pods that it is told of until `stop`, while `leading`.
+/// Groups the pods that the tee tells it of, while `leading`, until `stop`.
 pub async fn run(
     settings: Settings,
     client: Client,
@@ -172,7 +172,7 @@ impl Desk {
         }
     }
 
-    /// What was decided while this replica led before may be old.
+    /// Starts all pods again: what was decided when this replica led before may be out of date.
     fn begin_anew(&mut self, now: Instant) {
         self.agenda.clear();
         self.lanes = Default::default();
@@ -194,7 +194,7 @@ impl Desk {
         match news {
             News::Ungrouped(pod) => self.want(&pod),
             News::Member { uid, group } if leads => self.member(uid, group),
-            // Who leads makes its group.
+            // The leader creates its group.
             News::Member { uid, .. } => self.drop(&uid),
             News::Gone(uid) => self.drop(&uid),
             News::Classes(classes) => self.classes = classes,
@@ -212,7 +212,7 @@ impl Desk {
         }
     }
 
-    /// The watch shows it in a group. What is left is to make that group, where it is ours.
+    /// The pod names a group now. If it is the group that was decided here, it is still created.
     fn member(&mut self, uid: String, group: String) {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
@@ -267,7 +267,7 @@ impl Desk {
             return self.line_up(uid, now);
         };
         let before = entry.pod.unpack();
-        // What is said about it changes nothing of its group.
+        // A change of its status, for example, does not change its group.
         let same = before.wishes() == object.wishes();
         entry.pod = object.pack();
         entry.waits = waits;
@@ -275,17 +275,16 @@ impl Desk {
             entry.changed |= !same;
         }
         if entry.state == State::AtWork || (same && entry.state != State::Done) {
-            // Its group was told for an older version.
+            // The decision was told for an older version of the pod.
             return self.tell(&uid);
         }
-        // A pod that wants something else, or that lost its group again by a person's hand, is
-        // like a new one.
+        // A pod that requests something else, or whose annotation a person removed, starts again.
         if before != object {
             self.again(uid, now);
         }
     }
 
-    /// From the first step on.
+    /// Starts a pod again with the first step.
     fn again(&mut self, uid: String, now: Instant) {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
@@ -299,7 +298,7 @@ impl Desk {
         self.line_up(uid, now);
     }
 
-    /// Has it placed as a member of the group that was decided for it.
+    /// Tells the tee that the pod is a member of the group that was decided for it.
     fn tell(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid).filter(|entry| entry.waits) else {
             return;
@@ -315,14 +314,14 @@ impl Desk {
         let is_written = self.groups.is_written(&group);
         let may_be = is_written || self.groups.is_taken(&group);
         if !may_be && !entry.told {
-            // That is not known before it is made.
+            // A policy may reject the group: it has to be created first.
             return;
         }
         entry.told = true;
-        // Until its object is made it is as old as its first pod.
+        // Until it is created, the group is as old as its first pod.
         let created = &pod.metadata.creation_timestamp;
         group.metadata.creation_timestamp.clone_from(created);
-        // Who reads it is gone only when everything ends.
+        // The tee ends only when the process ends.
         let _ = self.decided.send(Decided {
             pod,
             membership: Membership::of(draft, &object, !may_be),
@@ -331,7 +330,7 @@ impl Desk {
         });
     }
 
-    /// Makes groups anew whose time has come.
+    /// Creates missing groups again that are due.
     fn mend(&mut self, now: Instant) {
         while self.mends.len() < MENDS
             && let Some(missing) = self.missing.pop(now)
@@ -351,13 +350,15 @@ impl Desk {
             Ok(Err((missing, error))) => {
                 let group = format!("{}/{}", missing.namespace, missing.group);
                 let pause = self.missing.failed(missing);
-                tracing::warn!(group, %error, ?pause, "a missing pod group is not made anew yet");
+                tracing::warn!(group, %error, ?pause, "a missing pod group is not created yet");
             }
-            Err(error) => tracing::error!(%error, "making a missing pod group anew broke"),
+            Err(error) => {
+                tracing::error!(%error, "a task that creates a missing pod group panicked");
+            }
         }
     }
 
-    /// Its turn comes; its owners are read from now on.
+    /// The pod is ready. Owners that were read before now do not count for it.
     fn line_up(&mut self, uid: String, now: Instant) {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
@@ -367,7 +368,7 @@ impl Desk {
         self.lanes[entry.lane() as usize].push_back(uid);
     }
 
-    /// Whose pause is over is ready.
+    /// Pods whose pause is over are ready.
     fn wake(&mut self, now: Instant) {
         while let Some((at, uid)) = self.agenda.first().cloned() {
             if at > now {
@@ -378,7 +379,8 @@ impl Desk {
         }
     }
 
-    /// `later`: also what can wait. Whether some of that has begun.
+    /// Starts the next steps; those of [`Lane::Later`] only if `later`. Returns whether one of
+    /// these was started.
     fn start(&mut self, later: bool) -> bool {
         let seats = self.settings.at_once.max(1);
         let mut begun = false;
@@ -432,7 +434,7 @@ impl Desk {
         let (id, result) = match done {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, "a pod's grouping broke");
+                tracing::error!(%error, "a task that groups a pod panicked");
                 (error.id(), Err(GroupingError::Pod("its task broke".into())))
             }
         };
@@ -445,7 +447,7 @@ impl Desk {
         }
     }
 
-    /// A step is done: the next one.
+    /// A step is done: goes on with the next one.
     fn go_on(&mut self, uid: String, done: Done) {
         let now = Instant::now();
         let Some(entry) = self.pods.get_mut(&uid) else {
@@ -460,7 +462,7 @@ impl Desk {
             Done::Drafted(draft) => {
                 let member_of = entry.member_of.clone();
                 if member_of.is_some_and(|group| group != draft.name) {
-                    // A person was quicker.
+                    // A person has put it into another group.
                     return self.drop(&uid);
                 }
                 let group = write::group(&draft);
@@ -504,7 +506,7 @@ impl Desk {
     }
 
     fn pause(&mut self, uid: String, error: &GroupingError) {
-        // What a policy refuses is not placed any more.
+        // If a policy rejected the group, the pod must not be placed any more.
         self.tell(&uid);
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
@@ -521,7 +523,7 @@ impl Desk {
     }
 }
 
-/// The pod's group is not made for it any more. Harmless where that was said before.
+/// The pod's group will not be created for this pod. Calling it twice is harmless.
 fn unexpect(groups: &Groups, uid: &str, entry: &Entry) {
     match (&entry.draft, &entry.member_of) {
         (Some(draft), _) => groups.unexpect(&draft.namespace, &draft.name, uid),

@@ -1,6 +1,6 @@
-//! Groups that do not exist although pods are in them, and when each is to be made anew.
+//! Groups that do not exist although pods are in them, and when each is created again.
 //!
-//! A group is here once, however often it is reported, and not while it is being made.
+//! Each group is here at most once, however often it is reported, and not while it is being created.
 
 use super::backoff;
 use super::groups::Key;
@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// From the report of a deleted group until it is made anew: most often its pods are being
-/// deleted too.
+/// From the report until the group is created again: most often its pods are being deleted too.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A group that does not exist.
@@ -19,7 +18,7 @@ pub(super) struct Missing {
     pub(super) group: String,
     /// One of the pods in it.
     pub(super) pod: String,
-    /// Times that it could not be made.
+    /// How often it could not be created.
     failures: u32,
 }
 
@@ -29,7 +28,7 @@ impl Missing {
     }
 }
 
-/// Missing groups, by when each is to be made.
+/// Missing groups, by the time when each is due.
 #[derive(Debug, Default)]
 pub(super) struct MissingGroups {
     agenda: BTreeMap<(Instant, Key), Missing>,
@@ -37,8 +36,8 @@ pub(super) struct MissingGroups {
 }
 
 impl MissingGroups {
-    /// That group does not exist, and that pod is in it. A group that is here already keeps its
-    /// time.
+    /// Reports a group that does not exist, with a pod that is in it. A group that is here already
+    /// stays due at the same time.
     pub(super) fn report(&mut self, namespace: String, group: String, pod: String) {
         let mut missing = Missing {
             namespace,
@@ -53,24 +52,24 @@ impl MissingGroups {
         self.put(at, missing);
     }
 
-    /// It could not be made: it is tried again after the pause that this returns.
+    /// The group could not be created. It is due again after the pause that this returns.
     pub(super) fn failed(&mut self, mut missing: Missing) -> Duration {
         let pause = backoff::after(missing.failures);
         missing.failures += 1;
         if let Some((_, since)) = self.remove(&missing.key()) {
-            // It was reported while it was being made, perhaps with a pod that exists longer.
+            // It was reported in the meantime: that pod is the more recent one.
             missing.pod = since.pod;
         }
         self.put(Instant::now() + pause, missing);
         pause
     }
 
-    /// When the first of them is due.
+    /// When the next group is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.agenda.keys().next().map(|(at, _)| *at)
     }
 
-    /// The first of them, where its time has come.
+    /// The next group, if it is due.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Missing> {
         let first = self.agenda.first_entry()?;
         if first.key().0 > now {

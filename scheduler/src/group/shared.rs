@@ -1,4 +1,4 @@
-//! What the grouper shares with whoever binds pods.
+//! What the grouper and the binder share.
 
 use super::groups::Groups;
 use super::member::Memberships;
@@ -6,7 +6,7 @@ use crate::config::LonePodGroups;
 use kube::Client;
 use std::sync::Arc;
 
-/// Each clone stands for the same.
+/// All clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Shared {
     pub(crate) groups: Arc<Groups>,
@@ -15,7 +15,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Nothing is known yet. `client` writes the groups.
+    /// An empty state. Groups are written with `client`.
     pub fn new(client: Client, lone_pods: LonePodGroups) -> Self {
         Self {
             groups: Arc::new(Groups::new(client)),
@@ -24,7 +24,7 @@ impl Shared {
         }
     }
 
-    /// Whether a pod that nobody owns gets a group.
+    /// Whether pods without an owner get a group.
     pub(crate) fn groups_lone_pods(&self) -> bool {
         self.lone_pods == LonePodGroups::Write
     }
