@@ -21,9 +21,10 @@
 //!   groups. `voice`: tells people why a pod has no group.
 //!
 //! A pod is placed as a member of its group as soon as its group is decided. Its Binding carries
-//! the group's name, and the group is created at the same time. Only the first group of its kind
-//! is created before its pods are placed, because an admission policy may reject it. After a crash
-//! in between, the next leader finds a pod whose group does not exist, and creates the group.
+//! the group's name, and the group is created in the meantime. Only the first group of its kind
+//! (namespace, queue, class, kind of owner) is created before its pods are placed, because an
+//! admission policy may reject it. If the process ends in between, the next leader finds pods whose
+//! group does not exist, and creates it.
 //!
 //! Writes pod groups, and annotations and labels of pods; only while this replica leads. Must never
 //! make one pod wait for another pod's owner.
