@@ -16,7 +16,8 @@
 //! - [`limits`]: how large an object may be that decisions read.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
 //! - [`convert`]: a fact into the core's events.
-//! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time.
+//! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time;
+//!   `cycles`: one for each shard.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - `lease`: which replica acts; [`leader`]: the client whose writes only that one sends.
@@ -25,7 +26,7 @@
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
-//! - [`serve`]: the one way in which all of these are served.
+//! - [`serve`]: the one way in which all of these are served; `lock`: how all take a mutex.
 //!
 //! Decides nothing itself.
 #![forbid(unsafe_code)]
@@ -36,11 +37,13 @@ pub mod clock;
 pub mod config;
 pub mod convert;
 pub mod cycle;
+mod cycles;
 mod doors;
 pub mod group;
 pub mod leader;
 mod lease;
 pub mod limits;
+mod lock;
 pub mod neighbour;
 pub mod observe;
 pub mod page;

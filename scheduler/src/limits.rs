@@ -1,45 +1,48 @@
-//! How large a pod group and the tree of queues may be. A tenant writes the one, an admin the
-//! other, and every decision reads both. The defaults are far above use; all are here.
+//! Limits on the size of pod groups and of the tree of queues.
+//!
+//! Tenants write pod groups and admins write queues, and every scheduling decision reads both. The
+//! default limits are far above normal use.
 
 use scheduler_core::model::Queue;
 
-/// KAI's groupers make one sub-group for each role or replica of a workload.
+/// KAI's pod grouper creates one sub-group for each role or replica of a workload.
 const SUB_GROUPS: u32 = 1024;
-/// KAI's groupers make three levels at most.
+/// KAI's pod grouper creates at most three levels.
 const SUB_GROUP_DEPTH: u32 = 16;
-/// The largest clusters of which anything is published have some 100,000 GPUs.
+/// The largest published clusters have some 100,000 GPUs.
 const GANG_PODS: u32 = 100_000;
-/// Organisation, department, team, project; few have more.
+/// Most trees have at most four: organisation, department, team and project.
 const QUEUE_DEPTH: u32 = 16;
-/// A decision spends half a microsecond on each.
+/// A decision takes half a microsecond for each.
 const QUEUES: u32 = 20_000;
 
-/// A recursive walk of the core looks no deeper.
+/// The core walks sub-groups recursively, and stops at this depth.
 const DEEPEST_SUB_GROUP: i64 = 64;
-/// The core places nothing further down.
+/// The core places no pods of queues below this depth.
 #[allow(clippy::cast_possible_wrap)] // Some dozens.
 const DEEPEST_QUEUE: i64 = Queue::MAX_DEPTH as i64;
 
-/// Settings. What is larger is refused at admission; what got in all the same is not read
-/// beyond them, or costs nobody else.
+/// The limits as settings. The admission webhook rejects objects that exceed them. If such an
+/// object exists anyway, the scheduler reads it up to the limit only, or the excess costs no other
+/// workload anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub struct Limits {
-    /// Sub-groups of a pod group. A group with more is refused; of one that is there all the
-    /// same the first so many are read.
+    /// Sub-groups in a pod group. A group with more is rejected; if one exists anyway, only this
+    /// many of its sub-groups are read.
     #[arg(long, default_value_t = SUB_GROUPS)]
     pub max_sub_groups: u32,
-    /// Levels of sub-groups of a pod group, at most 64.
+    /// Levels of sub-groups in a pod group, at most 64.
     #[arg(long, default_value_t = SUB_GROUP_DEPTH,
         value_parser = clap::value_parser!(u32).range(1..=DEEPEST_SUB_GROUP))]
     pub max_sub_group_depth: u32,
-    /// Pods that a pod group may need at once, over all its sub-groups.
+    /// Pods that a pod group may require to start together, over all its sub-groups.
     #[arg(long, default_value_t = GANG_PODS)]
     pub max_gang_pods: u32,
-    /// Levels of the tree of queues, at most 64; a queue further down is refused.
+    /// Levels in the tree of queues, at most 64. A queue below the last level is rejected.
     #[arg(long, default_value_t = QUEUE_DEPTH,
         value_parser = clap::value_parser!(u32).range(1..=DEEPEST_QUEUE))]
     pub max_queue_depth: u32,
-    /// Queues in all; no more are admitted.
+    /// Queues in the cluster. Further queues are rejected.
     #[arg(long, default_value_t = QUEUES)]
     pub max_queues: u32,
 }

@@ -3,26 +3,23 @@
 use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
 use crate::clock::Wall;
-use crate::config::LonePodGroups;
-use crate::convert::World;
-use crate::cycle::{self, Inputs, Outputs, Pace, Question};
+use crate::cycle::{Inputs, Outputs, Question};
 use crate::doors::{Doors, Listeners};
 use crate::leader::ApiAccess;
 use crate::neighbour::Territory;
-use crate::observe::Observer;
 use crate::report::{self, QueueMeters, Views};
 use crate::serve::Door;
-use crate::shard::{Face, Lane, Plan, Pool, Shard};
+use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
 use crate::trust::{self, Trust};
 use crate::{
-    Config, group, leader, lease, neighbour, page, shard, snapshot, telemetry, watch as facts,
+    Config, cycles, group, leader, lease, neighbour, page, shard, snapshot, telemetry,
+    watch as facts,
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use prometheus_client::registry::Registry;
-use scheduler_core::Core;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 /// After a stop, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Questions of people that wait.
-const QUESTIONS: usize = 16;
+pub(crate) const QUESTIONS: usize = 16;
 
 /// Why a scheduler ended, other than by being told.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +78,7 @@ pub enum RunError {
 }
 
 /// What a task says when it ends.
-type Part = Result<&'static str, RunError>;
+pub(crate) type Part = Result<&'static str, RunError>;
 
 /// Runs one scheduler until `stop`.
 ///
@@ -275,14 +272,14 @@ async fn start(
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
         "the watches",
-        facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
+        facts::run(
+            client.clone(),
+            facts_out,
+            move |queue| queues_out.send_modify(|tree| tree.note(queue)),
+            relist.subscribe(),
+            end.clone(),
+        ),
     ));
-    let (onward, noted) = mpsc::unbounded_channel();
-    tasks.spawn(named(
-        "the tree of queues",
-        admission::keep_queues(facts, onward, queues_out),
-    ));
-    let facts = noted;
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
     if let Some(listener) = doors.page {
@@ -313,16 +310,12 @@ async fn start(
         queue_label: plan.queue_label.clone(),
         wall: wall.clone(),
     };
-    let (groups, memberships) = (
-        Arc::new(group::Groups::new(leaders.clone())),
-        group::Memberships::default(),
-    );
-    let groups_alone = config.lone_pod_groups == LonePodGroups::Write;
+    let grouping = group::Shared::new(leaders.clone(), config.lone_pod_groups);
     let facts = group_pods(
         settings,
         &leaders,
         facts,
-        (groups.clone(), memberships.clone(), groups_alone),
+        grouping.clone(),
         &leading,
         end,
         tasks,
@@ -353,9 +346,7 @@ async fn start(
                     .map(|shard| (shard.core.epoch, shard.pool.name().to_owned()))
                     .collect(),
                 busy,
-                groups,
-                memberships,
-                groups_alone,
+                grouping,
                 wall: wall.clone(),
             },
             leaders,
@@ -381,7 +372,7 @@ async fn start(
         views: views_out,
         meters: show.meters,
     };
-    cycles(config, &plan, inputs, outputs, end, tasks);
+    cycles::start(config, &plan, inputs, outputs, end, tasks);
     Ok(())
 }
 
@@ -392,102 +383,6 @@ struct Show {
     meters: Arc<Meters>,
     queue_meters: Arc<QueueMeters>,
     agent_meters: Arc<telemetry::AgentMeters>,
-}
-
-/// Starts a cycle for each shard, and what makes one of them where there are several.
-fn cycles(
-    config: &Config,
-    plan: &Plan,
-    inputs: Inputs,
-    outputs: Outputs,
-    end: &CancellationToken,
-    tasks: &mut JoinSet<Part>,
-) {
-    let mut start = |shard: &Shard, inputs, outputs: Outputs| {
-        let world = World::new(&config.scheduler_name)
-            .with_queue_label(&plan.queue_label)
-            .with_limits(config.limits);
-        let meters = outputs.meters.clone();
-        let (world, observer) = if config.observe {
-            let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);
-            (world.observing(), Some(observer))
-        } else {
-            (world, None)
-        };
-        let core = Core::new(shard.core.clone());
-        let (pace, end) = (pace(config), end.clone());
-        tasks.spawn(named("a cycle", async move {
-            cycle::run(core, world, observer, pace, inputs, outputs, end).await;
-        }));
-    };
-    if let [only] = plan.shards.as_slice()
-        && only.pool == Pool::All
-    {
-        start(only, inputs, outputs);
-        return;
-    }
-    let (mut lanes, mut faces) = (Vec::new(), Vec::new());
-    for shard in &plan.shards {
-        let (facts_out, facts) = mpsc::unbounded_channel();
-        let (heard_out, heard) = telemetry::channel(None);
-        let (outcomes_out, outcomes) = mpsc::unbounded_channel();
-        let (questions_out, questions) = mpsc::channel(QUESTIONS);
-        let (status_out, status) = watch::channel(outputs.status.borrow().clone());
-        let (views_out, views) = watch::channel(Views::default());
-        lanes.push(Lane {
-            facts: facts_out,
-            heard: heard_out,
-        });
-        faces.push(Face {
-            name: shard.name.clone(),
-            epoch: shard.core.epoch,
-            outcomes: outcomes_out,
-            questions: questions_out,
-            status,
-            views,
-        });
-        let inputs = Inputs {
-            facts,
-            heard,
-            outcomes,
-            questions,
-            leading: inputs.leading.clone(),
-            wall: inputs.wall.clone(),
-        };
-        let outputs = Outputs {
-            relist: outputs.relist.clone(),
-            work: outputs.work.clone(),
-            status: status_out,
-            views: views_out,
-            meters: outputs.meters.clone(),
-        };
-        start(shard, inputs, outputs);
-    }
-    let pools = plan.shards.iter().map(|shard| shard.pool.clone()).collect();
-    let (facts, heard) = (inputs.facts, inputs.heard);
-    let front = shard::front(
-        faces,
-        inputs.outcomes,
-        inputs.questions,
-        outputs.status,
-        outputs.views,
-    );
-    for (name, part) in [
-        (
-            "the router",
-            shard::route(pools, facts, heard, lanes).boxed(),
-        ),
-        ("the front", front.boxed()),
-    ] {
-        let end = end.clone();
-        tasks.spawn(named(name, async move {
-            tokio::select! {
-                biased;
-                () = part => {}
-                () = end.cancelled() => {}
-            }
-        }));
-    }
 }
 
 /// Starts what looks at another scheduler's work: nothing of it can write.
@@ -509,7 +404,13 @@ fn observe(
     let (facts_out, facts) = mpsc::unbounded_channel();
     tasks.spawn(named(
         "the watches",
-        facts::run(client.clone(), facts_out, relist.subscribe(), end.clone()),
+        facts::run(
+            client.clone(),
+            facts_out,
+            |_| {},
+            relist.subscribe(),
+            end.clone(),
+        ),
     ));
     // The reports' gauges; who does not lead reports nothing else.
     let (views_out, views) = watch::channel(Views::default());
@@ -542,14 +443,7 @@ fn observe(
         views: views_out,
         meters: show.meters,
     };
-    cycles(config, plan, inputs, outputs, end, tasks);
-}
-
-fn pace(config: &Config) -> Pace {
-    Pace {
-        quiet: Duration::from_millis(config.quiet_ms),
-        patience: Duration::from_millis(config.patience_ms),
-    }
+    cycles::start(config, plan, inputs, outputs, end, tasks);
 }
 
 /// Starts what puts pods into their groups; the facts go through it.
@@ -557,19 +451,19 @@ fn group_pods(
     settings: group::Settings,
     client: &Client,
     facts: mpsc::UnboundedReceiver<facts::Fact>,
-    (groups, memberships, groups_alone): (Arc<group::Groups>, group::Memberships, bool),
+    shared: group::Shared,
     leading: &watch::Receiver<bool>,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) -> mpsc::UnboundedReceiver<facts::Fact> {
     let name = &settings.scheduler_name;
-    let (tee, onward, told) = group::Tee::new(name, groups_alone, memberships, facts);
+    let (tee, onward, told) = group::Tee::new(name, shared.clone(), facts);
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {
         tokio::select! {
             biased;
             () = tee.run() => {}
-            () = group::run(settings, client, groups, told, leading, end.clone()) => {}
+            () = group::run(settings, client, shared, told, leading, end.clone()) => {}
             () = end.cancelled() => {}
         }
     }));
@@ -605,7 +499,7 @@ fn serve_admission(
     });
 }
 
-async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
+pub(crate) async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
     part.await;
     Ok(name)
 }

@@ -1,6 +1,7 @@
 //! One way to serve, over TLS or plain, that no client can exhaust: connections are bounded in
 //! all and for each address, and so are time and room for what comes before a request.
 
+use crate::lock::locked;
 use axum::Router;
 use axum_server::Handle;
 use axum_server::accept::Accept;
@@ -12,7 +13,7 @@ use std::future::{Ready, ready};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -163,7 +164,7 @@ impl<S> Accept<TcpStream, S> for Limited {
     fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
         ready(stream.peer_addr().and_then(|peer| {
             let peer = peer.ip();
-            let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut places = locked(&self.0);
             if !places.take(peer) {
                 tracing::debug!(%peer, "a connection too many");
                 return Err(io::Error::other("too many connections"));
@@ -192,7 +193,7 @@ struct Placed {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = locked(&self.places);
         places.give_back(self.peer);
     }
 }

@@ -64,10 +64,11 @@ pub enum Fact {
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
 /// Follows everything until `stop`. When `relist` changes, pods and groups are listed anew: a
-/// watch may lag behind what another replica wrote.
+/// watch may lag behind what another replica wrote. `queues` sees each fact about a queue first.
 pub async fn run(
     client: Client,
     facts: Facts,
+    queues: impl Fn(&Seen<Queue>),
     relist: watch::Receiver<u64>,
     stop: CancellationToken,
 ) {
@@ -87,7 +88,10 @@ pub async fn run(
             follow_classes(client.clone(), &facts, classes),
             follow(Api::all(client.clone()), &facts, Fact::Node),
             follow(Api::all(client.clone()), &facts, Fact::GpuNode),
-            follow(Api::all(client.clone()), &facts, Fact::Queue),
+            follow(Api::all(client.clone()), &facts, |seen| {
+                queues(&seen);
+                Fact::Queue(seen)
+            }),
             follow(Api::all(client.clone()), &facts, Fact::Topology),
             follow(Api::all(client.clone()), &facts, Fact::Namespace),
             follow(Api::all(client.clone()), &facts, Fact::Claim),
@@ -156,7 +160,7 @@ async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>)
 }
 
 /// One kind; ends when nobody listens any more.
-async fn follow<K>(api: Api<K>, facts: &Facts, of: fn(Seen<K>) -> Fact)
+async fn follow<K>(api: Api<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default,
@@ -317,7 +321,8 @@ mod tests {
             "metadata": {"name": "g"}, "spec": {"priorityClassName": "high"}});
         make(groups, group).await;
         let (facts, mut told) = mpsc::unbounded_channel();
-        tokio::spawn(run(client.clone(), facts, watch::channel(0).1, stop));
+        let relist = watch::channel(0).1;
+        tokio::spawn(run(client.clone(), facts, |_| {}, relist, stop));
         let is_group = |fact: &Fact| matches!(fact, Fact::Group(Seen::There(_)));
         until(&mut told, is_group).await;
         let class = json!({"metadata": {"name": "high"}, "value": 125});

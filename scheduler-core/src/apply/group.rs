@@ -100,9 +100,9 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
     state.loosen();
 }
 
-/// A pod of the job came, changed or went. While the job's group is not there, the job is
-/// charged to the queue that its placed pods were granted in: whoever deletes a group of pods
-/// that run frees nothing in its queue.
+/// A pod of the job came, changed or went. While the job's group does not exist, its placed pods
+/// count against the quota of the queue that they were granted in. So deleting the group of
+/// running pods frees no quota.
 pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
     let row = state.jobs.get(key);
     if row.is_none_or(|row| row.single || row.group.is_some()) {

@@ -26,7 +26,7 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
         Chain::Breaks if parent.is_some_and(|parent| !is_there(state, &parent)) => {
             problems.push(Problem::QueueOrphan(name));
         }
-        // Somebody further up, who was named when it was told of.
+        // A queue further up names a parent that does not exist: reported with that queue.
         Chain::Breaks => {}
         Chain::GoesRound => problems.push(Problem::QueueCycle(name)),
         Chain::IsTooLong => problems.push(Problem::QueueDepth(name)),

@@ -126,7 +126,8 @@ fn group(hands: &Hands, bind: &Bind) -> Option<String> {
     match &bind.group {
         Some(group) => Some(name_of(group).to_owned()),
         None => hands
-            .groups_alone
+            .grouping
+            .groups_lone_pods()
             .then(|| group::name_of_pod_alone(&bind.name, bind.pod.as_str())),
     }
 }
@@ -184,7 +185,7 @@ fn mode(mode: Mode) -> api::Mode {
 /// What follows from the pod's group; and KAI's label of a shared card, its UUID: one label per
 /// card where there are several.
 fn labels(hands: &Hands, bind: &Bind) -> Map<String, Value> {
-    let membership = hands.memberships.of(bind.pod.as_str());
+    let membership = hands.grouping.memberships.of(bind.pod.as_str());
     let membership = membership.iter().flat_map(|one| one.labels.clone());
     let mut labels: Map<_, _> = membership
         .map(|(key, value)| (key, Value::String(value)))

@@ -24,7 +24,10 @@ fn stamp(at: Time) -> Option<String> {
 async fn annotate(hands: &Hands, group: &GroupName, key: &str, value: Option<String>) {
     // A pod that is a group of its own has no object.
     if let Some((namespace, name)) = group.as_str().split_once('/') {
-        let stamp = hands.groups.stamp(namespace, name, key, value.as_deref());
+        let stamp = hands
+            .grouping
+            .groups
+            .stamp(namespace, name, key, value.as_deref());
         stamp.await;
     }
 }

@@ -21,7 +21,6 @@ mod volume;
 
 use crate::clock::Wall;
 use crate::convert::Isolation;
-use crate::group::{Groups, Memberships};
 use crate::status::Meters;
 use crate::trust::Trust;
 use futures::FutureExt as _;
@@ -81,9 +80,7 @@ struct Hands {
     volume_timeout: Duration,
     budgets: bool,
     pools: Arc<BTreeMap<u64, String>>,
-    groups: Arc<Groups>,
-    memberships: Memberships,
-    groups_alone: bool,
+    grouping: crate::group::Shared,
 }
 
 impl Hands {
@@ -110,12 +107,8 @@ pub struct Settings {
     pub respect_budgets: bool,
     /// Node pools by the epoch in decisions' names.
     pub pools: BTreeMap<u64, String>,
-    /// The grouper's, for stamps.
-    pub groups: Arc<Groups>,
-    /// What a binding says beside the node.
-    pub memberships: Memberships,
-    /// Pods alone become groups.
-    pub groups_alone: bool,
+    /// The groups, which are annotated here, and whose members their pods become by a binding.
+    pub grouping: crate::group::Shared,
     /// Told whether most of these writes are under way: what can wait does.
     pub busy: watch::Sender<bool>,
     /// For stamps.
@@ -148,9 +141,7 @@ pub async fn run(
         volume_timeout: settings.volume_timeout,
         budgets: settings.respect_budgets,
         pools: Arc::new(settings.pools),
-        groups: settings.groups,
-        memberships: settings.memberships,
-        groups_alone: settings.groups_alone,
+        grouping: settings.grouping,
     };
     let actor = Actor {
         hands,

@@ -18,7 +18,7 @@ mod validate;
 
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
-pub use queues::{QueueTree, keep_queues};
+pub use queues::QueueTree;
 
 use crate::limits::Limits;
 use crate::serve::Door;

@@ -1,10 +1,9 @@
 //! The queues that are there, by name, with their parents: what a new one is checked against.
 
-use crate::watch::{Fact, Seen};
+use crate::watch::Seen;
 use api::Queue;
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
-use tokio::sync::{mpsc, watch};
 
 /// Who is below whom.
 #[derive(Clone, Debug, Default)]
@@ -106,22 +105,6 @@ impl QueueTree {
                 return depth;
             }
             depth += 1;
-        }
-    }
-}
-
-/// Passes facts on in their order, and keeps the tree of what they say about queues.
-pub async fn keep_queues(
-    mut facts: mpsc::UnboundedReceiver<Fact>,
-    onward: mpsc::UnboundedSender<Fact>,
-    tree: watch::Sender<QueueTree>,
-) {
-    while let Some(fact) = facts.recv().await {
-        if let Fact::Queue(seen) = &fact {
-            tree.send_modify(|tree| tree.note(seen));
-        }
-        if onward.send(fact).is_err() {
-            return;
         }
     }
 }

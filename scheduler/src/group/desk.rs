@@ -1,19 +1,21 @@
-//! Groups one pod after the other, many at once, and again where it failed.
+//! Finds and creates the groups of pods: many pods at once, with a retry after a failure.
 //!
-//! One task, while leading. A pod's work is its own: what one waits for holds up nobody
-//! else, but for the few that are at work at the same time.
+//! One task, and only while this replica leads. Pods are handled independently: a pod whose owner
+//! cannot be read delays no other, except that the number of pods at work at once is limited.
 
 use super::draft::{Classes, name_of_pod_alone};
 use super::entry::{Done, Entry, Lane, State, Step};
 use super::groups::Groups;
 use super::lull::Lull;
 use super::member::Membership;
+use super::missing::{Missing, MissingGroups};
 use super::need::{is_ungrouped, must_wait};
 use super::object::Object;
 use super::owners::Owners;
+use super::shared::Shared;
 use super::steps::{GroupingError, Steps};
 use super::tee::{Decided, News, Told};
-use super::{voice, write};
+use super::{backoff, voice, write};
 use crate::clock::Wall;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -21,27 +23,20 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-/// A group is made so long after it was decided: most often its first pod is being bound by
-/// then, and when it started is written with it.
+/// From the decision until the group is created. Most often its first pod is being bound by
+/// then, and the annotation with its start time is written in the same request.
 const GROUP_AFTER: Duration = Duration::from_millis(200);
-/// A pod is told its group so long after that was decided. Who is bound before is told by its
-/// binding.
+/// From the decision until the pod is annotated with its group. A pod that is bound before gets
+/// the annotation from its Binding.
 const POD_AFTER: Duration = Duration::from_secs(1);
-/// After a first failure; doubled with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// At most so long.
-const LAST_PAUSE: Duration = Duration::from_mins(1);
-/// A deleted group is made anew so long after, if its pods are there still: most often they
-/// go with it.
-const MOURNING: Duration = Duration::from_secs(2);
-/// Groups that are made anew at once.
+/// Missing groups that are created at the same time.
 const MENDS: usize = 16;
-/// A failure is said from the second one on: the first is often an owner that is not ready.
+/// People are told from the second failure on: the first is often an owner that is not ready.
 const SAID_FROM: u32 = 2;
 
 /// Settings of this part.
@@ -51,14 +46,14 @@ pub struct Settings {
     pub scheduler_name: String,
     /// Of this process, in events.
     pub identity: String,
-    /// Pods that are at work at once.
+    /// Pods that are worked on at the same time.
     pub at_once: usize,
-    /// Bindings take most of the API server's time: who does not wait for its group comes
-    /// later.
+    /// Whether most of the binder's requests are in use. Pods that need not wait for their group
+    /// then wait for the bindings.
     pub busy: watch::Receiver<bool>,
     /// Key of the label that names a workload's queue.
     pub queue_label: String,
-    /// For stamps.
+    /// For timestamps.
     pub wall: Wall,
 }
 
@@ -70,29 +65,21 @@ struct Desk {
     decided: mpsc::UnboundedSender<Decided>,
     classes: Arc<Classes>,
     pods: HashMap<String, Entry>,
-    /// Pods that have their turn, by lane.
+    /// Pods that are ready, by lane.
     lanes: [VecDeque<String>; 3],
     agenda: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Result<Done, GroupingError>>,
-    /// Groups that are made anew: in work, and not before their time, with their pods.
-    mends: JoinSet<Option<Missing>>,
-    to_mend: VecDeque<(Instant, Missing)>,
+    /// Groups to be created again, and the tasks that create them, with the error if one fails.
+    missing: MissingGroups,
+    mends: JoinSet<Result<(), (Missing, GroupingError)>>,
     at_work: HashMap<Id, (String, Lane)>,
 }
 
-/// A group that is not there, and a pod that is in it.
-#[derive(Debug)]
-struct Missing {
-    namespace: String,
-    group: String,
-    pod: String,
-}
-
-/// Groups the pods that it is told of until `stop`, while `leading`.
+/// Groups the pods that the tee tells it of, while `leading`, until `stop`.
 pub async fn run(
     settings: Settings,
     client: Client,
-    groups: Arc<Groups>,
+    shared: Shared,
     told: Told,
     leading: watch::Receiver<bool>,
     stop: CancellationToken,
@@ -107,12 +94,12 @@ pub async fn run(
     let desk = Desk {
         steps: Steps {
             owners: Arc::new(Owners::new(client.clone())),
-            groups: Arc::clone(&groups),
+            groups: Arc::clone(&shared.groups),
             client,
             queue_label: Arc::from(settings.queue_label.as_str()),
         },
         voice,
-        groups,
+        groups: shared.groups,
         decided,
         settings,
         classes: Arc::default(),
@@ -120,8 +107,8 @@ pub async fn run(
         lanes: Default::default(),
         agenda: BTreeSet::new(),
         tasks: JoinSet::new(),
+        missing: MissingGroups::default(),
         mends: JoinSet::new(),
-        to_mend: VecDeque::new(),
         at_work: HashMap::new(),
     };
     tokio::select! {
@@ -158,8 +145,7 @@ impl Desk {
                 .then(|| lull.at())
                 .filter(|at| *at > now);
             let due = self.agenda.first().map(|(at, _)| *at);
-            let mend = self.to_mend.front().map(|(at, _)| *at);
-            let mend = mend.filter(|_| self.mends.len() < MENDS);
+            let mend = self.missing.next().filter(|_| self.mends.len() < MENDS);
             let next = due.into_iter().chain(rest).chain(mend).min();
             let next = next.filter(|_| leads);
             let wake = async {
@@ -175,11 +161,7 @@ impl Desk {
                     Err(_) => return,
                 },
                 Some(done) = self.tasks.join_next_with_id() => self.settle(done),
-                Some(done) = self.mends.join_next() => match done {
-                    Ok(Some(missing)) => self.to_mend.push_back((Instant::now() + MOURNING, missing)),
-                    Ok(None) => {}
-                    Err(error) => tracing::error!(%error, "a group's making anew broke"),
-                },
+                Some(done) = self.mends.join_next() => self.mended(done),
                 one = news.recv() => match one {
                     Some(one) => self.hear(one, leads),
                     None => return,
@@ -190,7 +172,7 @@ impl Desk {
         }
     }
 
-    /// What was decided while this replica led before may be old.
+    /// Starts all pods again: what was decided when this replica led before may be out of date.
     fn begin_anew(&mut self, now: Instant) {
         self.agenda.clear();
         self.lanes = Default::default();
@@ -200,7 +182,7 @@ impl Desk {
             let Some(entry) = self.pods.get_mut(&uid) else {
                 continue;
             };
-            unexpect(&self.groups, entry);
+            unexpect(&self.groups, &uid, entry);
             (entry.step, entry.draft) = (Step::Draft, None);
             if entry.state != State::AtWork {
                 self.line_up(uid, now);
@@ -212,7 +194,7 @@ impl Desk {
         match news {
             News::Ungrouped(pod) => self.want(&pod),
             News::Member { uid, group } if leads => self.member(uid, group),
-            // Who leads makes its group.
+            // The leader creates its group.
             News::Member { uid, .. } => self.drop(&uid),
             News::Gone(uid) => self.drop(&uid),
             News::Classes(classes) => self.classes = classes,
@@ -223,19 +205,14 @@ impl Desk {
             } => {
                 self.groups.forget(&namespace, &group);
                 if let Some(pod) = pod.filter(|_| leads) {
-                    let missing = Missing {
-                        namespace,
-                        group,
-                        pod,
-                    };
-                    self.to_mend.push_back((Instant::now() + MOURNING, missing));
+                    self.missing.report(namespace, group, pod);
                 }
             }
             News::Groups => self.groups.forget_all(),
         }
     }
 
-    /// The watch shows it in a group. What is left is to make that group, where it is ours.
+    /// The pod names a group now. If it is the group that was decided here, it is still created.
     fn member(&mut self, uid: String, group: String) {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
@@ -252,7 +229,7 @@ impl Desk {
         }
         if entry.draft.is_none() && entry.member_of.is_none() {
             let pod = entry.pod.unpack();
-            self.groups.expect(pod.namespace(), &group);
+            self.groups.expect(pod.namespace(), &group, pod.uid());
         }
         entry.member_of = Some(group);
     }
@@ -261,7 +238,7 @@ impl Desk {
         let Some(entry) = self.pods.remove(uid) else {
             return;
         };
-        unexpect(&self.groups, &entry);
+        unexpect(&self.groups, uid, &entry);
         if let State::Until(at) = entry.state {
             self.agenda.remove(&(at, uid.to_owned()));
         }
@@ -290,7 +267,7 @@ impl Desk {
             return self.line_up(uid, now);
         };
         let before = entry.pod.unpack();
-        // What is said about it changes nothing of its group.
+        // A change of its status, for example, does not change its group.
         let same = before.wishes() == object.wishes();
         entry.pod = object.pack();
         entry.waits = waits;
@@ -298,22 +275,21 @@ impl Desk {
             entry.changed |= !same;
         }
         if entry.state == State::AtWork || (same && entry.state != State::Done) {
-            // Its group was told for an older version.
+            // The decision was told for an older version of the pod.
             return self.tell(&uid);
         }
-        // A pod that wants something else, or that lost its group again by a person's hand, is
-        // like a new one.
+        // A pod that requests something else, or whose annotation a person removed, starts again.
         if before != object {
             self.again(uid, now);
         }
     }
 
-    /// From the first step on.
+    /// Starts a pod again with the first step.
     fn again(&mut self, uid: String, now: Instant) {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
         };
-        unexpect(&self.groups, entry);
+        unexpect(&self.groups, &uid, entry);
         (entry.step, entry.draft, entry.member_of) = (Step::Draft, None, None);
         entry.changed = false;
         if let State::Until(at) = entry.state {
@@ -322,7 +298,7 @@ impl Desk {
         self.line_up(uid, now);
     }
 
-    /// Has it placed as a member of the group that was decided for it.
+    /// Tells the tee that the pod is a member of the group that was decided for it.
     fn tell(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid).filter(|entry| entry.waits) else {
             return;
@@ -338,14 +314,14 @@ impl Desk {
         let is_written = self.groups.is_written(&group);
         let may_be = is_written || self.groups.is_taken(&group);
         if !may_be && !entry.told {
-            // That is not known before it is made.
+            // A policy may reject the group: it has to be created first.
             return;
         }
         entry.told = true;
-        // Until its object is made it is as old as its first pod.
+        // Until it is created, the group is as old as its first pod.
         let created = &pod.metadata.creation_timestamp;
         group.metadata.creation_timestamp.clone_from(created);
-        // Who reads it is gone only when everything ends.
+        // The tee ends only when the process ends.
         let _ = self.decided.send(Decided {
             pod,
             membership: Membership::of(draft, &object, !may_be),
@@ -354,29 +330,35 @@ impl Desk {
         });
     }
 
-    /// Makes groups anew whose time has come.
+    /// Creates missing groups again that are due.
     fn mend(&mut self, now: Instant) {
         while self.mends.len() < MENDS
-            && self.to_mend.front().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, missing)) = self.to_mend.pop_front()
+            && let Some(missing) = self.missing.pop(now)
         {
             let (steps, classes) = (self.steps.clone(), self.classes.clone());
             let scheduler = self.settings.scheduler_name.clone();
             self.mends.spawn(async move {
-                let Missing {
-                    namespace,
-                    group,
-                    pod,
-                } = &missing;
-                let done = steps.mend(namespace, group, pod, &scheduler, &classes);
-                let error = done.await.err()?;
-                tracing::warn!(group = %format!("{namespace}/{group}"), %error, "a group that is not there is not made anew yet");
-                Some(missing)
+                let done = steps.mend(&missing, &scheduler, &classes).await;
+                done.map_err(|error| (missing, error))
             });
         }
     }
 
-    /// Its turn comes; its owners are read from now on.
+    fn mended(&mut self, done: Result<Result<(), (Missing, GroupingError)>, JoinError>) {
+        match done {
+            Ok(Ok(())) => {}
+            Ok(Err((missing, error))) => {
+                let group = format!("{}/{}", missing.namespace, missing.group);
+                let pause = self.missing.failed(missing);
+                tracing::warn!(group, %error, ?pause, "a missing pod group is not created yet");
+            }
+            Err(error) => {
+                tracing::error!(%error, "a task that creates a missing pod group panicked");
+            }
+        }
+    }
+
+    /// The pod is ready. Owners that were read before now do not count for it.
     fn line_up(&mut self, uid: String, now: Instant) {
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
@@ -386,7 +368,7 @@ impl Desk {
         self.lanes[entry.lane() as usize].push_back(uid);
     }
 
-    /// Whose pause is over is ready.
+    /// Pods whose pause is over are ready.
     fn wake(&mut self, now: Instant) {
         while let Some((at, uid)) = self.agenda.first().cloned() {
             if at > now {
@@ -397,7 +379,8 @@ impl Desk {
         }
     }
 
-    /// `later`: also what can wait. Whether some of that has begun.
+    /// Starts the next steps; those of [`Lane::Later`] only if `later`. Returns whether one of
+    /// these was started.
     fn start(&mut self, later: bool) -> bool {
         let seats = self.settings.at_once.max(1);
         let mut begun = false;
@@ -447,11 +430,11 @@ impl Desk {
         begun
     }
 
-    fn settle(&mut self, done: Result<(Id, Result<Done, GroupingError>), tokio::task::JoinError>) {
+    fn settle(&mut self, done: Result<(Id, Result<Done, GroupingError>), JoinError>) {
         let (id, result) = match done {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, "a pod's grouping broke");
+                tracing::error!(%error, "a task that groups a pod panicked");
                 (error.id(), Err(GroupingError::Pod("its task broke".into())))
             }
         };
@@ -464,7 +447,7 @@ impl Desk {
         }
     }
 
-    /// A step is done: the next one.
+    /// A step is done: goes on with the next one.
     fn go_on(&mut self, uid: String, done: Done) {
         let now = Instant::now();
         let Some(entry) = self.pods.get_mut(&uid) else {
@@ -479,15 +462,18 @@ impl Desk {
             Done::Drafted(draft) => {
                 let member_of = entry.member_of.clone();
                 if member_of.is_some_and(|group| group != draft.name) {
-                    // A person was quicker.
+                    // A person has put it into another group.
                     return self.drop(&uid);
                 }
                 let group = write::group(&draft);
                 let is_written = self.groups.is_written(&group);
                 let waits = !is_written && !self.groups.is_taken(&group);
+                if is_written && entry.member_of.is_some() {
+                    return self.drop(&uid);
+                }
                 entry.step = if is_written { Step::Pod } else { Step::Group };
-                if entry.member_of.is_none() && !is_written {
-                    self.groups.expect(&draft.namespace, &draft.name);
+                if !is_written {
+                    self.groups.expect(&draft.namespace, &draft.name, &uid);
                 }
                 entry.draft = Some(draft);
                 self.tell(&uid);
@@ -520,14 +506,12 @@ impl Desk {
     }
 
     fn pause(&mut self, uid: String, error: &GroupingError) {
-        // What a policy refuses is not placed any more.
+        // If a policy rejected the group, the pod must not be placed any more.
         self.tell(&uid);
         let Some(entry) = self.pods.get_mut(&uid) else {
             return;
         };
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << entry.failures.min(16))
-            .min(LAST_PAUSE);
+        let pause = backoff::after(entry.failures);
         entry.failures += 1;
         let object = entry.pod.unpack();
         let pod = format!("{}/{}", object.namespace(), object.name());
@@ -539,13 +523,11 @@ impl Desk {
     }
 }
 
-/// The group that it was going to make is not made for it.
-fn unexpect(groups: &Groups, entry: &Entry) {
+/// The pod's group will not be created for this pod. Calling it twice is harmless.
+fn unexpect(groups: &Groups, uid: &str, entry: &Entry) {
     match (&entry.draft, &entry.member_of) {
-        (Some(draft), _) if entry.step == Step::Group => {
-            groups.unexpect(&draft.namespace, &draft.name);
-        }
-        (None, Some(group)) => groups.unexpect(entry.pod.unpack().namespace(), group),
-        _ => {}
+        (Some(draft), _) => groups.unexpect(&draft.namespace, &draft.name, uid),
+        (None, Some(group)) => groups.unexpect(entry.pod.unpack().namespace(), group, uid),
+        (None, None) => {}
     }
 }

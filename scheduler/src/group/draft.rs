@@ -1,7 +1,7 @@
-//! The rules that hold for every group: its name, what it inherits, its queue, its class.
+//! What all groups have in common: the name, inherited labels and annotations, the queue, the class.
 //!
-//! KAI's `pkg/podgrouper/podgrouper/plugins/defaultgrouper`, in the order in which it
-//! looks; what is left out of its copying is said where it is left out.
+//! Follows KAI's `pkg/podgrouper/podgrouper/plugins/defaultgrouper`, in the same order of precedence.
+//! Comments say where KAI copies something that is left out here.
 
 use super::object::{Object, Reference, at};
 use api::kai::{SubGroup, TopologyConstraint};
@@ -9,18 +9,18 @@ use proto::names::kai;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// KAI's class of a workload that names none.
+/// KAI's default class.
 pub(super) const TRAIN: &str = "train";
 /// Of notebooks.
 pub(super) const BUILD: &str = "build";
 /// Of servers.
 pub(super) const INFERENCE: &str = "inference";
 
-/// Label and annotation: who it belongs to; carried.
+/// Label and annotation with the user of a workload; copied to the group.
 const USER: &str = "user";
-/// Annotation on a group: whom it was made for.
+/// Annotation of a group: its top owner.
 const TOP_OWNER: &str = kai::TOP_OWNER;
-/// Annotations: where a group must or should be together.
+/// Annotations: the topology domain in which a group must or should be placed together.
 pub(super) const TOPOLOGY: &str = kai::TOPOLOGY;
 pub(super) const REQUIRED: &str = kai::TOPOLOGY_REQUIRED;
 pub(super) const PREFERRED: &str = kai::TOPOLOGY_PREFERRED;
@@ -31,7 +31,7 @@ const MAX_NAME: usize = 253;
 /// Names of the priority classes that exist.
 pub(super) type Classes = BTreeSet<String>;
 
-/// A pod group as it should be, and which part of it the pod belongs to.
+/// A pod group as it should be, and the sub-group of the pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Draft {
     pub(super) namespace: String,
@@ -42,11 +42,11 @@ pub(super) struct Draft {
     pub(super) queue: String,
     pub(super) class: String,
     pub(super) preemptibility: Option<String>,
-    /// How many pods must fit at once.
+    /// How many pods must be placed at once.
     pub(super) min: i64,
     pub(super) topology: Option<TopologyConstraint>,
     pub(super) sub_groups: Vec<SubGroup>,
-    /// The pod's part; none where there are no parts, or where it is in none of them.
+    /// The pod's sub-group; none if the group has no sub-groups, or the pod is in none of them.
     pub(super) part: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Draft {
         }
     }
 
-    /// The same for one pod alone: it owns the group, and gives it its name.
+    /// The same for a group of one pod: the pod owns the group and gives it its name.
     pub(super) fn of_pod_alone(mut self, pod: &Object) -> Self {
         self.name = group_name(pod.name(), pod.uid());
         self.owner = pod.reference();
@@ -105,7 +105,7 @@ impl Draft {
     }
 }
 
-/// The name of the group that is made for a pod without an owner.
+/// The name of the group of a pod without an owner.
 pub(crate) fn name_of_pod_alone(name: &str, uid: &str) -> String {
     group_name(name, uid)
 }
@@ -176,14 +176,14 @@ pub(super) fn raise(parts: &mut [SubGroup]) {
     }
 }
 
-/// Pods that are needed in all parts together.
+/// How many pods all sub-groups need together.
 pub(super) fn total(parts: &[SubGroup]) -> i64 {
     let of = |part: &SubGroup| part.min_member.map_or(0, i64::from);
     parts.iter().map(of).sum()
 }
 
-/// Labels or annotations of the owner, but for what is another's business: kubectl's copy
-/// of the whole object, our own words about a pod, and what is said of a group that runs.
+/// Labels or annotations that a group takes from its owner. Left out are kubectl's copy of the
+/// object, our own annotations of pods, and those that describe a running group.
 fn inherited(top: &Object, field: &str) -> BTreeMap<String, String> {
     let others = [
         "kubectl.kubernetes.io/last-applied-configuration",
@@ -203,10 +203,10 @@ fn inherited(top: &Object, field: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The queue that a placed pod is charged to; the label on the owner, on the pod; the project,
-/// with the pod's node pool; the default.
+/// The first of these: the queue that a placed pod is charged to, the label of the owner, the
+/// label of the pod, the project with the pod's node pool, the default queue.
 fn queue(top: &Object, pod: &Object) -> String {
-    // Its label may have been changed since.
+    // The label may have been changed since the pod was placed.
     let granted = pod
         .annotation(proto::names::grant::GRANT)
         .and_then(|text| api::grant::Grant::peek(text).ok())
@@ -228,7 +228,7 @@ fn queue(top: &Object, pod: &Object) -> String {
     }
 }
 
-/// The first class that exists: labels of the owners, of the pod, the pod's own.
+/// The first priority class that exists: from labels of the owners, labels of the pod, its spec.
 fn class(owners: &[&Object], pod: &Object, classes: &Classes) -> Option<String> {
     owners
         .iter()
@@ -239,7 +239,7 @@ fn class(owners: &[&Object], pod: &Object, classes: &Classes) -> Option<String> 
         .map(str::to_owned)
 }
 
-/// Words that KAI knows; others say nothing.
+/// The values that KAI knows; others are ignored.
 pub(super) fn preemptibility(object: &Object) -> Option<&str> {
     object
         .label(kai::PREEMPTIBILITY_LABEL)

@@ -1,61 +1,61 @@
-//! What the desk knows of a pod that wants a group, and whose turn it is.
+//! What the desk knows of one pod, and the order in which pods are worked on.
 
 use super::draft::Draft;
 use super::object::Packed;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Of the seats, one in so many is for what can wait: bindings go first.
+/// Work that can wait gets one seat in so many: bindings go first.
 const LATER: usize = 8;
-/// And one in so many is for groups that are made: nobody's group is decided later for it.
+/// The creation of groups gets one seat in so many, so that it does not delay decisions.
 const MADE: usize = 2;
 
-/// A pod that wants a group.
+/// A pod that needs a group.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) pod: Packed,
-    /// When it was seen, or tried again: its owners are not older.
+    /// When it was first seen, or last started again. Owners are read after that.
     pub(super) since: Instant,
     pub(super) failures: u32,
-    /// It is not placed before its group is decided.
+    /// The pod must not be placed before its group is decided.
     pub(super) waits: bool,
     pub(super) state: State,
     pub(super) step: Step,
     pub(super) draft: Option<Arc<Draft>>,
-    /// The watch shows it in that group, which is perhaps not made yet.
+    /// The group that the pod names, which may not exist yet.
     pub(super) member_of: Option<String>,
-    /// It is placed as a member of its group.
+    /// The cycle knows it as a member of its group.
     pub(super) told: bool,
-    /// It wants something else since the step that is at work began.
+    /// What it requests has changed since the current step began.
     pub(super) changed: bool,
 }
 
-/// What is to be done next for a pod.
+/// The next step for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Decide its group.
     Draft,
-    /// Make the group.
+    /// Create the group.
     Group,
-    /// Write the group's name on the pod.
+    /// Annotate the pod with the group's name.
     Pod,
 }
 
-/// Who has a turn before whom.
+/// Classes of work, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// Pods that wait for their group to be decided.
     Decide,
-    /// Groups of those that are decided.
+    /// Groups that were decided and are to be created.
     Make,
-    /// Pods that are told their group, and all steps of pods that are placed meanwhile.
+    /// Annotations of pods, and all steps of pods that need not wait for their group.
     Later,
 }
 
 impl Lane {
     pub(super) const ALL: [Self; 3] = [Self::Decide, Self::Make, Self::Later];
 
-    /// Of so many seats, how many it may take.
+    /// How many of that many seats this class may take.
     pub(super) fn most(self, seats: usize) -> usize {
         let part = match self {
             Self::Decide => 1,
@@ -76,22 +76,22 @@ impl Entry {
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 pub(super) enum Done {
     Drafted(Arc<Draft>),
     Made,
     Written,
 }
 
-/// Where it is.
+/// Where a pod is in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// In its lane.
+    /// Ready, in its lane.
     Ready,
-    /// A task has it.
+    /// A task is working on it.
     AtWork,
-    /// In the agenda.
+    /// It waits until then, in the agenda.
     Until(Instant),
-    /// Grouped by us; the watch has not shown it yet.
+    /// All steps are done; the watch has not shown the annotation yet.
     Done,
 }

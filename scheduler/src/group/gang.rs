@@ -1,4 +1,4 @@
-//! Pods of Grove, whose own `PodGang` says which of them belong together.
+//! Pods of Grove, whose `PodGang` says which pods belong together.
 
 use super::draft::{Draft, TOPOLOGY, TRAIN, constraint_of, part, preemptibility, raise, total};
 use super::object::{Object, at, number};
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(super) const POD_GANG: &str = "grove.io/podgang";
 const TOPOLOGY_NAME: &str = "grove.io/topology-name";
 
-/// One group per `PodGang`, a part per group of it.
+/// One group per `PodGang`, with a sub-group for each of its pod groups.
 pub(super) fn draft(top: &Object, scene: Scene<'_>) -> Result<Draft, RuleError> {
     let Some(Extra::Object(gang)) = scene.extra else {
         return Err(RuleError::of(
@@ -96,7 +96,7 @@ fn child(
     Ok((child, has_pod))
 }
 
-/// Groups of groups, which must be together as such.
+/// Groups of pod groups, each of which has to be placed together.
 fn parents(gang: &Object, topology: Option<&str>) -> Result<Vec<SubGroup>, RuleError> {
     let mut parents = Vec::new();
     for config in gang.list(&["spec", "topologyConstraintGroupConfigs"]) {

@@ -1,30 +1,33 @@
-//! Makes a pod group, or brings it to what it should be; stamps it.
+//! Creates pod groups, brings them up to date, and annotates them.
 //!
-//! One write of a group after the other. A stamp of a group that is still to be made is a part
-//! of what is made.
+//! Requests for the same group are sent one after the other. An annotation of a group that is still
+//! to be created is written when the group is created.
 //!
-//! Whether a group may be is for the API server's policies to say: which queues a namespace may
-//! use, say. One that was taken speaks for those like it: only the first of them is awaited.
+//! The API server's admission policies decide whether a group may exist: they may restrict the
+//! queues of a namespace, for example. A group that was created shows that others like it are
+//! admitted too, so only the first of them is waited for. An update shows nothing of the kind: a
+//! policy may check the queue only where an update changes it.
 
 use super::write;
 use crate::act::answer::{self, Answer};
+use crate::lock::locked;
 use api::PodGroup;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// Times that a change is computed anew because another came between.
+/// How often an update is tried if others change the group at the same time.
 const TRIES: usize = 4;
-/// Groups remembered beyond those are forgotten: then they are read again.
+/// How many groups are remembered. One that is forgotten is read again.
 const KEPT: usize = 4096;
 
-/// Why a group is not as it should be.
+/// Why a group could not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum GroupError {
-    /// Refused, or no answer; it is tried again.
+    /// The API server rejected it or did not answer. It is tried again.
     #[error("its pod group {name} cannot be written: {why}")]
     Unwritten {
         /// Of the group.
@@ -34,14 +37,16 @@ pub(super) enum GroupError {
     },
 }
 
-/// When the API server took a group.
+/// What [`Groups::ensure`] found.
 #[derive(Debug)]
 enum Written {
-    Now,
-    Before,
+    /// The group did not exist and was created.
+    Created,
+    /// The group existed, and was updated if that was necessary.
+    Existed,
 }
 
-/// Why a write did not come about.
+/// Why a request had no success.
 #[derive(Debug, thiserror::Error)]
 enum Unwritten {
     #[error("{0}")]
@@ -50,27 +55,28 @@ enum Unwritten {
     NoAnswer(String),
 }
 
-/// What is known of a group; its first field is held while it is written.
+/// What is known of a group. The lock of `written` is held during a request.
 #[derive(Debug, Default)]
 struct Slot {
-    /// What was last written.
+    /// The group as it was last written.
     written: tokio::sync::Mutex<Option<PodGroup>>,
     stamps: Mutex<Stamps>,
 }
 
-/// Annotations that are written with the group, as long as somebody is going to make it.
+/// Annotations that wait for the group to be created.
 #[derive(Debug, Default)]
 struct Stamps {
-    /// How many are going to.
-    expected: usize,
+    /// UIDs of the pods for which the group is going to be created; empty once it exists.
+    expected: BTreeSet<String>,
     pairs: BTreeMap<String, String>,
 }
 
 impl Slot {
-    /// The same of a group that is not there; nothing where nobody is going to make it.
+    /// What remains to be known after the group was deleted: nothing, unless it is going to be
+    /// created.
     fn unwritten(&self) -> Option<Arc<Self>> {
         let mut stamps = self.stamps();
-        (stamps.expected > 0).then(|| {
+        (!stamps.expected.is_empty()).then(|| {
             Arc::new(Self {
                 written: tokio::sync::Mutex::default(),
                 stamps: Mutex::new(std::mem::take(&mut stamps)),
@@ -83,7 +89,7 @@ impl Slot {
     }
 }
 
-/// What a policy may judge a group by: groups that agree in it are taken or refused alike.
+/// What an admission policy may look at: groups that agree in it are all admitted, or all rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Like {
     namespace: String,
@@ -109,20 +115,20 @@ impl Like {
 }
 
 /// Namespace and name.
-type Key = (String, String);
+pub(super) type Key = (String, String);
 
 #[derive(Debug, Default)]
 struct Slots {
     by_key: HashMap<Key, Arc<Slot>>,
-    /// So many, and what is not needed is forgotten.
+    /// With that many slots, those that are not needed are removed.
     sweep_at: usize,
 }
 
-/// The groups that were written here.
-pub struct Groups {
+/// The groups that this process wrote.
+pub(crate) struct Groups {
     client: Client,
     slots: Mutex<Slots>,
-    /// Groups like those were taken.
+    /// Groups like these were created, and none was rejected since.
     taken: Mutex<HashSet<Like>>,
 }
 
@@ -137,7 +143,7 @@ impl fmt::Debug for Groups {
 
 impl Groups {
     /// None yet.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self {
             client,
             slots: Mutex::default(),
@@ -145,20 +151,21 @@ impl Groups {
         }
     }
 
-    /// [`Groups::ensure`] will be called: until then the group's stamps wait for it.
-    pub(super) fn expect(&self, namespace: &str, name: &str) {
+    /// [`Groups::ensure`] will be called for this pod. Until then, annotations of the group wait.
+    pub(super) fn expect(&self, namespace: &str, name: &str, pod: &str) {
         let slot = self.slot(namespace, name);
-        slot.stamps().expected += 1;
+        slot.stamps().expected.insert(pod.to_owned());
     }
 
-    /// It will not.
-    pub(super) fn unexpect(&self, namespace: &str, name: &str) {
-        let slot = self.slot(namespace, name);
-        let mut stamps = slot.stamps();
-        stamps.expected = stamps.expected.saturating_sub(1);
+    /// [`Groups::ensure`] will not be called for this pod after all.
+    pub(super) fn unexpect(&self, namespace: &str, name: &str, pod: &str) {
+        let key = (namespace.to_owned(), name.to_owned());
+        if let Some(slot) = locked(&self.slots).by_key.get(&key) {
+            slot.stamps().expected.remove(pod);
+        }
     }
 
-    /// It is known to be there as `wanted`.
+    /// Whether the group is known to exist as `wanted`.
     pub(super) fn is_written(&self, wanted: &PodGroup) -> bool {
         let (namespace, name) = key(wanted);
         let slot = self.slot(&namespace, &name);
@@ -166,7 +173,7 @@ impl Groups {
         written.is_ok_and(|written| written.as_ref() == Some(wanted))
     }
 
-    /// The last one like it was taken by the API server.
+    /// Whether a group like it was created, and none was rejected since.
     pub(super) fn is_taken(&self, wanted: &PodGroup) -> bool {
         locked(&self.taken).contains(&Like::of(wanted))
     }
@@ -183,7 +190,7 @@ impl Groups {
         }
     }
 
-    /// The group is there afterwards, as `wanted`; written once however many pods want it.
+    /// Makes sure that the group exists as `wanted`. It is written once, however many pods need it.
     pub(super) async fn ensure(&self, wanted: &PodGroup) -> Result<(), GroupError> {
         let (namespace, name) = key(wanted);
         let slot = self.slot(&namespace, &name);
@@ -196,9 +203,9 @@ impl Groups {
             stamped.annotations_mut().extend(with.clone());
             let result = self.write(&namespace, &name, &stamped, known).await;
             match &result {
-                Ok(Written::Now) => self.judged(wanted, true),
+                Ok(Written::Created) => self.judged(wanted, true),
                 Err(Unwritten::Refused(_)) => self.judged(wanted, false),
-                Ok(Written::Before) | Err(Unwritten::NoAnswer(_)) => {}
+                Ok(Written::Existed) | Err(Unwritten::NoAnswer(_)) => {}
             }
             result.map_err(|error| GroupError::Unwritten {
                 name: name.clone(),
@@ -207,8 +214,10 @@ impl Groups {
             *written = Some(wanted.clone());
         }
         let late = {
+            // If the group was forgotten during the request, new annotations wait in another slot.
+            let slot = self.slot(&namespace, &name);
             let mut stamps = slot.stamps();
-            stamps.expected = stamps.expected.saturating_sub(1);
+            stamps.expected.clear();
             let mut all = std::mem::take(&mut stamps.pairs);
             all.retain(|key, value| with.get(key) != Some(value));
             all
@@ -219,12 +228,12 @@ impl Groups {
         Ok(())
     }
 
-    /// Sets an annotation of a group, or takes it away. A group that is not there has none.
+    /// Sets or removes an annotation of a group. Does nothing if the group does not exist.
     pub(crate) async fn stamp(&self, namespace: &str, name: &str, key: &str, value: Option<&str>) {
         let slot = self.slot(namespace, name);
         {
             let mut stamps = slot.stamps();
-            if stamps.expected > 0 {
+            if !stamps.expected.is_empty() {
                 let key = key.to_owned();
                 match value {
                     Some(value) => stamps.pairs.insert(key, value.to_owned()),
@@ -249,7 +258,7 @@ impl Groups {
         }
     }
 
-    /// It is gone: who wants it makes it anew.
+    /// The group was deleted: the next pod that needs it creates it again.
     pub(super) fn forget(&self, namespace: &str, name: &str) {
         let key = (namespace.to_owned(), name.to_owned());
         let slots = &mut locked(&self.slots).by_key;
@@ -257,7 +266,7 @@ impl Groups {
         slots.extend(kept.map(|slot| (key, slot)));
     }
 
-    /// Any may be gone.
+    /// Any group may have been deleted.
     pub(super) fn forget_all(&self) {
         let slots = &mut locked(&self.slots).by_key;
         let old = std::mem::take(slots).into_iter();
@@ -267,8 +276,10 @@ impl Groups {
     fn slot(&self, namespace: &str, name: &str) -> Arc<Slot> {
         let mut slots = locked(&self.slots);
         if slots.by_key.len() >= slots.sweep_at.max(KEPT) {
-            // Who holds a slot keeps it; a second one for the same group does no harm.
-            slots.by_key.retain(|_, slot| slot.stamps().expected > 0);
+            // A request in flight keeps its slot; a second one for the same group is harmless.
+            slots
+                .by_key
+                .retain(|_, slot| !slot.stamps().expected.is_empty());
             slots.sweep_at = 2 * slots.by_key.len();
         }
         let key = (namespace.to_owned(), name.to_owned());
@@ -284,12 +295,12 @@ impl Groups {
     ) -> Result<Written, Unwritten> {
         let api: Api<PodGroup> = Api::namespaced(self.client.clone(), namespace);
         let mut why = String::new();
-        // What was written before is most likely there still.
+        // A group that was written before most likely still exists.
         let mut make = !known;
         for _ in 0..TRIES {
             if make {
                 match answer::of(api.create(&PostParams::default(), wanted)).await {
-                    Answer::Done(_) => return Ok(Written::Now),
+                    Answer::Done(_) => return Ok(Written::Created),
                     Answer::Refused(409, said) => why = said,
                     Answer::Refused(_, said) => return Err(Unwritten::Refused(said)),
                     Answer::Busy(said) | Answer::Unknown(said) => {
@@ -309,11 +320,11 @@ impl Groups {
             };
             make = false;
             let Some(change) = write::change(&found, wanted) else {
-                return Ok(Written::Before);
+                return Ok(Written::Existed);
             };
             let params = PatchParams::default();
             match answer::of(api.patch_metadata(name, &params, &Patch::Merge(change))).await {
-                Answer::Done(_) => return Ok(Written::Now),
+                Answer::Done(_) => return Ok(Written::Existed),
                 Answer::Refused(404 | 409, said) => why = said,
                 Answer::Refused(_, said) => return Err(Unwritten::Refused(said)),
                 Answer::Busy(said) | Answer::Unknown(said) => {
@@ -325,11 +336,6 @@ impl Groups {
     }
 }
 
-fn key(group: &PodGroup) -> Key {
+pub(super) fn key(group: &PodGroup) -> Key {
     (group.namespace().unwrap_or_default(), group.name_any())
-}
-
-/// Nothing panics while it is held.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Pods of a `JobSet`.
 //!
-//! They start together, unless the user says how many do. KAI does so before 0.14 and again
-//! since its groups have parts; in between its default was one pod.
+//! All start together, unless the user says how many must. KAI does so before 0.14, and again since
+//! its groups have sub-groups; in between, its default was one pod.
 
 use super::draft::Draft;
 use super::object::{Object, at, number};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const REPLICATED_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
 
-/// One group for all, or, where one replicated job is made after the other, one for each.
+/// One group for all; one for each replicated job if they are created one after the other.
 pub(super) fn draft(
     set: &Object,
     mut draft: Draft,
@@ -38,7 +38,8 @@ pub(super) fn draft(
     Ok(draft)
 }
 
-/// How many run at once: as many as a job runs in parallel, and no more than it has to do.
+/// How many pods run at once: the parallelism of a job, but not more than its completions,
+/// times its replicas.
 fn pods(job: &Value) -> i64 {
     let of = |path: &[&str]| at(job, path).and_then(number);
     let parallel = of(&["template", "spec", "parallelism"]).unwrap_or(1);

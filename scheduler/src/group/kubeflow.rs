@@ -14,14 +14,14 @@ const REPLICA_INDEX: &str = "training.kubeflow.org/replica-index";
 const MPI_SPECS: &str = "mpiReplicaSpecs";
 const PYTORCH_SPECS: &str = "pytorchReplicaSpecs";
 
-/// Annotations of a template: workers in segments of that size, each in one domain.
+/// Annotations of a template: workers are split into segments of that size, each in one domain.
 pub(super) const SEGMENT: &str = proto::names::kai::SEGMENT;
 pub(super) const SEGMENT_REQUIRED: &str = proto::names::kai::SEGMENT_REQUIRED;
 pub(super) const SEGMENT_PREFERRED: &str = proto::names::kai::SEGMENT_PREFERRED;
-/// More parts than a group can sensibly have.
+/// More sub-groups than a group can sensibly have.
 pub(super) const MOST_SEGMENTS: i64 = 10_000;
 
-/// As many as the user says, else all replicas.
+/// The number that the user gives, otherwise all replicas.
 pub(super) fn sum(job: &Object, mut draft: Draft, specs: &str) -> Result<Draft, RuleError> {
     draft.min = match min_available(job) {
         Some(min) => min,
@@ -34,7 +34,7 @@ fn min_available(job: &Object) -> Option<i64> {
     job.number(&["spec", "runPolicy", "schedulingPolicy", "minAvailable"])
 }
 
-/// Of all types; the operator makes one where no number is said.
+/// The replicas of all types. The operator creates one where no number is given.
 fn replicas(job: &Object, specs: &str) -> Result<i64, RuleError> {
     let types = job
         .fields(&["spec", specs])
@@ -50,7 +50,7 @@ fn replicas_of(spec: &Value) -> i64 {
     spec.get("replicas").and_then(number).unwrap_or(1).max(0)
 }
 
-/// Whether the launcher is there must be asked where it is made after the workers.
+/// What has to be read to know whether a launcher exists that is created after the workers.
 pub(super) fn launcher_wanted(job: &Object, pod: &Object) -> Option<Want> {
     let late = job.text(&["spec", "launcherCreationPolicy"]) == Some("WaitForWorkersReady");
     (late && pod.label(ROLE) != Some("launcher")).then(|| Want::Pod {
@@ -58,7 +58,7 @@ pub(super) fn launcher_wanted(job: &Object, pod: &Object) -> Option<Want> {
     })
 }
 
-/// A launcher that is made after the workers does not count before it is there.
+/// A launcher that is created after the workers does not count before it exists.
 pub(super) fn mpi(
     job: &Object,
     draft: Draft,
@@ -76,7 +76,7 @@ pub(super) fn mpi(
     Ok(draft)
 }
 
-/// Master and workers are parts; workers may be in segments.
+/// Master and workers are sub-groups; workers may be split into segments.
 pub(super) fn pytorch(job: &Object, mut draft: Draft, pod: &Object) -> Result<Draft, RuleError> {
     let all = replicas(job, PYTORCH_SPECS)?;
     let elastic = job.number(&["spec", "elasticPolicy", "minReplicas"]);
@@ -142,7 +142,7 @@ pub(super) fn pytorch(job: &Object, mut draft: Draft, pod: &Object) -> Result<Dr
     Ok(draft)
 }
 
-/// A whole number from 1 on, where one is said.
+/// A whole number of at least 1, if one is given.
 pub(super) fn segment_size(on: &Object, text: Option<&str>) -> Result<Option<i64>, RuleError> {
     let Some(text) = text else {
         return Ok(None);
@@ -156,7 +156,7 @@ pub(super) fn segment_size(on: &Object, text: Option<&str>) -> Result<Option<i64
     }
 }
 
-/// Which of its kind a pod is, from 0.
+/// The pod's index among those of its type, from 0.
 pub(super) fn index(pod: &Object, label: &str) -> Result<i64, RuleError> {
     pod.label(label)
         .and_then(|text| text.parse::<u32>().ok())
@@ -164,8 +164,8 @@ pub(super) fn index(pod: &Object, label: &str) -> Result<i64, RuleError> {
         .ok_or_else(|| RuleError::of(pod, format!("no label {label} with a number from 0 on")))
 }
 
-/// Where each segment must or should be together: the pod says, its template, and of the
-/// topology's name at last the owner.
+/// The domain in which each segment must or should be placed together: from the pod, then its
+/// template; the name of the topology also from the owner.
 pub(super) fn segment_constraint(
     owner: &Object,
     pod: &Object,
@@ -183,7 +183,7 @@ pub(super) fn segment_constraint(
     constraint_of(Some(topology), required, preferred)
 }
 
-/// Where one part must or should be together, as its template says.
+/// The domain in which one sub-group must or should be placed together, from its template.
 pub(super) fn template_constraint(
     owner: &Object,
     template: &Value,

@@ -1,25 +1,25 @@
-//! When pods that do not wait for their group may be grouped: once bindings rest, and now
-//! and then where they never do.
+//! When pods that need not wait for their group get it: once few bindings are being sent, and from
+//! time to time if there are always many.
 //!
-//! A group costs the API server as much as several bindings. Bindings come in bursts with
-//! gaps between two decisions, and the first burst soon after a replica has begun to lead.
+//! A group costs the API server as much as several bindings. Bindings come in bursts with gaps
+//! between two decisions, and the first burst comes soon after a replica has begun to lead.
 
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Bindings rest when they were few for so long.
+/// There have to be few bindings for this long.
 const REST: Duration = Duration::from_millis(500);
-/// Where they do not rest, some have their turn so long after the last.
+/// If there are always many, some pods get their turn this long after the last.
 const TURN: Duration = Duration::from_secs(5);
 
-/// See above.
+/// When the next turn is.
 #[derive(Debug)]
 pub(super) struct Lull {
     busy: watch::Receiver<bool>,
-    /// When bindings began or ceased to be many.
+    /// When there began to be many bindings, or few.
     since: Instant,
-    /// When somebody had a turn, or nobody wanted one.
+    /// When a pod last had a turn, or no pod needed one.
     turn: Instant,
 }
 
@@ -39,7 +39,7 @@ impl Lull {
         self.turn = self.since;
     }
 
-    /// When it is there, as far as is known.
+    /// When the next turn is, as far as is known.
     pub(super) fn at(&self) -> Instant {
         let turn = self.turn + TURN;
         if *self.busy.borrow() {
@@ -49,15 +49,15 @@ impl Lull {
         }
     }
 
-    /// Somebody has a turn, or nobody wants one.
+    /// A pod has its turn now, or no pod needs one.
     pub(super) fn taken(&mut self) {
         self.turn = Instant::now();
     }
 
-    /// Returns when bindings are many, or no longer.
+    /// Returns when many bindings begin to be sent, or cease.
     pub(super) async fn changed(&mut self) {
         if self.busy.changed().await.is_err() {
-            // Who bound has ended: nobody is in the way any more.
+            // The binder has ended: there are no more bindings.
             std::future::pending::<()>().await;
         }
         self.since = Instant::now();

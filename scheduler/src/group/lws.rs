@@ -13,7 +13,7 @@ const SIZE: &str = "leaderworkerset.sigs.k8s.io/size";
 const LEADER: &str = "leader";
 const WORKERS: &str = "workers";
 
-/// Leader and workers are parts, or segments are.
+/// Leader and workers are sub-groups, or segments are.
 pub(super) fn draft(set: &Object, mut draft: Draft, pod: &Object) -> Result<Draft, RuleError> {
     let size = set
         .number(&["spec", "leaderWorkerTemplate", "size"])
@@ -25,7 +25,7 @@ pub(super) fn draft(set: &Object, mut draft: Draft, pod: &Object) -> Result<Draf
         Some("LeaderReady") => {
             let placed = pod.text(&["spec", "nodeName"]).is_some();
             if leads && !placed {
-                // Its workers are made when it is ready.
+                // Its workers are created when it is ready.
                 1
             } else {
                 pod.annotation(SIZE)
@@ -44,7 +44,7 @@ pub(super) fn draft(set: &Object, mut draft: Draft, pod: &Object) -> Result<Draf
         draft.name = format!("{}-group-{group}", draft.name);
     }
     match segments(set)? {
-        // A leader that goes first is alone, whatever its workers are cut into.
+        // A leader that starts first is alone, however its workers are split.
         Some(segment) if size > 1 => segmented(set, draft, pod, size, segment),
         _ => {
             draft.sub_groups.push(part(LEADER, 1));
@@ -57,7 +57,7 @@ pub(super) fn draft(set: &Object, mut draft: Draft, pod: &Object) -> Result<Draf
     }
 }
 
-/// Pods of a segment; the set's own policy wins, then its annotation, then its template's.
+/// Pods in a segment: from the set's policy, then its annotation, then its template's annotation.
 fn segments(set: &Object) -> Result<Option<i64>, RuleError> {
     let template = ["spec", "leaderWorkerTemplate", "workerTemplate"];
     let size = set.number(&[
@@ -76,7 +76,7 @@ fn segments(set: &Object) -> Result<Option<i64>, RuleError> {
     segment_size(set, text)
 }
 
-/// The leader is in the first segment, beside it where the others come out even, or alone.
+/// The leader is in the first segment, as an extra pod if the workers fill whole segments, or alone.
 fn segmented(
     set: &Object,
     mut draft: Draft,
@@ -145,7 +145,7 @@ fn segmented(
             .sub_groups
             .push(named(at, i64::try_from(members).unwrap_or(segment)));
     }
-    // The leader is always needed, also where the first segment may lack a worker.
+    // The leader is always needed, even if the first segment may lack a worker.
     let first = draft.sub_groups.first().and_then(|part| part.min_member);
     let first = i64::from(first.unwrap_or(1));
     let inner = [(LEADER, 1), (WORKERS, first - 1)];

@@ -1,29 +1,31 @@
-//! Which group a pod is a member of: decided here, before the pod says so itself.
+//! Which group a pod is a member of, from the decision until the pod's own annotations say so.
 //!
-//! A pod's membership is laid over what the watch shows of it, rides on its Binding, and is
-//! written on a pod that waits. It is forgotten once the watch shows it.
+//! The membership is added to what the watch shows of the pod, and to its Binding. A pod that stays
+//! pending is annotated with it. It is forgotten once the watch shows it.
 
 use super::draft::Draft;
 use super::object::Object;
+use crate::lock::locked;
 use k8s_openapi::api::core::v1::{Pod, PodSchedulingGate};
 use kube::ResourceExt as _;
 use proto::names::kai;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A pod's group, and the labels that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
     /// Name of the group, which is in the pod's namespace.
     pub(crate) group: String,
-    /// The pod's part of the group, and the group's node pool where the pod names none.
+    /// The pod's sub-group, and the group's node pool if the pod names none.
     pub(crate) labels: BTreeMap<String, String>,
-    /// The group was refused: its members are not placed.
+    /// The group was rejected: its members must not be placed.
     held: bool,
 }
 
-/// Name of the scheduling gate of a pod that is held.
+/// The scheduling gate that keeps a pod of a rejected group from being placed. It is added only
+/// to what the cycle sees.
 const GATE: &str = "aliquot.dev/pod-group";
 
 impl Membership {
@@ -44,7 +46,8 @@ impl Membership {
         }
     }
 
-    /// As if the pod said it. One that names a group keeps it.
+    /// Adds the membership to the pod as if its annotations said it. A pod that names a group
+    /// itself stays in that group.
     pub(super) fn lay_over(&self, pod: &mut Pod) {
         let group = pod.annotations().get(kai::POD_GROUP);
         if group.is_some_and(|group| !group.is_empty()) {
@@ -60,7 +63,8 @@ impl Membership {
         }
     }
 
-    /// The patch that writes it on the pod of that UID, and on no other of its name.
+    /// The patch that annotates the pod. It contains the UID, so that it changes no other pod of
+    /// the same name.
     pub(super) fn patch(&self, uid: &str) -> Value {
         let mut meta = json!({
             "uid": uid,
@@ -73,27 +77,22 @@ impl Membership {
     }
 }
 
-/// Memberships that the watch does not show yet, by the pod's UID. Shared by who lays them over
-/// pods and who binds.
+/// Memberships that the watch does not show yet, by the pod's UID. The tee adds them to pods, and
+/// the binder to Bindings.
 #[derive(Clone, Debug, Default)]
-pub struct Memberships(Arc<Mutex<HashMap<String, Arc<Membership>>>>);
+pub(crate) struct Memberships(Arc<Mutex<HashMap<String, Arc<Membership>>>>);
 
 impl Memberships {
-    /// Of that pod, unless the watch shows it.
+    /// The membership of that pod, unless the watch shows it already.
     pub(crate) fn of(&self, uid: &str) -> Option<Arc<Membership>> {
-        self.all().get(uid).cloned()
+        locked(&self.0).get(uid).cloned()
     }
 
     pub(super) fn put(&self, uid: &str, membership: Arc<Membership>) {
-        self.all().insert(uid.to_owned(), membership);
+        locked(&self.0).insert(uid.to_owned(), membership);
     }
 
     pub(super) fn forget(&self, uid: &str) -> Option<Arc<Membership>> {
-        self.all().remove(uid)
-    }
-
-    /// Nothing panics while it is held.
-    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Membership>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0).remove(uid)
     }
 }

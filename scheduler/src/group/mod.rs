@@ -1,29 +1,35 @@
-//! Puts the pods of a workload into its pod group, as KAI's pod grouper does.
+//! Assigns pods to pod groups, as KAI's pod grouper does.
 //!
 //! ```text
 //! facts ─► tee ─► desk ─► draft ─┬─► tee ─► the cycle
-//!                                └─► make the group ─► name it on the pod
+//!                                └─► create the group ─► annotate the pod
 //! ```
 //!
-//! - `need`: which pods, and which of them must not be placed before.
-//! - `tee`: takes what concerns groups from the facts on their way, and puts among them what was
-//!   decided; [`Tee`]. `member`: the groups of pods that do not say so themselves yet.
-//! - `desk`: one pod after the other, many at once, again when it failed; [`run`]. `entry`: what
-//!   it knows of one, and whose turn it is; `steps`: what is done for a pod. `lull`: when those that need not wait for their group have their turn.
-//! - `owners`: reads what owns a pod, up to the top.
-//! - `rules`: which rule for which kind, `draft`: what all groups have, then a file for each
-//!   family of kinds: `kubeflow`, `ray`, `lws`, `jobset`, `gang`.
-//! - `write`: what that means for the objects; `groups`: makes and changes them; `voice`:
-//!   says why a pod is in no group.
+//! - `need`: which pods need a group, and which of them must not be placed before they have one.
+//! - `tee`: reads the facts on their way to the cycle, tells the desk what concerns groups, and
+//!   adds the desk's decisions to the facts; [`Tee`].
+//! - `member`: the groups of pods whose own annotations do not name them yet. `shared`: what the
+//!   binder needs of all this.
+//! - `desk`: works on many pods at once and retries what failed; [`run`]. `entry`: the state of one
+//!   pod. `steps`: the requests that a pod needs. `lull`: when pods that need not wait for their
+//!   group get their turn. `missing`: groups that do not exist although pods are in them.
+//!   `backoff`: the pause after a failure.
+//! - `owners`: reads the owners of a pod, up to the top.
+//! - `rules`: which rule applies to which kind of owner. `draft`: what all groups have in common.
+//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each.
+//! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
+//!   groups. `voice`: tells people why a pod has no group.
 //!
-//! A pod is placed as a member of its group as soon as that is decided. Its group's name is
-//! written with its Binding; the group itself is made meanwhile, and placing does not wait for
-//! it, but for the first group of its like: a policy may refuse it. What a crash in between leaves undone, the next leader finds: a pod that says it is in a
-//! group that is not there.
+//! A pod is placed as a member of its group as soon as its group is decided. Its Binding carries
+//! the group's name, and the group is created in the meantime. Only the first group of its kind
+//! (namespace, queue, class, kind of owner) is created before its pods are placed, because an
+//! admission policy may reject it. If the process ends in between, the next leader finds pods whose
+//! group does not exist, and creates it.
 //!
-//! Writes pod groups, and annotation and labels of pods; only while leading. Must never keep
-//! one pod waiting for another's owner.
+//! Writes pod groups, and annotations and labels of pods; only while this replica leads. Must never
+//! make one pod wait for another pod's owner.
 
+mod backoff;
 mod desk;
 mod draft;
 mod entry;
@@ -34,11 +40,13 @@ mod kubeflow;
 mod lull;
 mod lws;
 mod member;
+mod missing;
 mod need;
 mod object;
 mod owners;
 mod ray;
 mod rules;
+mod shared;
 mod steps;
 mod tee;
 mod voice;
@@ -46,9 +54,8 @@ mod write;
 
 pub use desk::{Settings, run};
 pub(crate) use draft::name_of_pod_alone;
-pub use groups::Groups;
-pub use member::Memberships;
 pub use need::must_wait;
+pub use shared::Shared;
 pub use tee::{Tee, Told};
 
 #[cfg(test)]

@@ -1,38 +1,39 @@
-//! Which pods have to be grouped, and which of them must wait for it.
+//! Which pods need a group, and which of them must wait for it.
 
 use super::rules::SPARK;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use proto::names::kai;
 
-/// A pod of ours that is in no group yet. Who carries a group already was put there by a
+/// A pod of this scheduler that names no group yet. A pod that names one was put into it by a
 /// person, by KAI or by us, and stays there.
 pub(crate) fn is_ungrouped(pod: &Pod, scheduler: &str) -> bool {
     is_live(pod, scheduler) && group_of(pod).is_none()
 }
 
-/// The group that a pod of ours says it is in, by name: where that is not there, it is made
-/// anew if it was ours.
+/// The name of the group that a pod of this scheduler says it is in. If that group does not exist
+/// and was ours, it is created again.
 pub(super) fn is_in(pod: &Pod, scheduler: &str) -> Option<String> {
     let group = group_of(pod)?;
     is_live(pod, scheduler).then(|| group.to_owned())
 }
 
-/// Whether a pod stands on a node.
+/// Whether a pod is bound.
 pub(super) fn is_bound(pod: &Pod) -> bool {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     node.is_some_and(|node| !node.is_empty())
 }
 
-/// Whether it may not be placed before its group is decided: its owner may say more about it
-/// than the pod does. A pod alone is placed as a group of its own, which is what it then
-/// becomes.
+/// Whether a pod must not be placed before its group is decided, because its owners may say more
+/// about it than the pod does. A pod without an owner is placed as a group of its own, which is
+/// the group that it then gets.
 pub fn must_wait(pod: &Pod, scheduler: &str) -> bool {
     !is_bound(pod) && is_ungrouped(pod, scheduler) && !is_alone(pod)
 }
 
-/// A pod that nobody owns says everything itself, unless it asks for what only groups have, or
-/// is an application's driver, whose group others join.
+/// Whether everything about a pod's group is in the pod itself. That is true of pods without an
+/// owner, except for those that ask for what only groups have, and for Spark drivers, whose group
+/// other pods join.
 pub(super) fn is_alone(pod: &Pod) -> bool {
     pod.owner_references().is_empty()
         && !SPARK.iter().all(|key| pod.labels().contains_key(*key))
@@ -47,7 +48,7 @@ fn group_of(pod: &Pod) -> Option<&str> {
     (!group.is_empty()).then_some(group)
 }
 
-/// Ours, and neither over nor on its way out.
+/// Whether a pod belongs to this scheduler, and has neither ended nor is being deleted.
 fn is_live(pod: &Pod, scheduler: &str) -> bool {
     let spec = pod.spec.as_ref();
     let ours = spec.and_then(|spec| spec.scheduler_name.as_deref()) == Some(scheduler);

@@ -1,4 +1,4 @@
-//! An object of whatever kind, as far as grouping looks at it.
+//! A Kubernetes object of any kind, with what grouping reads from it.
 
 use k8s_openapi::api::core::v1::Pod;
 use proto::names::kai;
@@ -8,8 +8,7 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Object(Value);
 
-/// An object that waits, as text: the tree of its JSON is several times as large, and there
-/// may be as many as pods.
+/// An object as text. There may be one for each pod, and parsed JSON is several times as large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packed(Box<str>);
 
@@ -19,7 +18,7 @@ impl Packed {
     }
 }
 
-/// Of an object: who owns it, or who it is.
+/// A reference to an object: to an owner, or to the object itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reference {
     pub(super) api_version: String,
@@ -67,12 +66,12 @@ impl Object {
         Self(value)
     }
 
-    /// The pod that it is.
+    /// The object as a pod.
     pub(super) fn pod(&self) -> Option<Box<Pod>> {
         serde_json::from_value(self.0.clone()).ok()
     }
 
-    /// What of a pod its group depends on.
+    /// The part of a pod that its group depends on.
     pub(super) fn wishes(&self) -> [Option<&Value>; 4] {
         let metadata = |field| self.at(&["metadata", field]);
         [
@@ -83,7 +82,7 @@ impl Object {
         ]
     }
 
-    /// Where another label than KAI's names the queue: as if KAI's did.
+    /// If another label than KAI's names the queue, copies it to KAI's label.
     pub(super) fn name_queue_by(&mut self, key: &str) {
         if key == kai::QUEUE_LABEL {
             return;
@@ -93,7 +92,7 @@ impl Object {
         }
     }
 
-    /// Who it is.
+    /// A reference to the object.
     pub(super) fn reference(&self) -> Reference {
         Reference {
             api_version: self.text(&["apiVersion"]).unwrap_or_default().to_owned(),
@@ -136,7 +135,7 @@ impl Object {
             .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
     }
 
-    /// Everyone who owns it; the one that controls it first.
+    /// All its owners, the controller first.
     pub(super) fn owners(&self) -> Vec<Reference> {
         let of = |value: &Value| {
             let text = |field: &str| value.get(field)?.as_str().map(str::to_owned);

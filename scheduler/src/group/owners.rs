@@ -1,38 +1,38 @@
-//! Reads what owns a pod, up to the top.
+//! Reads the owners of a pod, up to the top.
 //!
-//! An owner that was read after a pod was seen says what held when the pod was made, or
-//! something newer: so one read serves all pods that were seen before it began, and none
-//! that came later.
+//! An owner that is read after a pod was seen has the state in which the pod was created, or a newer
+//! one. So one read serves all pods that were seen before it began, and none that came later.
 
 use super::object::{Object, Reference};
 use super::rules::{Extra, Want};
 use crate::act::answer::{self, Answer};
+use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::discovery::{Scope, pinned_kind};
 use kube::{Api, Client};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use tokio::time::Instant;
 
-/// Longer chains are rings.
+/// A longer chain is taken for a cycle.
 const MOST_OWNERS: usize = 16;
-/// Objects kept beyond those are forgotten, all at once.
+/// How many objects are kept; with more, all are forgotten.
 const KEPT: usize = 2048;
 
-/// Why an owner is not known.
+/// Why the owners of a pod are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OwnerError {
-    /// It is gone, or another has its name now; the pod will go, too.
+    /// It was deleted, or another object has its name now. The pod will be deleted too.
     #[error("its owner {0} is not there")]
     Gone(Reference),
-    /// Two owners, and none of them controls it: nobody can say which one counts.
+    /// It has several owners, and none of them is its controller: it is unclear which one counts.
     #[error("{0} has more than one owner, and none that controls it")]
     Many(Reference),
-    /// An owner of its own, some steps up.
+    /// It is among its own owners.
     #[error("{0} owns itself")]
     Ring(Reference),
-    /// No answer, or a strange one; another time there may be one.
+    /// There was no answer, or an unusable one. A later request may succeed.
     #[error("{what} cannot be read: {why}")]
     Unread {
         /// What was asked for.
@@ -46,14 +46,14 @@ pub(super) enum OwnerError {
 #[derive(Clone, Debug)]
 enum Found {
     There(Object),
-    /// We may not look.
+    /// We have no permission to read it.
     Hidden,
     Missing,
 }
 
 type Key = (String, Reference);
 
-/// Owners, as they were read last, and which resources their kinds are.
+/// Owners as they were last read, and the resources of their kinds.
 pub(super) struct Owners {
     client: Client,
     kinds: Mutex<HashMap<(String, String), (ApiResource, Scope)>>,
@@ -69,8 +69,8 @@ impl Owners {
         }
     }
 
-    /// From the nearest to the top, each as it was at `since` or later. What may not be read
-    /// ends the chain below it.
+    /// The owners from the nearest to the top, each as it was at `since` or later. The chain ends
+    /// before an owner that we have no permission to read.
     pub(super) async fn chain(
         &self,
         pod: &Object,
@@ -94,7 +94,7 @@ impl Owners {
         Ok(chain)
     }
 
-    /// What a rule asks to see. A missing object is none.
+    /// What else a rule needs to read. `None`: the object does not exist.
     pub(super) async fn extra(
         &self,
         namespace: &str,
@@ -152,7 +152,7 @@ impl Owners {
         let begun = Instant::now();
         let found = self.get(namespace, reference).await?;
         Ok(match found {
-            // Made anew under the same name: not the owner.
+            // Another object with the same name is not the owner.
             Found::There(object) if object.uid() != reference.uid => Found::Missing,
             Found::There(object) => {
                 let mut kept = locked(&self.kept);
@@ -192,7 +192,7 @@ impl Owners {
         }
     }
 
-    /// Which resource a kind is; `None` where the server does not serve it.
+    /// The resource of a kind; `None` if the server does not serve it.
     async fn kind(
         &self,
         reference: &Reference,
@@ -219,16 +219,11 @@ impl Owners {
     }
 }
 
-/// Who owns an owner.
+/// The owner of an owner.
 fn next_above(owner: &Object) -> Result<Option<Reference>, OwnerError> {
     let owners = owner.owners();
     if owners.len() > 1 && !owner.is_controlled() {
         return Err(OwnerError::Many(owner.reference()));
     }
     Ok(owners.into_iter().next())
-}
-
-/// Nothing panics while it is held.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

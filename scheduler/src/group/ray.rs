@@ -1,4 +1,4 @@
-//! Pods of Ray clusters, as `KubeRay` makes them.
+//! Pods of Ray clusters, as `KubeRay` creates them.
 
 use super::draft::{Draft, part, total};
 use super::kubeflow::template_constraint;
@@ -13,8 +13,9 @@ const HEAD: &str = "headgroup";
 /// Ray's own label for a class.
 const CLASS: &str = "ray.io/priority-class-name";
 
-/// Head and groups of workers are parts. A pod that is no part of the cluster (the one that
-/// submits a job) has a group of its own: it must not wait for what waits for it.
+/// The head and each group of workers are sub-groups. A pod outside the cluster (the one that
+/// submits a job) has a group of its own: the cluster waits for it, so it must not wait for the
+/// cluster.
 pub(super) fn draft(top: &Object, mut draft: Draft, scene: Scene<'_>) -> Result<Draft, RuleError> {
     if let Some(class) = top.label(CLASS) {
         class.clone_into(&mut draft.class);
@@ -67,7 +68,7 @@ fn parts(cluster: &Object) -> Result<Vec<api::kai::SubGroup>, RuleError> {
                 format!("worker group {at}: {least} minReplicas, but {asked} replicas"),
             ));
         }
-        // With the autoscaler on, what is asked for now is no minimum.
+        // With the autoscaler on, the current number of replicas is no minimum.
         if asked == 0 && !scales {
             continue;
         }

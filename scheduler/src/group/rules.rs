@@ -1,8 +1,7 @@
-//! Which rule groups the pods of which kind of owner.
+//! Which rule groups the pods of which kind of owner. Pure.
 //!
-//! KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
-//! nearest to the top, what else a rule asks to see. Out: a [`Draft`], or what is wrong.
-//! Pure.
+//! Follows KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
+//! nearest to the top, and what else a rule needs. Out: a [`Draft`], or what is wrong.
 
 use super::draft::{BUILD, Classes, Draft, INFERENCE, TRAIN, group_name};
 use super::object::{Object, Reference};
@@ -19,7 +18,7 @@ const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
 /// Why a pod has no group yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RuleError {
-    /// The object does not say what the rule needs. A person or its operator mends it.
+    /// The object lacks what the rule needs. A person or its operator has to correct it.
     #[error("{owner}: {what}")]
     Says {
         /// Who.
@@ -38,17 +37,17 @@ impl RuleError {
     }
 }
 
-/// What a rule sees.
+/// What a rule works on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scene<'a> {
     pub(super) pod: &'a Object,
-    /// From the nearest to the top; empty for a pod that nobody owns.
+    /// The owners from the nearest to the top; empty for a pod without an owner.
     pub(super) chain: &'a [Object],
     pub(super) extra: Option<&'a Extra>,
     pub(super) classes: &'a Classes,
 }
 
-/// What a rule asks to see beside the owners.
+/// What a rule needs beside the owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     /// Another object of the pod's namespace.
@@ -57,7 +56,7 @@ pub(super) enum Want {
         kind: &'static str,
         name: String,
     },
-    /// Whether a pod with these labels is there and not being deleted.
+    /// Whether a pod with these labels exists and is not being deleted.
     Pod { labels: String },
 }
 
@@ -130,8 +129,8 @@ fn rule(owner: &Reference) -> Rule {
     }
 }
 
-/// The owner that decides, with what a skipped one above it hands down, and the owners up
-/// to it.
+/// The owner whose rule applies, with what it inherits from a skipped owner above it, and the
+/// owners up to it.
 fn deciding(scene: Scene<'_>) -> (Object, Vec<&Object>, Rule) {
     let Some(top) = scene.chain.last() else {
         return (scene.pod.clone(), vec![scene.pod], Rule::Bare);
@@ -151,7 +150,7 @@ fn deciding(scene: Scene<'_>) -> (Object, Vec<&Object>, Rule) {
     (inner, below.iter().collect(), rule)
 }
 
-/// What else must be read before [`draft`] can tell.
+/// What else must be read before [`draft`] can decide.
 pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
     let (top, _, rule) = deciding(scene);
     match rule {
@@ -165,11 +164,11 @@ pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
     }
 }
 
-/// The group of this pod, as KAI would make it.
+/// The group of this pod, as KAI would create it.
 pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
     let (top, owners, rule) = deciding(scene);
     let pod = scene.pod;
-    // Rules of their own kind ask the owner that they know, the common one asks them all.
+    // The rule of a kind looks at the owner of that kind, the common rule at all owners.
     let of_top = |class: &str| Draft::of(&top, &[&top], pod, scene.classes, class);
     match rule {
         Rule::Owner(class) => {
@@ -236,8 +235,8 @@ pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
     }
 }
 
-/// One group per pod, as pods of a Job do not wait for each other; one per Job where the
-/// user says how many belong together.
+/// One group per pod, because the pods of a Job do not wait for each other; one per Job if the
+/// user says how many pods must be placed at once.
 fn job(job: &Object, mut draft: Draft, pod: &Object) -> Result<Draft, RuleError> {
     match min_member(job, BATCH_MIN_MEMBER)? {
         Some(min) => draft.min = min,

@@ -1,9 +1,10 @@
-//! The steps of grouping a pod, each a question to the API server or a write: its group is
-//! decided, is made, and is named on the pod. A group that was deleted is made anew.
+//! The steps that give a pod its group, each of them one or more API requests: decide the group,
+//! create it, and annotate the pod with its name. Also creates a deleted group again.
 
 use super::draft::{Classes, Draft};
 use super::groups::{GroupError, Groups};
 use super::member::Membership;
+use super::missing::Missing;
 use super::need::is_in;
 use super::object::Object;
 use super::owners::{OwnerError, Owners};
@@ -16,7 +17,7 @@ use kube::{Api, Client};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Why a pod is in no group yet.
+/// Why a pod has no group yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum GroupingError {
     #[error(transparent)]
@@ -29,7 +30,7 @@ pub(super) enum GroupingError {
     Pod(String),
 }
 
-/// What all pods' tasks share.
+/// What the tasks of all pods share.
 #[derive(Clone)]
 pub(super) struct Steps {
     pub(super) client: Client,
@@ -39,12 +40,12 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// The group is there afterwards.
+    /// Creates the group, or brings it up to date.
     pub(super) async fn make(&self, draft: &Draft) -> Result<(), GroupingError> {
         Ok(self.groups.ensure(&write::group(draft)).await?)
     }
 
-    /// The pod carries its group's name afterwards.
+    /// Annotates the pod with its group's name.
     pub(super) async fn write(&self, draft: &Draft, pod: &Object) -> Result<(), GroupingError> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
         let patch = Patch::Merge(Membership::of(draft, pod, false).patch(pod.uid()));
@@ -54,46 +55,44 @@ impl Steps {
                 tracing::debug!(pod = pod.name(), group = draft.name, "grouped");
                 Ok(())
             }
-            // Gone: the watch says so.
+            // The pod was deleted: the watch will say so.
             Answer::Refused(404, _) => Ok(()),
-            // Also a conflict: the pod was made anew, which the watch says too, or others
-            // wrote it too often meanwhile, of which no event tells.
+            // This includes a conflict. Either another pod has the name now, and the watch will
+            // say so; or others updated the pod too often, which no event tells.
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
                 Err(GroupingError::Pod(why))
             }
         }
     }
 
-    /// Makes a group anew for a pod that is in it still. One that a person made by hand
-    /// is theirs to make: our rules give the pod another name.
+    /// Creates a missing group again if the pod is still in it. A group that a person created is
+    /// left to that person: the rules here would give it another name.
     pub(super) async fn mend(
         &self,
-        namespace: &str,
-        group: &str,
-        pod: &str,
+        missing: &Missing,
         scheduler: &str,
         classes: &Classes,
     ) -> Result<(), GroupingError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let pod = match answer::of(api.get_opt(pod)).await {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &missing.namespace);
+        let pod = match answer::of(api.get_opt(&missing.pod)).await {
             Answer::Done(Some(pod)) => pod,
             Answer::Done(None) => return Ok(()),
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
                 return Err(GroupingError::Pod(why));
             }
         };
-        if is_in(&pod, scheduler).as_deref() != Some(group) {
+        if is_in(&pod, scheduler).as_ref() != Some(&missing.group) {
             return Ok(());
         }
         let pod = Object::of_pod(&pod);
         let draft = self.draft(&pod, classes, Instant::now()).await?;
-        if draft.name == group {
+        if draft.name == missing.group {
             self.groups.ensure(&write::group(&draft)).await?;
         }
         Ok(())
     }
 
-    /// Reads what owns the pod, and decides.
+    /// Reads the owners of the pod, and decides its group.
     pub(super) async fn draft(
         &self,
         pod: &Object,

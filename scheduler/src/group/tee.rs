@@ -1,12 +1,13 @@
-//! What concerns groups, taken from the facts on their way to the cycle; and what the desk
-//! decided, put among them before the API server shows it.
+//! Tells the desk what the facts say about groups, and tells the cycle what the desk decided.
 //!
-//! A group that is decided counts as there, and a pod as its member, until the watch shows
-//! both. What the watch shows of them meanwhile is older than what was decided.
+//! A group that is decided counts as existing, and a pod as its member, until the watch shows them.
+//! What the watch shows of them before is older than the decision.
 
 use super::draft::Classes;
-use super::member::{Membership, Memberships};
+use super::groups::{Key, key};
+use super::member::Membership;
 use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
+use super::shared::Shared;
 use crate::watch::{Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
@@ -16,125 +17,120 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// One thing for the desk.
+/// What the desk is told.
 #[derive(Clone, Debug)]
 pub(super) enum News {
-    /// A pod wants a group.
+    /// A pod needs a group.
     Ungrouped(Box<Pod>),
-    /// It carries that group now; by UID.
+    /// The pod with that UID names its group now.
     Member { uid: String, group: String },
-    /// It is gone, or over; by UID.
+    /// The pod with that UID was deleted, or has ended.
     Gone(String),
     /// The priority classes that exist.
     Classes(Arc<Classes>),
-    /// A group is not there; the pod that waits in it, if one does.
+    /// A group does not exist; with a pod that waits in it, if there is one.
     NoGroup {
         namespace: String,
         name: String,
         pod: Option<String>,
     },
-    /// All groups are listed anew: any may be gone.
+    /// All groups are being listed again: any may have been deleted.
     Groups,
 }
 
-/// What the desk decided of one pod.
+/// What the desk decided for one pod.
 #[derive(Clone, Debug)]
 pub(super) struct Decided {
-    /// As the desk was told of it last.
+    /// As the desk last saw it.
     pub(super) pod: Box<Pod>,
     pub(super) membership: Membership,
     /// The pod's group as it should be.
     pub(super) group: PodGroup,
-    /// It is there as it should be; else it counts only where no group of its name is there.
+    /// The group exists as it should be. Otherwise the decision counts only if no group of that
+    /// name exists.
     pub(super) is_written: bool,
 }
 
-/// Passes facts on in their order, and leaves a note of what concerns groups.
+/// Passes facts on in order, and tells the desk what concerns groups.
 #[derive(Debug)]
 pub struct Tee {
     scheduler: String,
-    /// Whether pods alone become groups.
-    groups_alone: bool,
+    shared: Shared,
     facts: mpsc::UnboundedReceiver<Fact>,
     decided: mpsc::UnboundedReceiver<Decided>,
     onward: mpsc::UnboundedSender<Fact>,
     news: mpsc::UnboundedSender<News>,
-    memberships: Memberships,
     classes: Roll,
     ungrouped: Roll,
-    /// How pods without a group were last passed on, by UID: the resource version, and the
-    /// membership that was laid over it.
+    /// How each pod without a group was last passed on, by UID: its resource version, and the
+    /// membership that was added to it.
     passed: HashMap<String, (String, Option<Arc<Membership>>)>,
     waiting: Waiting,
-    /// Of groups that were not there when a pod that is bound was listed in them: that pod.
-    unmade: BTreeMap<Group, String>,
-    groups: Roll<Group>,
-    drafted: BTreeMap<Group, Drafted>,
-    /// Groups were listed once.
+    /// Groups that did not exist when a bound pod was listed as their member, with that pod.
+    unmade: BTreeMap<Key, String>,
+    groups: Roll<Key>,
+    drafted: BTreeMap<Key, Drafted>,
+    /// Groups have been listed at least once.
     are_listed: bool,
     /// Pods are being listed.
     listing: bool,
 }
 
-/// A group that was decided and is not there yet.
+/// A group that was decided and does not exist yet.
 #[derive(Debug)]
 struct Drafted {
     group: PodGroup,
-    /// Its pods, by UID: with the last of them it is forgotten.
+    /// UIDs of its pods. It is forgotten with the last of them.
     pods: BTreeSet<String>,
 }
 
-/// Namespace and name.
-type Group = (String, String);
-
-fn key(group: &PodGroup) -> Group {
-    (group.namespace().unwrap_or_default(), group.name_any())
-}
-
-/// Pods that wait in a group, by the group; their names, by UID.
+/// Pods that are not bound and name a group: for each group their names by UID.
 #[derive(Debug, Default)]
 struct Waiting {
-    groups: BTreeMap<Group, BTreeMap<String, String>>,
-    of: HashMap<String, Group>,
+    groups: BTreeMap<Key, BTreeMap<String, String>>,
+    of: HashMap<String, Key>,
 }
 
 impl Waiting {
-    fn forget(&mut self, uid: &str) {
-        if let Some(key) = self.of.remove(uid)
-            && let Some(pods) = self.groups.get_mut(&key)
-        {
+    /// Returns the group that the pod waited in.
+    fn forget(&mut self, uid: &str) -> Option<Key> {
+        let key = self.of.remove(uid)?;
+        if let Some(pods) = self.groups.get_mut(&key) {
             pods.remove(uid);
             if pods.is_empty() {
                 self.groups.remove(&key);
             }
         }
+        Some(key)
     }
 
-    fn set(&mut self, pod: &Pod, group: Option<String>) {
+    /// Returns the group that the pod no longer waits in, if it waited in one.
+    fn set(&mut self, pod: &Pod, group: Option<String>) -> Option<Key> {
         let uid = pod.uid().unwrap_or_default();
-        self.forget(&uid);
-        if let Some(group) = group {
-            let key = (pod.namespace().unwrap_or_default(), group);
+        let before = self.forget(&uid);
+        let group = group.map(|group| (pod.namespace().unwrap_or_default(), group));
+        if let Some(key) = &group {
             let pods = self.groups.entry(key.clone()).or_default();
             pods.insert(uid.clone(), pod.name_any());
-            self.of.insert(uid, key);
+            self.of.insert(uid, key.clone());
         }
+        before.filter(|before| Some(before) != group.as_ref())
     }
 
-    /// One of those that wait in it.
-    fn one(&self, group: &Group) -> Option<String> {
+    /// The name of a pod that waits in it.
+    fn one(&self, group: &Key) -> Option<String> {
         self.groups.get(group)?.values().next().cloned()
     }
 }
 
-/// The desk's end: what it is told, and where it says what it decided.
+/// The desk's end of the tee: what it is told, and where its decisions go.
 #[derive(Debug)]
 pub struct Told {
     pub(super) news: mpsc::UnboundedReceiver<News>,
     pub(super) decided: mpsc::UnboundedSender<Decided>,
 }
 
-/// Names that are there; after a new listing, those that it did not name are gone.
+/// The names of objects that exist. After a new listing, those that it did not contain are gone.
 #[derive(Debug)]
 struct Roll<N = String> {
     names: BTreeSet<N>,
@@ -155,7 +151,7 @@ impl<N: Clone + Ord> Roll<N> {
         self.unnamed = Some(self.names.clone());
     }
 
-    /// Whether it is news.
+    /// Whether it is new.
     fn there(&mut self, name: N) -> bool {
         if let Some(unnamed) = &mut self.unnamed {
             unnamed.remove(&name);
@@ -163,7 +159,7 @@ impl<N: Clone + Ord> Roll<N> {
         self.names.insert(name)
     }
 
-    /// Whether it was there.
+    /// Whether it was known.
     fn gone(&mut self, name: &N) -> bool {
         if let Some(unnamed) = &mut self.unnamed {
             unnamed.remove(name);
@@ -171,7 +167,7 @@ impl<N: Clone + Ord> Roll<N> {
         self.names.remove(name)
     }
 
-    /// Who was not named.
+    /// The names that the listing did not contain.
     fn end(&mut self) -> BTreeSet<N> {
         let gone = self.unnamed.take().unwrap_or_default();
         self.names.retain(|name| !gone.contains(name));
@@ -180,12 +176,11 @@ impl<N: Clone + Ord> Roll<N> {
 }
 
 impl Tee {
-    /// Between the watches and the cycle: facts come in here and go out at the second.
-    /// `groups_alone`: pods alone become groups.
+    /// Stands between the watches and the cycle: `facts` come in, and go out at the receiver that
+    /// is returned.
     pub fn new(
         scheduler: &str,
-        groups_alone: bool,
-        memberships: Memberships,
+        shared: Shared,
         facts: mpsc::UnboundedReceiver<Fact>,
     ) -> (Self, mpsc::UnboundedReceiver<Fact>, Told) {
         let (onward, facts_out) = mpsc::unbounded_channel();
@@ -193,12 +188,11 @@ impl Tee {
         let (decided_out, decided) = mpsc::unbounded_channel();
         let tee = Self {
             scheduler: scheduler.to_owned(),
-            groups_alone,
+            shared,
             facts,
             decided,
             onward,
             news: news_out,
-            memberships,
             classes: Roll::default(),
             ungrouped: Roll::default(),
             passed: HashMap::new(),
@@ -216,7 +210,7 @@ impl Tee {
         (tee, facts_out, told)
     }
 
-    /// Until there are no more facts, or nobody takes them.
+    /// Runs until there are no more facts, or nobody receives them.
     pub async fn run(mut self) {
         loop {
             let passed = tokio::select! {
@@ -227,7 +221,7 @@ impl Tee {
                     }
                     None => return,
                 },
-                // The desk ends first when everything ends.
+                // At the end of the process the desk may end first.
                 Some(decided) = self.decided.recv() => self.decide(decided),
             };
             if passed.is_none() {
@@ -236,12 +230,12 @@ impl Tee {
         }
     }
 
-    /// `None`: nobody takes it.
+    /// `None`: nobody receives it any more.
     fn pass(&self, fact: Fact) -> Option<()> {
         self.onward.send(fact).ok()
     }
 
-    /// The pod is placed as a member of its group from now on.
+    /// From now on the pod is placed as a member of its group.
     fn decide(&mut self, decided: Decided) -> Option<()> {
         let Decided {
             mut pod,
@@ -259,7 +253,7 @@ impl Tee {
         let same = drafted.is_some_and(|drafted| drafted.group.spec == group.spec);
         let is_new = self.are_listed && !is_there && (same || drafted.is_none());
         if !is_written && !is_new {
-            // It is changed first.
+            // The existing group has to be updated first.
             return Some(());
         }
         if !is_there {
@@ -275,11 +269,11 @@ impl Tee {
             drafted.pods.insert(uid.clone());
         }
         let membership = Arc::new(membership);
-        self.memberships.put(&uid, Arc::clone(&membership));
+        self.shared.memberships.put(&uid, Arc::clone(&membership));
         let version = pod.metadata.resource_version.clone().unwrap_or_default();
         let passed = self.passed.get(&uid);
         let is_news = passed.is_some_and(|(passed, laid)| {
-            // Of another version the desk is being told, and decides again then.
+            // The desk is being told of another version, and will decide again.
             *passed == version && laid.as_ref() != Some(&membership)
         });
         if is_news {
@@ -334,7 +328,7 @@ impl Tee {
                 self.say_gone(group);
             }
             Seen::Listed => {
-                // Not there yet is not gone.
+                // Groups that are still to be created are not gone.
                 for drafted in self.drafted.values() {
                     let group = Box::new(drafted.group.clone());
                     let _ = self.pass(Fact::Group(Seen::There(group)));
@@ -346,9 +340,9 @@ impl Tee {
         }
     }
 
-    /// Groups that are not there: deleted before this process began or behind a watch that
-    /// broke, or never made by who bound their pods. One of which the watch of groups is late
-    /// is looked for in vain, which does no harm.
+    /// Tells the desk of groups that do not exist: they were deleted before this process started
+    /// or while a watch was interrupted, or the replica that bound their pods never created them.
+    /// If only the watch of groups is late, the desk finds the group, which is harmless.
     fn say_missing(&mut self) {
         if !self.are_listed {
             return;
@@ -367,7 +361,16 @@ impl Tee {
         }
     }
 
-    fn say_gone(&self, group: Group) {
+    /// A pod no longer waits in that group. If the group does not exist and other pods wait in
+    /// it, the desk is told again: it may know of that one pod only.
+    fn say_left(&self, group: Key) {
+        let is_there = self.groups.names.contains(&group) || self.drafted.contains_key(&group);
+        if self.are_listed && !is_there && self.waiting.groups.contains_key(&group) {
+            self.say_gone(group);
+        }
+    }
+
+    fn say_gone(&self, group: Key) {
         let pod = self.waiting.one(&group);
         let (namespace, name) = group;
         self.say(News::NoGroup {
@@ -387,14 +390,16 @@ impl Tee {
             Seen::There(pod) => self.pod_there(pod),
             Seen::Gone(pod) => {
                 let uid = pod.uid().unwrap_or_default();
-                self.waiting.forget(&uid);
+                if let Some(group) = self.waiting.forget(&uid) {
+                    self.say_left(group);
+                }
                 self.end(&uid, pod);
             }
             Seen::Listed => {
                 for uid in self.ungrouped.end() {
                     self.forget(&uid);
                     self.undraft(&uid);
-                    // Who was told of it during the listing takes it for named.
+                    // The cycle saw it during the listing, and takes it for listed.
                     let mut gone = Pod::default();
                     gone.metadata.uid = Some(uid.clone());
                     let _ = self.pass(Fact::Pod(Seen::Gone(Box::new(gone))));
@@ -410,7 +415,10 @@ impl Tee {
         let uid = pod.uid().unwrap_or_default();
         let group = is_in(pod, &self.scheduler);
         let bound = is_bound(pod);
-        self.waiting.set(pod, group.clone().filter(|_| !bound));
+        let waits_in = group.clone().filter(|_| !bound);
+        if let Some(left) = self.waiting.set(pod, waits_in) {
+            self.say_left(left);
+        }
         if let Some(group) = group {
             let key = (pod.namespace().unwrap_or_default(), group.clone());
             if bound && self.listing && !self.groups.names.contains(&key) {
@@ -420,10 +428,12 @@ impl Tee {
             if self.ungrouped.gone(&uid) {
                 self.say(News::Member { uid, group });
             }
-        } else if is_ungrouped(pod, &self.scheduler) && (self.groups_alone || !is_alone(pod)) {
+        } else if is_ungrouped(pod, &self.scheduler)
+            && (self.shared.groups_lone_pods() || !is_alone(pod))
+        {
             self.ungrouped.there(uid.clone());
             self.say(News::Ungrouped(Box::new(pod.clone())));
-            let membership = self.memberships.of(&uid);
+            let membership = self.shared.memberships.of(&uid);
             if let Some(membership) = &membership {
                 membership.lay_over(pod);
             }
@@ -431,11 +441,11 @@ impl Tee {
             let passed = (version.unwrap_or_default(), membership);
             self.passed.insert(uid, passed);
         } else if pod.metadata.deletion_timestamp.is_some() && !is_over(pod) {
-            // On its way out it stays what it is.
+            // While it is being deleted it stays a member of its group.
             if self.ungrouped.gone(&uid) {
                 self.say(News::Gone(uid.clone()));
             }
-            if let Some(membership) = self.memberships.of(&uid) {
+            if let Some(membership) = self.shared.memberships.of(&uid) {
                 membership.lay_over(pod);
             }
         } else {
@@ -443,9 +453,9 @@ impl Tee {
         }
     }
 
-    /// A pod is gone, or over.
+    /// A pod was deleted, or has ended.
     fn end(&mut self, uid: &str, pod: &Pod) {
-        let membership = self.memberships.of(uid);
+        let membership = self.shared.memberships.of(uid);
         let group = membership.map(|one| one.group.clone());
         let group = group.or_else(|| pod.annotations().get(kai::POD_GROUP).cloned());
         self.forget(uid);
@@ -467,7 +477,7 @@ impl Tee {
         }
     }
 
-    /// A pod went unseen, of whatever group it was.
+    /// A pod was deleted without an event; its group is not known.
     fn undraft(&mut self, uid: &str) {
         let of = |drafted: &mut Drafted| drafted.pods.remove(uid) && drafted.pods.is_empty();
         for (_, drafted) in self.drafted.extract_if(.., |_, drafted| of(drafted)) {
@@ -476,9 +486,9 @@ impl Tee {
         }
     }
 
-    /// The watch shows all that is known of its group.
+    /// What was decided for the pod is no longer needed: the watch shows it, or the pod is gone.
     fn forget(&mut self, uid: &str) {
-        self.memberships.forget(uid);
+        self.shared.memberships.forget(uid);
         self.passed.remove(uid);
     }
 
@@ -487,7 +497,7 @@ impl Tee {
     }
 
     fn say(&self, news: News) {
-        // The desk is gone only when everything ends.
+        // The desk ends only when the process ends.
         let _ = self.news.send(news);
     }
 }

@@ -1,5 +1,5 @@
-//! Tells people why a pod is in no group: KAI's event, and the condition that `kubectl
-//! describe` shows. Best effort.
+//! Tells people why a pod has no group: with KAI's event, and with the condition that
+//! `kubectl describe` shows. Best effort.
 
 use super::object::Object;
 use crate::act::answer;
@@ -11,9 +11,9 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-/// More than so many that wait are dropped: what fails again is said again.
+/// How many messages may wait. More are dropped: what fails again is reported again.
 const WAITING: usize = 1024;
-/// KAI's reason.
+/// The reason that KAI gives in its events.
 const REASON: &str = "PodGrouperWarning";
 /// An event's note has at most 1024 bytes.
 const MAX_NOTE: usize = 1000;
@@ -23,17 +23,17 @@ struct Word {
     namespace: String,
     name: String,
     uid: String,
-    /// What the condition says already.
+    /// What the condition already says.
     said: Option<String>,
     text: String,
 }
 
-/// Where it is said.
+/// Where failures are reported.
 #[derive(Clone, Debug)]
 pub(super) struct Voice(mpsc::Sender<Word>);
 
 impl Voice {
-    /// Once per reason: not again while the pod says so itself.
+    /// Reports a failure, unless the pod's condition says it already.
     pub(super) fn say(&self, pod: &Object, why: &str) {
         let mut text = format!("no pod group yet: {why}");
         if text.len() > MAX_NOTE {
@@ -56,12 +56,12 @@ impl Voice {
             text,
         };
         if word.said.as_ref() != Some(&word.text) && self.0.try_send(word).is_err() {
-            tracing::debug!("a grouping's failure is not said");
+            tracing::debug!("a failure of grouping is not reported");
         }
     }
 }
 
-/// The voice, and what speaks for as long as there is one.
+/// The voice, and the future that sends what it is told.
 pub(super) fn channel(
     client: Client,
     controller: String,

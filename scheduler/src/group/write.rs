@@ -1,7 +1,7 @@
-//! What is written: the group, and what of it changes.
+//! The group as an object, and what has to change in an existing one. Pure.
 //!
-//! A person may edit a group's queue, node pool, `markUnschedulable` and
-//! `schedulingBackoff`: these are written once and never again. Pure.
+//! A person may edit a group's queue, node pool, `markUnschedulable` and `schedulingBackoff`: these
+//! are written when the group is created and never again.
 
 use super::draft::Draft;
 use super::object::Reference;
@@ -13,7 +13,7 @@ use proto::names::kai;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// The group as it is made.
+/// The group as it is created.
 pub(super) fn group(draft: &Draft) -> PodGroup {
     let some = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| map.clone());
     PodGroup {
@@ -49,7 +49,7 @@ fn owner(owner: &Reference) -> OwnerReference {
     }
 }
 
-/// What brings a group that is there to what it should be; nothing where it is.
+/// The patch that brings an existing group up to date, or nothing if it is.
 pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
     let mut meta = Map::new();
     let kept = [kai::NODE_POOL_LABEL, kai::QUEUE_LABEL, kai::QUEUE_LABEL_OLD];
@@ -101,7 +101,7 @@ pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
         "topologyConstraint",
         old.topology_constraint.clone().unwrap_or_default()
             == new.topology_constraint.clone().unwrap_or_default(),
-        // A merge would keep the levels that are no longer asked for.
+        // With null for levels that are no longer asked for: a merge would keep them.
         json!(new.topology_constraint.as_ref().map(|constraint| json!({
             "topology": constraint.topology,
             "requiredTopologyLevel": constraint.required_topology_level,
@@ -116,7 +116,7 @@ pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
     if meta.is_empty() && spec.is_empty() {
         return None;
     }
-    // Only what was looked at is changed.
+    // The patch fails if the group has been changed since it was read.
     meta.insert(
         "resourceVersion".to_owned(),
         json!(found.metadata.resource_version),
@@ -124,7 +124,7 @@ pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
     Some(json!({"metadata": meta, "spec": spec}))
 }
 
-/// Pairs that are not there as they are wanted.
+/// The wanted pairs that are missing or have another value.
 fn news(
     found: Option<&BTreeMap<String, String>>,
     wanted: Option<&BTreeMap<String, String>>,

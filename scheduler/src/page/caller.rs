@@ -5,6 +5,7 @@
 //! namespace.
 
 use super::answer::{Pods, Rights};
+use crate::lock::locked;
 use futures::StreamExt as _;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
@@ -13,7 +14,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{Api, PostParams};
 use proto::names::page;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -151,7 +152,7 @@ impl Callers {
         let fresh: HashMap<String, bool> = answers.into_iter().collect::<Result<_, _>>()?;
         let mut seen = reader.namespaces;
         seen.extend(fresh.clone());
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.known);
         if let Some(Known {
             verdict: Ok(reader),
             ..
@@ -265,7 +266,7 @@ impl Callers {
     }
 
     fn recall(&self, digest: &Digest) -> Option<Known> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = locked(&self.known);
         known
             .get(digest)
             .filter(|known| known.until > Instant::now())
@@ -274,7 +275,7 @@ impl Callers {
 
     fn remember(&self, digest: Digest, verdict: Result<Reader, String>) {
         let now = Instant::now();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.known);
         if known.len() >= REMEMBERED {
             known.retain(|_, known| known.until > now);
         }

@@ -1,5 +1,6 @@
 //! Gauges by queue, under KAI's names, so that its dashboards keep working.
 
+use crate::lock::locked;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -7,8 +8,8 @@ use prometheus_client::registry::Registry;
 use scheduler_core::QueueView;
 use scheduler_core::units::Bound;
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
@@ -64,7 +65,7 @@ impl QueueMeters {
     /// Sets all of them; queues that are gone are shown no more.
     pub fn set(&self, views: &[QueueView]) {
         let names: BTreeSet<String> = views.iter().map(|view| view.queue.to_string()).collect();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.known);
         for gone in known.difference(&names) {
             let of = Of {
                 queue_name: gone.clone(),

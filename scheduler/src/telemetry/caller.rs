@@ -5,6 +5,7 @@
 //! (`authentication.kubernetes.io/node-name`, Kubernetes 1.30 and later).
 
 use super::rate::Refusals;
+use crate::lock::locked;
 use axum::extract::ConnectInfo;
 use k8s_openapi::api::authentication::v1::{
     TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
@@ -13,7 +14,7 @@ use kube::api::{Api, PostParams};
 use proto::names::{object, telemetry};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -84,11 +85,11 @@ impl Callers {
             .ok_or_else(|| Status::unauthenticated("no bearer token in `authorization`"))?;
         let digest = digest(token);
         let now = Instant::now();
-        let known = held(&self.known).get(&digest).cloned();
+        let known = locked(&self.known).get(&digest).cloned();
         if let Some((_, verdict)) = known.filter(|(until, _)| now < *until) {
             return verdict;
         }
-        if peer.is_some_and(|peer| held(&self.refusals).must_wait(peer, now)) {
+        if peer.is_some_and(|peer| locked(&self.refusals).must_wait(peer, now)) {
             return Err(Status::resource_exhausted(
                 "too many tokens from this address were refused: wait 10 s",
             ));
@@ -106,13 +107,13 @@ impl Callers {
             Err(_) => REFUSED,
         };
         if let Some(peer) = peer {
-            let mut refusals = held(&self.refusals);
+            let mut refusals = locked(&self.refusals);
             match &verdict {
                 Ok(_) => refusals.accepted(peer),
                 Err(_) => refusals.refused(peer, now),
             }
         }
-        let mut known = held(&self.known);
+        let mut known = locked(&self.known);
         if known.len() >= KEPT {
             known.clear();
         }
@@ -135,10 +136,6 @@ impl Callers {
         })?;
         judge(&reviewed.status.unwrap_or_default(), &self.account)
     }
-}
-
-fn held<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn digest(token: &str) -> Digest {

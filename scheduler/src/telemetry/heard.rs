@@ -3,8 +3,9 @@
 
 use super::Heard;
 use super::meters::AgentMeters;
+use crate::lock::locked;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -59,7 +60,7 @@ impl HeardSender {
     /// Never waits. Of states of one node, and of its loss, the latest counts alone.
     /// False once the receiver is gone.
     pub fn send(&self, heard: Heard) -> bool {
-        waiting(&self.waiting).put(heard);
+        locked(&self.waiting).put(heard);
         // One that is full has rung already.
         !matches!(self.bell.try_send(()), Err(TrySendError::Closed(())))
     }
@@ -85,12 +86,8 @@ impl HeardReceiver {
 
     /// The next, if one waits. Nodes take turns.
     pub fn try_recv(&mut self) -> Option<Heard> {
-        waiting(&self.waiting).next()
+        locked(&self.waiting).next()
     }
-}
-
-fn waiting(all: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
-    all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Waiting {

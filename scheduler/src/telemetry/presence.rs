@@ -4,8 +4,9 @@
 //! its former connection. (Two agents at once are prevented on the node itself.)
 
 use super::{Heard, HeardSender};
+use crate::lock::locked;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -64,8 +65,7 @@ impl Presence {
     }
 
     fn speakers(&self) -> MutexGuard<'_, Speakers> {
-        let speakers = self.0.speakers.lock();
-        speakers.unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.speakers)
     }
 
     /// The node is lost, unless somebody newer speaks for it.

@@ -3,6 +3,7 @@
 mod evict;
 
 use super::*;
+use crate::config::LonePodGroups;
 use crate::trust;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -91,9 +92,7 @@ impl Site {
                 respect_budgets: budgets,
                 pools: [(1, "pool-a".to_owned())].into(),
                 busy: watch::Sender::new(false),
-                groups: Arc::new(crate::group::Groups::new(client.clone())),
-                memberships: crate::group::Memberships::default(),
-                groups_alone: true,
+                grouping: crate::group::Shared::new(client.clone(), LonePodGroups::Write),
                 wall: crate::clock::Wall::machine(),
             },
             client.clone(),

@@ -1,225 +1,13 @@
 //! Against the simulated API server: from the watch to the annotation on the pod.
 
-use crate::group::member::Membership;
-use crate::group::object::Object;
-use crate::group::tee::Decided;
-use crate::group::{self, Groups, Memberships, Settings, Tee, write};
-use crate::watch::{self as facts, Fact, Seen};
-use api::PodGroup;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
-};
-use kube::core::GroupVersionKind;
-use kube::{Api, Client, CustomResourceExt as _, ResourceExt as _};
-use serde_json::{Value, json};
-use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
-use std::sync::Arc;
+use super::site::{Site, until};
+use crate::config::LonePodGroups;
+use crate::watch::{Fact, Seen};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::json;
+use sim_cluster::api_server::Fault;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
-use tokio_util::sync::CancellationToken;
-
-const NS: &str = "default";
-
-struct Site {
-    client: Client,
-    server: Handle,
-    leading: watch::Sender<bool>,
-    /// Has pods and groups listed anew.
-    relist: watch::Sender<u64>,
-    /// What the cycle would get.
-    facts: mpsc::UnboundedReceiver<facts::Fact>,
-    memberships: Memberships,
-    groups: Arc<Groups>,
-    stop: CancellationToken,
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-impl Site {
-    async fn start(leads: bool) -> Self {
-        Self::start_with(leads, true).await
-    }
-
-    async fn start_with(leads: bool, groups_alone: bool) -> Self {
-        let server = ApiServer::bind(Config::default()).await.unwrap();
-        let handle = server.handle();
-        let mut config = handle.config();
-        config.default_retry = false;
-        let client = Client::try_from(config).unwrap();
-        let stop = CancellationToken::new();
-        tokio::spawn(server.serve(stop.clone()));
-        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-        definitions
-            .create(&PostParams::default(), &PodGroup::crd())
-            .await
-            .unwrap();
-        let (facts_out, facts_in) = mpsc::unbounded_channel();
-        let (relist, relisting) = watch::channel(0);
-        tokio::spawn(facts::run(
-            client.clone(),
-            facts_out,
-            relisting,
-            stop.clone(),
-        ));
-        let memberships = Memberships::default();
-        let name = "kai-scheduler";
-        let (tee, facts, told) = Tee::new(name, groups_alone, memberships.clone(), facts_in);
-        let groups = Arc::new(Groups::new(client.clone()));
-        tokio::spawn(tee.run());
-        let (leading, leads) = watch::channel(leads);
-        let settings = Settings {
-            scheduler_name: "kai-scheduler".into(),
-            identity: "test".into(),
-            at_once: 8,
-            busy: watch::channel(false).1,
-            queue_label: proto::names::kai::QUEUE_LABEL.into(),
-            wall: crate::clock::Wall::machine(),
-        };
-        tokio::spawn(group::run(
-            settings,
-            client.clone(),
-            groups.clone(),
-            told,
-            leads,
-            stop.clone(),
-        ));
-        Self {
-            client,
-            server: handle,
-            leading,
-            relist,
-            facts,
-            memberships,
-            groups,
-            stop,
-        }
-    }
-
-    async fn make(&self, api_version: &str, kind: &str, plural: &str, object: Value) -> Value {
-        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-        let gvk = GroupVersionKind::gvk(group, version, kind);
-        let resource = ApiResource::from_gvk_with_plural(&gvk, plural);
-        let mut object = object;
-        object["apiVersion"] = json!(api_version);
-        object["kind"] = json!(kind);
-        let object: DynamicObject = serde_json::from_value(object).unwrap();
-        let made = Api::namespaced_with(self.client.clone(), NS, &resource)
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
-        json!({"apiVersion": api_version, "kind": kind, "name": made.name_any(), "uid": made.uid().unwrap(), "controller": true})
-    }
-
-    fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), NS)
-    }
-
-    fn groups(&self) -> Api<PodGroup> {
-        Api::namespaced(self.client.clone(), NS)
-    }
-
-    /// Of the pod's owner, or alone.
-    async fn pod(&self, name: &str, owner: Option<&Value>, labels: Value) -> Pod {
-        let owners: Vec<&Value> = owner.into_iter().collect();
-        let pod = json!({
-            "metadata": {"name": name, "labels": labels, "ownerReferences": owners},
-            "spec": {"schedulerName": "kai-scheduler", "containers": [{"name": "c", "image": "i"}]},
-        });
-        self.pods()
-            .create(
-                &PostParams::default(),
-                &serde_json::from_value(pod).unwrap(),
-            )
-            .await
-            .unwrap()
-    }
-
-    /// The next fact of that kind that is passed on to the cycle.
-    async fn passed<T>(&mut self, of: impl Fn(&Fact) -> Option<T>) -> T {
-        let next = async {
-            loop {
-                let fact = self.facts.recv().await.unwrap();
-                if let Some(found) = of(&fact) {
-                    return found;
-                }
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), next)
-            .await
-            .unwrap()
-    }
-
-    /// The next pod of that name that is passed on as a member of a group: its group and part.
-    async fn member(&mut self, name: &str) -> (String, Option<String>) {
-        self.passed(|fact| match fact {
-            Fact::Pod(Seen::There(pod)) if pod.name_any() == name => {
-                let group = pod.annotations().get("pod-group-name")?.clone();
-                let part = pod.labels().get("kai.scheduler/subgroup-name").cloned();
-                Some((group, part))
-            }
-            _ => None,
-        })
-        .await
-    }
-
-    /// The group of a pod of that name, if it was passed on as a member of one by now.
-    fn try_member(&mut self, name: &str) -> Option<String> {
-        std::iter::from_fn(|| self.facts.try_recv().ok()).find_map(|fact| match fact {
-            Fact::Pod(Seen::There(pod)) if pod.name_any() == name => {
-                pod.annotations().get("pod-group-name").cloned()
-            }
-            _ => None,
-        })
-    }
-
-    /// Binds it as the scheduler does: with what its membership says.
-    async fn bind(&self, pod: &Pod, group: &str) {
-        let binding = json!({
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod.name_any(), "uid": pod.uid(), "annotations": {"pod-group-name": group}},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": "n"},
-        });
-        let params = PostParams::default();
-        let _: kube::core::Status = self
-            .pods()
-            .create_subresource("binding", &pod.name_any(), &params, &binding)
-            .await
-            .unwrap();
-    }
-
-    async fn groups_stamp(&self, group: &str, value: &str) {
-        let key = proto::names::kai::LAST_START;
-        self.groups.stamp(NS, group, key, Some(value)).await;
-    }
-
-    /// Its group, once it has one.
-    async fn grouped(&self, name: &str) -> PodGroup {
-        let group = until(|| async {
-            let pod = self.pods().get(name).await.unwrap();
-            pod.annotations().get("pod-group-name").cloned()
-        })
-        .await;
-        self.groups().get(&group).await.unwrap()
-    }
-}
-
-async fn until<T, F: Future<Output = Option<T>>>(mut of: impl FnMut() -> F) -> T {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = of().await {
-            return found;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "in vain");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
 
 #[tokio::test]
 async fn pods_of_a_deployment_are_groups_of_their_own_with_its_queue() {
@@ -492,14 +280,15 @@ async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
     let pod = site.pod("p", Some(&job), json!({})).await;
     let (group, _) = site.member("p").await;
     let uid = pod.uid().unwrap();
-    assert_eq!(site.memberships.of(&uid).unwrap().group, group);
+    assert_eq!(site.shared.memberships.of(&uid).unwrap().group, group);
     site.bind(&pod, &group).await;
     let bound = site.pods().get("p").await.unwrap();
     site.groups_stamp(&group, "a-time").await;
     let made = until(|| async { site.groups().get_opt(&group).await.unwrap() }).await;
     let stamp = made.annotations().get("kai.scheduler/last-start-timestamp");
     assert_eq!(stamp.map(String::as_str), Some("a-time"), "in one write");
-    until(|| async { site.memberships.of(&uid).is_none().then_some(()) }).await;
+    let memberships = &site.shared.memberships;
+    until(|| async { memberships.of(&uid).is_none().then_some(()) }).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let now = site.pods().get("p").await.unwrap();
     assert_eq!(now.resource_version(), bound.resource_version(), "no more");
@@ -512,7 +301,7 @@ async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
 
 #[tokio::test]
 async fn pods_alone_become_no_groups_where_they_are_skipped() {
-    let mut site = Site::start_with(true, false).await;
+    let mut site = Site::start_with(true, LonePodGroups::Skip).await;
     site.pod("alone", None, json!({})).await;
     let wish = json!({"metadata": {"annotations": {"kai.scheduler/preemption-delay": "5m"}}});
     let asks = site.pod("asks", None, json!({})).await;
@@ -567,49 +356,4 @@ async fn a_group_that_was_never_made_goes_with_its_pods() {
         })
         .await;
     assert_eq!(gone, group);
-}
-
-/// A pod is gone while a listing goes on, and in the middle of that its group is decided.
-#[tokio::test]
-async fn a_pod_that_a_listing_does_not_name_is_gone_though_it_was_told_meanwhile() {
-    let (facts, facts_in) = mpsc::unbounded_channel();
-    let (tee, mut passed, told) = Tee::new("kai-scheduler", true, Memberships::default(), facts_in);
-    tokio::spawn(tee.run());
-    let pod: Pod = serde_json::from_value(json!({
-        "metadata": {"name": "p", "namespace": NS, "uid": "u", "resourceVersion": "1",
-            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "j"}]},
-        "spec": {"schedulerName": "kai-scheduler", "containers": []},
-    }))
-    .unwrap();
-    for fact in [
-        Fact::Group(Seen::Listing),
-        Fact::Group(Seen::Listed),
-        Fact::Pod(Seen::Listing),
-        Fact::Pod(Seen::There(Box::new(pod.clone()))),
-        Fact::Pod(Seen::Listed),
-        Fact::Pod(Seen::Listing),
-    ] {
-        facts.send(fact).unwrap();
-        passed.recv().await.unwrap();
-    }
-    let object = Object::of_pod(&pod);
-    let draft = super::draft(&object, &[]);
-    let decided = Decided {
-        pod: Box::new(pod),
-        membership: Membership::of(&draft, &object, false),
-        group: write::group(&draft),
-        is_written: false,
-    };
-    told.decided.send(decided).unwrap();
-    let group = passed.recv().await.unwrap();
-    assert!(matches!(group, Fact::Group(Seen::There(_))), "{group:?}");
-    let there = passed.recv().await.unwrap();
-    assert!(matches!(there, Fact::Pod(Seen::There(_))), "{there:?}");
-    facts.send(Fact::Pod(Seen::Listed)).unwrap();
-    let group = passed.recv().await.unwrap();
-    assert!(matches!(group, Fact::Group(Seen::Gone(_))), "{group:?}");
-    match passed.recv().await.unwrap() {
-        Fact::Pod(Seen::Gone(pod)) => assert_eq!(pod.uid().as_deref(), Some("u")),
-        other => panic!("{other:?}"),
-    }
 }

@@ -1,9 +1,14 @@
-//! What all groups have in common, and what is written of it; `kinds`: a row per kind of
-//! owner, as in KAI's own table; `parts`: gangs with parts.
+//! What all groups have in common, and what is written of it. `kinds` has a row per kind of
+//! owner, as KAI's own table has; `parts` is about gangs with parts. `desk` and `groups` use the
+//! simulated API server of `site`; `missing` and `tee` need none.
 
 mod desk;
+mod groups;
 mod kinds;
+mod missing;
 mod parts;
+mod site;
+mod tee;
 
 use super::draft::{Classes, Draft};
 use super::member::Membership;

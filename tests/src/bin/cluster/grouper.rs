@@ -50,6 +50,17 @@ fn template(mib: &str, restart: &str) -> Value {
     })
 }
 
+/// A Job whose pods start together, each with a share of so many MiB.
+fn gang(namespace: &str, name: &str, pods: u32, mib: &str) -> Value {
+    let min = json!({ "kai.scheduler/batch-min-member": pods.to_string() });
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": { "namespace": namespace, "name": name, "annotations": min },
+        "spec": { "parallelism": pods, "completions": pods, "template": template(mib, "Never") },
+    })
+}
+
 fn groups(cluster: &Cluster, namespace: &str) -> Api<PodGroup> {
     Api::namespaced(cluster.client.clone(), namespace)
 }
@@ -85,6 +96,18 @@ fn group_of(pod: &Pod) -> Result<String> {
         .get(kai::POD_GROUP)
         .cloned()
         .with_context(|| format!("{} is in no group", pod.name_any()))
+}
+
+fn all_in(pods: &[Pod], expected: &str) -> Result<()> {
+    for pod in pods {
+        let group = group_of(pod)?;
+        ensure!(
+            group == expected,
+            "{} is in {group}, not {expected}",
+            pod.name_any()
+        );
+    }
+    Ok(())
 }
 
 /// What the API server calls it.
@@ -124,11 +147,7 @@ pub(crate) async fn pods_of_a_deployment_have_a_group_each_that_goes_with_them(
     let api = groups(cluster, &ns);
     for pod in &pods {
         let expected = format!("pg-{}-{}", pod.name_any(), pod.uid().unwrap_or_default());
-        ensure!(
-            group_of(pod)? == expected,
-            "{} not {expected}",
-            group_of(pod)?
-        );
+        all_in(std::slice::from_ref(pod), &expected)?;
         let group = api.get(&expected).await?;
         ensure!(
             group.spec.queue.as_deref() == Some(QUEUE)
@@ -166,14 +185,7 @@ pub(crate) async fn a_job_that_is_a_gang_starts_whole_or_not_at_all(
             "report hold",
         ))
         .await?;
-    cluster
-        .apply_one(&json!({
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": { "namespace": ns, "name": "train", "annotations": { "kai.scheduler/batch-min-member": "3" } },
-            "spec": { "parallelism": 3, "completions": 3, "template": template("5000", "Never") },
-        }))
-        .await?;
+    cluster.apply_one(&gang(&ns, "train", 3, "5000")).await?;
     until("the gang's reason", Duration::from_secs(30), || async {
         let pods = of_workload(cluster, &ns).await?;
         let bound = |pod: &Pod| {
@@ -195,13 +207,7 @@ pub(crate) async fn a_job_that_is_a_gang_starts_whole_or_not_at_all(
     cluster.delete_pod(&ns, "before").await?;
     let pods = running(cluster, &ns, 3).await?;
     let expected = format!("pg-train-{}", uid(cluster, "job", &ns, "train").await?);
-    for pod in &pods {
-        ensure!(
-            group_of(pod)? == expected,
-            "{} not {expected}",
-            group_of(pod)?
-        );
-    }
+    all_in(&pods, &expected)?;
     cluster.limits_hold().await
 }
 
@@ -221,11 +227,7 @@ pub(crate) async fn pods_of_a_job_or_a_cron_job_are_grouped_as_kai_does(
     let job = uid(cluster, "job", &ns, "two").await?;
     for pod in running(cluster, &ns, 2).await? {
         let expected = format!("pg-{}-{job}", pod.name_any());
-        ensure!(
-            group_of(&pod)? == expected,
-            "{} not {expected}",
-            group_of(&pod)?
-        );
+        all_in(&[pod], &expected)?;
     }
     cluster
         .kubectl
@@ -283,11 +285,7 @@ pub(crate) async fn a_stateful_sets_group_keeps_what_a_person_edits(
         .await?;
     let expected = format!("pg-db-{}", uid(cluster, "statefulset", &ns, "db").await?);
     let first = running(cluster, &ns, 1).await?;
-    ensure!(
-        group_of(&first[0])? == expected,
-        "{} not {expected}",
-        group_of(&first[0])?
-    );
+    all_in(&first, &expected)?;
     let edit = json!({ "spec": { "queue": QUEUE, "markUnschedulable": false } }).to_string();
     let kubectl = &cluster.kubectl;
     kubectl
@@ -305,13 +303,7 @@ pub(crate) async fn a_stateful_sets_group_keeps_what_a_person_edits(
     kubectl
         .run(&["-n", &ns, "scale", "statefulset", "db", "--replicas=2"])
         .await?;
-    for pod in running(cluster, &ns, 2).await? {
-        ensure!(
-            group_of(&pod)? == expected,
-            "{} not {expected}",
-            group_of(&pod)?
-        );
-    }
+    all_in(&running(cluster, &ns, 2).await?, &expected)?;
     let api = groups(cluster, &ns);
     let all = api.list(&ListParams::default()).await?.items;
     ensure!(all.len() == 1, "{} groups", all.len());
@@ -409,14 +401,7 @@ pub(crate) async fn a_pod_names_its_group_from_its_binding_on(cluster: &mut Clus
         let api = api.clone();
         tokio::spawn(async move { first_with_a_node(&api, 3).await })
     };
-    cluster
-        .apply_one(&json!({
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": { "namespace": ns, "name": "two", "annotations": { "kai.scheduler/batch-min-member": "2" } },
-            "spec": { "parallelism": 2, "completions": 2, "template": template("2000", "Never") },
-        }))
-        .await?;
+    cluster.apply_one(&gang(&ns, "two", 2, "2000")).await?;
     cluster
         .run_share(&pod(&ns, "alone", &[("gpu-memory", "2000")], "report hold"))
         .await?;
@@ -429,7 +414,7 @@ pub(crate) async fn a_pod_names_its_group_from_its_binding_on(cluster: &mut Clus
         } else {
             format!("pg-two-{}", uid(cluster, "job", &ns, "two").await?)
         };
-        ensure!(group == expected, "{name} is in {group}, not {expected}");
+        all_in(&[pod], &expected)?;
         until(
             "its group with its start",
             Duration::from_secs(10),

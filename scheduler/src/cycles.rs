@@ -1,0 +1,121 @@
+//! The cycles of a scheduler: one for each shard, with a core of its own.
+//!
+//! Where there are several, the router divides what comes in among them, and the front makes one
+//! scheduler of what they say.
+
+use crate::convert::World;
+use crate::cycle::{self, Inputs, Outputs, Pace};
+use crate::observe::Observer;
+use crate::report::Views;
+use crate::run::{Part, QUESTIONS, named};
+use crate::shard::{self, Face, Lane, Plan, Pool, Shard};
+use crate::{Config, telemetry};
+use futures::FutureExt as _;
+use scheduler_core::Core;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Starts a cycle for each shard, and what makes one of them where there are several.
+pub(crate) fn start(
+    config: &Config,
+    plan: &Plan,
+    inputs: Inputs,
+    outputs: Outputs,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) {
+    let mut begin = |shard: &Shard, inputs, outputs: Outputs| {
+        let world = World::new(&config.scheduler_name)
+            .with_queue_label(&plan.queue_label)
+            .with_limits(config.limits);
+        let meters = outputs.meters.clone();
+        let (world, observer) = if config.observe {
+            let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);
+            (world.observing(), Some(observer))
+        } else {
+            (world, None)
+        };
+        let core = Core::new(shard.core.clone());
+        let (pace, end) = (pace(config), end.clone());
+        tasks.spawn(named("a cycle", async move {
+            cycle::run(core, world, observer, pace, inputs, outputs, end).await;
+        }));
+    };
+    if let [only] = plan.shards.as_slice()
+        && only.pool == Pool::All
+    {
+        begin(only, inputs, outputs);
+        return;
+    }
+    let (mut lanes, mut faces) = (Vec::new(), Vec::new());
+    for shard in &plan.shards {
+        let (facts_out, facts) = mpsc::unbounded_channel();
+        let (heard_out, heard) = telemetry::channel(None);
+        let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+        let (questions_out, questions) = mpsc::channel(QUESTIONS);
+        let (status_out, status) = watch::channel(outputs.status.borrow().clone());
+        let (views_out, views) = watch::channel(Views::default());
+        lanes.push(Lane {
+            facts: facts_out,
+            heard: heard_out,
+        });
+        faces.push(Face {
+            name: shard.name.clone(),
+            epoch: shard.core.epoch,
+            outcomes: outcomes_out,
+            questions: questions_out,
+            status,
+            views,
+        });
+        let inputs = Inputs {
+            facts,
+            heard,
+            outcomes,
+            questions,
+            leading: inputs.leading.clone(),
+            wall: inputs.wall.clone(),
+        };
+        let outputs = Outputs {
+            relist: outputs.relist.clone(),
+            work: outputs.work.clone(),
+            status: status_out,
+            views: views_out,
+            meters: outputs.meters.clone(),
+        };
+        begin(shard, inputs, outputs);
+    }
+    let pools = plan.shards.iter().map(|shard| shard.pool.clone()).collect();
+    let (facts, heard) = (inputs.facts, inputs.heard);
+    let front = shard::front(
+        faces,
+        inputs.outcomes,
+        inputs.questions,
+        outputs.status,
+        outputs.views,
+    );
+    for (name, part) in [
+        (
+            "the router",
+            shard::route(pools, facts, heard, lanes).boxed(),
+        ),
+        ("the front", front.boxed()),
+    ] {
+        let end = end.clone();
+        tasks.spawn(named(name, async move {
+            tokio::select! {
+                biased;
+                () = part => {}
+                () = end.cancelled() => {}
+            }
+        }));
+    }
+}
+
+fn pace(config: &Config) -> Pace {
+    Pace {
+        quiet: Duration::from_millis(config.quiet_ms),
+        patience: Duration::from_millis(config.patience_ms),
+    }
+}

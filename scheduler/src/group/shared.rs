@@ -1,0 +1,31 @@
+//! What the grouper and the binder share.
+
+use super::groups::Groups;
+use super::member::Memberships;
+use crate::config::LonePodGroups;
+use kube::Client;
+use std::sync::Arc;
+
+/// All clones share the same state.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    pub(crate) groups: Arc<Groups>,
+    pub(crate) memberships: Memberships,
+    lone_pods: LonePodGroups,
+}
+
+impl Shared {
+    /// An empty state. Groups are written with `client`.
+    pub fn new(client: Client, lone_pods: LonePodGroups) -> Self {
+        Self {
+            groups: Arc::new(Groups::new(client)),
+            memberships: Memberships::default(),
+            lone_pods,
+        }
+    }
+
+    /// Whether pods without an owner get a group.
+    pub(crate) fn groups_lone_pods(&self) -> bool {
+        self.lone_pods == LonePodGroups::Write
+    }
+}
