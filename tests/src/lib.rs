@@ -23,6 +23,7 @@
 //!   address for several replicas.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
+//! - [`chance`]: random numbers by a seed.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
 //! - [`wait`]: polling a condition until a deadline; [`wall`]: a wall clock that steps.
 //! - [`worlds`]: the clusters on which the core is measured, as events.
@@ -31,6 +32,7 @@
 
 pub mod adapt;
 pub mod burst;
+pub mod chance;
 pub mod cluster;
 pub mod collector;
 pub mod control_plane;

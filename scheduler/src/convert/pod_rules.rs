@@ -114,7 +114,9 @@ fn spread(constraint: &TopologySpreadConstraint, pod: &Pod) -> Result<Spread, St
             pods: PodSelector {
                 namespaces: [Arc::clone(&pod.namespace)].into(),
                 namespace_labels: None,
-                labels: labels.map(in_order),
+                // An empty selector counts nobody there (kube-scheduler's
+                // `countPodsMatchSelector`), where elsewhere it means everybody.
+                labels: labels.map(in_order).filter(|all| !all.is_empty()),
             },
             topology_key: Arc::from(constraint.topology_key.as_str()),
         },
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_is_not_there_matches_nothing_and_an_empty_one_everything() {
+    fn a_spread_is_read_with_kubernetes_defaults() {
         let spread = |selector: serde_json::Value| {
             let mut one =
                 json!({"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"});
@@ -280,7 +282,10 @@ mod tests {
             pod(json!({"topologySpreadConstraints": [one]})).pods.spread[0].clone()
         };
         assert_eq!(spread(json!(null)).term.pods.labels, None);
-        assert_eq!(spread(json!({})).term.pods.labels, Some(Vec::new()));
+        // Of a spread an empty one counts nobody, as kube-scheduler has it.
+        assert_eq!(spread(json!({})).term.pods.labels, None);
+        let one = spread(json!({"matchLabels": {"app": "web"}}));
+        assert_eq!(one.term.pods.labels.unwrap().len(), 1);
         let read = spread(json!({}));
         assert!(!read.required && read.honors_affinity && !read.honors_taints);
         assert_eq!((read.max_skew, read.min_domains), (2, None));

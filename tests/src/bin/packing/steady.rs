@@ -13,6 +13,8 @@
     clippy::cast_sign_loss
 )] // Milliseconds of hours, and thousandths of some thousand GPUs.
 
+use aliquot_tests::chance::Chance;
+
 use crate::floor::Floor;
 use crate::paper::{Held, Paper, Rule};
 use crate::trace::{Order, Trace};
@@ -95,7 +97,7 @@ struct Visit {
 
 /// The pods of a run, in their order.
 fn visits(trace: &Trace, plan: &Plan, seed: u64) -> Vec<Visit> {
-    let mut chance = Chance(seed);
+    let mut chance = Chance::new(seed);
     let length = |row: usize, chance: &mut Chance| match plan.lifetimes {
         Lifetimes::Exponential => chance.exponential(LIFETIME as f64),
         Lifetimes::Trace => {
@@ -109,7 +111,7 @@ fn visits(trace: &Trace, plan: &Plan, seed: u64) -> Vec<Visit> {
     };
     let lasts = |row: usize| match plan.lifetimes {
         Lifetimes::Exponential => LIFETIME as f64,
-        Lifetimes::Trace => length(row, &mut Chance(0)),
+        Lifetimes::Trace => length(row, &mut Chance::new(0)),
     };
     let rate = plan.load * trace.capacity() as f64 / mean(&|row| gpus(row) * lasts(row));
     let mut visits = Vec::new();
@@ -376,43 +378,6 @@ impl Placer for Queueing<'_> {
             }
         }
         changes
-    }
-}
-
-/// Chance by a seed: splitmix64.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0, below 1.
-    fn part(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn below(&mut self, count: usize) -> usize {
-        (self.part() * count as f64) as usize
-    }
-
-    fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.part()).ln()
-    }
-
-    /// Arrivals of a Poisson process within a time in which there are `mean` of them.
-    fn poisson(&mut self, mean: f64) -> usize {
-        let mut count = 0;
-        let mut at = self.exponential(1.0);
-        while at < mean {
-            count += 1;
-            at += self.exponential(1.0);
-        }
-        count
     }
 }
 
