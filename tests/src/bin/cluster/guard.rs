@@ -70,7 +70,11 @@ pub(crate) async fn visible_devices_and_mps_are_set_by_nobody(cluster: &mut Clus
             set("NVIDIA_VISIBLE_DEVICES", "all"),
             "NVIDIA_VISIBLE_DEVICES",
         ),
-        (set("NVIDIA_VISIBLE_DEVICES", ""), "NVIDIA_VISIBLE_DEVICES"),
+        (set("NVIDIA_VISIBLE_DEVICES", "0"), "NVIDIA_VISIBLE_DEVICES"),
+        (
+            set("NVIDIA_VISIBLE_DEVICES", "$(ALL)"),
+            "NVIDIA_VISIBLE_DEVICES",
+        ),
         (from("NVIDIA_VISIBLE_DEVICES"), "NVIDIA_VISIBLE_DEVICES"),
         (
             set("CUDA_MPS_PIPE_DIRECTORY", "/tmp"),
@@ -98,6 +102,10 @@ pub(crate) async fn visible_devices_and_mps_are_set_by_nobody(cluster: &mut Clus
     }
     for container in [
         set("NVIDIA_VISIBLE_DEVICES", "void"),
+        set("NVIDIA_VISIBLE_DEVICES", "none"),
+        // As the operators of MPIJobs set it on launchers.
+        set("NVIDIA_VISIBLE_DEVICES", ""),
+        json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES" }] }),
         set("NVIDIA_DRIVER_CAPABILITIES", "compute"),
         set("CUDA_VISIBLE_DEVICES", "0"),
         set("MY_CUDA_MPS_NOTE", "x"),
