@@ -4,7 +4,7 @@
 use crate::config::{Config, Placement};
 use crate::cycle::Fragments;
 use crate::fit::seat::{free_gpus, whole_count};
-use crate::fit::{Seat, pods};
+use crate::fit::{Seat, pods, soft_taints};
 use crate::state::State;
 use crate::state::rows::{NodeKey, SpecRow};
 use std::cmp::Reverse;
@@ -21,6 +21,10 @@ pub(crate) struct Score {
     now: bool,
     /// A pod without GPUs on a node without GPUs.
     plain: bool,
+    /// Taints that prefer other pods, which it does not tolerate.
+    taints: Reverse<usize>,
+    /// What the node is worth to its preferred node affinity.
+    affinity: i64,
     /// How uneven the domains of its preferred spread would be.
     spread: Reverse<i64>,
     /// How full, or how empty, of the resource that the pod is about.
@@ -91,6 +95,8 @@ pub(crate) fn node(
         joins: seat.joins && config.gpu_placement == Placement::Binpack,
         now: seat.allocatable,
         plain: !wants_gpus && row.is_plain(),
+        taints: Reverse(soft_taints(node, &spec.spec)),
+        affinity: spec.spec.rules.worth(node),
         spread: Reverse(pods::unevenness(state, spec, node)),
         placement,
     }

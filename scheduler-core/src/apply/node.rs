@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::fit::card as fit;
 use crate::ids::NodeName;
-use crate::model::{Amount, Mode, Node, NodeCards};
+use crate::model::{Amount, Effect, Mode, Node, NodeCards};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
@@ -25,9 +25,10 @@ pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>
     if moved {
         state.count_node(key, false);
     }
-    if let Some(row) = state.nodes.get_mut(key) {
-        row.node = Some(node);
-    }
+    state.soft_nodes += usize::from(is_soft(&node));
+    let row = state.nodes.get_mut(key);
+    let known = row.and_then(|row| row.node.replace(node));
+    state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     if moved {
         state.count_node(key, true);
     }
@@ -54,8 +55,9 @@ pub(super) fn gone(
     let Some(row) = state.nodes.get_mut(key) else {
         return;
     };
-    row.node = None;
+    let known = row.node.take();
     row.agent = None;
+    state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     state.reach_volumes(key);
     forget_cards(state, key, &BTreeSet::new());
     revalue(state, config, key);
@@ -75,6 +77,12 @@ pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<
     // The cards' facts stay: who holds what of them is still true.
     state.touch_node(key);
     state.stir();
+}
+
+/// It has a taint that prefers other pods.
+fn is_soft(node: &Node) -> bool {
+    let mut taints = node.taints.iter();
+    taints.any(|taint| taint.effect == Effect::PreferNoSchedule)
 }
 
 fn unknown(name: &NodeName) -> Problem {

@@ -4,7 +4,8 @@
 //! now is the best: for shares first those whose shared cards may take it, then by whole
 //! GPUs left, the fewest first; for pods without GPUs those without GPUs, then by CPU
 //! left. A place that is not free yet counts only where none is. Only for `binpack`, and
-//! where nothing else (a topology, a nominated node, a refusal) ranks nodes; else
+//! where nothing else (a topology, a nominated node, a refusal, a preference, a taint that prefers
+//! other pods) ranks nodes; else
 //! [`super::place`] looks at each.
 
 use super::Cycle;
@@ -36,6 +37,8 @@ impl Cycle<'_> {
         let others = spec.spec.others.as_ref();
         packs
             && spec.spec.rules.nominated.is_none()
+            && spec.spec.rules.preferred.is_empty()
+            && self.state.soft_nodes == 0
             && !others.is_some_and(|others| others.prefers())
     }
 }

@@ -130,8 +130,21 @@ pub(crate) fn rules(node: &Node, spec: &Spec) -> Result<(), NodeNo> {
 
 /// A taint that keeps the pod away.
 pub(crate) fn taint<'a>(node: &'a Node, spec: &Spec) -> Option<&'a Taint> {
+    let mut taints = untolerated(node, spec);
+    taints.find(|taint| taint.effect != Effect::PreferNoSchedule)
+}
+
+/// Taints of the node that prefer other pods.
+pub(crate) fn soft_taints(node: &Node, spec: &Spec) -> usize {
+    let taints = untolerated(node, spec);
+    taints
+        .filter(|taint| taint.effect == Effect::PreferNoSchedule)
+        .count()
+}
+
+fn untolerated<'a>(node: &'a Node, spec: &Spec) -> impl Iterator<Item = &'a Taint> {
     let tolerated = |taint: &Taint| spec.tolerations.iter().any(|one| tolerates(one, taint));
-    node.taints.iter().find(|taint| !tolerated(taint))
+    node.taints.iter().filter(move |taint| !tolerated(taint))
 }
 
 /// What a node's MIG strategy lets in (KAI's `PredicateByNodeResourcesType`).

@@ -59,8 +59,7 @@ impl Node {
     }
 }
 
-/// A taint. `NoSchedule` and `NoExecute` keep a pod without toleration away; the shell
-/// leaves `PreferNoSchedule` out.
+/// A taint: it keeps pods without a toleration away, or is a reason to prefer other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Taint {
     /// Its key.
@@ -82,4 +81,6 @@ pub enum Effect {
     NoSchedule,
     /// Sends running ones away too.
     NoExecute,
+    /// Keeps nobody away: other nodes go first.
+    PreferNoSchedule,
 }

@@ -23,6 +23,8 @@ pub struct NodeRules {
     /// `requiredDuringSchedulingIgnoredDuringExecution`: one of these; `None`: no rule.
     /// An empty list matches no node, as in Kubernetes.
     pub terms: Option<Vec<NodeTerm>>,
+    /// `preferredDuringSchedulingIgnoredDuringExecution`: what such nodes are worth, 1 to 100.
+    pub preferred: Vec<(i32, NodeTerm)>,
     /// `status.nominatedNodeName`, where another component named a node.
     pub nominated: Option<NodeName>,
 }
@@ -34,6 +36,15 @@ pub struct NodeTerm {
     pub labels: Vec<Requirement>,
     /// Over `metadata.name`.
     pub name: Vec<Requirement>,
+}
+
+impl NodeRules {
+    /// What the node is worth by its preferences.
+    pub(crate) fn worth(&self, node: &Node) -> i64 {
+        let preferred = self.preferred.iter();
+        let met = preferred.filter(|(_, term)| term.matches(node));
+        met.map(|(weight, _)| i64::from(*weight)).sum()
+    }
 }
 
 impl NodeTerm {

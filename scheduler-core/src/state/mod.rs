@@ -86,6 +86,8 @@ pub(crate) struct State {
     pub pod_counts: pod_counts::PodCounts,
     /// Changes with every fact of a node's own.
     pub nodes_changed: u64,
+    /// Nodes with a taint that prefers other pods.
+    pub soft_nodes: usize,
     /// A decision is being taken: volumes are picked for the claims of pods that are placed.
     /// A pod that is seen with a place has what it was given before.
     pub deciding: bool,

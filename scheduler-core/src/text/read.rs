@@ -162,6 +162,7 @@ fn effect(line: &Line, text: &str) -> Read<Effect> {
     match text {
         "NoSchedule" => Ok(Effect::NoSchedule),
         "NoExecute" => Ok(Effect::NoExecute),
+        "PreferNoSchedule" => Ok(Effect::PreferNoSchedule),
         _ => Err(line.error(format!("{text} is no effect"))),
     }
 }
@@ -332,6 +333,11 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.nodes.selector = labels(line, "selector");
     pod.nodes.nominated = line.get("nominated").map(NodeName::new);
     pod.nodes.terms = terms(line)?;
+    let rather = line.all("rather").map(|text| {
+        let (weight, text) = text.split_once(' ').unwrap_or((text, ""));
+        Ok((parsed(line, weight)?, term(line, text)?))
+    });
+    pod.nodes.preferred = rather.collect::<Read<_>>()?;
     pod.claims = claims(line).map(claim).collect::<Read<_>>()?;
     pod.tolerations = line
         .all("tolerates")

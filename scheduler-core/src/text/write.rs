@@ -443,6 +443,9 @@ impl Text {
         self.labels("selector", &pod.nodes.selector);
         self.some("nominated", pod.nodes.nominated.as_ref());
         self.terms(pod.nodes.terms.as_deref());
+        for (weight, term) in &pod.nodes.preferred {
+            self.pair("rather", format!("{weight} {}", term_text(term)));
+        }
         for toleration in &pod.tolerations {
             self.pair("tolerates", toleration_text(toleration));
         }
@@ -550,6 +553,7 @@ fn effect(effect: Effect) -> &'static str {
     match effect {
         Effect::NoSchedule => "NoSchedule",
         Effect::NoExecute => "NoExecute",
+        Effect::PreferNoSchedule => "PreferNoSchedule",
     }
 }
 

@@ -96,6 +96,7 @@ fn taint(taint: &KubeTaint) -> Option<Taint> {
         effect: match taint.effect.as_str() {
             "NoSchedule" => Effect::NoSchedule,
             "NoExecute" => Effect::NoExecute,
+            "PreferNoSchedule" => Effect::PreferNoSchedule,
             _ => return None,
         },
     })
@@ -112,7 +113,7 @@ mod tests {
             "metadata": {"name": "n1", "uid": "u1", "labels": {"zone": "a"}},
             "spec": {"taints": [
                 {"key": "a", "effect": "NoSchedule"},
-                {"key": "b", "effect": "PreferNoSchedule"}]},
+                {"key": "b", "effect": "NoSuchEffect"}]},
             "status": {
                 "allocatable": {"cpu": "3500m", "memory": "1Ki", "pods": "110", "nvidia.com/gpu": "2",
                     "aliquot.dev/gpu-share": "96", "aliquot.dev/gpu-memory-mib": "96k", "aliquot.dev/gpu-milli": "2k"},

@@ -22,17 +22,23 @@ pub(super) fn labels(labels: Option<&BTreeMap<String, String>>) -> Labels {
 
 /// Which nodes will do.
 pub(super) fn nodes(spec: &PodSpec, nominated: Option<&str>) -> NodeRules {
-    let required = spec
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|node| {
-            node.required_during_scheduling_ignored_during_execution
-                .as_ref()
-        });
+    let affinity = spec.affinity.as_ref();
+    let affinity = affinity.and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| {
+        let required = &affinity.required_during_scheduling_ignored_during_execution;
+        required.as_ref()
+    });
+    let preferred = affinity.and_then(|affinity| {
+        let preferred = &affinity.preferred_during_scheduling_ignored_during_execution;
+        preferred.as_ref()
+    });
+    let preferred = preferred.into_iter().flatten();
     NodeRules {
         selector: labels(spec.node_selector.as_ref()),
         terms: required.map(|selector| selector.node_selector_terms.iter().map(term).collect()),
+        preferred: preferred
+            .map(|one| (one.weight, term(&one.preference)))
+            .collect(),
         nominated: nominated.map(NodeName::new),
     }
 }
@@ -105,6 +111,7 @@ fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
         None | Some("") => None,
         Some("NoSchedule") => Some(Effect::NoSchedule),
         Some("NoExecute") => Some(Effect::NoExecute),
+        Some("PreferNoSchedule") => Some(Effect::PreferNoSchedule),
         Some(_) => return None,
     };
     // Only "Exists" may go without a key.
@@ -171,7 +178,7 @@ mod tests {
             0
         );
         assert_eq!(
-            read(json!({"key": "a", "operator": "Exists", "effect": "PreferNoSchedule"})).len(),
+            read(json!({"key": "a", "operator": "Exists", "effect": "NoSuchEffect"})).len(),
             0
         );
     }

@@ -62,7 +62,9 @@ fn main() -> Result<ExitCode> {
         let pods = cluster["incoming"].as_array().context("incoming")?;
         for ((pod, theirs), ours) in pods.iter().zip(&theirs).zip(&ours) {
             for (node, theirs) in theirs {
-                let ours = ours.get(node).with_context(|| format!("no word of {node}"))?;
+                let ours = ours
+                    .get(node)
+                    .with_context(|| format!("no word of {node}"))?;
                 if theirs.is_empty() == ours.is_empty() {
                     agreed += 1;
                     closed += u64::from(!theirs.is_empty());

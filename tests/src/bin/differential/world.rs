@@ -150,7 +150,7 @@ fn wishes(chance: &mut Chance, pod: &mut Value) {
     }
     if chance.one_in(3) {
         pod["spec"]["tolerations"] = json!([match chance.below(4) {
-            0 => json!({ "operator": "Exists" }),
+            0 => json!({ "operator": "Exists", "effect": pick(chance, &["", "PreferNoSchedule"]) }),
             1 => json!({ "key": "gpu", "operator": "Exists", "effect": "NoSchedule" }),
             2 => json!({ "key": "spot", "operator": "Equal", "value": "yes" }),
             _ => json!({ "key": "spot", "value": "" }),
