@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Config, Core, text};
+use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, text};
 use std::fmt::Write as _;
 
 fn core(lines: &str) -> Core {
@@ -175,4 +175,59 @@ fn groups_that_are_announced_in_the_same_second_are_in_order() {
         core.decide(Time(1_000));
     }
     assert_eq!(core.violations(), Vec::<String>::new());
+}
+
+/// Gangs whose rules cannot be met are looked at over several decisions, once each; who comes
+/// after them in line has a place at the end, and somebody is evicted for who needs that.
+#[test]
+fn gangs_that_look_at_many_nodes_in_vain_hold_up_nobody_for_long() {
+    const NODES: usize = 600;
+    let mut lines = String::from("queue q\nqueue other\n");
+    for node in 0..NODES {
+        let _ = writeln!(
+            lines,
+            "node n{node:03} cpu=64000 pods=110 label.host=n{node:03}"
+        );
+    }
+    lines.push_str("node g cpu=1000 pods=110 gpus=1 label.host=g\n");
+    lines.push_str("pod low queue=other priority=10 gpus.main=1 on=g\n");
+    // Each wants one host more than there are.
+    for gang in 0..4 {
+        let _ = writeln!(
+            lines,
+            "group default/g{gang} queue=q priority=90 created={gang}"
+        );
+        let _ = writeln!(lines, "  set default min={}", NODES + 2);
+        for pod in 0..NODES + 2 {
+            let _ = writeln!(
+                lines,
+                "pod g{gang}-{pod:03} group=default/g{gang} cpu=1 label.gang=g{gang}\n  away host ns=default labels=\"gang in g{gang}\""
+            );
+        }
+    }
+    lines.push_str("pod plain queue=q priority=50 created=9 cpu=1\n");
+    lines.push_str("pod high queue=other priority=90 created=9 gpus.main=1\n");
+    let mut core = core(&lines);
+    let (mut bound, mut evicted, mut decisions) = (Vec::new(), Vec::new(), 0);
+    loop {
+        let decision = core.decide(Time(1_000));
+        decisions += 1;
+        for action in &decision.actions {
+            match action {
+                Action::Bind(bind) => bound.push(bind.pod.to_string()),
+                Action::Evict(evict) => evicted.push(evict.pod.to_string()),
+            }
+            core.apply(Event::Outcome(Outcome {
+                decision: action.decision(),
+                result: OutcomeResult::Confirmed,
+            }));
+        }
+        assert!(decisions < 20, "it never comes to an end");
+        if !decision.cut_short {
+            break;
+        }
+    }
+    assert!(decisions > 1, "all in one");
+    assert!(bound == ["plain"], "{} are bound", bound.len());
+    assert_eq!(evicted, ["low"]);
 }

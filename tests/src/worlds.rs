@@ -5,6 +5,7 @@
 pub mod absurd;
 pub mod among;
 pub mod full;
+pub mod pod_rules;
 
 use scheduler_core::event::Event;
 use scheduler_core::ids::{

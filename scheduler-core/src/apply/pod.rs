@@ -67,7 +67,10 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
         super::group::charge_by_pods(state, job);
     }
     if let Some(row) = state.tasks.remove(key) {
-        state.pod_counts.leave(&row.namespace, key);
+        state
+            .pod_counts
+            .index
+            .leave(&row.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
     state.task_names.remove(uid);
@@ -126,7 +129,12 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         evict_request: None,
         said: None,
     }));
-    state.pod_counts.join(&pod.namespace, key);
+    if let Some(row) = state.tasks.get(key) {
+        state
+            .pod_counts
+            .index
+            .join(&row.namespace, &row.labels, key);
+    }
     state.task_cells.insert(key, TaskCell::default());
     state.task_names.insert(pod.uid.clone(), key);
     key
@@ -220,8 +228,11 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
     let mut old_spec = None;
     if let Some(row) = state.tasks.get_mut(key) {
         old_spec = Some(std::mem::replace(&mut row.spec, spec_key));
-        state.pod_counts.leave(&row.namespace, key);
-        state.pod_counts.join(&namespace, key);
+        state
+            .pod_counts
+            .index
+            .leave(&row.namespace, &row.labels, key);
+        state.pod_counts.index.join(&namespace, &labels, key);
         row.namespace = namespace;
         row.name = Arc::clone(&pod.name);
         row.labels = labels;

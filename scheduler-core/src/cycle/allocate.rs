@@ -58,12 +58,25 @@ impl Cycle<'_> {
                 hopes.one_less(kind.spec);
             }
             let hopeless = kind.is_some_and(|kind| self.is_hopeless(kind.spec));
+            // Whatever came of the last one.
+            if self.has_looked_enough() {
+                break;
+            }
+            let (grown, acted) = (self.grown, self.decision.actions.len());
+            let tried = self.turns.placed.get(&job).copied();
+            if tried == Some(false) {
+                hopes.of_groups.remove(&job);
+                continue;
+            }
             let rearranged = self.rearranged;
             if hopeless || !self.allocate_job(job) {
                 match kind {
                     Some(kind) if !hopeless => drop(stuck.insert(kind)),
                     Some(_) => {}
-                    None => drop(hopes.of_groups.remove(&job)),
+                    None => {
+                        hopes.of_groups.remove(&job);
+                        self.turns.placed.insert(job, false);
+                    }
                 }
                 self.pass_alike(&mut queue, &stuck, &mut hopes);
                 ended = ended || self.ends(&mut hopes);
@@ -77,6 +90,13 @@ impl Cycle<'_> {
                     .contradicts("a job was placed after it was known that none can be");
             }
             stuck.clear();
+            // A promise is looked for in each decision, and counts once.
+            if self.decision.actions.len() == acted {
+                if tried.is_some() {
+                    self.grown = grown;
+                }
+                self.turns.placed.insert(job, true);
+            }
             if self.rearranged != rearranged {
                 queue.arrange(self.state, &self.shares);
             }
@@ -96,10 +116,16 @@ impl Cycle<'_> {
     /// Each pod of an elastic group is placed by a look at the whole group. A large group is
     /// continued in the next decision, so that it does not delay the others.
     fn is_enough(&mut self, job: JobKey) -> bool {
-        /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
-        const MOST: u64 = 1_000_000;
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
         self.grown += u64::try_from(pods).unwrap_or(u64::MAX);
+        self.has_looked_enough()
+    }
+
+    /// The rest goes on in the next decision, so that nobody waits long for an answer to what
+    /// was decided already.
+    fn has_looked_enough(&mut self) -> bool {
+        /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
+        const MOST: u64 = 1_000_000;
         self.goes_on = self.grown > MOST;
         self.goes_on
     }

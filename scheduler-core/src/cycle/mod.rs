@@ -38,7 +38,7 @@ mod topology;
 mod trial;
 mod waiting;
 
-use crate::action::{Decision, Promise};
+use crate::action::{Decision, EvictCause, Promise};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang};
 use crate::job_queue::Entry;
@@ -77,6 +77,18 @@ pub(crate) struct Memory {
     waiting: Waiting,
     /// Who could sit nowhere then, whoever leaves.
     ceilings: ceiling::Ceilings,
+    /// Where the last decision is to go on.
+    turns: Turns,
+}
+
+/// Who had a turn in a decision and in those that it goes on from: nobody is looked at in vain
+/// twice before all had one.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Jobs that were not placed, and (true) those that were promised a place.
+    placed: FxHashMap<JobKey, bool>,
+    /// Jobs for which no room was found.
+    searched: BTreeSet<(JobKey, EvictCause)>,
 }
 
 /// A decision in the making.
@@ -117,6 +129,10 @@ pub(crate) struct Cycle<'a> {
     grown: u64,
     /// Not everybody had a turn: the next decision goes on.
     goes_on: bool,
+    /// The same, for searches alone.
+    search_goes_on: bool,
+    /// Who had one.
+    turns: Turns,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
     /// Who waits.
@@ -169,6 +185,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         searched: 0,
         grown: 0,
         goes_on: false,
+        search_goes_on: false,
+        turns: std::mem::take(&mut memory.turns),
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
@@ -213,6 +231,10 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     memory.ceilings = cycle.ceilings.keep(began);
     memory.fragments = cycle.fragments;
+    let goes_on = goes_on || cycle.search_goes_on;
+    if goes_on {
+        memory.turns = cycle.turns;
+    }
     memory.stirred = (!goes_on).then_some(state.stirred);
     memory.wake = wake;
     memory.promises.clone_from(&decision.promises);

@@ -212,10 +212,15 @@ impl Cycle<'_> {
             return Err(self.no_fit(spec_key));
         }
         let shared = spec.shares;
+        let among_others = spec.spec.others.is_some();
         self.state.refresh_domains(spec_key);
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
+        /// What a look at a node for a pod with rules about others counts for, in looks at a
+        /// pod of a large group: about as long takes each.
+        const LOOK: u64 = 10;
+        let before = self.decision.steps;
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
@@ -242,6 +247,9 @@ impl Cycle<'_> {
                 self.looked_at(nodes.len() as u64, shared);
                 best
             };
+        if among_others && way == Way::Real {
+            self.grown += LOOK * (self.decision.steps - before);
+        }
         let Some((node, seat)) = best else {
             if way == Way::Promise {
                 return Err(None);

@@ -58,8 +58,17 @@ impl Cycle<'_> {
         }
         let favoured = self.config.most_favoured;
         let all_favoured = favoured.is_some_and(|most| self.rearranged >= u64::from(most));
-        if all_favoured || self.searched >= DECISION.min(most) {
+        if all_favoured {
             self.decision.cut_short = true;
+            return Found::CutShort;
+        }
+        // It had its turn before this decision went on from another.
+        if self.turns.searched.contains(&(job, cause)) {
+            return Found::CutShort;
+        }
+        if self.searched >= DECISION.min(most) {
+            self.decision.cut_short = true;
+            self.search_goes_on = true;
             return Found::CutShort;
         }
         let allowance = rest.map_or(FIRST, |rest| rest.allowance).min(most);
@@ -73,6 +82,7 @@ impl Cycle<'_> {
             self.state.rests.remove(&key);
             return Found::Room;
         }
+        self.turns.searched.insert((job, cause));
         if !self.search_cut {
             self.state.rests.remove(&key);
             return Found::Nothing;

@@ -69,6 +69,13 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
             domains.map(move |(domain, used)| ((key, Arc::clone(domain)), *used))
         })
         .collect();
+    for row in state.tasks.values() {
+        let asks = state.specs.get(row.spec).map(|spec| &spec.spec.others);
+        let should = state.others_now(row);
+        if asks != Some(&should) {
+            differs("pod", row.uid.as_str(), &asks, &should);
+        }
+    }
     if counts != sums.counts {
         differs("the counts", "of pods", &counts, &sums.counts);
     }

@@ -1,7 +1,7 @@
 //! Where a pod may go because of other pods: Kubernetes' inter-pod affinity and anti-affinity,
 //! topology spread constraints, and host ports.
 
-use super::{Labels, Requirement};
+use super::{Labels, Operator, Requirement};
 use crate::ids::ResourceName;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,6 +21,22 @@ pub struct PodSelector {
 }
 
 impl PodSelector {
+    /// A label with its value that every pod has of whom it speaks, where it names their
+    /// namespaces and such a label.
+    pub(crate) fn anchor(&self) -> Option<(&Arc<str>, &Arc<str>)> {
+        let labels = self
+            .labels
+            .as_ref()
+            .filter(|_| self.namespace_labels.is_none())?;
+        labels.iter().find_map(|one| match &one.operator {
+            Operator::In(values) => match values.as_slice() {
+                [value] => Some((&one.key, value)),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+
     /// Whether it speaks of pods of a namespace of that name and with those labels.
     pub(crate) fn takes_namespace(&self, name: &str, labels: Option<&Labels>) -> bool {
         let none = Labels::new();

@@ -6,7 +6,8 @@
 //! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
 //! - [`verdicts`]: what the nodes say to the requests of those that wait.
-//! - [`pod_counts`]: how many pods stand in which domain; [`spreading`]: who is to be spread.
+//! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of whom
+//!   selectors speak; [`spreading`]: who is to be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`texts`]: what many objects have alike, kept once.
 //!
@@ -17,6 +18,8 @@ mod card_use;
 pub(crate) mod cell;
 mod open;
 pub(crate) mod pod_counts;
+mod pod_index;
+mod pod_terms;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;

@@ -13,12 +13,12 @@
 
 use super::State;
 use super::cell::{Cell, ExtraUse};
-use super::rows::{NodeKey, Others, PodAsks, Spec, TaskKey, TaskRow};
-use super::texts::PodLabels;
+use super::pod_index::PodIndex;
+use super::rows::{NodeKey, PodAsks, Spec, TaskKey};
 use super::transition::As;
 use crate::model::{Labels, PodSelector, PodTerm};
 use slotmap::SlotMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 slotmap::new_key_type! {
@@ -62,6 +62,18 @@ pub(crate) struct CountRow {
     pub domains: BTreeMap<Arc<str>, ExtraUse>,
     /// Another one whenever a count of it has moved; only rises, also on the way back.
     pub changed: u64,
+    /// The domains that moved last, each with [`Self::changed`] after it.
+    moves: VecDeque<(u64, Arc<str>)>,
+}
+
+impl CountRow {
+    /// Domains that may have moved since. `None`: that is too long ago.
+    pub(crate) fn moved_since(&self, changed: u64) -> Option<impl Iterator<Item = &Arc<str>>> {
+        let (first, _) = self.moves.front()?;
+        let later = self.moves.iter().rev();
+        let later = later.take_while(move |(at, _)| *at > changed);
+        (*first <= changed).then(|| later.map(|(_, domain)| domain))
+    }
 }
 
 /// All of them.
@@ -69,16 +81,11 @@ pub(crate) struct CountRow {
 pub(crate) struct PodCounts {
     rows: SlotMap<CountKey, CountRow>,
     keys: BTreeMap<Counted, CountKey>,
-    /// By a namespace that their first selector names.
-    in_namespace: BTreeMap<Arc<str>, BTreeSet<CountKey>>,
-    /// Those that speak of namespaces by their labels.
-    wide: BTreeSet<CountKey>,
+    pub(crate) index: PodIndex,
     /// Anti-affinity that came or went: whom it speaks of is to be told.
-    terms_moved: Vec<PodSelector>,
+    pub(super) terms_moved: Vec<PodSelector>,
     /// What is known of namespaces.
     pub namespaces: BTreeMap<Arc<str>, Labels>,
-    /// Pods by namespace.
-    members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
     version: u64,
 }
 
@@ -101,7 +108,16 @@ impl PodCounts {
         let Some(row) = self.rows.get_mut(key) else {
             return ExtraUse::default();
         };
+        /// As many as one decision moves between two looks at them.
+        const MOVES: usize = 256;
         row.changed = self.version;
+        // Who is spread looks at each node on its own.
+        if row.what.topology_key.is_none() {
+            while row.moves.len() >= MOVES {
+                row.moves.pop_front();
+            }
+            row.moves.push_back((self.version, Arc::clone(domain)));
+        }
         let old = if value == ExtraUse::default() {
             row.domains.remove(domain)
         } else {
@@ -109,52 +125,9 @@ impl PodCounts {
         };
         old.unwrap_or_default()
     }
-
-    /// Counted selectors that may speak of pods of that namespace, each once.
-    fn near(&self, namespace: &str) -> BTreeSet<CountKey> {
-        let named = self.in_namespace.get(namespace).into_iter().flatten();
-        named.chain(&self.wide).copied().collect()
-    }
-
-    pub(crate) fn join(&mut self, namespace: &Arc<str>, task: TaskKey) {
-        let members = self.members.entry(Arc::clone(namespace)).or_default();
-        members.insert(task);
-    }
-
-    pub(crate) fn leave(&mut self, namespace: &str, task: TaskKey) {
-        if let Some(members) = self.members.get_mut(namespace) {
-            members.remove(&task);
-            if members.is_empty() {
-                self.members.remove(namespace);
-            }
-        }
-    }
-}
-
-/// Whether all of these speak of a pod of that namespace with those labels.
-fn all_take(
-    selectors: &[PodSelector],
-    namespaces: &BTreeMap<Arc<str>, Labels>,
-    namespace: &str,
-    labels: &PodLabels,
-) -> bool {
-    let of_namespace = namespaces.get(namespace);
-    selectors.iter().all(|one| {
-        one.takes_namespace(namespace, of_namespace) && one.takes_labels(|key| labels.get(key))
-    })
 }
 
 impl State {
-    /// Whether all of these speak of such a pod.
-    pub(crate) fn all_take(
-        &self,
-        selectors: &[PodSelector],
-        namespace: &str,
-        labels: &PodLabels,
-    ) -> bool {
-        all_take(selectors, &self.pod_counts.namespaces, namespace, labels)
-    }
-
     /// The domain of a node. `None`: it has none.
     pub(crate) fn domain(&self, node: NodeKey, what: &Counted) -> Option<Arc<str>> {
         let node = self.nodes.get(node)?.node.as_ref()?;
@@ -162,22 +135,6 @@ impl State {
             Some(key) => node.labels.get(key).cloned(),
             None => Some(node.name.shared()),
         }
-    }
-
-    /// Pods of namespaces that the selector may speak of.
-    fn reached_by(&self, selector: &PodSelector) -> Vec<TaskKey> {
-        let counts = &self.pod_counts;
-        let reached = |name: &str| selector.takes_namespace(name, counts.namespaces.get(name));
-        let members: Vec<&BTreeSet<TaskKey>> = if selector.namespace_labels.is_none() {
-            let names = selector.namespaces.iter();
-            names.filter_map(|name| counts.members.get(name)).collect()
-        } else {
-            let all = counts.members.iter();
-            all.filter(|(name, _)| reached(name))
-                .map(|(_, members)| members)
-                .collect()
-        };
-        members.into_iter().flatten().copied().collect()
     }
 
     /// What a request signature asks of others is counted from now on.
@@ -243,20 +200,8 @@ impl State {
             };
             let counts = &mut self.pod_counts;
             counts.keys.remove(&row.what);
-            counts.wide.remove(&key);
-            for name in row
-                .what
-                .who
-                .selectors()
-                .iter()
-                .flat_map(|one| &one.namespaces)
-            {
-                if let Some(keys) = counts.in_namespace.get_mut(name) {
-                    keys.remove(&key);
-                    if keys.is_empty() {
-                        counts.in_namespace.remove(name);
-                    }
-                }
+            if let Some(first) = row.what.who.selectors().first() {
+                counts.index.file(key, first, false);
             }
             if let Who::Avoiding(selector) = row.what.who {
                 counts.terms_moved.push(selector);
@@ -278,17 +223,12 @@ impl State {
             users: 1,
             domains: BTreeMap::new(),
             changed: 0,
+            moves: VecDeque::new(),
         });
         counts.keys.insert(what.clone(), key);
-        // Who is not of the first selector's namespaces is not of all of them.
+        // Of whom the first selector does not speak, all of them do not.
         if let Some(first) = what.who.selectors().first() {
-            for name in &first.namespaces {
-                let keys = counts.in_namespace.entry(Arc::clone(name)).or_default();
-                keys.insert(key);
-            }
-            if first.namespace_labels.is_some() {
-                counts.wide.insert(key);
-            }
+            counts.index.file(key, first, true);
         }
         match what.who {
             // Nobody has it yet.
@@ -324,43 +264,6 @@ impl State {
                 self.move_count(key, node, how, true);
             }
         }
-    }
-
-    /// The counted selectors that match a pod.
-    pub(crate) fn counted_in(&self, row: &TaskRow) -> Option<Arc<Vec<CountKey>>> {
-        let counts = &self.pod_counts;
-        let near = counts.near(&row.namespace).into_iter();
-        let matching = near.filter(|key| {
-            let what = counts.rows.get(*key).map(|row| &row.what.who);
-            matches!(what, Some(Who::Matched(all)) if self.all_take(all, &row.namespace, &row.labels))
-        });
-        let keys: Vec<CountKey> = matching.collect();
-        (!keys.is_empty()).then(|| Arc::new(keys))
-    }
-
-    /// The anti-affinity terms of pods that speak of such a pod, its own among them.
-    pub(crate) fn avoided_by(
-        &self,
-        namespace: &str,
-        labels: &PodLabels,
-        own: &[PodTerm],
-    ) -> Vec<PodTerm> {
-        let counts = &self.pod_counts;
-        let near = counts.near(namespace).into_iter();
-        let known = near.filter_map(|key| {
-            let what = &counts.rows.get(key)?.what;
-            let Who::Avoiding(pods) = &what.who else {
-                return None;
-            };
-            Some(PodTerm {
-                pods: pods.clone(),
-                topology_key: what.topology_key.clone()?,
-            })
-        });
-        let speaks =
-            |term: &PodTerm| self.all_take(std::slice::from_ref(&term.pods), namespace, labels);
-        let all: BTreeSet<PodTerm> = known.chain(own.iter().cloned()).filter(speaks).collect();
-        all.into_iter().collect()
     }
 
     /// One pod more, or one less, in a domain.
@@ -434,91 +337,6 @@ impl State {
             for (at, how) in cell.taken() {
                 if at == node && !self.move_counts(task, at, how, comes) {
                     self.contradicts("more pods were to leave a domain than it had");
-                }
-            }
-        }
-    }
-
-    /// A namespace's labels. `None`: it is gone.
-    pub(crate) fn namespace(&mut self, name: &Arc<str>, labels: Option<Labels>) {
-        let known = self.pod_counts.namespaces.get(name);
-        if known == labels.as_ref() {
-            return;
-        }
-        let members = self.pod_counts.members.get(name).cloned();
-        let members: Vec<TaskKey> = members.unwrap_or_default().into_iter().collect();
-        // Only selectors of namespaces by labels look at them.
-        let members = if self.pod_counts.wide.is_empty() {
-            Vec::new()
-        } else {
-            members
-        };
-        let lifted: Vec<_> = members.into_iter().map(|task| self.lift(task)).collect();
-        match labels {
-            Some(labels) => drop(self.pod_counts.namespaces.insert(Arc::clone(name), labels)),
-            None => drop(self.pod_counts.namespaces.remove(name)),
-        }
-        for lifted in lifted {
-            self.recount(lifted.task);
-            self.put_back(lifted);
-        }
-        self.loosen();
-    }
-
-    /// What a pod's place has to do with other pods', as they are now.
-    fn others_now(&self, row: &TaskRow) -> Option<Arc<Others>> {
-        let known = self.specs.get(row.spec)?.spec.others.as_deref();
-        let rules = known.map(|known| known.rules.clone()).unwrap_or_default();
-        let avoided_by = if row.ours {
-            self.avoided_by(&row.namespace, &row.labels, &rules.anti_affinity)
-        } else {
-            Vec::new()
-        };
-        Others::of(self, &row.namespace, &row.labels, rules, avoided_by)
-    }
-
-    /// Whom a detached pod matches and what it asks of others, as they are now.
-    fn recount(&mut self, task: TaskKey) {
-        let Some(row) = self.tasks.get(task) else {
-            return;
-        };
-        let (old, counted_in, others) = (row.spec, self.counted_in(row), self.others_now(row));
-        let spec = self.specs.get(old).map(|row| Arc::clone(&row.spec));
-        if let Some(row) = self.tasks.get_mut(task) {
-            row.counted_in = counted_in;
-        }
-        let Some(spec) = spec.filter(|spec| spec.others != others) else {
-            return;
-        };
-        let new = self.spec(Spec {
-            others,
-            ..(*spec).clone()
-        });
-        if let Some(row) = self.tasks.get_mut(task) {
-            row.spec = new;
-        }
-        self.release_spec(old);
-    }
-
-    /// Anti-affinity came into the cluster or left it with the last event: those of whom it
-    /// speaks ask about it from now on, or no more.
-    pub(crate) fn settle_terms(&mut self) {
-        while !self.pod_counts.terms_moved.is_empty() {
-            let moved = std::mem::take(&mut self.pod_counts.terms_moved);
-            let mut tasks = BTreeSet::new();
-            for selector in moved.into_iter().collect::<BTreeSet<_>>() {
-                tasks.extend(self.reached_by(&selector));
-            }
-            for task in tasks {
-                let asks_otherwise = self.tasks.get(task).is_some_and(|row| {
-                    let spec = self.specs.get(row.spec).map(|row| &row.spec);
-                    row.ours && spec.is_some_and(|spec| spec.others != self.others_now(row))
-                });
-                if asks_otherwise {
-                    let lifted = self.lift(task);
-                    self.recount(task);
-                    self.put_back(lifted);
-                    self.stir();
                 }
             }
         }

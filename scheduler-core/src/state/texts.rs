@@ -43,14 +43,17 @@ impl PodLabels {
         at.ok().and_then(|at| Some(&*self.0.get(at)?.1))
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>)> {
+        self.0.iter().map(|(key, value)| (key, value))
+    }
+
     /// The same as the event has them.
     pub(crate) fn to_labels(&self) -> Labels {
         self.0.iter().cloned().collect()
     }
 
     pub(crate) fn are(&self, labels: &Labels) -> bool {
-        let own = self.0.iter().map(|(key, value)| (key, value));
-        own.eq(labels.iter())
+        self.iter().eq(labels.iter())
     }
 }
 

@@ -173,6 +173,27 @@ fn rows() -> Vec<Row> {
     rows.push(Row::new("16,000 leave, 16,000 wait", ms(20), "-", || {
         worlds::all_leave(16_000)
     }));
+    type World = fn(usize, usize) -> Vec<Event>;
+    let of_pod_rules: [(&str, World); 4] = [
+        ("spread over zones", worlds::pod_rules::spread),
+        ("that avoid each other", worlds::pod_rules::one_a_node),
+        (
+            "of 1,000 workloads that avoid their own",
+            worlds::pod_rules::many_terms,
+        ),
+        (
+            "that wait for one that is not there",
+            worlds::pod_rules::orphans,
+        ),
+    ];
+    for (what, world) in of_pod_rules {
+        rows.push(Row::new(
+            format!("10,000 pods {what}, 4,000 nodes"),
+            ms(100),
+            "-",
+            move || world(4000, 10_000),
+        ));
+    }
     for variant in 1..=20 {
         rows.push(Row::new(
             format!("proof, variant {variant}"),
