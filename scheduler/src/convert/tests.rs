@@ -86,7 +86,7 @@ fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
-    assert_eq!(world.missing().len(), 10);
+    assert_eq!(world.missing().len(), 11);
     let [kinds @ .., classes] = listed();
     for fact in kinds {
         world.take(fact);
@@ -537,4 +537,20 @@ fn a_claim_is_the_pods_until_it_is_seen_bound_and_a_volume_is_offered_until_it_i
     assert_eq!(claims(&world.take(claim(bound))), None, "looked at again");
     let bound = json!({"spec": kept, "status": {"phase": "Bound"}});
     assert_eq!(told(&world.take(volume(bound))), ["pv is gone"]);
+}
+
+#[test]
+fn a_namespace_is_known_by_its_labels_until_it_is_gone() {
+    let mut world = world();
+    let namespace = |kind: &str| json!({"metadata": {"name": "team", "labels": {"kind": kind}}});
+    let events = world.take(Fact::Namespace(there(namespace("batch"))));
+    let [Event::Namespace(known)] = events.as_slice() else {
+        panic!("{events:?}");
+    };
+    assert_eq!((&*known.name, &*known.labels["kind"]), ("team", "batch"));
+    // A listing that does not name it ends it, once.
+    world.take(Fact::Namespace(Seen::Listing));
+    let gone = [Event::NamespaceGone("team".into())];
+    assert_eq!(world.take(Fact::Namespace(Seen::Listed)), gone);
+    assert!(world.take(Fact::Namespace(Seen::Listed)).is_empty());
 }
