@@ -98,6 +98,11 @@ impl PodCounts {
         self.rows.iter()
     }
 
+    /// Another number whenever a count has moved.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

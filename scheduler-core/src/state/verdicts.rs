@@ -74,6 +74,8 @@ pub(crate) struct Judged {
     at: Option<u64>,
     /// [`State::volumes_version`] at the last time.
     volumes: u64,
+    /// [`super::pod_counts::PodCounts::version`] and [`State::nodes_changed`] at the last time.
+    others: (u64, u64),
 }
 
 impl Judged {
@@ -338,6 +340,10 @@ impl State {
 
     /// Others may have moved far from every node that was touched: all nodes are asked again.
     fn forget_where_others_moved(&mut self) {
+        let at = (self.pod_counts.version(), self.nodes_changed);
+        if std::mem::replace(&mut self.judged.others, at) == at {
+            return;
+        }
         let specs = std::mem::take(&mut self.judged.specs);
         let stays = |key: &SpecKey| {
             let row = self.specs.get(*key);
