@@ -196,6 +196,9 @@ impl Cycle<'_> {
         nodes: &[NodeKey],
         way: Way,
     ) -> Result<(), Option<Arc<Why>>> {
+        /// What a look at a node for a pod with rules about others counts for, in looks at a
+        /// pod of a large group: about as long takes each.
+        const LOOK: u64 = 10;
         let Some(row) = self.state.tasks.get(task) else {
             return Err(None);
         };
@@ -217,9 +220,6 @@ impl Cycle<'_> {
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
-        /// What a look at a node for a pod with rules about others counts for, in looks at a
-        /// pod of a large group: about as long takes each.
-        const LOOK: u64 = 10;
         let before = self.decision.steps;
         let mut over = None;
         let all = nodes.len() == self.nodes.len();

@@ -109,12 +109,12 @@ impl PodCounts {
 
     /// The one setter of a count; returns what was there.
     pub(super) fn swap(&mut self, key: CountKey, domain: &Arc<str>, value: ExtraUse) -> ExtraUse {
+        /// As many as one decision moves between two looks at them.
+        const MOVES: usize = 256;
         self.version += 1;
         let Some(row) = self.rows.get_mut(key) else {
             return ExtraUse::default();
         };
-        /// As many as one decision moves between two looks at them.
-        const MOVES: usize = 256;
         row.changed = self.version;
         // Who is spread looks at each node on its own.
         if row.what.topology_key.is_none() {

@@ -9,12 +9,18 @@ use crate::model::PodSelector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// A namespace, a label's key and its value.
+type Anchor = (Arc<str>, Arc<str>, Arc<str>);
+
+/// Pods by the value that one of their labels has.
+type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
+
 /// Both ways round.
 #[derive(Debug, Default)]
 pub(crate) struct PodIndex {
     /// By a namespace that their first selector names, and by a label that it demands with one
     /// value alone.
-    anchored: BTreeMap<(Arc<str>, Arc<str>, Arc<str>), BTreeSet<CountKey>>,
+    anchored: BTreeMap<Anchor, BTreeSet<CountKey>>,
     /// The others by a namespace.
     in_namespace: BTreeMap<Arc<str>, BTreeSet<CountKey>>,
     /// Those that speak of namespaces by their labels.
@@ -22,7 +28,7 @@ pub(crate) struct PodIndex {
     /// Pods by namespace.
     members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
     /// And by the values of labels that some selector demanded there.
-    by_label: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<Arc<str>, BTreeSet<TaskKey>>>,
+    by_label: BTreeMap<(Arc<str>, Arc<str>), ByValue>,
 }
 
 impl PodIndex {
@@ -146,7 +152,7 @@ impl State {
     fn with_label(&mut self, name: &Arc<str>, key: &Arc<str>, value: &Arc<str>) -> Vec<TaskKey> {
         let label = (Arc::clone(name), Arc::clone(key));
         if !self.pod_counts.index.by_label.contains_key(&label) {
-            let mut values: BTreeMap<Arc<str>, BTreeSet<TaskKey>> = BTreeMap::new();
+            let mut values = ByValue::new();
             let members = self.pod_counts.index.members.get(name);
             for task in members.into_iter().flatten() {
                 let row = self.tasks.get(*task);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     texts: Shared<str>,
-    labels: Shared<Box<[(Arc<str>, Arc<str>)]>>,
+    labels: Shared<Pairs>,
 }
 
 impl Texts {
@@ -34,7 +34,10 @@ impl Texts {
 
 /// Labels of a pod, in order of their keys: a third of what a map of them would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PodLabels(Arc<Box<[(Arc<str>, Arc<str>)]>>);
+pub(crate) struct PodLabels(Arc<Pairs>);
+
+/// Keys with their values.
+type Pairs = Box<[(Arc<str>, Arc<str>)]>;
 
 impl PodLabels {
     /// The value of that label.

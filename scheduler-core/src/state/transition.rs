@@ -126,7 +126,7 @@ impl State {
         }
         for (node, how) in at.taken() {
             let right = self.move_counts(key, node, how, way.comes);
-            way.wrong.set(way.wrong.get() | !right);
+            way.wrong.set(way.wrong.get() || !right);
         }
         if let (Some(node), Some(how)) = (at.node, at.status.counts_as()) {
             self.move_place(node, &spec, at.holds(), how, way);

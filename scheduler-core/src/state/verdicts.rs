@@ -161,10 +161,10 @@ impl State {
     /// It is known that the request fits nowhere: nobody has left since the nodes were asked.
     pub(crate) fn is_known_to_fit_nowhere(&self, spec: &SpecRow) -> bool {
         let is_current = |all: &Verdicts| spec.stays_out() || all.others == self.others_at(spec);
-        let says_no = |all: &Box<Verdicts>| all.fits == 0 && is_current(all);
+        let says_no = |all: &Verdicts| all.fits == 0 && is_current(all);
         self.judged.at == Some(self.loosened)
             && spec.is_seated_at_once()
-            && spec.verdicts.as_ref().is_some_and(says_no)
+            && spec.verdicts.as_deref().is_some_and(says_no)
     }
 
     /// Another number whenever a count of other pods has moved that the request asks about.

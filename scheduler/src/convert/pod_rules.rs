@@ -72,7 +72,7 @@ fn term(term: &PodAffinityTerm, pod: &Pod) -> Result<PodTerm, String> {
     }
     let mut labels = term.label_selector.as_ref().map(selector).transpose()?;
     if let Some(labels) = &mut labels {
-        let own = |keys: &Option<Vec<String>>| own(keys, &pod.labels);
+        let own = |keys: &Option<Vec<String>>| own(keys.as_ref(), &pod.labels);
         labels.extend(own(&term.match_label_keys).map(|(key, value)| Requirement {
             key,
             operator: Operator::In(vec![value]),
@@ -97,12 +97,12 @@ fn spread(constraint: &TopologySpreadConstraint, pod: &Pod) -> Result<Spread, St
     let labels = constraint.label_selector.as_ref().map(selector);
     let mut labels = labels.transpose()?;
     if let Some(labels) = &mut labels {
-        labels.extend(
-            own(&constraint.match_label_keys, &pod.labels).map(|(key, value)| Requirement {
+        labels.extend(own(constraint.match_label_keys.as_ref(), &pod.labels).map(
+            |(key, value)| Requirement {
                 key,
                 operator: Operator::In(vec![value]),
-            }),
-        );
+            },
+        ));
     }
     let honors = |policy: &Option<String>, default: bool| {
         policy
@@ -132,10 +132,10 @@ fn spread(constraint: &TopologySpreadConstraint, pod: &Pod) -> Result<Spread, St
 
 /// The pod's own values of these labels, where it has them.
 fn own(
-    keys: &Option<Vec<String>>,
+    keys: Option<&Vec<String>>,
     labels: &Labels,
 ) -> impl Iterator<Item = (Arc<str>, Arc<str>)> + use<> {
-    let keys = keys.iter().flatten();
+    let keys = keys.into_iter().flatten();
     let pairs: Vec<_> = keys
         .filter_map(|key| labels.get_key_value(key.as_str()))
         .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))

@@ -92,6 +92,9 @@ fn built(events: Vec<Event>, actions: Vec<Step>) -> Core {
     core
 }
 
+/// A cluster of so many nodes and pods.
+type World = fn(usize, usize) -> Vec<Event>;
+
 /// Tells the core that all of it was carried out.
 pub(crate) fn carried_out(core: &mut Core, decision: &Decision) {
     for action in &decision.actions {
@@ -173,7 +176,6 @@ fn rows() -> Vec<Row> {
     rows.push(Row::new("16,000 leave, 16,000 wait", ms(20), "-", || {
         worlds::all_leave(16_000)
     }));
-    type World = fn(usize, usize) -> Vec<Event>;
     let of_pod_rules: [(&str, World); 4] = [
         ("spread over zones", worlds::pod_rules::spread),
         ("that avoid each other", worlds::pod_rules::one_a_node),

@@ -5,6 +5,7 @@
 //! `explain` says which nodes would do; and to `tests/cluster/tools/kubernetes/filters`, which
 //! asks the plugins of the pinned Kubernetes. Ends with `N agreed, N differed` and fails if
 //! anything differed.
+#![allow(clippy::print_stdout)] // What it prints is what it is for.
 
 mod world;
 
