@@ -75,7 +75,11 @@ impl Cycle<'_> {
                     Some(_) => {}
                     None => {
                         hopes.of_groups.remove(&job);
-                        self.turns.placed.insert(job, false);
+                        // Who cost little has another turn in each decision, before those
+                        // that come after it in line.
+                        if self.grown > grown {
+                            self.turns.placed.insert(job, false);
+                        }
                     }
                 }
                 self.pass_alike(&mut queue, &stuck, &mut hopes);
@@ -91,7 +95,7 @@ impl Cycle<'_> {
             }
             stuck.clear();
             // A promise is looked for in each decision, and counts once.
-            if self.decision.actions.len() == acted {
+            if self.grown > grown && self.decision.actions.len() == acted {
                 if tried.is_some() {
                     self.grown = grown;
                 }

@@ -85,7 +85,8 @@ pub(crate) struct Memory {
 /// twice before all had one.
 #[derive(Debug, Default)]
 struct Turns {
-    /// Jobs that were not placed, and (true) those that were promised a place.
+    /// Jobs with rules about other pods that were not placed, and (true) those that were
+    /// promised a place.
     placed: FxHashMap<JobKey, bool>,
     /// Jobs for which no room was found.
     searched: BTreeSet<(JobKey, EvictCause)>,
