@@ -179,12 +179,6 @@ async fn a_runtime_class_gives_no_gpu_to_who_has_none(cluster: &mut Cluster) -> 
         table.admitted(with_container(&json!({ "env": void }), &class(name)));
         let empty = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "" }]);
         table.admitted(with_container(&json!({ "env": empty }), &class(name)));
-        let field = json!({ "fieldRef": { "fieldPath": "metadata.name" } });
-        let from = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": field }]);
-        table.refused(
-            with_container(&json!({ "env": from }), &class(name)),
-            "container main",
-        );
         let mut held = class(name);
         held["schedulerName"] = json!(kai::SCHEDULER_NAME);
         table.admitted(share(&with_container(&holds(resource::SHARE), &held)));
