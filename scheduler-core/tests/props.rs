@@ -173,6 +173,8 @@ struct World {
     open: Vec<Action>,
     /// Open decisions of pods that are gone, or were seen waiting after they were seen bound.
     before: BTreeSet<DecisionId>,
+    /// Pods that were ever told to leave.
+    told: BTreeSet<PodUid>,
     /// The last one given.
     sequence: u64,
     /// Everything that went in and came out, as text.
@@ -188,6 +190,7 @@ impl World {
             pods: BTreeMap::new(),
             open: Vec::new(),
             before: BTreeSet::new(),
+            told: BTreeSet::new(),
             sequence: 0,
             log: String::new(),
         };
@@ -240,15 +243,6 @@ impl World {
         placed.into_iter().collect()
     }
 
-    /// Pods whose eviction was decided.
-    fn told(&self) -> BTreeSet<PodUid> {
-        let told = self.open.iter().filter_map(|action| match action {
-            Action::Evict(evict) => Some(evict.pod.clone()),
-            Action::Bind(_) => None,
-        });
-        told.collect()
-    }
-
     /// Whatever comes of it, the pod of that name does not stand there.
     fn forget_binding(&mut self, pod: &PodUid) {
         let of_it = |action: &&Action| matches!(action, Action::Bind(bind) if bind.pod == *pod);
@@ -267,14 +261,18 @@ impl World {
 
     fn decide(&mut self) -> Decision {
         let placed = self.placed();
-        let told = self.told();
         let decision = self.core.decide(Time(self.now));
         assert_eq!(self.core.violations(), Vec::<String>::new());
+        for action in &decision.actions {
+            if let Action::Evict(evict) = action {
+                self.told.insert(evict.pod.clone());
+            }
+        }
         if let Some(wrong) = pod_rules::breaks(
             &self.nodes,
             placed,
             &self.pods,
-            &told,
+            &self.told,
             self.sequence,
             &decision,
         ) {

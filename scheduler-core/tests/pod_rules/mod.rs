@@ -83,7 +83,7 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
 }
 
 /// A pod that was bound where a filter of kube-scheduler would not have let it in. `told`: who
-/// was told to leave. `sequence`: the last that was given before.
+/// was ever told to leave. `sequence`: the last that was given before.
 pub(crate) fn breaks(
     nodes: &BTreeMap<NodeName, Node>,
     placed: Vec<(PodUid, NodeName)>,
@@ -99,7 +99,9 @@ pub(crate) fn breaks(
     // Whom a later action of the same decision moved stood elsewhere when the others were
     // placed: who goes beside one, or is spread among them, counted him there.
     let sequences = decision.actions.iter().map(|one| one.decision().sequence);
-    let is_straight = sequences.eq((sequence + 1..).take(decision.actions.len()));
+    let is_straight = sequences.eq((sequence + 1..).take(decision.actions.len()))
+        // Who was told to leave counts no more for some rules; what came of it is not known here.
+        && !placed.iter().any(|(pod, _)| told.contains(pod));
     for action in &decision.actions {
         let Action::Bind(bind) = action else {
             continue;
@@ -109,7 +111,7 @@ pub(crate) fn breaks(
         there.retain(|(other, _)| other.uid != pod.uid);
         let why = keeps_away(&there, pod, node);
         let why = why.or_else(|| {
-            let open = is_straight.then(|| lacks(nodes, &there, told, pod, node));
+            let open = is_straight.then(|| lacks(nodes, &there, pod, node));
             open.flatten()
         });
         if let Some(why) = why {
@@ -176,7 +178,6 @@ fn keeps_away(there: &[(&Pod, &Node)], pod: &Pod, node: &Node) -> Option<&'stati
 fn lacks(
     nodes: &BTreeMap<NodeName, Node>,
     there: &[(&Pod, &Node)],
-    told: &BTreeSet<PodUid>,
     pod: &Pod,
     node: &Node,
 ) -> Option<&'static str> {
@@ -211,8 +212,7 @@ fn lacks(
             .filter_map(|node| node.labels.get(key))
             .collect();
         let count = |domain: &Arc<str>| {
-            let leaves = |pod: &Pod| matches!(pod.phase, Phase::Releasing(_));
-            let stays = |pod: &Pod| !leaves(pod) && !told.contains(&pod.uid);
+            let stays = |pod: &Pod| !matches!(pod.phase, Phase::Releasing(_));
             there
                 .iter()
                 .filter(|(other, at)| {

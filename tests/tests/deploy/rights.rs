@@ -51,7 +51,6 @@ fn accounts_and_their_objects_have_the_names_that_the_programs_use() {
         object::TRUST_CONFIG_MAP,
         object::WEBHOOK_CONFIGURATION,
         object::LEASE,
-        "kube-system",
         "queues.scheduling.run.ai",
         "podgroups.scheduling.run.ai",
         "topologies.kai.scheduler",
