@@ -221,28 +221,6 @@ impl World {
         assert_eq!(self.core.violations(), Vec::<String>::new());
     }
 
-    /// Pods with a place, those whose binding has no answer yet too.
-    fn placed(&self) -> Vec<(PodUid, NodeName)> {
-        let shown = self.pods.values().filter_map(|pod| match &pod.phase {
-            Phase::Bound(placed) | Phase::Running(placed) | Phase::Releasing(Some(placed)) => {
-                Some((pod.uid.clone(), placed.node.clone()))
-            }
-            _ => None,
-        });
-        let mut placed: BTreeMap<PodUid, NodeName> = self
-            .open
-            .iter()
-            .filter(|action| !self.before.contains(&action.decision()))
-            .filter_map(|action| match action {
-                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.clone())),
-                Action::Evict(_) => None,
-            })
-            .collect();
-        placed.retain(|pod, _| self.pods.contains_key(pod));
-        placed.extend(shown);
-        placed.into_iter().collect()
-    }
-
     /// Whatever comes of it, the pod of that name does not stand there.
     fn forget_binding(&mut self, pod: &PodUid) {
         let of_it = |action: &&Action| matches!(action, Action::Bind(bind) if bind.pod == *pod);
@@ -260,7 +238,7 @@ impl World {
     }
 
     fn decide(&mut self) -> Decision {
-        let placed = self.placed();
+        let placed = pod_rules::placed(&self.pods, &self.open, &self.before);
         let decision = self.core.decide(Time(self.now));
         assert_eq!(self.core.violations(), Vec::<String>::new());
         for action in &decision.actions {

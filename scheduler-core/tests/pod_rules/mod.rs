@@ -1,7 +1,7 @@
 //! Pods with rules about each other, and Kubernetes' filters written a second time, without
 //! counts: every pod is compared with every other one.
 
-use scheduler_core::ids::{NodeName, PodUid};
+use scheduler_core::ids::{DecisionId, NodeName, PodUid};
 use scheduler_core::model::{
     HostPort, Labels, Node, Operator, Phase, Pod, PodSelector, PodTerm, PreferredTerm, Requirement,
     Spread,
@@ -80,6 +80,32 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
         }),
         _ => {}
     }
+}
+
+/// Pods with a place, those whose binding has no answer yet too. `before`: decisions that are no
+/// longer about the pod of that name.
+pub(crate) fn placed(
+    pods: &BTreeMap<PodUid, Pod>,
+    open: &[Action],
+    before: &BTreeSet<DecisionId>,
+) -> Vec<(PodUid, NodeName)> {
+    let shown = pods.values().filter_map(|pod| match &pod.phase {
+        Phase::Bound(placed) | Phase::Running(placed) | Phase::Releasing(Some(placed)) => {
+            Some((pod.uid.clone(), placed.node.clone()))
+        }
+        _ => None,
+    });
+    let mut placed: BTreeMap<PodUid, NodeName> = open
+        .iter()
+        .filter(|action| !before.contains(&action.decision()))
+        .filter_map(|action| match action {
+            Action::Bind(bind) => Some((bind.pod.clone(), bind.node.clone())),
+            Action::Evict(_) => None,
+        })
+        .collect();
+    placed.retain(|pod, _| pods.contains_key(pod));
+    placed.extend(shown);
+    placed.into_iter().collect()
 }
 
 /// A pod that was bound where a filter of kube-scheduler would not have let it in. `told`: who
