@@ -18,7 +18,7 @@ use super::rows::{NodeKey, PodAsks, Spec, TaskKey};
 use super::transition::As;
 use crate::model::{Labels, PodSelector, PodTerm};
 use slotmap::SlotMap;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 slotmap::new_key_type! {
@@ -175,6 +175,8 @@ impl State {
             .map(|one| &one.term)
             .map(one)
             .collect();
+        // A pod is one of those who avoid others once, however often it says so.
+        let avoids: BTreeSet<Counted> = rules.anti_affinity.iter().map(avoiding).collect();
         let mut keys = |counted: Vec<Counted>| -> Box<[CountKey]> {
             let keys = counted.into_iter().map(|one| self.count_one(one));
             keys.collect()
@@ -183,7 +185,7 @@ impl State {
             affinity: keys(affinity),
             anti_affinity: keys(rules.anti_affinity.iter().map(one).collect()),
             avoided_by: keys(others.avoided_by.iter().map(avoiding).collect()),
-            avoids: keys(rules.anti_affinity.iter().map(avoiding).collect()),
+            avoids: keys(avoids.into_iter().collect()),
             preferred: keys(preferred),
             spread: keys(spread),
             domains: None,

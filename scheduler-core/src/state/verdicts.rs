@@ -35,7 +35,7 @@ pub(crate) struct Verdicts {
     /// Whether it was used since the last decision began.
     asked: bool,
     /// [`State::others_at`] when the nodes were asked.
-    others: u64,
+    others: (u64, u64),
     /// What it lacks on the nodes; `None`: to be put together anew.
     lacks: Option<About>,
 }
@@ -167,11 +167,17 @@ impl State {
             && spec.verdicts.as_deref().is_some_and(says_no)
     }
 
-    /// Another number whenever a count of other pods has moved that the request asks about.
-    fn others_at(&self, spec: &SpecRow) -> u64 {
+    /// Something else whenever a count of other pods has moved that the request asks about, or,
+    /// for one that is spread, a node that may have a domain.
+    fn others_at(&self, spec: &SpecRow) -> (u64, u64) {
         let asks = spec.asks.iter().flat_map(|asks| asks.asked());
         let changed = asks.filter_map(|key| Some(self.pod_counts.get(key)?.changed));
-        changed.max().unwrap_or(0)
+        let nodes = if spec.is_spread() {
+            self.nodes_changed
+        } else {
+            0
+        };
+        (changed.max().unwrap_or(0), nodes)
     }
 
     /// Whether the request fits somewhere, now or later, as of the last time that the nodes

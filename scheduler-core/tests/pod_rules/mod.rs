@@ -60,7 +60,9 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
     match kind % 16 {
         1 => pod.pods.affinity.push(term(size)),
         2 => pod.pods.affinity.extend([term(size), term(size + 1)]),
-        3 | 4 => pod.pods.anti_affinity.push(term(size)),
+        3 => pod.pods.anti_affinity.push(term(size)),
+        // The same may be said twice.
+        4 => pod.pods.anti_affinity.extend([term(size), term(size)]),
         5 | 6 => pod.pods.spread.push(Spread {
             term: term(size),
             max_skew: 1 + (size % 2) as u32,

@@ -15,12 +15,26 @@ use scheduler_core::model::{
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Most rules about other pods that one pod may have and be placed: each is asked about at every
+/// node, and manifests have a handful.
+const MOST: usize = 64;
+
+fn count(rules: &PodRules) -> usize {
+    rules.affinity.len() + rules.anti_affinity.len() + rules.preferred.len() + rules.spread.len()
+}
+
 /// The rules of a pod whose namespace and labels are known already; of one that is not ours
 /// only what keeps others away. What cannot be read is `unsupported`.
 pub(super) fn read(spec: &PodSpec, pod: &mut Pod) {
     pod.ports = ports(spec);
     let rules = rules(spec, pod);
     match rules {
+        // It waits, and keeps away whom it avoids where it stands.
+        Ok(rules) if pod.ours && count(&rules) > MOST => {
+            let what = format!("more than {MOST} rules about other pods");
+            pod.unsupported.push(what.into());
+            pod.pods.anti_affinity = rules.anti_affinity;
+        }
         Ok(rules) => pod.pods = rules,
         Err(what) => pod.unsupported.push(what.into()),
     }
@@ -298,6 +312,20 @@ mod tests {
         let read = pod(json!({"affinity": {"podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": required}}}));
         assert_eq!(*read.unsupported[0], *"a label selector with operator Near");
+    }
+
+    #[test]
+    fn a_pod_with_more_rules_than_anybody_means_waits_and_says_so() {
+        let with = |count: usize| {
+            let zone = |at: usize| json!({"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": at.to_string()}}});
+            let terms: Vec<_> = (0..count).map(zone).collect();
+            pod(json!({"affinity": {"podAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": terms}}}))
+        };
+        assert!(with(MOST).unsupported.is_empty());
+        let read = with(MOST + 1);
+        assert_eq!(*read.unsupported[0], *"more than 64 rules about other pods");
+        assert!(read.pods.is_empty());
     }
 
     #[test]
