@@ -25,9 +25,11 @@ pub struct Core {
 impl Core {
     /// An empty cluster.
     pub fn new(config: Config) -> Self {
+        let mut state = State::default();
+        state.pod_counts.most_members = config.most_counted;
         Self {
             config,
-            state: State::default(),
+            state,
             memory: Memory::default(),
         }
     }

@@ -231,3 +231,39 @@ fn gangs_that_look_at_many_nodes_in_vain_hold_up_nobody_for_long() {
     assert!(bound == ["plain"], "{} are bound", bound.len());
     assert_eq!(evicted, ["low"]);
 }
+
+/// Every pod's anti-affinity speaks of every other pod, each in its own words: as many terms as
+/// pods, each of which matches all. A cost with the cube of that takes minutes here.
+#[test]
+fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
+    const PODS: usize = 600;
+    let mut lines = String::from("queue q\n");
+    for index in 0..PODS {
+        let _ = writeln!(
+            lines,
+            "node n{index:03} cpu=64000 pods=110 label.host=n{index:03}\n\
+             pod p{index:03} queue=q cpu=1 label.app=a{index}\n  \
+             away host labels=\"app notin a{index}\" ns-labels=\"\""
+        );
+    }
+    let started = std::time::Instant::now();
+    let mut core = core(&lines);
+    let mut nodes = std::collections::BTreeSet::new();
+    let mut bound = 0;
+    loop {
+        let decision = core.decide(Time(1_000));
+        for action in &decision.actions {
+            let Action::Bind(bind) = action else {
+                panic!("somebody is evicted");
+            };
+            bound += 1;
+            nodes.insert(bind.node.clone());
+        }
+        if !decision.cut_short {
+            break;
+        }
+        assert!(!decision.actions.is_empty(), "each goes on");
+    }
+    assert_eq!((bound, nodes.len()), (PODS, PODS));
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+}

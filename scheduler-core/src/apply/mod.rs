@@ -87,7 +87,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Life(life) => group::life(state, &life),
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }
-    state.settle_terms();
+    state.settle_subjects();
     if outside && state.stirred != stirred {
         state.evicted.clear();
     }

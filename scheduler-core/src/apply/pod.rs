@@ -66,6 +66,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     if let Some(job) = job {
         super::group::charge_by_pods(state, job);
     }
+    state.set_counted_in(key, None);
     if let Some(row) = state.tasks.remove(key) {
         state
             .pod_counts
@@ -250,9 +251,7 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
         state.release_spec(old);
     }
     let counted_in = state.tasks.get(key).and_then(|row| state.counted_in(row));
-    if let Some(row) = state.tasks.get_mut(key) {
-        row.counted_in = counted_in;
-    }
+    state.set_counted_in(key, counted_in);
     // A refusal that no retry helps is over once the pod changed.
     if state
         .tasks
@@ -513,11 +512,11 @@ fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<Others>> {
             anti_affinity: anti_affinity.clone(),
             ..PodRules::default()
         };
-        return Others::of(state, &pod.namespace, &labels, rules, Vec::new());
+        return Others::of(state, &pod.namespace, &labels, rules, None);
     }
-    let avoided_by = state.avoided_by(&pod.namespace, &labels, anti_affinity);
-    let rules = pod.pods.clone();
-    Others::of(state, &pod.namespace, &labels, rules, avoided_by)
+    let namespace = state.texts.text(&pod.namespace);
+    let subject = state.subject(&namespace, &labels, anti_affinity);
+    Others::of(state, &namespace, &labels, pod.pods.clone(), subject)
 }
 
 /// The request signature, with what cannot be meant about it.

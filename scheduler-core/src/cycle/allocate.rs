@@ -11,7 +11,7 @@ use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::reason::Why;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, SpecKey, SpecRow, TaskKey};
+use crate::state::rows::{JobKey, SpecKey, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -222,8 +222,14 @@ impl Cycle<'_> {
 
     /// The request fits nowhere, and stays out. False where that may change as others come.
     fn fits_nowhere(&mut self, key: SpecKey) -> bool {
-        let stays_out = self.state.specs.get(key).is_some_and(SpecRow::stays_out);
-        stays_out && !self.is_seen_to_fit(key) && !self.state.fits_somewhere(key, self.config)
+        let Some(spec) = self.state.specs.get(key).filter(|row| row.stays_out()) else {
+            return false;
+        };
+        // Thousands that each depend on all others would be asked here all at once.
+        if spec.spec.others.is_some() {
+            return self.is_hopeless(key);
+        }
+        !self.is_seen_to_fit(key) && !self.state.fits_somewhere(key, self.config)
     }
 
     /// One of the first nodes that the index shows would take it: a cheap test for a request

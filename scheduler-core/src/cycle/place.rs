@@ -199,6 +199,8 @@ impl Cycle<'_> {
         /// What a look at a node for a pod with rules about others counts for, in looks at a
         /// pod of a large group: about as long takes each.
         const LOOK: u64 = 10;
+        /// As long as a look at a node takes a look at so many terms or pods.
+        const TERMS: u64 = 4;
         let Some(row) = self.state.tasks.get(task) else {
             return Err(None);
         };
@@ -216,11 +218,12 @@ impl Cycle<'_> {
         }
         let shared = spec.shares;
         let among_others = spec.spec.others.is_some();
-        self.state.refresh_domains(spec_key);
+        let before = self.decision.steps;
+        let looks = self.state.refresh_domains(spec_key);
+        self.looked_at(looks / TERMS, false);
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
-        let before = self.decision.steps;
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);

@@ -9,7 +9,7 @@ use crate::model::{HostPort, Node};
 use crate::reason::NodeNo;
 use crate::state::State;
 use crate::state::cell::ExtraUse;
-use crate::state::pod_counts::{CountKey, CountRow};
+use crate::state::pod_counts::CountKey;
 use crate::state::rows::{NodeKey, SpecRow};
 
 /// Whether other pods let it in. The order of the reasons is kube-scheduler's.
@@ -20,16 +20,17 @@ pub(super) fn let_in(
     node: &Node,
     room: &mut Room,
 ) -> Result<(), NodeNo> {
+    if spec.asks.is_none() {
+        return Ok(());
+    }
+    let spec = &*state.with_domains(spec);
     let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
         return Ok(());
     };
-    let rows = |keys: &[CountKey]| -> Vec<&CountRow> {
-        let rows = keys.iter().filter_map(|key| state.pod_counts.get(*key));
-        rows.collect()
-    };
-    let here = |row: &CountRow| -> Option<ExtraUse> {
-        let domain = state.domain(key, &row.what)?;
-        Some(row.domains.get(&domain).copied().unwrap_or_default())
+    let here = |key_of: &CountKey| -> Option<ExtraUse> {
+        let domain = state.domain(key, &state.pod_counts.get(*key_of)?.what)?;
+        let pods = state.pods_by_domain(asks, *key_of)?;
+        Some(pods.get(&domain).copied().unwrap_or_default())
     };
     if !asks.spread.is_empty() {
         let skews = state.skews(spec, node);
@@ -45,32 +46,37 @@ pub(super) fn let_in(
         }
     }
     if !asks.affinity.is_empty() {
-        let all = rows(&asks.affinity);
-        let near: Option<Vec<ExtraUse>> = all.iter().map(|row| here(row)).collect();
+        let near: Option<Vec<ExtraUse>> = asks.affinity.iter().map(here).collect();
         let near = near.ok_or(NodeNo::Affinity)?;
         let nobody = |is_there: fn(&ExtraUse) -> bool| {
-            let mut used = all.iter().flat_map(|row| row.domains.values());
+            let all = asks.affinity.iter();
+            let pods = all.filter_map(|key| state.pods_by_domain(asks, *key));
+            let mut used = pods.flat_map(|pods| pods.values());
             others.is_near_itself && !used.any(is_there)
         };
         let is_now =
             near.iter().all(|used| used.used > 0) || nobody(|used| used.used + used.promised > 0);
-        let is_later = near.iter().all(stays) || nobody(stays);
+        let is_later = near.iter().all(ExtraUse::stays) || nobody(ExtraUse::stays);
         room.now &= is_now;
         if !is_later && (room.promise || !is_now) {
             return Err(NodeNo::Affinity);
         }
     }
-    let mut away = |keys: &[CountKey], no: NodeNo| {
-        for used in rows(keys).into_iter().filter_map(here) {
-            room.now &= used.used == 0;
-            if stays(&used) {
-                return Err(no);
-            }
+    for used in asks.anti_affinity.iter().filter_map(here) {
+        room.now &= used.used == 0;
+        if used.stays() {
+            return Err(NodeNo::AntiAffinity);
         }
-        Ok(())
-    };
-    away(&asks.anti_affinity, NodeNo::AntiAffinity)?;
-    away(&asks.avoided_by, NodeNo::AvoidedBy)
+    }
+    let domains = asks.domains.as_ref();
+    if let Some(closed) = domains.and_then(|domains| domains.closed()) {
+        let (now, later) = closed.is(&node.labels);
+        room.now &= !now;
+        if later {
+            return Err(NodeNo::AvoidedBy);
+        }
+    }
+    Ok(())
 }
 
 /// A pod that has a place there is spread as it asks.
@@ -92,11 +98,6 @@ pub(crate) fn is_spread(state: &State, spec: &SpecRow, node: &Node) -> bool {
     })
 }
 
-/// Somebody will be there when those who leave have left.
-fn stays(used: &ExtraUse) -> bool {
-    used.used + used.promised > used.releasing
-}
-
 /// Ports of the node that are taken.
 pub(super) fn ports(state: &State, spec: &SpecRow, key: NodeKey, room: &mut Room) -> bool {
     spec.spec.ports.iter().all(|port| {
@@ -104,7 +105,7 @@ pub(super) fn ports(state: &State, spec: &SpecRow, key: NodeKey, room: &mut Room
             let used = state.extra_use.get(&(key, name));
             let used = used.copied().unwrap_or_default();
             room.now &= used.used == 0;
-            !stays(&used)
+            !used.stays()
         })
     })
 }
@@ -129,12 +130,21 @@ fn taken_by(port: &HostPort) -> impl Iterator<Item = crate::ids::ResourceName> {
 /// What pods near the node are worth to it: the weights of its preferred terms, each as often
 /// as there are such pods (kube-scheduler's raw score, which KAI does not normalize).
 pub(crate) fn preference(state: &State, spec: &SpecRow, key: NodeKey) -> i64 {
+    let prefers = |row: &SpecRow| {
+        row.asks
+            .as_ref()
+            .is_some_and(|asks| !asks.preferred.is_empty())
+    };
+    if !prefers(spec) {
+        return 0;
+    }
+    let spec = &*state.with_domains(spec);
     let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
         return 0;
     };
     let worth = |(count, preferred): (&CountKey, &crate::model::PreferredTerm)| {
-        let row = state.pod_counts.get(*count)?;
-        let used = row.domains.get(&state.domain(key, &row.what)?)?;
+        let domain = state.domain(key, &state.pod_counts.get(*count)?.what)?;
+        let used = state.pods_by_domain(asks, *count)?.get(&domain)?;
         let pods = (used.used + used.promised).saturating_sub(used.releasing);
         let pods = i64::try_from(pods).unwrap_or(i64::MAX);
         Some(pods.saturating_mul(i64::from(preferred.weight)))

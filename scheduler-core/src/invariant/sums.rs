@@ -175,6 +175,9 @@ impl Sums {
         let rules = spec.spec.others.as_ref().map(|others| &others.rules);
         let terms = rules.map_or(&[][..], |rules| rules.anti_affinity.as_slice());
         for (key, counted) in state.pod_counts.rows() {
+            if !counted.is_counted() {
+                continue;
+            }
             let what = &counted.what;
             let is_counted = match &what.who {
                 Who::Matched(all) => state.all_take(all, &row.namespace, &row.labels),

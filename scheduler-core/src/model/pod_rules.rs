@@ -21,20 +21,23 @@ pub struct PodSelector {
 }
 
 impl PodSelector {
-    /// A label with its value that every pod has of whom it speaks, where it names their
-    /// namespaces and such a label.
-    pub(crate) fn anchor(&self) -> Option<(&Arc<str>, &Arc<str>)> {
-        let labels = self
-            .labels
-            .as_ref()
-            .filter(|_| self.namespace_labels.is_none())?;
-        labels.iter().find_map(|one| match &one.operator {
+    /// A label with its value that every pod has of whom it speaks, where it demands one.
+    pub(crate) fn demanded(&self) -> Option<(&Arc<str>, &Arc<str>)> {
+        let labels = self.labels.iter().flatten();
+        let mut demanded = labels.filter_map(|one| match &one.operator {
             Operator::In(values) => match values.as_slice() {
                 [value] => Some((&one.key, value)),
                 _ => None,
             },
             _ => None,
-        })
+        });
+        demanded.next()
+    }
+
+    /// The labels of a pod that it looks at, each once.
+    pub(crate) fn labels_looked_at(&self) -> BTreeSet<&Arc<str>> {
+        let labels = self.labels.iter().flatten();
+        labels.map(|one| &one.key).collect()
     }
 
     /// Whether it speaks of pods of a namespace of that name and with those labels.

@@ -157,6 +157,13 @@ pub(crate) struct ExtraUse {
     pub promised: u128,
 }
 
+impl ExtraUse {
+    /// Something will be there when those who leave have left.
+    pub(crate) fn stays(&self) -> bool {
+        self.used + self.promised > self.releasing
+    }
+}
+
 /// What the jobs of a queue and of all queues below it hold and want: nano-GPU,
 /// millicores, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,8 @@
 //! - [`room`]: nodes in the order of what they have to give.
 //! - [`verdicts`]: what the nodes say to the requests of those that wait.
 //! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of whom
-//!   selectors speak; [`spreading`]: who is to be spread.
+//!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
+//!   be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`texts`]: what many objects have alike, kept once.
 //!
@@ -18,6 +19,7 @@ mod card_use;
 pub(crate) mod cell;
 mod open;
 pub(crate) mod pod_counts;
+pub(crate) mod pod_domains;
 mod pod_index;
 mod pod_terms;
 mod queue_tree;
@@ -87,6 +89,8 @@ pub(crate) struct State {
     /// Changes with every volume and every claim's use: each may be another node's.
     pub volumes_version: u64,
     pub pod_counts: pod_counts::PodCounts,
+    /// For whom was found out last what a search asks about other pods.
+    pub searched: Option<SpecKey>,
     /// Changes with every fact of a node's own.
     pub nodes_changed: u64,
     /// Nodes with a taint that prefers other pods.

@@ -6,16 +6,15 @@
 //! a selector matches is found out when the selector, the pod or its namespace comes or
 //! changes. In a cluster without such rules there is nothing to count and nothing is done.
 //!
-//! A pod is kept away by the anti-affinity of others too. The terms that speak of it stand in
-//! its request signature ([`super::rows::Others::avoided_by`]), so that two pods of one
-//! signature always get the same answers; the signature is made anew when such a term comes
-//! into the cluster or leaves it ([`State::settle_terms`]).
+//! Thousands of selectors that each match everybody would be counted a billion times. From
+//! [`crate::Config::most_counted`] on a selector is not counted but asked of the pods in each
+//! search, as kube-scheduler does ([`super::pod_domains`]).
 
 use super::State;
 use super::cell::{Cell, ExtraUse};
-use super::pod_index::PodIndex;
+use super::pod_index::{PodIndex, Scope};
 use super::rows::{NodeKey, PodAsks, Spec, TaskKey};
-use super::transition::As;
+use super::transition::{As, Way};
 use crate::model::{Labels, PodSelector, PodTerm};
 use slotmap::SlotMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,7 +57,11 @@ pub(crate) struct CountRow {
     pub what: Counted,
     /// Request signatures that name it.
     users: u32,
-    /// Domains with such pods.
+    /// Which pods it may speak of at most.
+    scopes: Vec<Scope>,
+    /// How many pods it matches. `None`: they are not counted, but asked each time.
+    members: Option<u64>,
+    /// Domains with such pods, where they are counted.
     pub domains: BTreeMap<Arc<str>, ExtraUse>,
     /// Another one whenever a count of it has moved; only rises, also on the way back.
     pub changed: u64,
@@ -67,6 +70,11 @@ pub(crate) struct CountRow {
 }
 
 impl CountRow {
+    /// False: who needs it asks the pods.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.members.is_some()
+    }
+
     /// Domains that may have moved since. `None`: that is too long ago.
     pub(crate) fn moved_since(&self, changed: u64) -> Option<impl Iterator<Item = &Arc<str>>> {
         let (first, _) = self.moves.front()?;
@@ -82,10 +90,19 @@ pub(crate) struct PodCounts {
     rows: SlotMap<CountKey, CountRow>,
     keys: BTreeMap<Counted, CountKey>,
     pub(crate) index: PodIndex,
-    /// Anti-affinity that came or went: whom it speaks of is to be told.
-    pub(super) terms_moved: Vec<PodSelector>,
+    /// Anti-affinity that came or went, and looks at other labels than those before it: what
+    /// it sees in the pods that it may speak of is another thing now.
+    pub(super) looked_at: Vec<PodSelector>,
     /// What is known of namespaces.
     pub namespaces: BTreeMap<Arc<str>, Labels>,
+    /// Of all rows together.
+    members: u64,
+    /// [`crate::Config::most_counted`].
+    pub most_members: u64,
+    /// Rows that are not counted.
+    uncounted: usize,
+    /// Another one whenever a pod has moved, while some rows are not counted.
+    moved: u64,
     version: u64,
 }
 
@@ -98,9 +115,21 @@ impl PodCounts {
         self.rows.iter()
     }
 
-    /// Another number whenever a count has moved.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
+    /// Every pod that some selector matches says so.
+    pub(crate) fn all_are_counted(&self) -> bool {
+        self.uncounted == 0
+    }
+
+    /// Others whenever a count, or a pod that is not counted everywhere, has moved.
+    pub(super) fn changed(&self) -> [u64; 2] {
+        [self.version, self.moved]
+    }
+
+    /// The labels of a namespace are others now.
+    pub(super) fn namespace_changed(&mut self) {
+        self.version += 1;
+        self.moved += 1;
+        self.index.avoided.namespace_changed(self.version);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -116,6 +145,9 @@ impl PodCounts {
             return ExtraUse::default();
         };
         row.changed = self.version;
+        if matches!(row.what.who, Who::Avoiding(_)) {
+            self.index.avoided.changed(&row.scopes, self.version);
+        }
         // Who is spread looks at each node on its own.
         if row.what.topology_key.is_none() {
             while row.moves.len() >= MOVES {
@@ -184,7 +216,6 @@ impl State {
         Some(Box::new(PodAsks {
             affinity: keys(affinity),
             anti_affinity: keys(rules.anti_affinity.iter().map(one).collect()),
-            avoided_by: keys(others.avoided_by.iter().map(avoiding).collect()),
             avoids: keys(avoids.into_iter().collect()),
             preferred: keys(preferred),
             spread: keys(spread),
@@ -207,11 +238,20 @@ impl State {
             };
             let counts = &mut self.pod_counts;
             counts.keys.remove(&row.what);
-            if let Some(first) = row.what.who.selectors().first() {
-                counts.index.file(key, first, false);
-            }
-            if let Who::Avoiding(selector) = row.what.who {
-                counts.terms_moved.push(selector);
+            counts.members -= row.members.unwrap_or(0).min(counts.members);
+            counts.uncounted -= usize::from(!row.is_counted()).min(counts.uncounted);
+            match (row.what.who, row.members) {
+                (Who::Avoiding(selector), _) => {
+                    if counts.index.avoided.leave(key, &selector) {
+                        counts.looked_at.push(selector);
+                    }
+                }
+                (Who::Matched(selectors), Some(_)) => {
+                    if let Some(first) = selectors.first() {
+                        counts.index.matched.leave(key, first);
+                    }
+                }
+                (Who::Matched(_), None) => {}
             }
         }
     }
@@ -225,111 +265,175 @@ impl State {
             return key;
         }
         let counts = &mut self.pod_counts;
+        // Of whom the first selector does not speak, all of them do not.
+        let first = what.who.selectors().first().cloned().unwrap_or_default();
         let key = counts.rows.insert(CountRow {
             what: what.clone(),
             users: 1,
+            scopes: Scope::of(&first),
+            members: Some(0),
             domains: BTreeMap::new(),
             changed: 0,
             moves: VecDeque::new(),
         });
         counts.keys.insert(what.clone(), key);
-        // Of whom the first selector does not speak, all of them do not.
-        if let Some(first) = what.who.selectors().first() {
-            counts.index.file(key, first, true);
-        }
         match what.who {
             // Nobody has it yet.
-            Who::Avoiding(selector) => counts.terms_moved.push(selector),
-            Who::Matched(selectors) => self.count_matched(key, &selectors),
+            Who::Avoiding(selector) => {
+                if counts.index.avoided.enter(key, &selector) {
+                    counts.looked_at.push(selector);
+                }
+            }
+            Who::Matched(selectors) => {
+                counts.index.matched.enter(key, &first);
+                self.index_for(&first);
+                self.count_matched(key, &selectors);
+            }
         }
         key
     }
 
-    /// Counts the pods that are there already.
+    /// The pods of whom all these speak. `looks`: how many were looked at, besides.
+    pub(super) fn matched(&self, selectors: &[PodSelector], looks: &mut u64) -> Vec<TaskKey> {
+        let reached = selectors.first().map(|first| self.reached_by(first));
+        let reached = reached.unwrap_or_default();
+        *looks += reached.len() as u64;
+        let matched = reached.into_iter().filter(|task| {
+            let row = self.tasks.get(*task);
+            row.is_some_and(|row| self.all_take(selectors, &row.namespace, &row.labels))
+        });
+        matched.collect()
+    }
+
+    /// Counts the pods that are there already, unless there are too many.
     fn count_matched(&mut self, key: CountKey, selectors: &[PodSelector]) {
-        let Some(first) = selectors.first() else {
+        let matched = self.matched(selectors, &mut 0);
+        let counts = &self.pod_counts;
+        let sum = counts.members.saturating_add(matched.len() as u64);
+        if sum > counts.most_members {
+            self.count_no_longer(key);
             return;
+        }
+        let wrong = std::cell::Cell::new(false);
+        let way = Way {
+            comes: true,
+            wrong: &wrong,
         };
-        for task in self.reached_by(first) {
-            let Some(row) = self.tasks.get(task) else {
-                continue;
-            };
-            if !self.all_take(selectors, &row.namespace, &row.labels) {
-                continue;
-            }
-            let counts = &self.pod_counts;
-            let known = row.counted_in.iter().flat_map(|keys| keys.iter().copied());
-            let known = known.filter(|key| counts.rows.contains_key(*key));
-            let keys: Vec<CountKey> = known.chain([key]).collect();
-            if let Some(row) = self.tasks.get_mut(task) {
-                row.counted_in = Some(Arc::new(keys));
-            }
+        self.add_members(key, matched.len() as u64);
+        for task in matched {
+            self.count_in(task, key);
             let Some(cell) = self.task_cells.get(task).cloned() else {
                 continue;
             };
             for (node, how) in cell.taken() {
-                self.move_count(key, node, how, true);
+                self.move_count(key, node, how, way);
             }
+        }
+    }
+
+    /// Whoever needs the count asks the pods from now on.
+    fn count_no_longer(&mut self, key: CountKey) {
+        let counts = &mut self.pod_counts;
+        let Some(row) = counts.rows.get_mut(key) else {
+            return;
+        };
+        let (Some(members), Who::Matched(selectors)) = (row.members.take(), &row.what.who) else {
+            return;
+        };
+        counts.members -= members.min(counts.members);
+        counts.uncounted += 1;
+        counts.version += 1;
+        row.changed = counts.version;
+        row.domains.clear();
+        row.moves.clear();
+        if let Some(first) = selectors.first() {
+            counts.index.matched.leave(key, first);
+        }
+    }
+
+    fn add_members(&mut self, key: CountKey, count: u64) {
+        let counts = &mut self.pod_counts;
+        let row = counts.rows.get_mut(key);
+        if let Some(members) = row.and_then(|row| row.members.as_mut()) {
+            *members += count;
+            counts.members += count;
+        }
+    }
+
+    /// The pod is one more that the selector matches.
+    fn count_in(&mut self, task: TaskKey, key: CountKey) {
+        let counts = &self.pod_counts;
+        let Some(row) = self.tasks.get_mut(task) else {
+            return;
+        };
+        let keys = Arc::make_mut(row.counted_in.get_or_insert_default());
+        // Before it grows: without those of rows that are gone.
+        if keys.len() == keys.capacity() {
+            keys.retain(|key| counts.get(*key).is_some_and(CountRow::is_counted));
+        }
+        keys.push(key);
+    }
+
+    /// Which selectors match the pod. Where they are too many of all pods, those that match the
+    /// most are counted no longer. Not of a pod that has a place.
+    pub(crate) fn set_counted_in(&mut self, task: TaskKey, keys: Option<Arc<Vec<CountKey>>>) {
+        let Some(row) = self.tasks.get_mut(task) else {
+            return;
+        };
+        let old = std::mem::replace(&mut row.counted_in, keys.clone());
+        for key in keys.iter().flat_map(|keys| keys.iter()) {
+            self.add_members(*key, 1);
+        }
+        let counts = &mut self.pod_counts;
+        for key in old.iter().flat_map(|keys| keys.iter()) {
+            let row = counts.rows.get_mut(*key);
+            if let Some(members) = row.and_then(|row| row.members.as_mut()) {
+                *members = members.saturating_sub(1);
+                counts.members = counts.members.saturating_sub(1);
+            }
+        }
+        while self.pod_counts.members > self.pod_counts.most_members {
+            let rows = self.pod_counts.rows.iter();
+            let largest = rows.max_by_key(|(_, row)| row.members);
+            let Some(key) = largest.map(|(key, _)| key) else {
+                return;
+            };
+            self.count_no_longer(key);
         }
     }
 
     /// One pod more, or one less, in a domain.
-    fn move_count(&mut self, key: CountKey, node: NodeKey, how: As, comes: bool) -> bool {
-        let Some(row) = self.pod_counts.rows.get(key) else {
-            return true;
+    fn move_count(&mut self, key: CountKey, node: NodeKey, how: As, way: Way) {
+        let row = self.pod_counts.rows.get(key);
+        let Some(row) = row.filter(|row| row.is_counted()) else {
+            return;
         };
         let Some(domain) = self.domain(node, &row.what) else {
-            return true;
+            return;
         };
         let mut used = row.domains.get(&domain).copied().unwrap_or_default();
-        let mut right = true;
-        let mut add = |sum: &mut u128| {
-            let after = if comes {
-                sum.checked_add(1)
-            } else {
-                sum.checked_sub(1)
-            };
-            right &= after.is_some();
-            *sum = after.unwrap_or(*sum);
-        };
-        match how {
-            As::Taken => add(&mut used.used),
-            As::Leaving => {
-                add(&mut used.used);
-                add(&mut used.releasing);
-            }
-            As::Promised => add(&mut used.promised),
-        }
+        used.add(1, how, way);
         self.set(Cell::Count(key, domain, used));
-        right
     }
 
-    /// A pod comes to a node or leaves it. `false`: more left than came.
-    pub(super) fn move_counts(
-        &mut self,
-        task: TaskKey,
-        node: NodeKey,
-        how: As,
-        comes: bool,
-    ) -> bool {
+    /// A pod comes to a node or leaves it.
+    pub(super) fn move_counts(&mut self, task: TaskKey, node: NodeKey, how: As, way: Way) {
         if self.pod_counts.is_empty() {
-            return true;
+            return;
+        }
+        if self.pod_counts.uncounted > 0 {
+            self.pod_counts.moved += 1;
         }
         let Some(row) = self.tasks.get(task) else {
-            return true;
+            return;
         };
         let counted_in = row.counted_in.clone();
         let asks = self.specs.get(row.spec).and_then(|spec| spec.asks.as_ref());
         let avoids: Vec<CountKey> = asks.map_or(Vec::new(), |asks| asks.avoids.to_vec());
-        let mut right = true;
-        for key in counted_in
-            .iter()
-            .flat_map(|keys| keys.iter())
-            .chain(&avoids)
-        {
-            right &= self.move_count(*key, node, how, comes);
+        let matched = counted_in.iter().flat_map(|keys| keys.iter());
+        for key in matched.chain(&avoids) {
+            self.move_count(*key, node, how, way);
         }
-        right
     }
 
     /// All pods of a node, out of its domains or into them: its labels are about to change, or
@@ -338,14 +442,20 @@ impl State {
         if self.pod_counts.is_empty() {
             return;
         }
+        let wrong = std::cell::Cell::new(false);
+        let way = Way {
+            comes,
+            wrong: &wrong,
+        };
         let tasks = self.on_node.get(node).cloned().unwrap_or_default();
         for task in tasks {
             let cell = self.cell(task);
-            for (at, how) in cell.taken() {
-                if at == node && !self.move_counts(task, at, how, comes) {
-                    self.contradicts("more pods were to leave a domain than it had");
-                }
+            for (at, how) in cell.taken().filter(|(at, _)| *at == node) {
+                self.move_counts(task, at, how, way);
             }
+        }
+        if wrong.get() {
+            self.contradicts("more pods were to leave a domain than it had");
         }
     }
 }

@@ -9,8 +9,170 @@ use crate::model::PodSelector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A namespace, a label's key and its value.
-type Anchor = (Arc<str>, Arc<str>, Arc<str>);
+/// A label's key and its value.
+type Label = (Arc<str>, Arc<str>);
+
+/// Which pods a selector may speak of at most: those of a namespace that it names, or of all
+/// namespaces where it looks at their labels; with a label that it demands with one value
+/// alone, where it does.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Scope {
+    /// `None`: all.
+    namespace: Option<Arc<str>>,
+    label: Option<Label>,
+}
+
+impl Scope {
+    /// Those of a selector; none where it speaks of nobody.
+    pub(super) fn of(selector: &PodSelector) -> Vec<Self> {
+        if selector.labels.is_none() {
+            return Vec::new();
+        }
+        let demanded = selector.demanded();
+        let label = demanded.map(|(key, value)| (Arc::clone(key), Arc::clone(value)));
+        let named = selector
+            .namespaces
+            .iter()
+            .map(|name| Some(Arc::clone(name)));
+        let all = selector.namespace_labels.as_ref().map(|_| None);
+        let scope = |namespace| Self {
+            namespace,
+            label: label.clone(),
+        };
+        named.chain(all).map(scope).collect()
+    }
+
+    /// The selector may speak of such a pod.
+    pub(super) fn may_speak(
+        selector: &PodSelector,
+        namespace: &Arc<str>,
+        labels: &PodLabels,
+    ) -> bool {
+        let of = Self::of(selector);
+        Self::with(namespace, labels.iter()).any(|scope| of.contains(&scope))
+    }
+
+    /// Those that hold a pod.
+    fn with<'a>(
+        namespace: &'a Arc<str>,
+        labels: impl Iterator<Item = (&'a Arc<str>, &'a Arc<str>)>,
+    ) -> impl Iterator<Item = Self> {
+        let labels = labels.map(|(key, value)| Some((Arc::clone(key), Arc::clone(value))));
+        labels.chain([None]).flat_map(|label| {
+            let namespaces = [Some(Arc::clone(namespace)), None];
+            namespaces.map(|namespace| Self {
+                namespace,
+                label: label.clone(),
+            })
+        })
+    }
+}
+
+/// Counted selectors by [`Scope`].
+#[derive(Debug, Default)]
+pub(super) struct Register {
+    scopes: BTreeMap<Scope, Scoped>,
+}
+
+/// The selectors of one scope.
+#[derive(Debug, Default)]
+pub(super) struct Scoped {
+    pub keys: BTreeSet<CountKey>,
+    /// The labels that they look at, and how many of them do.
+    looked_at: BTreeMap<Arc<str>, u32>,
+    /// [`super::pod_counts::PodCounts::version`] when a count of one of them moved last.
+    pub changed: u64,
+}
+
+impl Scoped {
+    /// One of them looks at that label.
+    pub(super) fn looks_at(&self, label: &str) -> bool {
+        self.looked_at.contains_key(label)
+    }
+}
+
+impl Register {
+    pub(super) fn is_empty(&self) -> bool {
+        self.scopes.is_empty()
+    }
+
+    /// Some selector looks at the labels of namespaces.
+    fn looks_at_namespaces(&self) -> bool {
+        // `None` is less than any name.
+        let first = self.scopes.keys().next();
+        first.is_some_and(|scope| scope.namespace.is_none())
+    }
+
+    /// The scopes that hold a pod, as far as there are selectors of them.
+    pub(super) fn near<'a>(
+        &'a self,
+        namespace: &'a Arc<str>,
+        labels: impl Iterator<Item = (&'a Arc<str>, &'a Arc<str>)>,
+    ) -> impl Iterator<Item = &'a Scoped> {
+        let labels = (!self.is_empty()).then_some(labels).into_iter().flatten();
+        Scope::with(namespace, labels).filter_map(|scope| self.scopes.get(&scope))
+    }
+
+    /// A selector comes. True when what is looked at in a pod may be another set of labels now.
+    pub(super) fn enter(&mut self, key: CountKey, selector: &PodSelector) -> bool {
+        let mut new = false;
+        for scope in Scope::of(selector) {
+            let scoped = self.scopes.entry(scope).or_default();
+            new |= scoped.keys.is_empty();
+            scoped.keys.insert(key);
+            for label in selector.labels_looked_at() {
+                let count = scoped.looked_at.entry(Arc::clone(label)).or_default();
+                new |= *count == 0;
+                *count += 1;
+            }
+        }
+        new
+    }
+
+    /// A selector goes. As [`Self::enter`].
+    pub(super) fn leave(&mut self, key: CountKey, selector: &PodSelector) -> bool {
+        let mut less = false;
+        for scope in Scope::of(selector) {
+            let Some(scoped) = self.scopes.get_mut(&scope) else {
+                continue;
+            };
+            if !scoped.keys.remove(&key) {
+                continue;
+            }
+            for label in selector.labels_looked_at() {
+                if let Some(count) = scoped.looked_at.get_mut(label) {
+                    *count = count.saturating_sub(1);
+                    if *count == 0 {
+                        scoped.looked_at.remove(label);
+                        less = true;
+                    }
+                }
+            }
+            if scoped.keys.is_empty() {
+                self.scopes.remove(&scope);
+                less = true;
+            }
+        }
+        less
+    }
+
+    /// A count of a selector of these scopes has moved.
+    pub(super) fn changed(&mut self, scopes: &[Scope], version: u64) {
+        for scope in scopes {
+            if let Some(scoped) = self.scopes.get_mut(scope) {
+                scoped.changed = version;
+            }
+        }
+    }
+
+    /// The labels of a namespace are others now.
+    pub(super) fn namespace_changed(&mut self, version: u64) {
+        let wide = self.scopes.iter_mut();
+        for (_, scoped) in wide.take_while(|(scope, _)| scope.namespace.is_none()) {
+            scoped.changed = version;
+        }
+    }
+}
 
 /// Pods by the value that one of their labels has.
 type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
@@ -18,13 +180,10 @@ type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
 /// Both ways round.
 #[derive(Debug, Default)]
 pub(crate) struct PodIndex {
-    /// By a namespace that their first selector names, and by a label that it demands with one
-    /// value alone.
-    anchored: BTreeMap<Anchor, BTreeSet<CountKey>>,
-    /// The others by a namespace.
-    in_namespace: BTreeMap<Arc<str>, BTreeSet<CountKey>>,
-    /// Those that speak of namespaces by their labels.
-    wide: BTreeSet<CountKey>,
+    /// Selectors whose pods are counted as they come and go.
+    pub(super) matched: Register,
+    /// Selectors of required anti-affinity.
+    pub(super) avoided: Register,
     /// Pods by namespace.
     members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
     /// And by the values of labels that some selector demanded there.
@@ -33,58 +192,13 @@ pub(crate) struct PodIndex {
 
 impl PodIndex {
     /// Some selector looks at the labels of namespaces.
-    pub(super) fn is_wide(&self) -> bool {
-        !self.wide.is_empty()
+    pub(super) fn looks_at_namespaces(&self) -> bool {
+        self.matched.looks_at_namespaces() || self.avoided.looks_at_namespaces()
     }
 
     pub(super) fn members(&self, namespace: &str) -> Vec<TaskKey> {
         let members = self.members.get(namespace);
         members.into_iter().flatten().copied().collect()
-    }
-
-    /// Counted selectors that may speak of such a pod, each once.
-    pub(super) fn near(&self, namespace: &Arc<str>, labels: &PodLabels) -> BTreeSet<CountKey> {
-        let named = self.in_namespace.get(namespace).into_iter().flatten();
-        let mut near: BTreeSet<CountKey> = named.chain(&self.wide).copied().collect();
-        for (key, value) in labels.iter().filter(|_| !self.anchored.is_empty()) {
-            let anchor = (Arc::clone(namespace), Arc::clone(key), Arc::clone(value));
-            near.extend(self.anchored.get(&anchor).into_iter().flatten());
-        }
-        near
-    }
-
-    /// Where a selector is found by the pods of whom it speaks.
-    pub(super) fn file(&mut self, key: CountKey, first: &PodSelector, comes: bool) {
-        fn put<K: Ord>(
-            into: &mut BTreeMap<K, BTreeSet<CountKey>>,
-            at: K,
-            key: CountKey,
-            comes: bool,
-        ) {
-            if comes {
-                into.entry(at).or_default().insert(key);
-            } else if let Some(keys) = into.get_mut(&at) {
-                keys.remove(&key);
-                if keys.is_empty() {
-                    into.remove(&at);
-                }
-            }
-        }
-        for name in &first.namespaces {
-            let name = Arc::clone(name);
-            match first.anchor() {
-                Some((label, value)) => {
-                    let at = (name, Arc::clone(label), Arc::clone(value));
-                    put(&mut self.anchored, at, key, comes);
-                }
-                None => put(&mut self.in_namespace, name, key, comes),
-            }
-        }
-        if first.namespace_labels.is_some() && comes {
-            self.wide.insert(key);
-        } else {
-            self.wide.remove(&key);
-        }
     }
 
     pub(crate) fn join(&mut self, namespace: &Arc<str>, labels: &PodLabels, task: TaskKey) {
@@ -124,50 +238,59 @@ impl PodIndex {
 }
 
 impl State {
-    /// Pods of whom the selector may speak.
-    pub(super) fn reached_by(&mut self, selector: &PodSelector) -> Vec<TaskKey> {
-        if let Some((key, value)) = selector.anchor() {
-            let namespaces = selector.namespaces.iter();
-            let of = |name| self.with_label(name, key, value);
-            return namespaces.flat_map(of).collect();
-        }
-        let counts = &self.pod_counts;
-        let reached = |name: &str| selector.takes_namespace(name, counts.namespaces.get(name));
-        let members: Vec<&BTreeSet<TaskKey>> = if selector.namespace_labels.is_none() {
-            let names = selector.namespaces.iter();
-            names
-                .filter_map(|name| counts.index.members.get(name))
-                .collect()
-        } else {
-            let all = counts.index.members.iter();
-            all.filter(|(name, _)| reached(name))
-                .map(|(_, members)| members)
-                .collect()
+    /// From now on the pods that the selector may speak of are found by the label that it
+    /// demands, where it names their namespaces.
+    pub(super) fn index_for(&mut self, selector: &PodSelector) {
+        let demanded = selector.demanded();
+        let Some((key, _)) = demanded.filter(|_| selector.namespace_labels.is_none()) else {
+            return;
         };
-        members.into_iter().flatten().copied().collect()
-    }
-
-    /// Pods of a namespace by one of their labels. That is remembered from the first time on
-    /// that a selector demands the label there.
-    fn with_label(&mut self, name: &Arc<str>, key: &Arc<str>, value: &Arc<str>) -> Vec<TaskKey> {
-        let label = (Arc::clone(name), Arc::clone(key));
-        if !self.pod_counts.index.by_label.contains_key(&label) {
+        for name in &selector.namespaces {
+            let label = (Arc::clone(name), Arc::clone(key));
+            let Some(members) = self.pod_counts.index.members.get(name) else {
+                continue;
+            };
+            if self.pod_counts.index.by_label.contains_key(&label) {
+                continue;
+            }
             let mut values = ByValue::new();
-            let members = self.pod_counts.index.members.get(name);
-            for task in members.into_iter().flatten() {
+            for task in members {
                 let row = self.tasks.get(*task);
                 let mut labels = row.into_iter().flat_map(|row| row.labels.iter());
                 if let Some((_, value)) = labels.find(|(own, _)| *own == key) {
                     values.entry(Arc::clone(value)).or_default().insert(*task);
                 }
             }
-            if members.is_none() {
-                return Vec::new();
-            }
-            self.pod_counts.index.by_label.insert(label.clone(), values);
+            self.pod_counts.index.by_label.insert(label, values);
         }
-        let values = self.pod_counts.index.by_label.get(&label);
-        let tasks = values.and_then(|values| values.get(value));
-        tasks.into_iter().flatten().copied().collect()
+    }
+
+    /// Pods of the selector's scopes.
+    pub(super) fn in_scope(&self, selector: &PodSelector) -> Vec<TaskKey> {
+        if selector.namespace_labels.is_none() {
+            return self.reached_by(selector);
+        }
+        let members = self.pod_counts.index.members.values();
+        members.flatten().copied().collect()
+    }
+
+    /// Pods of whom the selector may speak.
+    pub(super) fn reached_by(&self, selector: &PodSelector) -> Vec<TaskKey> {
+        let index = &self.pod_counts.index;
+        if selector.namespace_labels.is_none() {
+            let of = |name: &Arc<str>| {
+                let by_label = selector.demanded().and_then(|(key, value)| {
+                    let label = (Arc::clone(name), Arc::clone(key));
+                    Some(index.by_label.get(&label)?.get(value))
+                });
+                by_label.unwrap_or_else(|| index.members.get(name))
+            };
+            let reached = selector.namespaces.iter().filter_map(of);
+            return reached.flatten().copied().collect();
+        }
+        let namespaces = &self.pod_counts.namespaces;
+        let reached = |name: &str| selector.takes_namespace(name, namespaces.get(name));
+        let all = index.members.iter().filter(|(name, _)| reached(name));
+        all.flat_map(|(_, members)| members).copied().collect()
     }
 }

@@ -1,26 +1,14 @@
-//! Whom selectors speak of, and what follows for the pods: where they are counted, and by whom
-//! they are avoided.
+//! Whom selectors speak of, and what follows for the pods: where they are counted, and what
+//! anti-affinity of others sees in them.
 
 use super::State;
 use super::pod_counts::{CountKey, Who};
-use super::rows::{Others, Spec, TaskKey, TaskRow};
+use super::pod_index::{Scope, Scoped};
+use super::rows::{Others, Spec, Subject, TaskKey, TaskRow};
 use super::texts::PodLabels;
 use crate::model::{Labels, PodSelector, PodTerm};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// Whether all of these speak of a pod of that namespace with those labels.
-fn all_take(
-    selectors: &[PodSelector],
-    namespaces: &BTreeMap<Arc<str>, Labels>,
-    namespace: &str,
-    labels: &PodLabels,
-) -> bool {
-    let of_namespace = namespaces.get(namespace);
-    selectors.iter().all(|one| {
-        one.takes_namespace(namespace, of_namespace) && one.takes_labels(|key| labels.get(key))
-    })
-}
 
 impl State {
     /// Whether all of these speak of such a pod.
@@ -30,14 +18,18 @@ impl State {
         namespace: &str,
         labels: &PodLabels,
     ) -> bool {
-        all_take(selectors, &self.pod_counts.namespaces, namespace, labels)
+        let of_namespace = self.pod_counts.namespaces.get(namespace);
+        selectors.iter().all(|one| {
+            one.takes_namespace(namespace, of_namespace) && one.takes_labels(|key| labels.get(key))
+        })
     }
 
     /// The counted selectors that match a pod.
     pub(crate) fn counted_in(&self, row: &TaskRow) -> Option<Arc<Vec<CountKey>>> {
         let counts = &self.pod_counts;
-        let near = counts.index.near(&row.namespace, &row.labels).into_iter();
-        let matching = near.filter(|key| {
+        let near = counts.index.matched.near(&row.namespace, row.labels.iter());
+        let near: BTreeSet<CountKey> = near.flat_map(|scoped| &scoped.keys).copied().collect();
+        let matching = near.into_iter().filter(|key| {
             let what = counts.get(*key).map(|row| &row.what.who);
             matches!(what, Some(Who::Matched(all)) if self.all_take(all, &row.namespace, &row.labels))
         });
@@ -45,29 +37,32 @@ impl State {
         (!keys.is_empty()).then(|| Arc::new(keys))
     }
 
-    /// The anti-affinity terms of pods that speak of such a pod, its own among them.
-    pub(crate) fn avoided_by(
+    /// What anti-affinity of others sees in such a pod; `own`: its own terms may speak of it too.
+    pub(crate) fn subject(
         &self,
         namespace: &Arc<str>,
         labels: &PodLabels,
         own: &[PodTerm],
-    ) -> Vec<PodTerm> {
-        let counts = &self.pod_counts;
-        let near = counts.index.near(namespace, labels).into_iter();
-        let known = near.filter_map(|key| {
-            let what = &counts.get(key)?.what;
-            let Who::Avoiding(pods) = &what.who else {
-                return None;
-            };
-            Some(PodTerm {
-                pods: pods.clone(),
-                topology_key: what.topology_key.clone()?,
-            })
-        });
-        let speaks =
-            |term: &PodTerm| self.all_take(std::slice::from_ref(&term.pods), namespace, labels);
-        let all: BTreeSet<PodTerm> = known.chain(own.iter().cloned()).filter(speaks).collect();
-        all.into_iter().collect()
+    ) -> Option<Subject> {
+        let near = self.pod_counts.index.avoided.near(namespace, labels.iter());
+        let near: Vec<&Scoped> = near.collect();
+        let may_speak = |term: &&PodTerm| Scope::may_speak(&term.pods, namespace, labels);
+        let own: Vec<&PodTerm> = own.iter().filter(may_speak).collect();
+        if near.is_empty() && own.is_empty() {
+            return None;
+        }
+        let is_looked_at = |(key, _): &(&Arc<str>, &Arc<str>)| {
+            own.iter()
+                .any(|term| term.pods.labels_looked_at().contains(key))
+                || near.iter().any(|scoped| scoped.looks_at(key))
+        };
+        let labels = labels.iter().filter(is_looked_at);
+        Some(Subject {
+            namespace: Arc::clone(namespace),
+            labels: labels
+                .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
+                .collect(),
+        })
     }
 
     /// A namespace's labels. `None`: it is gone.
@@ -76,9 +71,8 @@ impl State {
         if known == labels.as_ref() {
             return;
         }
-        // Only selectors of namespaces by labels look at them.
         let index = &self.pod_counts.index;
-        let members = if index.is_wide() {
+        let members = if index.looks_at_namespaces() {
             index.members(name)
         } else {
             Vec::new()
@@ -92,6 +86,7 @@ impl State {
             self.recount(lifted.task);
             self.put_back(lifted);
         }
+        self.pod_counts.namespace_changed();
         self.loosen();
     }
 
@@ -99,12 +94,12 @@ impl State {
     pub(crate) fn others_now(&self, row: &TaskRow) -> Option<Arc<Others>> {
         let known = self.specs.get(row.spec)?.spec.others.as_deref();
         let rules = known.map(|known| known.rules.clone()).unwrap_or_default();
-        let avoided_by = if row.ours {
-            self.avoided_by(&row.namespace, &row.labels, &rules.anti_affinity)
+        let subject = if row.ours {
+            self.subject(&row.namespace, &row.labels, &rules.anti_affinity)
         } else {
-            Vec::new()
+            None
         };
-        Others::of(self, &row.namespace, &row.labels, rules, avoided_by)
+        Others::of(self, &row.namespace, &row.labels, rules, subject)
     }
 
     /// Whom a detached pod matches and what it asks of others, as they are now.
@@ -114,9 +109,7 @@ impl State {
         };
         let (old, counted_in, others) = (row.spec, self.counted_in(row), self.others_now(row));
         let spec = self.specs.get(old).map(|row| Arc::clone(&row.spec));
-        if let Some(row) = self.tasks.get_mut(task) {
-            row.counted_in = counted_in;
-        }
+        self.set_counted_in(task, counted_in);
         let Some(spec) = spec.filter(|spec| spec.others != others) else {
             return;
         };
@@ -130,26 +123,22 @@ impl State {
         self.release_spec(old);
     }
 
-    /// Anti-affinity came into the cluster or left it with the last event: those of whom it
-    /// speaks ask about it from now on, or no more.
-    pub(crate) fn settle_terms(&mut self) {
-        while !self.pod_counts.terms_moved.is_empty() {
-            let moved = std::mem::take(&mut self.pod_counts.terms_moved);
+    /// Anti-affinity came into the cluster or left it with the last event that looks at other
+    /// labels than what was there: whoever it may speak of is another subject to it.
+    pub(crate) fn settle_subjects(&mut self) {
+        while !self.pod_counts.looked_at.is_empty() {
+            let moved = std::mem::take(&mut self.pod_counts.looked_at);
             let mut tasks = BTreeSet::new();
             for selector in moved.into_iter().collect::<BTreeSet<_>>() {
-                let reached = self.reached_by(&selector);
-                let one = std::slice::from_ref(&selector);
-                tasks.extend(reached.into_iter().filter(|task| {
-                    let row = self.tasks.get(*task).filter(|row| row.ours);
-                    row.is_some_and(|row| self.all_take(one, &row.namespace, &row.labels))
-                }));
+                self.index_for(&selector);
+                tasks.extend(self.in_scope(&selector));
             }
             for task in tasks {
-                let asks_otherwise = self.tasks.get(task).is_some_and(|row| {
+                let is_another = self.tasks.get(task).is_some_and(|row| {
                     let spec = self.specs.get(row.spec).map(|row| &row.spec);
-                    spec.is_some_and(|spec| spec.others != self.others_now(row))
+                    row.ours && spec.is_some_and(|spec| spec.others != self.others_now(row))
                 });
-                if asks_otherwise {
+                if is_another {
                     let lifted = self.lift(task);
                     self.recount(task);
                     self.put_back(lifted);

@@ -7,13 +7,13 @@ use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Card, Claim, ContainerAsk, HostPort, Mode, Node, NodeRules, PodGroup, PodRules,
+    Amount, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules, PodGroup, PodRules,
     PodTerm, Queue, SubGroup, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
 use crate::state::pod_counts::CountKey;
-use crate::state::spreading::Domains;
+use crate::state::pod_domains::Domains;
 use crate::state::texts::PodLabels;
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
@@ -229,8 +229,17 @@ pub(crate) struct Others {
     pub is_near_itself: bool,
     /// Of each constraint of its spread, whether the pod itself is counted.
     pub counts_itself: Vec<bool>,
-    /// The anti-affinity terms of pods that speak of it, in order; its own among them.
-    pub avoided_by: Vec<PodTerm>,
+    /// What anti-affinity of other pods sees in it. `None`: there is none that may speak of it.
+    pub subject: Option<Subject>,
+}
+
+/// What anti-affinity of other pods sees in a pod: to two that are alike in this every term
+/// does the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Subject {
+    pub namespace: Arc<str>,
+    /// Those of its labels that the terms look at that may speak of it.
+    pub labels: Labels,
 }
 
 impl Others {
@@ -240,9 +249,9 @@ impl Others {
         namespace: &str,
         labels: &PodLabels,
         rules: PodRules,
-        avoided_by: Vec<PodTerm>,
+        subject: Option<Subject>,
     ) -> Option<Arc<Self>> {
-        if rules.is_empty() && avoided_by.is_empty() {
+        if rules.is_empty() && subject.is_none() {
             return None;
         }
         let speaks_of_it =
@@ -255,7 +264,7 @@ impl Others {
                 .map(|spread| speaks_of_it(&spread.term))
                 .collect(),
             rules,
-            avoided_by,
+            subject,
         }))
     }
 
@@ -275,13 +284,11 @@ impl Others {
 pub(crate) struct PodAsks {
     pub affinity: Box<[CountKey]>,
     pub anti_affinity: Box<[CountKey]>,
-    /// Pods that avoid it.
-    pub avoided_by: Box<[CountKey]>,
     pub preferred: Box<[CountKey]>,
     pub spread: Box<[CountKey]>,
     /// It is one of those who avoid others: counted there, not asked.
     pub avoids: Box<[CountKey]>,
-    /// Domains of its spread, as of the last time that they were looked at.
+    /// What was found out for a search, as of the last one.
     pub domains: Option<Box<Domains>>,
 }
 
@@ -294,7 +301,6 @@ impl PodAsks {
     /// Every count that an answer to it depends on.
     pub(crate) fn asked(&self) -> impl Iterator<Item = CountKey> {
         let required = self.affinity.iter().chain(&self.anti_affinity);
-        let required = required.chain(&self.avoided_by);
         required.chain(&self.preferred).chain(&self.spread).copied()
     }
 }

@@ -7,25 +7,17 @@
 use super::State;
 use super::cell::ExtraUse;
 use super::pod_counts::CountRow;
-use super::rows::{SpecKey, SpecRow};
+use super::pod_domains::ByDomain;
+use super::rows::SpecRow;
 use crate::fit;
 use crate::model::{Node, Spread};
 use rustc_hash::FxHashMap;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Of one signature, by constraint.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Domains {
-    /// [`State::nodes_changed`] at that time.
-    at: u64,
-    of: Vec<Spreading>,
-}
-
 /// Of one constraint.
 #[derive(Clone, Debug, Default)]
-struct Spreading {
+pub(super) struct Spreading {
     nodes: Arc<Eligible>,
     /// [`super::pod_counts::CountRow::changed`] when pods were counted last.
     changed: Option<u64>,
@@ -56,75 +48,9 @@ pub(crate) struct Pods {
 }
 
 impl State {
-    /// Brings the domains of a signature up to date.
-    pub(crate) fn refresh_domains(&mut self, key: SpecKey) {
-        let known = self.specs.get_mut(key).filter(|row| row.is_spread());
-        let Some(known) = known.and_then(|row| Some(row.asks.as_mut()?.domains.take())) else {
-            return;
-        };
-        let row = self.specs.get(key);
-        let domains = row.and_then(|row| self.brought_up_to_date(row, known));
-        if let Some(row) = self.specs.get_mut(key)
-            && let Some(asks) = &mut row.asks
-        {
-            asks.domains = domains;
-        }
-    }
-
-    /// The row with its domains up to date, to ask many nodes about it.
-    pub(crate) fn with_domains<'a>(&self, row: &'a SpecRow) -> Cow<'a, SpecRow> {
-        let domains = row.is_spread().then(|| self.domains_now(row)).flatten();
-        let Some(domains) = domains else {
-            return Cow::Borrowed(row);
-        };
-        let mut row = row.clone();
-        if let Some(asks) = &mut row.asks {
-            asks.domains = Some(domains);
-        }
-        Cow::Owned(row)
-    }
-
-    /// `None`: those of the row are up to date.
-    fn domains_now(&self, row: &SpecRow) -> Option<Box<Domains>> {
-        let asks = row.asks.as_ref()?;
-        let known = asks
-            .domains
-            .as_ref()
-            .filter(|known| known.at == self.nodes_changed);
-        let changed = |at: usize| self.spread_changed(row, at);
-        let is_fresh = |(at, one): (usize, &Spreading)| one.changed == Some(changed(at));
-        if known.is_some_and(|known| known.of.iter().enumerate().all(is_fresh)) {
-            return None;
-        }
-        self.brought_up_to_date(row, known.cloned())
-    }
-
-    fn spread_changed(&self, row: &SpecRow, at: usize) -> u64 {
-        let key = row.asks.as_ref().and_then(|asks| asks.spread.get(at));
-        let count = key.and_then(|key| self.pod_counts.get(*key));
-        count.map_or(0, |count| count.changed)
-    }
-
-    fn brought_up_to_date(
-        &self,
-        row: &SpecRow,
-        known: Option<Box<Domains>>,
-    ) -> Option<Box<Domains>> {
-        let (asks, others) = (row.asks.as_ref()?, row.spec.others.as_ref()?);
-        let known = known.filter(|known| known.at == self.nodes_changed);
-        let mut domains = known.unwrap_or_else(|| Box::new(self.eligible(row)));
-        let counts = asks.spread.iter().map(|key| self.pod_counts.get(*key));
-        for ((one, spread), count) in domains.of.iter_mut().zip(&others.rules.spread).zip(counts) {
-            if one.changed != Some(count.map_or(0, |row| row.changed)) {
-                one.count(count, spread);
-            }
-        }
-        Some(domains)
-    }
-
     /// The nodes that have domains: those with the keys of all required constraints, where
     /// asked for within the pod's own node rules and without taints that it does not tolerate.
-    fn eligible(&self, row: &SpecRow) -> Domains {
+    pub(super) fn spread_over(&self, row: &SpecRow) -> Vec<Spreading> {
         let spec = &row.spec;
         let rules = spec.others.as_ref().map(|others| &others.rules);
         let spreads = rules.map_or(&[][..], |rules| rules.spread.as_slice());
@@ -154,10 +80,7 @@ impl State {
             nodes: Arc::new(nodes),
             ..Spreading::default()
         };
-        Domains {
-            at: self.nodes_changed,
-            of: of.into_iter().map(spreading).collect(),
-        }
+        of.into_iter().map(spreading).collect()
     }
 
     /// By how many pods the node's domain would have more than the one with the fewest, were
@@ -167,7 +90,7 @@ impl State {
         let (Some(asks), Some(others)) = (&row.asks, &row.spec.others) else {
             return Vec::new();
         };
-        let of = asks.domains.iter().flat_map(|domains| &domains.of);
+        let of = asks.domains.iter().flat_map(|domains| &domains.spread);
         let all = of.zip(&others.rules.spread).zip(&others.counts_itself);
         let skew = |((one, spread), itself): ((&Spreading, &crate::model::Spread), &bool)| {
             let domain = node.labels.get(&spread.term.topology_key)?;
@@ -188,26 +111,35 @@ impl State {
 
 impl Spreading {
     /// Adds up what has moved since the last time.
-    fn count(&mut self, row: Option<&CountRow>, spread: &Spread) {
-        let Some(row) = row else {
-            self.changed = Some(0);
+    pub(super) fn count_moves(&mut self, row: &CountRow, spread: &Spread) {
+        if self.changed == Some(row.changed) {
             return;
-        };
+        }
         let moved = self.changed.and_then(|changed| row.moved_since(changed));
         match moved {
             Some(moved) => {
                 for node in moved {
                     self.count_node(node, row.domains.get(node));
                 }
+                self.find_fewest(spread);
             }
-            None => {
-                self.of_node.clear();
-                self.pods.fill(Pods::default());
-                for (node, used) in &row.domains {
-                    self.count_node(node, Some(used));
-                }
-            }
+            None => self.count(&row.domains, spread),
         }
+        self.changed = Some(row.changed);
+    }
+
+    /// Adds up all of them.
+    pub(super) fn count(&mut self, pods: &ByDomain, spread: &Spread) {
+        self.changed = None;
+        self.of_node.clear();
+        self.pods.fill(Pods::default());
+        for (node, used) in pods {
+            self.count_node(node, Some(used));
+        }
+        self.find_fewest(spread);
+    }
+
+    fn find_fewest(&mut self, spread: &Spread) {
         let enough = self.pods.len() >= spread.min_domains.unwrap_or(1) as usize;
         let fewest = |of: fn(&Pods) -> u128| {
             let pods = self.pods.iter().filter(|_| enough).map(of);
@@ -217,7 +149,6 @@ impl Spreading {
             now: fewest(|pods| pods.now),
             later: fewest(|pods| pods.later),
         };
-        self.changed = Some(row.changed);
     }
 
     fn count_node(&mut self, node: &Arc<str>, used: Option<&ExtraUse>) {

@@ -1,6 +1,7 @@
 //! The only place where sums move: a task goes from one cell to another.
 
 use super::State;
+use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::ids::ResourceName;
@@ -10,10 +11,10 @@ use std::sync::Arc;
 
 /// Whether a task's amounts come or go.
 #[derive(Clone, Copy)]
-struct Way<'a> {
-    comes: bool,
+pub(super) struct Way<'a> {
+    pub comes: bool,
     /// Set where more goes than there was, or more comes than can be counted.
-    wrong: &'a std::cell::Cell<bool>,
+    pub wrong: &'a std::cell::Cell<bool>,
 }
 
 impl Way<'_> {
@@ -47,6 +48,19 @@ pub(crate) enum As {
     Taken,
     Leaving,
     Promised,
+}
+
+impl ExtraUse {
+    pub(super) fn add(&mut self, amount: u128, how: As, way: Way) {
+        match how {
+            As::Taken => way.add(&mut self.used, amount),
+            As::Leaving => {
+                way.add(&mut self.used, amount);
+                way.add(&mut self.releasing, amount);
+            }
+            As::Promised => way.add(&mut self.promised, amount),
+        }
+    }
 }
 
 /// Whole GPUs that a spec takes of a node, by the kubelet's rule: the sum of the app
@@ -125,8 +139,7 @@ impl State {
             self.move_place(leaving.node, &spec, leaving.holds(), As::Leaving, way);
         }
         for (node, how) in at.taken() {
-            let right = self.move_counts(key, node, how, way.comes);
-            way.wrong.set(way.wrong.get() || !right);
+            self.move_counts(key, node, how, way);
         }
         if let (Some(node), Some(how)) = (at.node, at.status.counts_as()) {
             self.move_place(node, &spec, at.holds(), how, way);
@@ -179,14 +192,7 @@ impl State {
     fn move_extra(&mut self, node: NodeKey, name: ResourceName, amount: u128, how: As, way: Way) {
         let key = (node, name);
         let mut extra = self.extra_use.get(&key).copied().unwrap_or_default();
-        match how {
-            As::Taken => way.add(&mut extra.used, amount),
-            As::Leaving => {
-                way.add(&mut extra.used, amount);
-                way.add(&mut extra.releasing, amount);
-            }
-            As::Promised => way.add(&mut extra.promised, amount),
-        }
+        extra.add(amount, how, way);
         self.set(Cell::Extra(key.0, key.1, extra));
     }
 

@@ -35,7 +35,7 @@ pub(crate) struct Verdicts {
     /// Whether it was used since the last decision began.
     asked: bool,
     /// [`State::others_at`] when the nodes were asked.
-    others: (u64, u64),
+    others: [u64; 3],
     /// What it lacks on the nodes; `None`: to be put together anew.
     lacks: Option<About>,
 }
@@ -74,8 +74,8 @@ pub(crate) struct Judged {
     at: Option<u64>,
     /// [`State::volumes_version`] at the last time.
     volumes: u64,
-    /// [`super::pod_counts::PodCounts::version`] and [`State::nodes_changed`] at the last time.
-    others: (u64, u64),
+    /// [`super::pod_counts::PodCounts::changed`] and [`State::nodes_changed`] at the last time.
+    others: ([u64; 2], u64),
 }
 
 impl Judged {
@@ -169,15 +169,25 @@ impl State {
 
     /// Something else whenever a count of other pods has moved that the request asks about, or,
     /// for one that is spread, a node that may have a domain.
-    fn others_at(&self, spec: &SpecRow) -> (u64, u64) {
-        let asks = spec.asks.iter().flat_map(|asks| asks.asked());
-        let changed = asks.filter_map(|key| Some(self.pod_counts.get(key)?.changed));
-        let nodes = if spec.is_spread() {
-            self.nodes_changed
-        } else {
-            0
+    fn others_at(&self, spec: &SpecRow) -> [u64; 3] {
+        let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
+            return [0; 3];
         };
-        (changed.max().unwrap_or(0), nodes)
+        let changed = asks
+            .asked()
+            .filter_map(|key| Some(self.pod_counts.get(key)?.changed));
+        let closed = others.subject.as_ref();
+        let closed = closed.map(|subject| self.closed_changed(subject));
+        let [_, moved] = self.pod_counts.changed();
+        [
+            changed.chain(closed).max().unwrap_or(0),
+            if self.asks_uncounted(asks) { moved } else { 0 },
+            if spec.is_spread() {
+                self.nodes_changed
+            } else {
+                0
+            },
+        ]
     }
 
     /// Whether the request fits somewhere, now or later, as of the last time that the nodes
@@ -199,7 +209,7 @@ impl State {
     /// Why it fits nowhere, in words. Nodes in order of name. `None`: as above.
     pub(crate) fn no_fit_line(&mut self, key: SpecKey, config: &Config) -> Option<Arc<str>> {
         self.judge(key, config);
-        let spec = self.specs.get(key)?;
+        let spec = &*self.with_domains(self.specs.get(key)?);
         let all = spec.verdicts.as_ref()?;
         let counts = all.sets.iter().filter(|set| set.nodes > 0);
         let counts = counts.flat_map(|set| set.why.iter().map(|why| (why, set.nodes as usize)));
@@ -251,8 +261,8 @@ impl State {
             self.judged.put_off = true;
             return;
         }
-        self.judged.looks = self.judged.looks.saturating_add(nodes);
-        self.refresh_domains(key);
+        let looks = nodes.saturating_add(self.refresh_domains(key));
+        self.judged.looks = self.judged.looks.saturating_add(looks);
         let Some(row) = self.specs.get(key) else {
             return;
         };
@@ -310,6 +320,7 @@ impl State {
         // Those that are gone first: another may have their slot.
         dirty.sort_by_key(|key| self.nodes.contains_key(*key));
         let specs = std::mem::take(&mut self.judged.specs);
+        let mut moved = Vec::with_capacity(dirty.len());
         for node in dirty.drain(..) {
             let old = self.judged.basis.get(node).copied();
             let new = self.basis(node);
@@ -320,20 +331,27 @@ impl State {
             if let Some(row) = self.nodes.get_mut(node) {
                 row.is_dirty = false;
             }
-            for key in &specs {
+            moved.push((node, old, new));
+        }
+        for key in &specs {
+            for (node, old, new) in &moved {
                 let Some(row) = self.specs.get(*key) else {
-                    continue;
+                    break;
                 };
-                if let (Some(old), Some(new)) = (&old, &new)
+                if let (Some(old), Some(new)) = (old, new)
                     && says_the_same(row, old, new)
                 {
                     continue;
                 }
-                let verdict = fit::why(self, row, node, config);
+                self.refresh_domains(*key);
+                let Some(row) = self.specs.get(*key) else {
+                    break;
+                };
+                let verdict = fit::why(self, row, *node, config);
                 if let Some(row) = self.specs.get_mut(*key)
                     && let Some(all) = &mut row.verdicts
                 {
-                    all.set(slot(node), verdict);
+                    all.set(slot(*node), verdict);
                 }
             }
         }
@@ -346,7 +364,7 @@ impl State {
 
     /// Others may have moved far from every node that was touched: all nodes are asked again.
     fn forget_where_others_moved(&mut self) {
-        let at = (self.pod_counts.version(), self.nodes_changed);
+        let at = (self.pod_counts.changed(), self.nodes_changed);
         if std::mem::replace(&mut self.judged.others, at) == at {
             return;
         }
@@ -363,9 +381,6 @@ impl State {
             if let Some(row) = self.specs.get_mut(key) {
                 row.verdicts = None;
             }
-        }
-        for key in &stay {
-            self.refresh_domains(*key);
         }
         self.judged.specs = stay;
     }

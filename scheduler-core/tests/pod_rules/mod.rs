@@ -38,11 +38,23 @@ fn app(value: &str) -> Requirement {
 
 fn term(which: u64) -> PodTerm {
     let apps = ["a", "b", "c"];
+    let demand = app(apps[(which / 2 % 3) as usize]);
+    let refuse = |demand: Requirement| match demand.operator {
+        Operator::In(values) => Requirement {
+            operator: Operator::NotIn(values),
+            ..demand
+        },
+        _ => demand,
+    };
     PodTerm {
         pods: PodSelector {
             namespaces: [Arc::from("default")].into(),
             namespace_labels: (which % 5 == 4).then(Vec::new),
-            labels: Some(vec![app(apps[(which / 2 % 3) as usize])]),
+            labels: Some(match which % 9 {
+                7 => vec![refuse(demand)],
+                8 => Vec::new(),
+                _ => vec![demand],
+            }),
         },
         topology_key: Arc::from(["zone", "host"][(which % 2) as usize]),
     }
@@ -157,6 +169,10 @@ fn speaks_of(pods: &PodSelector, pod: &Pod) -> bool {
             Operator::In(values) => {
                 let value = pod.labels.get(&one.key);
                 value.is_some_and(|value| values.contains(value))
+            }
+            Operator::NotIn(values) => {
+                let value = pod.labels.get(&one.key);
+                !value.is_some_and(|value| values.contains(value))
             }
             _ => unreachable!("no such operator is drawn"),
         })

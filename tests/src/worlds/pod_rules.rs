@@ -91,3 +91,21 @@ pub fn orphans(count: usize, pods: usize) -> Vec<Event> {
         pod
     })
 }
+
+/// Pods that each avoid everybody but those that are labelled as they are, in all namespaces.
+/// Every pod is matched by every other one's term, and avoided by it.
+pub fn strangers(count: usize, pods: usize) -> Vec<Event> {
+    all(hosts(count), pods, |index| {
+        let app = format!("app-{index}");
+        let mut pod = labelled(&format!("stranger-{index:05}"), &app);
+        let others = Requirement {
+            key: Arc::from("app"),
+            operator: Operator::NotIn(vec![Arc::from(app)]),
+        };
+        let mut term = near("", HOST);
+        term.pods.namespace_labels = Some(Vec::new());
+        term.pods.labels = Some(vec![others]);
+        pod.pods.anti_affinity.push(term);
+        pod
+    })
+}

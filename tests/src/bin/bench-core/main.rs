@@ -176,7 +176,7 @@ fn rows() -> Vec<Row> {
     rows.push(Row::new("16,000 leave, 16,000 wait", ms(20), "-", || {
         worlds::all_leave(16_000)
     }));
-    let of_pod_rules: [(&str, World); 4] = [
+    let of_pod_rules: [(&str, World); 5] = [
         ("spread over zones", worlds::pod_rules::spread),
         ("that avoid each other", worlds::pod_rules::one_a_node),
         (
@@ -187,6 +187,7 @@ fn rows() -> Vec<Row> {
             "that wait for one that is not there",
             worlds::pod_rules::orphans,
         ),
+        ("that each avoid all others", worlds::pod_rules::strangers),
     ];
     for (what, world) in of_pod_rules {
         rows.push(Row::new(

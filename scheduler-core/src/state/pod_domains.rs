@@ -1,0 +1,269 @@
+//! What a search asks about other pods, found out once before it looks at nodes: over which
+//! domains a pod is spread, which ones anti-affinity of others keeps closed to it, and where the
+//! pods are of selectors that are not counted. kube-scheduler's plugins do the same in their
+//! `PreFilter`.
+
+use super::State;
+use super::cell::{ExtraUse, TaskCell};
+use super::pod_counts::{CountKey, CountRow, Who};
+use super::rows::{PodAsks, SpecKey, SpecRow, Subject};
+use super::spreading::Spreading;
+use super::transition::Way;
+use crate::model::Labels;
+use rustc_hash::FxHashMap;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Of one request signature.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Domains {
+    /// [`State::domains_at`] when all of it was right. `None`: parts are missing.
+    at: Option<[u64; 3]>,
+    /// By constraint of its spread.
+    pub(super) spread: Vec<Spreading>,
+    /// [`State::nodes_changed`] when the nodes of the spread were looked up.
+    nodes: Option<u64>,
+    /// Of the selectors that are not counted.
+    summed: BTreeMap<CountKey, ByDomain>,
+    /// Which domains are closed.
+    closed: Option<Closed>,
+}
+
+/// Pods by domain.
+pub(super) type ByDomain = BTreeMap<Arc<str>, ExtraUse>;
+
+/// Domains with pods whose anti-affinity speaks of a pod.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Closed {
+    /// [`State::closed_changed`] at that time.
+    changed: u64,
+    /// By topology key.
+    of: Vec<(Arc<str>, Stays)>,
+}
+
+/// Closed domains of one topology key, each with whether it stays so when those who leave have
+/// left.
+type Stays = FxHashMap<Arc<str>, bool>;
+
+impl Closed {
+    /// Whether a node with these labels is closed for now, and for later.
+    pub(crate) fn is(&self, labels: &Labels) -> (bool, bool) {
+        let all = self.of.iter().filter_map(|(key, domains)| {
+            let domain = labels.get(key)?;
+            domains.get(domain)
+        });
+        all.fold((false, false), |(_, later), stays| (true, later || *stays))
+    }
+}
+
+impl Domains {
+    /// The large parts, of which there is one set at a time.
+    fn forget(&mut self) {
+        if self.closed.is_some() || !self.summed.is_empty() {
+            self.at = None;
+            self.closed = None;
+            self.summed = BTreeMap::new();
+        }
+    }
+
+    pub(crate) fn closed(&self) -> Option<&Closed> {
+        self.closed.as_ref()
+    }
+}
+
+impl State {
+    /// Something else whenever what was found out may be wrong.
+    fn domains_at(&self) -> [u64; 3] {
+        let [version, moved] = self.pod_counts.changed();
+        [version, moved, self.nodes_changed]
+    }
+
+    fn needs_domains(&self, row: &SpecRow) -> bool {
+        let Some((asks, others)) = row.asks.as_deref().zip(row.spec.others.as_deref()) else {
+            return false;
+        };
+        others.subject.is_some() || row.is_spread() || self.asks_uncounted(asks)
+    }
+
+    /// It asks about pods that are not counted.
+    pub(super) fn asks_uncounted(&self, asks: &PodAsks) -> bool {
+        let is_counted = |key| self.pod_counts.get(key).is_none_or(CountRow::is_counted);
+        !self.pod_counts.all_are_counted() && !asks.asked().all(is_counted)
+    }
+
+    /// Where the pods of a selector are.
+    pub(crate) fn pods_by_domain<'a>(
+        &'a self,
+        asks: &'a PodAsks,
+        key: CountKey,
+    ) -> Option<&'a ByDomain> {
+        let row = self.pod_counts.get(key)?;
+        if row.is_counted() {
+            return Some(&row.domains);
+        }
+        asks.domains.as_ref()?.summed.get(&key)
+    }
+
+    /// Finds out what a search for a signature needs, unless it is known. Returns how many
+    /// pods, terms and domains it looked at.
+    pub(crate) fn refresh_domains(&mut self, key: SpecKey) -> u64 {
+        let Some(row) = self.specs.get(key).filter(|row| self.needs_domains(row)) else {
+            return 0;
+        };
+        let domains = row.asks.as_ref().and_then(|asks| asks.domains.as_ref());
+        if domains.is_some_and(|known| known.at == Some(self.domains_at())) {
+            return 0;
+        }
+        let domains = |row: &mut SpecRow| row.asks.as_mut()?.domains.take();
+        // What is closed to one of thousands of signatures is as large as the cluster.
+        let last = self.searched.replace(key).filter(|last| *last != key);
+        if let Some(row) = last.and_then(|last| self.specs.get_mut(last))
+            && let Some(asks) = &mut row.asks
+            && let Some(domains) = &mut asks.domains
+        {
+            domains.forget();
+        }
+        let known = self.specs.get_mut(key).and_then(domains);
+        let found = self
+            .specs
+            .get(key)
+            .map(|row| self.brought_up_to_date(row, known));
+        let (domains, looks) = found.unwrap_or_default();
+        if let Some(row) = self.specs.get_mut(key)
+            && let Some(asks) = &mut row.asks
+        {
+            asks.domains = Some(domains);
+        }
+        looks
+    }
+
+    /// The row with what a search needs, to ask many nodes about it.
+    pub(crate) fn with_domains<'a>(&self, row: &'a SpecRow) -> Cow<'a, SpecRow> {
+        if !self.needs_domains(row) {
+            return Cow::Borrowed(row);
+        }
+        let known = row.asks.as_ref().and_then(|asks| asks.domains.as_ref());
+        if known.is_some_and(|known| known.at == Some(self.domains_at())) {
+            return Cow::Borrowed(row);
+        }
+        let (domains, _) = self.brought_up_to_date(row, known.cloned());
+        let mut row = row.clone();
+        if let Some(asks) = &mut row.asks {
+            asks.domains = Some(domains);
+        }
+        Cow::Owned(row)
+    }
+
+    fn brought_up_to_date(
+        &self,
+        row: &SpecRow,
+        known: Option<Box<Domains>>,
+    ) -> (Box<Domains>, u64) {
+        let at = self.domains_at();
+        let mut domains = known.unwrap_or_default();
+        let mut looks = 0;
+        let Some((asks, others)) = row.asks.as_deref().zip(row.spec.others.as_deref()) else {
+            return (domains, looks);
+        };
+        if domains.nodes != Some(self.nodes_changed) {
+            domains.spread = self.spread_over(row);
+            domains.nodes = Some(self.nodes_changed);
+        }
+        // They have moved, or all would be up to date.
+        domains.summed.clear();
+        if self.asks_uncounted(asks) {
+            for key in asks.asked() {
+                let row = self.pod_counts.get(key).filter(|row| !row.is_counted());
+                if let Some(row) = row {
+                    let summed = self.summed(row, &mut looks);
+                    domains.summed.insert(key, summed);
+                }
+            }
+        }
+        let spread = domains.spread.iter_mut().zip(&others.rules.spread);
+        for ((one, spread), key) in spread.zip(&asks.spread) {
+            if let Some(pods) = domains.summed.get(key) {
+                one.count(pods, spread);
+            } else if let Some(row) = self.pod_counts.get(*key) {
+                one.count_moves(row, spread);
+            }
+        }
+        domains.closed = others.subject.as_ref().map(|subject| {
+            let changed = self.closed_changed(subject);
+            let known = domains.closed.take();
+            known
+                .filter(|known| known.changed == changed)
+                .unwrap_or_else(|| self.closed_to(subject, changed, &mut looks))
+        });
+        domains.at = Some(at);
+        (domains, looks)
+    }
+
+    /// The pods of a selector that is not counted, by domain.
+    fn summed(&self, row: &CountRow, looks: &mut u64) -> ByDomain {
+        let mut pods = ByDomain::new();
+        let Who::Matched(selectors) = &row.what.who else {
+            return pods;
+        };
+        let wrong = std::cell::Cell::new(false);
+        let way = Way {
+            comes: true,
+            wrong: &wrong,
+        };
+        for task in self.matched(selectors, looks) {
+            let cell = self.task_cells.get(task);
+            for (node, how) in cell.into_iter().flat_map(TaskCell::taken) {
+                if let Some(domain) = self.domain(node, &row.what) {
+                    pods.entry(domain).or_default().add(1, how, way);
+                }
+            }
+        }
+        pods
+    }
+
+    /// Another one whenever what is closed to such a pod may be something else.
+    pub(super) fn closed_changed(&self, subject: &Subject) -> u64 {
+        let avoided = &self.pod_counts.index.avoided;
+        let near = avoided.near(&subject.namespace, subject.labels.iter());
+        near.map(|scoped| scoped.changed).max().unwrap_or(0)
+    }
+
+    /// Adds up the anti-affinity of all pods that have a place.
+    fn closed_to(&self, subject: &Subject, changed: u64, looks: &mut u64) -> Closed {
+        let avoided = &self.pod_counts.index.avoided;
+        let namespace = self.pod_counts.namespaces.get(&subject.namespace);
+        let mut closed = BTreeMap::<&Arc<str>, Stays>::new();
+        for scoped in avoided.near(&subject.namespace, subject.labels.iter()) {
+            for key in &scoped.keys {
+                *looks += 1;
+                let row = self.pod_counts.get(*key);
+                let Some(row) = row.filter(|row| !row.domains.is_empty()) else {
+                    continue;
+                };
+                let (Who::Avoiding(pods), Some(topology)) = (&row.what.who, &row.what.topology_key)
+                else {
+                    continue;
+                };
+                let label = |key: &str| subject.labels.get(key).map(|value| &**value);
+                if !pods.takes_namespace(&subject.namespace, namespace) || !pods.takes_labels(label)
+                {
+                    continue;
+                }
+                let domains = closed.entry(topology).or_default();
+                *looks += row.domains.len() as u64 / 4;
+                for (domain, used) in &row.domains {
+                    let stays = domains.entry(Arc::clone(domain)).or_default();
+                    *stays |= used.stays();
+                }
+            }
+        }
+        let of = closed.into_iter();
+        Closed {
+            changed,
+            of: of
+                .map(|(key, domains)| (Arc::clone(key), domains))
+                .collect(),
+        }
+    }
+}
