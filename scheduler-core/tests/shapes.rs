@@ -233,7 +233,8 @@ fn gangs_that_look_at_many_nodes_in_vain_hold_up_nobody_for_long() {
 }
 
 /// Every pod's anti-affinity speaks of every other pod, each in its own words: as many terms as
-/// pods, each of which matches all. A cost with the cube of that takes minutes here.
+/// pods, each of which matches all. Terms that are looked at count as nodes do; and where each
+/// node were asked about each term, this would take minutes.
 #[test]
 fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
     const PODS: usize = 600;
@@ -246,12 +247,12 @@ fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
              away host labels=\"app notin a{index}\" ns-labels=\"\""
         );
     }
-    let started = std::time::Instant::now();
     let mut core = core(&lines);
     let mut nodes = std::collections::BTreeSet::new();
-    let mut bound = 0;
+    let (mut bound, mut decisions) = (0, 0);
     loop {
         let decision = core.decide(Time(1_000));
+        decisions += 1;
         for action in &decision.actions {
             let Action::Bind(bind) = action else {
                 panic!("somebody is evicted");
@@ -264,6 +265,5 @@ fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
         }
         assert!(!decision.actions.is_empty(), "each goes on");
     }
-    assert_eq!((bound, nodes.len()), (PODS, PODS));
-    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+    assert_eq!((bound, nodes.len(), decisions), (PODS, PODS, 3));
 }
