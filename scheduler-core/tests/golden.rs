@@ -80,9 +80,12 @@ fn run_block(core: &mut Core, now: &mut u64, input: &str) -> String {
     out
 }
 
-/// An equal core, from what this one would hand on.
+/// An equal core, from what this one would hand on, that asks the pods where this one counts.
 fn rebuilt(core: &Core, config: &Config) -> Core {
-    let mut again = Core::new(config.clone());
+    let mut again = Core::new(Config {
+        most_counted: 0,
+        ..config.clone()
+    });
     for event in text::read(&text::write(&core.snapshot())).unwrap() {
         let _ = again.apply(event);
     }

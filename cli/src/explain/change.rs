@@ -9,7 +9,9 @@
 use super::state::State;
 use crate::shadow::Shadow;
 use scheduler_core::ids::{NodeName, QueueName};
-use scheduler_core::model::{Amount, Ask, Node, NodeCards, NodeRules, Phase, Pod, Toleration};
+use scheduler_core::model::{
+    Amount, Ask, Node, NodeCards, NodeRules, Phase, Pod, Tolerated, Toleration,
+};
 use scheduler_core::units::{Bound, Mib, NanoGpu};
 use scheduler_core::{Action, Event, ReasonKind};
 use std::sync::Arc;
@@ -215,7 +217,7 @@ impl<'a> Trial<'a> {
         let tolerant = |pod: &mut Pod, key: Option<Arc<str>>| {
             pod.tolerations.push(Toleration {
                 key,
-                value: None,
+                values: Tolerated::Any,
                 effect: None,
             });
         };

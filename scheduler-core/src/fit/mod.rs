@@ -143,7 +143,7 @@ pub(crate) fn soft_taints(node: &Node, spec: &Spec) -> usize {
 }
 
 fn untolerated<'a>(node: &'a Node, spec: &Spec) -> impl Iterator<Item = &'a Taint> {
-    let tolerated = |taint: &Taint| spec.tolerations.iter().any(|one| tolerates(one, taint));
+    let tolerated = |taint: &Taint| spec.tolerations.iter().any(|one| one.tolerates(taint));
     node.taints.iter().filter(move |taint| !tolerated(taint))
 }
 
@@ -186,19 +186,7 @@ fn tolerates_unschedulable(tolerations: &[Toleration]) -> bool {
     };
     tolerations
         .iter()
-        .any(|toleration| tolerates(toleration, &taint))
-}
-
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    toleration
-        .effect
-        .is_none_or(|effect| effect == taint.effect)
-        && match (&toleration.key, &toleration.value) {
-            (None, None) => true,
-            (None, Some(_)) => false,
-            (Some(key), None) => *key == taint.key,
-            (Some(key), Some(value)) => *key == taint.key && *value == taint.value,
-        }
+        .any(|toleration| toleration.tolerates(&taint))
 }
 
 /// The pod's own node rules admit the node.

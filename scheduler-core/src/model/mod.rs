@@ -24,7 +24,7 @@ pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Phase, Placement, Pod};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{Queue, QueueResource, Weight};
-pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Toleration};
+pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};
 pub use volume::{Claim, ClaimRef, Shape, Volume, Want};
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! Which nodes a pod may go to.
 
-use super::{Effect, Labels, Node};
+use super::{Effect, Labels, Node, Taint};
 use crate::ids::NodeName;
 use std::sync::Arc;
 
@@ -9,10 +9,47 @@ use std::sync::Arc;
 pub struct Toleration {
     /// `None`: every key (only with operator `Exists`).
     pub key: Option<Arc<str>>,
-    /// `None`: operator `Exists`, any value. `Some`: operator `Equal`.
-    pub value: Option<Arc<str>>,
+    /// Of the taints with the key.
+    pub values: Tolerated,
     /// `None`: every effect.
     pub effect: Option<Effect>,
+}
+
+/// Which values of a taint a toleration means: its `operator`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tolerated {
+    /// `Exists`: any.
+    Any,
+    /// `Equal`: this one.
+    Equal(Arc<str>),
+    /// `Gt`: integers above this.
+    Above(i64),
+    /// `Lt`: integers below this.
+    Below(i64),
+}
+
+impl Toleration {
+    /// Kubernetes' `ToleratesTaint`.
+    pub(crate) fn tolerates(&self, taint: &Taint) -> bool {
+        let value = || integer(&taint.value);
+        self.effect.is_none_or(|effect| effect == taint.effect)
+            && self.key.as_ref().is_none_or(|key| *key == taint.key)
+            && match &self.values {
+                Tolerated::Any => true,
+                // Only `Exists` may go without a key.
+                _ if self.key.is_none() => false,
+                Tolerated::Equal(equal) => *equal == taint.value,
+                Tolerated::Above(bound) => value().is_some_and(|value| value > *bound),
+                Tolerated::Below(bound) => value().is_some_and(|value| value < *bound),
+            }
+    }
+}
+
+/// The value of a taint or a toleration where it is compared: a decimal as it is written
+/// without a plus and without leading zeros (Kubernetes' `IsDecimalInteger`).
+pub fn integer(text: &str) -> Option<i64> {
+    let value = text.parse::<i64>().ok()?;
+    (value.to_string() == text).then_some(value)
 }
 
 /// Which nodes will do: `nodeSelector` *and* one of the affinity's terms.

@@ -16,7 +16,7 @@ use crate::ids::{
 use crate::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeTerm,
     Operator, Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share,
-    SubGroup, Taint, Toleration, Topology, TopologyRule, Weight,
+    SubGroup, Taint, Tolerated, Toleration, Topology, TopologyRule, Weight, integer,
 };
 use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
@@ -449,19 +449,29 @@ fn values(text: &str) -> Vec<Arc<str>> {
     named.map(Arc::from).collect()
 }
 
-/// `*`, `key`, `key=value`, each with `:Effect` at the end where it is for one only.
+/// `*`, `key`, `key=value`, `key>5`, `key<5`, each with `:Effect` at the end where it is for one only.
 fn toleration(line: &Line, text: &str) -> Read<Toleration> {
     let (rest, effect) = match text.rsplit_once(':') {
         Some((rest, kind)) => (rest, Some(effect(line, kind)?)),
         None => (text, None),
     };
-    let (key, value) = match rest.split_once('=') {
-        Some((key, value)) => (key, Some(Arc::from(value))),
-        None => (rest, None),
+    let (key, values) = match rest.find(['=', '>', '<']) {
+        None => (rest, Tolerated::Any),
+        Some(at) => {
+            let (key, value) = rest.split_at(at);
+            let (how, value) = value.split_at(1);
+            let bound = || integer(value).ok_or_else(|| line.error("no integer is tolerated"));
+            let values = match how {
+                "=" => Tolerated::Equal(Arc::from(value)),
+                ">" => Tolerated::Above(bound()?),
+                _ => Tolerated::Below(bound()?),
+            };
+            (key, values)
+        }
     };
     Ok(Toleration {
         key: (key != "*").then(|| Arc::from(key)),
-        value,
+        values,
         effect,
     })
 }

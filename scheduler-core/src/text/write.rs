@@ -7,7 +7,7 @@ use crate::ids::GpuUuid;
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeCards, NodeTerm,
     Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
-    Toleration, TopologyRule,
+    Tolerated, Toleration, TopologyRule,
 };
 use crate::units::{Bound, Percent};
 use std::fmt::{Display, Write as _};
@@ -584,10 +584,14 @@ pub(super) fn requirements_text(all: &[Requirement]) -> String {
 
 fn toleration_text(toleration: &Toleration) -> String {
     let mut text = toleration.key.as_deref().unwrap_or("*").to_owned();
-    if let Some(value) = &toleration.value {
-        text.push('=');
-        text.push_str(value);
-    }
+    let (how, value) = match &toleration.values {
+        Tolerated::Any => ("", String::new()),
+        Tolerated::Equal(value) => ("=", value.to_string()),
+        Tolerated::Above(bound) => (">", bound.to_string()),
+        Tolerated::Below(bound) => ("<", bound.to_string()),
+    };
+    text.push_str(how);
+    text.push_str(&value);
     if let Some(kind) = toleration.effect {
         text.push(':');
         text.push_str(effect(kind));

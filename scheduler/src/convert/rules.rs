@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use scheduler_core::ids::NodeName;
 use scheduler_core::model::{
-    Effect, Labels, NodeRules, NodeTerm, Operator, Requirement, Toleration,
+    Effect, Labels, NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -89,7 +89,8 @@ fn requirement(requirement: &NodeSelectorRequirement) -> Option<Requirement> {
     })
 }
 
-/// Tolerations; one with an operator that is not known tolerates nothing.
+/// Tolerations; one with an operator that is not known, or with a bound that is no integer,
+/// tolerates nothing.
 pub(super) fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
     spec.tolerations
         .iter()
@@ -100,11 +101,12 @@ pub(super) fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
 
 fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     let key = toleration.key.as_deref().filter(|key| !key.is_empty());
-    let value = match toleration.operator.as_deref() {
-        Some("Exists") => None,
-        None | Some("" | "Equal") => {
-            Some(Arc::from(toleration.value.as_deref().unwrap_or_default()))
-        }
+    let value = toleration.value.as_deref().unwrap_or_default();
+    let values = match toleration.operator.as_deref() {
+        Some("Exists") => Tolerated::Any,
+        None | Some("" | "Equal") => Tolerated::Equal(Arc::from(value)),
+        Some("Gt") => Tolerated::Above(integer(value)?),
+        Some("Lt") => Tolerated::Below(integer(value)?),
         Some(_) => return None,
     };
     let effect = match toleration.effect.as_deref() {
@@ -114,13 +116,9 @@ fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
         Some("PreferNoSchedule") => Some(Effect::PreferNoSchedule),
         Some(_) => return None,
     };
-    // Only "Exists" may go without a key.
-    if key.is_none() && value.is_some() {
-        return None;
-    }
     Some(Toleration {
         key: key.map(Arc::from),
-        value,
+        values,
         effect,
     })
 }
@@ -172,11 +170,11 @@ mod tests {
         let read = |toleration| tolerations(&spec(json!({"tolerations": [toleration]})));
         assert_eq!(read(json!({"operator": "Exists"})).len(), 1);
         assert_eq!(read(json!({"key": "a", "value": "b"})).len(), 1);
-        assert_eq!(read(json!({"value": "b"})).len(), 0);
-        assert_eq!(
-            read(json!({"key": "a", "operator": "Gt", "value": "1"})).len(),
-            0
-        );
+        let above = |value| read(json!({"key": "a", "operator": "Gt", "value": value}));
+        assert_eq!(above("-1")[0].values, Tolerated::Above(-1));
+        assert_eq!(above("x"), []);
+        // As Kubernetes compares them: no plus, no leading zeros.
+        assert_eq!((above("+1"), above("01")), (vec![], vec![]));
         assert_eq!(
             read(json!({"key": "a", "operator": "Exists", "effect": "NoSuchEffect"})).len(),
             0

@@ -50,7 +50,8 @@ fn node(chance: &mut Chance, at: usize) -> Value {
     let mut taints = Vec::new();
     if chance.one_in(4) {
         taints.push(json!({
-            "key": pick(chance, &["gpu", "spot"]), "value": pick(chance, &["", "yes"]),
+            "key": pick(chance, &["gpu", "spot"]),
+            "value": pick(chance, &["", "yes", "5", "-3", "007"]),
             "effect": pick(chance, &["NoSchedule", "NoExecute", "PreferNoSchedule"]),
         }));
     }
@@ -149,8 +150,12 @@ fn wishes(chance: &mut Chance, pod: &mut Value) {
             json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
     }
     if chance.one_in(3) {
-        pod["spec"]["tolerations"] = json!([match chance.below(4) {
+        pod["spec"]["tolerations"] = json!([match chance.below(6) {
             0 => json!({ "operator": "Exists", "effect": pick(chance, &["", "PreferNoSchedule"]) }),
+            4 => json!({ "key": pick(chance, &["gpu", "spot"]), "operator": "Gt",
+                "value": pick(chance, &["4", "5", "-3", "x"]) }),
+            5 => json!({ "key": pick(chance, &["gpu", "spot"]), "operator": "Lt",
+                "value": pick(chance, &["6", "5", "0", "+8"]) }),
             1 => json!({ "key": "gpu", "operator": "Exists", "effect": "NoSchedule" }),
             2 => json!({ "key": "spot", "operator": "Equal", "value": "yes" }),
             _ => json!({ "key": "spot", "value": "" }),

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use scheduler_core::model::{
     Amount, Ask, Effect, NodeTerm, Operator, Pod, PodRules, PodSelector, PodTerm, Requirement,
-    Share, Toleration,
+    Share, Tolerated, Toleration,
 };
 use serde_json::Value;
 use std::sync::Arc;
@@ -103,8 +103,11 @@ pub(crate) fn tolerations(value: &Value) -> Vec<Toleration> {
                 .as_str()
                 .filter(|key| !key.is_empty())
                 .map(Arc::from),
-            value: (one["operator"] != "Exists")
-                .then(|| Arc::from(one["value"].as_str().unwrap_or_default())),
+            values: if one["operator"] == "Exists" {
+                Tolerated::Any
+            } else {
+                Tolerated::Equal(Arc::from(one["value"].as_str().unwrap_or_default()))
+            },
             effect: match one["effect"].as_str() {
                 Some("NoSchedule") => Some(Effect::NoSchedule),
                 Some("NoExecute") => Some(Effect::NoExecute),

@@ -14,6 +14,7 @@ import (
 	"os"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -44,6 +45,12 @@ type cluster struct {
 func main() {
 	klog.SetLogger(klog.NewKlogr().V(0))
 	metrics.Register()
+	// Off by default in 1.36; whoever switches it on expects it of every scheduler.
+	if err := feature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
+		"TaintTolerationComparisonOperators": true,
+	}); err != nil {
+		fail(err)
+	}
 	lines := bufio.NewReaderSize(os.Stdin, 1<<20)
 	decoder := json.NewDecoder(lines)
 	out := json.NewEncoder(os.Stdout)
