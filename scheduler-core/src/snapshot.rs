@@ -267,6 +267,7 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
         ports: spec.ports.clone(),
         gated: row.gated,
         unsupported: spec.unsupported.clone(),
+        lacks: spec.lacks.clone(),
         phase,
     })
 }

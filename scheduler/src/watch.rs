@@ -7,11 +7,12 @@ use api::GpuNode;
 use api::kai::{PodGroup, Queue, Topology};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{
-    Container, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+    ConfigMap, Container, EnvVar, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
 };
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -52,6 +53,8 @@ pub enum Fact {
     Class(Seen<PriorityClass>),
     /// Of a namespace.
     Namespace(Seen<Namespace>),
+    /// A config map's name.
+    ConfigMap(Seen<PartialObjectMeta<ConfigMap>>),
     /// Of a claim on a volume.
     Claim(Seen<PersistentVolumeClaim>),
     /// Of a volume.
@@ -94,6 +97,7 @@ pub async fn run(
             }),
             follow(Api::all(client.clone()), &facts, Fact::Topology),
             follow(Api::all(client.clone()), &facts, Fact::Namespace),
+            follow(Api::all(client.clone()), &facts, Fact::ConfigMap),
             follow(Api::all(client.clone()), &facts, Fact::Claim),
             follow(Api::all(client.clone()), &facts, Fact::Volume),
             follow(Api::all(client.clone()), &facts, Fact::Storage),
@@ -212,7 +216,7 @@ fn trim(meta: &mut ObjectMeta) {
 }
 
 /// Without what its containers run and are told: it may be long, and no decision is made
-/// from it.
+/// from it. What they are told by config maps stays.
 fn pod(mut seen: Seen<Pod>) -> Fact {
     if let Seen::There(pod) = &mut seen
         && let Some(spec) = &mut pod.spec
@@ -222,6 +226,8 @@ fn pod(mut seen: Seen<Pod>) -> Fact {
         for container in spec.containers.iter_mut().chain(inits) {
             *container = Container {
                 name: std::mem::take(&mut container.name),
+                env: container.env.take().map(by_config_maps),
+                env_from: container.env_from.take(),
                 ports: container.ports.take(),
                 resources: container.resources.take(),
                 restart_policy: container.restart_policy.take(),
@@ -230,6 +236,20 @@ fn pod(mut seen: Seen<Pod>) -> Fact {
         }
     }
     Fact::Pod(seen)
+}
+
+fn by_config_maps(variables: Vec<EnvVar>) -> Vec<EnvVar> {
+    let of = |one: &EnvVar| {
+        one.value_from
+            .as_ref()?
+            .config_map_key_ref
+            .as_ref()
+            .map(drop)
+    };
+    variables
+        .into_iter()
+        .filter(|one| of(one).is_some())
+        .collect()
 }
 
 /// A watch that goes on for ever; what goes wrong is said once per cause. `None`: the

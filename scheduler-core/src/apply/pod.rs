@@ -102,6 +102,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         ports: Vec::new(),
         others: None,
         unsupported: Vec::new(),
+        lacks: Vec::new(),
         bad: None,
     });
     let key = state.tasks.insert(Box::new(TaskRow {
@@ -567,6 +568,7 @@ fn spec_of(state: &mut State, pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
         ports: pod.ports.clone(),
         others: others_of(state, pod),
         unsupported: pod.unsupported.clone(),
+        lacks: pod.lacks.clone(),
         bad,
     }
 }

@@ -38,6 +38,17 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
             ),
         );
     }
+    if !spec.lacks.is_empty() {
+        return said(
+            ReasonKind::Unschedulable,
+            format!(
+                "Scheduling conditions were not met for pod {}/{}:\n{}.",
+                row.namespace,
+                row.name,
+                spec.lacks.join(".\n")
+            ),
+        );
+    }
     let job = row.job.and_then(|job| state.jobs.get(job))?;
     let name = match &job.group {
         Some(group) => {

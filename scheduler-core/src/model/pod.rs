@@ -61,6 +61,9 @@ pub struct Pod {
     /// Rules that the pod uses and the core does not know, each as a reader would name
     /// it (`resource claims`). Such a pod waits and says so.
     pub unsupported: Vec<Arc<str>>,
+    /// What has to come before it may be placed, as KAI's pre-predicates say it:
+    /// `ConfigMap: Missing required configmaps: [a b]`.
+    pub lacks: Vec<Arc<str>>,
     /// Where it is in its life.
     pub phase: Phase,
 }
@@ -92,6 +95,7 @@ impl Pod {
             ports: Vec::new(),
             gated: false,
             unsupported: Vec::new(),
+            lacks: Vec::new(),
             phase: Phase::Pending,
         }
     }

@@ -217,6 +217,7 @@ pub(crate) struct Spec {
     /// `None`: its place has nothing to do with other pods'.
     pub others: Option<Arc<Others>>,
     pub unsupported: Vec<Arc<str>>,
+    pub lacks: Vec<Arc<str>>,
     /// What cannot be meant about it, one sentence.
     pub bad: Option<Arc<str>>,
 }

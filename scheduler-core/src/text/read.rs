@@ -345,6 +345,7 @@ fn pod(line: &Line) -> Read<Pod> {
         .collect::<Read<_>>()?;
     pod.gated = line.flag("gated");
     pod.unsupported = line.all("unsupported").map(Arc::from).collect();
+    pod.lacks = line.all("lacks").map(Arc::from).collect();
     pod_rules(line, &mut pod)?;
     pod.phase = phase(line)?;
     Ok(pod)

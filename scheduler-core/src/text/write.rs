@@ -450,6 +450,9 @@ impl Text {
             self.pair("tolerates", toleration_text(toleration));
         }
         self.flag("gated", pod.gated);
+        for what in &pod.lacks {
+            self.pair("lacks", what);
+        }
         for rule in &pod.unsupported {
             self.pair("unsupported", rule);
         }

@@ -3,6 +3,7 @@
 //! - `pod_rules`: what of a pod is about other pods.
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
 //!   parts of a pod.
+//! - `config_maps`: those that a pod needs and that are not there.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes to which a
 //!   claim may still come; `storage`: what is remembered of them.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
@@ -13,6 +14,7 @@
 
 mod agent;
 mod cards;
+mod config_maps;
 mod isolation;
 mod node;
 mod pod;
@@ -107,6 +109,7 @@ pub struct World {
     class_names: Roll,
     namespaces: Roll,
     storage: storage::Known,
+    config_maps: config_maps::Known,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
@@ -153,6 +156,7 @@ impl World {
             class_names: Roll::default(),
             namespaces: Roll::default(),
             storage: storage::Known::default(),
+            config_maps: config_maps::Known::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
             states: BTreeMap::new(),
@@ -206,6 +210,7 @@ impl World {
             (&self.topologies, "topologies"),
             (&self.class_names, "priorityclasses"),
             (&self.namespaces, "namespaces"),
+            (&self.config_maps.there, "configmaps"),
         ]
         .into_iter()
         .chain(self.storage.rolls())
@@ -263,6 +268,7 @@ impl World {
                 Vec::new()
             }
             Fact::Namespace(seen) => self.namespace(seen),
+            Fact::ConfigMap(seen) => self.config_map(seen),
             Fact::Claim(seen) => self.claim(seen),
             Fact::Volume(seen) => self.volume(seen),
             Fact::Storage(seen) => self.storage_class(seen),
@@ -302,6 +308,7 @@ impl World {
                 .retain(|rule| &**rule != pod::NO_TOKEN);
         }
         self.narrow(&pod, &mut converted);
+        self.look_up(&pod, &mut converted);
         self.pods.there(&uid);
         self.leaving.remove(&uid);
         if let Some(at) = pod::given_up_at(&pod) {
@@ -354,6 +361,7 @@ impl World {
         self.leaving.remove(uid);
         self.wishes.retain(|(pod, _), _| pod != uid);
         self.storage.forget(uid);
+        self.config_maps.waiting.remove(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }
 

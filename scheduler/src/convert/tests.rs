@@ -46,7 +46,7 @@ fn what_a_new_listing_does_not_name_is_gone() {
 }
 
 /// The end of each kind's listing; priority classes last.
-fn listed() -> [Fact; 11] {
+fn listed() -> [Fact; 12] {
     [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),
@@ -55,6 +55,7 @@ fn listed() -> [Fact; 11] {
         Fact::Group(Seen::Listed),
         Fact::Topology(Seen::Listed),
         Fact::Namespace(Seen::Listed),
+        Fact::ConfigMap(Seen::Listed),
         Fact::Claim(Seen::Listed),
         Fact::Volume(Seen::Listed),
         Fact::Storage(Seen::Listed),
@@ -86,7 +87,7 @@ fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
-    assert_eq!(world.missing().len(), 11);
+    assert_eq!(world.missing().len(), 12);
     let [kinds @ .., classes] = listed();
     for fact in kinds {
         world.take(fact);
@@ -443,6 +444,64 @@ fn a_groups_priority_follows_its_class() {
     assert_eq!(priority(world.take(Fact::Group(there(group.clone())))), 125);
     world.take(Fact::Class(gone(class)));
     assert_eq!(priority(world.take(Fact::Group(there(group)))), 50);
+}
+
+#[test]
+fn a_pod_waits_for_the_config_maps_without_which_it_cannot_be_made() {
+    let mut world = world();
+    let mut pod = pod("u1", None, 0);
+    let variable = |name: &str, optional: bool| json!({ "name": name, "valueFrom": { "configMapKeyRef": { "name": name, "key": "k", "optional": optional } } });
+    pod["spec"]["initContainers"] = json!([{ "name": "first", "env": [variable("init", false), { "name": "X", "value": "x" }] }]);
+    pod["spec"]["containers"][0]["env"] = json!([variable("perhaps", true)]);
+    pod["spec"]["containers"][0]["envFrom"] =
+        json!([{ "configMapRef": { "name": "all" } }, { "secretRef": { "name": "s" } }]);
+    pod["spec"]["volumes"] = json!([
+        { "name": "v", "configMap": { "name": "mounted" } },
+        { "name": "p", "projected": { "sources": [{ "configMap": { "name": "part" } }, { "configMap": { "name": "too", "optional": true } }] } },
+    ]);
+    let lacks = |events: Vec<Event>| -> Vec<String> {
+        let [Event::Pod(pod)] = events.as_slice() else {
+            panic!("{events:?}");
+        };
+        pod.lacks.iter().map(ToString::to_string).collect()
+    };
+    let map = |name: &str| json!({ "metadata": { "name": name, "namespace": "ns" } });
+    assert_eq!(
+        lacks(world.take(Fact::Pod(there(pod.clone())))),
+        ["ConfigMap: Missing required configmaps: [all init mounted part]"]
+    );
+    for (name, left) in [
+        ("all", "init mounted part"),
+        ("part", "init mounted"),
+        ("init", "mounted"),
+    ] {
+        let events = world.take(Fact::ConfigMap(there(map(name))));
+        let left = format!("ConfigMap: Missing required configmaps: [{left}]");
+        assert_eq!(lacks(events), [left]);
+    }
+    // Another namespace's, and one that nobody needs.
+    let other = json!({ "metadata": { "name": "mounted", "namespace": "other" } });
+    assert_eq!(world.take(Fact::ConfigMap(there(other))), []);
+    assert_eq!(world.take(Fact::ConfigMap(there(map("perhaps")))), []);
+    let none: [&str; 0] = [];
+    assert_eq!(
+        lacks(world.take(Fact::ConfigMap(there(map("mounted"))))),
+        none
+    );
+    // What is there already is no news; what goes is.
+    assert_eq!(world.take(Fact::ConfigMap(there(map("mounted")))), []);
+    world.take(Fact::ConfigMap(Seen::Listing));
+    for name in ["all", "part", "init"] {
+        assert_eq!(world.take(Fact::ConfigMap(there(map(name)))), []);
+    }
+    assert_eq!(
+        lacks(world.take(Fact::ConfigMap(Seen::Listed))),
+        ["ConfigMap: Missing required configmaps: [mounted]"]
+    );
+    // Where it has a place, that is the kubelet's matter.
+    pod["spec"]["nodeName"] = json!("n");
+    assert_eq!(lacks(world.take(Fact::Pod(there(pod)))), none);
+    assert_eq!(world.take(Fact::ConfigMap(gone(map("all")))), []);
 }
 
 #[test]

@@ -254,6 +254,7 @@ async fn test(
             manifests::pods_are_spread_over_zones_and_the_one_too_many_waits,
             manifests::a_pod_goes_where_the_one_is_that_it_wants_to_be_near,
             manifests::two_pods_with_one_host_port_are_never_on_one_node,
+            manifests::a_pod_waits_for_its_config_map_and_runs_when_it_is_there,
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::a_share_in_a_user_namespace_holds_as_any_other,
             fence::the_sm_time_of_a_share_is_its_own,

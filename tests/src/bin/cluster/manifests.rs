@@ -283,3 +283,28 @@ pub(crate) async fn two_pods_with_one_host_port_are_never_on_one_node(
     cluster.pod_phase(&ns, "all", "Running").await?;
     Ok(())
 }
+
+pub(crate) async fn a_pod_waits_for_its_config_map_and_runs_when_it_is_there(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("L4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let mut told = plain(&ns, "told");
+    told["spec"]["nodeSelector"] = json!({ HOST: aliquot_tests::node::NAME });
+    told["spec"]["containers"] = json!([{ "name": "main", "image": IMAGE,
+        "command": ["/bin/sleep", "600"],
+        "envFrom": [{ "configMapRef": { "name": "settings" } }] }]);
+    cluster.apply_one(&told).await?;
+    waits_for(
+        cluster,
+        &ns,
+        "told",
+        "ConfigMap: Missing required configmaps: [settings].",
+    )
+    .await?;
+    let settings = json!({ "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "namespace": ns, "name": "settings" }, "data": { "MODE": "fast" } });
+    cluster.apply_one(&settings).await?;
+    cluster.pod_phase(&ns, "told", "Running").await?;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Config maps that pods need: a pod for which one is missing waits, as KAI's predicate has it.
+//! On a node it would hold its cards and never start.
+//!
+//! Only names are read. Secrets are not looked at: who may list them may read them.
+
+use super::{Roll, World};
+use crate::watch::Seen;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod as KubePod};
+use kube::ResourceExt as _;
+use kube::core::PartialObjectMeta;
+use scheduler_core::Event;
+use scheduler_core::model::{Phase, Pod};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is remembered.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// By namespace and name.
+    pub there: Roll,
+    /// Pods of ours that wait and need some, by UID.
+    pub waiting: BTreeMap<String, Box<KubePod>>,
+}
+
+/// Names of the config maps without which the pod's containers cannot be made.
+fn needed(pod: &KubePod) -> BTreeSet<&str> {
+    let Some(spec) = &pod.spec else {
+        return BTreeSet::new();
+    };
+    let inits = spec.init_containers.iter().flatten();
+    let containers = || inits.clone().chain(&spec.containers);
+    let variables = containers().flat_map(|one| one.env.iter().flatten());
+    let variables = variables.filter_map(|one| {
+        let key = one.value_from.as_ref()?.config_map_key_ref.as_ref()?;
+        Some((key.name.as_str(), key.optional))
+    });
+    let sources = containers().flat_map(|one| one.env_from.iter().flatten());
+    let sources = sources.filter_map(|one| {
+        let map = one.config_map_ref.as_ref()?;
+        Some((map.name.as_str(), map.optional))
+    });
+    let volumes = || spec.volumes.iter().flatten();
+    let mounted = volumes().filter_map(|one| {
+        let map = one.config_map.as_ref()?;
+        Some((map.name.as_str(), map.optional))
+    });
+    let projected = volumes().filter_map(|one| one.projected.as_ref()?.sources.as_ref());
+    let projected = projected.flatten().filter_map(|one| {
+        let map = one.config_map.as_ref()?;
+        Some((map.name.as_str(), map.optional))
+    });
+    let all = variables.chain(sources).chain(mounted).chain(projected);
+    all.filter(|(_, optional)| *optional != Some(true))
+        .map(|(name, _)| name)
+        .collect()
+}
+
+fn key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl Known {
+    fn missing<'a>(&self, pod: &'a KubePod) -> Vec<&'a str> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let is_missing = |name: &&str| !self.there.names.contains_key(&key(&namespace, name));
+        needed(pod).into_iter().filter(is_missing).collect()
+    }
+}
+
+impl World {
+    /// What is missing for a pod that waits.
+    pub(super) fn look_up(&mut self, pod: &KubePod, converted: &mut Pod) {
+        let uid = converted.uid.as_str();
+        self.config_maps.waiting.remove(uid);
+        if !converted.ours || converted.phase != Phase::Pending || needed(pod).is_empty() {
+            return;
+        }
+        let missing = self.config_maps.missing(pod);
+        if !missing.is_empty() {
+            let missing = missing.join(" ");
+            let what = format!("ConfigMap: Missing required configmaps: [{missing}]");
+            converted.lacks.push(what.into());
+        }
+        let waiting = &mut self.config_maps.waiting;
+        waiting.insert(uid.to_owned(), Box::new(pod.clone()));
+    }
+
+    /// A config map came or went.
+    pub(super) fn config_map(&mut self, seen: Seen<PartialObjectMeta<ConfigMap>>) -> Vec<Event> {
+        let of = |map: &PartialObjectMeta<ConfigMap>| {
+            key(&map.namespace().unwrap_or_default(), &map.name_any())
+        };
+        let known = &mut self.config_maps.there;
+        let moved = match seen {
+            Seen::Listing => {
+                known.begin();
+                Vec::new()
+            }
+            Seen::There(map) => {
+                let name = of(&map);
+                let is_new = !known.names.contains_key(&name);
+                known.there(&name);
+                is_new.then_some(name).into_iter().collect()
+            }
+            Seen::Gone(map) => {
+                let name = of(&map);
+                known.names.remove(&name);
+                vec![name]
+            }
+            Seen::Listed => known.end(),
+        };
+        if moved.is_empty() {
+            return Vec::new();
+        }
+        let needs = |pod: &KubePod| {
+            let namespace = pod.namespace().unwrap_or_default();
+            let mut names = needed(pod).into_iter();
+            names.any(|name| moved.contains(&key(&namespace, name)))
+        };
+        let waiting = self.config_maps.waiting.values();
+        let due: Vec<KubePod> = waiting
+            .filter(|pod| needs(pod))
+            .map(|pod| (**pod).clone())
+            .collect();
+        due.into_iter()
+            .flat_map(|pod| self.pod_there(pod))
+            .collect()
+    }
+}
