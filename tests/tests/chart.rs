@@ -351,6 +351,107 @@ fn changed(helm: &Path) {
 }
 
 #[test]
+fn kais_own_values_install_what_none_install_and_what_is_set_in_them_acts() {
+    for helm in helms() {
+        kais_values(&helm);
+    }
+}
+
+fn kais_values(helm: &Path) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart/kai-values.yaml");
+    let file = file.to_str().unwrap();
+    let with = |set: &[&str]| {
+        let mut flags = vec!["-f", file];
+        for one in set {
+            flags.extend(["--set", *one]);
+        }
+        rendered(helm, "kai-scheduler", &flags)
+    };
+    let scheduler = key("Deployment", "aliquot-scheduler");
+    let pod = |objects: &Objects| objects[&scheduler]["spec"]["template"]["spec"].clone();
+    let args = |objects: &Objects| pod(objects)["containers"][0]["args"].clone();
+    let plain = rendered(helm, "kai-scheduler", &[]);
+    // But for the registry and the defaults that it spells out.
+    let same = [
+        "global.registry=",
+        "global.imagePullPolicy=",
+        "scheduler.placementStrategy=",
+    ];
+    assert_eq!(with(&same), plain);
+    let spelled = with(&[]);
+    assert!(
+        args(&spelled)
+            .to_string()
+            .contains("--gpu-placement=binpack")
+    );
+
+    let set = with(&[
+        "scheduler.args.max-consolidation-preemptees=4",
+        "scheduler.plugins.gpuspread.enabled=true",
+        "scheduler.actions.consolidation.enabled=false",
+        "podgrouper.queueLabelKey=example.com/queue",
+        "global.nodePoolLabelKey=example.com/pool",
+        "global.priorityClassName=system-cluster-critical",
+        "global.daemonsetsTolerations[0].operator=Exists",
+        "defaultQueue.parentName=top",
+        "defaultQueue.childName=below",
+        "defaultQueue.childResources.gpu.quota=8",
+        "defaultPriorityClasses.enabled=false",
+    ]);
+    for flag in [
+        "--config=/etc/aliquot/shards.yaml",
+        "--queue-label-key=example.com/queue",
+        "--node-pool-label-key=example.com/pool",
+    ] {
+        assert!(
+            args(&set).as_array().unwrap().contains(&json!(flag)),
+            "{flag}"
+        );
+    }
+    assert_eq!(pod(&set)["priorityClassName"], "system-cluster-critical");
+    let mounts = &pod(&set)["containers"][0]["volumeMounts"];
+    let mounted = mounts.as_array().unwrap().iter();
+    assert!(
+        mounted
+            .clone()
+            .any(|mount| mount["mountPath"] == "/etc/aliquot")
+    );
+    let agent = &set[&key("DaemonSet", "aliquot-agent")]["spec"]["template"]["spec"];
+    let tolerations = agent["tolerations"].as_array().unwrap();
+    assert!(tolerations.contains(&json!({ "operator": "Exists" })));
+    assert!(!set.keys().any(|(kind, _)| kind == "PriorityClass"));
+    assert!(set.contains_key(&key("Queue", "top")));
+    let below = &set[&key("Queue", "below")]["spec"];
+    assert_eq!(below["parentQueue"], "top");
+    assert_eq!(below["resources"]["gpu"]["quota"], json!(8));
+    assert_eq!(below["resources"]["gpu"]["limit"], json!(-1));
+    // The scheduler reads that file as it reads any other.
+    let shards = &set[&key("ConfigMap", "aliquot-shards")]["data"]["shards.yaml"];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shards.yaml");
+    std::fs::write(&path, shards.as_str().unwrap()).unwrap();
+    let config = scheduler::Config {
+        config: Some(path),
+        ..scheduler::Config::default()
+    };
+    let plan = scheduler::shard::Plan::of(&config, 1).unwrap();
+    let [shard] = plan.shards.as_slice() else {
+        panic!("{plan:?}");
+    };
+    assert_eq!(shard.core.consolidation_jobs, Some(4));
+    assert_eq!(
+        shard.core.card_placement,
+        Some(scheduler_core::Placement::Spread)
+    );
+    assert!(
+        !shard
+            .core
+            .actions
+            .contains(&scheduler_core::Step::Consolidation)
+    );
+}
+
+#[test]
 fn values_that_mean_nothing_are_refused() {
     for helm in helms() {
         refused(&helm);
@@ -359,11 +460,11 @@ fn values_that_mean_nothing_are_refused() {
 
 fn refused(helm: &Path) {
     for (value, words) in [
-        ("global.gpuSharing=false", "gpuSharing"),
         ("nonsense=1", "nonsense"),
         ("scheduler.placementStrategy=random", "placementStrategy"),
         ("driver.root=/somewhere", "root"),
         ("scheduler.args={quiet}", "args"),
+        ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
     ] {
         let output = template(helm, "a", &["--set", value]);

@@ -28,6 +28,37 @@
 {{- end -}}
 {{- end }}
 
+{{- /* KAI's default SchedulingShard, where its values say anything of one. In: the root. */}}
+{{- define "aliquot.shard" -}}
+{{- $spec := dict -}}
+{{- if kindIs "map" .Values.scheduler.args -}}
+  {{- $args := dict -}}
+  {{- range $name, $value := .Values.scheduler.args }}{{ $_ := set $args $name (toString $value) }}{{ end -}}
+  {{- $_ := set $spec "args" $args -}}
+{{- end -}}
+{{- with .Values.scheduler.plugins }}{{ $_ := set $spec "plugins" . }}{{ end -}}
+{{- with .Values.scheduler.actions }}{{ $_ := set $spec "actions" . }}{{ end -}}
+{{- if or $spec.args $spec.plugins $spec.actions -}}
+{{- dict "apiVersion" "kai.scheduler/v1" "kind" "SchedulingShard" "metadata" (dict "name" "default") "spec" $spec | toYaml -}}
+{{- end -}}
+{{- end }}
+
+{{- /* A default queue by KAI's values. In: {root, object}; the object is changed. */}}
+{{- define "aliquot.queue" -}}
+{{- $queue := .root.Values.defaultQueue -}}
+{{- $object := .object -}}
+{{- $resources := ternary $queue.childResources $queue.parentResources (hasKey $object.spec "parentQueue") -}}
+{{- if hasKey $object.spec "parentQueue" -}}
+  {{- $_ := set $object.metadata "name" $queue.childName -}}
+  {{- $_ := set $object.spec "parentQueue" $queue.parentName -}}
+{{- else -}}
+  {{- $_ := set $object.metadata "name" $queue.parentName -}}
+{{- end -}}
+{{- range $name, $of := $resources -}}
+  {{- $_ := set $object.spec.resources $name (merge (deepCopy $of) (get $object.spec.resources $name | default dict)) -}}
+{{- end -}}
+{{- end }}
+
 {{- /* In: {root, object}. */}}
 {{- define "aliquot.scheduler" -}}
 {{- $values := .root.Values -}}
@@ -38,7 +69,21 @@
   {{- $args = concat $args (list (printf "--gpu-placement=%s" .) (printf "--cpu-placement=%s" .)) -}}
 {{- end -}}
 {{- with $values.scheduler.name }}{{ $args = append $args (printf "--scheduler-name=%s" .) }}{{ end -}}
-{{- $_ := set $container "args" (concat $args $values.scheduler.args) -}}
+{{- with $values.podgrouper.queueLabelKey -}}
+  {{- if ne . "kai.scheduler/queue" }}{{ $args = append $args (printf "--queue-label-key=%s" .) }}{{ end -}}
+{{- end -}}
+{{- with $values.global.nodePoolLabelKey }}{{ $args = append $args (printf "--node-pool-label-key=%s" .) }}{{ end -}}
+{{- with include "aliquot.shard" .root -}}
+  {{- $args = append $args "--config=/etc/aliquot/shards.yaml" -}}
+  {{- $_ := set $spec "volumes" (append ($spec.volumes | default list) (dict "name" "shards" "configMap" (dict "name" "aliquot-shards"))) -}}
+  {{- $_ := set $container "volumeMounts" (append ($container.volumeMounts | default list) (dict "name" "shards" "mountPath" "/etc/aliquot" "readOnly" true)) -}}
+  {{- /* The file is read at the start: another one makes other pods. */}}
+  {{- $metadata := $.object.spec.template.metadata -}}
+  {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/shards" (sha256sum .)) ($metadata.annotations | default dict)) -}}
+{{- end -}}
+{{- if kindIs "slice" $values.scheduler.args }}{{ $args = concat $args $values.scheduler.args }}{{ end -}}
+{{- $_ := set $container "args" $args -}}
+{{- with $values.global.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
 {{- with $values.scheduler.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
 {{- with $values.global.nodeSelector }}{{ $_ := set $spec "nodeSelector" (merge (deepCopy .) $spec.nodeSelector) }}{{ end -}}
 {{- with $values.global.affinity }}{{ $_ := set $spec "affinity" . }}{{ end -}}
@@ -55,7 +100,7 @@
 {{- $spec := .object.spec.template.spec -}}
 {{- $container := first $spec.containers -}}
 {{- with $values.nodeAgent.nodeSelector }}{{ $_ := set $spec "nodeSelector" . }}{{ end -}}
-{{- with $values.nodeAgent.tolerations }}{{ $_ := set $spec "tolerations" (concat $spec.tolerations .) }}{{ end -}}
+{{- with concat $values.global.daemonsetsTolerations $values.nodeAgent.tolerations }}{{ $_ := set $spec "tolerations" (concat $spec.tolerations .) }}{{ end -}}
 {{- $host := eq $values.driver.root "host" -}}
 {{- $root := ternary "/" "/run/nvidia/driver" $host -}}
 {{- $here := ternary "/driver" "/run/nvidia/driver" $host -}}
