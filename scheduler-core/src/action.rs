@@ -3,11 +3,13 @@
 //! What an action takes counts as taken from the moment it is returned, until its
 //! outcome says otherwise.
 
+use crate::config::Step;
 use crate::ids::{
     ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName, VolumeName,
 };
 use crate::model::{ContainerGrant, Placement};
 use crate::units::Time;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What [`crate::Core::decide`] returns.
@@ -27,12 +29,29 @@ pub struct Decision {
     pub reasons: Vec<PodReason>,
     /// Search steps that were used.
     pub steps: u64,
+    /// What each of KAI's actions did of it.
+    pub tallies: BTreeMap<Step, Tally>,
     /// True when searches, pods of a large elastic group, or reasons of many different
     /// requests were left to the next decision, which should be taken soon. A search that was
     /// cut short is not repeated before [`Self::wake_at`].
     pub cut_short: bool,
     /// Decide again at this time even if nothing happens; `None`: only after an event.
     pub wake_at: Option<Time>,
+}
+
+/// What one of KAI's actions did in one decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Search steps.
+    pub steps: u64,
+    /// Workloads that it tried to place.
+    pub tried: u64,
+    /// Of them, those that got what they were tried for.
+    pub placed: u64,
+    /// Sets of victims whose leaving it tried out.
+    pub simulated: u64,
+    /// Of them, those that did not help, or may not be told to leave.
+    pub rejected: u64,
 }
 
 /// A place that a pod will have.

@@ -7,7 +7,7 @@ use crate::cycle::{self, Memory};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupView};
-use crate::ids::PodUid;
+use crate::ids::{GroupName, PodUid};
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::snapshot;
@@ -62,6 +62,13 @@ impl Core {
     /// seen bound yet.
     pub fn open_decisions(&self) -> usize {
         self.state.open.len()
+    }
+
+    /// When a pod was made, and its group. `None`: no such pod.
+    pub fn origin(&self, pod: &PodUid) -> Option<(Time, Option<&GroupName>)> {
+        let task = self.state.task_names.get(pod)?;
+        let row = self.state.tasks.get(*task)?;
+        Some((row.created, row.group.as_ref()))
     }
 
     /// Why a pod waits, node by node and card by card. `None`: no such pod.

@@ -121,7 +121,7 @@ mod whole;
 
 pub use action::{
     Action, Bind, ClaimBinding, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind,
-    Received,
+    Received, Tally,
 };
 pub use config::{Config, Placement, Step};
 pub use core::Core;

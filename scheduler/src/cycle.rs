@@ -11,9 +11,10 @@ use crate::clock::{Clock, Wall};
 use crate::convert::World;
 use crate::observe::{self, Observer};
 use crate::report::Views;
-use crate::status::{Meters, Status};
+use crate::status::{Meters, Status, Victim};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::watch::Fact;
+use scheduler_core::units::Time;
 use scheduler_core::{Action, Core, Decision, Event, Outcome, Problem, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -68,6 +69,8 @@ pub struct Outputs {
     pub views: watch::Sender<Views>,
     /// For metrics.
     pub meters: Arc<Meters>,
+    /// The shard's node pool, for metrics: said where a shard is begun.
+    pub pool: String,
 }
 
 /// What people ask; answered between decisions.
@@ -115,6 +118,7 @@ pub async fn run(
         report_at: None,
         reported: Instant::now(),
         clock: Clock::start(inputs.wall.clone()),
+        taking_in: Duration::ZERO,
         observed: Instant::now(),
         swept: Instant::now(),
     };
@@ -201,6 +205,8 @@ struct Cycle {
     report_at: Option<Instant>,
     reported: Instant,
     clock: Clock,
+    /// What taking in changes took since the last decision.
+    taking_in: Duration,
     /// An observer decides again no sooner.
     observed: Instant,
     swept: Instant,
@@ -241,7 +247,9 @@ impl Cycle {
 
     fn put(&mut self, event: Event) {
         self.outputs.meters.event();
+        let begin = Instant::now();
         let problems = self.core.apply(event);
+        self.taking_in += begin.elapsed();
         for problem in problems {
             self.complain(&problem);
         }
@@ -293,7 +301,9 @@ impl Cycle {
         }
         self.change = None;
         let decision = self.core.decide(now);
-        self.outputs.meters.decided(&decision, begin.elapsed());
+        let taking_in = std::mem::take(&mut self.taking_in);
+        let took = begin.elapsed();
+        self.outputs.meters.decided(&decision, taking_in, took);
         if !decision.actions.is_empty() {
             tracing::info!(
                 actions = decision.actions.len(),
@@ -310,7 +320,11 @@ impl Cycle {
         if decision.cut_short {
             self.changed();
         }
+        self.count(&decision, now);
+        let handing_on = Instant::now();
         self.hand_on(decision);
+        let all = taking_in + begin.elapsed();
+        self.outputs.meters.handed_on(handing_on.elapsed(), all);
         if self.swept.elapsed() >= SWEEP {
             self.sweep();
         }
@@ -343,6 +357,35 @@ impl Cycle {
         observer.decide(&self.core, now);
         self.observed = Instant::now() + observer.pause();
         self.wake_at = Some(begin + OBSERVED_AGAIN);
+    }
+
+    /// Who is bound how long after it was made, and who is told to leave.
+    fn count(&self, decision: &Decision, now: Time) {
+        let meters = &self.outputs.meters;
+        for action in &decision.actions {
+            match action {
+                Action::Bind(bind) => {
+                    let origin = self.core.origin(&bind.pod);
+                    if let Some((created, _)) = origin {
+                        let after = now.0.saturating_sub(created.0);
+                        meters.scheduled(Duration::from_millis(after));
+                    }
+                }
+                Action::Evict(evict) => {
+                    let origin = self.core.origin(&evict.pod);
+                    let group = origin.and_then(|(_, group)| group);
+                    let name = group.map_or("", |group| group.as_str());
+                    let name = name.rsplit_once('/').map_or(name, |(_, name)| name);
+                    meters.evicted(&Victim {
+                        podgroup: name.to_owned(),
+                        namespace: evict.namespace.to_string(),
+                        uid: String::new(),
+                        nodepool: self.outputs.pool.clone(),
+                        action: evict.cause.as_str(),
+                    });
+                }
+            }
+        }
     }
 
     fn hand_on(&mut self, decision: Decision) {

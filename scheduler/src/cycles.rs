@@ -27,6 +27,10 @@ pub(crate) fn start(
     tasks: &mut JoinSet<Part>,
 ) {
     let mut begin = |shard: &Shard, inputs, outputs: Outputs| {
+        let outputs = Outputs {
+            pool: shard.pool.name().to_owned(),
+            ..outputs
+        };
         let world = World::new(&config.scheduler_name)
             .with_queue_label(&plan.queue_label)
             .with_limits(config.limits);
@@ -83,6 +87,7 @@ pub(crate) fn start(
             status: status_out,
             views: views_out,
             meters: outputs.meters.clone(),
+            pool: String::new(),
         };
         begin(shard, inputs, outputs);
     }

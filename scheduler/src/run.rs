@@ -366,6 +366,7 @@ async fn start(
         wall: wall.clone(),
     };
     let outputs = Outputs {
+        pool: String::new(),
         relist,
         work: work_out,
         status: show.status,
@@ -437,6 +438,7 @@ fn observe(
         wall: wall.clone(),
     };
     let outputs = Outputs {
+        pool: String::new(),
         relist,
         work,
         status: show.status,

@@ -69,7 +69,7 @@ impl Cycle<'_> {
                 continue;
             }
             let rearranged = self.rearranged;
-            if hopeless || !self.allocate_job(job) {
+            if hopeless || !self.try_to_allocate(job) {
                 match kind {
                     Some(kind) if !hopeless => drop(stuck.insert(kind)),
                     Some(_) => {}
@@ -312,6 +312,11 @@ impl Cycle<'_> {
 
     fn next_of(&self, job: JobKey) -> Vec<TaskKey> {
         self.gang(job).next(Pick::Waiting, &|task| self.may(task))
+    }
+
+    fn try_to_allocate(&mut self, job: JobKey) -> bool {
+        let placed = self.allocate_job(job);
+        self.tried(placed)
     }
 
     /// True when something of the job was placed or promised.

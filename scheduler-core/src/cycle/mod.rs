@@ -38,7 +38,7 @@ mod topology;
 mod trial;
 mod waiting;
 
-use crate::action::{Decision, EvictCause, Promise};
+use crate::action::{Decision, EvictCause, Promise, Tally};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang};
 use crate::job_queue::Entry;
@@ -100,6 +100,8 @@ pub(crate) struct Cycle<'a> {
     /// Where a placement asks for it.
     fragments: Option<Fragments>,
     pub decision: Decision,
+    /// The action that goes on.
+    acting: Step,
     /// All nodes, in order of name.
     pub nodes: Arc<[NodeKey]>,
     /// Who was promised a place, in order.
@@ -173,6 +175,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         fragments,
         nodes,
         decision: Decision::default(),
+        acting: Step::Allocate,
         promised: Vec::new(),
         since: state.sequence,
         withdrawn: BTreeSet::new(),
@@ -200,6 +203,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     };
     cycle.evict_unwanted();
     for step in &config.actions {
+        cycle.acting = *step;
+        let before = cycle.decision.steps;
         match step {
             Step::Allocate => cycle.allocate(),
             // Nobody is evicted for whom there may be room.
@@ -209,6 +214,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
             Step::Preempt => cycle.preempt(),
             Step::StaleGangEviction => cycle.evict_stale(),
         }
+        let steps = cycle.decision.steps - before;
+        cycle.tally().steps += steps;
     }
     if !cycle.withdrawn.is_empty() {
         cycle.bind_where_nobody_leaves();
@@ -255,6 +262,19 @@ fn pauses_end(state: &State) -> Option<Time> {
 }
 
 impl Cycle<'_> {
+    /// Of the action that goes on.
+    fn tally(&mut self) -> &mut Tally {
+        self.decision.tallies.entry(self.acting).or_default()
+    }
+
+    /// A workload was tried, and got what it was tried for or not.
+    fn tried(&mut self, placed: bool) -> bool {
+        let tally = self.tally();
+        tally.tried += 1;
+        tally.placed += u64::from(placed);
+        placed
+    }
+
     /// Something will change at that time even if nothing happens.
     fn wake_at(&mut self, time: Time) {
         if time > self.state.now {

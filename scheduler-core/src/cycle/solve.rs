@@ -94,7 +94,10 @@ impl Cycle<'_> {
             }
             return false;
         }
-        let found = self.in_turn(job, rules.cause(), |cycle| cycle.search_room(job, rules));
+        let found = self.in_turn(job, rules.cause(), |cycle| {
+            let found = cycle.search_room(job, rules);
+            cycle.tried(found)
+        });
         if found == Found::Room {
             self.hopeless.clear();
         } else if let Some((queue, like)) = like {
@@ -120,9 +123,11 @@ impl Cycle<'_> {
         let before = (self.decision.steps, self.pondered, self.wake);
         self.search_until = self.decision.steps.saturating_add(self.config.budget);
         self.search_cut = false;
+        let tallies = self.decision.tallies.clone();
         if self.search_room(job, rules) {
             self.state.contradicts(&format!("room was found {what}"));
         }
+        self.decision.tallies = tallies;
         (self.decision.steps, self.pondered, self.wake) = before;
     }
 

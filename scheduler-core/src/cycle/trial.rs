@@ -40,12 +40,14 @@ impl Cycle<'_> {
             .filter(|node| nodes.contains(node))
             .collect();
         self.decision.steps += 1;
+        self.tally().simulated += 1;
         if self.simulate(search, tasks, &nodes, scenario)
             && self.are_spread(tasks.iter().copied().chain(scenario.tasks()))
             && search.rules.allows(self, search.job, tasks, scenario)
         {
             return Some(mark);
         }
+        self.tally().rejected += 1;
         self.state.rollback(mark);
         None
     }

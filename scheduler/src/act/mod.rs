@@ -217,7 +217,7 @@ struct Actor {
     outcomes: mpsc::UnboundedSender<Outcome>,
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
-    under_way: HashMap<Id, Arc<Task>>,
+    under_way: HashMap<Id, (Arc<Task>, Instant)>,
     /// Writes without an outcome.
     chores: JoinSet<Option<PodUid>>,
     /// Such writes, but for reasons, that wait for a seat.
@@ -372,7 +372,7 @@ impl Actor {
             }
         };
         let handle = self.actions.spawn(carry_out.instrument(span));
-        self.under_way.insert(handle.id(), again);
+        self.under_way.insert(handle.id(), (again, Instant::now()));
     }
 
     /// Every action ends here. One whose task broke is begun again: nobody knows how far it
@@ -382,15 +382,18 @@ impl Actor {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "an action's task broke; it is begun again");
-                if let Some(task) = self.under_way.remove(&error.id()) {
+                if let Some((task, _)) = self.under_way.remove(&error.id()) {
                     self.act(task, BROKEN_PAUSE);
                 }
                 return;
             }
         };
-        let Some(task) = self.under_way.remove(&id) else {
+        let Some((task, begun)) = self.under_way.remove(&id) else {
             return;
         };
+        if matches!(*task, Task::Bind(_)) && result == OutcomeResult::Confirmed {
+            self.hands.meters.bound(begun.elapsed());
+        }
         let decision = task.decision();
         self.hands.meters.outcome(&result);
         if let OutcomeResult::Refused { reason, .. } = &result {

@@ -11,20 +11,38 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 struct Of {
+    /// KAI's first name for it.
     queue_name: String,
+    queue_metadata_name: String,
+    queue_display_name: String,
+}
+
+impl Of {
+    fn queue(view: &QueueView) -> Self {
+        let name = view.queue.to_string();
+        Self {
+            queue_name: name.clone(),
+            queue_metadata_name: name,
+            queue_display_name: view.display_name.as_deref().unwrap_or_default().to_owned(),
+        }
+    }
 }
 
 type Series = Family<Of, Gauge<f64, AtomicU64>>;
 
-/// By queue: fair share, what is held, quota.
+/// By queue: fair share, what is held and wanted, quota and limit.
 #[derive(Debug, Default)]
 pub struct QueueMeters {
+    info: Series,
     fair: [Series; 3],
     held: [Series; 3],
+    fixed: [Series; 3],
+    requested: [Series; 3],
     quota: [Series; 3],
-    known: Mutex<BTreeSet<String>>,
+    limit: [Series; 3],
+    known: Mutex<BTreeSet<Of>>,
 }
 
 /// Names behind `kai_`, by GPU, CPU, memory, and their unit in the core's.
@@ -38,6 +56,21 @@ const HELD: [(&str, f64); 3] = [
     ("queue_allocated_cpu_cores", 1e3),
     ("queue_allocated_memory_bytes", 1.0),
 ];
+const FIXED: [(&str, f64); 3] = [
+    ("queue_allocated_non_preemptible_gpus", 1e9),
+    ("queue_allocated_non_preemptible_cpu_cores", 1e3),
+    ("queue_allocated_non_preemptible_memory_bytes", 1.0),
+];
+const REQUESTED: [(&str, f64); 3] = [
+    ("queue_requested_gpus", 1e9),
+    ("queue_requested_cpu_cores", 1e3),
+    ("queue_requested_memory_bytes", 1.0),
+];
+const LIMIT: [(&str, f64); 3] = [
+    ("queue_limit_gpus", 1e9),
+    ("queue_limit_cpu_cores", 1e3),
+    ("queue_limit_memory_bytes", 1.0),
+];
 const QUOTA: [(&str, f64); 3] = [
     ("queue_deserved_gpus", 1e9),
     ("queue_quota_cpu_cores", 1e3),
@@ -49,10 +82,26 @@ impl QueueMeters {
     pub fn registered(registry: &mut Registry) -> Self {
         let meters = Self::default();
         let kai = registry.sub_registry_with_prefix("kai");
+        kai.register("queue_info", "1 for each queue", meters.info.clone());
         let sets = [
             (&meters.fair, FAIR, "What the queue deserves now"),
             (&meters.held, HELD, "What the queue's pods hold"),
-            (&meters.quota, QUOTA, "What the queue is guaranteed"),
+            (&meters.fixed, FIXED, "Of it, what nobody may take away"),
+            (
+                &meters.requested,
+                REQUESTED,
+                "What the queue's pods hold and wait for",
+            ),
+            (
+                &meters.quota,
+                QUOTA,
+                "What the queue is guaranteed; -1: without end",
+            ),
+            (
+                &meters.limit,
+                LIMIT,
+                "What the queue never has more than; -1: without end",
+            ),
         ];
         for (series, names, help) in sets {
             for (series, (name, _)) in series.iter().zip(names) {
@@ -62,35 +111,50 @@ impl QueueMeters {
         meters
     }
 
+    fn series(&self) -> impl Iterator<Item = &Series> {
+        let sets = [
+            &self.fair,
+            &self.held,
+            &self.fixed,
+            &self.requested,
+            &self.quota,
+            &self.limit,
+        ];
+        sets.into_iter().flatten().chain([&self.info])
+    }
+
     /// Sets all of them; queues that are gone are shown no more.
     pub fn set(&self, views: &[QueueView]) {
-        let names: BTreeSet<String> = views.iter().map(|view| view.queue.to_string()).collect();
+        let names: BTreeSet<Of> = views.iter().map(Of::queue).collect();
         let mut known = locked(&self.known);
         for gone in known.difference(&names) {
-            let of = Of {
-                queue_name: gone.clone(),
-            };
-            for series in [&self.fair, &self.held, &self.quota].into_iter().flatten() {
-                series.remove(&of);
+            for series in self.series() {
+                series.remove(gone);
             }
         }
         *known = names;
         for view in views {
-            let of = Of {
-                queue_name: view.queue.to_string(),
-            };
+            let of = Of::queue(view);
+            self.info.get_or_create(&of).set(1.0);
+            let requested = std::array::from_fn(|at| view.held[at].saturating_add(view.wanted[at]));
             set(&self.fair, FAIR, &of, view.fair.unwrap_or_default());
             set(&self.held, HELD, &of, view.held);
-            // A quota without end is -1, as in KAI's specs.
-            let quota = view.quota.map(|bound| match bound {
-                Bound::Unlimited => None,
-                Bound::Exactly(amount) => Some(u128::from(amount)),
-            });
-            for ((series, (_, unit)), amount) in self.quota.iter().zip(QUOTA).zip(quota) {
-                let value = amount.map_or(-1.0, |amount| in_unit(amount, unit));
-                series.get_or_create(&of).set(value);
-            }
+            set(&self.fixed, FIXED, &of, view.held_non_preemptible);
+            set(&self.requested, REQUESTED, &of, requested);
+            set_bounds(&self.quota, QUOTA, &of, view.quota);
+            set_bounds(&self.limit, LIMIT, &of, view.limit);
         }
+    }
+}
+
+/// A bound without end is -1, as in KAI's specs.
+fn set_bounds(series: &[Series; 3], names: [(&str, f64); 3], of: &Of, bounds: [Bound; 3]) {
+    for ((series, (_, unit)), bound) in series.iter().zip(names).zip(bounds) {
+        let value = match bound {
+            Bound::Unlimited => -1.0,
+            Bound::Exactly(amount) => in_unit(u128::from(amount), unit),
+        };
+        series.get_or_create(of).set(value);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Counters and times of this process.
 
+use super::kai::{KaiMeters, Victim};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -40,6 +41,7 @@ pub struct Meters {
     requests: Family<Request, Counter>,
     queued: Family<Queue, Gauge>,
     contradictions: Counter,
+    kai: KaiMeters,
 }
 
 impl Meters {
@@ -59,6 +61,7 @@ impl Meters {
             requests: Family::default(),
             queued: Family::default(),
             contradictions: Counter::default(),
+            kai: KaiMeters::registered(registry),
         };
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register("events", "Changes taken in", meters.events.clone());
@@ -123,8 +126,9 @@ impl Meters {
         self.problems.inc();
     }
 
-    /// A decision was taken in that time.
-    pub fn decided(&self, decision: &Decision, time: Duration) {
+    /// A decision was taken in that time; what changed before it was taken in in `open`.
+    pub fn decided(&self, decision: &Decision, open: Duration, time: Duration) {
+        self.kai.decided(decision, open, time);
         self.decide.observe(time.as_secs_f64());
         self.steps.inc_by(decision.steps);
         for action in &decision.actions {
@@ -138,6 +142,26 @@ impl Meters {
             let kind = reason.kind.as_str();
             self.reasons.get_or_create(&Kind { kind }).inc();
         }
+    }
+
+    /// A decision was handed on in `close`, and took so long from the first change on.
+    pub fn handed_on(&self, close: Duration, all: Duration) {
+        self.kai.handed_on(close, all);
+    }
+
+    /// A pod is bound, that long after it was made.
+    pub fn scheduled(&self, after: Duration) {
+        self.kai.scheduled(after);
+    }
+
+    /// A binding was answered, that long after it was decided.
+    pub fn bound(&self, after: Duration) {
+        self.kai.bound(after);
+    }
+
+    /// A pod is told to leave.
+    pub fn evicted(&self, victim: &Victim) {
+        self.kai.evicted(victim);
     }
 
     /// An action ended.

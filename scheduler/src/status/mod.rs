@@ -1,15 +1,17 @@
 //! Metrics, health and the state, as pages.
 //!
-//! - `meters`: counters and times; `pages`: `/metrics`, `/healthz`, `/readyz`,
+//! - `meters`: counters and times; `kai`: under KAI's names; `pages`: `/metrics`, `/healthz`, `/readyz`,
 //!   `/snapshot`, `/explain`, `/observed`; `requests`: what is asked of the API server,
 //!   counted.
 //!
 //! Reads, changes nothing.
 
+mod kai;
 mod meters;
 mod pages;
 mod requests;
 
+pub use kai::Victim;
 pub use meters::Meters;
 pub use pages::{Pages, router};
 pub use requests::counted;
