@@ -185,10 +185,12 @@ async fn start(
         ..Status::default()
     });
     let (questions_out, questions) = mpsc::channel(QUESTIONS);
+    let (admits_out, admits) = watch::channel(false);
     if let Some(door) = doors.metrics {
         let pages = router(Pages {
             registry: Arc::new(registry),
             status: status.clone(),
+            admits: (!config.observe).then_some(admits),
             questions: questions_out.clone(),
         });
         let pages = pages.merge(snapshot::router(client.clone(), config, &plan));
@@ -231,7 +233,10 @@ async fn start(
         ),
     ));
     let (queues_out, queues) = watch::channel(admission::QueueTree::default());
-    serve_admission(config, doors.webhook, queues, &trust, &client, end, tasks);
+    let door = doors.webhook;
+    serve_admission(
+        config, door, queues, &trust, &client, admits_out, end, tasks,
+    );
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
@@ -476,6 +481,7 @@ fn serve_admission(
     queues: watch::Receiver<admission::QueueTree>,
     trust: &Trust,
     client: &Client,
+    admits: watch::Sender<bool>,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) {
@@ -494,7 +500,7 @@ fn serve_admission(
     };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
     tasks.spawn(async move {
-        admission::run(door, settings, rules, trust, client, end).await?;
+        admission::run(door, settings, rules, trust, client, admits, end).await?;
         Ok("admission")
     });
 }

@@ -1,7 +1,7 @@
 //! Metrics, health and the state, as pages.
 //!
 //! - `meters`: counters and times; `pages`: `/metrics`, `/healthz`, `/readyz`,
-//!   `/snapshot`, `/explain`, `/observed`; `requests`: what is asked of the API server,
+//!   `/readyz/scheduling`, `/snapshot`, `/explain`, `/observed`; `requests`: what is asked of the API server,
 //!   counted.
 //!
 //! Reads, changes nothing.
