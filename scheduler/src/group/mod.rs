@@ -16,7 +16,8 @@
 //!   `backoff`: the pause after a failure.
 //! - `owners`: reads the owners of a pod, up to the top.
 //! - `rules`: which rule applies to which kind of owner. `draft`: what all groups have in common.
-//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each.
+//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `flat`:
+//!   groups that were made by an older rule.
 //! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
 //!   groups. `voice`: tells people why a pod has no group.
 //!
@@ -33,6 +34,7 @@ mod backoff;
 mod desk;
 mod draft;
 mod entry;
+mod flat;
 mod gang;
 mod groups;
 mod jobset;

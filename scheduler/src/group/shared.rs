@@ -1,5 +1,6 @@
 //! What the grouper and the binder share.
 
+use super::flat::FlatGroups;
 use super::groups::Groups;
 use super::member::Memberships;
 use crate::config::LonePodGroups;
@@ -11,6 +12,8 @@ use std::sync::Arc;
 pub struct Shared {
     pub(crate) groups: Arc<Groups>,
     pub(crate) memberships: Memberships,
+    /// Groups without sub-groups of owners that have groups with sub-groups by now.
+    pub(super) flat: FlatGroups,
     lone_pods: LonePodGroups,
 }
 
@@ -20,6 +23,7 @@ impl Shared {
         Self {
             groups: Arc::new(Groups::new(client)),
             memberships: Memberships::default(),
+            flat: FlatGroups::default(),
             lone_pods,
         }
     }

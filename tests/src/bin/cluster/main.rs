@@ -242,7 +242,7 @@ async fn test(
             seed_001::seed_001_a_missing_queue_label_is_told_by_the_operator,
             seed_001::seed_001_a_label_gives_the_cluster_its_priority,
             seed_001::seed_001_two_workers_share_one_gpu,
-            seed_sets::seed_sets_a_job_set_is_one_gang_and_in_order_one_per_replicated_job,
+            seed_sets::seed_sets_a_job_set_is_one_group_with_a_part_for_each_replica,
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
