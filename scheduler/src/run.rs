@@ -325,11 +325,18 @@ async fn start(
         end,
         tasks,
     );
+    let voice = report::Voice::new(
+        leaders.clone(),
+        grouping.known.clone(),
+        config.scheduler_name.clone(),
+        identity.clone(),
+    );
     tasks.spawn(named(
         "the reports",
         report::run(
             leaders.clone(),
             show.queue_meters.clone(),
+            Some(voice),
             views,
             end.clone(),
         ),
@@ -421,7 +428,7 @@ fn observe(
     let (views_out, views) = watch::channel(Views::default());
     tasks.spawn(named(
         "the reports",
-        report::run(client, show.queue_meters, views, end.clone()),
+        report::run(client, show.queue_meters, None, views, end.clone()),
     ));
     let (heard_out, heard) = telemetry::channel(None);
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();

@@ -1,7 +1,7 @@
 //! What the grouper and the binder share.
 
-use super::flat::FlatGroups;
 use super::groups::Groups;
+use super::known::KnownGroups;
 use super::member::Memberships;
 use crate::config::LonePodGroups;
 use kube::Client;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 pub struct Shared {
     pub(crate) groups: Arc<Groups>,
     pub(crate) memberships: Memberships,
-    /// Groups without sub-groups of owners that have groups with sub-groups by now.
-    pub(super) flat: FlatGroups,
+    /// The groups that are there.
+    pub(crate) known: KnownGroups,
     lone_pods: LonePodGroups,
 }
 
@@ -23,7 +23,7 @@ impl Shared {
         Self {
             groups: Arc::new(Groups::new(client)),
             memberships: Memberships::default(),
-            flat: FlatGroups::default(),
+            known: KnownGroups::default(),
             lone_pods,
         }
     }

@@ -2,8 +2,8 @@
 //! create it, and annotate the pod with its name. Also creates a deleted group again.
 
 use super::draft::{Classes, Draft};
-use super::flat::FlatGroups;
 use super::groups::{GroupError, Groups};
+use super::known::KnownGroups;
 use super::member::Membership;
 use super::missing::Missing;
 use super::need::is_in;
@@ -45,7 +45,7 @@ pub(super) struct Steps {
     pub(super) client: Client,
     pub(super) owners: Arc<Owners>,
     pub(super) groups: Arc<Groups>,
-    pub(super) flat: FlatGroups,
+    pub(super) known: KnownGroups,
     pub(super) queue_label: Arc<str>,
 }
 
@@ -129,7 +129,7 @@ impl Steps {
         };
         let extra = match rules::want(scene) {
             Some(Want::Flat { owner }) => {
-                let flat = self.flat.has(&owner).ok_or(GroupingError::Unlisted)?;
+                let flat = self.known.is_flat(&owner).ok_or(GroupingError::Unlisted)?;
                 Some(Extra::Flat(flat))
             }
             Some(want) => self.owners.extra(pod.namespace(), &want).await?,

@@ -318,7 +318,7 @@ impl Tee {
             }
             Seen::There(group) => {
                 let (of, group) = (group, key(group));
-                self.shared.flat.there(&group, of);
+                self.shared.known.there(&group, of);
                 self.drafted.remove(&group);
                 self.unmade.remove(&group);
                 self.groups.there(group);
@@ -326,7 +326,7 @@ impl Tee {
             Seen::Gone(group) => {
                 let group = key(group);
                 self.groups.gone(&group);
-                self.shared.flat.gone(&group);
+                self.shared.known.gone(&group);
                 self.say_gone(group);
             }
             Seen::Listed => {
@@ -337,7 +337,7 @@ impl Tee {
                 }
                 self.groups.end();
                 let names = &self.groups.names;
-                self.shared.flat.listed(|key| names.contains(key));
+                self.shared.known.listed(|key| names.contains(key));
                 self.are_listed = true;
                 self.say_missing();
             }
