@@ -234,9 +234,9 @@ async fn start(
     ));
     let (queues_out, queues) = watch::channel(admission::QueueTree::default());
     let door = doors.webhook;
-    serve_admission(
-        config, door, queues, &trust, &client, admits_out, end, tasks,
-    );
+    tasks.spawn(serve_admission(
+        config, door, queues, &trust, &client, admits_out, end,
+    ));
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
@@ -490,8 +490,7 @@ fn serve_admission(
     client: &Client,
     admits: watch::Sender<bool>,
     end: &CancellationToken,
-    tasks: &mut JoinSet<Part>,
-) {
+) -> impl Future<Output = Part> + use<> {
     let settings = admission::Settings {
         reach: match &config.webhook_url {
             Some(url) => Reach::Url(url.clone()),
@@ -506,10 +505,10 @@ fn serve_admission(
         queues,
     };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
-    tasks.spawn(async move {
+    async move {
         admission::run(door, settings, rules, trust, client, admits, end).await?;
         Ok("admission")
-    });
+    }
 }
 
 pub(crate) async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {

@@ -28,7 +28,7 @@ pub(super) fn draft(
     let all = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
     let default = if in_order(set) { 1 } else { all };
     draft.min_parts = Some(min.unwrap_or(default).min(all));
-    let replicas: i64 = jobs.iter().map(|job| replicas(job)).sum();
+    let replicas: i64 = jobs.iter().map(replicas).sum();
     // Where there are too many parts, a replicated job is one.
     let whole = all.saturating_add(replicas) > MOST_PARTS;
     for job in jobs {

@@ -281,6 +281,7 @@ async fn test(
             admission::a_value_that_is_merely_too_large_waits_with_a_reason,
             admission::a_queue_or_group_that_nobody_can_mean_is_refused_with_one_sentence,
             admission::a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_its_limit,
+            admission::while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made,
             identity::a_pod_bound_without_a_grant_gets_no_gpu,
             identity::a_grant_copied_from_another_pod_gives_no_gpu,
             identity::an_altered_grant_gives_no_gpu,
