@@ -134,10 +134,11 @@ pub(crate) async fn run(
         written.settle(Instant::now());
         let round = async {
             let whole = round(&client, &views, written).await;
-            if let Some(voice) = &mut voice {
-                voice.tell(&views.groups).await;
-            }
-            whole
+            let told = match &mut voice {
+                Some(voice) => voice.tell(&views.groups).await,
+                None => true,
+            };
+            whole && told
         };
         let whole = tokio::select! {
             biased;

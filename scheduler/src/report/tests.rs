@@ -76,7 +76,12 @@ impl Site {
         }));
         let made = groups.create(&parameters, &group.unwrap()).await.unwrap();
         let known = crate::group::KnownGroups::default();
-        known.there(&("default".to_owned(), "g".to_owned()), &made);
+        for name in ["g".to_owned()]
+            .into_iter()
+            .chain((0..40).map(|at| format!("g{at}")))
+        {
+            known.there(&("default".to_owned(), name), &made);
+        }
         let voice = Voice::new(client.clone(), known, "us".to_owned(), "one".to_owned());
         let (views, reported) = watch::channel(Views::default());
         let mut registry = Registry::default();
@@ -359,4 +364,25 @@ async fn a_group_that_waits_says_so_once_for_each_reason_and_one_that_is_not_rea
             ("Unschedulable", "over its limit")
         ]
     );
+}
+
+#[tokio::test]
+async fn of_many_groups_that_begin_to_wait_at_once_each_is_told_though_nothing_else_happens() {
+    let site = Site::start().await;
+    let events: Api<k8s_openapi::api::events::v1::Event> =
+        Api::namespaced(site.client.clone(), "default");
+    let groups = (0..40).map(|at| GroupView {
+        group: format!("default/g{at}").as_str().into(),
+        ..group(Some("over its limit"))
+    });
+    site.say(Vec::new(), groups.collect(), true);
+    let all = async {
+        let list = kube::api::ListParams::default();
+        while events.list(&list).await.unwrap().items.len() < 40 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), all)
+        .await
+        .expect("40 events");
 }

@@ -8,8 +8,9 @@ use scheduler_core::ids::GroupName;
 use scheduler_core::{GroupView, ReasonKind};
 use std::collections::BTreeMap;
 
-/// Events of one round; the others come with the next.
-const AT_ONCE: usize = 64;
+/// Events of one round, one after the other; the others come with the next. A status is more
+/// urgent.
+const AT_ONCE: usize = 16;
 
 /// What was said of each group.
 pub(crate) struct Voice {
@@ -37,8 +38,8 @@ impl Voice {
         }
     }
 
-    /// Says what is new. Who waits no longer is forgotten.
-    pub(super) async fn tell(&mut self, groups: &[GroupView]) {
+    /// Says what is new; whether that was all. Who waits no longer is forgotten.
+    pub(super) async fn tell(&mut self, groups: &[GroupView]) -> bool {
         let before = std::mem::take(&mut self.said);
         let mut told = 0;
         for view in groups {
@@ -52,10 +53,13 @@ impl Voice {
                 // A group that the watch does not show yet is told of later.
                 let parts = view.group.as_str().split_once('/');
                 let about = parts.and_then(|(space, name)| self.known.reference(space, name));
-                let Some(about) = about.filter(|_| told < AT_ONCE) else {
+                let Some(about) = about else {
                     continue;
                 };
                 told += 1;
+                if told > AT_ONCE {
+                    continue;
+                }
                 let event = Event {
                     type_: EventType::Normal,
                     reason: reason.to_owned(),
@@ -69,6 +73,7 @@ impl Voice {
             }
             self.said.insert(view.group.clone(), *kind);
         }
+        told <= AT_ONCE
     }
 }
 
