@@ -112,11 +112,11 @@ pub struct QueueStatus {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupSpec {
-    /// How many pods must fit at once, at least 1.
+    /// How many pods must fit at once; 1 when unset. With 0 each pod starts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_member: Option<i32>,
-    /// How many of the sub-groups without a parent must fit; all of them when unset. Not
-    /// beside `minMember`.
+    /// How many of the sub-groups without a parent must fit; all of them when unset, none of
+    /// them with 0. Not beside `minMember`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_sub_group: Option<i32>,
     /// Leaf queue.
@@ -170,11 +170,12 @@ pub struct TopologyConstraint {
 pub struct SubGroup {
     /// Unique in the group.
     pub name: String,
-    /// How many of its pods must fit; 1 when unset, 0 is none. Of a sub-group with
-    /// sub-groups it says nothing.
+    /// How many of its pods must fit; 0 is none. A sub-group without sub-groups must say it,
+    /// one with sub-groups must not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_member: Option<i32>,
-    /// How many of its sub-groups must fit; all of them when unset.
+    /// How many of its sub-groups must fit; all of them when unset, none of them with 0. Only
+    /// where there are sub-groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_sub_group: Option<i32>,
     /// Another sub-group.
@@ -248,4 +249,8 @@ pub struct TopologySpec {
 pub struct TopologyLevel {
     /// The label whose values are this level's domains.
     pub node_label: String,
+    /// Another name of the level, for constraints of workloads. No other level's, and no
+    /// node label of the topology.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
 }

@@ -401,8 +401,26 @@ fn reasons() -> String {
             }
         }
     }
+    let stale = seen.remove("StaleJob").is_some();
     for (reason, what) in seen {
         let _ = writeln!(text, "| `{reason}` | {what} |");
+    }
+    text.push_str("\n## Events of a pod group\n\nNormal ones, each once where it is another than the last.\n\n| reason | when |\n|---|---|\n");
+    let voice = source("scheduler/src/report/voice.rs");
+    let said = voice
+        .lines()
+        .filter_map(|line| line.split_once("=> Some(\""));
+    for (kinds, reason) in said {
+        let reason = reason.split('"').next().unwrap_or_default();
+        let kinds = kinds
+            .trim()
+            .replace("ReasonKind::", "")
+            .replace(" | ", ", ");
+        let kinds = kinds.replace('_', "any other kind but Promised");
+        let _ = writeln!(text, "| `{reason}` | {kinds} |");
+    }
+    if stale {
+        text.push_str("| `StaleJob` | below its minimum since a moment |\n");
     }
     text.push_str("\n## Why a pod waits\n\nThe kind of the leading reason, in metrics and in `aliquot explain -o json`.\n\n| kind | meaning |\n|---|---|\n");
     for (kind, words) in variants(&core, "ReasonKind") {

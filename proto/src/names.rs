@@ -93,6 +93,8 @@ pub mod kai {
     pub const PREFIX: &str = "kai.scheduler/";
     /// Annotation on a pod group: whom it was made for.
     pub const TOP_OWNER: &str = "kai.scheduler/top-owner-metadata";
+    /// Annotation of a pod, or of one of its owners: `true` where somebody else names its group.
+    pub const SKIP_GROUPER: &str = "kai.scheduler/skip-podgrouper";
     /// Annotation: in which topology a group is to be together.
     pub const TOPOLOGY: &str = "kai.scheduler/topology";
     /// Annotation: the level on which it must be.

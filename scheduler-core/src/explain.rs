@@ -120,9 +120,13 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     Some(explanation)
 }
 
-/// A line per card that will not do, with its node; none where there are more than `most`. Then
-/// a line per pod that may not make room for it. Stops at the first line too many, so that it
-/// costs the same in a cluster of any size.
+/// Cards of which the same is said get so many lines, and the others one for all.
+const ALIKE: usize = 4;
+
+/// A line per card that will not do, with its node: of those of which the same is said, but for
+/// numbers, the first few, then how many more there are. Then a line per pod that may not make
+/// room for it. Looks at no more than `most` cards, so that it costs the same in a cluster of
+/// any size, and says of how many nodes it did not see the cards.
 pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -> Vec<String> {
     let task = state.task_names.get(pod).copied();
     let row = task.and_then(|key| state.tasks.get(key));
@@ -131,18 +135,44 @@ pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -
     let Some((row, spec)) = row.zip(spec).filter(|_| waits) else {
         return Vec::new();
     };
-    let mut lines = Vec::new();
+    let mut kinds: Vec<(String, Vec<String>, usize)> = Vec::new();
     let spec = &*state.with_domains(spec);
+    let (mut looked, mut unseen) = (0, 0_usize);
     for (name, key) in &state.node_names {
-        let announced = state.nodes.get(*key).is_some_and(|row| row.node.is_some());
-        let no = announced.then(|| fit::node(state, spec, *key, config, false).err());
-        let cards = no.flatten().map(|no| no.cards).unwrap_or_default();
-        if lines.len() + cards.len() > most {
-            lines.clear();
-            break;
+        if state.nodes.get(*key).is_none_or(|row| row.node.is_none()) {
+            continue;
         }
-        let line = |card: &crate::reason::CardLine| format!("node {name}: {}", card.text(state));
-        lines.extend(cards.iter().map(line));
+        if looked >= most {
+            unseen += 1;
+            continue;
+        }
+        let no = fit::node(state, spec, *key, config, false).err();
+        for card in no.map(|no| no.cards).unwrap_or_default() {
+            looked += 1;
+            let line = format!("node {name}: {}", card.text(state));
+            let kind = card.kind();
+            match kinds.iter_mut().find(|(known, ..)| *known == kind) {
+                Some((_, lines, more)) if lines.len() >= ALIKE => {
+                    *more += 1;
+                }
+                Some((_, lines, _)) => lines.push(line),
+                None => kinds.push((kind, vec![line], 0)),
+            }
+        }
+    }
+    let mut lines = Vec::new();
+    for (_, alike, more) in kinds {
+        lines.extend(alike);
+        match more {
+            0 => {}
+            1 => lines.push("... and 1 more card like these".to_owned()),
+            more => lines.push(format!("... and {more} more cards like these")),
+        }
+    }
+    match unseen {
+        0 => {}
+        1 => lines.push("... and the cards of 1 more node".to_owned()),
+        more => lines.push(format!("... and the cards of {more} more nodes")),
     }
     lines.extend(spared(state, row.job).iter().map(ToString::to_string));
     lines
@@ -212,5 +242,54 @@ mod tests {
             assert!(told[0].starts_with("pod default/low may not be evicted now: a budget"));
             assert!(spared("other").is_empty());
         }
+    }
+
+    /// Eight nodes with eight cards of two sizes, on which 1000 MiB are left, or nothing.
+    #[test]
+    fn of_cards_alike_the_first_few_are_named_and_the_others_counted() {
+        use std::fmt::Write as _;
+        let cluster = |nodes: usize| {
+            let mut text = String::from("queue q\n");
+            for node in 0..nodes {
+                let _ = write!(
+                    text,
+                    "node n{node} cpu=64000 memory=274877906944 pods=110 gpus=8 managed\n\
+                    cards n{node} default=time-slicing\n"
+                );
+                for card in 0..8 {
+                    let more = if (node, card) == (0, 1) {
+                        " cordoned"
+                    } else {
+                        ""
+                    };
+                    let _ = writeln!(
+                        text,
+                        "  card GPU-{node}-{card} product=T4 total={}{more}",
+                        1000 + card
+                    );
+                }
+            }
+            text.push_str("pod p queue=q gpu-memory.main=4000\n");
+            let mut core = Core::new(Config::verified());
+            for event in text::read(&text).expect("a cluster") {
+                assert_eq!(core.apply(event), Vec::new());
+            }
+            core.decide(Time(1000));
+            core.explain_cards(&PodUid::new("p"), 64)
+        };
+        let lines = cluster(8);
+        let named = |line: &&String| line.starts_with("node n0: ");
+        assert_eq!(lines.iter().filter(named).count(), 5, "{lines:?}");
+        assert!(
+            lines.contains(&"... and 59 more cards like these".to_owned()),
+            "{lines:?}"
+        );
+        assert!(
+            lines.iter().any(|line| line.contains("cordoned")),
+            "{lines:?}"
+        );
+        assert_eq!(lines.len(), 6);
+        let lines = cluster(30);
+        assert_eq!(lines.last().unwrap(), "... and the cards of 22 more nodes");
     }
 }

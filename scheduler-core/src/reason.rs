@@ -226,6 +226,16 @@ pub(crate) enum CardLine {
 }
 
 impl CardLine {
+    /// What is said, whichever card it is and whatever its numbers are.
+    pub(crate) fn kind(&self) -> String {
+        let words = match self {
+            Self::Card(_, no) => no.to_string(),
+            Self::Whole { .. } => "whole".to_owned(),
+            Self::OneMode(_) => "one mode".to_owned(),
+        };
+        words.chars().filter(|c| !c.is_ascii_digit()).collect()
+    }
+
     /// The line, without the node.
     pub(crate) fn text(&self, state: &State) -> String {
         match self {

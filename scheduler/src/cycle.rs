@@ -14,6 +14,7 @@ use crate::report::Views;
 use crate::status::{Meters, Status, Victim};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::watch::Fact;
+use scheduler_core::ids::QueueName;
 use scheduler_core::units::Time;
 use scheduler_core::{Action, Core, Decision, Event, Outcome, Problem, text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,8 @@ const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
 /// Between two looks for sums that contradict each other. Each walks every pod while nothing
 /// is decided, so that it is rare.
 const SWEEP: Duration = Duration::from_mins(5);
+/// A queue's parent may come after it: so long nothing is said.
+const PARENT_WITHIN: Duration = Duration::from_secs(5);
 /// Problems are logged once each; so many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
 
@@ -115,6 +118,7 @@ pub async fn run(
         change: None,
         wake_at: None,
         said: BTreeSet::new(),
+        orphans: BTreeMap::new(),
         report_at: None,
         reported: Instant::now(),
         clock: Clock::start(inputs.wall.clone()),
@@ -157,6 +161,7 @@ pub async fn run(
             },
             () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
             () = at(cycle.report_at) => cycle.report(leading),
+            () = at(cycle.orphans.values().min().copied()) => cycle.look_for_parents(),
             Some(question) = inputs.questions.recv() => cycle.answer(question),
             Some(outcome) = inputs.outcomes.recv() => {
                 cycle.end(outcome);
@@ -201,6 +206,8 @@ struct Cycle {
     /// The core wants to be asked at this time.
     wake_at: Option<Instant>,
     said: BTreeSet<String>,
+    /// Queues whose parent was missing, and when that is said.
+    orphans: BTreeMap<QueueName, Instant>,
     /// Something changed that was not reported.
     report_at: Option<Instant>,
     reported: Instant,
@@ -264,6 +271,36 @@ impl Cycle {
     }
 
     fn complain(&mut self, problem: &Problem) {
+        match problem {
+            // What was done is seen before its answer comes: an eviction that takes no time.
+            Problem::UnknownDecision(_) => tracing::debug!("{problem}"),
+            Problem::QueueOrphan(queue) => {
+                let at = Instant::now() + PARENT_WITHIN;
+                self.orphans.entry(queue.clone()).or_insert(at);
+            }
+            problem => self.warn(problem),
+        }
+    }
+
+    /// The parents that have not come meanwhile are missed.
+    fn look_for_parents(&mut self) {
+        let now = Instant::now();
+        let queues = self.core.queues();
+        let is_there = |name: &QueueName| queues.iter().any(|view| view.queue == *name);
+        let lost: Vec<QueueName> = (self.orphans.extract_if(.., |_, at| *at <= now))
+            .map(|(name, _)| name)
+            .filter(|name| {
+                let view = queues.iter().find(|view| view.queue == *name);
+                let parent = view.and_then(|view| view.parent.as_ref());
+                parent.is_some_and(|parent| !is_there(parent))
+            })
+            .collect();
+        for queue in lost {
+            self.warn(&Problem::QueueOrphan(queue));
+        }
+    }
+
+    fn warn(&mut self, problem: &Problem) {
         self.outputs.meters.problem();
         let text = problem.to_string();
         if self.said.len() >= KNOWN_PROBLEMS {
@@ -486,3 +523,6 @@ impl Cycle {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

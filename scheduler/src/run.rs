@@ -185,10 +185,12 @@ async fn start(
         ..Status::default()
     });
     let (questions_out, questions) = mpsc::channel(QUESTIONS);
+    let (admits_out, admits) = watch::channel(false);
     if let Some(door) = doors.metrics {
         let pages = router(Pages {
             registry: Arc::new(registry),
             status: status.clone(),
+            admits: (!config.observe).then_some(admits),
             questions: questions_out.clone(),
         });
         let pages = pages.merge(snapshot::router(client.clone(), config, &plan));
@@ -231,7 +233,10 @@ async fn start(
         ),
     ));
     let (queues_out, queues) = watch::channel(admission::QueueTree::default());
-    serve_admission(config, doors.webhook, queues, &trust, &client, end, tasks);
+    let door = doors.webhook;
+    tasks.spawn(serve_admission(
+        config, door, queues, &trust, &client, admits_out, end,
+    ));
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
@@ -320,11 +325,18 @@ async fn start(
         end,
         tasks,
     );
+    let voice = report::Voice::new(
+        leaders.clone(),
+        grouping.known.clone(),
+        config.scheduler_name.clone(),
+        identity.clone(),
+    );
     tasks.spawn(named(
         "the reports",
         report::run(
             leaders.clone(),
             show.queue_meters.clone(),
+            Some(voice),
             views,
             end.clone(),
         ),
@@ -417,7 +429,7 @@ fn observe(
     let (views_out, views) = watch::channel(Views::default());
     tasks.spawn(named(
         "the reports",
-        report::run(client, show.queue_meters, views, end.clone()),
+        report::run(client, show.queue_meters, None, views, end.clone()),
     ));
     let (heard_out, heard) = telemetry::channel(None);
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
@@ -478,9 +490,9 @@ fn serve_admission(
     queues: watch::Receiver<admission::QueueTree>,
     trust: &Trust,
     client: &Client,
+    admits: watch::Sender<bool>,
     end: &CancellationToken,
-    tasks: &mut JoinSet<Part>,
-) {
+) -> impl Future<Output = Part> + use<> {
     let settings = admission::Settings {
         reach: match &config.webhook_url {
             Some(url) => Reach::Url(url.clone()),
@@ -495,10 +507,10 @@ fn serve_admission(
         queues,
     };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
-    tasks.spawn(async move {
-        admission::run(door, settings, rules, trust, client, end).await?;
+    async move {
+        admission::run(door, settings, rules, trust, client, admits, end).await?;
         Ok("admission")
-    });
+    }
 }
 
 pub(crate) async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {

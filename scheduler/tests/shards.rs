@@ -130,7 +130,7 @@ async fn each_shard_places_its_own_pods_on_its_own_nodes() {
     );
     let (status, _) = page(replica.pages, "/snapshot?shard=none").await;
     assert_eq!(status, 503);
-    let (status, _) = page(replica.pages, "/readyz").await;
+    let (status, _) = page(replica.pages, "/readyz/scheduling").await;
     assert_eq!(status, 200);
     replica.end().await;
 }

@@ -209,7 +209,7 @@ impl Scheduler {
                 if let Err(dead) = alive {
                     return Ok(Seen::Never(dead));
                 }
-                crate::http::get(&address, "/readyz")
+                crate::http::get(&address, "/readyz/scheduling")
                     .await
                     .map(|_| Seen::Done(()))
             }

@@ -16,6 +16,7 @@ use scheduler_core::model::{
     PodGroup, PodSet, Queue, Share, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Percent, Time};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The time of every decision.
@@ -278,6 +279,7 @@ pub fn in_topology(count: usize) -> Vec<Event> {
     events.push(Event::Topology(Topology {
         name: TopologyName::new("floor"),
         levels: ["zone", "block", "rack"].map(Arc::from).to_vec(),
+        aliases: BTreeMap::new(),
     }));
     for index in 0..(count / 32).max(1) {
         let rule = TopologyRule {

@@ -277,11 +277,13 @@ fn changed(helm: &Path) {
         let found = variables.iter().find(|found| found["name"] == variable);
         assert_eq!(found.unwrap()["expression"], value, "{policy}");
     }
-    let webhook = &lenient[&key("MutatingWebhookConfiguration", "aliquot")]["webhooks"][0];
-    assert_eq!(
-        webhook["matchConditions"][0]["expression"],
-        "object.spec.schedulerName == 'aliquot'"
-    );
+    let webhooks = &lenient[&key("MutatingWebhookConfiguration", "aliquot")]["webhooks"];
+    for at in [0, 1] {
+        assert_eq!(
+            webhooks[at]["matchConditions"][0]["expression"],
+            "object.spec.schedulerName == 'aliquot'"
+        );
+    }
     let network = rendered(
         helm,
         "a",

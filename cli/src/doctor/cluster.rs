@@ -232,7 +232,7 @@ fn webhook(seen: &Seen) -> Finding {
         (Some(_), true) => Finding::fine(check, "configured, with its authority"),
         (Some(_), false) => Finding::broken(
             check,
-            "the configuration has no caBundle: pods of this scheduler are refused",
+            "the configuration has no caBundle: pods that ask for a share are refused",
             "the scheduler writes it within a minute of its start; look at its log",
         ),
         (None, _) => Finding::broken(

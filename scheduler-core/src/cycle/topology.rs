@@ -12,7 +12,7 @@ use crate::fit::card;
 use crate::fit::seat::whole_count;
 use crate::gang::Set;
 use crate::ids::ResourceName;
-use crate::model::{SubGroup, TopologyRule};
+use crate::model::{SubGroup, Topology, TopologyRule};
 use crate::state::rows::{NodeKey, TaskKey};
 use crate::units::NanoGpu;
 use std::cmp::Ordering;
@@ -60,8 +60,8 @@ impl Cycle<'_> {
         };
         let levels = topology.levels.clone();
         let (required, preferred) = (
-            level_of(&levels, rule.required.as_ref(), "required", rule)?,
-            level_of(&levels, rule.preferred.as_ref(), "preferred", rule)?,
+            level_of(topology, rule.required.as_ref(), "required", rule)?,
+            level_of(topology, rule.preferred.as_ref(), "preferred", rule)?,
         );
         let Some(lowest) = preferred.into_iter().chain(required).max() else {
             return Ok(vec![nodes.to_vec()]);
@@ -385,7 +385,7 @@ impl Cycle<'_> {
 
 /// How deep a level is, 1 for the widest. `None`: no such rule.
 fn level_of(
-    levels: &[Arc<str>],
+    topology: &Topology,
     wanted: Option<&Arc<str>>,
     what: &str,
     rule: &TopologyRule,
@@ -393,7 +393,9 @@ fn level_of(
     let Some(wanted) = wanted.filter(|wanted| !wanted.is_empty()) else {
         return Ok(None);
     };
-    match levels.iter().position(|level| level == wanted) {
+    let at = |label: &Arc<str>| topology.levels.iter().position(|level| level == label);
+    let by_alias = || topology.aliases.get(wanted).and_then(at);
+    match at(wanted).or_else(by_alias) {
         Some(index) => Ok(Some(index + 1)),
         None => Err(no_such_level(rule, what, wanted)),
     }

@@ -2,6 +2,7 @@
 
 use crate::ids::{GroupName, QueueName, SetName, TopologyName};
 use crate::units::{Duration, Time};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A gang, or any set of pods that belong together.
@@ -143,4 +144,6 @@ pub struct Topology {
     pub name: TopologyName,
     /// Node label keys, widest first.
     pub levels: Vec<Arc<str>>,
+    /// Other names of levels, each with its node label key. A key goes before a name.
+    pub aliases: BTreeMap<Arc<str>, Arc<str>>,
 }

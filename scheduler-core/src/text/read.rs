@@ -55,6 +55,7 @@ fn of_line(line: &Line) -> Read<Event> {
         "topology" => Event::Topology(Topology {
             name: TopologyName::new(line.name(1)?),
             levels: list(line.get("levels")),
+            aliases: labels(line, "alias"),
         }),
         "topology-gone" => Event::TopologyGone(TopologyName::new(line.name(1)?)),
         "namespace" => Event::Namespace(namespace(line)?),

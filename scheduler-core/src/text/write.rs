@@ -135,6 +135,7 @@ impl Text {
             Event::Topology(topology) => {
                 self.start("topology", &topology.name);
                 self.pair("levels", topology.levels.join(","));
+                self.labels("alias", &topology.aliases);
                 self.end();
             }
             Event::TopologyGone(name) => self.plain("topology-gone", name),

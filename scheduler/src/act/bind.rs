@@ -2,7 +2,7 @@
 
 use super::Hands;
 use super::answer::{self, Answer, Standing};
-use super::notice::{Notice, PodName};
+use super::notice::{self, Notice};
 use crate::group;
 use api::grant::{Asked, ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
 use k8s_openapi::api::core::v1::Pod;
@@ -28,7 +28,7 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
             label(&api, bind, labels(hands, bind)).await;
         }
         hands.notices.say(Notice {
-            about: PodName::of(&bind.namespace, &bind.name, bind.pod.as_str()),
+            about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
             warning: false,
             reason: "Scheduled",
             action: "Binding",
@@ -42,6 +42,20 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
         });
     }
     result
+}
+
+/// KAI's event where a binding was refused; what the pod waits for then, its condition says.
+pub(super) fn refused(hands: &Hands, bind: &Bind, why: &str) {
+    hands.notices.say(Notice {
+        about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
+        warning: true,
+        reason: "FailedBinding",
+        action: "Binding",
+        note: format!(
+            "Failed to bind pod {}/{} to node {}. {why}",
+            bind.namespace, bind.name, bind.node
+        ),
+    });
 }
 
 async fn write(hands: &Hands, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {

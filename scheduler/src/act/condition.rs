@@ -5,7 +5,7 @@
 
 use super::Hands;
 use super::answer::{self, Answer};
-use super::notice::{Notice, PodName};
+use super::notice::{self, Notice};
 use super::pace::Due;
 use crate::convert::Isolation;
 use k8s_openapi::api::core::v1::Pod;
@@ -36,12 +36,21 @@ struct Condition<'a> {
 /// `PodScheduled=False`, and the same as an event.
 pub(super) async fn waiting(hands: &Hands, due: &Due) {
     let reason = &due.reason;
-    hands.notices.say(Notice {
-        about: PodName::of(&reason.namespace, &reason.name, reason.pod.as_str()),
+    let told = Notice {
+        about: notice::pod(&reason.namespace, &reason.name, reason.pod.as_str()),
         warning: true,
         reason: "Unschedulable",
         action: "Scheduling",
         note: reason.line.to_string(),
+    };
+    hands.notices.say(match reason.kind {
+        // It has a place, which is not free yet.
+        scheduler_core::ReasonKind::Promised => Notice {
+            warning: false,
+            reason: "Pipelined",
+            ..told
+        },
+        _ => told,
     });
     let condition = Condition {
         namespace: &reason.namespace,
@@ -69,7 +78,7 @@ pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&st
         bind.node
     );
     hands.notices.say(Notice {
-        about: PodName::of(&bind.namespace, &bind.name, bind.pod.as_str()),
+        about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
         warning: false,
         reason: "WaitingForVolume",
         action: "Binding",

@@ -3,7 +3,7 @@
 use super::Hands;
 use super::answer::{self, Answer, Standing};
 use super::condition;
-use super::notice::{Notice, PodName};
+use super::notice::{Notice, pod as about};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
@@ -112,7 +112,7 @@ fn notice(hands: &Hands, evict: &Evict, note: String) {
     let cause = evict.cause.as_str();
     tracing::info!(namespace = %evict.namespace, pod = %evict.name, cause, note, "evicts");
     hands.notices.say(Notice {
-        about: PodName::of(&evict.namespace, &evict.name, evict.pod.as_str()),
+        about: about(&evict.namespace, &evict.name, evict.pod.as_str()),
         warning: matches!(
             evict.cause,
             EvictCause::GrantRefused | EvictCause::AgentRequest

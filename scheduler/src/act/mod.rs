@@ -398,6 +398,9 @@ impl Actor {
         self.hands.meters.outcome(&result);
         if let OutcomeResult::Refused { reason, .. } = &result {
             tracing::warn!(%decision, %reason, "refused");
+            if let Task::Bind(bind) = &*task {
+                bind::refused(&self.hands, bind, reason);
+            }
         }
         // The cycle is gone only when everything ends.
         let _ = self.outcomes.send(Outcome { decision, result });

@@ -1,4 +1,4 @@
-//! Kubernetes events about pods: best effort, never in the way of a decision.
+//! Kubernetes events about pods and pod groups: best effort, never in the way of a decision.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -10,28 +10,22 @@ const WAITING: usize = 4096;
 /// An event's note has at most so many bytes (`events.k8s.io/v1` validation).
 const MAX_NOTE: usize = 1024;
 
-/// Which pod.
-#[derive(Clone, Debug)]
-pub(super) struct PodName {
-    namespace: String,
-    name: String,
-    uid: String,
-}
-
-impl PodName {
-    pub(super) fn of(namespace: &str, name: &str, uid: &str) -> Self {
-        Self {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            uid: uid.to_owned(),
-        }
+/// A pod, as an event names it.
+pub(super) fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(namespace.to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
     }
 }
 
 /// One event.
 #[derive(Clone, Debug)]
 pub(super) struct Notice {
-    pub(super) about: PodName,
+    pub(super) about: ObjectReference,
     pub(super) warning: bool,
     /// KAI's reasons.
     pub(super) reason: &'static str,
@@ -77,15 +71,7 @@ pub(super) fn channel(
                 action: notice.action.to_owned(),
                 secondary: None,
             };
-            let about = ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                namespace: Some(notice.about.namespace),
-                name: Some(notice.about.name),
-                uid: Some(notice.about.uid),
-                ..ObjectReference::default()
-            };
-            if let Err(error) = recorder.publish(&event, &about).await {
+            if let Err(error) = recorder.publish(&event, &notice.about).await {
                 tracing::debug!(%error, "an event is not published");
             }
         }

@@ -1,4 +1,9 @@
-//! The webhook configurations: what is sent here, and whom the API server believes. Written by this process because only it knows its authority.
+//! The webhook configurations: what is sent here, and whom the API server believes. Written by
+//! this process because only it knows its authority.
+//!
+//! Pods are sent here by two webhooks. Who asks for a share is not made without its token, which
+//! nobody can add later: `Fail`. Everybody else needs nothing from here but a clear refusal of
+//! what contradicts itself: `Ignore`, so that such pods are made while no replica is ready.
 
 use super::{OBJECTS, PODS, Settings};
 use base64::Engine as _;
@@ -21,6 +26,11 @@ const LOOK: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
 /// The API server waits so long for an answer, seconds.
 const TIMEOUT_S: i32 = 5;
+/// CEL: whether a pod asks for a share, and so must not be made without its token. A map reads
+/// `{"key":"value"}` as text; one that only looks so in a value is taken for a share as well.
+const SHARE: &str = "'gpu-memory' in object.metadata.?annotations.orValue({}) \
+    || 'gpu-fraction' in object.metadata.?annotations.orValue({}) \
+    || '%s'.format([object.metadata.?annotations.orValue({})]).contains('\"nvidia.com/container.')";
 
 /// How the API server comes to the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,28 +62,41 @@ impl Configuration {
                 "resources": [resource],
             })
         };
-        let pods = json!({
-            "name": "pods.aliquot.dev",
-            "admissionReviewVersions": ["v1"],
-            "clientConfig": client(settings, ca_pem, PODS),
-            "rules": [rule("", "v1", "pods", &["CREATE"])],
-            "failurePolicy": "Fail",
-            "matchPolicy": "Equivalent",
-            "sideEffects": "None",
-            "reinvocationPolicy": "IfNeeded",
-            "timeoutSeconds": TIMEOUT_S,
-            "namespaceSelector": {"matchExpressions": [{
-                "key": "kubernetes.io/metadata.name",
-                "operator": "NotIn",
-                "values": exempt,
-            }]},
-            "matchConditions": [{
-                "name": "pods-of-this-scheduler",
-                "expression": format!(
-                    "object.spec.schedulerName == {}", quoted(&settings.scheduler_name)
-                ),
-            }],
-        });
+        let pods = |name: &str, policy: &str, condition: (&str, &str)| {
+            json!({
+                "name": name,
+                "admissionReviewVersions": ["v1"],
+                "clientConfig": client(settings, ca_pem, PODS),
+                "rules": [rule("", "v1", "pods", &["CREATE"])],
+                "failurePolicy": policy,
+                "matchPolicy": "Equivalent",
+                "sideEffects": "None",
+                "reinvocationPolicy": "IfNeeded",
+                "timeoutSeconds": TIMEOUT_S,
+                "namespaceSelector": {"matchExpressions": [{
+                    "key": "kubernetes.io/metadata.name",
+                    "operator": "NotIn",
+                    "values": &exempt,
+                }]},
+                "matchConditions": [
+                    {
+                        "name": "pods-of-this-scheduler",
+                        "expression": format!(
+                            "object.spec.schedulerName == {}", quoted(&settings.scheduler_name)
+                        ),
+                    },
+                    {"name": condition.0, "expression": condition.1},
+                ],
+            })
+        };
+        let mutating = [
+            pods("pods.aliquot.dev", "Fail", ("asks-for-a-share", SHARE)),
+            pods(
+                "other-pods.aliquot.dev",
+                "Ignore",
+                ("asks-for-no-share", &format!("!({SHARE})")),
+            ),
+        ];
         let written = ["CREATE", "UPDATE"];
         let objects = json!({
             "name": "objects.aliquot.dev",
@@ -102,8 +125,8 @@ impl Configuration {
             }],
         });
         Self {
-            mutating: object("MutatingWebhookConfiguration", &pods),
-            validating: object("ValidatingWebhookConfiguration", &objects),
+            mutating: object("MutatingWebhookConfiguration", &mutating),
+            validating: object("ValidatingWebhookConfiguration", &[objects]),
         }
     }
 
@@ -168,7 +191,7 @@ where
     Ok(())
 }
 
-fn object(kind: &str, webhook: &Value) -> Value {
+fn object(kind: &str, webhooks: &[Value]) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
@@ -176,7 +199,7 @@ fn object(kind: &str, webhook: &Value) -> Value {
             "name": object::WEBHOOK_CONFIGURATION,
             "labels": {"app.kubernetes.io/part-of": "aliquot"},
         },
-        "webhooks": [webhook],
+        "webhooks": webhooks,
     })
 }
 
@@ -245,6 +268,35 @@ mod tests {
                     "request.userInfo.username != 'system:serviceaccount:here:aliquot-scheduler'",
             }])
         );
+    }
+
+    #[test]
+    fn a_pod_with_a_share_needs_an_answer_and_every_other_pod_is_made_without() {
+        let settings = Settings {
+            reach: Reach::Service,
+            namespace: "here".to_owned(),
+            scheduler_name: "us".to_owned(),
+            exempt_namespaces: Vec::new(),
+        };
+        let wanted = Configuration::new(&settings, "PEM").mutating;
+        let of = |at: usize, condition: usize| {
+            let webhook = &wanted["webhooks"][at];
+            let condition = &webhook["matchConditions"][condition]["expression"];
+            (webhook["failurePolicy"].clone(), condition.clone())
+        };
+        for at in [0, 1] {
+            assert_eq!(of(at, 0).1, "object.spec.schedulerName == 'us'");
+        }
+        assert_eq!(of(0, 1), (json!("Fail"), json!(SHARE)));
+        // No pod goes to both, and none to neither.
+        assert_eq!(of(1, 1), (json!("Ignore"), json!(format!("!({SHARE})"))));
+        for key in [
+            proto::names::request::MEMORY,
+            proto::names::request::FRACTION,
+        ] {
+            assert!(SHARE.contains(&format!("'{key}'")), "{key}");
+        }
+        assert!(SHARE.contains(proto::names::request::CONTAINER_PREFIX));
     }
 
     #[test]

@@ -5,12 +5,16 @@
 //! - `validate`: pure: queues, pod groups and topologies that nobody can mean, or too large.
 //! - `queues`: the queues that are there.
 //! - `configuration`: the two webhook configurations of `deploy/`, kept as they must be.
+//! - `apart`: a thread and a runtime of its own, so that nothing of the scheduler holds it up.
 //!
-//! Pods: `failurePolicy: Fail`, for those that name our scheduler alone: without the
-//! webhook no such pod is made, and every other pod is. The other kinds: `Ignore`, since
-//! the core copes with whatever they say.
+//! Pods that name our scheduler and ask for a share: `failurePolicy: Fail`, since a pod's
+//! resources stay as they were made, and no token can be given later. Other pods that name it,
+//! and the other kinds: `Ignore`, since the core copes with whatever they say.
+//!
+//! Every replica serves it, leader or not, from the moment that it has its certificate.
 
 mod amend;
+mod apart;
 mod configuration;
 mod queues;
 pub mod review;
@@ -65,21 +69,23 @@ pub fn configurations(settings: &Settings, ca_pem: &str) -> [serde_json::Value; 
 /// Why admission ended.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
-    /// The listener broke.
+    /// The listener broke, or there is no thread for it.
     #[error("the webhook cannot be served: {0}")]
     Serve(#[from] std::io::Error),
 }
 
-/// Serves the webhook and keeps its configuration, until `stop`.
+/// Serves the webhook and keeps its configuration, until `stop`. `admits` is true from the
+/// moment that it serves.
 ///
 /// # Errors
-/// The listener broke.
+/// The listener broke, or there is no thread for it.
 pub async fn run(
     door: Door,
     settings: Settings,
     rules: Rules,
     trust: Trust,
     client: kube::Client,
+    admits: watch::Sender<bool>,
     stop: CancellationToken,
 ) -> Result<(), AdmissionError> {
     let configuration = Configuration::new(&settings, trust.ca_pem());
@@ -95,10 +101,27 @@ pub async fn run(
         .route("/healthz", get(async || "ok"));
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();
+    let serving = {
+        // Who stops this part ends its thread as well.
+        let stop = end.clone();
+        let port = matches!(door, Door::Port(_));
+        let serve = async move {
+            admits.send_replace(true);
+            trust.serve(door, routes, stop).await
+        };
+        async move {
+            // Without a socket its caller is of this runtime, and so is its clock.
+            if port {
+                apart::run("admission", serve).await
+            } else {
+                serve.await
+            }
+        }
+    };
     // What serves comes first: a configuration without a server refuses pods.
     tokio::select! {
         biased;
-        ended = trust.serve(door, routes, stop) => Ok(ended?),
+        ended = serving => Ok(ended?),
         () = configuration.keep(client, end) => Ok(()),
     }
 }

@@ -84,15 +84,24 @@ fn check(
     let verdict = match request.kind.kind.as_str() {
         "Queue" => read(object).map(|queue| {
             let old = serde_json::to_value(&request.old_object).unwrap_or_default();
-            validate::queue(&queue, read(old).ok().as_ref(), limits, queues)
+            let judged = validate::queue(&queue, read(old).ok().as_ref(), limits, queues);
+            judged.map(|()| Vec::new())
         }),
-        "PodGroup" => read(object).map(|group| validate::pod_group(&group, limits)),
-        "Topology" => read(object).map(|topology| validate::topology(&topology)),
+        "PodGroup" => read(object)
+            .map(|group| validate::pod_group(&group, request.old_object.is_some(), limits)),
+        "Topology" => {
+            read(object).map(|topology| validate::topology(&topology).map(|()| Vec::new()))
+        }
         // Not asked for: nothing to say.
         _ => return response,
     };
     match verdict {
-        Ok(Ok(())) => response,
+        Ok(Ok(warnings)) if warnings.is_empty() => response,
+        Ok(Ok(warnings)) => {
+            let mut response = response;
+            response.warnings = Some(warnings.iter().map(|word| line(word)).collect());
+            response
+        }
         Ok(Err(invalid)) => response.deny(line(&invalid.to_string())),
         Err(unreadable) => response.deny(line(&unreadable)),
     }
@@ -168,6 +177,25 @@ mod tests {
             let answer = objects(review, &Limits::default(), &QueueTree::default());
             assert_eq!(answer["response"]["allowed"], allowed, "{kind}: {answer}");
         }
+    }
+
+    #[test]
+    fn what_is_let_pass_with_a_word_says_it_to_whoever_writes_it() {
+        let group = json!({"apiVersion": "g/v", "kind": "PodGroup", "metadata": {"name": "o"},
+            "spec": {"minSubGroup": 2, "subGroups": [{"name": "a", "minMember": 1}]}});
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "operation": "CREATE", "name": "o", "userInfo": {}, "options": {}, "dryRun": false,
+                "kind": {"group": "g", "version": "v", "kind": "PodGroup"},
+                "resource": {"group": "g", "version": "v", "resource": "r"}, "object": group, "oldObject": null,
+            },
+        });
+        let review = serde_json::from_value(review).unwrap();
+        let answer = objects(review, &Limits::default(), &QueueTree::default());
+        assert_eq!(answer["response"]["allowed"], true);
+        let word = "minSubGroup (2) exceeds the number of direct child SubGroups (1)";
+        assert_eq!(answer["response"]["warnings"], json!([word]));
     }
 
     #[test]

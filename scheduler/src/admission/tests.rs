@@ -19,6 +19,10 @@ impl Site {
         let client = kube::Client::try_from(server.handle().config()).unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(server.serve(stop.clone()));
+        Self::on(client, stop).await
+    }
+
+    async fn on(client: kube::Client, stop: CancellationToken) -> Self {
         let reached = ["127.0.0.1".to_owned()];
         let trust = crate::trust::establish(&client, "default", &reached)
             .await
@@ -40,6 +44,7 @@ impl Site {
             },
             trust,
             client.clone(),
+            watch::Sender::new(false),
             stop.clone(),
         ));
         let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
@@ -110,4 +115,41 @@ async fn a_contradiction_is_refused_with_its_sentence() {
         refused.contains("cannot request both GPU and GPU memory"),
         "{refused}"
     );
+}
+
+/// The main runtime has one thread here, and a decision that does not end keeps it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decision_that_takes_long_holds_up_no_pod() {
+    let server = ApiServer::bind(Config::default()).await.unwrap();
+    let config = server.handle().config();
+    let client = kube::Client::try_from(config.clone()).unwrap();
+    let stop = CancellationToken::new();
+    let _guard = stop.clone().drop_guard();
+    tokio::spawn(server.serve(stop.clone()));
+    let (up, configured) = tokio::sync::oneshot::channel();
+    let (over, decided) = std::sync::mpsc::channel::<()>();
+    let scheduler = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let client = kube::Client::try_from(config).unwrap();
+            let site = Site::on(client, stop.child_token()).await;
+            up.send(()).unwrap();
+            // The decision.
+            decided.recv().unwrap();
+            drop(site);
+        });
+    });
+    configured.await.unwrap();
+    let site = Site {
+        client,
+        _stop: CancellationToken::new().drop_guard(),
+    };
+    let share = json!({"gpu-memory": "2000"});
+    let made = site.create("default", "kai-scheduler", share).await;
+    over.send(()).unwrap();
+    assert_eq!(made.unwrap()["aliquot.dev/gpu-share"], "1");
+    scheduler.join().unwrap();
 }

@@ -41,20 +41,20 @@ pub(super) enum Invalid {
     GroupMinimum,
     #[error("subgroup {0:?}: minMember and minSubGroup are mutually exclusive")]
     SubGroupMinimum(String),
+    #[error("{field} ({asked}) must be 0 or more")]
+    Negative { field: String, asked: i32 },
+    #[error("subgroup {0:?}: minSubGroup cannot be set on a leaf SubGroup (no child SubGroups)")]
+    LeafSubGroups(String),
+    #[error("subgroup {0}: minMember is required")]
+    LeafMinimum(String),
     #[error(
-        "minSubGroup ({asked}) is not between 1 and the number of direct child SubGroups ({there})"
+        "subgroup {0:?}: minMember cannot be set on a mid-level SubGroup (has child SubGroups); use minSubGroup instead"
     )]
-    GroupChildren { asked: i32, there: usize },
-    #[error(
-        "subgroup {name:?}: minSubGroup ({asked}) is not between 1 and the number of direct child SubGroups ({there})"
-    )]
-    SubGroupChildren {
-        name: String,
-        asked: i32,
-        there: usize,
-    },
+    ParentMinimum(String),
     #[error("spec.levels: the label {0} is there twice")]
     LevelTwice(String),
+    #[error("spec.levels: the alias {0} is there twice, or is a node label of the topology")]
+    AliasTwice(String),
     #[error("spec.levels: a level without a node label")]
     LevelEmpty,
     #[error("spec.levels must name at least one node label")]
@@ -97,7 +97,15 @@ pub(super) fn queue(
     Ok(())
 }
 
-pub(super) fn pod_group(group: &PodGroup, limits: &Limits) -> Result<(), Invalid> {
+/// What is let pass with a word to whoever writes it, as KAI lets it pass.
+pub(super) type Warnings = Vec<String>;
+
+/// `changes`: the group is there already.
+pub(super) fn pod_group(
+    group: &PodGroup,
+    changes: bool,
+    limits: &Limits,
+) -> Result<Warnings, Invalid> {
     let there = group.spec.sub_groups.len();
     if there > limits.max_sub_groups as usize {
         return Err(Invalid::SubGroups {
@@ -122,8 +130,8 @@ pub(super) fn pod_group(group: &PodGroup, limits: &Limits) -> Result<(), Invalid
             });
         }
     }
-    minimums(group)?;
     depths(&parents, limits.max_sub_group_depth)?;
+    let warnings = minimums(group, changes)?;
     let asked = pods_at_once(group);
     if asked > u64::from(limits.max_gang_pods) {
         return Err(Invalid::GangPods {
@@ -131,7 +139,7 @@ pub(super) fn pod_group(group: &PodGroup, limits: &Limits) -> Result<(), Invalid
             most: limits.max_gang_pods,
         });
     }
-    Ok(())
+    Ok(warnings)
 }
 
 /// Its own minimum, or those of its sub-groups together.
@@ -170,41 +178,61 @@ fn depths(parents: &BTreeMap<&str, Option<&str>>, most: u32) -> Result<(), Inval
     Ok(())
 }
 
-/// Pods or sub-groups are counted, not both, and no more of these than there are.
-fn minimums(group: &PodGroup) -> Result<(), Invalid> {
+/// Pods or sub-groups are counted, not both. That more sub-groups are needed than there are is
+/// let pass: the others may come. So is, where the group was let in by an older version, the
+/// minimum of a sub-group with sub-groups (KAI, `podgroup_webhook.go`, August 2026).
+fn minimums(group: &PodGroup, changes: bool) -> Result<Warnings, Invalid> {
     let spec = &group.spec;
+    let mut warnings = Warnings::new();
     let mut count: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     for sub in &spec.sub_groups {
         let parent = sub.parent.as_deref().filter(|name| !name.is_empty());
         *count.entry(parent).or_default() += 1;
     }
     let children = |of: Option<&str>| count.get(&of).copied().unwrap_or(0);
-    let wrong = |asked: i32, there: usize| {
-        !usize::try_from(asked).is_ok_and(|asked| (1..=there).contains(&asked))
+    let too_many = |of: &str, asked: i32, there: usize| {
+        let more = usize::try_from(asked).is_ok_and(|asked| asked > there);
+        more.then(|| {
+            format!(
+                "{of}minSubGroup ({asked}) exceeds the number of direct child SubGroups ({there})"
+            )
+        })
     };
+    if spec.min_member.is_some() && spec.min_sub_group.is_some() {
+        return Err(Invalid::GroupMinimum);
+    }
+    not_negative("", spec.min_member, spec.min_sub_group)?;
     if let Some(asked) = spec.min_sub_group {
-        let there = children(None);
-        if spec.min_member.is_some_and(|pods| pods > 0) {
-            return Err(Invalid::GroupMinimum);
-        }
-        if wrong(asked, there) {
-            return Err(Invalid::GroupChildren { asked, there });
-        }
+        warnings.extend(too_many("", asked, children(None)));
     }
     for sub in &spec.sub_groups {
-        let Some(asked) = sub.min_sub_group else {
-            continue;
-        };
-        let there = children(Some(&sub.name));
-        if sub.min_member.is_some_and(|pods| pods > 0) {
+        if sub.min_member.is_some() && sub.min_sub_group.is_some() {
             return Err(Invalid::SubGroupMinimum(sub.name.clone()));
         }
-        if wrong(asked, there) {
-            return Err(Invalid::SubGroupChildren {
-                name: sub.name.clone(),
-                asked,
-                there,
-            });
+        let of = format!("subgroup {:?}: ", sub.name);
+        not_negative(&of, sub.min_member, sub.min_sub_group)?;
+        match (children(Some(&sub.name)), sub.min_member, sub.min_sub_group) {
+            (0, _, Some(_)) => return Err(Invalid::LeafSubGroups(sub.name.clone())),
+            (0, None, None) => return Err(Invalid::LeafMinimum(sub.name.clone())),
+            (1.., Some(_), _) => {
+                let wrong = Invalid::ParentMinimum(sub.name.clone());
+                if !changes {
+                    return Err(wrong);
+                }
+                warnings.push(wrong.to_string());
+            }
+            (there, _, Some(asked)) => warnings.extend(too_many(&of, asked, there)),
+            _ => {}
+        }
+    }
+    Ok(warnings)
+}
+
+fn not_negative(of: &str, pods: Option<i32>, parts: Option<i32>) -> Result<(), Invalid> {
+    for (field, asked) in [("minMember", pods), ("minSubGroup", parts)] {
+        if let Some(asked) = asked.filter(|asked| *asked < 0) {
+            let field = format!("{of}{field}");
+            return Err(Invalid::Negative { field, asked });
         }
     }
     Ok(())
@@ -224,6 +252,12 @@ pub(super) fn topology(topology: &Topology) -> Result<(), Invalid> {
             return Err(Invalid::LevelTwice(level.node_label.clone()));
         }
     }
+    // A level's name is one level's alone, whichever of the two it is.
+    for alias in levels.iter().filter_map(|level| level.alias.as_ref()) {
+        if !alias.is_empty() && !seen.insert(alias) {
+            return Err(Invalid::AliasTwice(alias.clone()));
+        }
+    }
     Ok(())
 }
 
@@ -233,61 +267,101 @@ mod tests {
     use crate::watch::Seen;
     use serde_json::{Value, json};
 
+    fn judged(spec: &Value, changes: bool) -> Result<Warnings, Invalid> {
+        let group = serde_json::from_value(json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup", "metadata": {"name": "g"},
+            "spec": spec,
+        }));
+        pod_group(&group.unwrap(), changes, &Limits::default())
+    }
+
     fn group(sub_groups: Value) -> Result<(), Invalid> {
-        pod_group(
-            &serde_json::from_value(json!({
-                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup", "metadata": {"name": "g"},
-                "spec": {"minMember": 1, "queue": "q", "subGroups": sub_groups},
-            }))
-            .unwrap(),
-            &Limits::default(),
-        )
+        let spec = json!({"minMember": 1, "queue": "q", "subGroups": sub_groups});
+        judged(&spec, false).map(|_| ())
     }
 
     #[test]
     fn pods_or_sub_groups_are_counted_but_not_both() {
-        let refused = |spec: Value| {
-            let group = json!({
-                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-                "metadata": {"name": "g"}, "spec": spec,
-            });
-            let group = serde_json::from_value(group).unwrap();
-            pod_group(&group, &Limits::default()).map_err(|why| why.to_string())
-        };
-        let two = json!([{"name": "a", "minMember": 1}, {"name": "b", "minMember": 1}]);
-        assert_eq!(refused(json!({"minSubGroup": 2, "subGroups": two})), Ok(()));
+        let two = json!([{"name": "a", "minMember": 1}, {"name": "b", "minMember": 0}]);
         let inner = |sub: Value| json!({"minMember": 1, "subGroups": [sub, {"name": "x", "minMember": 1, "parent": "a"}]});
-        assert_eq!(
-            refused(inner(json!({"name": "a", "minSubGroup": 1}))),
-            Ok(())
-        );
+        for spec in [
+            json!({"minMember": 0}),
+            json!({"minSubGroup": 2, "subGroups": two}),
+            json!({"minSubGroup": 0, "subGroups": two}),
+            inner(json!({"name": "a", "minSubGroup": 1})),
+            inner(json!({"name": "a", "minSubGroup": 0})),
+            inner(json!({"name": "a"})),
+        ] {
+            assert_eq!(judged(&spec, false), Ok(Vec::new()), "{spec}");
+        }
+        let leaf = |sub: Value| json!({"subGroups": [sub]});
         for (spec, expected) in [
             (
-                json!({"minMember": 1, "minSubGroup": 1, "subGroups": two}),
-                "exclusive",
+                json!({"minMember": 0, "minSubGroup": 1, "subGroups": two}),
+                "minMember and minSubGroup are mutually exclusive",
             ),
-            (json!({"minSubGroup": 3, "subGroups": two}), "(2)"),
-            (json!({"minSubGroup": 0, "subGroups": two}), "(0)"),
             (
-                inner(json!({"name": "a", "minMember": 1, "minSubGroup": 1})),
-                "exclusive",
+                inner(json!({"name": "a", "minMember": 0, "minSubGroup": 1})),
+                "subgroup \"a\": minMember and minSubGroup are mutually exclusive",
             ),
-            (inner(json!({"name": "a", "minSubGroup": 2})), "(1)"),
+            (
+                json!({"minSubGroup": -1, "subGroups": two}),
+                "minSubGroup (-1) must be 0 or more",
+            ),
+            (
+                leaf(json!({"name": "a", "minMember": -2})),
+                "subgroup \"a\": minMember (-2) must be 0 or more",
+            ),
+            (
+                leaf(json!({"name": "a", "minSubGroup": 0})),
+                "subgroup \"a\": minSubGroup cannot be set on a leaf SubGroup",
+            ),
+            (
+                leaf(json!({"name": "a"})),
+                "subgroup a: minMember is required",
+            ),
         ] {
-            let why = refused(spec).unwrap_err();
-            assert!(why.contains(expected), "{why}");
+            for changes in [false, true] {
+                let why = judged(&spec, changes).unwrap_err().to_string();
+                assert!(why.starts_with(expected), "{why}");
+            }
         }
     }
 
     #[test]
+    fn more_sub_groups_than_there_are_and_old_minimums_of_parents_are_let_pass_with_a_word() {
+        let two = json!([{"name": "a", "minMember": 1}, {"name": "b", "minMember": 1}]);
+        let inner =
+            |sub: Value| json!({"subGroups": [sub, {"name": "x", "minMember": 1, "parent": "a"}]});
+        for (spec, word) in [
+            (
+                json!({"minSubGroup": 3, "subGroups": two}),
+                "minSubGroup (3) exceeds the number of direct child SubGroups (2)",
+            ),
+            (
+                inner(json!({"name": "a", "minSubGroup": 2})),
+                "subgroup \"a\": minSubGroup (2) exceeds the number of direct child SubGroups (1)",
+            ),
+        ] {
+            for changes in [false, true] {
+                assert_eq!(judged(&spec, changes), Ok(vec![word.to_owned()]));
+            }
+        }
+        let old = inner(json!({"name": "a", "minMember": 0}));
+        let word = "subgroup \"a\": minMember cannot be set on a mid-level SubGroup (has child SubGroups); use minSubGroup instead";
+        assert_eq!(judged(&old, true), Ok(vec![word.to_owned()]));
+        assert_eq!(judged(&old, false).unwrap_err().to_string(), word);
+    }
+
+    #[test]
     fn a_tree_of_sub_groups_is_one() {
-        let sub = |name: &str, parent: Option<&str>| json!({"name": name, "minMember": 1, "parent": parent});
+        let sub = |name: &str, parent: Option<&str>| json!({"name": name, "parent": parent});
         assert_eq!(group(json!([])), Ok(()));
         assert_eq!(
             group(json!([
                 sub("a", None),
                 sub("b", Some("a")),
-                sub("c", Some("b"))
+                {"name": "c", "minMember": 1, "parent": "b"}
             ])),
             Ok(())
         );
@@ -323,7 +397,10 @@ mod tests {
     #[test]
     fn a_tree_that_is_too_deep_or_too_wide_is_refused() {
         let chain = |length: usize| -> Value {
-            let sub = |at: usize| json!({"name": format!("s{at}"), "parent": (at > 0).then(|| format!("s{}", at - 1))});
+            let sub = |at: usize| {
+                json!({"name": format!("s{at}"), "parent": (at > 0).then(|| format!("s{}", at - 1)),
+                    "minMember": (at + 1 == length).then_some(1)})
+            };
             (0..length).rev().map(sub).collect()
         };
         assert_eq!(group(chain(16)), Ok(()));
@@ -336,7 +413,7 @@ mod tests {
         }
         let wide = |count: usize| {
             (0..count)
-                .map(|at| json!({"name": format!("s{at}")}))
+                .map(|at| json!({"name": format!("s{at}"), "minMember": 1}))
                 .collect()
         };
         assert_eq!(group(wide(1024)), Ok(()));
@@ -349,15 +426,8 @@ mod tests {
 
     #[test]
     fn a_gang_that_needs_more_pods_at_once_than_any_cluster_has_is_refused() {
-        let of = |spec: Value| {
-            let group = json!({
-                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-                "metadata": {"name": "g"}, "spec": spec,
-            });
-            let group = serde_json::from_value(group).unwrap();
-            pod_group(&group, &Limits::default()).map_err(|why| why.to_string())
-        };
-        assert_eq!(of(json!({"minMember": 100_000})), Ok(()));
+        let of = |spec: Value| judged(&spec, false).map_err(|why| why.to_string());
+        assert_eq!(of(json!({"minMember": 100_000})), Ok(Vec::new()));
         let part = |name: &str, min: i32| json!({"name": name, "minMember": min});
         for (spec, asked) in [
             (json!({"minMember": 2_147_483_647}), 2_147_483_647),
@@ -466,5 +536,22 @@ mod tests {
             of(&["zone", "zone"]),
             Err(Invalid::LevelTwice("zone".into()))
         );
+    }
+
+    #[test]
+    fn the_other_name_of_a_level_is_its_own() {
+        let of = |zone: &str, rack: &str| {
+            let levels =
+                json!([{"nodeLabel": "zone", "alias": zone}, {"nodeLabel": "rack", "alias": rack}]);
+            let object = json!({"apiVersion": "kai.scheduler/v1alpha1", "kind": "Topology",
+                "metadata": {"name": "t"}, "spec": {"levels": levels}});
+            topology(&serde_json::from_value(object).unwrap())
+        };
+        assert_eq!(of("wide", "narrow"), Ok(()));
+        assert_eq!(of("", ""), Ok(()));
+        for (zone, rack) in [("wide", "wide"), ("rack", "narrow"), ("zone", "")] {
+            let twice = if zone == rack { rack } else { zone };
+            assert_eq!(of(zone, rack), Err(Invalid::AliasTwice(twice.into())));
+        }
     }
 }

@@ -185,8 +185,7 @@ fn tree(spec: &kai::PodGroupSpec, limits: &Limits) -> SubGroup {
                 min: spec
                     .min_member
                     .and_then(|min| u32::try_from(min).ok())
-                    .unwrap_or(1)
-                    .max(1),
+                    .unwrap_or(1),
                 topology: None,
             }],
             ..SubGroup::default()
@@ -208,10 +207,9 @@ fn tree(spec: &kai::PodGroupSpec, limits: &Limits) -> SubGroup {
     root
 }
 
-/// How many children must be satisfied. None at all is nobody's meaning.
+/// How many children must be satisfied.
 fn needed(min: Option<i32>) -> Option<u32> {
     min.and_then(|min| u32::try_from(min).ok())
-        .filter(|min| *min > 0)
 }
 
 /// Sub-groups by their parent's name.
@@ -276,6 +274,15 @@ pub(super) fn topology(topology: &kai::Topology) -> Topology {
             .levels
             .iter()
             .map(|level| Arc::from(level.node_label.as_str()))
+            .collect(),
+        aliases: topology
+            .spec
+            .levels
+            .iter()
+            .filter_map(|level| {
+                let alias = level.alias.as_deref().filter(|alias| !alias.is_empty())?;
+                Some((Arc::from(alias), Arc::from(level.node_label.as_str())))
+            })
             .collect(),
     }
 }
@@ -437,12 +444,25 @@ mod tests {
         let inner = &group.root.groups[0];
         let least: Vec<u32> = inner.sets.iter().map(|set| set.min).collect();
         assert_eq!((inner.min_children, least), (Some(2), vec![4, 1, 1]));
-        assert_eq!(
-            read_group(json!({"minSubGroup": 0, "subGroups": [{"name": "a"}]}))
-                .root
-                .min_children,
-            None
-        );
+        let none = json!({"minSubGroup": 0, "subGroups": [{"name": "a"}]});
+        assert_eq!(read_group(none).root.min_children, Some(0));
+        for (min, least) in [(json!(0), 0), (json!(null), 1), (json!(-1), 1)] {
+            let group = read_group(json!({"minMember": min}));
+            assert_eq!(group.root.sets[0].min, least, "{min}");
+        }
+    }
+
+    #[test]
+    fn the_other_name_of_a_level_stands_for_its_label() {
+        let read: kai::Topology = serde_json::from_value(json!({
+            "apiVersion": "kai.scheduler/v1alpha1", "kind": "Topology", "metadata": {"name": "t"},
+            "spec": {"levels": [{"nodeLabel": "a/zone"}, {"nodeLabel": "a/rack", "alias": "rack"}]},
+        }))
+        .unwrap();
+        let topology = topology(&read);
+        assert_eq!(topology.levels, ["a/zone", "a/rack"].map(Arc::from));
+        let aliases = BTreeMap::from([(Arc::from("rack"), Arc::from("a/rack"))]);
+        assert_eq!(topology.aliases, aliases);
     }
 
     #[test]

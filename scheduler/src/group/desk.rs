@@ -95,6 +95,7 @@ pub async fn run(
         steps: Steps {
             owners: Arc::new(Owners::new(client.clone())),
             groups: Arc::clone(&shared.groups),
+            known: shared.known,
             client,
             queue_label: Arc::from(settings.queue_label.as_str()),
         },

@@ -44,6 +44,8 @@ pub(super) struct Draft {
     pub(super) preemptibility: Option<String>,
     /// How many pods must be placed at once.
     pub(super) min: i64,
+    /// How many of the sub-groups without a parent must be; then `min` says nothing.
+    pub(super) min_parts: Option<i64>,
     pub(super) topology: Option<TopologyConstraint>,
     pub(super) sub_groups: Vec<SubGroup>,
     /// The pod's sub-group; none if the group has no sub-groups, or the pod is in none of them.
@@ -88,6 +90,7 @@ impl Draft {
             class: class(owners, pod, classes).unwrap_or_else(|| default_class.to_owned()),
             preemptibility: first(owners, pod, preemptibility).map(str::to_owned),
             min: 1,
+            min_parts: None,
             topology: constraint(|key| top.annotation(key)),
             sub_groups: Vec::new(),
             part: None,
@@ -99,6 +102,7 @@ impl Draft {
         self.name = group_name(pod.name(), pod.uid());
         self.owner = pod.reference();
         self.min = 1;
+        self.min_parts = None;
         self.sub_groups.clear();
         self.part = None;
         self

@@ -16,7 +16,8 @@
 //!   `backoff`: the pause after a failure.
 //! - `owners`: reads the owners of a pod, up to the top.
 //! - `rules`: which rule applies to which kind of owner. `draft`: what all groups have in common.
-//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each.
+//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `known`:
+//!   what the watch says of groups.
 //! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
 //!   groups. `voice`: tells people why a pod has no group.
 //!
@@ -36,6 +37,7 @@ mod entry;
 mod gang;
 mod groups;
 mod jobset;
+mod known;
 mod kubeflow;
 mod lull;
 mod lws;
@@ -54,6 +56,7 @@ mod write;
 
 pub use desk::{Settings, run};
 pub(crate) use draft::name_of_pod_alone;
+pub(crate) use known::KnownGroups;
 pub use need::must_wait;
 pub use shared::Shared;
 pub use tee::{Tee, Told};

@@ -117,6 +117,8 @@ impl Owners {
                     Found::Hidden | Found::Missing => None,
                 })
             }
+            // Known from the watch.
+            Want::Flat { .. } => Ok(None),
             Want::Pod { labels } => {
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
                 let params = ListParams::default().labels(labels);

@@ -8,7 +8,7 @@ use super::object::{Object, Reference};
 use super::{gang, jobset, kubeflow, lws, ray};
 
 /// Annotation on a Job or a `JobSet`: how many pods must fit at once.
-const BATCH_MIN_MEMBER: &str = proto::names::kai::BATCH_MIN_MEMBER;
+pub(super) const BATCH_MIN_MEMBER: &str = proto::names::kai::BATCH_MIN_MEMBER;
 /// The same on a `StatefulSet`.
 const MIN_MEMBER: &str = proto::names::kai::MIN_MEMBER;
 /// Labels of a pod of Spark; the second names the application.
@@ -58,6 +58,8 @@ pub(super) enum Want {
     },
     /// Whether a pod with these labels exists and is not being deleted.
     Pod { labels: String },
+    /// Whether the object with that UID has a group without sub-groups.
+    Flat { owner: String },
 }
 
 /// What was found.
@@ -65,6 +67,7 @@ pub(super) enum Want {
 pub(super) enum Extra {
     Object(Box<Object>),
     Pod(bool),
+    Flat(bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +163,9 @@ pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
             name: name.to_owned(),
         }),
         Rule::Mpi => kubeflow::launcher_wanted(&top, scene.pod),
+        Rule::JobSet => Some(Want::Flat {
+            owner: top.uid().to_owned(),
+        }),
         _ => None,
     }
 }
@@ -214,7 +220,11 @@ pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
         Rule::StatefulSet => stateful_set(&top, of_top(TRAIN)),
         Rule::JobSet => {
             let min = min_member(&top, BATCH_MIN_MEMBER)?;
-            jobset::draft(&top, of_top(TRAIN), pod, min)
+            let rule = match scene.extra {
+                Some(Extra::Flat(true)) => jobset::old,
+                _ => jobset::draft,
+            };
+            rule(&top, of_top(TRAIN), pod, min)
         }
         Rule::Kubeflow(specs) => kubeflow::sum(&top, of_top(TRAIN), specs),
         Rule::PyTorch => kubeflow::pytorch(&top, of_top(TRAIN), pod),
@@ -278,11 +288,14 @@ fn knative(scene: Scene<'_>, top: &Object) -> Result<Draft, RuleError> {
 
 /// The annotation's number, at least 1.
 fn min_member(owner: &Object, key: &str) -> Result<Option<i64>, RuleError> {
-    let Some(text) = owner.annotation(key) else {
-        return Ok(None);
-    };
+    let text = owner.annotation(key);
+    text.map(|text| count(owner, key, text)).transpose()
+}
+
+/// The number that an annotation says, at least 1.
+pub(super) fn count(owner: &Object, key: &str, text: &str) -> Result<i64, RuleError> {
     match text.parse::<i32>() {
-        Ok(min) if min >= 1 => Ok(Some(i64::from(min))),
+        Ok(min) if min >= 1 => Ok(i64::from(min)),
         _ => Err(RuleError::of(
             owner,
             format!("annotation {key} is {text:?}, which is no whole number from 1 on"),

@@ -1,6 +1,7 @@
 //! What the grouper and the binder share.
 
 use super::groups::Groups;
+use super::known::KnownGroups;
 use super::member::Memberships;
 use crate::config::LonePodGroups;
 use kube::Client;
@@ -11,6 +12,8 @@ use std::sync::Arc;
 pub struct Shared {
     pub(crate) groups: Arc<Groups>,
     pub(crate) memberships: Memberships,
+    /// The groups that are there.
+    pub(crate) known: KnownGroups,
     lone_pods: LonePodGroups,
 }
 
@@ -20,6 +23,7 @@ impl Shared {
         Self {
             groups: Arc::new(Groups::new(client)),
             memberships: Memberships::default(),
+            known: KnownGroups::default(),
             lone_pods,
         }
     }

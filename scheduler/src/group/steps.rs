@@ -3,17 +3,19 @@
 
 use super::draft::{Classes, Draft};
 use super::groups::{GroupError, Groups};
+use super::known::KnownGroups;
 use super::member::Membership;
 use super::missing::Missing;
 use super::need::is_in;
-use super::object::Object;
+use super::object::{Object, Reference};
 use super::owners::{OwnerError, Owners};
-use super::rules::{self, RuleError, Scene};
+use super::rules::{self, Extra, RuleError, Scene, Want};
 use super::write;
 use crate::act::answer::{self, Answer};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use proto::names::kai;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -28,6 +30,13 @@ pub(super) enum GroupingError {
     Group(#[from] GroupError),
     #[error("its pod group cannot be written on it: {0}")]
     Pod(String),
+    #[error(
+        "{0} has the annotation {skip}, and the pod names no PodGroup: set its annotation {group}",
+        skip = kai::SKIP_GROUPER, group = kai::POD_GROUP
+    )]
+    Skipped(Reference),
+    #[error("pod groups are not listed yet, and it may be in one")]
+    Unlisted,
 }
 
 /// What the tasks of all pods share.
@@ -36,6 +45,7 @@ pub(super) struct Steps {
     pub(super) client: Client,
     pub(super) owners: Arc<Owners>,
     pub(super) groups: Arc<Groups>,
+    pub(super) known: KnownGroups,
     pub(super) queue_label: Arc<str>,
 }
 
@@ -85,7 +95,11 @@ impl Steps {
             return Ok(());
         }
         let pod = Object::of_pod(&pod);
-        let draft = self.draft(&pod, classes, Instant::now()).await?;
+        let draft = match self.draft(&pod, classes, Instant::now()).await {
+            // Whoever names the group makes it.
+            Err(GroupingError::Skipped(_)) => return Ok(()),
+            draft => draft?,
+        };
         if draft.name == missing.group {
             self.groups.ensure(&write::group(&draft)).await?;
         }
@@ -99,7 +113,9 @@ impl Steps {
         classes: &Classes,
         since: Instant,
     ) -> Result<Draft, GroupingError> {
+        skipped(pod)?;
         let mut chain = self.owners.chain(pod, since).await?;
+        chain.iter().try_for_each(skipped)?;
         let mut pod = pod.clone();
         for object in chain.iter_mut().chain([&mut pod]) {
             object.name_queue_by(&self.queue_label);
@@ -112,10 +128,22 @@ impl Steps {
             classes,
         };
         let extra = match rules::want(scene) {
+            Some(Want::Flat { owner }) => {
+                let flat = self.known.is_flat(&owner).ok_or(GroupingError::Unlisted)?;
+                Some(Extra::Flat(flat))
+            }
             Some(want) => self.owners.extra(pod.namespace(), &want).await?,
             None => None,
         };
         scene.extra = extra.as_ref();
         Ok(rules::draft(scene)?)
     }
+}
+
+/// Somebody else groups the pod that this is, or owns.
+fn skipped(object: &Object) -> Result<(), GroupingError> {
+    if object.annotation(kai::SKIP_GROUPER) == Some("true") {
+        return Err(GroupingError::Skipped(object.reference()));
+    }
+    Ok(())
 }

@@ -317,7 +317,8 @@ impl Tee {
                 self.say(News::Groups);
             }
             Seen::There(group) => {
-                let group = key(group);
+                let (of, group) = (group, key(group));
+                self.shared.known.there(&group, of);
                 self.drafted.remove(&group);
                 self.unmade.remove(&group);
                 self.groups.there(group);
@@ -325,6 +326,7 @@ impl Tee {
             Seen::Gone(group) => {
                 let group = key(group);
                 self.groups.gone(&group);
+                self.shared.known.gone(&group);
                 self.say_gone(group);
             }
             Seen::Listed => {
@@ -334,6 +336,8 @@ impl Tee {
                     let _ = self.pass(Fact::Group(Seen::There(group)));
                 }
                 self.groups.end();
+                let names = &self.groups.names;
+                self.shared.known.listed(|key| names.contains(key));
                 self.are_listed = true;
                 self.say_missing();
             }

@@ -1,7 +1,8 @@
 //! The group as an object, and what has to change in an existing one. Pure.
 //!
 //! A person may edit a group's queue, node pool, `markUnschedulable` and `schedulingBackoff`: these
-//! are written when the group is created and never again.
+//! are written when the group is created and never again. So is a topology constraint, unless the
+//! workload itself names a topology.
 
 use super::draft::Draft;
 use super::object::Reference;
@@ -26,8 +27,12 @@ pub(super) fn group(draft: &Draft) -> PodGroup {
             ..ObjectMeta::default()
         },
         spec: PodGroupSpec {
-            // Definitions of pod groups demand at least one.
-            min_member: Some(i32::try_from(draft.min.max(1)).unwrap_or(i32::MAX)),
+            // KAI's definitions of pod groups demand at least one.
+            min_member: (draft.min_parts.is_none())
+                .then(|| i32::try_from(draft.min.max(1)).unwrap_or(i32::MAX)),
+            min_sub_group: draft
+                .min_parts
+                .map(|min| i32::try_from(min.max(0)).unwrap_or(i32::MAX)),
             queue: Some(draft.queue.clone()),
             priority_class_name: Some(draft.class.clone()),
             preemptibility: draft.preemptibility.clone(),
@@ -87,6 +92,11 @@ pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
         json!(new.min_member),
     );
     differs(
+        "minSubGroup",
+        old.min_sub_group == new.min_sub_group,
+        json!(new.min_sub_group),
+    );
+    differs(
         "priorityClassName",
         old.priority_class_name == new.priority_class_name,
         json!(new.priority_class_name),
@@ -97,10 +107,15 @@ pub(super) fn change(found: &PodGroup, wanted: &PodGroup) -> Option<Value> {
             == new.preemptibility.as_deref().unwrap_or_default(),
         json!(new.preemptibility),
     );
+    let named = |spec: &PodGroupSpec| {
+        let constraint = spec.topology_constraint.as_ref();
+        constraint.is_some_and(|it| it.topology.as_ref().is_some_and(|name| !name.is_empty()))
+    };
     differs(
         "topologyConstraint",
-        old.topology_constraint.clone().unwrap_or_default()
-            == new.topology_constraint.clone().unwrap_or_default(),
+        !named(new)
+            || old.topology_constraint.clone().unwrap_or_default()
+                == new.topology_constraint.clone().unwrap_or_default(),
         // With null for levels that are no longer asked for: a merge would keep them.
         json!(new.topology_constraint.as_ref().map(|constraint| json!({
             "topology": constraint.topology,

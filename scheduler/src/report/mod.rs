@@ -2,7 +2,7 @@
 //!
 //! - `amounts`: the core's numbers as Kubernetes' quantities.
 //! - `patch`: pure: a view → the status that an object is to have.
-//! - [`QueueMeters`]: gauges by queue.
+//! - [`QueueMeters`]: gauges by queue. `voice`: events about pod groups that wait.
 //!
 //! In: [`Views`], the latest alone. Out: one patch for each object whose status is another
 //! than was written last. A patch without an answer is made again, and once more when the
@@ -13,8 +13,10 @@
 mod amounts;
 mod meters;
 mod patch;
+mod voice;
 
 pub use meters::QueueMeters;
+pub(crate) use voice::Voice;
 
 use crate::act::answer::{self, Answer};
 use futures::StreamExt as _;
@@ -98,9 +100,10 @@ impl Written {
 }
 
 /// Reports until `stop`, or until nobody has anything to report.
-pub async fn run(
+pub(crate) async fn run(
     client: kube::Client,
     meters: Arc<QueueMeters>,
+    mut voice: Option<Voice>,
     mut views: watch::Receiver<Views>,
     stop: CancellationToken,
 ) {
@@ -129,7 +132,14 @@ pub async fn run(
         }
         let written = leads.get_or_insert_with(|| Written::since(Instant::now()));
         written.settle(Instant::now());
-        let round = round(&client, &views, written);
+        let round = async {
+            let whole = round(&client, &views, written).await;
+            let told = match &mut voice {
+                Some(voice) => voice.tell(&views.groups).await,
+                None => true,
+            };
+            whole && told
+        };
         let whole = tokio::select! {
             biased;
             () = stop.cancelled() => return,

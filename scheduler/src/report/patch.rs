@@ -33,9 +33,12 @@ pub(super) fn group(view: &GroupView) -> Value {
         (0, _) => "Pending",
         (_, _) => "Running",
     };
+    // Who is not complete yet is no case for anybody who makes room or nodes.
+    let ready = |kind: &ReasonKind| !matches!(kind, ReasonKind::NotReady | ReasonKind::Gated);
     let conditions: Vec<Value> = view
         .reason
         .iter()
+        .filter(|(kind, _)| ready(kind))
         .map(|(kind, line)| {
             json!({
                 "type": "UnschedulableOnNodePool",

@@ -74,11 +74,25 @@ impl Site {
             "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup", "metadata": {"name": "g"},
             "spec": {"minMember": 1, "queue": "team"},
         }));
-        groups.create(&parameters, &group.unwrap()).await.unwrap();
+        let made = groups.create(&parameters, &group.unwrap()).await.unwrap();
+        let known = crate::group::KnownGroups::default();
+        for name in ["g".to_owned()]
+            .into_iter()
+            .chain((0..40).map(|at| format!("g{at}")))
+        {
+            known.there(&("default".to_owned(), name), &made);
+        }
+        let voice = Voice::new(client.clone(), known, "us".to_owned(), "one".to_owned());
         let (views, reported) = watch::channel(Views::default());
         let mut registry = Registry::default();
         let meters = Arc::new(QueueMeters::registered(&mut registry));
-        tokio::spawn(run(client.clone(), meters, reported, stop.clone()));
+        tokio::spawn(run(
+            client.clone(),
+            meters,
+            Some(voice),
+            reported,
+            stop.clone(),
+        ));
         Self {
             client,
             server: handle,
@@ -258,7 +272,7 @@ async fn written(lost: bool) -> Vec<Duration> {
     let meters = Arc::new(QueueMeters::registered(&mut Registry::default()));
     let client = kube::Client::new(service, "default");
     let stop = CancellationToken::new();
-    tokio::spawn(run(client, meters, reported, stop.clone()));
+    tokio::spawn(run(client, meters, None, reported, stop.clone()));
     let _stop = stop.drop_guard();
     views.send_replace(Views {
         queues: vec![queue("team", None, 0, 0)],
@@ -289,4 +303,86 @@ async fn a_new_leader_writes_every_status_once_more_when_no_write_of_the_last_on
     let since = second.saturating_sub(*first);
     assert!(since >= answer::LANDING, "{sent:?}");
     assert!(since < answer::LANDING + PAUSE * 2, "{sent:?}");
+}
+
+#[tokio::test]
+async fn a_group_that_waits_says_so_once_for_each_reason_and_one_that_is_not_ready_has_no_condition()
+ {
+    let site = Site::start().await;
+    let events: Api<k8s_openapi::api::events::v1::Event> =
+        Api::namespaced(site.client.clone(), "default");
+    let waits = |kind: ReasonKind, line: &str, pending: u32| GroupView {
+        reason: Some((kind, line.into())),
+        pending,
+        ..group(None)
+    };
+    for (view, condition) in [
+        (waits(ReasonKind::NotReady, "Waiting for 3 pods", 1), false),
+        (waits(ReasonKind::NotReady, "Waiting for 2 pods", 2), false),
+        (waits(ReasonKind::OverLimit, "over its limit", 3), true),
+        (waits(ReasonKind::Promised, "has a place", 4), true),
+    ] {
+        let pending = view.pending;
+        site.say(Vec::new(), vec![view], true);
+        let status = site
+            .until(GROUP, |status| status["pending"] == pending)
+            .await;
+        let there = status["schedulingConditions"].as_array().unwrap();
+        assert_eq!(!there.is_empty(), condition, "{status}");
+    }
+    let mut said = Vec::new();
+    let told = async {
+        while said.len() < 2 {
+            let list = events
+                .list(&kube::api::ListParams::default())
+                .await
+                .unwrap();
+            said = list.items;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), told)
+        .await
+        .unwrap();
+    let mut said: Vec<_> = said
+        .iter()
+        .map(|event| {
+            let about = event.regarding.as_ref().unwrap();
+            assert_eq!(about.kind.as_deref(), Some("PodGroup"));
+            assert!(about.uid.as_deref().is_some_and(|uid| !uid.is_empty()));
+            (
+                event.reason.as_deref().unwrap(),
+                event.note.as_deref().unwrap(),
+            )
+        })
+        .collect();
+    said.sort_unstable();
+    assert_eq!(
+        said,
+        [
+            ("NotReady", "Waiting for 3 pods"),
+            ("Unschedulable", "over its limit")
+        ]
+    );
+}
+
+#[tokio::test]
+async fn of_many_groups_that_begin_to_wait_at_once_each_is_told_though_nothing_else_happens() {
+    let site = Site::start().await;
+    let events: Api<k8s_openapi::api::events::v1::Event> =
+        Api::namespaced(site.client.clone(), "default");
+    let groups = (0..40).map(|at| GroupView {
+        group: format!("default/g{at}").as_str().into(),
+        ..group(Some("over its limit"))
+    });
+    site.say(Vec::new(), groups.collect(), true);
+    let all = async {
+        let list = kube::api::ListParams::default();
+        while events.list(&list).await.unwrap().items.len() < 40 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), all)
+        .await
+        .expect("40 events");
 }

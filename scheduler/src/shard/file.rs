@@ -396,6 +396,51 @@ mod tests {
     }
 
     #[test]
+    fn what_kais_flags_switch_and_these_decisions_do_not_is_said_however_go_writes_it() {
+        let said = |flag: &str, value: &str| {
+            let args = format!("{HEAD}  args:\n    {flag}: \"{value}\"\n");
+            read(&args).1.join("; ")
+        };
+        for (flag, effect, harmless, word) in [
+            (
+                "full-hierarchy-fairness",
+                ["false", "False", "f", "0"],
+                "true",
+                "cannot be switched off",
+            ),
+            (
+                "allow-consolidating-reclaim",
+                ["false", "FALSE", "F", "0"],
+                "T",
+                "cannot be switched off",
+            ),
+            (
+                "restrict-node-scheduling",
+                ["true", "True", "t", "1"],
+                "false",
+                "every node of the pool is used",
+            ),
+            (
+                "schedule-csi-storage",
+                ["true", "TRUE", "T", "1"],
+                "0",
+                "has no effect",
+            ),
+        ] {
+            for value in effect {
+                let said = said(flag, value);
+                assert!(
+                    said.contains(flag) && said.contains(word),
+                    "{flag} {value}: {said}"
+                );
+            }
+            assert_eq!(said(flag, harmless), "", "{flag}");
+            let odd = refused(&format!("  args:\n    {flag}: \"maybe\"\n"));
+            assert!(odd.contains("maybe is neither true nor false"), "{odd}");
+        }
+    }
+
+    #[test]
     fn each_shard_has_its_nodes_its_settings_and_decisions_of_its_own() {
         let (plan, _) = read(
             "# ours\napiVersion: aliquot.dev/v1alpha1\nkind: SchedulerConfiguration\n\

@@ -14,13 +14,11 @@ use std::fmt;
 use std::marker::PhantomData;
 
 /// Flags of KAI's scheduler whose meaning is not about decisions, or built in here.
-const PASSED: [&str; 28] = [
-    "allow-consolidating-reclaim",
+const PASSED: [&str; 26] = [
     "cpu-worker-node-label-key",
     "detailed-fit-errors",
     "enable-profiler",
     "feature-gates",
-    "full-hierarchy-fairness",
     "gpu-worker-node-label-key",
     "inform",
     "kubeconfig",
@@ -236,15 +234,28 @@ fn flag(
             read.pool_key = Some(value.value.clone());
         }
         "partition-label-value" => read.pool.clone_from(&value.value),
-        "full-hierarchy-fairness" | "allow-consolidating-reclaim" if value.value == "false" => {
-            let why = format!("{} cannot be switched off", name.value);
-            remarks.push(remark(name, why));
+        "full-hierarchy-fairness" | "allow-consolidating-reclaim" => {
+            if !truth(value)? {
+                let why = format!("{} cannot be switched off", name.value);
+                remarks.push(remark(name, why));
+            }
         }
-        "restrict-node-scheduling" | "schedule-csi-storage" if value.value == "true" => {
-            let why = format!("{} has no effect", name.value);
-            remarks.push(remark(name, why));
+        "restrict-node-scheduling" => {
+            if truth(value)? {
+                let why = format!(
+                    "{} has no effect: every node of the pool is used, also one without a worker's label; taint the others, or give the pool's label to fewer",
+                    name.value
+                );
+                remarks.push(remark(name, why));
+            }
         }
-        "nodepool-label-key" | "restrict-node-scheduling" | "schedule-csi-storage" => {}
+        "schedule-csi-storage" => {
+            if truth(value)? {
+                let why = format!("{} has no effect", name.value);
+                remarks.push(remark(name, why));
+            }
+        }
+        "nodepool-label-key" => {}
         known if PASSED.contains(&known) => {}
         _ => remarks.push(remark(
             name,
@@ -341,6 +352,15 @@ fn placement(text: &Spanned<String>) -> Result<Placement, Remark> {
             text,
             format!("{other} is neither binpack nor spread nor fragmentation"),
         )),
+    }
+}
+
+/// Go's truth (`strconv.ParseBool`), as KAI's flags read it.
+fn truth(text: &Spanned<String>) -> Result<bool, Remark> {
+    match text.value.as_str() {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        other => Err(remark(text, format!("{other} is neither true nor false"))),
     }
 }
 

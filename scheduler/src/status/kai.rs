@@ -284,11 +284,11 @@ mod tests {
         for event in scheduler_core::text::read(world).unwrap() {
             core.apply(event);
         }
-        let decision = core.decide(scheduler_core::units::Time(5_000));
         let mut registry = Registry::default();
         let meters = Meters::registered(&mut registry);
         let queues = QueueMeters::registered(&mut registry);
         queues.set(&core.queues());
+        let decision = core.decide(scheduler_core::units::Time(5_000));
         meters.decided(
             &decision,
             Duration::from_millis(3),

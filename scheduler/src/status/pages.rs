@@ -1,5 +1,5 @@
-//! `/metrics`, `/healthz`, `/readyz`, and for people: `/snapshot`, `/explain?pod=UID`,
-//! `/observed`; `?shard=NAME` where there are several.
+//! `/metrics`, `/healthz`, `/readyz`, `/readyz/scheduling`, and for people: `/snapshot`,
+//! `/explain?pod=UID`, `/observed`; `?shard=NAME` where there are several.
 
 use super::Status;
 use crate::cycle::Question;
@@ -24,6 +24,8 @@ pub struct Pages {
     pub registry: Arc<Registry>,
     /// Where the cycle is.
     pub status: watch::Receiver<Status>,
+    /// Whether pods are admitted here; `None`: this process admits none.
+    pub admits: Option<watch::Receiver<bool>>,
     /// To the cycle.
     pub questions: mpsc::Sender<Question>,
 }
@@ -34,6 +36,7 @@ pub fn router(pages: Pages) -> Router {
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
+        .route("/readyz/scheduling", get(scheduling))
         .route("/snapshot", get(snapshot))
         .route("/explain", get(explain))
         .route("/observed", get(observed))
@@ -57,8 +60,22 @@ async fn healthz(Extract(pages): Extract<Pages>) -> Response {
     }
 }
 
-/// Everything was listed; a replica without the lease is ready too.
+/// Pods are admitted here, by a leader or not, busy or not: the API server must find who gives a
+/// share its token. Who admits none is ready once everything was listed.
 async fn readyz(Extract(pages): Extract<Pages>) -> Response {
+    match &pages.admits {
+        None => scheduling(Extract(pages)).await,
+        Some(admits) if *admits.borrow() => "ok\n".into_response(),
+        Some(_) => {
+            let why =
+                "pods are not admitted yet: keys and certificate are not there, see the log\n";
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
+    }
+}
+
+/// Everything was listed; a replica without the lease is ready too.
+async fn scheduling(Extract(pages): Extract<Pages>) -> Response {
     let missing = pages.status.borrow().missing.clone();
     if missing.is_empty() {
         "ok\n".into_response()

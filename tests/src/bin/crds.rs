@@ -127,7 +127,14 @@ fn as_kai_has_it(crd: &mut Value) -> Result<()> {
     };
     match kind.as_str() {
         "PodGroup" => {
-            rule("/minMember", json!({ "minimum": 1 }))?;
+            for least in [
+                "/minMember",
+                "/minSubGroup",
+                "/subGroups/items/properties/minMember",
+                "/subGroups/items/properties/minSubGroup",
+            ] {
+                rule(least, json!({ "minimum": 0 }))?;
+            }
             rule(
                 "/preemptibility",
                 json!({ "enum": ["preemptible", "non-preemptible", ""] }),
@@ -145,11 +152,15 @@ fn as_kai_has_it(crd: &mut Value) -> Result<()> {
                     "maxItems": 16,
                     "x-kubernetes-list-type": "atomic",
                     "x-kubernetes-validations": [
-                        { "rule": "self == oldSelf", "message": "levels cannot be changed: delete the topology and create it again" },
+                        { "rule": "self.map(level, level.nodeLabel) == oldSelf.map(level, level.nodeLabel)", "message": "levels cannot be changed: delete the topology and create it again" },
                         { "rule": "self.all(level, self.exists_one(other, other.nodeLabel == level.nodeLabel))", "message": "each level needs a label of its own" },
                         { "rule": "self.all(level, level.nodeLabel != 'kubernetes.io/hostname' || self[size(self) - 1].nodeLabel == 'kubernetes.io/hostname')", "message": "kubernetes.io/hostname can only be the last level" },
                     ],
                 }),
+            )?;
+            rule(
+                "/levels/items/properties/alias",
+                json!({ "minLength": 1, "maxLength": 316 }),
             )?;
             rule(
                 "/levels/items/properties/nodeLabel",

@@ -62,6 +62,7 @@ struct Site {
     work: mpsc::UnboundedSender<Work>,
     outcomes: mpsc::UnboundedReceiver<Outcome>,
     trust: Trust,
+    grouping: crate::group::Shared,
     decisions: u64,
     stop: CancellationToken,
 }
@@ -81,6 +82,7 @@ impl Site {
         tokio::spawn(server.serve(stop.clone()));
         let names = ["localhost".to_owned()];
         let trust = trust::establish(&client, NS, &names).await.unwrap();
+        let grouping = crate::group::Shared::new(client.clone(), LonePodGroups::Write);
         let (work, todo) = mpsc::unbounded_channel();
         let (said, outcomes) = mpsc::unbounded_channel();
         tokio::spawn(run(
@@ -92,7 +94,7 @@ impl Site {
                 respect_budgets: budgets,
                 pools: [(1, "pool-a".to_owned())].into(),
                 busy: watch::Sender::new(false),
-                grouping: crate::group::Shared::new(client.clone(), LonePodGroups::Write),
+                grouping: grouping.clone(),
                 wall: crate::clock::Wall::machine(),
             },
             client.clone(),
@@ -108,6 +110,7 @@ impl Site {
             work,
             outcomes,
             trust,
+            grouping,
             decisions: 0,
             stop,
         }
@@ -401,4 +404,72 @@ async fn a_volume_that_another_claim_took_first_is_left_to_it() {
         None
     );
     site.nothing_more().await;
+}
+
+/// Kind of the object, type, reason and note.
+async fn events(site: &Site, count: usize) -> Vec<[String; 4]> {
+    let api: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(site.client.clone(), NS);
+    let mut found = Vec::new();
+    let there = async {
+        while found.len() < count {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let list = api.list(&kube::api::ListParams::default()).await.unwrap();
+            let of = |event: k8s_openapi::api::events::v1::Event| {
+                let kind = event.regarding.and_then(|about| about.kind);
+                [kind, event.type_, event.reason, event.note].map(Option::unwrap_or_default)
+            };
+            found = list.items.into_iter().map(of).collect();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), there)
+        .await
+        .expect("events");
+    found.sort_unstable();
+    found
+}
+
+#[tokio::test]
+async fn a_refused_binding_a_promise_and_a_stale_group_are_told_as_kai_tells_them() {
+    let mut site = Site::start().await;
+    let pod = site.pod("p", false).await;
+    for _ in 0..10 {
+        site.server
+            .plan("POST", "/p/binding", Fault::TooManyRequests);
+    }
+    site.bind(&pod, "n1");
+    site.outcome().await;
+    let waits = site.pod("q", false).await;
+    let reason = scheduler_core::PodReason {
+        pod: waits.metadata.uid.unwrap().as_str().into(),
+        namespace: NS.into(),
+        name: "q".into(),
+        mark: true,
+        kind: scheduler_core::ReasonKind::Promised,
+        line: "Waits for resources".into(),
+    };
+    site.work.send(Work::Reason(reason, Vec::new())).unwrap();
+    let mut group = api::PodGroup::new("g", api::kai::PodGroupSpec::default());
+    group.metadata.uid = Some("ug".into());
+    let key = (NS.to_owned(), "g".to_owned());
+    site.grouping.known.there(&key, &group);
+    let name = format!("{NS}/g");
+    for since in [Some(scheduler_core::units::Time(0)), None] {
+        let work = Work::Stale(name.as_str().into(), since);
+        site.work.send(work).unwrap();
+    }
+    let said = events(&site, 3).await;
+    let heads: Vec<[&str; 3]> = said
+        .iter()
+        .map(|[kind, of, reason, _]| [kind.as_str(), of, reason])
+        .collect();
+    assert_eq!(
+        heads,
+        [
+            ["Pod", "Normal", "Pipelined"],
+            ["Pod", "Warning", "FailedBinding"],
+            ["PodGroup", "Normal", "StaleJob"]
+        ]
+    );
+    assert!(said[1][3].starts_with(&format!("Failed to bind pod {NS}/p to node n1. ")));
+    assert!(said[2][3].contains("stale since 1970-01-01T00:00:00Z"));
 }

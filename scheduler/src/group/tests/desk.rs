@@ -51,6 +51,74 @@ async fn pods_of_a_job_that_says_so_share_one_group() {
 }
 
 #[tokio::test]
+async fn a_pod_that_somebody_else_groups_is_left_alone_whoever_of_its_owners_says_so() {
+    let site = Site::start(true).await;
+    let skip = |value: &str| json!({"kai.scheduler/skip-podgrouper": value});
+    let job = json!({"metadata": {"name": "theirs", "annotations": skip("true")}});
+    let job = site.make("batch/v1", "Job", "jobs", job).await;
+    site.pod("owned", Some(&job), json!({})).await;
+    let said = until(|| async {
+        let pod = site.pods().get("owned").await.unwrap();
+        pod.status?.conditions?.pop()?.message
+    })
+    .await;
+    assert!(
+        said.contains("Job theirs has the annotation kai.scheduler/skip-podgrouper"),
+        "{said}"
+    );
+    // Any other value is no word.
+    let ours = json!({"metadata": {"name": "ours", "annotations": skip("yes")}});
+    let ours = site.make("batch/v1", "Job", "jobs", ours).await;
+    site.pod("ours", Some(&ours), json!({})).await;
+    site.grouped("ours").await;
+    let all = site.groups().list(&ListParams::default()).await.unwrap();
+    assert_eq!(all.items.len(), 1);
+}
+
+#[tokio::test]
+async fn a_job_set_keeps_to_the_rule_by_which_its_first_group_was_made() {
+    let site = Site::start(true).await;
+    site.define("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
+        .await;
+    let jobs = json!([{"name": "w", "template": {"spec": {"parallelism": 2}}}]);
+    let labels = json!({"jobset.sigs.k8s.io/replicatedjob-name": "w",
+        "jobset.sigs.k8s.io/job-index": "0"});
+    for (name, old) in [("before", true), ("after", false)] {
+        let set = json!({"metadata": {"name": name}, "spec": {
+            "startupPolicy": {"startupPolicyOrder": "AnyOrder"}, "replicatedJobs": jobs}});
+        let set = site
+            .make("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets", set)
+            .await;
+        let group = format!("pg-{name}-{}", set["uid"].as_str().unwrap());
+        if old {
+            let made = json!({
+                "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+                "metadata": {"name": group, "ownerReferences": [set]}, "spec": {"minMember": 2}});
+            let made = serde_json::from_value(made).unwrap();
+            let create = kube::api::PostParams::default();
+            site.groups().create(&create, &made).await.unwrap();
+            // Until the watch has told of it.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        site.pod(name, Some(&set), labels.clone()).await;
+        let found = site.grouped(name).await;
+        assert_eq!(found.name_any(), group);
+        let tree = found.spec.sub_groups.iter().map(|part| part.name.as_str());
+        let wanted: &[&str] = if old { &[] } else { &["w", "w-replica-0"] };
+        assert_eq!(tree.collect::<Vec<_>>(), wanted);
+        let least = (found.spec.min_member, found.spec.min_sub_group);
+        assert_eq!(
+            least,
+            if old {
+                (Some(2), None)
+            } else {
+                (None, Some(1))
+            }
+        );
+    }
+}
+
+#[tokio::test]
 async fn one_pods_missing_owner_holds_up_nobody_and_is_said() {
     let site = Site::start(true).await;
     let gone = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "gone", "uid": "nobody"});

@@ -4,6 +4,7 @@
 
 mod desk;
 mod groups;
+mod jobset;
 mod kinds;
 mod missing;
 mod parts;
@@ -246,6 +247,34 @@ fn what_a_person_edited_is_kept_and_the_rest_follows_the_owner() {
         change,
         json!({"metadata": {"resourceVersion": "7"}, "spec": {"minMember": 3}})
     );
+}
+
+#[test]
+fn a_topology_constraint_of_somebody_else_is_kept_unless_the_workload_names_a_topology() {
+    let chain = |annotations: Value| {
+        let metadata = json!({"metadata": {"annotations": annotations}});
+        [owner("apps/v1", "StatefulSet", &metadata)]
+    };
+    let of = |annotations| write::group(&draft(&pod(&json!({})), &chain(annotations))).spec;
+    let mut found = write::group(&draft(&pod(&json!({})), &chain(json!({}))));
+    found.spec.topology_constraint = Some(api::kai::TopologyConstraint {
+        topology: Some("theirs".into()),
+        required_topology_level: Some("rack".into()),
+        preferred_topology_level: None,
+    });
+    let level = json!({"kai.scheduler/topology-required-placement": "zone"});
+    for unnamed in [json!({}), level] {
+        let mut wanted = found.clone();
+        wanted.spec.topology_constraint = of(unnamed).topology_constraint;
+        assert_eq!(write::change(&found, &wanted), None);
+    }
+    let mut wanted = found.clone();
+    wanted.spec.topology_constraint =
+        of(json!({"kai.scheduler/topology": "ours"})).topology_constraint;
+    let change = write::change(&found, &wanted).unwrap();
+    let constraint = &change["spec"]["topologyConstraint"];
+    assert_eq!(constraint["topology"], "ours");
+    assert_eq!(constraint["requiredTopologyLevel"], Value::Null);
 }
 
 #[test]

@@ -117,6 +117,23 @@ impl Site {
         json!({"apiVersion": api_version, "kind": kind, "name": made.name_any(), "uid": made.uid().unwrap(), "controller": true})
     }
 
+    /// An operator's kind.
+    pub(super) async fn define(&self, group: &str, version: &str, kind: &str, plural: &str) {
+        let definition = json!({
+            "metadata": {"name": format!("{plural}.{group}")},
+            "spec": {
+                "group": group, "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+                "versions": [{"name": version, "served": true, "storage": true,
+                    "schema": {"openAPIV3Schema": {"type": "object"}}}],
+            },
+        });
+        let definition = serde_json::from_value(definition).unwrap();
+        let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let create = PostParams::default();
+        definitions.create(&create, &definition).await.unwrap();
+    }
+
     pub(super) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), NS)
     }

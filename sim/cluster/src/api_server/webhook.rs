@@ -3,7 +3,8 @@
 //! In: the configurations, a pod that is to be created. Out: the pod as the webhooks
 //! changed it, or their refusal. Honoured for CREATE of pods alone; `matchConditions`
 //! are not evaluated as CEL but approximated: a condition that speaks of
-//! `schedulerName` holds where the pod's scheduler is quoted in it. Only
+//! `schedulerName` holds where the pod's scheduler is quoted in it, one that speaks of
+//! annotations where the pod has one that is quoted in it, `!(...)` where it has none. Only
 //! `clientConfig.url` can be called.
 
 use super::error::ApiError;
@@ -93,16 +94,24 @@ impl Webhook {
                     && covers(rule, "apiGroups", "")
                     && covers(rule, "resources", "pods")
             });
-        let conditions = at(&self.definition, "matchConditions")
+        let mut conditions = at(&self.definition, "matchConditions")
             .as_array()
             .into_iter()
             .flatten()
-            .map(|condition| text(condition, "expression"))
-            .filter(|expression| expression.contains("schedulerName"));
+            .map(|condition| text(condition, "expression"));
         let scheduler = text(pod, "spec.schedulerName");
-        let meant = conditions.into_iter().all(|expression| {
-            expression.contains(&format!("'{scheduler}'"))
-                || expression.contains(&format!("\"{scheduler}\""))
+        let annotations = at(pod, "metadata.annotations").as_object();
+        let meant = conditions.all(|expression| {
+            if expression.contains("schedulerName") {
+                expression.contains(&format!("'{scheduler}'"))
+                    || expression.contains(&format!("\"{scheduler}\""))
+            } else if expression.contains("annotations") {
+                let mut keys = annotations.into_iter().flat_map(serde_json::Map::keys);
+                let has = keys.any(|key| speaks_of(expression, key));
+                has != expression.starts_with("!(")
+            } else {
+                true
+            }
         });
         ruled
             && meant
@@ -188,6 +197,17 @@ impl Webhook {
         super::patch::json(&mut pod, &patch, "pods").map_err(|error| broken(error.message))?;
         Ok(pod)
     }
+}
+
+/// Whether a condition quotes this annotation, or the part of its name before the first dot
+/// after the domain, as `"nvidia.com/container.`.
+fn speaks_of(expression: &str, key: &str) -> bool {
+    let of_domain = key.split_once('/').and_then(|(domain, name)| {
+        let (first, _) = name.split_once('.')?;
+        Some(format!("\"{domain}/{first}."))
+    });
+    expression.contains(&format!("'{key}'"))
+        || of_domain.is_some_and(|prefix| expression.contains(&prefix))
 }
 
 async fn post(url: &str, bundle: &str, review: &Value) -> Result<Value, String> {

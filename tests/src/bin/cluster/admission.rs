@@ -2,6 +2,7 @@
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
@@ -153,4 +154,57 @@ pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_i
     let mut ring = level(1);
     ring["spec"]["parentQueue"] = json!("level-16");
     refused(cluster, &ring, "queue level-1 would be its own ancestor").await
+}
+
+/// Nobody can give a pod its token later; every other pod needs nothing from admission.
+pub(crate) async fn while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let share = pod(&ns, "share", &[("gpu-memory", "2000")], "report");
+    let admitted = async |cluster: &Cluster| {
+        until("a share admitted", Duration::from_secs(20), || async {
+            let made = cluster.apply_one(&share).await;
+            Ok(Seen::when(made.is_ok(), format!("{:?}", made.err())))
+        })
+        .await
+    };
+    // The webhooks are configured.
+    admitted(cluster).await?;
+    cluster.delete_pod(&ns, "share").await?;
+    if let Some(mut scheduler) = cluster.scheduler.take() {
+        scheduler.daemon.stop().await?;
+    }
+    for (at, annotation) in [
+        ("gpu-memory", "2000"),
+        ("gpu-fraction", "0.5"),
+        ("nvidia.com/container.main.gpu-memory.request", "1Gi"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let refused = pod(&ns, &format!("share-{at}"), &[annotation], "report");
+        let refusal = match cluster.apply_one(&refused).await {
+            Ok(_) => anyhow::bail!("{annotation:?} was admitted"),
+            Err(refusal) => format!("{refusal:#}"),
+        };
+        ensure!(
+            refusal.contains("failed calling webhook \"pods.aliquot.dev\""),
+            "{refusal}"
+        );
+    }
+    // A note about shares is none.
+    let note = [("example.com/note", "gpu-memory: 2000")];
+    cluster
+        .apply_one(&pod(&ns, "plain", &note, "report"))
+        .await?;
+    cluster.replace_scheduler(Replica::only()).await?;
+    cluster
+        .pod_until(&ns, "plain", "placed", |pod| {
+            let spec = pod.spec.as_ref();
+            spec.is_some_and(|spec| spec.node_name.is_some())
+        })
+        .await?;
+    admitted(cluster).await
 }

@@ -358,7 +358,11 @@ pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is
         }))
         .await?;
     let member = |name: &str| {
-        let annotations = [("gpu-memory", "2000"), (kai::POD_GROUP, "mine")];
+        let annotations = [
+            ("gpu-memory", "2000"),
+            (kai::SKIP_GROUPER, "true"),
+            (kai::POD_GROUP, "mine"),
+        ];
         pod(&ns, name, &annotations, "report hold")
     };
     cluster.apply_one(&member("a")).await?;
@@ -375,6 +379,25 @@ pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is
         "bound alone: {}",
         describe(&waiting)
     );
+    let events: Api<k8s_openapi::api::events::v1::Event> =
+        Api::namespaced(cluster.client.clone(), &ns);
+    until("the group's event", Duration::from_secs(10), || async {
+        let all = events.list(&ListParams::default()).await?.items;
+        let told = all.iter().filter_map(|event| {
+            let about = event.regarding.as_ref()?;
+            let of_group = about.kind.as_deref() == Some("PodGroup") && about.uid.is_some();
+            of_group.then(|| (event.reason.clone(), event.note.clone()))
+        });
+        let told: Vec<_> = told.collect();
+        let ready = told
+            .iter()
+            .any(|(reason, _)| reason.as_deref() == Some("NotReady"));
+        Ok(Seen::when(ready, format!("{told:?}")))
+    })
+    .await?;
+    let waits = groups(cluster, &ns).get_status("mine").await?;
+    let conditions = waits.status.unwrap_or_default().scheduling_conditions;
+    ensure!(conditions.is_empty(), "{conditions:?}");
     cluster.apply_one(&member("b")).await?;
     for name in ["a", "b"] {
         let started = cluster.pod_phase(&ns, name, "Running").await?;

@@ -62,36 +62,38 @@ fn job_set(namespace: &str, name: &str, order: Option<&str>) -> Value {
     set
 }
 
-pub(crate) async fn seed_sets_a_job_set_is_one_gang_and_in_order_one_per_replicated_job(
+pub(crate) async fn seed_sets_a_job_set_is_one_group_with_a_part_for_each_replica(
     cluster: &mut Cluster,
 ) -> Result<()> {
     cluster.operator(&JOBSET).await?;
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
-    cluster.apply_one(&job_set(&ns, "any", None)).await?;
-    let set = "jobset.sigs.k8s.io/jobset-name=any";
-    let pods = cluster.pods_running(&ns, set, 5).await?;
-    let group = one_group(cluster, &pods).await?;
-    ensure!(group.spec.min_member == Some(5), "{:?}", group.spec);
-    bound_together(&pods)?;
-
-    cluster
-        .apply_one(&job_set(&ns, "ordered", Some("InOrder")))
-        .await?;
-    for (job, count) in [("workers", 4), ("driver", 1)] {
-        let selector = format!(
-            "jobset.sigs.k8s.io/jobset-name=ordered,jobset.sigs.k8s.io/replicatedjob-name={job}"
-        );
-        let pods = cluster
-            .pods_running(&ns, &selector, usize::try_from(count)?)
-            .await?;
+    for (name, order, needed) in [("any", None, 2), ("ordered", Some("InOrder"), 1)] {
+        cluster.apply_one(&job_set(&ns, name, order)).await?;
+        let set = format!("jobset.sigs.k8s.io/jobset-name={name}");
+        let pods = cluster.pods_running(&ns, &set, 5).await?;
         let group = one_group(cluster, &pods).await?;
+        let spec = &group.spec;
         ensure!(
-            group.spec.min_member == Some(count) && group.name_any().ends_with(job),
-            "{}: {:?}",
-            group.name_any(),
-            group.spec
+            (spec.min_member, spec.min_sub_group) == (None, Some(needed)),
+            "{spec:?}"
         );
+        let parts: Vec<&str> = spec.sub_groups.iter().map(|p| p.name.as_str()).collect();
+        ensure!(
+            parts
+                == [
+                    "workers",
+                    "workers-replica-0",
+                    "workers-replica-1",
+                    "driver",
+                    "driver-replica-0"
+                ],
+            "{parts:?}"
+        );
+        // In order, a part is there before the next one is made.
+        if order.is_none() {
+            bound_together(&pods)?;
+        }
     }
     Ok(())
 }

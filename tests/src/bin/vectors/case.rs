@@ -85,6 +85,7 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
                 .filter_map(Value::as_str)
                 .map(Arc::from)
                 .collect(),
+            aliases: BTreeMap::new(),
         }));
     }
     for queue in list(&value["queues"]) {

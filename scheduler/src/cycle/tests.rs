@@ -1,0 +1,72 @@
+//! What is said of problems, and when.
+
+use super::*;
+use prometheus_client::registry::Registry;
+use scheduler_core::ids::DecisionId;
+use scheduler_core::{Config, OutcomeResult};
+
+fn cycle() -> Cycle {
+    let now = Instant::now();
+    Cycle {
+        core: Core::new(Config::default()),
+        world: World::new("kai-scheduler"),
+        observer: None,
+        pace: Pace {
+            quiet: Duration::ZERO,
+            patience: Duration::ZERO,
+        },
+        outputs: Outputs {
+            relist: watch::Sender::new(0),
+            work: mpsc::unbounded_channel().0,
+            status: watch::Sender::new(Status::default()),
+            views: watch::Sender::new(Views::default()),
+            meters: Arc::new(Meters::registered(&mut Registry::default())),
+            pool: String::new(),
+        },
+        change: None,
+        wake_at: None,
+        said: BTreeSet::new(),
+        orphans: BTreeMap::new(),
+        report_at: None,
+        reported: now,
+        clock: Clock::start(Wall::machine()),
+        taking_in: Duration::ZERO,
+        observed: now,
+        swept: now,
+    }
+}
+
+impl Cycle {
+    fn read(&mut self, events: &str) {
+        for event in text::read(events).unwrap() {
+            self.put(event);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parent_that_comes_a_moment_later_is_not_missed_and_one_that_does_not_come_is() {
+    let mut cycle = cycle();
+    cycle.read("queue early parent=late\nqueue lost parent=never\n");
+    cycle.look_for_parents();
+    assert!(cycle.said.is_empty(), "{:?}", cycle.said);
+    cycle.read("queue late\n");
+    tokio::time::advance(PARENT_WITHIN).await;
+    cycle.look_for_parents();
+    let said: Vec<&str> = cycle.said.iter().map(String::as_str).collect();
+    assert_eq!(said, ["the parent of queue lost does not exist"]);
+    assert!(cycle.orphans.is_empty());
+}
+
+#[tokio::test]
+async fn the_answer_to_what_was_already_seen_to_be_done_is_no_warning() {
+    let mut cycle = cycle();
+    cycle.end(Outcome {
+        decision: DecisionId {
+            epoch: 1,
+            sequence: 7,
+        },
+        result: OutcomeResult::Confirmed,
+    });
+    assert!(cycle.said.is_empty(), "{:?}", cycle.said);
+}
