@@ -1,7 +1,7 @@
 //! Facts of the API server and words of agents → the core's events.
 //!
 //! - `pod_rules`: what of a pod is about other pods.
-//! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
+//! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`:
 //!   parts of a pod.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes to which a
 //!   claim may still come; `storage`: what is remembered of them.
@@ -17,7 +17,6 @@ mod isolation;
 mod node;
 mod pod;
 mod pod_rules;
-mod quantity;
 pub(crate) mod queue;
 mod resources;
 mod rules;

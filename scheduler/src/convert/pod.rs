@@ -4,8 +4,9 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::queue::{created, group_name, preemptible};
-use super::{pod_rules, quantity, resources, rules};
+use super::{pod_rules, resources, rules};
 use api::grant::{Asked, Grant};
+use api::quantity;
 use api::request::{Amount as AskedAmount, GpuRequest};
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
