@@ -64,6 +64,14 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
     let share = |amount, devices, mode| {
         Ask::Share(Share {
             amount,
+            // One in three may use more than is kept for it.
+            burst: match amount {
+                Amount::Memory(mib) if size % 3 == 0 => Some(Amount::Memory(Mib(mib.0 * 2))),
+                Amount::Fraction(_) if size % 3 == 0 => {
+                    Some(Amount::Fraction(NanoGpu(950_000_000)))
+                }
+                _ => None,
+            },
             devices,
             compute: None,
             mode,

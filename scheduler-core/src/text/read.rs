@@ -358,7 +358,7 @@ pub(super) fn terms(line: &Line) -> Read<Option<Vec<NodeTerm>>> {
 }
 
 /// `gpus.<c>=2`, `gpu-memory.<c>=2000`, `gpu-fraction.<c>=500000000`, each with
-/// `devices.<c>=`, `compute.<c>=`, `mode.<c>=`, `init.<c>=true`; in order of appearance.
+/// `burst-memory.<c>=` or `burst-fraction.<c>=`, `devices.<c>=`, `compute.<c>=`, `mode.<c>=`, `init.<c>=true`; in order of appearance.
 fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
     let of = |prefix: &str| -> BTreeMap<String, String> {
         line.prefixed(prefix)
@@ -366,6 +366,7 @@ fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
             .collect()
     };
     let (devices, compute, modes, inits) = (of("devices"), of("compute"), of("mode"), of("init"));
+    let (bursts, parts) = (of("burst-memory"), of("burst-fraction"));
     let mut asks = Vec::new();
     for word in &line.words {
         let Some((kind, container)) = word.key.split_once('.') else {
@@ -377,6 +378,11 @@ fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
         let share = |amount| -> Read<Ask> {
             Ok(Ask::Share(Share {
                 amount,
+                burst: match (bursts.get(container), parts.get(container)) {
+                    (Some(text), _) => Some(Amount::Memory(Mib(parsed(line, text)?))),
+                    (None, Some(text)) => Some(Amount::Fraction(NanoGpu(parsed(line, text)?))),
+                    (None, None) => None,
+                },
                 devices: devices
                     .get(container)
                     .map_or(Ok(1), |text| parsed(line, text))?,
@@ -509,6 +515,7 @@ fn grant(line: &Line) -> Read<ContainerGrant> {
         container: ContainerName::new(line.name(1)?),
         cards: list(line.get("cards")).iter().map(GpuUuid::new).collect(),
         memory: Mib(line.number("memory")?.unwrap_or(0)),
+        burst: line.number("burst")?.map(Mib),
         compute: line
             .number("compute")?
             .map_or(Some(Percent::FULL), Percent::new)

@@ -3,7 +3,7 @@
 use super::line::quoted;
 use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
-use crate::ids::GpuUuid;
+use crate::ids::{ContainerName, GpuUuid};
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeCards, NodeTerm,
     Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
@@ -476,11 +476,9 @@ impl Text {
         match &ask.ask {
             Ask::Whole(count) => self.pair(&format!("gpus.{container}"), count),
             Ask::Share(share) => {
-                match share.amount {
-                    Amount::Memory(mib) => self.pair(&format!("gpu-memory.{container}"), mib.0),
-                    Amount::Fraction(part) => {
-                        self.pair(&format!("gpu-fraction.{container}"), part.0);
-                    }
+                self.amount("gpu", container, share.amount);
+                if let Some(most) = share.burst {
+                    self.amount("burst", container, most);
                 }
                 if share.devices != 1 {
                     self.pair(&format!("devices.{container}"), share.devices);
@@ -497,6 +495,13 @@ impl Text {
         }
     }
 
+    fn amount(&mut self, kind: &str, container: &ContainerName, amount: Amount) {
+        match amount {
+            Amount::Memory(mib) => self.pair(&format!("{kind}-memory.{container}"), mib.0),
+            Amount::Fraction(part) => self.pair(&format!("{kind}-fraction.{container}"), part.0),
+        }
+    }
+
     fn placement(&mut self, placement: Option<&Placement>) {
         if let Some(placement) = placement {
             self.pair("on", &placement.node);
@@ -508,13 +513,10 @@ impl Text {
     fn grants(&mut self, grants: &[ContainerGrant]) {
         for grant in grants {
             self.start("  grant", &grant.container);
-            let cards: Vec<&str> = grant
-                .cards
-                .iter()
-                .map(crate::ids::GpuUuid::as_str)
-                .collect();
+            let cards: Vec<&str> = grant.cards.iter().map(GpuUuid::as_str).collect();
             self.pair("cards", cards.join(","));
             self.pair("memory", grant.memory.0);
+            self.some("burst", grant.burst.map(|mib| mib.0));
             self.unless("compute", grant.compute.get(), 100);
             self.pair("mode", grant.mode);
             self.some("note", grant.note.as_ref());

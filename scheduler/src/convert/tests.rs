@@ -340,6 +340,36 @@ fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
     assert_eq!(placement(pod).unwrap().grants.len(), 1);
 }
 
+/// Its figures change with each look; it is told once, and that it is over.
+#[test]
+fn what_befell_a_share_is_told_once() {
+    let mut world = world();
+    world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    let mut told = |complaint: &str| -> Option<Option<String>> {
+        let share = HeldShare {
+            pod_uid: "u1".into(),
+            pod_namespace: "ns".into(),
+            pod_name: "p".into(),
+            container: "main".into(),
+            memory_mib: 2000,
+            mode: "mps".into(),
+            phase: "Running".into(),
+            fence: "ServerLimit".into(),
+            observed_limit_mib: 2000,
+            reach_mib: 2000,
+            complaint: complaint.into(),
+            ..HeldShare::default()
+        };
+        let changed = world.hear(heard(state(vec![share]))).1.pop()?;
+        Some(changed.complaint)
+    };
+    assert_eq!(told(""), Some(None));
+    let first = Some(Some("container main holds 900 MiB".to_owned()));
+    assert_eq!(told("holds 900 MiB"), first);
+    assert_eq!(told("holds 901 MiB"), None);
+    assert_eq!(told(""), Some(None));
+}
+
 #[test]
 fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted() {
     let mut world = world();
