@@ -47,6 +47,8 @@ pub enum Wrong {
     PastServer,
     /// It has more clients than its part, and others cannot have theirs.
     Clients,
+    /// Its processes hold more than is kept for it, and what is kept for others is short.
+    Pressure,
 }
 
 /// What a container may.
@@ -65,6 +67,7 @@ impl Wrong {
             Self::Memory => "memory",
             Self::PastServer => "past-server",
             Self::Clients => "clients",
+            Self::Pressure => "pressure",
         }
     }
 }
@@ -80,7 +83,7 @@ pub struct Finding {
     pub wrong: Wrong,
     /// What its processes hold on the card.
     pub held: Mib,
-    /// What they may.
+    /// What they may; under pressure, what is kept for them.
     pub limit: Mib,
     /// Its container, as the cgroup of one of its processes names it.
     pub container_id: Option<String>,
@@ -109,6 +112,10 @@ impl Finding {
                 "has {} processes on the MPS server of card {} and leaves none to others",
                 self.pids.len(),
                 self.gpu
+            ),
+            Wrong::Pressure => format!(
+                "holds {} of card {}, {} are kept for it, and the rest is needed for what is kept for the others of the card",
+                self.held, self.gpu, self.limit
             ),
         }
     }
@@ -169,6 +176,31 @@ impl Watchdog {
         findings
     }
 
+    /// Who has to give back what is kept for others, by one sample: on each card those that
+    /// hold most above what is kept for them, until the rest of the card is enough for all
+    /// that is kept and not held yet. Never one that holds no more than that. `room`: what a
+    /// card has beside all that is kept on it.
+    pub fn press(
+        &mut self,
+        sample: &Sample,
+        ledger: &Ledger,
+        slack: Mib,
+        room: impl Fn(&GpuUuid) -> Option<Mib>,
+        now: Instant,
+    ) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for card in &sample.cards {
+            let fresh = now.saturating_duration_since(card.at) <= STALE;
+            let Some(room) = room(&card.uuid).filter(|_| fresh) else {
+                continue;
+            };
+            for finding in pressing(&card.uuid, &card.processes, ledger, slack, room) {
+                findings.extend(self.strike(finding, card.at));
+            }
+        }
+        findings
+    }
+
     /// Samples of these cards are expected from now on, and of no others.
     pub fn watch(&mut self, cards: &BTreeSet<GpuUuid>, now: Instant) {
         self.judged.retain(|card, _| cards.contains(card));
@@ -201,7 +233,7 @@ impl Watchdog {
         let offenders = std::mem::take(&mut finding.offenders);
         let late = match finding.wrong {
             Wrong::PastServer => LISTED_LATE,
-            Wrong::Memory | Wrong::Clients => Duration::ZERO,
+            Wrong::Memory | Wrong::Clients | Wrong::Pressure => Duration::ZERO,
         };
         let mut old = suspect
             .strikes
@@ -237,11 +269,11 @@ impl Watchdog {
     }
 
     /// What is held against a container, in one sentence; `None` when all is well.
-    pub fn complaint(&self, key: &HolderKey) -> Option<&str> {
+    pub fn complaint(&self, key: &HolderKey) -> Option<(Wrong, &str)> {
         self.suspects
             .iter()
             .find(|((of, ..), suspect)| of == key && suspect.acted.is_some())
-            .map(|(_, suspect)| suspect.text.as_str())
+            .map(|((.., wrong), suspect)| (*wrong, suspect.text.as_str()))
     }
 }
 
@@ -284,6 +316,67 @@ fn clients<'a>(
     clients.filter(|process| is_of(process, share, ledger))
 }
 
+/// Those that give back, who holds most above what is kept for it first.
+fn pressing(
+    card: &GpuUuid,
+    processes: &[Process],
+    ledger: &Ledger,
+    slack: Mib,
+    room: Mib,
+) -> Vec<Finding> {
+    let mut above: Vec<(Mib, Finding)> = Vec::new();
+    for share in ledger.on(card).filter(|share| share.kept < share.memory) {
+        let own: Vec<&Process> = processes
+            .iter()
+            .filter(|process| is_of(process, share, ledger))
+            .collect();
+        let held = held_by(&own);
+        if held.0 <= share.kept.0.saturating_add(slack.0) {
+            continue;
+        }
+        let finding = Finding {
+            limit: share.kept,
+            ..found(share, card, Wrong::Pressure, held, &own)
+        };
+        above.push((held.saturating_sub(share.kept), finding));
+    }
+    above.sort_by(|(one, a), (other, b)| other.cmp(one).then_with(|| a.key.cmp(&b.key)));
+    let mut taken = above
+        .iter()
+        .fold(0_u64, |sum, (above, _)| sum.saturating_add(above.0));
+    let mut findings = Vec::new();
+    for (above, finding) in above {
+        if taken <= room.0 {
+            break;
+        }
+        taken = taken.saturating_sub(above.0);
+        findings.push(finding);
+    }
+    findings
+}
+
+fn held_by(own: &[&Process]) -> Mib {
+    own.iter()
+        .filter_map(|process| process.memory)
+        .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)))
+}
+
+fn found(share: &Share, card: &GpuUuid, wrong: Wrong, held: Mib, own: &[&Process]) -> Finding {
+    Finding {
+        key: share.key(),
+        gpu: card.clone(),
+        wrong,
+        held,
+        limit: share.memory,
+        container_id: own
+            .iter()
+            .find_map(|process| process.origin.container_id.clone()),
+        pids: own.iter().map(|process| process.pid).collect(),
+        offenders: Vec::new(),
+        sure: false,
+    }
+}
+
 /// What a share may on a card.
 struct Part {
     slack: Mib,
@@ -305,22 +398,10 @@ fn against(
         .iter()
         .filter(|process| is_of(process, share, ledger))
         .collect();
-    let held = own
-        .iter()
-        .filter_map(|process| process.memory)
-        .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)));
+    let held = held_by(&own);
     let finding = |wrong, offenders| Finding {
-        key: share.key(),
-        gpu: card.clone(),
-        wrong,
-        held,
-        limit: share.memory,
-        container_id: own
-            .iter()
-            .find_map(|process| process.origin.container_id.clone()),
-        pids: own.iter().map(|process| process.pid).collect(),
         offenders,
-        sure: false,
+        ..found(share, card, wrong, held, &own)
     };
     let served = share.is_served();
     let mut findings = Vec::new();

@@ -53,6 +53,10 @@ pub struct GpuNodeSpec {
     /// MPS server; `Kill` when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_violation: Option<Reaction>,
+    /// What happens to a container that holds more than is kept for it while what is kept for
+    /// the others of its card is short; `Kill` when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_pressure: Option<Reaction>,
     /// What happens to a process of a pod that uses a card without a grant; `Report` when
     /// unset. Processes outside of pods are only reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -163,9 +167,9 @@ pub struct GpuStatus {
     pub reserved_mib: Mib,
     /// Quantised; fast values go by telemetry.
     pub used_mib: Mib,
-    /// Sum of the limits on it.
+    /// Sum of what is kept for the shares on it: their limits, or requests where those are less.
     pub granted_mib: Mib,
-    /// The most that limits may sum to.
+    /// The most that may be kept.
     pub grantable_mib: Mib,
     /// While in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -220,6 +224,9 @@ pub struct GrantStatus {
     pub container: String,
     /// Its limit on this card.
     pub memory_mib: Mib,
+    /// What of this card is kept for it, where that is less than its limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_mib: Option<Mib>,
     /// Its compute ceiling in per cent.
     pub compute_percent: u8,
     /// Reserved, Prepared, Running or Terminating.

@@ -81,6 +81,10 @@ pub struct ContainerGrant {
     pub gpus: Vec<String>,
     /// Limit on each of them; the card's whole grantable memory in mode `exclusive`.
     pub memory_mib: Mib,
+    /// What of each of them is kept for it, where that is less than its limit: what it holds
+    /// above it is taken back when those for whom it is kept come short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_mib: Option<Mib>,
     /// Compute ceiling, 1 to 100 per cent.
     pub compute_percent: u8,
     /// How the cards are shared.
@@ -92,6 +96,14 @@ pub struct ContainerGrant {
     /// fraction has an allowance beside it, the last share of a card may have less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Asked>,
+}
+
+impl ContainerGrant {
+    /// What of each card is kept for it: what the card's grants sum to.
+    pub fn kept(&self) -> Mib {
+        self.request_mib
+            .map_or(self.memory_mib, |request| request.min(self.memory_mib))
+    }
 }
 
 /// How much of a card was asked for.
@@ -306,6 +318,7 @@ mod tests {
                 name: "main".into(),
                 gpus: vec!["GPU-1".into()],
                 memory_mib: Mib(2000),
+                request_mib: None,
                 compute_percent: 100,
                 mode: Mode::Mps,
                 note: None,

@@ -4,6 +4,7 @@
 //! - [`grant`]: what the scheduler decided for a pod, signed, as one annotation.
 //! - [`gpu_node`]: our `GpuNode`: spec by the admin, status by the agent.
 //! - [`kai`]: KAI's `Queue`, `PodGroup` and `Topology`, as their CRDs define them.
+//! - [`quantity`]: amounts as Kubernetes writes them, exactly.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
 //!
 //! Never talks to anything: parsing, printing, signing, checking.
@@ -12,6 +13,7 @@
 pub mod gpu_node;
 pub mod grant;
 pub mod kai;
+pub mod quantity;
 pub mod request;
 pub mod units;
 

@@ -34,6 +34,12 @@ pub mod request {
     pub const COMPUTE: &str = "aliquot.dev/gpu-compute";
     /// Annotation of KAI: only `"true"` with `gpu-fraction` is valid; means mode `mps`.
     pub const MPS: &str = "mps";
+    /// Annotation: what a share of `gpu-memory` may use at most, a Kubernetes quantity with a unit.
+    pub const MEMORY_LIMIT: &str = "gpu-memory.limit";
+    /// Annotation: what a share of `gpu-fraction` may use at most, a number in (0, 1).
+    pub const FRACTION_LIMIT: &str = "gpu-fraction.limit";
+    /// Annotation of KAI 0.18, for the whole pod: `time-slicing` or `sm-sharing`.
+    pub const COMPUTE_MODE: &str = "kai.scheduler/gpu-compute-sharing-mode";
     /// Prefix of KAI's per-container annotations: `nvidia.com/container.<name>.<what>`.
     pub const CONTAINER_PREFIX: &str = "nvidia.com/container.";
     /// Suffix: memory request, a Kubernetes quantity.
@@ -42,6 +48,16 @@ pub mod request {
     pub const CONTAINER_MEMORY_LIMIT: &str = ".gpu-memory.limit";
     /// Suffix: `time-slicing` or `sm-sharing`.
     pub const CONTAINER_COMPUTE_MODE: &str = ".gpu-compute.mode";
+    /// Suffix: part of each card's compute, a number in (0, 1].
+    pub const CONTAINER_COMPUTE_REQUEST: &str = ".gpu-compute.request";
+    /// Suffix of what KAI's binder writes: the cards.
+    pub const CONTAINER_DEVICES: &str = ".gpus.devices";
+    /// Suffix of what KAI's binder writes: the part of a card's compute.
+    pub const CONTAINER_COMPUTE_PORTION: &str = ".gpu-compute.portion";
+    /// Prefix of KAI's own: `kai.scheduler/container.<name>.<what>`.
+    pub const KAI_CONTAINER_PREFIX: &str = "kai.scheduler/container.";
+    /// Suffix of `kai.scheduler/container.<name>`: the same as `gpu-fraction.limit`.
+    pub const KAI_PORTION_LIMIT: &str = ".gpu-memory.portion.limit";
 }
 
 /// What the scheduler writes on a pod.

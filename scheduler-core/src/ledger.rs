@@ -13,7 +13,9 @@
 //!   earlier shares missed), it gets the remainder, and its grant says so. In sums:
 //!   floor(f x T) plus what the shares on the card are nominally worth stays within
 //!   cap + reserve. So fractions that sum to 1 fit.
-//! - The sum of limits never passes the cap. Adding is checked; an overflow is a "no".
+//! - What a share may use above its amount (a burst) is kept for nobody and counts nothing: it
+//!   is at most the cap, and the node takes it back when those for whom it is kept come short.
+//! - The sum of what is kept never passes the cap. Adding is checked; an overflow is a "no".
 
 use crate::model::Amount;
 use crate::units::{Mib, NanoGpu};
@@ -25,7 +27,7 @@ pub(crate) struct CardMemory {
     pub total: Mib,
     /// T - G.
     pub reserved: Mib,
-    /// The most that limits may sum to: G less what strangers hold.
+    /// The most that is kept: G less what strangers hold.
     pub cap: Mib,
     /// Context allowance of a fraction.
     pub allowance: Mib,
@@ -34,7 +36,7 @@ pub(crate) struct CardMemory {
 /// What is granted on one card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Granted {
-    /// Sum of the limits.
+    /// Sum of what is kept.
     pub limits: Mib,
     /// Sum of what the shares are nominally worth: MiB requests, and floor(f x T).
     pub nominal: Mib,
@@ -43,10 +45,19 @@ pub(crate) struct Granted {
 /// What a share would get of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// Its limit.
+    /// What is kept for it, and its limit unless it may burst.
     pub limit: Mib,
+    /// Its limit, where that is more.
+    pub burst: Option<Mib>,
     /// What it is nominally worth.
     pub nominal: Mib,
+}
+
+impl Offer {
+    /// What an MPS server or the driver would hold it to.
+    pub(crate) fn top(&self) -> Mib {
+        self.burst.unwrap_or(self.limit)
+    }
 }
 
 /// The share does not fit: so much is free, so much was needed.
@@ -88,7 +99,11 @@ impl CardMemory {
                 Amount::Fraction(_) => self.allowance.min(left).min(self.spare(granted, nominal)),
             };
             let limit = nominal.checked_add(allowance).ok_or(short)?;
-            return Ok(Offer { limit, nominal });
+            return Ok(Offer {
+                limit,
+                burst: None,
+                nominal,
+            });
         }
         let within = |sum: Mib| {
             self.cap
@@ -101,10 +116,22 @@ impl CardMemory {
         if last {
             return Ok(Offer {
                 limit: free,
+                burst: None,
                 nominal,
             });
         }
         Err(short)
+    }
+
+    /// The limit of a share that may use `most` of this card, where that is more than what is
+    /// kept for it.
+    pub(crate) fn burst(&self, offer: Offer, most: Amount) -> Option<Mib> {
+        let allowance = match most {
+            Amount::Memory(_) => Mib(0),
+            Amount::Fraction(_) => self.allowance,
+        };
+        let most = Mib(self.nominal(most).0.saturating_add(allowance.0)).min(self.cap);
+        (most > offer.limit).then_some(most)
     }
 
     /// The most allowance that leaves reserve and allowances within half of `nominal`.

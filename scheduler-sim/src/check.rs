@@ -23,12 +23,9 @@ impl World {
                 .map(|grant| grant.containers)
                 .unwrap_or_default()
             {
+                let kept = container.kept().0;
                 for card in container.gpus {
-                    let entry = (
-                        container.memory_mib.0,
-                        container.mode.to_string(),
-                        key.name.clone(),
-                    );
+                    let entry = (kept, container.mode.to_string(), key.name.clone());
                     held.entry(card).or_default().push(entry);
                 }
             }

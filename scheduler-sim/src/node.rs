@@ -185,7 +185,7 @@ impl Node {
                 pod: identity.clone(),
                 container: container.name.clone(),
                 cards: container.gpus.clone(),
-                memory: container.memory_mib.0,
+                memory: container.kept().0,
                 mode: container.mode.to_string(),
                 decision: grant.decision.clone(),
             };

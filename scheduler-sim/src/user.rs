@@ -94,7 +94,7 @@ impl World {
             Ok(amended) => {
                 let now = self.stamp();
                 let key = Key::new("pods", namespace, &name);
-                let _ = self.store.create(&key, amended, &now);
+                let _ = self.store.create(&key, amended.pod, &now);
                 self.say(|| format!("pod {namespace}/{name}"));
             }
             Err(why) => self.violated(format!("the webhook refuses {pod}: {why}")),
@@ -110,8 +110,11 @@ impl World {
         let mut annotations = json!({});
         match self.rng.u32(0..10) {
             0..=4 => {
-                annotations["gpu-memory"] =
-                    json!(self.one_of(&["900", "2500", "4000", "7000", "12000"]));
+                let memory = *self.one_of(&["900", "2500", "4000", "7000", "12000"]);
+                annotations["gpu-memory"] = json!(memory);
+                if memory == "2500" {
+                    annotations["gpu-memory.limit"] = json!("6Gi");
+                }
             }
             5 | 6 => {
                 annotations["gpu-fraction"] = json!(self.one_of(&["0.1", "0.25", "0.5", "0.75"]));

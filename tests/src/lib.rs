@@ -14,6 +14,7 @@
 //! - [`gpu`], [`scheduler`], [`observer`]: the programs under test, and the simulated driver.
 //! - [`adapt`]: what is installed, fitted to this cluster.
 //! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
+//! - [`forms`]: every form in which KAI asks for a share, and what becomes of it.
 //! - [`gang`]: the pods of one workload, and when each was bound.
 //! - [`burst`]: many pods at once, made, bound and judged.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
@@ -39,6 +40,7 @@ pub mod control_plane;
 pub mod crowd;
 pub mod daemon;
 pub mod fleet;
+pub mod forms;
 pub mod gang;
 pub mod gpu;
 pub mod http;

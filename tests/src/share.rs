@@ -178,7 +178,7 @@ impl Cluster {
         .await
     }
 
-    /// Fails if on any card the limits sum to more than can be granted.
+    /// Fails if on any card more is kept than can be granted.
     pub async fn limits_hold(&self) -> Result<()> {
         let status = self
             .gpu_node()
@@ -186,10 +186,11 @@ impl Cluster {
             .status
             .context("a GpuNode without a status")?;
         for gpu in status.gpus {
-            let sum: u64 = gpu.grants.iter().map(|grant| grant.memory_mib.0).sum();
+            let kept = |grant: &GrantStatus| grant.request_mib.unwrap_or(grant.memory_mib).0;
+            let sum: u64 = gpu.grants.iter().map(kept).sum();
             anyhow::ensure!(
                 sum <= gpu.grantable_mib.0 && sum == gpu.granted_mib.0,
-                "{}: limits sum to {sum} MiB, granted says {}, grantable {}",
+                "{}: {sum} MiB are kept, granted says {}, grantable {}",
                 gpu.uuid,
                 gpu.granted_mib.0,
                 gpu.grantable_mib.0

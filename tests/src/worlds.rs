@@ -112,6 +112,7 @@ pub fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
             .map(|index| GpuUuid::new(card(node, *index)))
             .collect(),
         memory: Mib(CARD),
+        burst: None,
         compute: Percent::FULL,
         mode: Mode::Exclusive,
         note: None,

@@ -208,6 +208,8 @@ pub fn share_text(share: &Share) -> String {
         container: &'a str,
         gpus: Vec<&'a str>,
         memory_mib: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        request_mib: Option<u64>,
         compute_percent: u8,
         mode: &'a str,
         decision: &'a str,
@@ -218,6 +220,7 @@ pub fn share_text(share: &Share) -> String {
         container: &share.container,
         gpus: share.gpus.iter().map(GpuUuid::as_str).collect(),
         memory_mib: share.memory.0,
+        request_mib: (share.kept < share.memory).then_some(share.kept.0),
         compute_percent: share.compute_percent,
         mode: share.mode.as_str(),
         decision: &share.decision,

@@ -72,6 +72,7 @@ impl Cluster {
                     name: (*name).into(),
                     gpus: gpus.iter().map(|gpu| (*gpu).to_owned()).collect(),
                     memory_mib: Mib(*mib),
+                    request_mib: None,
                     compute_percent: 50,
                     mode: *mode,
                     note: None,

@@ -19,6 +19,8 @@ pub struct Claim {
     pub gpus: Vec<GpuUuid>,
     /// Limit on each of them.
     pub memory: Mib,
+    /// What of each of them is kept for it, at most the limit.
+    pub kept: Mib,
     /// Compute ceiling, 1 to 100 per cent.
     pub compute_percent: u8,
     /// How the cards are shared.
@@ -86,14 +88,14 @@ pub enum Refused {
         /// One of those that hold it.
         holder: String,
     },
-    /// The limits would sum to more than the card can grant.
+    /// What is kept would sum to more than the card can grant.
     #[error(
         "card {card} has {free} left of {grantable} grantable, {wanted} are granted to this container"
     )]
     Memory {
         /// Which card.
         card: GpuUuid,
-        /// What no limit covers.
+        /// What is kept for nobody.
         free: Mib,
         /// G less what strangers hold.
         grantable: Mib,
@@ -182,12 +184,14 @@ impl Ledger {
         }
         // A whole card is granted with all that can be granted of it; an adopted one may
         // be smaller.
+        let least = gpus
+            .iter()
+            .filter(|uuid| !claim.gpus.contains(*uuid))
+            .filter_map(|uuid| inventory.card(uuid))
+            .fold(claim.memory, |least, card| least.min(card.capacity()));
         let claim = &Claim {
-            memory: gpus
-                .iter()
-                .filter(|uuid| !claim.gpus.contains(*uuid))
-                .filter_map(|uuid| inventory.card(uuid))
-                .fold(claim.memory, |least, card| least.min(card.capacity())),
+            memory: least,
+            kept: claim.kept.min(least),
             ..claim.clone()
         };
         let before = self.shares.get(&key);
@@ -253,7 +257,7 @@ impl Ledger {
         if gpus.is_empty() {
             return Err(Refused::Empty("no card"));
         }
-        if claim.memory == Mib(0) {
+        if claim.kept == Mib(0) {
             return Err(Refused::Empty("no memory"));
         }
         for uuid in gpus {
@@ -273,7 +277,7 @@ impl Ledger {
             });
         }
         let key = claim.key();
-        let mut limits = Mib(0);
+        let mut kept = Mib(0);
         let mut slots = 0_u32;
         let mut largest: Option<&Share> = None;
         for other in self.on(&card.uuid).filter(|share| share.key() != key) {
@@ -287,7 +291,7 @@ impl Ledger {
                 });
             }
             if !in_turn {
-                limits = Mib(limits.0.saturating_add(other.memory.0));
+                kept = Mib(kept.0.saturating_add(other.kept.0));
                 slots = slots.saturating_add(1);
                 largest = largest
                     .filter(|largest| largest.memory >= other.memory)
@@ -306,9 +310,9 @@ impl Ledger {
                 wanted: claim.memory,
             });
         }
-        let wanted = claim.memory;
+        let wanted = claim.kept;
         let grantable = self.grantable_beside(card, claim.mode, &key);
-        let free = grantable.saturating_sub(limits);
+        let free = grantable.saturating_sub(kept);
         if wanted > free {
             return Err(Refused::Memory {
                 card: card.uuid.clone(),
@@ -355,6 +359,7 @@ impl Share {
             container: claim.container.clone(),
             gpus,
             memory: claim.memory,
+            kept: claim.kept,
             compute_percent: claim.compute_percent,
             mode: claim.mode,
             decision: claim.decision.clone(),
@@ -370,6 +375,7 @@ impl Share {
     fn is_of(&self, claim: &Claim) -> bool {
         self.gpus == claim.gpus
             && self.memory == claim.memory
+            && self.kept == claim.kept
             && self.compute_percent == claim.compute_percent
             && self.mode == claim.mode
             && self.decision == claim.decision

@@ -1,8 +1,8 @@
 //! Who holds which part of which card.
 //!
 //! Pure. In: grants, bindings, what died. Out: the ledger, or a refusal in one line.
-//! Must never: read anything, know the time, or let the limits on a card sum to more than
-//! the card can grant.
+//! Must never: read anything, know the time, or keep more on a card than the card can grant.
+//! What is kept for a share is its limit, or less where it may burst.
 
 mod admit;
 mod record;
@@ -43,22 +43,22 @@ impl Ledger {
         self.shares().filter(move |share| share.gpus.contains(card))
     }
 
-    /// Sum of the limits on a card. Two containers of one pod that hold the card whole
+    /// Sum of what is kept on a card. Two containers of one pod that hold the card whole
     /// hold it one after the other (an init container is lent the app's card): they count once.
     pub fn granted(&self, card: &GpuUuid) -> Mib {
         let mut whole = Mib(0);
         let mut parts = Mib(0);
         for share in self.on(card) {
             if share.mode == Mode::Exclusive {
-                whole = whole.max(share.memory);
+                whole = whole.max(share.kept);
             } else {
-                parts = Mib(parts.0.saturating_add(share.memory.0));
+                parts = Mib(parts.0.saturating_add(share.kept.0));
             }
         }
         Mib(whole.0.saturating_add(parts.0))
     }
 
-    /// The most that limits on a card may sum to. In mode `mps-isolated` each share's server
+    /// The most that may be kept on a card. In mode `mps-isolated` each share's server
     /// has a context of its own: one is in the card's reserve, for the share that comes
     /// next; those that are there come on top.
     pub fn grantable(&self, card: &Card) -> Mib {

@@ -22,6 +22,8 @@ struct Record {
     container: String,
     gpus: Vec<String>,
     memory_mib: Mib,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request_mib: Option<Mib>,
     compute_percent: u8,
     mode: Mode,
     decision: String,
@@ -41,6 +43,7 @@ impl Share {
             container: self.container.clone(),
             gpus: self.gpus.iter().map(GpuUuid::to_string).collect(),
             memory_mib: self.memory,
+            request_mib: (self.kept < self.memory).then_some(self.kept),
             compute_percent: self.compute_percent,
             mode: self.mode,
             decision: self.decision.clone(),
@@ -62,6 +65,9 @@ impl Share {
                 .map(|uuid| GpuUuid::from(uuid.as_str()))
                 .collect(),
             memory: record.memory_mib,
+            kept: record
+                .request_mib
+                .map_or(record.memory_mib, |kept| kept.min(record.memory_mib)),
             compute_percent: record.compute_percent,
             mode: record.mode,
             decision: record.decision,
@@ -82,7 +88,7 @@ mod tests {
     #[test]
     fn a_share_comes_back_from_its_record() {
         let alloc = AllocId::new(7);
-        let share = Share {
+        let mut share = Share {
             pod: PodIdentity {
                 uid: "u".into(),
                 namespace: "n".into(),
@@ -91,6 +97,7 @@ mod tests {
             container: "c".into(),
             gpus: vec![GpuUuid::from("GPU-0"), GpuUuid::from("GPU-1")],
             memory: Mib(2000),
+            kept: Mib(2000),
             compute_percent: 25,
             mode: Mode::Mps,
             decision: "d".into(),
@@ -102,7 +109,14 @@ mod tests {
             sm_percent: None,
         };
         let record = share.to_record();
-        assert_eq!(Share::from_record(alloc, &record), Some(share));
+        assert!(
+            !record.contains("requestMib"),
+            "as agents of before read it"
+        );
+        assert_eq!(Share::from_record(alloc, &record), Some(share.clone()));
+        share.kept = Mib(500);
+        let bursts = Share::from_record(alloc, &share.to_record());
+        assert_eq!(bursts, Some(share));
         let above = record.replace(":25,", ":101,");
         for noise in ["", "{}", "[]", r#"{"version":2}"#, &above] {
             assert_eq!(Share::from_record(alloc, noise), None);

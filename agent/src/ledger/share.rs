@@ -62,6 +62,8 @@ pub struct Share {
     pub gpus: Vec<GpuUuid>,
     /// Limit on each of them.
     pub memory: Mib,
+    /// What of each of them is kept for it: its limit, or less where it may burst.
+    pub kept: Mib,
     /// Compute ceiling, 1 to 100 per cent.
     pub compute_percent: u8,
     /// How the cards are shared.

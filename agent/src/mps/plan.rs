@@ -125,6 +125,7 @@ mod tests {
             container: "main".into(),
             gpus: card.split(',').map(GpuUuid::from).collect(),
             memory: Mib(memory),
+            kept: Mib(memory),
             compute_percent: percent,
             mode,
             decision: String::new(),

@@ -58,10 +58,13 @@ struct Met {
 }
 
 impl Core {
-    fn reaction(&self) -> Reaction {
+    fn reaction(&self, wrong: Wrong) -> Reaction {
         let policy = self.policy.as_ref();
         policy
-            .and_then(|policy| policy.spec.on_violation)
+            .and_then(|policy| match wrong {
+                Wrong::Pressure => policy.spec.on_pressure,
+                _ => policy.spec.on_violation,
+            })
             .unwrap_or(Reaction::Kill)
     }
 
@@ -115,7 +118,13 @@ impl Core {
             client_slots: self.terms.cards.client_slots,
         };
         let watchdog = &mut self.guard.watchdog;
-        let findings = watchdog.judge(&sample, &self.ledger, &allowance, now);
+        let mut findings = watchdog.judge(&sample, &self.ledger, &allowance, now);
+        let (ledger, inventory) = (&self.ledger, &self.inventory);
+        let room = |uuid: &GpuUuid| {
+            let card = inventory.card(uuid)?;
+            Some(ledger.grantable(card).saturating_sub(ledger.granted(uuid)))
+        };
+        findings.extend(watchdog.press(&sample, ledger, allowance.slack, room, now));
         let recent = &mut self.guard.recent;
         recent.retain(|old| {
             let mut cards = old.cards.iter();
@@ -132,7 +141,7 @@ impl Core {
         let Some(share) = self.ledger.get(&finding.key) else {
             return;
         };
-        let action = match self.reaction() {
+        let action = match self.reaction(finding.wrong) {
             _ if !finding.sure => "warned",
             Reaction::Report => "reported",
             // There is no pod to evict any more, and its container is still there.
@@ -330,7 +339,7 @@ impl Core {
             // A share of its own pod is what it got the card by.
             let mut shares = self.ledger.on(&card);
             let reaction = if shares.any(|share| share.pod.uid == pod_uid) {
-                self.reaction()
+                self.reaction(Wrong::PastServer)
             } else {
                 on_stranger
             };
@@ -385,7 +394,7 @@ impl Core {
 
     /// What is held against containers, or befell them.
     pub(super) fn complaints(&self) -> BTreeMap<HolderKey, Complaint> {
-        let evict = self.reaction() == Reaction::Evict;
+        let evict = self.reaction(Wrong::Memory) == Reaction::Evict;
         let of = |share: &Share| -> Option<Complaint> {
             let key = share.key();
             let sick = share.gpus.iter().find_map(|uuid| {
@@ -402,10 +411,10 @@ impl Core {
             if let Some(text) = wrong {
                 return Some(Complaint { text, evict: false });
             }
-            if let Some(text) = self.guard.watchdog.complaint(&key) {
+            if let Some((wrong, text)) = self.guard.watchdog.complaint(&key) {
                 return Some(Complaint {
                     text: text.to_owned(),
-                    evict,
+                    evict: self.reaction(wrong) == Reaction::Evict,
                 });
             }
             let server = server_name(share).and_then(|name| {

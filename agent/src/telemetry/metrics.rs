@@ -385,7 +385,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
     ),
     (
         "aliquot_gpu_memory_granted",
-        "Sum of the limits of the shares",
+        "Sum of what is kept for the shares: their limits, or requests where those are less",
         Some(Unit::Bytes),
         |state, card| bytes(state.ledger.granted(&card.uuid)),
     ),

@@ -143,6 +143,7 @@ fn grant(state: &State, share: &Share) -> GrantStatus {
         pod_uid: share.pod.uid.clone(),
         container: share.container.clone(),
         memory_mib: share.memory,
+        request_mib: (share.kept < share.memory).then_some(share.kept),
         compute_percent: share.compute_percent,
         phase: share.phase.as_str().to_owned(),
         fence: share.fence.map(|fence| fence.level),

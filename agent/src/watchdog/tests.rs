@@ -245,7 +245,7 @@ fn what_others_hold_is_not_held_against_it() {
         "holds 600 MiB of card GPU-0, 500 MiB were granted"
     );
     assert_eq!(
-        watchdog.complaint(&shares[2].key()),
+        watchdog.complaint(&shares[2].key()).map(|(_, text)| text),
         Some(&*found[0].text())
     );
     assert_eq!(watchdog.complaint(&shares[1].key()), None);
@@ -336,5 +336,75 @@ fn a_simulated_day_of_busy_tenants_has_no_false_positive() {
             .collect();
         let found = watchdog.judge(&sample(now, &processes), &ledger, &ALLOWED, now);
         assert!(found.iter().all(|finding| !finding.sure), "{found:?}");
+    }
+}
+
+/// A share of which `kept` MiB are kept and that may use `limit`.
+fn bursting(pod: &str, kept: u64, limit: u64) -> Share {
+    Share {
+        kept: Mib(kept),
+        ..share(pod, "main", "mps-isolated", limit)
+    }
+}
+
+/// Who is stopped, in order, on a card that has `room` beside what is kept on it.
+fn pressed(shares: &[Share], held: &[(&str, u64)], room: u64) -> Vec<String> {
+    let ledger = ledger(shares);
+    let processes: Vec<Process> = held
+        .iter()
+        .map(|(pod, mib)| process(pod, "main", *mib, true))
+        .collect();
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let mut stopped = Vec::new();
+    for n in 0..3 {
+        let now = start + Duration::from_millis(100 * n);
+        let sample = sample(now, &processes);
+        let room = |_: &GpuUuid| Some(Mib(room));
+        let found = watchdog.press(&sample, &ledger, Mib(16), room, now);
+        assert!(found.iter().all(|finding| finding.wrong == Wrong::Pressure));
+        let sure = found.into_iter().filter(|finding| finding.sure);
+        stopped.extend(sure.map(|finding| finding.key.pod_uid));
+    }
+    stopped
+}
+
+#[test]
+fn who_holds_most_above_what_is_kept_gives_back_first_and_only_while_others_come_short() {
+    let shares = [
+        bursting("a", 2000, 9000),
+        bursting("b", 1000, 9000),
+        bursting("c", 4000, 9000),
+        share("d", "main", "mps-isolated", 3000),
+    ];
+    // a has 1000 above, b has 3000, c nothing, d cannot have.
+    let held = [("a", 3000), ("b", 4000), ("c", 4000), ("d", 3000)];
+    let none: [&str; 0] = [];
+    assert_eq!(pressed(&shares, &held, 4000), none);
+    assert_eq!(pressed(&shares, &held, 3999), ["b"]);
+    assert_eq!(pressed(&shares, &held, 1000), ["b"]);
+    assert_eq!(pressed(&shares, &held, 999), ["b", "a"]);
+    assert_eq!(pressed(&shares, &held, 0), ["b", "a"]);
+}
+
+#[test]
+fn nobody_who_holds_no_more_than_is_kept_for_it_gives_back() {
+    let shares = [bursting("a", 2000, 9000), bursting("b", 2000, 9000)];
+    let none: [&str; 0] = [];
+    // 16 MiB are what a driver's figure may differ by.
+    assert_eq!(pressed(&shares, &[("a", 2016), ("b", 2000)], 0), none);
+    assert_eq!(pressed(&shares, &[("a", 2017), ("b", 2000)], 0), ["a"]);
+}
+
+#[test]
+fn an_old_sample_takes_nothing_from_anybody() {
+    let ledger = ledger(&[bursting("a", 1000, 9000)]);
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let late = start + STALE + Duration::from_millis(1);
+    for _ in 0..3 {
+        let old = sample(start, &[process("a", "main", 8000, true)]);
+        let found = watchdog.press(&old, &ledger, Mib(16), |_| Some(Mib(0)), late);
+        assert_eq!(found, []);
     }
 }

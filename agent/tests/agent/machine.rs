@@ -238,6 +238,7 @@ impl Machine {
                         .map(|index| self.cards[*index].clone())
                         .collect(),
                     memory_mib: Mib(*mib),
+                    request_mib: None,
                     compute_percent: 100,
                     mode: *mode,
                     note: None,

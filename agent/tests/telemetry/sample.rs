@@ -52,6 +52,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         container: "main".into(),
         gpus: vec![uuid(index)],
         memory: Mib(memory),
+        kept: Mib(memory),
         compute_percent: 50,
         mode: Mode::Mps,
         decision: format!("d-{pod}"),

@@ -60,14 +60,6 @@ fn refusals_are_kais_sentences() {
             json!({"nvidia.com/container.x.gpu-memory.request": "1Gi"}),
             E::PerContainer("x".into()),
         ),
-        (
-            json!({"nvidia.com/container.main.gpu-memory.request": "1Gi", "gpu-fraction": "0.5"}),
-            E::BothForms,
-        ),
-        (
-            json!({"nvidia.com/container.main.gpu-memory.request": "1Gi", "nvidia.com/container.main.gpu-memory.limit": "2Gi"}),
-            E::LimitAboveRequest("nvidia.com/container.main.gpu-memory.limit".into()),
-        ),
     ] {
         assert_eq!(of(&pod(annotations.clone())), Err(error), "{annotations}");
     }

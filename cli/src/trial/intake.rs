@@ -183,7 +183,10 @@ impl Intake {
         }
         let amended = scheduler::admission::amended(&object)
             .map_err(|why| Failure::input(format!("{shown} would be refused: {why}")))?;
-        let mut pod: Pod = typed(&amended, shown)?;
+        let warnings = amended.warnings.iter();
+        self.notes
+            .extend(warnings.map(|warning| format!("{shown}: {warning}")));
+        let mut pod: Pod = typed(&amended.pod, shown)?;
         self.count += 1;
         let name = match (&pod.metadata.name, &pod.metadata.generate_name) {
             (Some(name), _) => name.clone(),

@@ -474,6 +474,7 @@ pub(super) fn holds(
                 container: grant.container.clone(),
                 card,
                 limit: grant.memory,
+                burst: grant.burst.filter(|most| *most > grant.memory),
                 nominal: grant.memory,
                 nano: 0,
                 compute: grant.compute,

@@ -412,11 +412,16 @@ pub(crate) fn grants(state: &State, holds: &[Hold]) -> Vec<ContainerGrant> {
         {
             grant.cards.push(card);
             grant.memory = grant.memory.min(hold.limit);
+            grant.burst = grant
+                .burst
+                .zip(hold.burst)
+                .map(|(one, other)| one.min(other));
         } else {
             grants.push(ContainerGrant {
                 container: hold.container.clone(),
                 cards: vec![card],
                 memory: hold.limit,
+                burst: hold.burst,
                 compute: hold.compute,
                 mode: hold.mode,
                 note: hold.note.clone(),

@@ -262,7 +262,7 @@ impl Cycle<'_> {
                     gone.len() - 1
                 });
                 let sums = &mut gone[at].1;
-                sums.add(hold.limit, hold.nominal, hold.mode);
+                sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
             }
             if movers.items.len() > MOST {
                 movers.perhaps = true;

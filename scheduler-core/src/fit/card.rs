@@ -136,7 +136,11 @@ pub(crate) fn share(
             short,
             cap: memory.cap,
         })?;
-    let fence = fence(row, beside, offer.limit, wanted);
+    let offer = Offer {
+        burst: share.burst.and_then(|most| memory.burst(offer, most)),
+        ..offer
+    };
+    let fence = fence(row, beside, offer.top(), wanted);
     match card.minimum_fence {
         Some(least) if fence < least => Err(CardNo::Fence {
             fence,

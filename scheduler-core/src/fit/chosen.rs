@@ -60,6 +60,7 @@ pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<H
                 container: ask.container.clone(),
                 card: *key,
                 limit: memory.cap,
+                burst: None,
                 nominal: memory.total,
                 nano: NanoGpu::ONE.0,
                 compute: Percent::FULL,

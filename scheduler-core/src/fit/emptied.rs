@@ -161,7 +161,7 @@ fn stays(
         for hold in cell.holds().iter().filter(|hold| !hold.lent) {
             let at = row.cards.iter().position(|card| *card == hold.card);
             if let Some(sums) = at.and_then(|at| stays.cards.get_mut(at)) {
-                sums.add(hold.limit, hold.nominal, hold.mode);
+                sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
             }
         }
     }

@@ -330,7 +330,7 @@ fn candidate(
 ) -> Result<Candidate, crate::reason::CardNo> {
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
-    let strong = card::fence(row, after, offer_later.limit, mode) > Fence::ClientLimit;
+    let strong = card::fence(row, after, offer_later.top(), mode) > Fence::ClientLimit;
     // The kubelet refuses a pod for good whose tokens it does not show (yet).
     let shown = row
         .card
@@ -515,6 +515,11 @@ fn take(
         .map(|candidate| candidate.offer.limit)
         .min()
         .unwrap_or_default();
+    let burst = candidates
+        .iter()
+        .map(|candidate| candidate.offer.top())
+        .min()
+        .filter(|top| *top > limit);
     let note: Option<Arc<str>> = candidates
         .iter()
         .find(|candidate| limit < candidate.offer.nominal)
@@ -539,6 +544,7 @@ fn take(
             container: container.clone(),
             card: candidate.key,
             limit,
+            burst,
             nominal: candidate.offer.nominal,
             nano: card::nano(row, share.amount, &config.bases),
             compute: card::compute(share, mode),
@@ -554,7 +560,7 @@ fn take(
         } else {
             &mut used.promised
         };
-        sums.add(limit, candidate.offer.nominal, mode);
+        sums.add(limit, burst.unwrap_or(limit), candidate.offer.nominal, mode);
         scratch.cards.insert(candidate.key, used);
     }
 }

@@ -233,7 +233,7 @@ impl Sums {
                 .zip(counts)
             {
                 if counts {
-                    sums.add(hold.limit, hold.nominal, hold.mode);
+                    sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
                 }
             }
         }

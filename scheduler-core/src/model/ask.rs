@@ -43,6 +43,9 @@ pub enum Ask {
 pub struct Share {
     /// Of each card.
     pub amount: Amount,
+    /// The most that it may use of each card, where that is more: what is above
+    /// [`Self::amount`] is kept for nobody.
+    pub burst: Option<Amount>,
     /// How many cards, all different, all on one node. 0 is a bad request.
     pub devices: u32,
     /// Compute ceiling, where the user set one.
@@ -57,6 +60,7 @@ impl Share {
     pub const fn of(amount: Amount) -> Self {
         Self {
             amount,
+            burst: None,
             devices: 1,
             compute: None,
             mode: None,
@@ -80,8 +84,11 @@ pub struct ContainerGrant {
     pub container: ContainerName,
     /// Its cards, in the node's order.
     pub cards: Vec<GpuUuid>,
-    /// Limit on each of them; in mode `exclusive` the smallest grantable of them.
+    /// What of each of them is kept for it, and its limit, unless [`Self::burst`] is; in mode
+    /// `exclusive` the smallest grantable of them.
     pub memory: Mib,
+    /// Its limit on each of them, where that is more than [`Self::memory`].
+    pub burst: Option<Mib>,
     /// Compute ceiling.
     pub compute: Percent,
     /// How the cards are shared.

@@ -18,8 +18,10 @@ pub(crate) struct CardUse {
 /// Sums over some of the holds on a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardSums {
-    /// Of limits.
+    /// Of what is kept for each: its limit, or its request where it may burst.
     pub limits: u128,
+    /// Of limits.
+    pub tops: u128,
     /// Of nominal worth.
     pub nominal: u128,
     /// Of the limits' squares, modulo 2^64: with the sum of the limits and their number it
@@ -31,10 +33,11 @@ pub(crate) struct CardSums {
 
 impl CardSums {
     /// One more share, or a whole card.
-    pub(crate) fn add(&mut self, limit: Mib, nominal: Mib, mode: Mode) {
+    pub(crate) fn add(&mut self, limit: Mib, top: Mib, nominal: Mib, mode: Mode) {
         self.limits += u128::from(limit.0);
+        self.tops += u128::from(top.0);
         self.nominal += u128::from(nominal.0);
-        self.squares = self.squares.wrapping_add(square(limit));
+        self.squares = self.squares.wrapping_add(square(top));
         if let Some(count) = self.modes.get_mut(mode_index(mode)) {
             *count = count.saturating_add(1);
         }
@@ -43,7 +46,7 @@ impl CardSums {
     /// Every share here has this very limit: the sum of (x - limit)^2 is 0.
     pub(crate) fn all_have(&self, limit: Mib) -> bool {
         let count = self.holds();
-        self.limits == u128::from(count) * u128::from(limit.0)
+        self.tops == u128::from(count) * u128::from(limit.0)
             && self.squares == u64::from(count).wrapping_mul(square(limit))
     }
 
@@ -67,6 +70,7 @@ impl CardUse {
     pub(crate) fn after(&self) -> CardSums {
         let mut after = self.held;
         after.limits = after.limits.saturating_sub(self.releasing.limits) + self.promised.limits;
+        after.tops = after.tops.saturating_sub(self.releasing.tops) + self.promised.tops;
         after.nominal =
             after.nominal.saturating_sub(self.releasing.nominal) + self.promised.nominal;
         after.squares = after

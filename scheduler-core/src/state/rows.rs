@@ -371,7 +371,10 @@ pub(crate) struct QueueRow {
 pub(crate) struct Hold {
     pub container: ContainerName,
     pub card: CardKey,
+    /// What is kept for it.
     pub limit: Mib,
+    /// Its limit, where that is more.
+    pub burst: Option<Mib>,
     /// What it is nominally worth; the whole card for whole use.
     pub nominal: Mib,
     pub nano: u64,
@@ -382,6 +385,13 @@ pub(crate) struct Hold {
     pub asked: Option<Amount>,
     /// Lent to an init container from those of the app containers: not counted again.
     pub lent: bool,
+}
+
+impl Hold {
+    /// What an MPS server or the driver holds it to.
+    pub(crate) fn top(&self) -> Mib {
+        self.burst.unwrap_or(self.limit)
+    }
 }
 
 /// How it stood when pods of one job were evicted for another

@@ -211,11 +211,12 @@ impl State {
         };
         let change = |sums: &mut CardSums| {
             way.add(&mut sums.limits, u128::from(hold.limit.0));
+            way.add(&mut sums.tops, u128::from(hold.top().0));
             way.add(&mut sums.nominal, u128::from(hold.nominal.0));
             sums.squares = if way.comes {
-                sums.squares.wrapping_add(square(hold.limit))
+                sums.squares.wrapping_add(square(hold.top()))
             } else {
-                sums.squares.wrapping_sub(square(hold.limit))
+                sums.squares.wrapping_sub(square(hold.top()))
             };
             way.count(&mut sums.modes[mode_index(hold.mode)]);
         };

@@ -20,6 +20,7 @@ mod read;
 mod read_cards;
 mod read_pod_rules;
 mod read_volumes;
+mod taints;
 mod write;
 mod write_pod_rules;
 mod write_volumes;

@@ -4,6 +4,7 @@ use super::line::{Line, TextError, parse};
 use super::read_cards::cards;
 use super::read_pod_rules::{KINDS, namespace, pod_rules};
 use super::read_volumes::{claim, claim_binding, claims, volume};
+use super::taints::{effect, toleration};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
     Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Life, Outcome,
@@ -14,9 +15,9 @@ use crate::ids::{
     ResourceName, SetName, TopologyName, VolumeName,
 };
 use crate::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeTerm,
-    Operator, Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share,
-    SubGroup, Taint, Tolerated, Toleration, Topology, TopologyRule, Weight, integer,
+    Amount, Ask, ContainerAsk, ContainerGrant, Grace, Labels, Mode, Node, NodeTerm, Operator,
+    Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share, SubGroup,
+    Taint, Topology, TopologyRule, Weight,
 };
 use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
@@ -157,15 +158,6 @@ fn extended(line: &Line) -> Read<BTreeMap<ResourceName, u64>> {
 
 pub(super) fn mode(line: &Line, text: &str) -> Read<Mode> {
     Mode::parse(text).ok_or_else(|| line.error(format!("{text} is no mode")))
-}
-
-fn effect(line: &Line, text: &str) -> Read<Effect> {
-    match text {
-        "NoSchedule" => Ok(Effect::NoSchedule),
-        "NoExecute" => Ok(Effect::NoExecute),
-        "PreferNoSchedule" => Ok(Effect::PreferNoSchedule),
-        _ => Err(line.error(format!("{text} is no effect"))),
-    }
 }
 
 fn decision_of(line: &Line, key: &str) -> Read<Option<DecisionId>> {
@@ -360,7 +352,7 @@ pub(super) fn terms(line: &Line) -> Read<Option<Vec<NodeTerm>>> {
 }
 
 /// `gpus.<c>=2`, `gpu-memory.<c>=2000`, `gpu-fraction.<c>=500000000`, each with
-/// `devices.<c>=`, `compute.<c>=`, `mode.<c>=`, `init.<c>=true`; in order of appearance.
+/// `burst-memory.<c>=` or `burst-fraction.<c>=`, `devices.<c>=`, `compute.<c>=`, `mode.<c>=`, `init.<c>=true`; in order of appearance.
 fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
     let of = |prefix: &str| -> BTreeMap<String, String> {
         line.prefixed(prefix)
@@ -368,6 +360,7 @@ fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
             .collect()
     };
     let (devices, compute, modes, inits) = (of("devices"), of("compute"), of("mode"), of("init"));
+    let (bursts, parts) = (of("burst-memory"), of("burst-fraction"));
     let mut asks = Vec::new();
     for word in &line.words {
         let Some((kind, container)) = word.key.split_once('.') else {
@@ -379,6 +372,11 @@ fn asks(line: &Line) -> Read<Vec<ContainerAsk>> {
         let share = |amount| -> Read<Ask> {
             Ok(Ask::Share(Share {
                 amount,
+                burst: match (bursts.get(container), parts.get(container)) {
+                    (Some(text), _) => Some(Amount::Memory(Mib(parsed(line, text)?))),
+                    (None, Some(text)) => Some(Amount::Fraction(NanoGpu(parsed(line, text)?))),
+                    (None, None) => None,
+                },
                 devices: devices
                     .get(container)
                     .map_or(Ok(1), |text| parsed(line, text))?,
@@ -451,33 +449,6 @@ fn values(text: &str) -> Vec<Arc<str>> {
     named.map(Arc::from).collect()
 }
 
-/// `*`, `key`, `key=value`, `key>5`, `key<5`, each with `:Effect` at the end where it is for one only.
-fn toleration(line: &Line, text: &str) -> Read<Toleration> {
-    let (rest, effect) = match text.rsplit_once(':') {
-        Some((rest, kind)) => (rest, Some(effect(line, kind)?)),
-        None => (text, None),
-    };
-    let (key, values) = match rest.find(['=', '>', '<']) {
-        None => (rest, Tolerated::Any),
-        Some(at) => {
-            let (key, value) = rest.split_at(at);
-            let (how, value) = value.split_at(1);
-            let bound = || integer(value).ok_or_else(|| line.error("no integer is tolerated"));
-            let values = match how {
-                "=" => Tolerated::Equal(Arc::from(value)),
-                ">" => Tolerated::Above(bound()?),
-                _ => Tolerated::Below(bound()?),
-            };
-            (key, values)
-        }
-    };
-    Ok(Toleration {
-        key: (key != "*").then(|| Arc::from(key)),
-        values,
-        effect,
-    })
-}
-
 fn phase(line: &Line) -> Read<Phase> {
     let placement = line
         .get("on")
@@ -521,6 +492,7 @@ fn grant(line: &Line) -> Read<ContainerGrant> {
         container: ContainerName::new(line.name(1)?),
         cards: list(line.get("cards")).iter().map(GpuUuid::new).collect(),
         memory: Mib(line.number("memory")?.unwrap_or(0)),
+        burst: line.number("burst")?.map(Mib),
         compute: line
             .number("compute")?
             .map_or(Some(Percent::FULL), Percent::new)

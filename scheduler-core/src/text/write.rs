@@ -1,13 +1,14 @@
 //! Events and decisions → text.
 
 use super::line::quoted;
+use super::taints::{effect_text, toleration_text};
 use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
-use crate::ids::GpuUuid;
+use crate::ids::{ContainerName, GpuUuid};
 use crate::model::{
-    Amount, Ask, Card, ContainerGrant, Effect, Grace, Labels, Mode, Node, NodeCards, NodeTerm,
-    Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
-    Tolerated, Toleration, TopologyRule,
+    Amount, Ask, Card, ContainerGrant, Grace, Labels, Mode, Node, NodeCards, NodeTerm, Operator,
+    Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
+    TopologyRule,
 };
 use crate::units::{Bound, Percent};
 use std::fmt::{Display, Write as _};
@@ -253,7 +254,7 @@ impl Text {
         for taint in &node.taints {
             self.pair(
                 &format!("taint.{}", taint.key),
-                format!("{}:{}", taint.value, effect(taint.effect)),
+                format!("{}:{}", taint.value, effect_text(taint.effect)),
             );
         }
         for (name, count) in &node.extended {
@@ -480,11 +481,9 @@ impl Text {
         match &ask.ask {
             Ask::Whole(count) => self.pair(&format!("gpus.{container}"), count),
             Ask::Share(share) => {
-                match share.amount {
-                    Amount::Memory(mib) => self.pair(&format!("gpu-memory.{container}"), mib.0),
-                    Amount::Fraction(part) => {
-                        self.pair(&format!("gpu-fraction.{container}"), part.0);
-                    }
+                self.amount("gpu", container, share.amount);
+                if let Some(most) = share.burst {
+                    self.amount("burst", container, most);
                 }
                 if share.devices != 1 {
                     self.pair(&format!("devices.{container}"), share.devices);
@@ -501,6 +500,13 @@ impl Text {
         }
     }
 
+    fn amount(&mut self, kind: &str, container: &ContainerName, amount: Amount) {
+        match amount {
+            Amount::Memory(mib) => self.pair(&format!("{kind}-memory.{container}"), mib.0),
+            Amount::Fraction(part) => self.pair(&format!("{kind}-fraction.{container}"), part.0),
+        }
+    }
+
     fn placement(&mut self, placement: Option<&Placement>) {
         if let Some(placement) = placement {
             self.pair("on", &placement.node);
@@ -512,13 +518,10 @@ impl Text {
     fn grants(&mut self, grants: &[ContainerGrant]) {
         for grant in grants {
             self.start("  grant", &grant.container);
-            let cards: Vec<&str> = grant
-                .cards
-                .iter()
-                .map(crate::ids::GpuUuid::as_str)
-                .collect();
+            let cards: Vec<&str> = grant.cards.iter().map(GpuUuid::as_str).collect();
             self.pair("cards", cards.join(","));
             self.pair("memory", grant.memory.0);
+            self.some("burst", grant.burst.map(|mib| mib.0));
             self.unless("compute", grant.compute.get(), 100);
             self.pair("mode", grant.mode);
             self.some("note", grant.note.as_ref());
@@ -553,14 +556,6 @@ impl Text {
     }
 }
 
-fn effect(effect: Effect) -> &'static str {
-    match effect {
-        Effect::NoSchedule => "NoSchedule",
-        Effect::NoExecute => "NoExecute",
-        Effect::PreferNoSchedule => "PreferNoSchedule",
-    }
-}
-
 fn term_text(term: &NodeTerm) -> String {
     let names = term.name.iter().map(|one| Requirement {
         key: "@name".into(),
@@ -584,21 +579,4 @@ pub(super) fn requirements_text(all: &[Requirement]) -> String {
         })
         .collect();
     parts.join("; ")
-}
-
-fn toleration_text(toleration: &Toleration) -> String {
-    let mut text = toleration.key.as_deref().unwrap_or("*").to_owned();
-    let (how, value) = match &toleration.values {
-        Tolerated::Any => ("", String::new()),
-        Tolerated::Equal(value) => ("=", value.to_string()),
-        Tolerated::Above(bound) => (">", bound.to_string()),
-        Tolerated::Below(bound) => ("<", bound.to_string()),
-    };
-    text.push_str(how);
-    text.push_str(&value);
-    if let Some(kind) = toleration.effect {
-        text.push(':');
-        text.push_str(effect(kind));
-    }
-    text
 }

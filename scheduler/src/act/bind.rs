@@ -176,7 +176,8 @@ fn container(grant: &CoreGrant) -> ContainerGrant {
     ContainerGrant {
         name: grant.container.to_string(),
         gpus: grant.cards.iter().map(ToString::to_string).collect(),
-        memory_mib: api::Mib(grant.memory.0),
+        memory_mib: api::Mib(grant.burst.unwrap_or(grant.memory).0),
+        request_mib: grant.burst.map(|_| api::Mib(grant.memory.0)),
         compute_percent: grant.compute.get(),
         mode: mode(grant.mode),
         note: grant.note.as_deref().map(str::to_owned),

@@ -97,8 +97,20 @@ pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&st
     write(hands, condition).await;
 }
 
-/// `IsolationVerified`, as the agent observes it.
+/// `IsolationVerified`, as the agent observes it; what was done about a container is an event,
+/// too.
 pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
+    let mut lines = isolation.message.clone();
+    if let Some(complaint) = &isolation.complaint {
+        hands.notices.say(Notice {
+            about: notice::pod(&isolation.namespace, &isolation.name, &isolation.pod_uid),
+            warning: true,
+            reason: "GPUShare",
+            action: "Watching",
+            note: complaint.clone(),
+        });
+        let _ = write!(lines, "\n{complaint}");
+    }
     let condition = Condition {
         namespace: &isolation.namespace,
         name: &isolation.name,
@@ -106,7 +118,7 @@ pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
         kind: ISOLATION_VERIFIED,
         holds: isolation.is_verified(),
         because: isolation.because,
-        message: message(&isolation.message, &[]),
+        message: message(&lines, &[]),
         since: hands.wall.second().to_string(),
     };
     write(hands, condition).await;

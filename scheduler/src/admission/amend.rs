@@ -4,8 +4,10 @@
 //! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
 //! of a node. Admission may look at a pod several times: the second look changes nothing.
 
-use api::request::{self, GpuRequest, RequestError, ShareRequest};
+use api::quantity;
+use api::request::{self, Admitted, GpuRequest, RequestError, ShareRequest};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proto::names::resource;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -36,8 +38,17 @@ pub enum AmendError {
     Pod(String),
 }
 
+/// A pod that is taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Amended {
+    /// As it is to be.
+    pub pod: Value,
+    /// What it says and is not followed, one sentence each.
+    pub warnings: Vec<String>,
+}
+
 /// The pod as it is to be.
-pub fn amended(pod: &Value) -> Result<Value, AmendError> {
+pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
     let count = LISTS
         .iter()
         .filter_map(|list| pod["spec"][list].as_array())
@@ -48,7 +59,7 @@ pub fn amended(pod: &Value) -> Result<Value, AmendError> {
     }
     let typed: Pod =
         serde_json::from_value(pod.clone()).map_err(|e| AmendError::Pod(e.to_string()))?;
-    let request = request::of(&typed)?;
+    let Admitted { request, warnings } = request::admitted(&typed)?;
     let asked: BTreeMap<&str, &GpuRequest> = request
         .containers
         .iter()
@@ -77,7 +88,7 @@ pub fn amended(pod: &Value) -> Result<Value, AmendError> {
     if shares {
         strip_zero(&mut pod);
     }
-    Ok(pod)
+    Ok(Amended { pod, warnings })
 }
 
 /// Token and amount, as limit and as request: extended resources want both alike.
@@ -140,7 +151,7 @@ fn strip_zero(pod: &mut Value) {
 fn is_zero(quantity: &Value) -> bool {
     match quantity {
         Value::Number(number) => number.as_u64() == Some(0),
-        Value::String(text) => text.parse() == Ok(0_u64),
+        Value::String(text) => quantity::up(&Quantity(text.clone())) == Some(0),
         _ => false,
     }
 }
@@ -158,9 +169,9 @@ mod tests {
 
     fn resources(annotations: Value, container: Value) -> Value {
         let pod = pod(annotations, container);
-        let once = amended(&pod).expect("allowed");
+        let once = amended(&pod).expect("allowed").pod;
         assert_eq!(
-            amended(&once).as_ref(),
+            amended(&once).map(|again| again.pod).as_ref(),
             Ok(&once),
             "the second look changes nothing"
         );
@@ -254,7 +265,7 @@ mod tests {
             json!({"name": "c"}),
         ] {
             let pod = pod(json!({}), container);
-            assert_eq!(amended(&pod).as_ref(), Ok(&pod));
+            assert_eq!(amended(&pod).map(|same| same.pod).as_ref(), Ok(&pod));
         }
     }
 
@@ -264,7 +275,7 @@ mod tests {
             "metadata": {"annotations": {"gpu-memory": "5", "gpu-fraction-container-name": "i"}},
             "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]},
         });
-        let got = amended(&pod).expect("allowed");
+        let got = amended(&pod).expect("allowed").pod;
         assert_eq!(
             got["spec"]["initContainers"][0]["resources"]["limits"]["aliquot.dev/gpu-share"],
             "1"

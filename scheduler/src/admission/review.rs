@@ -1,6 +1,7 @@
 //! An `AdmissionReview` → its answer.
 
-use super::{QueueTree, amend, validate};
+use super::amend::{self, Amended};
+use super::{QueueTree, validate};
 use crate::limits::Limits;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,6 +11,8 @@ use serde_json::{Value, json};
 
 /// Bytes of a refusal: as many as a note of an event may have.
 const MAX_LINE: usize = 1024;
+/// An API server passes on some 4 KiB of them.
+const MAX_WARNINGS: usize = 16;
 
 /// As the API server sends it.
 pub type Review = AdmissionReview<DynamicObject>;
@@ -111,8 +114,11 @@ fn read<K: serde::de::DeserializeOwned>(object: Value) -> Result<K, String> {
     serde_json::from_value(object).map_err(|error| format!("it cannot be read: {error}"))
 }
 
-fn allow(response: AdmissionResponse, pod: &Value, amended: &Value) -> AdmissionResponse {
-    let patch = json_patch::diff(pod, amended);
+fn allow(mut response: AdmissionResponse, pod: &Value, amended: &Amended) -> AdmissionResponse {
+    let warnings = amended.warnings.iter().map(|warning| line(warning));
+    let warnings: Vec<String> = warnings.take(MAX_WARNINGS).collect();
+    response.warnings = (!warnings.is_empty()).then_some(warnings);
+    let patch = json_patch::diff(pod, &amended.pod);
     if patch.0.is_empty() {
         return response;
     }
@@ -156,7 +162,7 @@ mod tests {
         let patch = response["patch"].as_str().expect("a patch");
         let patch = STANDARD.decode(patch).expect("base64");
         let patch: json_patch::Patch = serde_json::from_slice(&patch).expect("RFC 6902");
-        let amended = amend::amended(&pod).expect("allowed");
+        let amended = amend::amended(&pod).expect("allowed").pod;
         json_patch::patch(&mut pod, &patch).expect("it applies");
         assert_eq!(pod, amended);
     }
@@ -207,6 +213,22 @@ mod tests {
             message.len() <= 1024 && !message.contains('\n'),
             "{message}"
         );
+    }
+
+    #[test]
+    fn what_is_not_followed_is_warned_of_by_name() {
+        let key = "nvidia.com/container.other.gpu-compute.mode";
+        let pod = json!({"metadata": {"annotations": {"gpu-memory": "5", key: "sm-sharing"}},
+            "spec": {"containers": [{"name": "c"}, {"name": "other"}]}});
+        let response = respond(pod);
+        assert_eq!(response["allowed"], true);
+        let warnings = response["warnings"].as_array().expect("warnings");
+        assert!(
+            warnings.len() == 1 && warnings[0].to_string().contains(key),
+            "{warnings:?}"
+        );
+        let pod = json!({"metadata": {"annotations": {"gpu-memory": "5"}}, "spec": {"containers": [{"name": "c"}]}});
+        assert_eq!(respond(pod)["warnings"], Value::Null);
     }
 
     #[test]

@@ -193,6 +193,7 @@ fn held(share: &HeldShare) -> ContainerGrant {
         container: ContainerName::new(&share.container),
         cards: share.gpu_uuids.iter().map(GpuUuid::new).collect(),
         memory: Mib(share.memory_mib),
+        burst: None,
         compute: u8::try_from(share.compute_percent)
             .ok()
             .and_then(Percent::new)

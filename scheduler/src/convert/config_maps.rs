@@ -126,3 +126,69 @@ impl World {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{gone, pod, there, world};
+    use super::*;
+    use crate::watch::Fact;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_waits_for_the_config_maps_without_which_it_cannot_be_made() {
+        let mut world = world();
+        let mut pod = pod("u1", None, 0);
+        let variable = |name: &str, optional: bool| json!({ "name": name, "valueFrom": { "configMapKeyRef": { "name": name, "key": "k", "optional": optional } } });
+        pod["spec"]["initContainers"] = json!([{ "name": "first", "env": [variable("init", false), { "name": "X", "value": "x" }] }]);
+        pod["spec"]["containers"][0]["env"] = json!([variable("perhaps", true)]);
+        pod["spec"]["containers"][0]["envFrom"] =
+            json!([{ "configMapRef": { "name": "all" } }, { "secretRef": { "name": "s" } }]);
+        pod["spec"]["volumes"] = json!([
+            { "name": "v", "configMap": { "name": "mounted" } },
+            { "name": "p", "projected": { "sources": [{ "configMap": { "name": "part" } }, { "configMap": { "name": "too", "optional": true } }] } },
+        ]);
+        let lacks = |events: Vec<Event>| -> Vec<String> {
+            let [Event::Pod(pod)] = events.as_slice() else {
+                panic!("{events:?}");
+            };
+            pod.lacks.iter().map(ToString::to_string).collect()
+        };
+        let map = |name: &str| json!({ "metadata": { "name": name, "namespace": "ns" } });
+        assert_eq!(
+            lacks(world.take(Fact::Pod(there(pod.clone())))),
+            ["ConfigMap: Missing required configmaps: [all init mounted part]"]
+        );
+        for (name, left) in [
+            ("all", "init mounted part"),
+            ("part", "init mounted"),
+            ("init", "mounted"),
+        ] {
+            let events = world.take(Fact::ConfigMap(there(map(name))));
+            let left = format!("ConfigMap: Missing required configmaps: [{left}]");
+            assert_eq!(lacks(events), [left]);
+        }
+        // Another namespace's, and one that nobody needs.
+        let other = json!({ "metadata": { "name": "mounted", "namespace": "other" } });
+        assert_eq!(world.take(Fact::ConfigMap(there(other))), []);
+        assert_eq!(world.take(Fact::ConfigMap(there(map("perhaps")))), []);
+        let none: [&str; 0] = [];
+        assert_eq!(
+            lacks(world.take(Fact::ConfigMap(there(map("mounted"))))),
+            none
+        );
+        // What is there already is no news; what goes is.
+        assert_eq!(world.take(Fact::ConfigMap(there(map("mounted")))), []);
+        world.take(Fact::ConfigMap(Seen::Listing));
+        for name in ["all", "part", "init"] {
+            assert_eq!(world.take(Fact::ConfigMap(there(map(name)))), []);
+        }
+        assert_eq!(
+            lacks(world.take(Fact::ConfigMap(Seen::Listed))),
+            ["ConfigMap: Missing required configmaps: [mounted]"]
+        );
+        // Where it has a place, that is the kubelet's matter.
+        pod["spec"]["nodeName"] = json!("n");
+        assert_eq!(lacks(world.take(Fact::Pod(there(pod)))), none);
+        assert_eq!(world.take(Fact::ConfigMap(gone(map("all")))), []);
+    }
+}

@@ -19,6 +19,9 @@ pub struct Isolation {
     pub because: &'static str,
     /// One line per container.
     pub message: String,
+    /// What was done about a container of it, or is held against one: the first of it, until
+    /// all is well again.
+    pub complaint: Option<String>,
 }
 
 /// The reason of a condition that is true.
@@ -56,7 +59,14 @@ impl World {
         }
         let mut changed = Vec::new();
         for shares in by_pod.into_values() {
-            let now = isolation_of(&shares);
+            let mut now = isolation_of(&shares);
+            // Its figures change from look to look.
+            let before = self.isolation.get(&now.pod_uid);
+            if let Some(first) = before.and_then(|before| before.complaint.clone())
+                && now.complaint.is_some()
+            {
+                now.complaint = Some(first);
+            }
             let known = shares.iter().all(|share| !share.fence.is_empty());
             if !known && !self.isolation.contains_key(&now.pod_uid) {
                 continue;
@@ -86,6 +96,10 @@ fn isolation_of(shares: &[&HeldShare]) -> Isolation {
             .max()
             .map_or(READ_BACK, Doubt::as_str),
         message: lines.join("\n"),
+        complaint: shares
+            .iter()
+            .find(|share| !share.complaint.is_empty())
+            .map(|share| format!("container {} {}", share.container, share.complaint)),
     }
 }
 

@@ -1,11 +1,10 @@
 //! Facts of the API server and words of agents → the core's events.
 //!
 //! - `pod_rules`: what of a pod is about other pods.
-//! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`, `quantity`:
+//! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`:
 //!   parts of a pod.
-//! - `config_maps`: those that a pod needs and that are not there.
-//! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes to which a
-//!   claim may still come; `storage`: what is remembered of them.
+//! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
+//!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -19,7 +18,6 @@ mod isolation;
 mod node;
 mod pod;
 mod pod_rules;
-mod quantity;
 pub(crate) mod queue;
 mod resources;
 mod rules;
@@ -409,7 +407,6 @@ impl World {
         }
     }
 
-    /// The core compares its labels with what it knows.
     fn namespace(&mut self, seen: Seen<Namespace>) -> Vec<Event> {
         let gone = |name: String| Event::NamespaceGone(name.into());
         match seen {

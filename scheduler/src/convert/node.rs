@@ -1,7 +1,7 @@
 //! A node as Kubernetes has it → the core's.
 
-use super::quantity;
 use super::rules::labels;
+use api::quantity;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Taint as KubeTaint};
 use proto::names::resource;
 use scheduler_core::ids::ResourceName;

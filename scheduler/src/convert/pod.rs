@@ -4,8 +4,9 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::queue::{created, group_name, preemptible};
-use super::{pod_rules, quantity, resources, rules};
+use super::{pod_rules, resources, rules};
 use api::grant::{Asked, Grant};
+use api::quantity;
 use api::request::{Amount as AskedAmount, GpuRequest};
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
@@ -241,7 +242,11 @@ fn share_of(granted: &api::grant::ContainerGrant) -> Option<Granted> {
         share: Share {
             amount: granted
                 .asked
-                .map_or(Amount::Memory(Mib(granted.memory_mib.0)), amount),
+                .map_or(Amount::Memory(Mib(granted.kept().0)), amount),
+            // Of what was granted: what it may burst to elsewhere is what it may here.
+            burst: granted
+                .request_mib
+                .map(|_| Amount::Memory(Mib(granted.memory_mib.0))),
             devices: u32::try_from(granted.gpus.len()).unwrap_or(u32::MAX),
             compute: None,
             mode: Some(mode(granted.mode)),
@@ -292,15 +297,20 @@ fn ask(container: &api::request::ContainerRequest) -> ContainerAsk {
         ask: match &container.gpus {
             GpuRequest::Whole(count) => Ask::Whole(*count),
             GpuRequest::Share(share) => Ask::Share(Share {
-                amount: match share.amount {
-                    AskedAmount::Memory(memory) => Amount::Memory(Mib(memory.0)),
-                    AskedAmount::Fraction(nano) => Amount::Fraction(NanoGpu(nano)),
-                },
+                amount: asked_of(share.amount),
+                burst: share.limit.map(asked_of),
                 devices: share.devices,
                 compute: share.compute_percent.and_then(Percent::new),
                 mode: share.mode.map(mode),
             }),
         },
+    }
+}
+
+fn asked_of(amount: AskedAmount) -> Amount {
+    match amount {
+        AskedAmount::Memory(memory) => Amount::Memory(Mib(memory.0)),
+        AskedAmount::Fraction(nano) => Amount::Fraction(NanoGpu(nano)),
     }
 }
 
@@ -367,7 +377,8 @@ fn container_grant(container: &api::grant::ContainerGrant) -> ContainerGrant {
     ContainerGrant {
         container: ContainerName::new(&container.name),
         cards: container.gpus.iter().map(GpuUuid::new).collect(),
-        memory: Mib(container.memory_mib.0),
+        memory: Mib(container.kept().0),
+        burst: container.request_mib.map(|_| Mib(container.memory_mib.0)),
         compute: Percent::new(container.compute_percent).unwrap_or(Percent::FULL),
         mode: mode(container.mode),
         note: container.note.as_deref().map(Arc::from),

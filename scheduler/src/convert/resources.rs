@@ -5,7 +5,7 @@
 //! sidecars add up, an init container counts with the sidecars that were started before
 //! it, requests of the pod as a whole win, overhead comes on top.
 
-use super::quantity;
+use api::quantity;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proto::names::resource;

@@ -3,7 +3,8 @@
 //! The core decides which of them a claim gets. A volume that is bound, being deleted or not
 //! available yet is left out.
 
-use super::{quantity, rules};
+use super::rules;
+use api::quantity;
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;

@@ -7,21 +7,21 @@ use proto::telemetry::{Gpu, Share as HeldShare, Stranger, UngrantedPod};
 use scheduler_core::ids::GpuUuid;
 use serde_json::{Value, json};
 
-fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
+pub(super) fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
     Seen::There(serde_json::from_value(object).unwrap())
 }
 
-fn gone<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
+pub(super) fn gone<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
     Seen::Gone(serde_json::from_value(object).unwrap())
 }
 
-fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
+pub(super) fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
     json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
         "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
             {"name": "main", "resources": {"limits": {proto::names::resource::GPU: gpus.to_string()}}}]}})
 }
 
-fn world() -> World {
+pub(super) fn world() -> World {
     World::new("kai-scheduler")
 }
 
@@ -341,6 +341,36 @@ fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
     assert_eq!(placement(pod).unwrap().grants.len(), 1);
 }
 
+/// Its figures change with each look; it is told once, and that it is over.
+#[test]
+fn what_befell_a_share_is_told_once() {
+    let mut world = world();
+    world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    let mut told = |complaint: &str| -> Option<Option<String>> {
+        let share = HeldShare {
+            pod_uid: "u1".into(),
+            pod_namespace: "ns".into(),
+            pod_name: "p".into(),
+            container: "main".into(),
+            memory_mib: 2000,
+            mode: "mps".into(),
+            phase: "Running".into(),
+            fence: "ServerLimit".into(),
+            observed_limit_mib: 2000,
+            reach_mib: 2000,
+            complaint: complaint.into(),
+            ..HeldShare::default()
+        };
+        let changed = world.hear(heard(state(vec![share]))).1.pop()?;
+        Some(changed.complaint)
+    };
+    assert_eq!(told(""), Some(None));
+    let first = Some(Some("container main holds 900 MiB".to_owned()));
+    assert_eq!(told("holds 900 MiB"), first);
+    assert_eq!(told("holds 901 MiB"), None);
+    assert_eq!(told(""), Some(None));
+}
+
 #[test]
 fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted() {
     let mut world = world();
@@ -444,64 +474,6 @@ fn a_groups_priority_follows_its_class() {
     assert_eq!(priority(world.take(Fact::Group(there(group.clone())))), 125);
     world.take(Fact::Class(gone(class)));
     assert_eq!(priority(world.take(Fact::Group(there(group)))), 50);
-}
-
-#[test]
-fn a_pod_waits_for_the_config_maps_without_which_it_cannot_be_made() {
-    let mut world = world();
-    let mut pod = pod("u1", None, 0);
-    let variable = |name: &str, optional: bool| json!({ "name": name, "valueFrom": { "configMapKeyRef": { "name": name, "key": "k", "optional": optional } } });
-    pod["spec"]["initContainers"] = json!([{ "name": "first", "env": [variable("init", false), { "name": "X", "value": "x" }] }]);
-    pod["spec"]["containers"][0]["env"] = json!([variable("perhaps", true)]);
-    pod["spec"]["containers"][0]["envFrom"] =
-        json!([{ "configMapRef": { "name": "all" } }, { "secretRef": { "name": "s" } }]);
-    pod["spec"]["volumes"] = json!([
-        { "name": "v", "configMap": { "name": "mounted" } },
-        { "name": "p", "projected": { "sources": [{ "configMap": { "name": "part" } }, { "configMap": { "name": "too", "optional": true } }] } },
-    ]);
-    let lacks = |events: Vec<Event>| -> Vec<String> {
-        let [Event::Pod(pod)] = events.as_slice() else {
-            panic!("{events:?}");
-        };
-        pod.lacks.iter().map(ToString::to_string).collect()
-    };
-    let map = |name: &str| json!({ "metadata": { "name": name, "namespace": "ns" } });
-    assert_eq!(
-        lacks(world.take(Fact::Pod(there(pod.clone())))),
-        ["ConfigMap: Missing required configmaps: [all init mounted part]"]
-    );
-    for (name, left) in [
-        ("all", "init mounted part"),
-        ("part", "init mounted"),
-        ("init", "mounted"),
-    ] {
-        let events = world.take(Fact::ConfigMap(there(map(name))));
-        let left = format!("ConfigMap: Missing required configmaps: [{left}]");
-        assert_eq!(lacks(events), [left]);
-    }
-    // Another namespace's, and one that nobody needs.
-    let other = json!({ "metadata": { "name": "mounted", "namespace": "other" } });
-    assert_eq!(world.take(Fact::ConfigMap(there(other))), []);
-    assert_eq!(world.take(Fact::ConfigMap(there(map("perhaps")))), []);
-    let none: [&str; 0] = [];
-    assert_eq!(
-        lacks(world.take(Fact::ConfigMap(there(map("mounted"))))),
-        none
-    );
-    // What is there already is no news; what goes is.
-    assert_eq!(world.take(Fact::ConfigMap(there(map("mounted")))), []);
-    world.take(Fact::ConfigMap(Seen::Listing));
-    for name in ["all", "part", "init"] {
-        assert_eq!(world.take(Fact::ConfigMap(there(map(name)))), []);
-    }
-    assert_eq!(
-        lacks(world.take(Fact::ConfigMap(Seen::Listed))),
-        ["ConfigMap: Missing required configmaps: [mounted]"]
-    );
-    // Where it has a place, that is the kubelet's matter.
-    pod["spec"]["nodeName"] = json!("n");
-    assert_eq!(lacks(world.take(Fact::Pod(there(pod)))), none);
-    assert_eq!(world.take(Fact::ConfigMap(gone(map("all")))), []);
 }
 
 #[test]

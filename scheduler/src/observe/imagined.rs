@@ -271,6 +271,7 @@ fn granted(node: &NodeName, ask: &ContainerAsk, cards: &[u32], deck: &Deck) -> C
         container: ask.container.clone(),
         cards: cards.iter().map(|card| uuid(node, *card)).collect(),
         memory,
+        burst: None,
         compute: Percent::FULL,
         mode,
         note: None,

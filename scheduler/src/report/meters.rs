@@ -12,6 +12,10 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+#[expect(
+    clippy::struct_field_names,
+    reason = "fields are named as the labels are"
+)]
 struct Of {
     /// KAI's first name for it.
     queue_name: String,

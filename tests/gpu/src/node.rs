@@ -199,6 +199,7 @@ impl Node {
                 name: "main".into(),
                 gpus: vec![gpu.to_owned()],
                 memory_mib: Mib(mib),
+                request_mib: None,
                 compute_percent: 100,
                 mode,
                 note: None,

@@ -54,6 +54,7 @@ pub fn reclaim_among_shares(count: usize) -> Vec<Event> {
                 container: ContainerName::new("main"),
                 cards: vec![GpuUuid::new(card(at / GPUS, at % GPUS))],
                 memory: Mib(CARD / 10),
+                burst: None,
                 compute: Percent::FULL,
                 mode: Mode::Mps,
                 note: None,

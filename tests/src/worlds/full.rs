@@ -67,6 +67,7 @@ fn running(index: usize) -> Pod {
             container: ContainerName::new("main"),
             cards: vec![GpuUuid::new(card(at / GPUS, at % GPUS))],
             memory: Mib(mib),
+            burst: None,
             compute: Percent::FULL,
             mode: Mode::Mps,
             note: None,

@@ -52,6 +52,9 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         request::CONTAINER,
         request::MPS,
         request::COMPUTE,
+        request::MEMORY_LIMIT,
+        request::FRACTION_LIMIT,
+        request::COMPUTE_MODE,
         kai::POD_GROUP,
         kai::QUEUE_LABEL,
         kai::QUEUE_LABEL_OLD,
@@ -115,8 +118,18 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
     }
     assert!(text("aliquot-visible-devices").contains("startsWith('CUDA_MPS_')"));
     // The per-container form, as one text.
-    let prefix = request::CONTAINER_PREFIX.replace('.', "[.]");
-    assert!(text("aliquot-grant").contains(&format!("\\\"{prefix}")));
+    let pattern = |name: &str| name.replace('.', "[.]");
+    let (theirs, kais) = (request::CONTAINER_PREFIX, request::KAI_CONTAINER_PREFIX);
+    let domain = |prefix: &str| pattern(prefix.strip_suffix("/container.").unwrap());
+    let either = format!("\\\"(?:{}|{})/container[.]", domain(theirs), domain(kais));
+    assert!(text("aliquot-grant").contains(&either), "{either}");
+    for suffix in [
+        request::CONTAINER_DEVICES,
+        request::CONTAINER_COMPUTE_PORTION,
+    ] {
+        let suffix = pattern(suffix.strip_prefix('.').unwrap());
+        assert!(text("aliquot-grant").contains(&suffix), "{suffix}");
+    }
     // What the agent's flags say is ours is what nobody may mount.
     let paths = text("aliquot-host-paths");
     let agent = agent_config("aliquot-agent");

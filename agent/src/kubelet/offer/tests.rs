@@ -51,6 +51,7 @@ fn claim(pod: &str, mode: Mode, gpus: &[u32]) -> Claim {
         container: "main".into(),
         gpus: gpus.iter().map(|n| card(*n).uuid).collect(),
         memory: Mib(1),
+        kept: Mib(1),
         compute_percent: 100,
         mode,
         decision: "d".into(),

@@ -54,6 +54,7 @@ fn claim(pod: u32, mode: Mode, gpus: &[u32], memory: u64) -> Claim {
         container: "main".into(),
         gpus: uuids(gpus),
         memory: Mib(memory),
+        kept: Mib(memory),
         compute_percent: 100,
         mode,
         decision: format!("d{pod}"),
@@ -87,6 +88,20 @@ fn shares_fill_a_card_to_the_last_mib_and_no_further() {
         "card GPU-0 has 0 MiB left of 1000 MiB grantable, 1 MiB are granted to this container"
     );
     assert!(refused.may_pass());
+    assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
+}
+
+#[test]
+fn what_is_kept_fills_a_card_and_limits_may_sum_to_more() {
+    let (mut ledger, node) = (Ledger::default(), node(1));
+    let bursts = |pod, kept| Claim {
+        kept: Mib(kept),
+        ..claim(pod, Mode::TimeSlicing, &[0], 900)
+    };
+    ledger.reserve(&bursts(1, 600), &node).unwrap();
+    ledger.reserve(&bursts(2, 400), &node).unwrap();
+    let refused = ledger.reserve(&bursts(3, 1), &node).unwrap_err();
+    assert!(matches!(refused, Refused::Memory { free: Mib(0), .. }));
     assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
 }
 

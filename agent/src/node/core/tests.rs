@@ -2,6 +2,7 @@
 
 mod faults;
 mod liveness;
+mod pressure;
 mod random;
 mod runtime;
 mod servers;
@@ -137,6 +138,11 @@ impl World {
     }
 
     fn pod(&mut self, n: u32, whole: bool, card: u32, mib: u64) -> PodView {
+        self.granted(n, whole, card, mib, None)
+    }
+
+    /// `kept`: what is kept for it, where that is less than its limit.
+    fn granted(&mut self, n: u32, whole: bool, card: u32, mib: u64, kept: Option<Mib>) -> PodView {
         let identity = PodIdentity {
             uid: format!("u{n}"),
             namespace: "ns".into(),
@@ -156,6 +162,7 @@ impl World {
                 name: "main".into(),
                 gpus: vec![uuid(card).to_string()],
                 memory_mib: Mib(if whole { TOTAL } else { mib }),
+                request_mib: kept,
                 compute_percent: 100,
                 mode,
                 note: None,

@@ -44,6 +44,7 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
             container: ContainerName::new("c"),
             cards: vec![GpuUuid::new("GPU-1")],
             memory: Mib(2000),
+            burst: None,
             compute: Percent::FULL,
             mode: Mode::Mps,
             note: None,

@@ -4,6 +4,7 @@
 use super::node::Allocatable;
 use super::plugins::Plugins;
 use super::table::is_sidecar;
+use api::quantity;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
@@ -70,7 +71,12 @@ pub(super) fn device_limits(container: &Container) -> BTreeMap<String, usize> {
         .into_iter()
         .flatten()
         .filter(|(name, _)| name.contains('/'))
-        .filter_map(|(name, amount)| Some((name.clone(), amount.0.parse().ok()?)))
+        .filter_map(|(name, amount)| {
+            Some((
+                name.clone(),
+                usize::try_from(quantity::whole(amount)?).ok()?,
+            ))
+        })
         .filter(|(_, count)| *count > 0)
         .collect()
 }
@@ -80,7 +86,10 @@ pub(super) fn device_limits(container: &Container) -> BTreeMap<String, usize> {
 fn fits(pod: &Pod, active: &[Arc<Pod>], allocatable: &Allocatable) -> Result<(), Rejection> {
     let own = pod.uid();
     for (resource, asked) in requests(pod) {
-        let Some(capacity) = allocatable.get(&resource).and_then(|text| milli(text)) else {
+        let Some(capacity) = allocatable
+            .get(&resource)
+            .and_then(|text| milli(&Quantity(text.clone())))
+        else {
             continue;
         };
         let used: i128 = active
@@ -122,7 +131,7 @@ fn requests(pod: &Pod) -> BTreeMap<String, i128> {
         listed
             .into_iter()
             .flatten()
-            .filter_map(|(name, Quantity(text))| Some((name, milli(&text)?)))
+            .filter_map(|(name, amount)| Some((name, milli(&amount)?)))
             .collect()
     };
     for container in &spec.containers {
@@ -143,37 +152,9 @@ fn requests(pod: &Pod) -> BTreeMap<String, i128> {
     sums
 }
 
-/// A Kubernetes quantity in thousandths, rounded up; `None` for what is no quantity.
-fn milli(text: &str) -> Option<i128> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, suffix) = text.split_at(digits);
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
-    let scale = match suffix {
-        "m" => 1,
-        "" => 1000,
-        "k" => 1_000_000,
-        "M" => 1_000_000_000,
-        "G" => 1_000_000_000_000,
-        "T" => 1_000_000_000_000_000,
-        "Ki" => 1000 << 10,
-        "Mi" => 1000 << 20,
-        "Gi" => 1000 << 30,
-        "Ti" => 1000_i128 << 40,
-        _ => return None,
-    };
-    let whole: i128 = if whole.is_empty() {
-        0
-    } else {
-        whole.parse().ok()?
-    };
-    let mut value = whole.checked_mul(scale)?;
-    if !part.is_empty() {
-        let base = 10_i128.checked_pow(u32::try_from(part.len()).ok()?)?;
-        value += (part.parse::<i128>().ok()? * scale + base - 1) / base;
-    }
-    Some(value)
+/// Thousandths, rounded up; `None` for what is no quantity.
+fn milli(amount: &Quantity) -> Option<i128> {
+    quantity::milli_up(amount).map(i128::from)
 }
 
 #[cfg(test)]
@@ -199,20 +180,5 @@ mod tests {
             refused.message,
             "Pod was rejected: Node didn't have enough resource: aliquot.dev/gpu-memory-mib, requested: 1, used: 5000, capacity: 5000"
         );
-    }
-
-    #[test]
-    fn quantities_are_read_as_kubernetes_writes_them() {
-        for (text, expected) in [
-            ("2", Some(2000)),
-            ("500m", Some(500)),
-            ("1.5", Some(1500)),
-            ("1Gi", Some(1000 << 30)),
-            ("2k", Some(2_000_000)),
-            (".5", Some(500)),
-            ("abc", None),
-        ] {
-            assert_eq!(milli(text), expected, "{text}");
-        }
     }
 }

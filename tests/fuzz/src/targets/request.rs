@@ -22,8 +22,16 @@ fn run(input: &[u8]) {
     let Ok(pod) = serde_json::from_slice::<Pod>(input) else {
         return;
     };
-    match request::of(&pod) {
-        Ok(asked) => holds(&pod, &asked),
+    let asked = request::of(&pod);
+    match &asked {
+        Ok(asked) => holds(&pod, asked),
+        Err(error) => sentence(&error.to_string()),
+    }
+    match request::admitted(&pod) {
+        Ok(admitted) => {
+            assert_eq!(Ok(&admitted.request), asked.as_ref(), "another request");
+            admitted.warnings.iter().for_each(|line| sentence(line));
+        }
         Err(error) => sentence(&error.to_string()),
     }
 }
@@ -50,6 +58,13 @@ pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
             GpuRequest::Share(share) => share,
         };
         assert!(share.devices > 0, "{share:?}");
+        let more = match (share.amount, share.limit) {
+            (_, None) => true,
+            (Amount::Memory(amount), Some(Amount::Memory(limit))) => limit > amount,
+            (Amount::Fraction(amount), Some(Amount::Fraction(limit))) => limit > amount,
+            _ => false,
+        };
+        assert!(more, "{share:?}");
         assert!(
             share.compute_percent.is_none_or(|p| (1..=100).contains(&p)),
             "{share:?}"
@@ -133,8 +148,17 @@ pub(super) fn pods() -> Vec<Value> {
             json!({"memory": "1Gi"}),
         ),
         pod(
+            json!({"gpu-memory": "2000", "gpu-memory.limit": "4Gi", "kai.scheduler/gpu-compute-sharing-mode": "time-slicing"}),
+            json!({}),
+        ),
+        pod(
+            json!({"gpu-fraction": "0.25", "kai.scheduler/container.main.gpu-memory.portion.limit": "0.5",
+                "nvidia.com/container.main.gpu-compute.request": "0.5"}),
+            json!({}),
+        ),
+        pod(
             json!({"nvidia.com/container.main.gpu-memory.request": "2Gi", "nvidia.com/container.main.gpu-memory.limit": "2Gi",
-                "nvidia.com/container.main.gpu-compute-mode": "time-slicing", "nvidia.com/container.side.gpu-memory.request": "500Mi"}),
+                "nvidia.com/container.main.gpu-compute.mode": "time-slicing", "nvidia.com/container.side.gpu-memory.request": "500Mi"}),
             json!({}),
         ),
         pod(json!({}), json!({"nvidia.com/gpu": "2", "memory": "1Gi"})),

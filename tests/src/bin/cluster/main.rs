@@ -13,6 +13,7 @@ mod edges;
 mod eviction;
 mod faults;
 mod fence;
+mod forms;
 mod grouper;
 mod guard;
 mod helm;
@@ -283,6 +284,9 @@ async fn test(
             admission::a_queue_or_group_that_nobody_can_mean_is_refused_with_one_sentence,
             admission::a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_its_limit,
             admission::while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made,
+            forms::each_form_of_kais_shares_is_taken_or_refused_in_one_sentence,
+            forms::shares_of_containers_run_with_what_their_annotations_say,
+            forms::a_share_bursts_into_what_is_kept_for_nobody_and_gives_it_back,
             identity::a_pod_bound_without_a_grant_gets_no_gpu,
             identity::a_grant_copied_from_another_pod_gives_no_gpu,
             identity::an_altered_grant_gives_no_gpu,

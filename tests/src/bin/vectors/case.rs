@@ -359,6 +359,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     let share = |amount| {
         Ask::Share(Share {
             amount,
+            burst: None,
             devices,
             compute: None,
             mode: None,

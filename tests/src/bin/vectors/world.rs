@@ -204,6 +204,7 @@ fn shown(stand: &Stand) -> Event {
                     container: ContainerName::new("main"),
                     cards: stand.cards.iter().map(GpuUuid::new).collect(),
                     memory: Mib(stand.memory),
+                    burst: None,
                     compute: Percent::FULL,
                     mode: if whole {
                         Mode::Exclusive

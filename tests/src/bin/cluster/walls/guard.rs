@@ -59,6 +59,13 @@ async fn what_a_pod_asked_for_is_not_rewritten(cluster: &mut Cluster) -> Result<
         (request::CONTAINER, json!("main")),
         (request::MPS, json!("true")),
         (request::COMPUTE, json!("10")),
+        (request::MEMORY_LIMIT, json!("12Gi")),
+        (request::FRACTION_LIMIT, json!("0.9")),
+        (request::COMPUTE_MODE, json!("time-slicing")),
+        (
+            "kai.scheduler/container.main.gpu-memory.portion.limit",
+            json!("0.9"),
+        ),
         ("nvidia.com/container.main.gpu-memory.request", json!("1Mi")),
         (
             "nvidia.com/container.main.gpu-compute.mode",

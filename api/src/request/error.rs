@@ -1,0 +1,198 @@
+//! Why a pod's wish is refused: one sentence, KAI's own where KAI has one.
+
+/// Why a pod's wish is refused. The text is what the user reads.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// KAI's sentence.
+    #[error("gpu-memory annotation value must be a positive integer greater than 0")]
+    Memory,
+    /// KAI's sentence.
+    #[error("gpu-fraction annotation value must be a positive number smaller than 1.0")]
+    Fraction,
+    /// KAI's sentence.
+    #[error("cannot request both GPU and GPU memory")]
+    Both,
+    /// KAI's sentence.
+    #[error("cannot have both GPU fraction request and whole GPU resource request/limit")]
+    ShareAndWhole,
+    /// KAI's sentence.
+    #[error(
+        "cannot request multiple fractional devices without specifying fraction portion or gpu-memory"
+    )]
+    DevicesAlone,
+    /// KAI's sentence.
+    #[error("fraction count annotation value must be a positive integer greater than 0")]
+    Devices,
+    /// KAI's sentence.
+    #[error("MPS is only supported with GPU fraction request")]
+    MpsAlone,
+    /// KAI's sentence.
+    #[error(
+        "failed to get fraction container ref: container with name {} not found for fraction request",
+        shown(.0)
+    )]
+    Container(String),
+    /// KAI's sentence (per-container form).
+    #[error(
+        "container {} not found in pod spec, but a fractional annotation referencing it was found",
+        shown(.0)
+    )]
+    PerContainer(String),
+    /// KAI's sentence (per-container form).
+    #[error(
+        "gpu-fraction-container-name annotation value {} does not match container name {}",
+        shown(.name),
+        shown(.container)
+    )]
+    OtherContainer {
+        /// Of the annotation.
+        name: String,
+        /// Of the per-container annotations.
+        container: String,
+    },
+    /// KAI's sentence.
+    #[error(
+        "NvFractions memory request ({request}) does not match gpu-memory annotation value ({memory})"
+    )]
+    Mismatch {
+        /// Of the container.
+        request: crate::Mib,
+        /// Of the pod.
+        memory: crate::Mib,
+    },
+    /// KAI's sentence.
+    #[error(
+        "cannot combine nvidia.com/container. limit annotation with gpu-fraction or gpu-memory annotation"
+    )]
+    LimitOfOtherForm,
+    /// Ours: the pod's annotation cannot mean all of them.
+    #[error(
+        "{0} says what one container asks for, and several have annotations of their own: leave {0} out"
+    )]
+    SeveralContainers(&'static str),
+    /// KAI's sentence.
+    #[error("{} annotation value must be a valid Kubernetes memory quantity greater than 0", shown(.0))]
+    Quantity(String),
+    /// KAI's sentence.
+    #[error("invalid fraction request for container {}: request is greater than limit", shown(.0))]
+    AboveLimit(String),
+    /// KAI's sentence.
+    #[error(
+        "gpu-memory.limit annotation value must be a positive Kubernetes memory quantity with a unit"
+    )]
+    MemoryLimit,
+    /// KAI's sentence.
+    #[error(
+        "gpu-memory.limit annotation value ({limit}) must not be smaller than gpu-memory annotation value ({memory})"
+    )]
+    MemoryLimitBelow {
+        /// The one.
+        limit: crate::Mib,
+        /// The other.
+        memory: crate::Mib,
+    },
+    /// KAI's sentence.
+    #[error("{} annotation can only be used together with the {with} annotation", shown(.limit))]
+    LimitAlone {
+        /// What is there.
+        limit: String,
+        /// What is missing.
+        with: &'static str,
+    },
+    /// KAI's sentence.
+    #[error("{} annotation value must be a positive number smaller than 1.0", shown(.0))]
+    FractionLimit(String),
+    /// KAI's sentence.
+    #[error("{} annotation value must have at most 5 digits after the decimal point", shown(.0))]
+    FractionLimitDigits(String),
+    /// KAI's sentence.
+    #[error(
+        "{} annotation value ({}) must be greater than gpu-fraction annotation value ({})",
+        shown(.key),
+        value(.limit),
+        value(.fraction)
+    )]
+    FractionLimitBelow {
+        /// The annotation.
+        key: String,
+        /// Its value.
+        limit: String,
+        /// The value of `gpu-fraction`.
+        fraction: String,
+    },
+    /// KAI's sentence.
+    #[error(
+        "{} annotation container name {} does not match the gpu-fraction target container",
+        shown(.key),
+        shown(.container)
+    )]
+    FractionLimitContainer {
+        /// The annotation.
+        key: String,
+        /// Whom it names.
+        container: String,
+    },
+    /// KAI's sentence.
+    #[error("{short} annotation conflicts with {} annotation", shown(.long))]
+    Conflict {
+        /// The pod's annotation.
+        short: &'static str,
+        /// The container's.
+        long: String,
+    },
+    /// Ours.
+    #[error("{} annotation value must be time-slicing or sm-sharing", shown(.0))]
+    ComputeMode(String),
+    /// KAI's sentence.
+    #[error("{} annotation value must be a positive number no greater than 1.0", shown(.0))]
+    ComputeRequest(String),
+    /// Ours.
+    #[error("aliquot.dev/gpu-compute annotation value must be an integer from 1 to 100")]
+    Compute,
+    /// Ours.
+    #[error("aliquot.dev/gpu-compute needs gpu-memory or gpu-fraction")]
+    ComputeAlone,
+    /// Ours: `nvidia.com/gpu` that is no whole number.
+    #[error("nvidia.com/gpu of container {} must be a whole number", shown(.0))]
+    Whole(String),
+    /// Ours: KAI's binder writes it on a pod that it has bound.
+    #[error(
+        "annotation {} is written by KAI's binder on a bound pod, and here aliquot.dev/grant says the same: leave it out of the manifest",
+        shown(.0)
+    )]
+    Binders(String),
+    /// Ours: KAI refuses them as invalid, too.
+    #[error(
+        "annotation {} is none of KAI's for a container: the names are nvidia.com/container.NAME with .gpu-memory.request, .gpu-memory.limit, .gpu-compute.mode or .gpu-compute.request",
+        shown(.0)
+    )]
+    UnknownName(String),
+    /// A share for a container that Kubernetes gives no devices.
+    #[error("the pod has no container")]
+    NoContainer,
+}
+
+/// A name has 253 characters at most (RFC 1123 subdomain), an annotation's key 317; what is
+/// longer is none, and may be as long as the pod.
+const MAX_SHOWN: usize = 320;
+/// A number has fewer.
+const MAX_VALUE: usize = 64;
+
+/// A tenant's text, as one line of bounded length.
+pub(super) fn shown(text: &str) -> String {
+    cut(text, MAX_SHOWN)
+}
+
+fn value(text: &str) -> String {
+    cut(text, MAX_VALUE)
+}
+
+fn cut(text: &str, bytes: usize) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .scan(0, |length, c| {
+            *length += c.len_utf8();
+            (*length <= bytes).then_some(c)
+        })
+        .collect()
+}
