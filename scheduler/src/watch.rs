@@ -226,7 +226,7 @@ fn pod(mut seen: Seen<Pod>) -> Fact {
         for container in spec.containers.iter_mut().chain(inits) {
             *container = Container {
                 name: std::mem::take(&mut container.name),
-                env: container.env.take().map(by_config_maps),
+                env: container.env.take().and_then(by_config_maps),
                 env_from: container.env_from.take(),
                 ports: container.ports.take(),
                 resources: container.resources.take(),
@@ -238,18 +238,13 @@ fn pod(mut seen: Seen<Pod>) -> Fact {
     Fact::Pod(seen)
 }
 
-fn by_config_maps(variables: Vec<EnvVar>) -> Vec<EnvVar> {
-    let of = |one: &EnvVar| {
-        one.value_from
-            .as_ref()?
-            .config_map_key_ref
-            .as_ref()
-            .map(drop)
+fn by_config_maps(mut variables: Vec<EnvVar>) -> Option<Vec<EnvVar>> {
+    let is_of_one = |one: &EnvVar| {
+        let from = one.value_from.as_ref();
+        from.is_some_and(|from| from.config_map_key_ref.is_some())
     };
-    variables
-        .into_iter()
-        .filter(|one| of(one).is_some())
-        .collect()
+    variables.retain(is_of_one);
+    (!variables.is_empty()).then_some(variables)
 }
 
 /// A watch that goes on for ever; what goes wrong is said once per cause. `None`: the

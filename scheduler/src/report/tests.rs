@@ -218,7 +218,7 @@ async fn only_the_leader_writes_and_everybody_counts() {
         text
     };
     let counted = async {
-        while !page().contains(r#"kai_queue_allocated_gpus{queue_name="team"} 1.0"#) {
+        while !page().contains(r#"kai_queue_allocated_gpus{queue_name="team",queue_metadata_name="team",queue_display_name=""} 1.0"#) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -226,10 +226,10 @@ async fn only_the_leader_writes_and_everybody_counts() {
         .await
         .expect("counted");
     for line in [
-        r#"kai_queue_fair_share_gpu{queue_name="team"} 1.5"#,
-        r#"kai_queue_deserved_gpus{queue_name="team"} 2.0"#,
-        r#"kai_queue_quota_cpu_cores{queue_name="team"} -1.0"#,
-        r#"kai_queue_allocated_cpu_cores{queue_name="team"} 0.25"#,
+        r#"kai_queue_fair_share_gpu{queue_name="team",queue_metadata_name="team",queue_display_name=""} 1.5"#,
+        r#"kai_queue_deserved_gpus{queue_name="team",queue_metadata_name="team",queue_display_name=""} 2.0"#,
+        r#"kai_queue_quota_cpu_cores{queue_name="team",queue_metadata_name="team",queue_display_name=""} -1.0"#,
+        r#"kai_queue_allocated_cpu_cores{queue_name="team",queue_metadata_name="team",queue_display_name=""} 0.25"#,
     ] {
         assert!(page().contains(line), "{line} is not in\n{}", page());
     }
