@@ -268,12 +268,11 @@ impl Watchdog {
         })
     }
 
-    /// What is held against a container, in one sentence; `None` when all is well.
-    pub fn complaint(&self, key: &HolderKey) -> Option<(Wrong, &str)> {
-        self.suspects
-            .iter()
-            .find(|((of, ..), suspect)| of == key && suspect.acted.is_some())
-            .map(|((.., wrong), suspect)| (*wrong, suspect.text.as_str()))
+    /// What is held against a container, in one sentence each; none when all is well.
+    pub fn complaints(&self, key: &HolderKey) -> impl Iterator<Item = (Wrong, &str)> {
+        let suspects = self.suspects.iter();
+        let acted = suspects.filter(move |((of, ..), one)| of == key && one.acted.is_some());
+        acted.map(|((.., wrong), suspect)| (*wrong, suspect.text.as_str()))
     }
 }
 

@@ -418,7 +418,7 @@ impl Cycle {
                         namespace: evict.namespace.to_string(),
                         uid: String::new(),
                         nodepool: self.outputs.pool.clone(),
-                        action: evict.cause.as_str(),
+                        action: Victim::action(evict.cause),
                     });
                 }
             }

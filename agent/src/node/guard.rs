@@ -411,10 +411,14 @@ impl Core {
             if let Some(text) = wrong {
                 return Some(Complaint { text, evict: false });
             }
-            if let Some((wrong, text)) = self.guard.watchdog.complaint(&key) {
+            // One for which its pod must go is not hidden by one that is only reported.
+            let held: Vec<(Wrong, &str)> = self.guard.watchdog.complaints(&key).collect();
+            let evicts = |(wrong, _): &&(Wrong, &str)| self.reaction(*wrong) == Reaction::Evict;
+            let evicting = held.iter().find(evicts);
+            if let Some((_, text)) = evicting.or(held.first()) {
                 return Some(Complaint {
-                    text: text.to_owned(),
-                    evict: self.reaction(wrong) == Reaction::Evict,
+                    text: (*text).to_owned(),
+                    evict: evicting.is_some(),
                 });
             }
             let server = server_name(share).and_then(|name| {

@@ -245,10 +245,13 @@ fn what_others_hold_is_not_held_against_it() {
         "holds 600 MiB of card GPU-0, 500 MiB were granted"
     );
     assert_eq!(
-        watchdog.complaint(&shares[2].key()).map(|(_, text)| text),
+        watchdog
+            .complaints(&shares[2].key())
+            .next()
+            .map(|(_, text)| text),
         Some(&*found[0].text())
     );
-    assert_eq!(watchdog.complaint(&shares[1].key()), None);
+    assert_eq!(watchdog.complaints(&shares[1].key()).next(), None);
 }
 
 #[test]

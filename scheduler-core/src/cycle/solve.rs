@@ -170,9 +170,7 @@ impl Cycle<'_> {
             let plain = *status == Status::Pending && task.avoid.is_empty() && !task.gated;
             // Who else comes near one decides where it may go, which its signature does not say.
             let spec = self.state.specs.get(task.spec)?;
-            let is_apart = spec.spec.others.is_none()
-                && task.counted_in.is_none()
-                && self.state.pod_counts.all_are_counted();
+            let is_apart = spec.spec.others.is_none() && !self.state.may_be_matched(task);
             if !plain || !is_apart || task.pause.is_some() {
                 return None;
             }

@@ -59,6 +59,10 @@ impl Cycle<'_> {
             let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {
                 continue;
             };
+            let row = self.state.specs.get(spec);
+            if !row.is_some_and(crate::state::rows::SpecRow::is_spread) {
+                continue;
+            }
             self.state.refresh_domains(spec);
             let state = &*self.state;
             let node = state.cell(task).node;

@@ -260,6 +260,7 @@ impl State {
                 if let Some(slot) = self.task_cells.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
+                self.pod_counts.task_moved();
                 self.reindex(key, &value);
                 Cell::Task(key, value)
             }

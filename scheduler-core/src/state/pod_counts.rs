@@ -12,8 +12,8 @@
 
 use super::State;
 use super::cell::{Cell, ExtraUse};
-use super::pod_index::{PodIndex, Scope};
-use super::rows::{NodeKey, PodAsks, Spec, TaskKey};
+use super::pod_index::{LooksAt, PodIndex, Scope};
+use super::rows::{NodeKey, PodAsks, Spec, TaskKey, TaskRow};
 use super::transition::{As, Way};
 use crate::model::{Labels, PodSelector, PodTerm};
 use slotmap::SlotMap;
@@ -92,7 +92,7 @@ pub(crate) struct PodCounts {
     pub(crate) index: PodIndex,
     /// Anti-affinity that came or went, and looks at other labels than those before it: what
     /// it sees in the pods that it may speak of is another thing now.
-    pub(super) looked_at: Vec<PodSelector>,
+    pub(super) looked_at: Vec<(PodSelector, LooksAt)>,
     /// What is known of namespaces.
     pub namespaces: BTreeMap<Arc<str>, Labels>,
     /// Of all rows together.
@@ -113,6 +113,13 @@ impl PodCounts {
 
     pub(crate) fn rows(&self) -> impl Iterator<Item = (CountKey, &CountRow)> {
         self.rows.iter()
+    }
+
+    /// A pod stands elsewhere now, or is back where it stood.
+    pub(super) fn task_moved(&mut self) {
+        if self.uncounted > 0 {
+            self.moved += 1;
+        }
     }
 
     /// Every pod that some selector matches says so.
@@ -242,8 +249,8 @@ impl State {
             counts.uncounted -= usize::from(!row.is_counted()).min(counts.uncounted);
             match (row.what.who, row.members) {
                 (Who::Avoiding(selector), _) => {
-                    if counts.index.avoided.leave(key, &selector) {
-                        counts.looked_at.push(selector);
+                    if let Some(looks) = counts.index.avoided.leave(key, &selector) {
+                        counts.looked_at.push((selector, looks));
                     }
                 }
                 (Who::Matched(selectors), Some(_)) => {
@@ -280,8 +287,8 @@ impl State {
         match what.who {
             // Nobody has it yet.
             Who::Avoiding(selector) => {
-                if counts.index.avoided.enter(key, &selector) {
-                    counts.looked_at.push(selector);
+                if let Some(looks) = counts.index.avoided.enter(key, &selector) {
+                    counts.looked_at.push((selector, looks));
                 }
             }
             Who::Matched(selectors) => {
@@ -303,6 +310,12 @@ impl State {
             row.is_some_and(|row| self.all_take(selectors, &row.namespace, &row.labels))
         });
         matched.collect()
+    }
+
+    /// Some selector may match the pod.
+    pub(crate) fn may_be_matched(&self, row: &TaskRow) -> bool {
+        let mut keys = row.counted_in.iter().flat_map(|keys| keys.iter());
+        !self.pod_counts.all_are_counted() || keys.any(|key| self.pod_counts.get(*key).is_some())
     }
 
     /// Counts the pods that are there already, unless there are too many.
@@ -394,8 +407,10 @@ impl State {
         }
         while self.pod_counts.members > self.pod_counts.most_members {
             let rows = self.pod_counts.rows.iter();
-            let largest = rows.max_by_key(|(_, row)| row.members);
-            let Some(key) = largest.map(|(key, _)| key) else {
+            let matched = rows.filter(|(_, row)| matches!(row.what.who, Who::Matched(_)));
+            let largest = matched.max_by_key(|(_, row)| row.members);
+            let Some((key, _)) = largest.filter(|(_, row)| row.members > Some(0)) else {
+                self.contradicts("more pods are matched than the selectors match");
                 return;
             };
             self.count_no_longer(key);
@@ -420,9 +435,6 @@ impl State {
     pub(super) fn move_counts(&mut self, task: TaskKey, node: NodeKey, how: As, way: Way) {
         if self.pod_counts.is_empty() {
             return;
-        }
-        if self.pod_counts.uncounted > 0 {
-            self.pod_counts.moved += 1;
         }
         let Some(row) = self.tasks.get(task) else {
             return;

@@ -267,3 +267,45 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::core::Core;
+    use crate::state::cell::Status;
+    use crate::text;
+
+    /// Pods that are not counted are looked up again after a trial was undone: else whoever was
+    /// placed in it would be believed to stand there.
+    #[test]
+    fn what_a_trial_has_found_out_is_not_believed_after_it() {
+        let mut core = Core::new(Config {
+            most_counted: 0,
+            ..Config::default()
+        });
+        let world = "queue q\nnode a cpu=10 pods=10 label.zone=a\n\
+                     pod p queue=q cpu=1 label.app=x\n  near zone ns=default labels=\"app in x\"\n";
+        for event in text::read(world).unwrap() {
+            core.apply(event);
+        }
+        let state = core.state_for_tests();
+        let (task, node) = (
+            *state.task_names.values().next().unwrap(),
+            *state.node_names.values().next().unwrap(),
+        );
+        let spec = state.tasks.get(task).unwrap().spec;
+        let near = |state: &mut crate::state::State| {
+            state.refresh_domains(spec);
+            let asks = state.specs.get(spec).unwrap().asks.as_ref().unwrap();
+            state.pods_by_domain(asks, asks.affinity[0]).unwrap().len()
+        };
+        assert_eq!(near(state), 0);
+        let mark = state.mark();
+        let mut cell = state.cell(task);
+        (cell.status, cell.node) = (Status::Bound, Some(node));
+        state.transition(task, cell);
+        assert_eq!(near(state), 1);
+        state.rollback(mark);
+        assert_eq!(near(state), 0);
+    }
+}

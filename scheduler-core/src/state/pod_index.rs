@@ -68,6 +68,26 @@ impl Scope {
     }
 }
 
+/// What is looked at in pods from now on, or no more.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LooksAt {
+    /// All pods of a scope are looked at for the first time, or no more.
+    all: bool,
+    /// Those that have one of these labels.
+    labels: BTreeSet<Arc<str>>,
+}
+
+impl LooksAt {
+    fn if_any(self) -> Option<Self> {
+        (self.all || !self.labels.is_empty()).then_some(self)
+    }
+
+    /// Whether it makes a difference for a pod with these labels.
+    pub(super) fn concerns(&self, labels: &PodLabels) -> bool {
+        self.all || self.labels.iter().any(|label| labels.get(label).is_some())
+    }
+}
+
 /// Counted selectors by [`Scope`].
 #[derive(Debug, Default)]
 pub(super) struct Register {
@@ -113,25 +133,27 @@ impl Register {
         Scope::with(namespace, labels).filter_map(|scope| self.scopes.get(&scope))
     }
 
-    /// A selector comes. True when what is looked at in a pod may be another set of labels now.
-    pub(super) fn enter(&mut self, key: CountKey, selector: &PodSelector) -> bool {
-        let mut new = false;
+    /// A selector comes. `None`: nothing else is looked at in any pod.
+    pub(super) fn enter(&mut self, key: CountKey, selector: &PodSelector) -> Option<LooksAt> {
+        let mut looks = LooksAt::default();
         for scope in Scope::of(selector) {
             let scoped = self.scopes.entry(scope).or_default();
-            new |= scoped.keys.is_empty();
+            looks.all |= scoped.keys.is_empty();
             scoped.keys.insert(key);
             for label in selector.labels_looked_at() {
                 let count = scoped.looked_at.entry(Arc::clone(label)).or_default();
-                new |= *count == 0;
+                if *count == 0 {
+                    looks.labels.insert(Arc::clone(label));
+                }
                 *count += 1;
             }
         }
-        new
+        looks.if_any()
     }
 
     /// A selector goes. As [`Self::enter`].
-    pub(super) fn leave(&mut self, key: CountKey, selector: &PodSelector) -> bool {
-        let mut less = false;
+    pub(super) fn leave(&mut self, key: CountKey, selector: &PodSelector) -> Option<LooksAt> {
+        let mut looks = LooksAt::default();
         for scope in Scope::of(selector) {
             let Some(scoped) = self.scopes.get_mut(&scope) else {
                 continue;
@@ -144,16 +166,16 @@ impl Register {
                     *count = count.saturating_sub(1);
                     if *count == 0 {
                         scoped.looked_at.remove(label);
-                        less = true;
+                        looks.labels.insert(Arc::clone(label));
                     }
                 }
             }
             if scoped.keys.is_empty() {
                 self.scopes.remove(&scope);
-                less = true;
+                looks.all = true;
             }
         }
-        less
+        looks.if_any()
     }
 
     /// A count of a selector of these scopes has moved.

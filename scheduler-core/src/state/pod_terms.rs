@@ -72,7 +72,8 @@ impl State {
             return;
         }
         let index = &self.pod_counts.index;
-        let members = if index.looks_at_namespaces() {
+        let counts = &self.pod_counts;
+        let members = if index.looks_at_namespaces() || !counts.all_are_counted() {
             index.members(name)
         } else {
             Vec::new()
@@ -129,14 +130,18 @@ impl State {
         while !self.pod_counts.looked_at.is_empty() {
             let moved = std::mem::take(&mut self.pod_counts.looked_at);
             let mut tasks = BTreeSet::new();
-            for selector in moved.into_iter().collect::<BTreeSet<_>>() {
+            for (selector, looks) in moved {
                 self.index_for(&selector);
-                tasks.extend(self.in_scope(&selector));
+                let reached = self.in_scope(&selector).into_iter();
+                tasks.extend(reached.filter(|task| {
+                    let row = self.tasks.get(*task);
+                    row.is_some_and(|row| row.ours && looks.concerns(&row.labels))
+                }));
             }
             for task in tasks {
                 let is_another = self.tasks.get(task).is_some_and(|row| {
                     let spec = self.specs.get(row.spec).map(|row| &row.spec);
-                    row.ours && spec.is_some_and(|spec| spec.others != self.others_now(row))
+                    spec.is_some_and(|spec| spec.others != self.others_now(row))
                 });
                 if is_another {
                     let lifted = self.lift(task);

@@ -172,7 +172,7 @@ impl Spreading {
 
 impl SpecRow {
     /// It has a constraint of spread, required or preferred.
-    pub(super) fn is_spread(&self) -> bool {
+    pub(crate) fn is_spread(&self) -> bool {
         let others = self.spec.others.as_ref();
         others.is_some_and(|others| !others.rules.spread.is_empty())
     }

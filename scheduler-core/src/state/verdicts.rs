@@ -319,7 +319,7 @@ impl State {
         let mut dirty = std::mem::take(&mut self.judged.dirty);
         // Those that are gone first: another may have their slot.
         dirty.sort_by_key(|key| self.nodes.contains_key(*key));
-        let specs = std::mem::take(&mut self.judged.specs);
+        let mut specs = std::mem::take(&mut self.judged.specs);
         let mut moved = Vec::with_capacity(dirty.len());
         for node in dirty.drain(..) {
             let old = self.judged.basis.get(node).copied();
@@ -333,6 +333,7 @@ impl State {
             }
             moved.push((node, old, new));
         }
+        let mut put_off = Vec::new();
         for key in &specs {
             for (node, old, new) in &moved {
                 let Some(row) = self.specs.get(*key) else {
@@ -343,7 +344,13 @@ impl State {
                 {
                     continue;
                 }
-                self.refresh_domains(*key);
+                // Who depends on many others asks anew in a later decision.
+                if self.judged.looks > LOOKS && row.spec.others.is_some() {
+                    put_off.push(*key);
+                    break;
+                }
+                let looks = self.refresh_domains(*key);
+                self.judged.looks = self.judged.looks.saturating_add(looks);
                 let Some(row) = self.specs.get(*key) else {
                     break;
                 };
@@ -353,6 +360,12 @@ impl State {
                 {
                     all.set(slot(*node), verdict);
                 }
+            }
+        }
+        for key in put_off {
+            specs.retain(|other| *other != key);
+            if let Some(row) = self.specs.get_mut(key) {
+                row.verdicts = None;
             }
         }
         self.judged.dirty = dirty;

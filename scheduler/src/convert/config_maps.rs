@@ -1,7 +1,7 @@
 //! Config maps that pods need: a pod for which one is missing waits, as KAI's predicate has it.
 //! On a node it would hold its cards and never start.
 //!
-//! Only names are read. Secrets are not looked at: who may list them may read them.
+//! Only metadata is asked for. Secrets are not looked at: who may list them may read them.
 
 use super::{Roll, World};
 use crate::watch::Seen;
@@ -18,7 +18,18 @@ pub(super) struct Known {
     /// By namespace and name.
     pub there: Roll,
     /// Pods of ours that wait and need some, by UID.
-    pub waiting: BTreeMap<String, Box<KubePod>>,
+    waiting: BTreeMap<String, Waiting>,
+    /// Their UIDs by what they need.
+    needed_by: BTreeMap<String, BTreeSet<String>>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    pod: Box<KubePod>,
+    /// By namespace and name.
+    needs: Vec<String>,
+    /// Something was missing when it was looked at last.
+    lacks: bool,
 }
 
 /// Names of the config maps without which the pod's containers cannot be made.
@@ -59,10 +70,27 @@ fn key(namespace: &str, name: &str) -> String {
 }
 
 impl Known {
-    fn missing<'a>(&self, pod: &'a KubePod) -> Vec<&'a str> {
-        let namespace = pod.namespace().unwrap_or_default();
-        let is_missing = |name: &&str| !self.there.names.contains_key(&key(&namespace, name));
-        needed(pod).into_iter().filter(is_missing).collect()
+    fn wait(&mut self, uid: &str, waiting: Waiting) {
+        for name in &waiting.needs {
+            let users = self.needed_by.entry(name.clone()).or_default();
+            users.insert(uid.to_owned());
+        }
+        self.waiting.insert(uid.to_owned(), waiting);
+    }
+
+    /// The pod waits no more, or is about to be looked at again.
+    pub(super) fn forget(&mut self, uid: &str) {
+        let Some(waiting) = self.waiting.remove(uid) else {
+            return;
+        };
+        for name in waiting.needs {
+            if let Some(users) = self.needed_by.get_mut(&name) {
+                users.remove(uid);
+                if users.is_empty() {
+                    self.needed_by.remove(&name);
+                }
+            }
+        }
     }
 }
 
@@ -70,18 +98,29 @@ impl World {
     /// What is missing for a pod that waits.
     pub(super) fn look_up(&mut self, pod: &KubePod, converted: &mut Pod) {
         let uid = converted.uid.as_str();
-        self.config_maps.waiting.remove(uid);
-        if !converted.ours || converted.phase != Phase::Pending || needed(pod).is_empty() {
+        let known = &mut self.config_maps;
+        known.forget(uid);
+        if !converted.ours || converted.phase != Phase::Pending {
             return;
         }
-        let missing = self.config_maps.missing(pod);
+        let names = needed(pod);
+        if names.is_empty() {
+            return;
+        }
+        let namespace = pod.namespace().unwrap_or_default();
+        let is_missing = |name: &&&str| !known.there.names.contains_key(&key(&namespace, name));
+        let missing: Vec<&str> = names.iter().filter(is_missing).copied().collect();
         if !missing.is_empty() {
             let missing = missing.join(" ");
             let what = format!("ConfigMap: Missing required configmaps: [{missing}]");
             converted.lacks.push(what.into());
         }
-        let waiting = &mut self.config_maps.waiting;
-        waiting.insert(uid.to_owned(), Box::new(pod.clone()));
+        let waiting = Waiting {
+            pod: Box::new(pod.clone()),
+            lacks: !missing.is_empty(),
+            needs: names.iter().map(|name| key(&namespace, name)).collect(),
+        };
+        known.wait(uid, waiting);
     }
 
     /// A config map came or went.
@@ -89,38 +128,35 @@ impl World {
         let of = |map: &PartialObjectMeta<ConfigMap>| {
             key(&map.namespace().unwrap_or_default(), &map.name_any())
         };
-        let known = &mut self.config_maps.there;
+        let known = &mut self.config_maps;
+        // Until all were named, one is as good as missing.
+        let was_listed = known.there.listed;
         let moved = match seen {
             Seen::Listing => {
-                known.begin();
+                known.there.begin();
                 Vec::new()
             }
             Seen::There(map) => {
                 let name = of(&map);
-                let is_new = !known.names.contains_key(&name);
-                known.there(&name);
-                is_new.then_some(name).into_iter().collect()
+                let is_new = !known.there.names.contains_key(&name);
+                known.there.there(&name);
+                (is_new && was_listed).then_some(name).into_iter().collect()
             }
             Seen::Gone(map) => {
                 let name = of(&map);
-                known.names.remove(&name);
+                known.there.names.remove(&name);
                 vec![name]
             }
-            Seen::Listed => known.end(),
+            Seen::Listed => known.there.end(),
         };
-        if moved.is_empty() {
-            return Vec::new();
+        let users = moved.iter().filter_map(|name| known.needed_by.get(name));
+        let mut users: BTreeSet<String> = users.flatten().cloned().collect();
+        if known.there.listed && !was_listed {
+            let lacking = known.waiting.iter().filter(|(_, waiting)| waiting.lacks);
+            users.extend(lacking.map(|(uid, _)| uid.clone()));
         }
-        let needs = |pod: &KubePod| {
-            let namespace = pod.namespace().unwrap_or_default();
-            let mut names = needed(pod).into_iter();
-            names.any(|name| moved.contains(&key(&namespace, name)))
-        };
-        let waiting = self.config_maps.waiting.values();
-        let due: Vec<KubePod> = waiting
-            .filter(|pod| needs(pod))
-            .map(|pod| (**pod).clone())
-            .collect();
+        let due = users.iter().filter_map(|uid| known.waiting.get(uid));
+        let due: Vec<KubePod> = due.map(|waiting| (*waiting.pod).clone()).collect();
         due.into_iter()
             .flat_map(|pod| self.pod_there(pod))
             .collect()
@@ -156,6 +192,13 @@ mod tests {
         let map = |name: &str| json!({ "metadata": { "name": name, "namespace": "ns" } });
         assert_eq!(
             lacks(world.take(Fact::Pod(there(pod.clone())))),
+            ["ConfigMap: Missing required configmaps: [all init mounted part]"]
+        );
+        // Before all were named nobody can tell.
+        assert_eq!(world.take(Fact::ConfigMap(Seen::Listing)), []);
+        assert_eq!(world.take(Fact::ConfigMap(there(map("perhaps")))), []);
+        assert_eq!(
+            lacks(world.take(Fact::ConfigMap(Seen::Listed))),
             ["ConfigMap: Missing required configmaps: [all init mounted part]"]
         );
         for (name, left) in [

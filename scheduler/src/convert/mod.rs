@@ -359,7 +359,7 @@ impl World {
         self.leaving.remove(uid);
         self.wishes.retain(|(pod, _), _| pod != uid);
         self.storage.forget(uid);
-        self.config_maps.waiting.remove(uid);
+        self.config_maps.forget(uid);
         vec![Event::PodGone(PodUid::new(uid))]
     }
 

@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use scheduler_core::{Decision, Step, Tally};
+use scheduler_core::{Decision, EvictCause, Step, Tally};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -34,8 +34,18 @@ pub struct Victim {
     pub uid: String,
     /// The shard's.
     pub nodepool: String,
-    /// Which action decided it.
+    /// KAI's name of the action that decided it; our cause where KAI has no such action.
     pub action: &'static str,
+}
+
+impl Victim {
+    /// The label for a cause.
+    pub fn action(cause: EvictCause) -> &'static str {
+        match cause {
+            EvictCause::StaleGang => name(Step::StaleGangEviction),
+            other => other.as_str(),
+        }
+    }
 }
 
 /// All of them.

@@ -6,6 +6,15 @@ use api::gpu_node::Reaction;
 /// What is done about a share that holds more than is kept for it, once a pod comes for which
 /// the rest of the card is kept: who is ended, and whose pod is to be evicted.
 fn pressed(on_pressure: Option<Reaction>, kept: Option<Mib>) -> (Vec<String>, Vec<String>) {
+    holding(Mib(900), on_pressure, kept)
+}
+
+/// As [`pressed`], where the share's limit is 900 MiB and it holds so much.
+fn holding(
+    held: Mib,
+    on_pressure: Option<Reaction>,
+    kept: Option<Mib>,
+) -> (Vec<String>, Vec<String>) {
     let mut world = World::new();
     let mut core = world.started();
     let mut policy = Policy::default();
@@ -19,7 +28,7 @@ fn pressed(on_pressure: Option<Reaction>, kept: Option<Mib>) -> (Vec<String>, Ve
     assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
     let process = Process {
         pid: 7,
-        memory: Some(Mib(900)),
+        memory: Some(held),
         mps_client: true,
         sm_percent: None,
         origin: crate::attribute::Origin {
@@ -65,6 +74,9 @@ fn who_holds_what_is_kept_for_a_pod_that_comes_gives_back_as_the_admin_says() {
     assert_eq!(pressed(Some(Reaction::Kill), kept), (one("c-u1"), none()));
     assert_eq!(pressed(Some(Reaction::Evict), kept), (none(), one("u1")));
     assert_eq!(pressed(Some(Reaction::Report), kept), (none(), none()));
+    // Nor does it stay because it is above its limit as well, which is only reported.
+    let above = holding(Mib(950), Some(Reaction::Evict), kept);
+    assert_eq!(above, (none(), one("u1")));
     // What is kept for it whole is not for others: the other pod has no place here.
     assert_eq!(pressed(None, None), (none(), none()));
 }
