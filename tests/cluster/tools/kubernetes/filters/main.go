@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
@@ -43,7 +44,8 @@ type cluster struct {
 }
 
 func main() {
-	klog.SetLogger(klog.NewKlogr().V(0))
+	// Values that are no integers are said as errors; nobody reads them here.
+	klog.SetLogger(logr.Discard())
 	metrics.Register()
 	// Off by default in 1.36; whoever switches it on expects it of every scheduler.
 	if err := feature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
