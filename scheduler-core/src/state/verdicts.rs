@@ -168,7 +168,7 @@ impl State {
     }
 
     /// Something else whenever a count of other pods has moved that the request asks about, or,
-    /// for one that is spread, a node that may have a domain.
+    /// for one that is spread or asks uncounted pods, a node that may have a domain.
     fn others_at(&self, spec: &SpecRow) -> [u64; 3] {
         let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
             return [0; 3];
@@ -179,14 +179,13 @@ impl State {
         let closed = others.subject.as_ref();
         let closed = closed.map(|subject| self.closed_changed(subject));
         let [_, moved] = self.pod_counts.changed();
+        // A node with other labels has its pods in other domains; of counts that is a move.
+        let uncounted = self.asks_uncounted(asks);
+        let by_nodes = uncounted || spec.is_spread();
         [
             changed.chain(closed).max().unwrap_or(0),
-            if self.asks_uncounted(asks) { moved } else { 0 },
-            if spec.is_spread() {
-                self.nodes_changed
-            } else {
-                0
-            },
+            if uncounted { moved } else { 0 },
+            if by_nodes { self.nodes_changed } else { 0 },
         ]
     }
 

@@ -6,11 +6,19 @@ use scheduler_core::model::{
     HostPort, Labels, Node, Operator, Phase, Pod, PodSelector, PodTerm, PreferredTerm, Requirement,
     Spread,
 };
-use scheduler_core::{Action, Decision, Event, Namespace};
+use scheduler_core::{Action, Config, Decision, Event, Namespace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const TEAM: &str = "team";
+
+/// Counts so many matches of selectors, and asks the pods beyond that.
+pub(crate) fn counting(most_counted: u64) -> Config {
+    Config {
+        most_counted,
+        ..Config::verified()
+    }
+}
 
 pub(crate) fn node_labels(index: u8, cards: u8) -> Labels {
     let label = |key: &str, value: String| (Arc::from(key), Arc::from(value));
