@@ -37,7 +37,8 @@ impl Cycle<'_> {
             .nodes
             .iter()
             .copied()
-            .filter(|node| nodes.contains(node))
+            // Who leaves a node that is to stay empty opens it for nobody.
+            .filter(|node| nodes.contains(node) && !search.rules.barred().contains(node))
             .collect();
         self.decision.steps += 1;
         self.tally().simulated += 1;
