@@ -105,6 +105,10 @@ pub struct Config {
     /// scheduler sends two API requests fewer for each such pod.
     #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
     pub lone_pod_groups: LonePodGroups,
+    /// Whether a share may hold more than its request, up to a limit that its pod names. With
+    /// false each share that is placed from then on is held to its request.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub bursts: bool,
     /// How large pod groups and the tree of queues may be.
     #[command(flatten)]
     pub limits: Limits,

@@ -34,6 +34,11 @@ pub(crate) fn start(
         let world = World::new(&config.scheduler_name)
             .with_queue_label(&plan.queue_label)
             .with_limits(config.limits);
+        let world = if config.bursts {
+            world
+        } else {
+            world.without_bursts()
+        };
         let meters = outputs.meters.clone();
         let (world, observer) = if config.observe {
             let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);

@@ -3,6 +3,7 @@
 //! - `pod_rules`: what of a pod is about other pods.
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`:
 //!   parts of a pod.
+//! - `namespaces`: their labels.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
 //!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
@@ -15,6 +16,7 @@ mod agent;
 mod cards;
 mod config_maps;
 mod isolation;
+mod namespaces;
 mod node;
 mod pod;
 mod pod_rules;
@@ -31,7 +33,7 @@ use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
 pub use isolation::Isolation;
-use k8s_openapi::api::core::v1::{Namespace, Pod as KubePod};
+use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use pod::Classes;
 use proto::telemetry::NodeState;
@@ -97,6 +99,8 @@ pub struct World {
     limits: Limits,
     /// Another scheduler's work is looked at.
     observing: bool,
+    /// Shares get their limit, where the pod names one above its request.
+    bursts: bool,
     classes: Classes,
     pods: Roll,
     nodes: Roll,
@@ -144,6 +148,7 @@ impl World {
             queue_label: proto::names::kai::QUEUE_LABEL.to_owned(),
             limits: Limits::default(),
             observing: false,
+            bursts: true,
             classes: Classes::default(),
             pods: Roll::default(),
             nodes: Roll::default(),
@@ -195,6 +200,15 @@ impl World {
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// A world where a share gets its request, whatever limit its pod names.
+    #[must_use]
+    pub fn without_bursts(self) -> Self {
+        Self {
+            bursts: false,
+            ..self
+        }
     }
 
     /// Kinds of objects that were not listed yet: nothing may be decided before.
@@ -341,7 +355,12 @@ impl World {
 
     /// The pod as the core has it, and its queue by the label that the admin chose.
     fn read(&self, pod: &KubePod, held: Option<&[ContainerGrant]>) -> Option<Pod> {
-        pod::of(pod, &self.scheduler, &self.queue_label, &self.classes, held)
+        let mut converted = pod::of(pod, &self.scheduler, &self.queue_label, &self.classes, held)?;
+        // Who has a place has what was granted.
+        if !self.bursts && converted.phase == Phase::Pending {
+            converted.gpus.iter_mut().for_each(pod::held_to_request);
+        }
+        Some(converted)
     }
 
     fn pod_gone(&mut self, uid: &str) -> Vec<Event> {
@@ -404,29 +423,6 @@ impl World {
                     .flat_map(|name| self.node_gone(name))
                     .collect()
             }
-        }
-    }
-
-    fn namespace(&mut self, seen: Seen<Namespace>) -> Vec<Event> {
-        let gone = |name: String| Event::NamespaceGone(name.into());
-        match seen {
-            Seen::Listing => {
-                self.namespaces.begin();
-                Vec::new()
-            }
-            Seen::There(namespace) => {
-                let name = namespace.name_any();
-                self.namespaces.there(&name);
-                let labels = rules::labels(namespace.metadata.labels.as_ref());
-                let name = name.into();
-                vec![Event::Namespace(scheduler_core::Namespace { name, labels })]
-            }
-            Seen::Gone(namespace) => {
-                let name = namespace.name_any();
-                self.namespaces.names.remove(&name);
-                vec![gone(name)]
-            }
-            Seen::Listed => self.namespaces.end().into_iter().map(gone).collect(),
         }
     }
 

@@ -153,6 +153,13 @@ pub(super) fn of(
     Some(out)
 }
 
+/// The request is the limit.
+pub(super) fn held_to_request(ask: &mut ContainerAsk) {
+    if let Ask::Share(share) = &mut ask.ask {
+        share.burst = None;
+    }
+}
+
 /// A share whose token is missing, or is for another amount than its annotations ask for by
 /// now: `ResourceQuota` has counted what was admitted.
 fn not_as_admitted(

@@ -585,3 +585,25 @@ fn a_namespace_is_known_by_its_labels_until_it_is_gone() {
     assert_eq!(world.take(Fact::Namespace(Seen::Listed)), gone);
     assert!(world.take(Fact::Namespace(Seen::Listed)).is_empty());
 }
+
+#[test]
+fn without_bursts_a_share_that_waits_is_held_to_its_request() {
+    let mut pod = pod("u1", None, 0);
+    pod["metadata"]["annotations"] = json!({
+        "nvidia.com/container.main.gpu-memory.request": "1000Mi",
+        "nvidia.com/container.main.gpu-memory.limit": "3000Mi",
+    });
+    let burst = |world: World| {
+        let events = { world }.take(Fact::Pod(there(pod.clone())));
+        let [Event::Pod(pod)] = events.as_slice() else {
+            panic!("{events:?}");
+        };
+        let scheduler_core::model::Ask::Share(share) = &pod.gpus[0].ask else {
+            panic!("{pod:?}");
+        };
+        (share.amount, share.burst)
+    };
+    let memory = |mib| scheduler_core::model::Amount::Memory(scheduler_core::units::Mib(mib));
+    assert_eq!(burst(world()), (memory(1000), Some(memory(3000))));
+    assert_eq!(burst(world().without_bursts()), (memory(1000), None));
+}
