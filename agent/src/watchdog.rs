@@ -315,14 +315,13 @@ fn clients<'a>(
     clients.filter(|process| is_of(process, share, ledger))
 }
 
-/// Those that give back, who holds most above what is kept for it first.
-fn pressing(
+/// Shares of a card that hold more than is kept for them, and how much more: the most first.
+fn above(
     card: &GpuUuid,
     processes: &[Process],
     ledger: &Ledger,
     slack: Mib,
-    room: Mib,
-) -> Vec<Finding> {
+) -> Vec<(Mib, Finding)> {
     let mut above: Vec<(Mib, Finding)> = Vec::new();
     for share in ledger.on(card).filter(|share| share.kept < share.memory) {
         let own: Vec<&Process> = processes
@@ -340,15 +339,42 @@ fn pressing(
         above.push((held.saturating_sub(share.kept), finding));
     }
     above.sort_by(|(one, a), (other, b)| other.cmp(one).then_with(|| a.key.cmp(&b.key)));
-    let mut taken = above
-        .iter()
-        .fold(0_u64, |sum, (above, _)| sum.saturating_add(above.0));
+    above
+}
+
+fn sum(above: &[(Mib, Finding)]) -> Mib {
+    let amounts = above.iter().map(|(above, _)| above.0);
+    Mib(amounts.fold(0, u64::saturating_add))
+}
+
+/// How much of what is kept on a card its shares hold above what is kept for each of them.
+/// `room`: what the card has beside all that is kept on it.
+pub fn lacking(
+    card: &GpuUuid,
+    processes: &[Process],
+    ledger: &Ledger,
+    slack: Mib,
+    room: Mib,
+) -> Mib {
+    sum(&above(card, processes, ledger, slack)).saturating_sub(room)
+}
+
+/// Those that give back, the one that holds most above what is kept for it first.
+fn pressing(
+    card: &GpuUuid,
+    processes: &[Process],
+    ledger: &Ledger,
+    slack: Mib,
+    room: Mib,
+) -> Vec<Finding> {
+    let above = above(card, processes, ledger, slack);
+    let mut taken = sum(&above);
     let mut findings = Vec::new();
     for (above, finding) in above {
-        if taken <= room.0 {
+        if taken <= room {
             break;
         }
-        taken = taken.saturating_sub(above.0);
+        taken = taken.saturating_sub(above);
         findings.push(finding);
     }
     findings

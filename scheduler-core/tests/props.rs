@@ -7,13 +7,14 @@
 
 mod cases;
 mod pod_rules;
+mod storage;
 
 use cases::tried;
 use proptest::prelude::*;
-use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
+use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
-    Amount, Ask, Card, Claim, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, NodeTerm,
-    Operator, Phase, Pod, Queue, Requirement, Shape, Share, Volume, Want,
+    Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase, Pod, Queue,
+    Share,
 };
 use scheduler_core::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -22,6 +23,7 @@ use scheduler_core::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use storage::{claim, volumes};
 
 fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
     let name = format!("n{index}");
@@ -112,45 +114,6 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
         }
     }
     pod
-}
-
-/// A claim that some pods share: it wants a volume, or one is provisioned for it.
-fn claim(which: u8) -> Claim {
-    let shape = Shape {
-        size: Bytes(u64::from(which) * 5),
-        ..Shape::default()
-    };
-    Claim {
-        uid: ClaimUid::new(format!("c{which}")),
-        name: Arc::from(format!("default/c{which}")),
-        wants: (which % 4 < 3).then_some(Want {
-            shape,
-            selector: Vec::new(),
-        }),
-    }
-}
-
-/// Two for each node, and one that every node can use.
-fn volumes() -> impl Iterator<Item = Volume> {
-    let local = (0..3).flat_map(|node| [(Some(node), 10), (Some(node), 20)]);
-    local.chain([(None, 30)]).map(|(node, size)| {
-        let mut volume = Volume::named(&match node {
-            Some(node) => format!("v{node}-{size}"),
-            None => "everywhere".to_owned(),
-        });
-        volume.shape.size = Bytes(size);
-        volume.nodes = node.map(|node| {
-            let name = Arc::from(format!("n{node}"));
-            vec![NodeTerm {
-                name: vec![Requirement {
-                    key: Arc::from("metadata.name"),
-                    operator: Operator::In(vec![name]),
-                }],
-                ..NodeTerm::default()
-            }]
-        });
-        volume
-    })
 }
 
 /// One thing that happens; numbers choose among what is there.

@@ -4,14 +4,14 @@
 use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
 use crate::hands::Termination;
-use crate::inventory::{GpuUuid, Stranger};
-use crate::ledger::{HolderKey, Share};
+use crate::inventory::{GpuUuid, Inventory, Stranger};
+use crate::ledger::{HolderKey, Ledger, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
 use crate::watchdog::{self, Allowance, Finding, Watchdog, Wrong, is_of};
-use api::Mode;
 use api::gpu_node::Reaction;
+use api::{Mib, Mode};
 use proto::mps::{Observation, ServerPhase, ServerState};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -55,6 +55,12 @@ struct Met {
     acted: Option<Instant>,
     /// What is to be done about it, as of the last look.
     reaction: Reaction,
+}
+
+/// What a card has beside all that is kept on it.
+fn beside_kept(ledger: &Ledger, inventory: &Inventory, uuid: &GpuUuid) -> Option<Mib> {
+    let card = inventory.card(uuid)?;
+    Some(ledger.grantable(card).saturating_sub(ledger.granted(uuid)))
 }
 
 impl Core {
@@ -120,10 +126,7 @@ impl Core {
         let watchdog = &mut self.guard.watchdog;
         let mut findings = watchdog.judge(&sample, &self.ledger, &allowance, now);
         let (ledger, inventory) = (&self.ledger, &self.inventory);
-        let room = |uuid: &GpuUuid| {
-            let card = inventory.card(uuid)?;
-            Some(ledger.grantable(card).saturating_sub(ledger.granted(uuid)))
-        };
+        let room = |uuid: &GpuUuid| beside_kept(ledger, inventory, uuid);
         findings.extend(watchdog.press(&sample, ledger, allowance.slack, room, now));
         let recent = &mut self.guard.recent;
         recent.retain(|old| {
@@ -135,6 +138,37 @@ impl Core {
             self.react(finding, effects);
         }
         findings.iter().any(|finding| finding.sure)
+    }
+
+    /// Why a container of that share is not to start yet, in one sentence: others hold, above
+    /// what is kept for them, some of what is kept on its cards, and it is being taken back.
+    /// Where nobody takes it back, that is no reason to wait.
+    pub(super) fn awaits_memory(&self, share: &Share, now: Instant) -> Option<String> {
+        if self.reaction(Wrong::Pressure) == Reaction::Report {
+            return None;
+        }
+        let key = share.key();
+        let bursts = |other: &Share| {
+            other.kept < other.memory && other.alloc_id.is_some() && other.key() != key
+        };
+        share.gpus.iter().find_map(|uuid| {
+            if !self.ledger.on(uuid).any(bursts) {
+                return None;
+            }
+            let cards = self.guard.recent.iter().rev().flat_map(|one| &one.cards);
+            let fresh = |at: Instant| now.saturating_duration_since(at) <= RECENT;
+            let Some(seen) = cards.into_iter().find(|c| c.uuid == *uuid && fresh(c.at)) else {
+                return Some(format!("what is held of card {uuid} is not known yet"));
+            };
+            let room = beside_kept(&self.ledger, &self.inventory, uuid)?;
+            let slack = self.terms.watchdog_slack;
+            let lacks = watchdog::lacking(uuid, &seen.processes, &self.ledger, slack, room);
+            (lacks > Mib(0)).then(|| {
+                format!(
+                    "{lacks} of what is kept on card {uuid} are held by shares above their requests, and are being taken back"
+                )
+            })
+        })
     }
 
     fn react(&self, finding: &Finding, effects: &mut Vec<Effect>) {

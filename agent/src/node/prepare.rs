@@ -123,7 +123,7 @@ impl Core {
         let mut outcomes = match holders {
             Ok(holders) => holders
                 .into_iter()
-                .filter_map(|holder| self.prepare_one(holder, ask))
+                .filter_map(|holder| self.prepare_one(holder, ask, now))
                 .collect(),
             Err(error) => vec![self.unidentified(&error, now)],
         };
@@ -165,7 +165,7 @@ impl Core {
     }
 
     /// `None`: the pod is gone, the kubelet's entry is what it left.
-    fn prepare_one(&mut self, holder: Holder, ask: &Ask) -> Option<Outcome> {
+    fn prepare_one(&mut self, holder: Holder, ask: &Ask, now: Instant) -> Option<Outcome> {
         let pod = match self.pods.standing(&holder.pod_uid) {
             Standing::Present(pod) if pod.finished => return None,
             Standing::Present(pod) => pod.clone(),
@@ -179,7 +179,7 @@ impl Core {
                 });
             }
         };
-        let result = self.bind(&pod, &holder, ask);
+        let result = self.bind(&pod, &holder, ask, now);
         Some(Outcome {
             holder: Some(holder),
             pod: Some(pod),
@@ -187,7 +187,13 @@ impl Core {
         })
     }
 
-    fn bind(&mut self, pod: &PodView, holder: &Holder, ask: &Ask) -> Result<Share, Unready> {
+    fn bind(
+        &mut self,
+        pod: &PodView,
+        holder: &Holder,
+        ask: &Ask,
+        now: Instant,
+    ) -> Result<Share, Unready> {
         let claim = self.due(pod, &holder.container, ask)?;
         if let Some(minimum) = self.minimum_fence() {
             // Strongest first; a whole card needs no fence.
@@ -215,6 +221,14 @@ impl Core {
             .bind(&claim, holder.alloc, picked.as_ref(), &self.inventory)
             .map_err(|error| Unready::refused(&error, &claim))?;
         self.identified(holder.alloc, true);
+        if let Some(reason) = self.awaits_memory(&share, now) {
+            return Err(Unready {
+                reason,
+                may_pass: true,
+                is_final: false,
+                decision: claim.decision,
+            });
+        }
         self.let_start.insert(holder.alloc);
         Ok(share)
     }

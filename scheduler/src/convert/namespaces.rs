@@ -31,3 +31,28 @@ impl World {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::convert::tests::{there, world};
+    use crate::watch::{Fact, Seen};
+    use scheduler_core::Event;
+    use serde_json::json;
+
+    #[test]
+    fn a_namespace_is_known_by_its_labels_until_it_is_gone() {
+        let mut world = world();
+        let namespace =
+            |kind: &str| json!({"metadata": {"name": "team", "labels": {"kind": kind}}});
+        let events = world.take(Fact::Namespace(there(namespace("batch"))));
+        let [Event::Namespace(known)] = events.as_slice() else {
+            panic!("{events:?}");
+        };
+        assert_eq!((&*known.name, &*known.labels["kind"]), ("team", "batch"));
+        // A listing that does not name it ends it, once.
+        world.take(Fact::Namespace(Seen::Listing));
+        let gone = [Event::NamespaceGone("team".into())];
+        assert_eq!(world.take(Fact::Namespace(Seen::Listed)), gone);
+        assert!(world.take(Fact::Namespace(Seen::Listed)).is_empty());
+    }
+}

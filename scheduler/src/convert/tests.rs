@@ -571,22 +571,6 @@ fn a_claim_is_the_pods_until_it_is_seen_bound_and_a_volume_is_offered_until_it_i
 }
 
 #[test]
-fn a_namespace_is_known_by_its_labels_until_it_is_gone() {
-    let mut world = world();
-    let namespace = |kind: &str| json!({"metadata": {"name": "team", "labels": {"kind": kind}}});
-    let events = world.take(Fact::Namespace(there(namespace("batch"))));
-    let [Event::Namespace(known)] = events.as_slice() else {
-        panic!("{events:?}");
-    };
-    assert_eq!((&*known.name, &*known.labels["kind"]), ("team", "batch"));
-    // A listing that does not name it ends it, once.
-    world.take(Fact::Namespace(Seen::Listing));
-    let gone = [Event::NamespaceGone("team".into())];
-    assert_eq!(world.take(Fact::Namespace(Seen::Listed)), gone);
-    assert!(world.take(Fact::Namespace(Seen::Listed)).is_empty());
-}
-
-#[test]
 fn without_bursts_a_share_that_waits_is_held_to_its_request() {
     let mut pod = pod("u1", None, 0);
     pod["metadata"]["annotations"] = json!({

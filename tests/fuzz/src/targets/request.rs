@@ -36,6 +36,11 @@ fn run(input: &[u8]) {
     }
 }
 
+const MIB: f64 = 1_048_576.0;
+
+/// 2^64 bytes in MiB: more is not told apart, as no card has that much.
+const MOST: f64 = 17_592_186_044_416.0;
+
 /// No more than was asked for, for containers that are there, each once.
 pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
     let spec = pod.spec.as_ref().expect("only a pod with a spec asks");
@@ -79,7 +84,7 @@ pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
                 let own = own.iter().find_map(|key| text(key));
                 let most = match own {
                     Some(quantity) => {
-                        super::quantity::value(quantity).map(|bytes| bytes / 1_048_576.0)
+                        super::quantity::value(quantity).map(|bytes| (bytes / MIB).min(MOST))
                     }
                     None => by_pod("gpu-memory"),
                 };
@@ -87,8 +92,8 @@ pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
                 // Rounded up to the MiB, and a float has 53 bits.
                 #[allow(clippy::cast_precision_loss)]
                 let mib = mib.0 as f64;
-                assert!(mib < most * (1.0 + 1e-9) + 1.0, "{mib} MiB for {most}");
-                assert!(mib > most * (1.0 - 1e-9) - 1.0, "{mib} MiB for {most}");
+                assert!(mib <= most * (1.0 + 1e-9) + 1.0, "{mib} MiB for {most}");
+                assert!(mib >= most * (1.0 - 1e-9), "{mib} MiB for {most}");
             }
             Amount::Fraction(nano) => {
                 assert!((1..1_000_000_000).contains(&nano), "{share:?}");
@@ -135,6 +140,11 @@ pub(super) fn pods() -> Vec<Value> {
                 "containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}, {"name": "side"}]}})
     };
     vec![
+        pod(
+            json!({"nvidia.com/container.main.gpu-memory.request": "1e-40",
+                "nvidia.com/container.side.gpu-memory.limit": "59036854775806M"}),
+            json!({}),
+        ),
         pod(
             json!({"gpu-memory": "2000"}),
             json!({"aliquot.dev/gpu-share": "1", "cpu": "500m"}),

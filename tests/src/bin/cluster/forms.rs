@@ -152,6 +152,38 @@ async fn bursts(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Whose pod is evicted holds its memory until it has ended; the pod that comes for it starts
+/// with it, instead of failing at its first allocation.
+pub(crate) async fn a_container_starts_once_its_memory_was_given_back(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let evicts = json!({ "defaultMode": "mps-isolated", "onPressure": "Evict" });
+    policy(cluster, evicts).await?;
+    let held = waits(cluster).await;
+    policy(cluster, json!({})).await?;
+    held
+}
+
+async fn waits(cluster: &mut Cluster) -> Result<()> {
+    let ns = cluster.namespace().await?;
+    let says = [
+        ("nvidia.com/container.main.gpu-memory.request", "2000Mi"),
+        ("nvidia.com/container.main.gpu-memory.limit", "10000Mi"),
+    ];
+    let mut burster = pod(&ns, "burster", &says, "grow 100 hold");
+    burster["spec"]["terminationGracePeriodSeconds"] = json!(15);
+    burster["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 6}}});
+    cluster.run_share(&burster).await?;
+    cluster.said(&ns, "burster", "main", "grow").await?;
+    let says = [("gpu-memory", "9000")];
+    let neighbour = pod(&ns, "neighbour", &says, "alloc 8000 hold");
+    cluster.run_share(&neighbour).await?;
+    let taken = cluster.said(&ns, "neighbour", "main", "alloc").await?;
+    ensure!(taken["ok"] == true, "the neighbour is refused: {taken}");
+    Ok(())
+}
+
 fn condition(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let found = conditions

@@ -287,6 +287,7 @@ async fn test(
             forms::each_form_of_kais_shares_is_taken_or_refused_in_one_sentence,
             forms::shares_of_containers_run_with_what_their_annotations_say,
             forms::a_share_bursts_into_what_is_kept_for_nobody_and_gives_it_back,
+            forms::a_container_starts_once_its_memory_was_given_back,
             identity::a_pod_bound_without_a_grant_gets_no_gpu,
             identity::a_grant_copied_from_another_pod_gives_no_gpu,
             identity::an_altered_grant_gives_no_gpu,

@@ -26,6 +26,29 @@ fn holding(
     world.tell(&mut core, Event::Pod(Box::new(burster)));
     world.allocate(&mut core, "u1");
     assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+    let mut ended = Vec::new();
+    for came in [false, true] {
+        if came {
+            let other = world.pod(2, false, 0, 500);
+            world.tell(&mut core, Event::Pod(Box::new(other)));
+        }
+        for _ in 0..3 {
+            world.now += Duration::from_millis(100);
+            let effects = core.apply(sampled(world.now, held), world.now);
+            ended.extend(effects.into_iter().filter_map(|effect| match effect {
+                Effect::End(one) => one.container_id,
+                _ => None,
+            }));
+        }
+        assert!(came || ended.is_empty(), "{ended:?}: nobody needs it");
+    }
+    let complaints = core.state().complaints;
+    let evicted = complaints.iter().filter(|(_, complaint)| complaint.evict);
+    (ended, evicted.map(|(key, _)| key.pod_uid.clone()).collect())
+}
+
+/// The first card's processes: the first pod's holds so much.
+fn sampled(at: Instant, held: Mib) -> Event {
     let process = Process {
         pid: 7,
         memory: Some(held),
@@ -38,32 +61,45 @@ fn holding(
         }
         .into(),
     };
-    let mut ended = Vec::new();
-    for came in [false, true] {
-        if came {
-            let other = world.pod(2, false, 0, 500);
-            world.tell(&mut core, Event::Pod(Box::new(other)));
-        }
-        for _ in 0..3 {
+    let card = crate::nvml::CardSample {
+        uuid: uuid(0),
+        at,
+        processes: vec![process],
+    };
+    Event::Sampled(Arc::new(crate::nvml::Sample { cards: vec![card] }))
+}
+
+#[test]
+fn a_container_starts_once_what_is_kept_for_it_was_given_back() {
+    let start = |on_pressure, held: &[u64]| {
+        let mut world = World::new();
+        let mut core = world.started();
+        let mut policy = Policy::default();
+        policy.spec.on_pressure = on_pressure;
+        world.tell(&mut core, Event::Policy(Some(policy)));
+        let burster = world.granted(1, false, 0, 900, Some(Mib(300)));
+        world.tell(&mut core, Event::Pod(Box::new(burster)));
+        world.allocate(&mut core, "u1");
+        // The first on its card waits for no look at it.
+        assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+        let other = world.pod(2, false, 0, 500);
+        world.tell(&mut core, Event::Pod(Box::new(other)));
+        world.allocate(&mut core, "u2");
+        for held in held {
             world.now += Duration::from_millis(100);
-            let sample = crate::nvml::Sample {
-                cards: vec![crate::nvml::CardSample {
-                    uuid: uuid(0),
-                    at: world.now,
-                    processes: vec![process.clone()],
-                }],
-            };
-            let effects = core.apply(Event::Sampled(Arc::new(sample)), world.now);
-            ended.extend(effects.into_iter().filter_map(|effect| match effect {
-                Effect::End(one) => one.container_id,
-                _ => None,
-            }));
+            core.apply(sampled(world.now, Mib(*held)), world.now);
         }
-        assert!(came || ended.is_empty(), "{ended:?}: nobody needs it");
+        world.pre_start(&mut core, "u2").unwrap().map(drop)
+    };
+    for reaction in [None, Some(Reaction::Kill), Some(Reaction::Evict)] {
+        let why = start(reaction, &[900]).unwrap_err();
+        assert!(why.contains("being taken back"), "{why}");
+        assert_eq!(start(reaction, &[900, 300]), Ok(()));
+        let why = start(reaction, &[]).unwrap_err();
+        assert!(why.contains("not known yet"), "{why}");
     }
-    let complaints = core.state().complaints;
-    let evicted = complaints.iter().filter(|(_, complaint)| complaint.evict);
-    (ended, evicted.map(|(key, _)| key.pod_uid.clone()).collect())
+    // Nothing is taken back: it would wait for ever.
+    assert_eq!(start(Some(Reaction::Report), &[900]), Ok(()));
 }
 
 #[test]
