@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use api::{GpuNode, PodGroup, Queue, Topology};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use proto::telemetry::NodeState;
 use scheduler::config::Strategy;
 use scheduler::convert::World;
@@ -125,6 +125,9 @@ pub(crate) struct Objects {
     pub(crate) claims: Vec<PersistentVolumeClaim>,
     pub(crate) volumes: Vec<PersistentVolume>,
     pub(crate) storage: Vec<StorageClass>,
+    pub(crate) csi_nodes: Vec<CSINode>,
+    pub(crate) csi_drivers: Vec<CSIDriver>,
+    pub(crate) csi_capacities: Vec<CSIStorageCapacity>,
 }
 
 impl Objects {
@@ -152,6 +155,9 @@ impl Objects {
             claims: cluster.list().await.unwrap_or_default(),
             volumes: cluster.list().await.unwrap_or_default(),
             storage: cluster.list().await.unwrap_or_default(),
+            csi_nodes: cluster.list().await.unwrap_or_default(),
+            csi_drivers: cluster.list().await.unwrap_or_default(),
+            csi_capacities: cluster.list().await.unwrap_or_default(),
         })
     }
 }
@@ -233,6 +239,9 @@ impl Shadow {
         shadow.take_all(objects.groups, Fact::Group);
         shadow.take_all(objects.namespaces, Fact::Namespace);
         shadow.take_all(objects.storage, Fact::Storage);
+        shadow.take_all(objects.csi_nodes, Fact::CsiNode);
+        shadow.take_all(objects.csi_drivers, Fact::CsiDriver);
+        shadow.take_all(objects.csi_capacities, Fact::CsiCapacity);
         shadow.take_all(objects.volumes, Fact::Volume);
         shadow.take_all(objects.claims, Fact::Claim);
         shadow.take_all(objects.pods, Fact::Pod);

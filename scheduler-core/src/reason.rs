@@ -28,6 +28,10 @@ pub(crate) enum NodeNo {
     NoVolume(Vec<Arc<str>>),
     /// A claim of the pod is being bound on another node.
     ClaimElsewhere,
+    /// Its CSI driver attaches no more volumes to it.
+    VolumeLimit,
+    /// A claim that one pod uses at a time is another pod's.
+    ClaimInUse,
     /// A host port is taken.
     Ports,
     /// No pod that it is to go beside is there.
@@ -78,6 +82,10 @@ impl fmt::Display for NodeNo {
                 claims.join(", ")
             ),
             Self::ClaimElsewhere => f.write_str("node(s) had volume node affinity conflict"),
+            Self::VolumeLimit => f.write_str("node(s) exceed max volume count"),
+            Self::ClaimInUse => f.write_str(
+                "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod",
+            ),
             Self::Ports => {
                 f.write_str("node(s) didn't have free ports for the requested pod ports")
             }

@@ -258,6 +258,7 @@ fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
         extended: spec.extended.clone(),
         gpus: spec.gpus.clone(),
         claims: spec.claims.clone(),
+        attachments: spec.attachments.clone(),
         nodes: spec.rules.clone(),
         tolerations: spec.tolerations.clone(),
         pods: spec

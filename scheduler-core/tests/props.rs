@@ -34,6 +34,7 @@ fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
     node.managed = cards > 0;
     node.gpus = u32::from(gpus);
     node.labels = pod_rules::node_labels(index, cards);
+    storage::limit(&mut node, index);
     let mut events = vec![Event::Node(node)];
     if cards > 0 {
         let each = (0..cards).map(|card| self::card(index, card));
@@ -250,7 +251,10 @@ impl World {
         }
         // The claims of a pod that runs are bound.
         if running {
-            pod.claims.clear();
+            pod.claims.retain(|claim| claim.exclusive);
+            for claim in &mut pod.claims {
+                (claim.bound, claim.wants) = (true, None);
+            }
             for bound in &bind.claims {
                 let mut kept =
                     volumes().filter(|volume| Some(&volume.name) == bound.volume.as_ref());

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Resources by plural: kind, and the group and version under which it is served.
-const KINDS: [(&str, &str, &str); 20] = [
+const KINDS: [(&str, &str, &str); 23] = [
     ("pods", "Pod", "v1"),
     ("nodes", "Node", "v1"),
     ("namespaces", "Namespace", "v1"),
@@ -20,6 +20,13 @@ const KINDS: [(&str, &str, &str); 20] = [
     ("events", "Event", "events.k8s.io/v1"),
     ("priorityclasses", "PriorityClass", "scheduling.k8s.io/v1"),
     ("storageclasses", "StorageClass", "storage.k8s.io/v1"),
+    ("csinodes", "CSINode", "storage.k8s.io/v1"),
+    ("csidrivers", "CSIDriver", "storage.k8s.io/v1"),
+    (
+        "csistoragecapacities",
+        "CSIStorageCapacity",
+        "storage.k8s.io/v1",
+    ),
     ("leases", "Lease", "coordination.k8s.io/v1"),
     ("poddisruptionbudgets", "PodDisruptionBudget", "policy/v1"),
     ("jobs", "Job", "batch/v1"),

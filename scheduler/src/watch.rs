@@ -3,6 +3,7 @@
 //! One watch per kind, with backoff, for ever. A kind whose definition is not installed
 //! counts as empty until it is. Out: [`Fact`]s; nothing is kept here.
 
+use crate::convert::csi::limits;
 use api::GpuNode;
 use api::kai::{PodGroup, Queue, Topology};
 use futures::{Stream, StreamExt as _};
@@ -10,13 +11,14 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, Container, EnvVar, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
 };
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -61,6 +63,12 @@ pub enum Fact {
     Volume(Seen<PersistentVolume>),
     /// Of a class of volumes.
     Storage(Seen<StorageClass>),
+    /// Of the CSI drivers of a node.
+    CsiNode(Seen<CSINode>),
+    /// Of a CSI driver.
+    CsiDriver(Seen<CSIDriver>),
+    /// Of what a CSI driver can still provision.
+    CsiCapacity(Seen<CSIStorageCapacity>),
 }
 
 /// Where facts go. Unbounded: the reader never waits for anything but these.
@@ -75,20 +83,28 @@ pub async fn run(
     relist: watch::Receiver<u64>,
     stop: CancellationToken,
 ) {
-    // The priority of a pod and of a group is its class's: they are listed after the classes,
-    // and anew when these change.
-    let (classes, known) = watch::channel(0);
+    // The priority of a pod and of a group is its class's, and which of a pod's volumes count is
+    // what nodes say: they are listed after these, and anew when these change.
+    let (classes, class) = watch::channel(0);
+    let (limits, limit) = watch::channel(0);
     let all = async {
         tokio::join!(
             follow_anew(
                 Api::all(client.clone()),
                 &facts,
                 pod,
-                known.clone(),
+                [class.clone(), limit],
                 relist.clone()
             ),
-            follow_anew(Api::all(client.clone()), &facts, Fact::Group, known, relist),
+            follow_anew(
+                Api::all(client.clone()),
+                &facts,
+                Fact::Group,
+                [class],
+                relist
+            ),
             follow_classes(client.clone(), &facts, classes),
+            follow_limits(client.clone(), &facts, limits),
             follow(Api::all(client.clone()), &facts, Fact::Node),
             follow(Api::all(client.clone()), &facts, Fact::GpuNode),
             follow(Api::all(client.clone()), &facts, |seen| {
@@ -101,6 +117,8 @@ pub async fn run(
             follow(Api::all(client.clone()), &facts, Fact::Claim),
             follow(Api::all(client.clone()), &facts, Fact::Volume),
             follow(Api::all(client.clone()), &facts, Fact::Storage),
+            follow(Api::all(client.clone()), &facts, Fact::CsiDriver),
+            follow(Api::all(client.clone()), &facts, Fact::CsiCapacity),
         )
     };
     tokio::select! {
@@ -110,28 +128,33 @@ pub async fn run(
     }
 }
 
-/// One kind, listed anew whenever the classes or `relist` change.
-async fn follow_anew<K>(
+/// One kind, listed when each of `known` has changed, and anew whenever one does or `relist`.
+async fn follow_anew<K, const N: usize>(
     api: Api<K>,
     facts: &Facts,
     of: fn(Seen<K>) -> Fact,
-    mut classes: watch::Receiver<u64>,
+    mut known: [watch::Receiver<u64>; N],
     mut relist: watch::Receiver<u64>,
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default,
 {
-    while classes.changed().await.is_ok() {
+    for one in &mut known {
+        if one.changed().await.is_err() {
+            return;
+        }
+    }
+    loop {
+        let news = known.iter_mut().map(|one| Box::pin(one.changed()));
         tokio::select! {
             biased;
             () = follow(api.clone(), facts, of) => return,
-            changed = classes.changed() => {
+            (changed, ..) = futures::future::select_all(news) => {
                 if changed.is_err() {
                     return;
                 }
-                classes.mark_changed();
             }
-            () = changed(&mut relist) => classes.mark_changed(),
+            () = changed(&mut relist) => {}
         }
     }
 }
@@ -157,6 +180,30 @@ async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>)
             }
             // The fact goes first: who hears of the change finds it there.
             (Fact::Class(seen), !listing)
+        },
+        || told.send_modify(|count| *count += 1),
+    )
+    .await;
+}
+
+/// What CSI drivers attach to nodes at most; counts up when all is known, and when a driver
+/// has a limit that had none on any node.
+async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) {
+    let (mut limited, mut listed) = (BTreeSet::new(), false);
+    follow_with(
+        Api::all(client),
+        facts,
+        |seen| {
+            let mut news = false;
+            if let Seen::There(node) = &seen {
+                for name in limits(node).into_keys() {
+                    news |= limited.insert(name) && listed;
+                }
+            }
+            if let Seen::Listed = seen {
+                news = !std::mem::replace(&mut listed, true);
+            }
+            (Fact::CsiNode(seen), news)
         },
         || told.send_modify(|count| *count += 1),
     )

@@ -53,6 +53,15 @@ impl Intake {
             "StorageClass" => {
                 shadow.take(Fact::Storage(there(object, &shown)?));
             }
+            "CSINode" => {
+                shadow.take(Fact::CsiNode(there(object, &shown)?));
+            }
+            "CSIDriver" => {
+                shadow.take(Fact::CsiDriver(there(object, &shown)?));
+            }
+            "CSIStorageCapacity" => {
+                shadow.take(Fact::CsiCapacity(there(object, &shown)?));
+            }
             "PersistentVolume" => {
                 let mut object = object.clone();
                 // As Kubernetes' controller marks a new one.

@@ -85,6 +85,7 @@ fn is_new(state: &State, pod: &Pod) -> bool {
             && spec.extended == pod.extended
             && spec.rules == pod.nodes
             && spec.claims == pod.claims
+            && spec.attachments == pod.attachments
             && spec.ports == pod.ports
             && spec
                 .others

@@ -378,7 +378,8 @@ pub(crate) fn bind(
         .and_then(|row| state.jobs.get(row.job?)?.queue)
         .and_then(|queue| state.queues.get(queue))
         .map(|queue| queue.name.clone());
-    let claims = spec.claims.iter().map(|claim| ClaimBinding {
+    let unbound = spec.claims.iter().filter(|claim| !claim.bound);
+    let claims = unbound.map(|claim| ClaimBinding {
         uid: claim.uid.clone(),
         name: Arc::clone(&claim.name),
         volume: state.volumes.of(&claim.uid).cloned(),

@@ -92,6 +92,9 @@ fn before_cards(
     if !pods::ports(state, spec, key, room) {
         return Err(vec![NodeNo::Ports]);
     }
+    if !attachments(state, spec, key, node, room) {
+        return Err(vec![NodeNo::VolumeLimit]);
+    }
     pods::let_in(state, spec, key, node, room).map_err(|why| vec![why])?;
     if !spec.spec.claims.is_empty() {
         let picked = state.volumes.pick(&spec.spec.claims, key);
@@ -209,6 +212,33 @@ fn has_room(room: &mut Room, has: u64, [used, leaving, promised]: [u128; 3], wan
     }
     room.now &= used + wanted <= has;
     used + promised + wanted <= has + leaving
+}
+
+/// Volumes that are attached to the node, and those that the pod brings: kube-scheduler's
+/// `NodeVolumeLimits`.
+fn attachments(state: &State, spec: &SpecRow, key: NodeKey, node: &Node, room: &mut Room) -> bool {
+    let used = |name: ResourceName| {
+        let used = state.extra_use.get(&(key, name));
+        used.copied().unwrap_or_default()
+    };
+    // Of each driver: volumes that are not attached now, and those that will not be.
+    let mut brings: BTreeMap<ResourceName, [u128; 2]> = BTreeMap::new();
+    for attachment in &spec.spec.attachments {
+        let [pods, volumes] = attachment.counted_as();
+        if !node.extended.contains_key(&volumes) {
+            continue;
+        }
+        let pods = used(pods);
+        let [now, later] = brings.entry(volumes).or_default();
+        *now += u128::from(pods.used == 0);
+        *later += u128::from(!pods.stays());
+    }
+    brings.into_iter().all(|(volumes, [now, later])| {
+        let has = u128::from(node.extended.get(&volumes).copied().unwrap_or(0));
+        let all = used(volumes);
+        room.now &= now == 0 || all.used + now <= has;
+        later == 0 || all.used + all.promised + later <= has + all.releasing
+    })
 }
 
 /// What a share asks of the kubelet beside its card's memory.

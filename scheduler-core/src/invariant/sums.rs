@@ -1,7 +1,7 @@
 //! Every sum, added up again from the tasks, without the code that moves sums.
 
 use crate::ids::{ClaimUid, ResourceName};
-use crate::model::HostPort;
+use crate::model::{Attachment, HostPort};
 use crate::state::State;
 use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
 use crate::state::pod_counts::{CountKey, Who};
@@ -20,6 +20,8 @@ struct Sums {
     queues: BTreeMap<QueueKey, QueueUse>,
     /// Pods of domains, where there are any.
     counts: BTreeMap<(CountKey, Arc<str>), ExtraUse>,
+    /// Pods that use a volume which is attached.
+    attachments: BTreeMap<(NodeKey, Attachment), ExtraUse>,
     /// Pods that use a claim.
     claims: BTreeMap<ClaimUid, u32>,
 }
@@ -114,6 +116,15 @@ impl Sums {
         let mut sums = Self::default();
         for (key, cell) in &state.task_cells {
             sums.count(state, key, cell);
+        }
+        for ((node, attachment), used) in std::mem::take(&mut sums.attachments) {
+            let [pods, volumes] = attachment.counted_as();
+            let (one, of) = (used.as_one(), sums.extras.entry((node, volumes)));
+            let of = of.or_default();
+            of.used += one.used;
+            of.releasing += one.releasing;
+            of.promised += one.promised;
+            sums.extras.insert((node, pods), used);
         }
         sums
     }
@@ -225,6 +236,10 @@ impl Sums {
         for name in spec.ports.iter().flat_map(HostPort::counted_as) {
             let of = self.extras.entry((node, name)).or_default();
             count(of, how);
+        }
+        for attachment in &spec.attachments {
+            let of = self.attachments.entry((node, attachment.clone()));
+            count(of.or_default(), how);
         }
         for hold in holds.iter().filter(|hold| !hold.lent) {
             let of = self.cards.entry(hold.card).or_default();

@@ -25,7 +25,7 @@ pub use pod::{Phase, Placement, Pod};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};
-pub use volume::{Claim, ClaimRef, Shape, Volume, Want};
+pub use volume::{Attachment, Claim, ClaimRef, Shape, Volume, Want};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

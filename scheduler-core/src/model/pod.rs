@@ -1,7 +1,8 @@
 //! Pods, and where they are in their lives.
 
 use super::{
-    Claim, ContainerAsk, ContainerGrant, HostPort, Labels, NodeRules, PodRules, Toleration,
+    Attachment, Claim, ContainerAsk, ContainerGrant, HostPort, Labels, NodeRules, PodRules,
+    Toleration,
 };
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
 use crate::units::{Bytes, CpuMilli, Time};
@@ -45,9 +46,11 @@ pub struct Pod {
     pub extended: BTreeMap<ResourceName, u64>,
     /// What its containers ask of cards, in the pod's order.
     pub gpus: Vec<ContainerAsk>,
-    /// Its claims that are bound where it goes, each once. A claim that is bound already is
-    /// a rule of [`Self::nodes`].
+    /// Its claims that are bound where it goes, and those that one pod uses at a time, each
+    /// once. Where the volume of a bound claim can be used is a rule of [`Self::nodes`].
     pub claims: Vec<Claim>,
+    /// Its volumes that count towards a limit of a node, in order, each once.
+    pub attachments: Vec<Attachment>,
     /// Which nodes will do.
     pub nodes: NodeRules,
     /// Its tolerations.
@@ -89,6 +92,7 @@ impl Pod {
             extended: BTreeMap::new(),
             gpus: Vec::new(),
             claims: Vec::new(),
+            attachments: Vec::new(),
             nodes: NodeRules::default(),
             tolerations: Vec::new(),
             pods: PodRules::default(),

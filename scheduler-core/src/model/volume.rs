@@ -1,7 +1,8 @@
-//! Volumes that are there, and claims that are bound where their first pod goes.
+//! Volumes that are there, claims that are bound where their first pod goes, and volumes that
+//! are attached to the nodes of their pods.
 
 use super::{Labels, Node, NodeTerm, Requirement};
-use crate::ids::{ClaimUid, VolumeName};
+use crate::ids::{ClaimUid, ResourceName, VolumeName};
 use crate::units::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -86,17 +87,51 @@ impl ClaimRef {
     }
 }
 
-/// A claim of a pod that is not bound yet, and whose class waits for its first consumer. It
+/// A claim of a pod that is not bound yet, and whose class waits for its first consumer: it
 /// is bound on the node on which the first of its pods is placed, and its other pods can only
-/// be placed there.
+/// be placed there. Or one that a single pod uses at a time, bound or not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Claim {
     /// `metadata.uid`.
     pub uid: ClaimUid,
     /// `namespace/name`.
     pub name: Arc<str>,
-    /// Which volumes will do; `None`: one is provisioned.
+    /// Which volumes will do; `None`: one is provisioned, or it is bound.
     pub wants: Option<Want>,
+    /// `ReadWriteOncePod`: a second pod of the cluster waits until the first has ended.
+    pub exclusive: bool,
+    /// It is bound: nothing is done about it where its pod goes.
+    pub bound: bool,
+}
+
+/// A volume that a CSI driver attaches to the node of its pod, which counts towards the number
+/// that the driver attaches to that node at most: the node's resource
+/// `attachable-volumes-csi-DRIVER` ([`super::Node::extended`]). A node without that resource
+/// has no limit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Attachment {
+    /// The CSI driver's name.
+    pub driver: Arc<str>,
+    /// The claim, `namespace/name`: all pods of a node that use it share one attachment.
+    pub claim: Arc<str>,
+}
+
+impl Attachment {
+    /// The node's resource that limits the driver's attachments, as kube-scheduler's
+    /// `NodeVolumeLimits` names it.
+    pub fn limit_of(driver: &str) -> ResourceName {
+        ResourceName::new(format!("attachable-volumes-csi-{driver}"))
+    }
+
+    /// Under which names it is counted on a node: the pods that use the volume, and the
+    /// driver's volumes.
+    pub(crate) fn counted_as(&self) -> [ResourceName; 2] {
+        let Self { driver, claim } = self;
+        [
+            ResourceName::new(format!("attachment/{driver}/{claim}")),
+            Self::limit_of(driver),
+        ]
+    }
 }
 
 /// What a claim wants of a volume.

@@ -162,6 +162,16 @@ impl ExtraUse {
     pub(crate) fn stays(&self) -> bool {
         self.used + self.promised > self.releasing
     }
+
+    /// What several pods use together, as one: it is leaving when the last of them is.
+    pub(crate) fn as_one(&self) -> Self {
+        let is_there = self.used > 0;
+        Self {
+            used: u128::from(is_there),
+            releasing: u128::from(is_there && !self.stays()),
+            promised: u128::from(!is_there && self.promised > 0),
+        }
+    }
 }
 
 /// What the jobs of a queue and of all queues below it hold and want: nano-GPU,

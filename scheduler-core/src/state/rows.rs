@@ -7,8 +7,8 @@ use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules, PodGroup, PodRules,
-    PodTerm, Queue, SubGroup, Toleration,
+    Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules,
+    PodGroup, PodRules, PodTerm, Queue, SubGroup, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
@@ -211,6 +211,7 @@ pub(crate) struct Spec {
     pub extended: BTreeMap<ResourceName, u64>,
     pub gpus: Vec<ContainerAsk>,
     pub claims: Vec<Claim>,
+    pub attachments: Vec<Attachment>,
     pub rules: NodeRules,
     pub tolerations: Vec<Toleration>,
     pub ports: Vec<HostPort>,

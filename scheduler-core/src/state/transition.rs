@@ -5,7 +5,7 @@ use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::ids::ResourceName;
-use crate::model::{Amount, Ask, HostPort, Mode};
+use crate::model::{Amount, Ask, Attachment, HostPort, Mode};
 use crate::units::NanoGpu;
 use std::sync::Arc;
 
@@ -184,6 +184,9 @@ impl State {
         for name in spec.ports.iter().flat_map(HostPort::counted_as) {
             self.move_extra(node, name, 1, how, way);
         }
+        for attachment in &spec.attachments {
+            self.move_attachment(node, attachment, how, way);
+        }
         for hold in holds.iter().filter(|hold| !hold.lent) {
             self.move_hold(hold, how, way);
         }
@@ -194,6 +197,30 @@ impl State {
         let mut extra = self.extra_use.get(&key).copied().unwrap_or_default();
         extra.add(amount, how, way);
         self.set(Cell::Extra(key.0, key.1, extra));
+    }
+
+    /// The pods that use the volume, and whether it counts towards the limit of the node.
+    fn move_attachment(&mut self, node: NodeKey, attachment: &Attachment, how: As, way: Way) {
+        let [pods, volumes] = attachment.counted_as();
+        let use_of = |state: &Self, name: &ResourceName| {
+            let used = state.extra_use.get(&(node, name.clone()));
+            used.copied().unwrap_or_default()
+        };
+        let before = use_of(self, &pods).as_one();
+        self.move_extra(node, pods.clone(), 1, how, way);
+        let after = use_of(self, &pods).as_one();
+        if before == after {
+            return;
+        }
+        let mut all = use_of(self, &volumes);
+        for (sum, (before, after)) in [
+            (&mut all.used, (before.used, after.used)),
+            (&mut all.releasing, (before.releasing, after.releasing)),
+            (&mut all.promised, (before.promised, after.promised)),
+        ] {
+            *sum = (*sum + after).saturating_sub(before);
+        }
+        self.set(Cell::Extra(node, volumes, all));
     }
 
     fn move_foreign(&mut self, key: TaskKey, node: NodeKey, holds: &[Hold], way: Way) {

@@ -463,7 +463,12 @@ fn says_the_same(row: &SpecRow, old: &Basis, new: &Basis) -> bool {
     if old.facts != new.facts || row.depends_on_others() {
         return false;
     }
-    if row.shares || !spec.extended.is_empty() || !spec.ports.is_empty() {
+    let counted = [
+        spec.extended.is_empty(),
+        spec.ports.is_empty(),
+        spec.attachments.is_empty(),
+    ];
+    if row.shares || counted.contains(&false) {
         return old == new;
     }
     let wanted = [

@@ -139,6 +139,7 @@ impl Volumes {
         let mut wants = Vec::new();
         for (at, claim) in claims.iter().enumerate() {
             match (self.claims.get(&claim.uid), &claim.wants) {
+                (Some(_), _) if claim.exclusive => return Err(NodeNo::ClaimInUse),
                 (Some(used), _) if used.node != node => return Err(NodeNo::ClaimElsewhere),
                 (None, Some(want)) => wants.push((at, self.options(claim, want, node))),
                 _ => {}

@@ -3,7 +3,7 @@
 use super::line::{Line, TextError, parse};
 use super::read_cards::cards;
 use super::read_pod_rules::{KINDS, namespace, pod_rules};
-use super::read_volumes::{claim, claim_binding, claims, volume};
+use super::read_volumes::{ATTACHMENT, attachments, claim, claim_binding, claims, volume};
 use super::taints::{effect, toleration};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
@@ -332,6 +332,7 @@ fn pod(line: &Line) -> Read<Pod> {
     });
     pod.nodes.preferred = rather.collect::<Read<_>>()?;
     pod.claims = claims(line).map(claim).collect::<Read<_>>()?;
+    pod.attachments = attachments(line)?;
     pod.tolerations = line
         .all("tolerates")
         .map(|text| toleration(line, text))
@@ -479,7 +480,8 @@ fn phase(line: &Line) -> Read<Phase> {
 }
 
 fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
-    let is_other = |line: &&Line| line.kind() == "claim" || KINDS.contains(&line.kind());
+    let is_other =
+        |line: &&Line| ["claim", ATTACHMENT].contains(&line.kind()) || KINDS.contains(&line.kind());
     let grants = line.below.iter().filter(|line| !is_other(line));
     grants.map(grant).collect()
 }

@@ -472,6 +472,9 @@ impl Text {
         for claim in &pod.claims {
             self.claim(claim);
         }
+        for attachment in &pod.attachments {
+            self.attachment(attachment);
+        }
         self.pod_rules(pod);
         self.grants(placement.map_or(&[], |placement| &placement.grants));
     }

@@ -2,7 +2,7 @@
 
 use super::write::{Text, requirements_text};
 use crate::action::ClaimBinding;
-use crate::model::{Claim, Shape, Volume};
+use crate::model::{Attachment, Claim, Shape, Volume};
 
 impl Text {
     fn shape(&mut self, shape: &Shape) {
@@ -29,13 +29,21 @@ impl Text {
     pub(super) fn claim(&mut self, claim: &Claim) {
         self.start("  claim", &claim.uid);
         self.pair("name", &claim.name);
-        self.flag("provisioned", claim.wants.is_none());
+        self.flag("exclusive", claim.exclusive);
+        self.flag("bound", claim.bound);
+        self.flag("provisioned", claim.wants.is_none() && !claim.bound);
         if let Some(want) = &claim.wants {
             self.shape(&want.shape);
             if !want.selector.is_empty() {
                 self.pair("selector", requirements_text(&want.selector));
             }
         }
+        self.end();
+    }
+
+    pub(super) fn attachment(&mut self, attachment: &Attachment) {
+        self.start("  attachment", &attachment.driver);
+        self.pair("claim", &attachment.claim);
         self.end();
     }
 

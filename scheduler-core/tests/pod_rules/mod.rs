@@ -1,6 +1,7 @@
 //! Pods with rules about each other, and Kubernetes' filters written a second time, without
 //! counts: every pod is compared with every other one.
 
+use crate::storage;
 use scheduler_core::ids::{DecisionId, NodeName, PodUid};
 use scheduler_core::model::{
     HostPort, Labels, Node, Operator, Phase, Pod, PodSelector, PodTerm, PreferredTerm, Requirement,
@@ -96,6 +97,7 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
             port: 80,
             address: Arc::from(["0.0.0.0", "10.0.0.1", "10.0.0.2"][(size % 3) as usize]),
         }),
+        9 | 10 => storage::attach(pod, size),
         8 => pod.pods.preferred.push(PreferredTerm {
             weight: [10, -10][(size % 2) as usize],
             term: term(size),
@@ -223,7 +225,8 @@ fn keeps_away(there: &[(&Pod, &Node)], pod: &Pod, node: &Node) -> Option<&'stati
     };
     let mut others = there.iter();
     let taken = others.any(|(other, at)| at.name == node.name && ports(other));
-    taken.then_some("a port is taken")
+    let full = || storage::keeps_away(there, pod, node);
+    taken.then_some("a port is taken").or_else(full)
 }
 
 /// Whom it needs is not there.

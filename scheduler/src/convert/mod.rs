@@ -6,6 +6,7 @@
 //! - `namespaces`: their labels.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
 //!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing.
+//! - `csi`: what CSI drivers can do for which nodes.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -15,6 +16,7 @@
 mod agent;
 mod cards;
 mod config_maps;
+pub(crate) mod csi;
 mod isolation;
 mod namespaces;
 mod node;
@@ -284,6 +286,9 @@ impl World {
             Fact::Claim(seen) => self.claim(seen),
             Fact::Volume(seen) => self.volume(seen),
             Fact::Storage(seen) => self.storage_class(seen),
+            Fact::CsiNode(seen) => self.csi_node(seen),
+            Fact::CsiDriver(seen) => self.csi_driver(seen),
+            Fact::CsiCapacity(seen) => self.csi_capacity(seen),
         }
     }
 
@@ -396,7 +401,8 @@ impl World {
                 } else {
                     self.listing.remove(&name);
                 }
-                let node = node::of(&node, self.is_managed(&name));
+                let mut node = node::of(&node, self.is_managed(&name));
+                self.storage.csi().limit(&mut node);
                 // The kubelet's heartbeat changes nothing here.
                 if self.known_nodes.get(&name) == Some(&node) {
                     return Vec::new();

@@ -1,6 +1,7 @@
 //! What is remembered of claims, volumes and storage classes, and of the pods that wait
 //! with some.
 
+use super::csi::Csi;
 use super::volume::{Say, Storage, claims};
 use super::{Roll, World};
 use crate::watch::Seen;
@@ -19,18 +20,26 @@ pub(super) struct Known {
     claims: Roll,
     volumes: Roll,
     classes: Roll,
-    /// Pods of ours that wait, and those with a place whose claims are not seen to be bound,
+    /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound,
     /// by UID, and what their volumes say.
     users: BTreeMap<String, (Box<KubePod>, Say)>,
 }
 
 impl Known {
-    pub(super) fn rolls(&self) -> [(&Roll, &'static str); 3] {
+    pub(super) fn rolls(&self) -> [(&Roll, &'static str); 6] {
+        let csi = &self.storage.csi;
         [
             (&self.claims, "persistentvolumeclaims"),
             (&self.volumes, "persistentvolumes"),
             (&self.classes, "storageclasses"),
+            (&csi.nodes, "csinodes"),
+            (&csi.drivers, "csidrivers"),
+            (&csi.capacities, "csistoragecapacities"),
         ]
+    }
+
+    pub(super) fn csi(&mut self) -> &mut Csi {
+        &mut self.storage.csi
     }
 
     pub(super) fn forget(&mut self, uid: &str) {
@@ -61,16 +70,22 @@ impl World {
             converted.phase,
             Phase::Pending | Phase::Releasing(None) | Phase::Succeeded | Phase::Failed
         );
-        if !converted.ours || !(waits || is_placed) || claims(pod).is_empty() {
+        let waits = waits && converted.ours;
+        if !(waits || is_placed) || claims(pod).is_empty() {
             return;
         }
         let mut say = self.storage.storage.of(pod);
+        converted.attachments = say.attachments.iter().cloned().collect();
         converted.claims.clone_from(&say.claims);
+        if !converted.ours {
+            // Whoever placed it binds them.
+            converted.claims.retain(|claim| claim.exclusive);
+        }
         if waits {
             say.narrow(&mut converted.nodes);
             converted.unsupported.extend(say.against.iter().cloned());
         }
-        if waits || !say.claims.is_empty() {
+        if waits || say.is_open {
             let user = (Box::new(pod.clone()), say);
             self.storage.users.insert(uid.to_owned(), user);
         }
@@ -164,7 +179,7 @@ impl World {
 
     fn volumes_changed(&mut self, names: &[String]) -> Vec<Event> {
         let mut events = self.storage.tell(names.iter());
-        events.extend(self.again(|_, say| names.iter().any(|name| say.uses(name))));
+        events.extend(self.users_if(|_, say| names.iter().any(|name| say.uses(name))));
         events
     }
 
@@ -192,7 +207,11 @@ impl World {
                 !gone.is_empty()
             }
         };
-        if news { self.all_users() } else { Vec::new() }
+        if news {
+            self.users_if(|_, _| true)
+        } else {
+            Vec::new()
+        }
     }
 
     /// Pods that use one of these claims, as they are now.
@@ -203,15 +222,11 @@ impl World {
                 .iter()
                 .any(|(claim, _)| names.contains(&format!("{namespace}/{claim}")))
         };
-        self.again(uses)
+        self.users_if(uses)
     }
 
-    /// Pods that what was seen of volumes or classes makes another case of.
-    fn all_users(&mut self) -> Vec<Event> {
-        self.again(|_, _| true)
-    }
-
-    fn again(&mut self, which: impl Fn(&KubePod, &Say) -> bool) -> Vec<Event> {
+    /// Of these pods those that what was seen makes another case of.
+    pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &Say) -> bool) -> Vec<Event> {
         let users = self.storage.users.values();
         let says_else = |pod: &KubePod, say: &Say| self.storage.storage.of(pod) != say.as_found();
         let due: Vec<KubePod> = users

@@ -82,7 +82,7 @@ pub(super) fn want(claim: &PersistentVolumeClaim, class: Option<&str>) -> Want {
 }
 
 /// Labels are selected as nodes' are. A selector that cannot be read selects nothing.
-fn requirements(selector: LabelSelector) -> Vec<Requirement> {
+pub(super) fn requirements(selector: LabelSelector) -> Vec<Requirement> {
     let labels = selector.match_labels.into_iter().flatten();
     let labels = labels.map(|(key, value)| NodeSelectorRequirement {
         key,

@@ -6,6 +6,7 @@
 //! gives it up. Where nothing provisions the class, the claim gets one of the volumes that are
 //! there ([`super::supply`]). Everything else that is not bound lets the pod wait, and says so.
 
+use super::csi::{Csi, Provision};
 use super::{rules, supply};
 use k8s_openapi::api::core::v1::{
     NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
@@ -15,7 +16,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use scheduler_core::Event;
 use scheduler_core::ids::{ClaimUid, VolumeName};
-use scheduler_core::model::{self, ClaimRef, NodeRules, NodeTerm, Volume, Want};
+use scheduler_core::model::{self, Attachment, ClaimRef, NodeRules, NodeTerm, Volume, Want};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -32,6 +33,9 @@ pub(crate) mod name {
     /// Volumes are made by hand.
     pub(super) const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 }
+
+/// The access mode of a claim that one pod uses at a time.
+const EXCLUSIVE: &str = "ReadWriteOncePod";
 
 /// More alternatives than that are nobody's meaning: such a pod waits.
 const MOST_TERMS: usize = 1_000;
@@ -61,6 +65,7 @@ struct Claim {
 struct Class {
     waits: bool,
     provisions: bool,
+    driver: String,
     terms: Option<Vec<NodeTerm>>,
 }
 
@@ -75,6 +80,7 @@ pub(super) struct Storage {
     /// Volumes that the core knows.
     told: BTreeMap<String, Volume>,
     classes: BTreeMap<String, Class>,
+    pub(super) csi: Csi,
 }
 
 /// What a pod's volumes say.
@@ -84,8 +90,14 @@ pub(super) struct Say {
     rules: Vec<Vec<NodeTerm>>,
     /// Why the pod cannot go anywhere yet.
     pub(super) against: Vec<Arc<str>>,
-    /// Claims that are bound where the pod goes.
+    /// Claims that are bound where the pod goes, and those that one pod uses at a time.
     pub(super) claims: Vec<model::Claim>,
+    /// Volumes that count where they are attached.
+    pub(super) attachments: BTreeSet<Attachment>,
+    /// What the driver has to provision, where it says how much it can.
+    pub(super) provisions: Vec<Provision>,
+    /// A claim is not there, or not bound: it is to be looked at again.
+    pub(super) is_open: bool,
     /// Volumes that it uses.
     uses: BTreeSet<String>,
 }
@@ -101,6 +113,12 @@ impl Say {
                 .cloned()
                 .collect(),
             ..self.clone()
+        }
+    }
+
+    fn add(&mut self, claim: model::Claim) {
+        if self.claims.iter().all(|known| known.uid != claim.uid) {
+            self.claims.push(claim);
         }
     }
 
@@ -251,6 +269,7 @@ impl Storage {
         let read = Class {
             waits: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
             provisions: class.provisioner != name::NO_PROVISIONER,
+            driver: class.provisioner.clone(),
             // An empty list allows every node.
             terms: terms.filter(|terms| !terms.is_empty()),
         };
@@ -283,6 +302,7 @@ impl Storage {
         own: bool,
         pod: &KubePod,
     ) -> Result<(), String> {
+        say.is_open |= claim.is_none_or(|claim| !claim.bound);
         let Some(claim) = claim else {
             return Err(if own {
                 format!(
@@ -300,37 +320,71 @@ impl Storage {
                 "persistentvolumeclaim \"{name}\" was not created for the pod"
             ));
         }
-        if claim.bound {
-            let volume = claim.volume.as_deref().unwrap_or_default();
-            say.uses.insert(volume.to_owned());
-            let Some(found) = self.volumes.get(volume) else {
-                return Err(format!(
-                    "persistentvolume \"{volume}\" of persistentvolumeclaim \"{name}\" not found"
-                ));
-            };
+        let namespace = pod.namespace().unwrap_or_default();
+        let full_name: Arc<str> = Arc::from(format!("{namespace}/{name}"));
+        let class = claim.class.as_ref().and_then(|name| self.classes.get(name));
+        let bound = claim.volume.as_deref().filter(|_| claim.bound);
+        let volume = bound.and_then(|volume| self.volumes.get(volume));
+        let by_volume = volume.and_then(|volume| Some(&volume.spec.as_ref()?.csi.as_ref()?.driver));
+        // What is not provisioned yet will be the class's; a volume says for itself.
+        let by_class = class
+            .filter(|_| volume.is_none())
+            .map(|class| &class.driver);
+        if let Some(driver) = by_volume
+            .or(by_class)
+            .filter(|one| self.csi.is_limited(one))
+        {
+            say.attachments.insert(Attachment {
+                driver: Arc::from(driver.as_str()),
+                claim: Arc::clone(&full_name),
+            });
+        }
+        let of_core = |wants: Option<Want>| model::Claim {
+            uid: ClaimUid::new(&claim.uid),
+            name: Arc::clone(&full_name),
+            wants,
+            exclusive: claim.want.shape.modes.contains(EXCLUSIVE),
+            bound: claim.bound,
+        };
+        if let Some(bound) = bound {
+            say.uses.insert(bound.to_owned());
+            say.is_open |= volume.is_none();
+            let found = volume.ok_or_else(|| {
+                format!(
+                    "persistentvolume \"{bound}\" of persistentvolumeclaim \"{name}\" not found"
+                )
+            })?;
             say.rules.extend(supply::terms(found));
+            let of_core = of_core(None);
+            if of_core.exclusive {
+                say.add(of_core);
+            }
             return Ok(());
         }
-        let class = claim.class.as_ref().and_then(|name| self.classes.get(name));
         let Some(class) = class.filter(|class| class.waits && claim.volume.is_none()) else {
             return Err(format!("persistentvolumeclaim \"{name}\" is not bound yet"));
         };
-        let uid = ClaimUid::new(&claim.uid);
-        if say.claims.iter().any(|known| known.uid == uid) {
-            return Ok(());
-        }
+        say.add(of_core((!class.provisions).then(|| claim.want.clone())));
         if class.provisions {
             say.rules.extend(class.terms.clone());
             if let Some(node) = &claim.selected {
                 say.rules.push(vec![rules::on([node.as_str().into()])]);
             }
+            let wants = Provision {
+                class: claim.class.clone().unwrap_or_default(),
+                size: claim.want.shape.size.0,
+            };
+            let rooms = self.csi.rooms(&class.driver, &wants);
+            say.provisions.push(wants);
+            match rooms {
+                Some(rooms) if rooms.is_empty() => {
+                    return Err(format!(
+                        "node(s) did not have enough free storage for persistentvolumeclaim \"{name}\""
+                    ));
+                }
+                rooms => say.rules.extend(rooms),
+            }
         }
-        let namespace = pod.namespace().unwrap_or_default();
-        say.claims.push(model::Claim {
-            uid,
-            name: Arc::from(format!("{namespace}/{name}")),
-            wants: (!class.provisions).then(|| claim.want.clone()),
-        });
         Ok(())
     }
 }

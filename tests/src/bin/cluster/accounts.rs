@@ -215,6 +215,9 @@ scheduler watch persistentvolumes
 scheduler get persistentvolumes
 scheduler patch persistentvolumes
 scheduler watch storageclasses.storage.k8s.io
+scheduler watch csinodes.storage.k8s.io
+scheduler watch csidrivers.storage.k8s.io
+scheduler watch csistoragecapacities.storage.k8s.io
 scheduler watch namespaces
 scheduler get customresourcedefinitions.apiextensions.k8s.io - queues.scheduling.run.ai
 scheduler create pods/eviction

@@ -250,6 +250,7 @@ async fn test(
             beside::an_observer_that_can_only_read_says_where_it_would_differ,
             volume::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
             volume::a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one,
+            volume::a_drivers_limits_and_free_storage_and_claims_of_one_pod_are_kept,
             volume::a_gang_that_lacks_one_disk_takes_none_and_waits_whole,
             manifests::replicas_that_avoid_each_other_stand_on_different_nodes,
             manifests::pods_are_spread_over_zones_and_the_one_too_many_waits,

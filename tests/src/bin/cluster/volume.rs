@@ -181,6 +181,121 @@ pub(crate) async fn a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_wait
     Ok(())
 }
 
+/// A driver that attaches one volume to the node, and tells what it can still provision there.
+pub(crate) async fn a_drivers_limits_and_free_storage_and_claims_of_one_pod_are_kept(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    const ASIDE: &str = "aside";
+    const DRIVER: &str = "disk.test.aliquot.dev";
+    cluster.aliquot(&Hardware::preset("L4", 1)).await?;
+    cluster.simulate_nodes(&[ASIDE], 8).await?;
+    let ns = cluster.namespace().await?;
+    let node = cluster
+        .kubectl
+        .run(&["get", "node", ASIDE, "-o", "jsonpath={.metadata.uid}"]);
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSINode",
+            "metadata": { "name": ASIDE, "ownerReferences": [{ "apiVersion": "v1", "kind": "Node",
+                "name": ASIDE, "uid": node.await?.trim() }] },
+            "spec": { "drivers": [{ "name": DRIVER, "nodeID": ASIDE, "topologyKeys": [],
+                "allocatable": { "count": 1 } }] },
+        }))
+        .await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver",
+            "metadata": { "name": DRIVER }, "spec": { "storageCapacity": true },
+        }))
+        .await?;
+    for (name, mode) in [("one", "ReadWriteOnce"), ("two", "ReadWriteOncePod")] {
+        let mut bound = claim(&ns, name, "");
+        bound["spec"]["volumeName"] = json!(format!("{name}-{ns}"));
+        bound["spec"]["accessModes"] = json!([mode]);
+        cluster.apply_one(&bound).await?;
+        cluster
+            .apply_one(&json!({
+                "apiVersion": "v1", "kind": "PersistentVolume",
+                "metadata": { "name": format!("{name}-{ns}") },
+                "spec": {
+                    "capacity": { "storage": "1Gi" }, "accessModes": [mode],
+                    "persistentVolumeReclaimPolicy": "Delete",
+                    "csi": { "driver": DRIVER, "volumeHandle": name },
+                },
+            }))
+            .await?;
+    }
+    let aside = |name: &str, claim: &str| {
+        let mut pod = user(&ns, claim);
+        pod["metadata"]["name"] = json!(name);
+        pod["spec"]["nodeSelector"] = json!({ "kubernetes.io/hostname": ASIDE });
+        pod
+    };
+    let placed = async |cluster: &Cluster, name: &str| {
+        until("a place", LONG, || async {
+            let at = node_of(cluster, &ns, name).await?;
+            Ok(Seen::when(
+                at.as_deref() == Some(ASIDE),
+                format!("{name}: {at:?}"),
+            ))
+        })
+        .await
+    };
+    // Two that share the volume need one attachment; another volume is one too many.
+    for name in ["first", "beside"] {
+        cluster.apply_one(&aside(name, "one")).await?;
+        placed(cluster, name).await?;
+    }
+    cluster.apply_one(&aside("second", "two")).await?;
+    let reason = cluster.reason(&ns, "second").await?;
+    ensure!(reason.contains("exceed max volume count"), "{reason}");
+    cluster.delete_pod(&ns, "first").await?;
+    cluster.delete_pod(&ns, "beside").await?;
+    placed(cluster, "second").await?;
+    // Its claim is for one pod; the second pod is told so.
+    cluster.apply_one(&aside("third", "two")).await?;
+    let reason = cluster.reason(&ns, "third").await?;
+    ensure!(reason.contains("ReadWriteOncePod"), "{reason}");
+    cluster.delete_pod(&ns, "second").await?;
+    placed(cluster, "third").await?;
+    cluster.delete_pod(&ns, "third").await?;
+    // Too little is left for what it is to provision, until there is more.
+    let late = format!("late-{ns}");
+    cluster.apply_one(&class(&late, DRIVER)).await?;
+    let capacity = |size: &str| {
+        json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
+            "metadata": { "namespace": ns, "name": "aside" },
+            "storageClassName": late, "capacity": size,
+            "nodeTopology": { "matchLabels": { "kubernetes.io/hostname": ASIDE } },
+        })
+    };
+    cluster.apply_one(&capacity("500Mi")).await?;
+    cluster.apply_one(&claim(&ns, "fresh", &late)).await?;
+    cluster.apply_one(&user(&ns, "fresh")).await?;
+    let reason = cluster.reason(&ns, "fresh").await?;
+    ensure!(reason.contains("enough free storage"), "{reason}");
+    cluster.apply_one(&capacity("2Gi")).await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), &ns);
+    until("the node with storage selected", LONG, || async {
+        let claim = claims.get("fresh").await?;
+        let node = claim.annotations().get(SELECTED).cloned();
+        Ok(Seen::when(
+            node.as_deref() == Some(ASIDE),
+            format!("{node:?}"),
+        ))
+    })
+    .await?;
+    cluster.delete_pod(&ns, "fresh").await?;
+    for name in ["one", "two"] {
+        let disks: Api<PersistentVolume> = Api::all(cluster.client.clone());
+        disks
+            .delete(&format!("{name}-{ns}"), &DeleteParams::default())
+            .await?;
+    }
+    Ok(())
+}
+
 pub(crate) async fn a_gang_that_lacks_one_disk_takes_none_and_waits_whole(
     cluster: &mut Cluster,
 ) -> Result<()> {
