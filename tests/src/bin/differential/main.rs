@@ -119,6 +119,15 @@ fn ours(cluster: &Value) -> Result<Vec<Answer>> {
     for namespace in objects(&cluster["namespaces"])? {
         take(Fact::Namespace(Seen::There(namespace)));
     }
+    for node in objects(&cluster["csinodes"])? {
+        take(Fact::CsiNode(Seen::There(node)));
+    }
+    for volume in objects(&cluster["volumes"])? {
+        take(Fact::Volume(Seen::There(volume)));
+    }
+    for claim in objects(&cluster["claims"])? {
+        take(Fact::Claim(Seen::There(claim)));
+    }
     for node in objects(&cluster["nodes"])? {
         take(Fact::Node(Seen::There(node)));
     }

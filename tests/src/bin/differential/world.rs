@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 const ZONE: &str = "zone";
 const HOST: &str = "kubernetes.io/hostname";
+const DRIVERS: [&str; 2] = ["disk.example.com", "file.example.com"];
+/// Of each namespace.
+const CLAIMS: [&str; 3] = ["data", "logs", "model"];
 
 pub(crate) fn cluster(seed: u64) -> Value {
     let chance = &mut Chance::new(seed);
@@ -31,7 +34,14 @@ pub(crate) fn cluster(seed: u64) -> Value {
             pod
         })
         .collect();
-    json!({ "namespaces": namespaces, "nodes": nodes, "pods": placed, "incoming": incoming })
+    let csi_nodes: Vec<Value> = (0..count).map(|at| csi_node(chance, at)).collect();
+    let (claims, volumes): (Vec<Value>, Vec<Value>) = ["default", "team-a", "team-b"]
+        .iter()
+        .flat_map(|namespace| CLAIMS.map(|claim| (namespace, claim)))
+        .map(|(namespace, claim)| bound(chance, namespace, claim))
+        .unzip();
+    json!({ "namespaces": namespaces, "nodes": nodes, "csinodes": csi_nodes, "volumes": volumes,
+        "claims": claims, "pods": placed, "incoming": incoming })
 }
 
 fn pick<'a>(chance: &mut Chance, among: &[&'a str]) -> &'a str {
@@ -72,6 +82,45 @@ fn node(chance: &mut Chance, at: usize) -> Value {
     })
 }
 
+/// How many volumes its drivers attach to the node.
+fn csi_node(chance: &mut Chance, at: usize) -> Value {
+    let mut drivers = Vec::new();
+    for name in DRIVERS {
+        let allocatable = match chance.below(4) {
+            0 => continue,
+            1 => json!({}),
+            _ => json!({ "count": chance.below(4) }),
+        };
+        drivers.push(json!({ "name": name, "nodeID": "n", "allocatable": allocatable }));
+    }
+    json!({ "metadata": { "name": format!("n{at}") }, "spec": { "drivers": drivers } })
+}
+
+/// A claim and its volume.
+fn bound(chance: &mut Chance, namespace: &str, claim: &str) -> (Value, Value) {
+    let volume = format!("{namespace}-{claim}");
+    let modes = json!([pick(
+        chance,
+        &["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
+    )]);
+    let source = if chance.one_in(5) {
+        json!({ "nfs": { "server": "s", "path": "/" } })
+    } else {
+        json!({ "csi": { "driver": pick(chance, &DRIVERS), "volumeHandle": volume } })
+    };
+    let claim = json!({
+        "metadata": { "name": claim, "namespace": namespace, "uid": volume,
+            "annotations": { "pv.kubernetes.io/bind-completed": "yes" } },
+        "spec": { "accessModes": modes, "volumeName": volume, "storageClassName": "" },
+        "status": { "phase": "Bound" },
+    });
+    let mut volume = json!({ "metadata": { "name": volume }, "spec": { "accessModes": modes } });
+    volume["spec"].as_object_mut().into_iter().for_each(|spec| {
+        spec.extend(source.as_object().cloned().unwrap_or_default());
+    });
+    (claim, volume)
+}
+
 fn pod(chance: &mut Chance, name: &str) -> Value {
     let mut labels = json!({});
     if !chance.one_in(5) {
@@ -105,6 +154,13 @@ fn pod(chance: &mut Chance, name: &str) -> Value {
     if chance.one_in(3) {
         let terms: Vec<Value> = (0..=chance.below(2)).map(|_| term(chance)).collect();
         pod["spec"]["affinity"]["podAntiAffinity"] = required(&terms);
+    }
+    if chance.one_in(3) {
+        let volumes = (0..=chance.below(2)).map(|at| {
+            let claim = pick(chance, &CLAIMS);
+            json!({ "name": format!("v{at}"), "persistentVolumeClaim": { "claimName": claim } })
+        });
+        pod["spec"]["volumes"] = volumes.collect();
     }
     pod
 }

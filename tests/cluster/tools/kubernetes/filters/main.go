@@ -1,7 +1,7 @@
 // filters answers where kube-scheduler's own Filter plugins would let pods in.
 //
-// Comes in, a line each: a cluster as JSON, {"namespaces": [], "nodes": [], "pods": [],
-// "incoming": []}, of Kubernetes' objects. Goes out, a line each: for every incoming pod a map
+// Comes in, a line each: a cluster as JSON, {"namespaces": [], "nodes": [], "csinodes": [],
+// "volumes": [], "claims": [], "pods": [], "incoming": []}, of Kubernetes' objects. Goes out, a line each: for every incoming pod a map
 // from node to the reasons why it will not do, empty where it will. Nothing is scheduled: each
 // incoming pod meets the same cluster.
 package main
@@ -10,21 +10,25 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/nodevolumelimits"
 	"k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 )
@@ -34,13 +38,17 @@ var asked = []string{
 	"PrioritySort", "DefaultBinder",
 	"NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts",
 	"NodeResourcesFit", "PodTopologySpread", "InterPodAffinity",
+	"NodeVolumeLimits", "VolumeRestrictions",
 }
 
 type cluster struct {
-	Namespaces []*v1.Namespace `json:"namespaces"`
-	Nodes      []*v1.Node      `json:"nodes"`
-	Pods       []*v1.Pod       `json:"pods"`
-	Incoming   []*v1.Pod       `json:"incoming"`
+	Namespaces []*v1.Namespace             `json:"namespaces"`
+	Nodes      []*v1.Node                  `json:"nodes"`
+	CSINodes   []*storagev1.CSINode        `json:"csinodes"`
+	Volumes    []*v1.PersistentVolume      `json:"volumes"`
+	Claims     []*v1.PersistentVolumeClaim `json:"claims"`
+	Pods       []*v1.Pod                   `json:"pods"`
+	Incoming   []*v1.Pod                   `json:"incoming"`
 }
 
 func main() {
@@ -76,6 +84,15 @@ func fail(err error) {
 	os.Exit(1)
 }
 
+func add[Object any](to toolscache.SharedIndexInformer, objects []Object) error {
+	for _, object := range objects {
+		if err := to.GetIndexer().Add(object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func answer(asks cluster) ([]map[string][]string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -85,11 +102,14 @@ func answer(asks cluster) ([]map[string][]string, error) {
 		return nil, err
 	}
 	informerFactory := informers.NewSharedInformerFactory(client, 0)
-	namespaces := informerFactory.Core().V1().Namespaces().Informer().GetIndexer()
-	for _, namespace := range asks.Namespaces {
-		if err := namespaces.Add(namespace); err != nil {
-			return nil, err
-		}
+	core, storage := informerFactory.Core().V1(), informerFactory.Storage().V1()
+	if err := errors.Join(
+		add(core.Namespaces().Informer(), asks.Namespaces),
+		add(core.PersistentVolumes().Informer(), asks.Volumes),
+		add(core.PersistentVolumeClaims().Informer(), asks.Claims),
+		add(storage.CSINodes().Informer(), asks.CSINodes),
+	); err != nil {
+		return nil, err
 	}
 	defaults, err := latest.Default()
 	if err != nil {
@@ -113,6 +133,7 @@ func answer(asks cluster) ([]map[string][]string, error) {
 	fw, err := runtime.NewFramework(ctx, plugins.NewInTreeRegistry(), &profile,
 		runtime.WithSnapshotSharedLister(snapshot),
 		runtime.WithInformerFactory(informerFactory),
+		runtime.WithSharedCSIManager(nodevolumelimits.NewCSIManager(storage.CSINodes().Lister())),
 		runtime.WithClientSet(client),
 	)
 	if err != nil {
