@@ -229,9 +229,11 @@ impl World {
                 csi.publishing.remove(&name)
             }
             Seen::Listed => {
-                let gone = csi.drivers.end();
-                gone.iter()
-                    .fold(false, |news, name| csi.publishing.remove(name) || news)
+                let known = csi.publishing.len();
+                for name in csi.drivers.end() {
+                    csi.publishing.remove(&name);
+                }
+                csi.publishing.len() < known
             }
         };
         if news {
