@@ -88,12 +88,15 @@ impl TimeSlice {
     }
 }
 
-/// What is done about what should not be.
+/// What the agent does about a container or process that takes what it was not granted.
+/// `Report`: an event and a metric. `Evict`: the scheduler evicts the pod too, and after 30 s
+/// the agent kills its processes. `Kill`: the agent kills its processes at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Reaction {
     /// Told and counted.
     Report,
-    /// Told; the scheduler evicts the pod.
+    /// Told; the scheduler evicts the pod. Processes that are still there after 30 s are killed
+    /// on the node, however long a grace period the pod asks for.
     Evict,
     /// Its processes are killed on the node.
     Kill,

@@ -25,6 +25,11 @@ const LEFTOVER_GRACE: Duration = Duration::from_millis(1500);
 const STRANGER_GRACE: Duration = Duration::from_secs(3);
 /// Between two actions against the same.
 const AGAIN: Duration = Duration::from_secs(2);
+/// A pod that is evicted may end by itself for so long, as Kubernetes' default grace period
+/// has it. Its own grace period is the tenant's word, and what it holds is not the tenant's.
+const EVICTION_GRACE: Duration = Duration::from_secs(30);
+/// After so long without a finding the next one has another grace.
+const RELIEVED: Duration = Duration::from_secs(10);
 
 /// What it remembers.
 #[derive(Debug, Default)]
@@ -34,6 +39,8 @@ pub(super) struct Guard {
     recent: VecDeque<Arc<Sample>>,
     /// A card of which no sample could be judged for too long.
     blind: Option<GpuUuid>,
+    /// Shares that something is to be done about: since when, and when that was seen last.
+    wrong: BTreeMap<HolderKey, [Instant; 2]>,
     broken: BTreeMap<String, Broken>,
     strangers: BTreeMap<(GpuUuid, u32), Met>,
 }
@@ -135,7 +142,8 @@ impl Core {
         });
         recent.push_back(sample);
         for finding in &findings {
-            self.react(finding, effects);
+            let overdue = self.is_overdue(finding, now);
+            self.react(finding, overdue, effects);
         }
         findings.iter().any(|finding| finding.sure)
     }
@@ -171,7 +179,24 @@ impl Core {
         })
     }
 
-    fn react(&self, finding: &Finding, effects: &mut Vec<Effect>) {
+    /// Where its pod is to be evicted, it was to be long ago.
+    fn is_overdue(&mut self, finding: &Finding, now: Instant) -> bool {
+        if !finding.sure {
+            return false;
+        }
+        let ledger = &self.ledger;
+        self.guard.wrong.retain(|key, [_, last]| {
+            let recent = now.saturating_duration_since(*last) < RELIEVED;
+            recent && ledger.get(key).is_some()
+        });
+        let wrong = self.guard.wrong.entry(finding.key.clone());
+        let [since, last] = wrong.or_insert([now, now]);
+        *last = now;
+        now.saturating_duration_since(*since) >= EVICTION_GRACE
+    }
+
+    /// `overdue`: an eviction was asked for long ago.
+    fn react(&self, finding: &Finding, overdue: bool, effects: &mut Vec<Effect>) {
         let Some(share) = self.ledger.get(&finding.key) else {
             return;
         };
@@ -179,7 +204,7 @@ impl Core {
             _ if !finding.sure => "warned",
             Reaction::Report => "reported",
             // There is no pod to evict any more, and its container is still there.
-            Reaction::Evict if !self.is_present(share) => "killed",
+            Reaction::Evict if overdue || !self.is_present(share) => "killed",
             Reaction::Evict => "evicted",
             Reaction::Kill => "killed",
         };
@@ -387,7 +412,9 @@ impl Core {
             if now.saturating_duration_since(met.since) < STRANGER_GRACE {
                 continue;
             }
-            let kills = reaction == Reaction::Kill;
+            let evicted = met.acted.filter(|_| reaction == Reaction::Evict);
+            let overdue = evicted.is_some_and(|at| now >= at + EVICTION_GRACE);
+            let kills = overdue || reaction == Reaction::Kill;
             // It is told once; a process that did not end is killed again.
             let due = match met.acted {
                 None => true,
@@ -399,8 +426,8 @@ impl Core {
             met.acted = Some(now);
             let action = match reaction {
                 Reaction::Report => "reported",
-                Reaction::Evict => "evicted",
-                Reaction::Kill => "killed",
+                Reaction::Evict if !overdue => "evicted",
+                Reaction::Evict | Reaction::Kill => "killed",
             };
             effects.push(Effect::Tell(Note::Stranger {
                 gpu: card.clone(),

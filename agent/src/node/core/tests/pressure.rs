@@ -102,6 +102,40 @@ fn a_container_starts_once_what_is_kept_for_it_was_given_back() {
     assert_eq!(start(Some(Reaction::Report), &[900]), Ok(()));
 }
 
+/// Its grace period is the tenant's own word: whether it holds what is kept for others or
+/// more than its limit.
+#[test]
+fn a_pod_that_is_evicted_and_does_not_end_is_ended() {
+    for (held, beside) in [(900, true), (950, false)] {
+        let mut world = World::new();
+        let mut core = world.started();
+        let mut policy = Policy::default();
+        policy.spec.on_pressure = Some(Reaction::Evict);
+        policy.spec.on_violation = Some(Reaction::Evict);
+        world.tell(&mut core, Event::Policy(Some(policy)));
+        let burster = world.granted(1, false, 0, 900, Some(Mib(300)));
+        world.tell(&mut core, Event::Pod(Box::new(burster)));
+        world.allocate(&mut core, "u1");
+        assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+        if beside {
+            let other = world.pod(2, false, 0, 500);
+            world.tell(&mut core, Event::Pod(Box::new(other)));
+        }
+        let mut look = |held: u64| {
+            world.now += Duration::from_millis(500);
+            let effects = core.apply(sampled(world.now, Mib(held)), world.now);
+            let mut ends = effects.iter();
+            ends.any(|effect| matches!(effect, Effect::End(_)))
+        };
+        let first = (1..100).find(|_| look(held)).unwrap();
+        assert!((60..=64).contains(&first), "after {first} looks");
+        // Once it has given back for a while, it has its grace anew.
+        assert!((0..30).all(|_| !look(300)));
+        let second = (1..100).find(|_| look(held)).unwrap();
+        assert!((60..=64).contains(&second), "after {second} looks");
+    }
+}
+
 #[test]
 fn who_holds_what_is_kept_for_a_pod_that_comes_gives_back_as_the_admin_says() {
     let (one, none) = (|name: &str| vec![name.to_owned()], Vec::new);

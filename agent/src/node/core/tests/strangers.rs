@@ -74,6 +74,17 @@ fn a_strangers_pod_is_to_be_evicted_only_where_the_admin_says_so_and_after_its_g
     world.now += Duration::from_secs(3);
     world.tell(&mut core, Event::Observed(look.clone()));
     assert_eq!(evicted(&core), [2]);
+    // How long its pod may take to end is not the tenant's word alone.
+    let mut ended = |after: u64| -> Vec<u32> {
+        world.now += Duration::from_secs(after);
+        let effects = core.apply(Event::Observed(look.clone()), world.now);
+        let ends = effects.into_iter().filter_map(|effect| match effect {
+            Effect::End(one) => Some(one.pids),
+            _ => None,
+        });
+        ends.flatten().collect()
+    };
+    assert_eq!((ended(29), ended(1)), (vec![], vec![2]));
     world.tell(&mut core, Event::Policy(None));
     assert!(evicted(&core).is_empty());
 }
