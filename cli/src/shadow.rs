@@ -219,7 +219,7 @@ impl Shadow {
             core: Core::new(config.clone()),
             config,
             scheduler: scheduler.to_owned(),
-            world: World::new(scheduler),
+            world: World::new(scheduler).with_storage_listed(),
             now,
             problems: Vec::new(),
         };
@@ -271,7 +271,7 @@ impl Shadow {
             core: Core::new(config.clone()),
             config,
             scheduler: scheduler.to_owned(),
-            world: World::new(scheduler),
+            world: World::new(scheduler).with_storage_listed(),
             now: Time(0),
             problems: Vec::new(),
         };

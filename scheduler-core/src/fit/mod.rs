@@ -217,15 +217,14 @@ fn has_room(room: &mut Room, has: u64, [used, leaving, promised]: [u128; 3], wan
 /// Volumes that are attached to the node, and those that the pod brings: kube-scheduler's
 /// `NodeVolumeLimits`.
 fn attachments(state: &State, spec: &SpecRow, key: NodeKey, node: &Node, room: &mut Room) -> bool {
-    let used = |name: ResourceName| {
-        let used = state.extra_use.get(&(key, name));
+    let used = |name: &ResourceName| {
+        let used = state.extra_use.get(&(key, name.clone()));
         used.copied().unwrap_or_default()
     };
     // Of each driver: volumes that are not attached now, and those that will not be.
-    let mut brings: BTreeMap<ResourceName, [u128; 2]> = BTreeMap::new();
-    for attachment in &spec.spec.attachments {
-        let [pods, volumes] = attachment.counted_as();
-        if !node.extended.contains_key(&volumes) {
+    let mut brings: BTreeMap<&ResourceName, [u128; 2]> = BTreeMap::new();
+    for [pods, volumes] in &spec.attached {
+        if !node.extended.contains_key(volumes) {
             continue;
         }
         let pods = used(pods);
@@ -234,7 +233,7 @@ fn attachments(state: &State, spec: &SpecRow, key: NodeKey, node: &Node, room: &
         *later += u128::from(!pods.stays());
     }
     brings.into_iter().all(|(volumes, [now, later])| {
-        let has = u128::from(node.extended.get(&volumes).copied().unwrap_or(0));
+        let has = u128::from(node.extended.get(volumes).copied().unwrap_or(0));
         let all = used(volumes);
         room.now &= now == 0 || all.used + now <= has;
         later == 0 || all.used + all.promised + later <= has + all.releasing

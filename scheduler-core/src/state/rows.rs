@@ -323,6 +323,8 @@ pub(crate) struct SpecRow {
     pub share_mib: u128,
     /// What its MIG profiles count for.
     pub mig_nano: u128,
+    /// Of each volume that is attached where it goes, what it is counted as.
+    pub attached: Vec<[ResourceName; 2]>,
     /// What it asks of other pods, where it does.
     pub asks: Option<Box<PodAsks>>,
     /// What the nodes say to it, where somebody waits with it.

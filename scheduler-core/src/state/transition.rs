@@ -354,6 +354,11 @@ impl SpecRow {
             share_nano,
             share_mib,
             mig_nano,
+            attached: spec
+                .attachments
+                .iter()
+                .map(Attachment::counted_as)
+                .collect(),
             asks: None,
             verdicts: None,
             spec,

@@ -186,8 +186,10 @@ impl World {
             Seen::Listed => {
                 let gone = csi.nodes.end();
                 let gone = gone.into_iter();
-                gone.flat_map(|name| self.limits_changed(name, BTreeMap::new()))
-                    .collect()
+                let events = gone.flat_map(|name| self.limits_changed(name, BTreeMap::new()));
+                let mut events: Vec<Event> = events.collect();
+                events.extend(self.users_if(|_, _| true));
+                events
             }
         }
     }
@@ -229,11 +231,10 @@ impl World {
                 csi.publishing.remove(&name)
             }
             Seen::Listed => {
-                let known = csi.publishing.len();
                 for name in csi.drivers.end() {
                     csi.publishing.remove(&name);
                 }
-                csi.publishing.len() < known
+                true
             }
         };
         if news {
@@ -265,10 +266,7 @@ impl World {
                 for of_class in csi.rooms.values_mut() {
                     of_class.retain(|key, _| !gone.contains(key));
                 }
-                if gone.is_empty() {
-                    return Vec::new();
-                }
-                self.users_if(|_, say| !say.provisions.is_empty())
+                self.users_if(|_, _| true)
             }
         }
     }
@@ -311,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_node_has_the_limits_of_its_drivers_whichever_is_seen_first() {
-        let mut world = world();
+        let mut world = world().with_storage_listed();
         assert!(world.take(csi_node(Some(25))).is_empty(), "no node yet");
         assert_eq!(limit(&world.take(node("4"))), Some(25));
         assert!(world.take(csi_node(Some(25))).is_empty(), "no news");
@@ -358,7 +356,7 @@ mod tests {
     #[test]
     fn volumes_of_every_schedulers_pods_count_where_their_driver_has_a_limit() {
         for (scheduler, at) in [("default-scheduler", Some("n1")), ("kai-scheduler", None)] {
-            let mut world = world();
+            let mut world = world().with_storage_listed();
             class(&mut world);
             world.take(claim(json!({})));
             let events = world.take(user(scheduler, at));
@@ -384,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_claim_of_one_pod_at_a_time_is_in_use_as_long_as_any_schedulers_pod_is_there() {
-        let mut world = world();
+        let mut world = world().with_storage_listed();
         class(&mut world);
         let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
             "spec": {"volumeName": "pv", "accessModes": ["ReadWriteOncePod"]}});
@@ -404,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_pod_goes_where_its_volume_can_be_provisioned_and_waits_where_it_cannot() {
-        let mut world = world();
+        let mut world = world().with_storage_listed();
         class(&mut world);
         world.take(claim(json!({})));
         let room = |name: &str, size: &str, zone: &str| {

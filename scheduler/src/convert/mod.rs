@@ -213,6 +213,13 @@ impl World {
         }
     }
 
+    /// A world in which no listing of storage is awaited: each object counts when it is told.
+    #[must_use]
+    pub fn with_storage_listed(mut self) -> Self {
+        self.storage.all_listed();
+        self
+    }
+
     /// Kinds of objects that were not listed yet: nothing may be decided before.
     pub fn missing(&self) -> Vec<&'static str> {
         [
@@ -385,60 +392,6 @@ impl World {
         self.storage.forget(uid);
         self.config_maps.forget(uid);
         vec![Event::PodGone(PodUid::new(uid))]
-    }
-
-    fn node(&mut self, seen: Seen<k8s_openapi::api::core::v1::Node>) -> Vec<Event> {
-        match seen {
-            Seen::Listing => {
-                self.nodes.begin();
-                Vec::new()
-            }
-            Seen::There(node) => {
-                let name = node.name_any();
-                self.nodes.there(&name);
-                if node::lists_ours(&node) {
-                    self.listing.insert(name.clone());
-                } else {
-                    self.listing.remove(&name);
-                }
-                let mut node = node::of(&node, self.is_managed(&name));
-                self.storage.csi().limit(&mut node);
-                // The kubelet's heartbeat changes nothing here.
-                if self.known_nodes.get(&name) == Some(&node) {
-                    return Vec::new();
-                }
-                let is_new = self
-                    .known_nodes
-                    .insert(name.clone(), node.clone())
-                    .is_none();
-                let mut events = vec![Event::Node(node)];
-                if is_new {
-                    // Its agent may have said all before the node's object was there.
-                    events.extend(self.cards(&name));
-                }
-                events
-            }
-            Seen::Gone(node) => {
-                let name = node.name_any();
-                self.nodes.names.remove(&name);
-                self.node_gone(name)
-            }
-            Seen::Listed => {
-                let gone = self.nodes.end();
-                gone.into_iter()
-                    .flat_map(|name| self.node_gone(name))
-                    .collect()
-            }
-        }
-    }
-
-    fn node_gone(&mut self, name: String) -> Vec<Event> {
-        self.known_nodes.remove(&name);
-        self.listing.remove(&name);
-        // With the node the core forgets its cards; the agent says the same of it once more
-        // where it is made anew.
-        self.told.remove(&name);
-        vec![Event::NodeGone(NodeName::from(name))]
     }
 
     fn gpu_node(&mut self, seen: Seen<api::GpuNode>) -> Vec<Event> {

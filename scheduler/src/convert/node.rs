@@ -1,10 +1,14 @@
 //! A node as Kubernetes has it → the core's.
 
+use super::World;
 use super::rules::labels;
+use crate::watch::Seen;
 use api::quantity;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Taint as KubeTaint};
+use kube::ResourceExt as _;
 use proto::names::resource;
-use scheduler_core::ids::ResourceName;
+use scheduler_core::Event;
+use scheduler_core::ids::{NodeName, ResourceName};
 use scheduler_core::model::{Effect, Node, Taint};
 use scheduler_core::units::{Bytes, CpuMilli};
 use std::sync::Arc;
@@ -100,6 +104,62 @@ fn taint(taint: &KubeTaint) -> Option<Taint> {
             _ => return None,
         },
     })
+}
+
+impl World {
+    pub(super) fn node(&mut self, seen: Seen<KubeNode>) -> Vec<Event> {
+        match seen {
+            Seen::Listing => {
+                self.nodes.begin();
+                Vec::new()
+            }
+            Seen::There(node) => {
+                let name = node.name_any();
+                self.nodes.there(&name);
+                if lists_ours(&node) {
+                    self.listing.insert(name.clone());
+                } else {
+                    self.listing.remove(&name);
+                }
+                let mut node = of(&node, self.is_managed(&name));
+                self.storage.csi().limit(&mut node);
+                // The kubelet's heartbeat changes nothing here.
+                if self.known_nodes.get(&name) == Some(&node) {
+                    return Vec::new();
+                }
+                let is_new = self
+                    .known_nodes
+                    .insert(name.clone(), node.clone())
+                    .is_none();
+                let mut events = vec![Event::Node(node)];
+                if is_new {
+                    // Its agent may have said all before the node's object was there.
+                    events.extend(self.cards(&name));
+                }
+                events
+            }
+            Seen::Gone(node) => {
+                let name = node.name_any();
+                self.nodes.names.remove(&name);
+                self.node_gone(name)
+            }
+            Seen::Listed => {
+                let gone = self.nodes.end();
+                gone.into_iter()
+                    .flat_map(|name| self.node_gone(name))
+                    .collect()
+            }
+        }
+    }
+
+    fn node_gone(&mut self, name: String) -> Vec<Event> {
+        self.known_nodes.remove(&name);
+        self.listing.remove(&name);
+        // With the node the core forgets its cards; the agent says the same of it once more
+        // where it is made anew.
+        self.told.remove(&name);
+        vec![Event::NodeGone(NodeName::from(name))]
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,48 @@ use kube::ResourceExt as _;
 use scheduler_core::Event;
 use scheduler_core::ids::PodUid;
 use scheduler_core::model::{Phase, Pod};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Pods that are looked at again when what their volumes say may have changed.
+#[derive(Debug, Default)]
+struct Users {
+    /// By UID, with what their volumes said at the last time.
+    pods: BTreeMap<String, (Box<KubePod>, Say)>,
+    /// UIDs by the namespace and name of a claim.
+    by_claim: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Users {
+    fn insert(&mut self, uid: &str, pod: &KubePod, say: Say) {
+        for claim in names(pod) {
+            let users = self.by_claim.entry(claim).or_default();
+            users.insert(uid.to_owned());
+        }
+        let user = (Box::new(pod.clone()), say);
+        self.pods.insert(uid.to_owned(), user);
+    }
+
+    fn remove(&mut self, uid: &str) {
+        let Some((pod, _)) = self.pods.remove(uid) else {
+            return;
+        };
+        for claim in names(&pod) {
+            if let Some(users) = self.by_claim.get_mut(&claim) {
+                users.remove(uid);
+                if users.is_empty() {
+                    self.by_claim.remove(&claim);
+                }
+            }
+        }
+    }
+}
+
+/// Namespace and name of the pod's claims.
+fn names(pod: &KubePod) -> impl Iterator<Item = String> {
+    let namespace = pod.namespace().unwrap_or_default();
+    let claims = claims(pod).into_iter();
+    claims.map(move |(claim, _)| format!("{namespace}/{claim}"))
+}
 
 /// Of storage.
 #[derive(Debug, Default)]
@@ -20,9 +61,8 @@ pub(super) struct Known {
     claims: Roll,
     volumes: Roll,
     classes: Roll,
-    /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound,
-    /// by UID, and what their volumes say.
-    users: BTreeMap<String, (Box<KubePod>, Say)>,
+    /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound.
+    users: Users,
 }
 
 impl Known {
@@ -36,6 +76,21 @@ impl Known {
             (&csi.drivers, "csidrivers"),
             (&csi.capacities, "csistoragecapacities"),
         ]
+    }
+
+    /// All there is was told.
+    pub(super) fn all_listed(&mut self) {
+        let csi = &mut self.storage.csi;
+        for roll in [
+            &mut self.claims,
+            &mut self.volumes,
+            &mut self.classes,
+            &mut csi.nodes,
+            &mut csi.drivers,
+            &mut csi.capacities,
+        ] {
+            roll.listed = true;
+        }
     }
 
     pub(super) fn csi(&mut self) -> &mut Csi {
@@ -86,14 +141,13 @@ impl World {
             converted.unsupported.extend(say.against.iter().cloned());
         }
         if waits || say.is_open {
-            let user = (Box::new(pod.clone()), say);
-            self.storage.users.insert(uid.to_owned(), user);
+            self.storage.users.insert(uid, pod, say);
         }
     }
 
     /// What its volumes have against every node.
     pub fn volumes_against(&self, pod: &PodUid) -> Option<String> {
-        let (_, say) = self.storage.users.get(pod.as_str())?;
+        let (_, say) = self.storage.users.pods.get(pod.as_str())?;
         (!say.against.is_empty()).then(|| say.against.join(", "))
     }
 
@@ -130,7 +184,9 @@ impl World {
             }
             Seen::Listed => {
                 let gone = known.claims.end();
-                self.claims_gone(gone)
+                let mut events = self.claims_gone(gone);
+                events.extend(self.users_if(|_, _| true));
+                events
             }
         }
     }
@@ -165,7 +221,9 @@ impl World {
             }
             Seen::Listed => {
                 let gone = known.volumes.end();
-                self.volumes_gone(&gone)
+                let mut events = self.volumes_gone(&gone);
+                events.extend(self.users_if(|_, _| true));
+                events
             }
         }
     }
@@ -204,7 +262,7 @@ impl World {
                 for name in &gone {
                     known.storage.class_gone(name);
                 }
-                !gone.is_empty()
+                true
             }
         };
         if news {
@@ -215,26 +273,185 @@ impl World {
     }
 
     /// Pods that use one of these claims, as they are now.
-    fn users_of(&mut self, names: &[String]) -> Vec<Event> {
-        let uses = |pod: &KubePod, _: &Say| {
-            let namespace = pod.namespace().unwrap_or_default();
-            claims(pod)
-                .iter()
-                .any(|(claim, _)| names.contains(&format!("{namespace}/{claim}")))
-        };
-        self.users_if(uses)
+    fn users_of(&mut self, claims: &[String]) -> Vec<Event> {
+        let by_claim = &self.storage.users.by_claim;
+        let users = claims.iter().filter_map(|claim| by_claim.get(claim));
+        let users: BTreeSet<String> = users.flatten().cloned().collect();
+        self.again(users)
     }
 
-    /// Of these pods those that what was seen makes another case of.
+    /// Those of them that what was seen makes another case of.
     pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &Say) -> bool) -> Vec<Event> {
-        let users = self.storage.users.values();
-        let says_else = |pod: &KubePod, say: &Say| self.storage.storage.of(pod) != say.as_found();
-        let due: Vec<KubePod> = users
-            .filter(|(pod, say)| which(pod, say) && says_else(pod, say))
-            .map(|(pod, _)| (**pod).clone())
-            .collect();
+        let users = self.storage.users.pods.iter();
+        let users = users.filter(|(_, (pod, say))| which(pod, say));
+        let users = users.map(|(uid, _)| uid.clone()).collect();
+        self.again(users)
+    }
+
+    fn again(&mut self, users: BTreeSet<String>) -> Vec<Event> {
+        let known = &self.storage;
+        // Nothing is decided before, and each pod would be looked at for each of its objects.
+        if !known.rolls().iter().all(|(roll, _)| roll.listed) {
+            return Vec::new();
+        }
+        let users = users.iter().filter_map(|uid| known.users.pods.get(uid));
+        let due = users.filter(|(pod, say)| known.storage.of(pod) != say.as_found());
+        let due: Vec<KubePod> = due.map(|(pod, _)| (**pod).clone()).collect();
         due.into_iter()
             .flat_map(|pod| self.pod_there(pod))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::tests::{gone, pod, there, world};
+    use crate::watch::Fact;
+    use serde_json::{Value, json};
+
+    /// Volumes that the core is told of: whom each is kept for, or that it is none any more.
+    fn told(events: &[Event]) -> Vec<String> {
+        let told = events.iter().filter_map(|event| match event {
+            Event::Volume(volume) => Some(match &volume.kept_for {
+                None => format!("{} is free", volume.name),
+                Some(claim) => format!("{} is kept for {}", volume.name, claim.name),
+            }),
+            Event::VolumeGone(name) => Some(format!("{name} is gone")),
+            _ => None,
+        });
+        told.collect()
+    }
+
+    /// How many claims a pod's event has that are bound where it goes.
+    fn claims_told(events: &[Event]) -> Option<usize> {
+        events.iter().rev().find_map(|event| match event {
+            Event::Pod(pod) => Some(pod.claims.len()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn a_pod_is_looked_at_again_when_its_claims_are_and_only_then() {
+        let mut world = world().with_storage_listed();
+        let mut pod = pod("u1", None, 0);
+        pod["spec"]["volumes"] =
+            json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+        let uid = PodUid::new("u1");
+        world.take(Fact::Pod(there(pod)));
+        assert_eq!(
+            world.volumes_against(&uid).as_deref(),
+            Some("persistentvolumeclaim \"c\" not found")
+        );
+        let class = json!({"metadata": {"name": "late"}, "provisioner": "x", "volumeBindingMode": "WaitForFirstConsumer"});
+        assert_eq!(world.take(Fact::Storage(there(class))).len(), 0);
+        let claim = |name: &str| json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"storageClassName": "late"}});
+        assert_eq!(world.take(Fact::Claim(there(claim("other")))).len(), 0);
+        let events = world.take(Fact::Claim(there(claim("c"))));
+        assert!(
+            matches!(events.as_slice(), [Event::Pod(pod)] if pod.unsupported.is_empty()),
+            "{events:?}"
+        );
+        assert!(
+            matches!(events.as_slice(), [Event::Pod(pod)] if &*pod.claims[0].name == "ns/c"),
+            "{events:?}"
+        );
+        world.take(Fact::Claim(gone(claim("c"))));
+        assert!(world.volumes_against(&uid).is_some());
+        world.take(Fact::Pod(gone(json!({"metadata": {"uid": "u1"}}))));
+        assert_eq!(world.take(Fact::Claim(there(claim("c")))).len(), 0);
+    }
+
+    /// What the core has given to a claim it keeps until the claim is seen to be bound, also when
+    /// the pod is seen bound first.
+    #[test]
+    fn a_claim_is_the_pods_until_it_is_seen_bound_and_a_volume_is_offered_until_it_is() {
+        let mut world = world().with_storage_listed();
+        let class = json!({"metadata": {"name": "local"}, "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "WaitForFirstConsumer"});
+        world.take(Fact::Storage(there(class)));
+        let volume = |more: Value| {
+            let mut volume = json!({"metadata": {"name": "pv"}, "status": {"phase": "Available"},
+                "spec": {"storageClassName": "local", "capacity": {"storage": "2Gi"}}});
+            json_patch::merge(&mut volume, &more);
+            Fact::Volume(there(volume))
+        };
+        assert_eq!(told(&world.take(volume(json!({})))), ["pv is free"]);
+        let own = json!({"spec": {"storageClassName": "local", "resources": {"requests": {"storage": "1Gi"}}}});
+        let claim = |more: Value| {
+            let mut claim = own.clone();
+            claim["metadata"] = json!({"name": "c", "namespace": "ns", "uid": "uid-c"});
+            json_patch::merge(&mut claim, &more);
+            Fact::Claim(there(claim))
+        };
+        world.take(claim(json!({})));
+        let mut pod = pod("u1", None, 0);
+        pod["spec"]["volumes"] =
+            json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+        assert_eq!(
+            claims_told(&world.take(Fact::Pod(there(pod.clone())))),
+            Some(1)
+        );
+        // The pod's watch is ahead of the volume's and the claim's.
+        pod["spec"]["nodeName"] = json!("n1");
+        assert_eq!(
+            claims_told(&world.take(Fact::Pod(there(pod.clone())))),
+            Some(1)
+        );
+        pod["status"]["phase"] = json!("Running");
+        assert_eq!(claims_told(&world.take(Fact::Pod(there(pod)))), Some(1));
+        let kept = json!({"claimRef": {"namespace": "ns", "name": "c", "uid": "uid-c"}});
+        let events = world.take(volume(json!({ "spec": kept })));
+        assert_eq!(told(&events), ["pv is kept for ns/c"]);
+        let named = json!({"spec": {"volumeName": "pv"}});
+        assert_eq!(claims_told(&world.take(claim(named))), Some(0));
+        let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+            "spec": {"volumeName": "pv"}});
+        assert_eq!(claims_told(&world.take(claim(bound))), Some(0));
+        let named = json!({"spec": {"volumeName": "pv"}});
+        assert_eq!(
+            claims_told(&world.take(claim(named))),
+            None,
+            "looked at again"
+        );
+        let bound = json!({"spec": kept, "status": {"phase": "Bound"}});
+        assert_eq!(told(&world.take(volume(bound))), ["pv is gone"]);
+    }
+
+    /// As a scheduler starts: each pod is looked at once more, not for each of its objects.
+    #[test]
+    fn pods_that_were_seen_before_their_claims_are_looked_at_once_all_are_known() {
+        let mut world = world();
+        let mut pod = pod("u1", Some("n1"), 0);
+        pod["spec"]["schedulerName"] = json!("default-scheduler");
+        pod["spec"]["volumes"] =
+            json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+        world.take(Fact::Pod(there(pod)));
+        let claim = json!({"metadata": {"name": "c", "namespace": "ns", "uid": "uid-c",
+                "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+            "spec": {"volumeName": "pv", "accessModes": ["ReadWriteOncePod"]}});
+        let volume = json!({"metadata": {"name": "pv"}});
+        let rest = [
+            Fact::Claim(there(claim)),
+            Fact::Volume(there(volume)),
+            Fact::Claim(Seen::Listed),
+            Fact::Volume(Seen::Listed),
+            Fact::Storage(Seen::Listed),
+            Fact::CsiNode(Seen::Listed),
+            Fact::CsiDriver(Seen::Listed),
+        ];
+        for fact in rest {
+            assert_eq!(world.take(fact), []);
+        }
+        let events = world.take(Fact::CsiCapacity(Seen::Listed));
+        let [Event::Pod(known)] = events.as_slice() else {
+            panic!("{events:?}");
+        };
+        assert!(known.claims[0].exclusive, "{known:?}");
+        assert!(
+            world.storage.users.pods.is_empty(),
+            "there is nothing more to know"
+        );
+        assert!(world.storage.users.by_claim.is_empty());
     }
 }

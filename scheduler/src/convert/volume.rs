@@ -43,6 +43,9 @@ const MOST_TERMS: usize = 1_000;
 /// Namespace and name.
 type ClaimName = (String, String);
 
+/// No driver attaches as many to a node, and each is looked at on every node.
+const MOST_CLAIMS: usize = 256;
+
 const TOO_MANY: &str = "its volumes have too many rules about nodes";
 
 /// A claim, as far as it matters.
@@ -285,7 +288,14 @@ impl Storage {
     pub(super) fn of(&self, pod: &KubePod) -> Say {
         let mut say = Say::default();
         let namespace = pod.namespace().unwrap_or_default();
-        for (claim_name, own) in claims(pod) {
+        let claims = claims(pod);
+        if claims.len() > MOST_CLAIMS {
+            say.against.push(Arc::from(format!(
+                "it uses {} persistentvolumeclaims, and {MOST_CLAIMS} are looked at",
+                claims.len()
+            )));
+        }
+        for (claim_name, own) in claims.into_iter().take(MOST_CLAIMS) {
             let found = self.claims.get(&(namespace.clone(), claim_name.clone()));
             if let Err(why) = self.add(&mut say, &claim_name, found, own, pod) {
                 say.against.push(Arc::from(why));

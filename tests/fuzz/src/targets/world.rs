@@ -23,7 +23,7 @@ impl Cluster {
     /// The node, its cards, a queue.
     pub(super) fn new() -> Self {
         let mut cluster = Self {
-            world: World::new(SCHEDULER),
+            world: World::new(SCHEDULER).with_storage_listed(),
             core: Core::new(Config::verified()),
         };
         let node = json!({"metadata": {"name": NODE, "uid": "nu1"}, "status": {

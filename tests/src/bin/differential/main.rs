@@ -108,7 +108,7 @@ fn build() -> Result<PathBuf> {
 
 /// What the core says of each incoming pod.
 fn ours(cluster: &Value) -> Result<Vec<Answer>> {
-    let mut world = World::new("kai-scheduler");
+    let mut world = World::new("kai-scheduler").with_storage_listed();
     let mut core = Core::new(Config::default());
     core.apply(Event::Queue(Queue::unlimited("default-queue")));
     let mut take = |fact: Fact| {
