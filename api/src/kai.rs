@@ -3,10 +3,11 @@
 //! Units are KAI's: GPUs, millicores, MB of 10^6 bytes; -1 is unlimited, 0 or unset
 //! nothing (`pkg/apis/scheduling/v2/queue_types.go`).
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::CustomResource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use kube::{CustomResource, Resource};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// A team's part of the cluster.
@@ -253,4 +254,156 @@ pub struct TopologyLevel {
     /// node label of the topology.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
+}
+
+/// How one node pool is scheduled.
+#[derive(CustomResource, Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "kai.scheduler",
+    version = "v1",
+    kind = "SchedulingShard",
+    root = "ShardDefinition",
+    plural = "schedulingshards",
+    status = "AdminStatus"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardFields {
+    /// Flags of KAI's scheduler, without dashes.
+    pub args: Option<BTreeMap<String, String>>,
+    /// How nodes are chosen; `binpack` when unset.
+    pub placement_strategy: Option<PlacementStrategy>,
+    /// The shard's nodes: those whose label of node pools has this value; empty: those without
+    /// it. Cannot be changed in a scheduler that runs.
+    pub partition_label_value: Option<String>,
+    /// Without effect: every job of a queue is looked at.
+    pub queue_depth_per_action: Option<BTreeMap<String, i64>>,
+    /// How long a workload is left alone, at first.
+    pub min_runtime: Option<MinRuntime>,
+    /// How much past use counts in fair share; 1 when unset.
+    pub k_value: Option<f64>,
+    /// Plugins, by name.
+    pub plugins: Option<BTreeMap<String, PluginSettings>>,
+    /// Actions, by name.
+    pub actions: Option<BTreeMap<String, ActionSettings>>,
+}
+
+/// A shard as it is written: what of its spec is not known is named, too, and KAI's definition
+/// lets an object have none.
+#[derive(Resource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[resource(inherit = "ShardDefinition")]
+pub struct SchedulingShard {
+    /// Its name, and which of them.
+    pub metadata: ObjectMeta,
+    /// See [`ShardFields`].
+    #[serde(default)]
+    pub spec: Map<String, Value>,
+    /// See [`conditions`].
+    #[serde(default)]
+    pub status: Map<String, Value>,
+}
+
+/// How nodes are chosen: `binpack`, `spread`, or `fragmentation`, which is not KAI's.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct PlacementStrategy {
+    /// For pods with GPUs.
+    pub gpu: Option<String>,
+    /// For pods without.
+    pub cpu: Option<String>,
+}
+
+/// Go durations.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MinRuntime {
+    /// By those of higher priority.
+    pub preempt_min_runtime: Option<String>,
+    /// By other queues.
+    pub reclaim_min_runtime: Option<String>,
+}
+
+/// One plugin.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct PluginSettings {
+    /// True when unset.
+    pub enabled: Option<bool>,
+    /// Without effect: what plugins do comes in KAI's order.
+    pub priority: Option<i64>,
+    /// By name.
+    pub arguments: Option<BTreeMap<String, String>>,
+}
+
+/// One action.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct ActionSettings {
+    /// True when unset; `consolidation` does nothing where a placement spreads.
+    pub enabled: Option<bool>,
+    /// Higher goes first.
+    pub priority: Option<i64>,
+}
+
+/// The settings of a KAI installation. What of them has a meaning here are flags of ours.
+#[derive(CustomResource, Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "kai.scheduler",
+    version = "v1",
+    kind = "Config",
+    root = "ConfigDefinition",
+    plural = "configs",
+    status = "AdminStatus"
+)]
+pub struct ConfigFields {
+    /// Of all of KAI's programs.
+    pub global: Option<GlobalSettings>,
+    /// Of the one that binds.
+    pub binder: Option<BinderSettings>,
+}
+
+/// Compared with our own flags.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GlobalSettings {
+    /// `--scheduler-name`.
+    pub scheduler_name: Option<String>,
+    /// `--queue-label-key`.
+    pub queue_label_key: Option<String>,
+    /// `--node-pool-label-key`.
+    pub node_pool_label_key: Option<String>,
+}
+
+/// Compared with our own flags.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BinderSettings {
+    /// `--volume-binding-timeout-s`.
+    pub volume_binding_timeout_seconds: Option<i64>,
+}
+
+/// A `Config` as it is written.
+#[derive(Resource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[resource(inherit = "ConfigDefinition")]
+pub struct Config {
+    /// Its name, and which of them.
+    pub metadata: ObjectMeta,
+    /// See [`ConfigFields`].
+    #[serde(default)]
+    pub spec: Map<String, Value>,
+    /// See [`conditions`].
+    #[serde(default)]
+    pub status: Map<String, Value>,
+}
+
+/// What the scheduler says of an admin's object.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AdminStatus {
+    /// KAI's `Available`, `Deployed`, `Ready` and `Reconciling`, and `KeysIgnored`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// The conditions of an admin's object, but for those that are none.
+pub fn conditions(status: &Map<String, Value>) -> Vec<Condition> {
+    let all = status.get("conditions").and_then(Value::as_array);
+    let each = all.into_iter().flatten().cloned();
+    each.filter_map(|one| serde_json::from_value(one).ok())
+        .collect()
 }

@@ -3,7 +3,8 @@
 //! - [`request`]: a pod's annotations and limits → what it asks for, or one clear sentence.
 //! - [`grant`]: what the scheduler decided for a pod, signed, as one annotation.
 //! - [`gpu_node`]: our `GpuNode`: spec by the admin, status by the agent.
-//! - [`kai`]: KAI's `Queue`, `PodGroup` and `Topology`, as their CRDs define them.
+//! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
+//!   CRDs define them.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
 //!
@@ -19,6 +20,6 @@ pub mod units;
 
 pub use gpu_node::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use grant::{Grant, GrantError, Signer, Verifier};
-pub use kai::{PodGroup, Queue, Topology};
+pub use kai::{Config, PodGroup, Queue, SchedulingShard, Topology};
 pub use request::{PodRequest, RequestError};
 pub use units::{Mib, Mode, NanoGpu};

@@ -220,6 +220,14 @@ fn objects() -> String {
             "KAI's. Pods that are placed together.",
         ),
         (api::Topology::crd(), "KAI's. The levels of a data centre."),
+        (
+            api::kai::ShardDefinition::crd(),
+            "KAI's. How one node pool is scheduled; a change acts at once, and the conditions `Ready` and `KeysIgnored` say what of it does not.",
+        ),
+        (
+            api::kai::ConfigDefinition::crd(),
+            "KAI's, by the name `kai-config`. The condition `KeysIgnored` names what of it means nothing here, `Ready` what is otherwise in the scheduler that runs.",
+        ),
     ] {
         let definition = serde_json::to_value(&definition).unwrap();
         let kind = definition["spec"]["names"]["kind"].as_str().unwrap();

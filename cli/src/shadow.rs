@@ -6,13 +6,14 @@
 
 use crate::connect::{Cluster, Where};
 use crate::failure::Failure;
-use api::{GpuNode, PodGroup, Queue, Topology};
+use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use proto::telemetry::NodeState;
 use scheduler::config::Strategy;
 use scheduler::convert::World;
+use scheduler::shard::{Live, Shard};
 use scheduler::telemetry::Heard;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::ids::PodUid;
@@ -52,32 +53,37 @@ pub(crate) struct Source {
     /// As the scheduler's own flag.
     #[arg(long, value_name = "NAME", default_value = proto::names::kai::SCHEDULER_NAME)]
     pub(crate) scheduler_name: String,
-    /// As the scheduler's own flag.
-    #[arg(long, value_enum, default_value_t = Strategy::Binpack)]
-    pub(crate) gpu_placement: Strategy,
-    /// As the scheduler's own flag.
-    #[arg(long, value_enum, default_value_t = Strategy::Binpack)]
-    pub(crate) cpu_placement: Strategy,
+    /// As the scheduler's own flag; what the shard or the snapshot says when unset.
+    #[arg(long, value_enum)]
+    pub(crate) gpu_placement: Option<Strategy>,
+    /// As the scheduler's own flag; what the shard or the snapshot says when unset.
+    #[arg(long, value_enum)]
+    pub(crate) cpu_placement: Option<Strategy>,
 }
 
 impl Source {
     /// The cluster, or the snapshot, as a core.
     pub(crate) async fn load(&self) -> Result<Shadow, Failure> {
-        let config = self.config();
-        if let Some(path) = &self.snapshot {
+        let config = scheduler::Config::default().core(0);
+        let mut shadow = if let Some(path) = &self.snapshot {
             let text = read(path)?;
-            return Shadow::of_text(&text, config, &self.scheduler_name).map_err(|why| {
+            Shadow::of_text(&text, config, &self.scheduler_name).map_err(|why| {
                 Failure::input(format!("{} is no snapshot: {why}", path.display()))
-            });
-        }
-        let cluster = self.place.connect().await?;
-        let objects = Objects::list(&cluster).await?;
-        Ok(Shadow::of_objects(
-            objects,
-            config,
-            &self.scheduler_name,
-            clock(),
-        ))
+            })?
+        } else {
+            let cluster = self.place.connect().await?;
+            let objects = Objects::list(&cluster).await?;
+            Shadow::of_objects(objects, config, &self.scheduler_name, clock())
+        };
+        shadow.configure(|config| {
+            if let Some(placement) = self.gpu_placement {
+                config.gpu_placement = placement.into();
+            }
+            if let Some(placement) = self.cpu_placement {
+                config.cpu_placement = placement.into();
+            }
+        });
+        Ok(shadow)
     }
 
     /// The namespace of the context; `default` for a snapshot.
@@ -86,15 +92,6 @@ impl Source {
             return Ok("default".to_owned());
         }
         Ok(self.place.connect().await?.namespace)
-    }
-
-    fn config(&self) -> scheduler_core::Config {
-        let settings = scheduler::Config {
-            gpu_placement: self.gpu_placement,
-            cpu_placement: self.cpu_placement,
-            ..scheduler::Config::default()
-        };
-        settings.core(0)
     }
 }
 
@@ -120,6 +117,7 @@ pub(crate) struct Objects {
     pub(crate) queues: Vec<Queue>,
     pub(crate) groups: Vec<PodGroup>,
     pub(crate) topologies: Vec<Topology>,
+    pub(crate) shards: Vec<SchedulingShard>,
     pub(crate) classes: Vec<PriorityClass>,
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) claims: Vec<PersistentVolumeClaim>,
@@ -151,6 +149,7 @@ impl Objects {
             topologies,
             classes,
             // Who may not read them is answered as if there were none.
+            shards: cluster.list().await.unwrap_or_default(),
             namespaces: cluster.list().await.unwrap_or_default(),
             claims: cluster.list().await.unwrap_or_default(),
             volumes: cluster.list().await.unwrap_or_default(),
@@ -197,7 +196,6 @@ pub(crate) fn seconds(time: Duration) -> String {
 /// A core that nobody acts for.
 #[derive(Debug)]
 pub(crate) struct Shadow {
-    config: scheduler_core::Config,
     /// The name in the specs of our pods.
     pub(crate) scheduler: String,
     world: World,
@@ -215,15 +213,21 @@ impl Shadow {
         scheduler: &str,
         now: Time,
     ) -> Self {
+        let settings = scheduler::Config {
+            scheduler_name: scheduler.to_owned(),
+            ..scheduler::Config::default()
+        };
+        let shard = Shard::of_all(&settings, config.clone());
+        let live = shard.live.then(|| Live::new(&shard, None));
         let mut shadow = Self {
-            core: Core::new(config.clone()),
-            config,
+            core: Core::new(config),
             scheduler: scheduler.to_owned(),
-            world: World::new(scheduler).with_storage_listed(),
+            world: World::new(scheduler).of_shard(&shard.pool, live),
             now,
             problems: Vec::new(),
         };
         shadow.apply(Event::Tick(now));
+        shadow.take_all(objects.shards, Fact::Shard);
         // Classes come first: a pod's priority is its class's.
         shadow.take_all(objects.classes, Fact::Class);
         let states: Vec<NodeState> = objects
@@ -268,8 +272,7 @@ impl Shadow {
 
     fn of_events(events: Vec<Event>, config: scheduler_core::Config, scheduler: &str) -> Self {
         let mut shadow = Self {
-            core: Core::new(config.clone()),
-            config,
+            core: Core::new(config),
             scheduler: scheduler.to_owned(),
             world: World::new(scheduler).with_storage_listed(),
             now: Time(0),
@@ -293,16 +296,22 @@ impl Shadow {
 
     /// An equal one that only places what fits, and evicts nobody.
     pub(crate) fn without_evictions(&self) -> Self {
-        let config = scheduler_core::Config {
-            actions: vec![Step::Allocate],
-            ..self.config.clone()
-        };
-        Self::of_events(self.events(), config, &self.scheduler)
+        let mut copy = self.copy();
+        copy.configure(|config| config.actions = vec![Step::Allocate]);
+        copy
     }
 
     /// An equal one, to try things on.
     pub(crate) fn copy(&self) -> Self {
-        Self::of_events(self.events(), self.config.clone(), &self.scheduler)
+        let config = self.core.config().clone();
+        Self::of_events(self.events(), config, &self.scheduler)
+    }
+
+    /// Other settings from now on.
+    fn configure(&mut self, change: impl FnOnce(&mut scheduler_core::Config)) {
+        let mut config = self.core.config().clone();
+        change(&mut config);
+        self.apply(Event::Config(Box::new(config)));
     }
 
     fn take_all<K>(&mut self, objects: Vec<K>, of: fn(Seen<K>) -> Fact) {

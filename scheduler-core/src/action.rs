@@ -262,6 +262,8 @@ pub enum ReasonKind {
     Unschedulable,
     /// It has a place as soon as what is being released is free.
     Promised,
+    /// Tried once in vain, which is all that its group wants (`schedulingBackoff: 1`).
+    Parked,
 }
 
 impl ReasonKind {
@@ -279,6 +281,7 @@ impl ReasonKind {
             Self::NonPreemptibleOverQuota => "NonPreemptibleOverQuota",
             Self::Unschedulable => "Unschedulable",
             Self::Promised => "Promised",
+            Self::Parked => "Parked",
         }
     }
 }

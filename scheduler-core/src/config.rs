@@ -1,9 +1,11 @@
 //! What an admin sets for one core.
 
 use crate::units::{Duration, NanoGpu};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Settings; the names and defaults are KAI's where KAI has the setting.
+/// Settings; the names and defaults are KAI's where KAI has the setting. All but `epoch`,
+/// `most_counted` and `verify`, which are the process's, may change while the core lives
+/// ([`crate::Event::Config`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Tells the decisions of two processes apart; rises with each start of the shell.
@@ -27,6 +29,8 @@ pub struct Config {
     /// How a node's cards are chosen for shares (KAI's `gpupack` and `gpuspread`);
     /// `None`: as nodes are for pods with GPUs.
     pub card_placement: Option<Placement>,
+    /// What of KAI's plugins is switched off.
+    pub without: BTreeSet<Plugin>,
     /// Ours: before one of the last so many empty nodes with GPUs is opened, it is tried
     /// whether moving running work makes the room elsewhere. 0: KAI's rules alone. Does
     /// nothing where there is no consolidation: by its bound, its absence from `actions`,
@@ -85,6 +89,44 @@ impl Step {
     ];
 }
 
+/// One of KAI's plugins that can be switched off. The others' work cannot be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Plugin {
+    /// Nodes where a pod sits now, before those where it will when others have left.
+    NodeAvailability,
+    /// Nodes without GPUs for pods without.
+    ResourceType,
+    /// Preferred affinity to other pods.
+    PodAffinity,
+    /// The node that `status.nominatedNodeName` names.
+    NominatedNode,
+    /// Cards that are shared already, for shares.
+    GpuSharingOrder,
+    /// The fullest or the emptiest node.
+    NodePlacement,
+    /// Victims that have not run for long enough are spared.
+    MinRuntime,
+}
+
+impl Plugin {
+    /// All of them, by KAI's names.
+    pub const ALL: [(Self, &'static str); 7] = [
+        (Self::NodeAvailability, "nodeavailability"),
+        (Self::ResourceType, "resourcetype"),
+        (Self::PodAffinity, "podaffinity"),
+        (Self::NominatedNode, "nominatednode"),
+        (Self::GpuSharingOrder, "gpusharingorder"),
+        (Self::NodePlacement, "nodeplacement"),
+        (Self::MinRuntime, "minruntime"),
+    ];
+
+    /// By KAI's name. `None`: there is none of that name that can be switched off.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|(plugin, known)| (known == name).then_some(plugin))
+    }
+}
+
 /// How a node is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
@@ -109,6 +151,7 @@ impl Default for Config {
             gpu_placement: Placement::Binpack,
             cpu_placement: Placement::Binpack,
             card_placement: None,
+            without: BTreeSet::new(),
             keep_empty_nodes: 0,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),
@@ -132,6 +175,11 @@ impl Config {
             verify: true,
             ..Self::default()
         }
+    }
+
+    /// Whether the plugin is at work.
+    pub(crate) fn has(&self, plugin: Plugin) -> bool {
+        !self.without.contains(&plugin)
     }
 
     /// How a node's cards are chosen for shares: packed, or spread.

@@ -36,9 +36,42 @@ impl Core {
 
     /// Takes one event in. What cannot be used is said, the rest goes on.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
+        if let Event::Config(config) = event {
+            self.configure(*config);
+            return Vec::new();
+        }
         let problems = apply::event(&mut self.state, &self.config, event);
         self.check();
         problems
+    }
+
+    /// The settings in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// A rebuilt core decides as the one that lived, so that this is one that had the new
+    /// settings from the start. Costs as much as a restart's events, without the listing.
+    fn configure(&mut self, config: Config) {
+        let config = Config {
+            epoch: self.config.epoch,
+            most_counted: self.config.most_counted,
+            verify: self.config.verify,
+            ..config
+        };
+        if config == self.config {
+            return;
+        }
+        let events = snapshot::events(&self.state);
+        let contradictions = std::mem::take(&mut self.state.contradictions);
+        *self = Self::new(config);
+        // An admin changed what is decided: who made whom leave counts no more.
+        let still = |event: &Event| !matches!(event, Event::Evicted(_));
+        for event in events.into_iter().filter(still) {
+            // What could not be used of them was said when it came.
+            self.apply(event);
+        }
+        self.state.contradictions.extend(contradictions);
     }
 
     /// Decides on everything that may have changed since the last time; cheap when
@@ -95,10 +128,12 @@ impl Core {
         groups::views(&self.state)
     }
 
-    /// The events from which an equal core can be built: objects, open decisions,
+    /// The events from which an equal core can be built: settings, objects, open decisions,
     /// pauses, time. In a defined order.
     pub fn snapshot(&self) -> Vec<Event> {
-        snapshot::events(&self.state)
+        let mut events = vec![Event::Config(Box::new(self.config.clone()))];
+        events.append(&mut snapshot::events(&self.state));
+        events
     }
 
     /// Everything that contradicts itself in the state, and what was found to do so before;

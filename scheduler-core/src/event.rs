@@ -9,6 +9,7 @@
 //! - Nothing here may fail: what cannot be used comes back as a [`crate::Problem`].
 
 use crate::action::{Bind, EvictCause};
+use crate::config::Config;
 use crate::ids::{
     ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName, VolumeName,
 };
@@ -21,6 +22,9 @@ use std::sync::Arc;
 pub enum Event {
     /// Time has come this far. Never goes back; an earlier time is ignored.
     Tick(Time),
+    /// Other settings from now on, but for those that are the process's ([`Config`]). The core is built anew of its own snapshot: nothing that was computed
+    /// under the old ones is left, and a binding under way stays one.
+    Config(Box<Config>),
     /// A node is there, or has changed.
     Node(Node),
     /// A node is gone. Its pods stay known until they are gone themselves.

@@ -123,7 +123,7 @@ pub use action::{
     Action, Bind, ClaimBinding, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind,
     Received, Tally,
 };
-pub use config::{Config, Placement, Step};
+pub use config::{Config, Placement, Plugin, Step};
 pub use core::Core;
 pub use event::{
     Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,

@@ -1,7 +1,7 @@
 //! Where best: KAI's terms (`plugins/scores`), compared one after another in place of
 //! summed, which is the same since each outweighs all that follow.
 
-use crate::config::{Config, Placement};
+use crate::config::{Config, Placement, Plugin};
 use crate::cycle::Fragments;
 use crate::fit::seat::{free_gpus, whole_count};
 use crate::fit::{Seat, pods, soft_taints};
@@ -85,19 +85,30 @@ pub(crate) fn node(
             i128::from(fragments.rank(state, spec, key, seat))
         }),
     };
-    let pods = pods::preference(state, spec, key).saturating_mul(10);
+    let pods = if config.has(Plugin::PodAffinity) {
+        pods::preference(state, spec, key).saturating_mul(10)
+    } else {
+        0
+    };
+    let is_nominated = spec.spec.rules.nominated.as_ref() == Some(&node.name);
     Score {
-        preferred: if spec.spec.rules.nominated.as_ref() == Some(&node.name) {
+        preferred: if is_nominated && config.has(Plugin::NominatedNode) {
             pods.saturating_add(100)
         } else {
             pods
         },
-        joins: seat.joins && config.gpu_placement == Placement::Binpack,
-        now: seat.allocatable,
-        plain: !wants_gpus && row.is_plain(),
+        joins: seat.joins
+            && config.gpu_placement == Placement::Binpack
+            && config.has(Plugin::GpuSharingOrder),
+        now: seat.allocatable && config.has(Plugin::NodeAvailability),
+        plain: !wants_gpus && row.is_plain() && config.has(Plugin::ResourceType),
         taints: Reverse(soft_taints(node, &spec.spec)),
         affinity: spec.spec.rules.worth(node),
         spread: Reverse(pods::unevenness(state, spec, node)),
-        placement,
+        placement: if config.has(Plugin::NodePlacement) {
+            placement
+        } else {
+            0
+        },
     }
 }

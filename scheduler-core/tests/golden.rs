@@ -2,13 +2,12 @@
 //!
 //! A file is a list of blocks: input lines, `----`, the expected output, an empty line.
 //! Input lines are events (see `scheduler_core::text`) and the commands
-//! `decide [<now>]`, `explain <pod>` and `snapshot`. A line `config keep-empty-nodes=N`
-//! before all else sets that, a line `config placement=NAME` how nodes are chosen. With `UPDATE_GOLDEN=1` the expected
-//! output is written anew: read the difference before you commit it.
+//! `decide [<now>]`, `explain <pod>` and `snapshot`. With `UPDATE_GOLDEN=1` the expected output
+//! is written anew: read the difference before you commit it.
 #![allow(clippy::unwrap_used, clippy::match_bool)] // A test from its first line to its last.
 
 use scheduler_core::units::Time;
-use scheduler_core::{Config, Core, Placement, text};
+use scheduler_core::{Config, Core, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -69,7 +68,6 @@ fn run_block(core: &mut Core, now: &mut u64, input: &str) -> String {
             Some("snapshot") => {
                 out.push_str(&text::write(&core.snapshot()));
             }
-            Some("config") => {}
             _ => {
                 pending.push_str(line);
                 pending.push('\n');
@@ -81,10 +79,10 @@ fn run_block(core: &mut Core, now: &mut u64, input: &str) -> String {
 }
 
 /// An equal core, from what this one would hand on, that asks the pods where this one counts.
-fn rebuilt(core: &Core, config: &Config) -> Core {
+fn rebuilt(core: &Core) -> Core {
     let mut again = Core::new(Config {
         most_counted: 0,
-        ..config.clone()
+        ..Config::verified()
     });
     for event in text::read(&text::write(&core.snapshot())).unwrap() {
         let _ = again.apply(event);
@@ -103,25 +101,7 @@ fn done(output: &str) -> Vec<&str> {
 /// The file with its expectations as they really are. Each block is also run on a core that
 /// was rebuilt from a snapshot before it, and must do the same there.
 fn run(source: &str) -> String {
-    let keep = source
-        .lines()
-        .find_map(|line| line.strip_prefix("config keep-empty-nodes="));
-    let placement = match source
-        .lines()
-        .find_map(|line| line.strip_prefix("config placement="))
-    {
-        Some("fragmentation") => Placement::Fragmentation,
-        Some("spread") => Placement::Spread,
-        Some(other) => panic!("no placement is called {other}"),
-        None => Placement::Binpack,
-    };
-    let config = Config {
-        gpu_placement: placement,
-        cpu_placement: placement,
-        keep_empty_nodes: keep.map_or(0, |count| count.parse().unwrap()),
-        ..Config::verified()
-    };
-    let mut core = Core::new(config.clone());
+    let mut core = Core::new(Config::verified());
     let mut now = 0;
     let mut out = String::new();
     let mut rest = source;
@@ -134,7 +114,7 @@ fn run(source: &str) -> String {
         };
         out.push_str(input);
         out.push_str("----\n");
-        let (mut again, mut then) = (rebuilt(&core, &config), now);
+        let (mut again, mut then) = (rebuilt(&core), now);
         let output = run_block(&mut core, &mut now, input);
         let other = run_block(&mut again, &mut then, input);
         assert_eq!(

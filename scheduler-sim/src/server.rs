@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Resources by plural: kind, and the group and version under which it is served.
-const KINDS: [(&str, &str, &str); 23] = [
+const KINDS: [(&str, &str, &str); 25] = [
     ("pods", "Pod", "v1"),
     ("nodes", "Node", "v1"),
     ("namespaces", "Namespace", "v1"),
@@ -33,6 +33,8 @@ const KINDS: [(&str, &str, &str); 23] = [
     ("queues", "Queue", "scheduling.run.ai/v2"),
     ("podgroups", "PodGroup", "scheduling.run.ai/v2alpha2"),
     ("topologies", "Topology", "kai.scheduler/v1alpha1"),
+    ("schedulingshards", "SchedulingShard", "kai.scheduler/v1"),
+    ("configs", "Config", "kai.scheduler/v1"),
     ("gpunodes", "GpuNode", "aliquot.dev/v1alpha1"),
     (
         "mutatingwebhookconfigurations",

@@ -25,6 +25,11 @@ pub struct Config {
     /// them when unset.
     #[arg(long, conflicts_with = "config")]
     pub node_pool: Option<String>,
+    /// Name of the `SchedulingShard` object whose settings count over these flags, and change
+    /// while the scheduler runs; the node pool's when unset, and none where the scheduler has
+    /// another name than KAI's.
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    pub shard: Option<String>,
     /// Where keys, certificates and the lease are kept.
     #[arg(long, default_value = proto::names::NAMESPACE)]
     pub namespace: String,
@@ -183,6 +188,11 @@ impl Config {
             verify: self.verify,
             ..scheduler_core::Config::default()
         }
+    }
+
+    /// Whether `SchedulingShard` objects are this scheduler's: they do not say whose they are.
+    pub fn reads_shards(&self) -> bool {
+        self.shard.is_some() || self.scheduler_name == proto::names::kai::SCHEDULER_NAME
     }
 
     /// Names under which this process is reached, for its certificate.

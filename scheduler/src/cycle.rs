@@ -224,8 +224,13 @@ impl Cycle {
         if let Some(observer) = &mut self.observer {
             observer.hear(&fact, self.clock.now());
         }
+        let admins = matches!(fact, Fact::Shard(_) | Fact::Config(_));
         for event in self.world.take(fact) {
             self.apply(event);
+        }
+        // Its status is written with the next decision.
+        if admins && self.world.report_due().is_some() {
+            self.changed();
         }
     }
 
@@ -335,6 +340,9 @@ impl Cycle {
         }
         for isolation in self.world.unread_isolation() {
             self.send(Work::Isolation(isolation));
+        }
+        for report in self.world.reports() {
+            self.send(Work::Report(Box::new(report)));
         }
         self.change = None;
         let decision = self.core.decide(now);
@@ -504,7 +512,7 @@ impl Cycle {
         if self.world.missing().is_empty() {
             self.outputs.views.send_replace(Views {
                 queues: self.core.queues(),
-                groups: self.core.groups().into(),
+                groups: vec![(self.outputs.pool.as_str().into(), self.core.groups().into())],
                 leading,
             });
         }

@@ -8,7 +8,7 @@ use crate::cycle::{self, Inputs, Outputs, Pace};
 use crate::observe::Observer;
 use crate::report::Views;
 use crate::run::{Part, QUESTIONS, named};
-use crate::shard::{self, Face, Lane, Plan, Pool, Shard};
+use crate::shard::{self, Face, InForce, Lane, Live, Plan, Pool, Shard};
 use crate::{Config, telemetry};
 use futures::FutureExt as _;
 use scheduler_core::Core;
@@ -34,6 +34,15 @@ pub(crate) fn start(
         let world = World::new(&config.scheduler_name)
             .with_queue_label(&plan.queue_label)
             .with_limits(config.limits);
+        let is_first = plan.shards.first() == Some(shard);
+        let in_force = is_first.then(|| InForce {
+            scheduler_name: config.scheduler_name.clone(),
+            queue_label_key: plan.queue_label.clone(),
+            node_pool_label_key: config.node_pool_label_key.clone(),
+            volume_binding_timeout_s: config.volume_binding_timeout_s,
+        });
+        let live = shard.live.then(|| Live::new(shard, in_force));
+        let world = world.of_shard(&shard.pool, live);
         let world = if config.bursts {
             world
         } else {

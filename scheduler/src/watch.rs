@@ -5,7 +5,7 @@
 
 use crate::convert::csi::limits;
 use api::GpuNode;
-use api::kai::{PodGroup, Queue, Topology};
+use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, EnvVar, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
@@ -51,6 +51,10 @@ pub enum Fact {
     Group(Seen<PodGroup>),
     /// Of a topology.
     Topology(Seen<Topology>),
+    /// Of an admin's shard.
+    Shard(Seen<SchedulingShard>),
+    /// Of KAI's settings.
+    Config(Seen<KaiConfig>),
     /// Of a priority class.
     Class(Seen<PriorityClass>),
     /// Of a namespace.
@@ -112,6 +116,8 @@ pub async fn run(
                 Fact::Queue(seen)
             }),
             follow(Api::all(client.clone()), &facts, Fact::Topology),
+            follow(Api::all(client.clone()), &facts, Fact::Shard),
+            follow(Api::all(client.clone()), &facts, Fact::Config),
             follow(Api::all(client.clone()), &facts, Fact::Namespace),
             follow(Api::all(client.clone()), &facts, Fact::ConfigMap),
             follow(Api::all(client.clone()), &facts, Fact::Claim),

@@ -301,3 +301,152 @@ async fn a_replay_of_our_snapshot_decides_as_the_scheduler_does() {
     }
     idle.end().await;
 }
+
+fn shard(spec: Value) -> Value {
+    json!({"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard",
+        "metadata": {"name": "default"}, "spec": spec})
+}
+
+/// Makes it, or replaces its spec, as `kubectl apply` does.
+async fn apply(site: &Site, object: &Value) {
+    let api: Api<api::SchedulingShard> = Api::all(site.client.clone());
+    let params = PatchParams::apply("an-admin").force();
+    let name = object["metadata"]["name"].as_str().unwrap();
+    api.patch(name, &params, &Patch::Apply(object))
+        .await
+        .unwrap();
+}
+
+/// A condition of the default shard, once it is of this generation.
+async fn condition(site: &Site, kind: &str, generation: i64) -> (String, String) {
+    let api: Api<api::SchedulingShard> = Api::all(site.client.clone());
+    until(kind, async || {
+        let shard = api.get("default").await.unwrap();
+        let found = api::kai::conditions(&shard.status).into_iter();
+        let found = found
+            .filter(|one| one.observed_generation == Some(generation))
+            .find(|one| one.type_ == kind)?;
+        Some((found.status, found.message))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_live_shard_acts_at_once_and_says_what_of_it_does_not() {
+    let site = Site::start().await;
+    let first = site.replica().await;
+    let second = site.replica().await;
+    site.pod_with("a", json!({})).await;
+    let packed = node_of(&site, "a").await;
+
+    let spec = json!({"placementStrategy": {"gpu": "spread", "cpu": "spread"},
+        "plugins": {"dreams": {}}});
+    apply(&site, &shard(spec)).await;
+    assert_eq!(condition(&site, "Ready", 1).await.0, "True");
+    let (ignored, names) = condition(&site, "KeysIgnored", 1).await;
+    assert_eq!(ignored, "True");
+    assert_eq!(names, "spec.plugins.dreams: plugin dreams is not known");
+    site.pod_with("b", json!({})).await;
+    let spread = node_of(&site, "b").await;
+    assert_ne!(spread, packed);
+
+    // What cannot be meant changes nothing.
+    apply(&site, &shard(json!({"placementStrategy": {"gpu": "thin"}}))).await;
+    let (ready, why) = condition(&site, "Ready", 2).await;
+    assert_eq!(ready, "False");
+    assert!(
+        why.starts_with("spec.placementStrategy.gpu: thin is neither"),
+        "{why}"
+    );
+    site.pod_with("c", json!({})).await;
+    let still = node_of(&site, "c").await;
+    assert!(still != packed && still != spread, "{still}");
+
+    // Nor does a pool that is another's.
+    apply(&site, &shard(json!({"partitionLabelValue": "a"}))).await;
+    let (ready, why) = condition(&site, "Ready", 3).await;
+    assert!(ready == "False" && why.contains("--node-pool=a"), "{why}");
+
+    // Without the object it is as it was; a replica that takes over goes by the object, too.
+    let api: Api<api::SchedulingShard> = Api::all(site.client.clone());
+    api.delete("default", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    site.pod_with("d", json!({})).await;
+    assert!([&packed, &spread, &still].contains(&&node_of(&site, "d").await));
+    first.end().await;
+    second.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduler_of_another_name_leaves_the_shards_alone() {
+    let site = Site::start().await;
+    apply(&site, &shard(json!({"plugins": {"dreams": {}}}))).await;
+    let config = Config {
+        scheduler_name: "aliquot".to_owned(),
+        ..Config::default()
+    };
+    let other = site.replica_with(config).await;
+    let pod = json!({"spec": {"schedulerName": "aliquot"}});
+    site.pod_with("a", pod).await;
+    node_of(&site, "a").await;
+    let api: Api<api::SchedulingShard> = Api::all(site.client.clone());
+    let there = api.get("default").await.unwrap();
+    assert!(there.status.is_empty());
+    other.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_that_wants_one_try_gets_one_in_each_node_pool() {
+    let site = Site::start().await;
+    split(&site).await;
+    let config = Config {
+        node_pool: Some("a".to_owned()),
+        ..Config::default()
+    };
+    let replica = site.replica_with(config).await;
+    let groups: Api<api::PodGroup> = Api::namespaced(site.client.clone(), "default");
+    let group = json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+        "metadata": {"name": "g", "labels": {POOL: "a"}},
+        "spec": {"queue": "team-a", "minMember": 1, "schedulingBackoff": 1}});
+    let group = serde_json::from_value(group).unwrap();
+    groups.create(&PostParams::default(), &group).await.unwrap();
+    let labels = json!({POOL: "a", "kai.scheduler/queue": "team-a"});
+    let in_group = |gpus: usize| {
+        json!({"metadata": {"labels": labels, "annotations": {"pod-group-name": "g"}},
+        "spec": {"containers": [{"name": "main", "image": "none",
+            "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}}}]}})
+    };
+    site.pod_with("large", in_group(GPUS + 1)).await;
+    let parked = until("parked", async || {
+        let group = groups.get("g").await.unwrap();
+        let condition = group.status?.scheduling_conditions.pop()?;
+        assert_eq!(condition.node_pool, "a");
+        condition
+            .message
+            .contains("schedulingBackoff: 1")
+            .then_some(condition.message)
+    })
+    .await;
+    assert!(parked.contains("GPUs"), "why it was: {parked}");
+    // One that would fit is not tried, and another group's is.
+    site.pod_with("small", in_group(1)).await;
+    in_pool(&site, "other", labels.clone()).await;
+    node_of(&site, "other").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(
+        site::node_of(&site.pods().get("small").await.unwrap()),
+        None
+    );
+    let gone = kube::api::DeleteParams::default();
+    site.pods().delete("large", &gone).await.unwrap();
+    let forget = json!({"status": {"schedulingConditions": null}});
+    let params = PatchParams::default();
+    groups
+        .patch_status("g", &params, &Patch::Merge(forget))
+        .await
+        .unwrap();
+    node_of(&site, "small").await;
+    replica.end().await;
+}

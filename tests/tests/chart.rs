@@ -110,13 +110,21 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
             "crds/kai.scheduler_topologies.yaml",
             "crds/kai.scheduler_topologies.yaml",
         ),
+        (
+            "crds/kai.scheduler_schedulingshards.yaml",
+            "crds/kai.scheduler_schedulingshards.yaml",
+        ),
+        (
+            "crds/kai.scheduler_configs.yaml",
+            "crds/kai.scheduler_configs.yaml",
+        ),
     ] {
         let link = deploy().join("chart").join(link).canonicalize().unwrap();
         assert_eq!(link, deploy().join(file).canonicalize().unwrap());
     }
     let crds = std::fs::read_dir(deploy().join("crds")).unwrap().count();
     assert_eq!(
-        crds, 4,
+        crds, 6,
         "a definition came or went: the chart must carry it"
     );
 }

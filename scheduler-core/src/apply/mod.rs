@@ -20,6 +20,8 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
     let mut problems = Vec::new();
     let (outside, stirred) = (outside::is_from_outside(state, &event), state.stirred);
     match event {
+        // The core's own: it is built anew.
+        Event::Config(_) => {}
         Event::Tick(now) => {
             if now < state.now {
                 problems.push(Problem::TimeWentBack);

@@ -23,7 +23,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::VolumeGone(_)
         | Event::Backoff(_)
         | Event::CardPause(_) => false,
-        Event::Node(_)
+        Event::Config(_)
+        | Event::Node(_)
         | Event::NodeGone(_)
         | Event::Cards(_)
         | Event::AgentLost(_)
@@ -49,7 +50,7 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
     }
 }
 
-/// More than the times that we told the shell to write, and than its object, where it was
+/// More than the times and the condition that we told the shell to write, and than its object, where it was
 /// announced before that was made.
 fn is_another(state: &State, group: &PodGroup) -> bool {
     let known = state
@@ -60,6 +61,8 @@ fn is_another(state: &State, group: &PodGroup) -> bool {
         let mut same = known.clone();
         same.last_start = group.last_start;
         same.stale_since = group.stale_since;
+        // As its condition says, which we wrote.
+        same.parked.clone_from(&group.parked);
         if known.uid.is_empty() {
             same.uid = Arc::clone(&group.uid);
             same.created = group.created;

@@ -96,6 +96,9 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
             format!("Queue '{name}' is not a leaf queue"),
         );
     }
+    if let Some(parked) = job.group.as_ref().and_then(|group| group.parked.as_ref()) {
+        return said(ReasonKind::Parked, parked.to_string());
+    }
     if let Some(pause) = &row.pause
         && pause.until.is_none_or(|until| until > state.now)
     {

@@ -7,6 +7,7 @@
 
 use super::Cycle;
 use super::scenario::Scenario;
+use crate::config::Plugin;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey};
 use crate::units::Duration;
@@ -46,6 +47,9 @@ impl Cycle<'_> {
         for_queue: Option<QueueKey>,
         victim: JobKey,
     ) -> bool {
+        if !self.config.has(Plugin::MinRuntime) {
+            return false;
+        }
         let Some((queue, started)) = self
             .state
             .jobs

@@ -24,8 +24,9 @@ pub struct PodGroup {
     pub root: SubGroup,
     /// Whether the shell writes `PodScheduled=False` for its pods.
     pub mark_unschedulable: bool,
-    /// KAI's `schedulingBackoff: 1`: one failure parks the group until its spec changes.
-    pub park_after_failure: bool,
+    /// KAI's `schedulingBackoff: 1`, and it was tried in this node pool in vain: what its pods
+    /// are told. None of its pods is tried until its object says otherwise.
+    pub parked: Option<Arc<str>>,
     /// When the group last went from nothing to something, for min-runtime.
     pub last_start: Option<Time>,
     /// When the group was first seen below its minimum with pods running.
@@ -75,7 +76,7 @@ impl PodGroup {
                 ..SubGroup::default()
             },
             mark_unschedulable: true,
-            park_after_failure: false,
+            parked: None,
             last_start: None,
             stale_since: None,
             staleness_grace: None,

@@ -15,6 +15,7 @@
 //! pod p1 gpu-memory.main=2000
 //! ```
 
+mod config;
 mod line;
 mod read;
 mod read_cards;

@@ -1,5 +1,6 @@
 //! Text → events.
 
+use super::config::config;
 use super::line::{Line, TextError, parse};
 use super::read_cards::cards;
 use super::read_pod_rules::{KINDS, namespace, pod_rules};
@@ -45,6 +46,7 @@ fn of_line(line: &Line) -> Read<Event> {
     let event = match line.kind() {
         "tick" => Event::Tick(Time(parsed(line, line.name(1)?)?)),
         "sequence" => Event::Sequence(parsed(line, line.name(1)?)?),
+        "config" => Event::Config(Box::new(config(line)?)),
         "node" => Event::Node(node(line)?),
         "node-gone" => Event::NodeGone(NodeName::new(line.name(1)?)),
         "cards" => Event::Cards(cards(line)?),
@@ -264,7 +266,7 @@ fn group(line: &Line) -> Read<PodGroup> {
         created: Time(line.number("created")?.unwrap_or(0)),
         root,
         mark_unschedulable: !line.flag("no-mark"),
-        park_after_failure: line.flag("park"),
+        parked: line.get("parked").map(Arc::from),
         last_start: line.number("last-start")?.map(Time),
         stale_since: line.number("stale-since")?.map(Time),
         staleness_grace: match line.get("grace") {

@@ -84,6 +84,10 @@ impl Text {
         self.0.push_str(&quoted(&name.to_string()));
     }
 
+    pub(super) fn bare(&mut self, kind: &str) {
+        self.0.push_str(kind);
+    }
+
     pub(super) fn pair(&mut self, key: &str, value: impl Display) {
         let _ = write!(self.0, " {}={}", quoted(key), quoted(&value.to_string()));
     }
@@ -125,6 +129,7 @@ impl Text {
         match event {
             Event::Tick(now) => self.plain("tick", now.0),
             Event::Sequence(sequence) => self.plain("sequence", sequence),
+            Event::Config(config) => self.config(config),
             Event::Node(node) => self.node(node),
             Event::NodeGone(name) => self.plain("node-gone", name),
             Event::Cards(cards) => self.cards(cards),
@@ -370,7 +375,7 @@ impl Text {
         self.flag("non-preemptible", !group.preemptible);
         self.unless("created", group.created.0, 0);
         self.flag("no-mark", !group.mark_unschedulable);
-        self.flag("park", group.park_after_failure);
+        self.some("parked", group.parked.as_ref());
         self.some("last-start", group.last_start.map(|time| time.0));
         self.some("stale-since", group.stale_since.map(|time| time.0));
         let grace = group.staleness_grace.map(|grace| match grace {

@@ -296,13 +296,14 @@ impl<'a> World<'a> {
         } else {
             BTreeSet::from([last])
         };
-        let mut core = Core::new(Config {
-            actions: vec![Step::Allocate],
-            ..Config::verified()
-        });
+        let mut core = Core::new(Config::verified());
         for event in before {
             core.apply(event.clone());
         }
+        core.apply(Event::Config(Box::new(Config {
+            actions: vec![Step::Allocate],
+            ..core.config().clone()
+        })));
         // Whoever was bound has his place before the order of queues is another.
         for action in &decision.actions {
             if let Action::Bind(bind) = action

@@ -4,6 +4,7 @@
 //!   `evict`: one pod deleted, or told; `leave`: whether the disruption budgets let a set of
 //!   them go.
 //! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
+//! - `report`: conditions of an admin's objects.
 //! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
 //!
 //! In: [`Work`]. Out: exactly one [`Outcome`] for each action, when the API server has given
@@ -17,10 +18,12 @@ mod group;
 mod leave;
 mod notice;
 mod pace;
+mod report;
 mod volume;
 
 use crate::clock::Wall;
 use crate::convert::Isolation;
+use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
 use futures::FutureExt as _;
@@ -65,6 +68,8 @@ pub enum Work {
     Stale(GroupName, Option<Time>),
     /// What fences a share.
     Isolation(Isolation),
+    /// What an admin's object is told.
+    Report(Box<Report>),
 }
 
 /// What every write needs.
@@ -308,6 +313,11 @@ impl Actor {
             Work::Isolation(isolation) => {
                 let hands = self.hands.clone();
                 let write = async move { condition::isolation(&hands, &isolation).await };
+                self.waiting.push_back(write.boxed());
+            }
+            Work::Report(report) => {
+                let hands = self.hands.clone();
+                let write = async move { report::write(&hands, *report).await };
                 self.waiting.push_back(write.boxed());
             }
         }

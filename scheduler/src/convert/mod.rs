@@ -6,6 +6,7 @@
 //! - `namespaces`: their labels.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
 //!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing.
+//! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
@@ -13,6 +14,7 @@
 //!
 //! Pure: no client, no clock.
 
+mod admin;
 mod agent;
 mod cards;
 mod config_maps;
@@ -30,6 +32,7 @@ mod supply;
 pub(crate) mod volume;
 
 use crate::limits::Limits;
+use crate::shard::{Live, Pool};
 use crate::telemetry::Heard;
 use crate::watch::{Fact, Seen};
 use agent::Wish;
@@ -110,6 +113,12 @@ pub struct World {
     queues: Roll,
     groups: Roll,
     topologies: Roll,
+    shards: Roll,
+    configs: Roll,
+    /// `None`: no object changes the settings.
+    live: Option<Live>,
+    /// Name of the shard's node pool.
+    pool: String,
     class_names: Roll,
     namespaces: Roll,
     storage: storage::Known,
@@ -158,6 +167,10 @@ impl World {
             queues: Roll::default(),
             groups: Roll::default(),
             topologies: Roll::default(),
+            shards: Roll::default(),
+            configs: Roll::default(),
+            live: None,
+            pool: Pool::All.name().to_owned(),
             class_names: Roll::default(),
             namespaces: Roll::default(),
             storage: storage::Known::default(),
@@ -198,6 +211,16 @@ impl World {
         }
     }
 
+    /// The world of a shard; with `live`, of one whose settings an admin may change.
+    #[must_use]
+    pub fn of_shard(self, pool: &Pool, live: Option<Live>) -> Self {
+        Self {
+            live,
+            pool: pool.name().to_owned(),
+            ..self
+        }
+    }
+
     /// A world that reads no more of a pod group than these.
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
@@ -229,6 +252,7 @@ impl World {
             (&self.queues, "queues"),
             (&self.groups, "podgroups"),
             (&self.topologies, "topologies"),
+            (&self.shards, "schedulingshards"),
             (&self.class_names, "priorityclasses"),
             (&self.namespaces, "namespaces"),
             (&self.config_maps.there, "configmaps"),
@@ -272,7 +296,8 @@ impl World {
 
     /// When time is to be told next; `None`: not before another fact.
     pub fn wake_at(&self) -> Option<Time> {
-        self.leaving.values().map(|(at, _)| *at).min()
+        let leaving = self.leaving.values().map(|(at, _)| *at);
+        leaving.chain(self.report_due()).min()
     }
 
     /// A fact of the API server.
@@ -284,6 +309,11 @@ impl World {
             Fact::Queue(seen) => self.queue(seen),
             Fact::Group(seen) => self.group(seen),
             Fact::Topology(seen) => self.topology(seen),
+            Fact::Shard(seen) => self.shard(seen),
+            Fact::Config(seen) => {
+                self.config(seen);
+                Vec::new()
+            }
             Fact::Class(seen) => {
                 self.class(seen);
                 Vec::new()
@@ -483,7 +513,8 @@ impl World {
                 self.groups.there(&key(&object));
                 let class = object.spec.priority_class_name.as_ref();
                 let priority = self.classes.value([class]);
-                vec![Event::Group(queue::group(&object, priority, &self.limits))]
+                let group = queue::group(&object, priority, &self.limits, &self.pool);
+                vec![Event::Group(group)]
             }
             Seen::Gone(object) => {
                 let name = key(&object);

@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Queue priority where none is set.
+/// Ends what is said of a group that is not tried again.
+const PARKED: &str = " (schedulingBackoff: 1, so that it is not tried again in this node pool until the condition UnschedulableOnNodePool is deleted)";
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.
 const PREEMPTIBLE_BELOW: i32 = 100;
@@ -125,7 +127,7 @@ pub(super) fn group_name(namespace: &str, name: &str) -> GroupName {
 }
 
 /// A pod group with the value of its priority class.
-pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits) -> PodGroup {
+pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits, pool: &str) -> PodGroup {
     let spec = &group.spec;
     let namespace = group.namespace().unwrap_or_default();
     let annotation = |key: &str| group.annotations().get(key).map(String::as_str);
@@ -143,7 +145,7 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits) -> Po
         created: created(&group.metadata),
         root: tree(spec, limits),
         mark_unschedulable: spec.mark_unschedulable.unwrap_or(true),
-        park_after_failure: spec.scheduling_backoff == Some(1),
+        parked: parked(group, pool),
         last_start: stamp(annotation(proto::names::kai::LAST_START)),
         stale_since: stamp(annotation(proto::names::kai::STALE_SINCE)),
         staleness_grace: grace(
@@ -158,6 +160,25 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits) -> Po
         )
         .unwrap_or_default(),
     }
+}
+
+/// `schedulingBackoff: 1`: who was tried once in this node pool, and in no other since, waits
+/// until somebody changes the backoff, the pool or the condition that says so (KAI,
+/// `cluster_info.go`: `isPodGroupUpForScheduler`).
+fn parked(group: &kai::PodGroup, pool: &str) -> Option<Arc<str>> {
+    if group.spec.scheduling_backoff != Some(1) {
+        return None;
+    }
+    let conditions = &group.status.as_ref()?.scheduling_conditions;
+    // Of those without a number the last.
+    let last = conditions
+        .iter()
+        .max_by_key(|one| one.transition_id.parse::<u64>().unwrap_or(0))?;
+    if last.node_pool != pool {
+        return None;
+    }
+    let why = last.message.strip_suffix(PARKED).unwrap_or(&last.message);
+    Some(Arc::from(format!("{why}{PARKED}")))
 }
 
 /// `preemptible`, `non-preemptible`; anything else: by priority.
@@ -324,6 +345,7 @@ mod tests {
                 &serde_json::from_value(object).unwrap(),
                 50,
                 &Limits::default(),
+                "default",
             );
             (group.staleness_grace, group.preemption_delay.0)
         };
@@ -376,7 +398,7 @@ mod tests {
             "spec": spec,
         }))
         .unwrap();
-        group(&read, 50, &Limits::default())
+        group(&read, 50, &Limits::default(), "default")
     }
 
     #[test]
@@ -476,5 +498,29 @@ mod tests {
         ] {
             assert_eq!(preemptible(word, priority), expected, "{word:?} {priority}");
         }
+    }
+
+    #[test]
+    fn who_was_tried_in_vain_in_this_pool_and_wants_no_more_is_parked() {
+        let parked = |backoff: i32, conditions: serde_json::Value| {
+            let object = json!({"metadata": {"name": "g", "namespace": "ns"},
+                "spec": {"schedulingBackoff": backoff}, "status": {"schedulingConditions": conditions}});
+            let object = serde_json::from_value(object).unwrap();
+            super::group(&object, 50, &Limits::default(), "a").parked
+        };
+        let of = |pool: &str, id: &str, message: &str| {
+            json!({"type": "UnschedulableOnNodePool", "nodePool": pool, "status": "True",
+                "transitionID": id, "message": message})
+        };
+        let said = parked(1, json!([of("a", "", "no room")])).unwrap();
+        assert!(said.starts_with("no room (schedulingBackoff: 1"), "{said}");
+        // What we wrote ourselves is read again: it does not grow.
+        assert_eq!(parked(1, json!([of("a", "", &said)])), Some(said));
+        assert_eq!(parked(1, json!([])), None);
+        assert_eq!(parked(-1, json!([of("a", "", "no room")])), None);
+        assert_eq!(parked(1, json!([of("a", "1", ""), of("b", "2", "")])), None);
+        assert!(parked(1, json!([of("b", "1", ""), of("a", "2", "")])).is_some());
+        assert!(parked(1, json!([of("a", "2", ""), of("b", "1", "")])).is_some());
+        assert!(parked(1, json!([of("b", "", ""), of("a", "", "")])).is_some());
     }
 }

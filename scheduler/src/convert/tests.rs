@@ -46,7 +46,7 @@ fn what_a_new_listing_does_not_name_is_gone() {
 }
 
 /// The end of each kind's listing; priority classes last.
-fn listed() -> [Fact; 15] {
+fn listed() -> [Fact; 16] {
     [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),
@@ -54,6 +54,7 @@ fn listed() -> [Fact; 15] {
         Fact::Queue(Seen::Listed),
         Fact::Group(Seen::Listed),
         Fact::Topology(Seen::Listed),
+        Fact::Shard(Seen::Listed),
         Fact::Namespace(Seen::Listed),
         Fact::ConfigMap(Seen::Listed),
         Fact::Claim(Seen::Listed),
@@ -90,7 +91,7 @@ fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
-    assert_eq!(world.missing().len(), 15);
+    assert_eq!(world.missing().len(), 16);
     let [kinds @ .., classes] = listed();
     for fact in kinds {
         world.take(fact);

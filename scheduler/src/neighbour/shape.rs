@@ -16,6 +16,8 @@ pub(super) async fn look(client: &Client) -> Result<(), NeighbourError> {
         api::Queue::crd(),
         api::PodGroup::crd(),
         api::Topology::crd(),
+        api::kai::ShardDefinition::crd(),
+        api::kai::ConfigDefinition::crd(),
     ] {
         let name = ours.name_any();
         let found = match definitions.get_opt(&name).await {

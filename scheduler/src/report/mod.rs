@@ -42,8 +42,8 @@ const AT_ONCE: usize = 8;
 pub struct Views {
     /// Every queue.
     pub queues: Vec<QueueView>,
-    /// Every pod group. Shared: there are as many as workloads.
-    pub groups: Arc<[GroupView]>,
+    /// Every pod group, by the name of its node pool. Shared: there are as many as workloads.
+    pub groups: Vec<(Arc<str>, Arc<[GroupView]>)>,
     /// False while another replica reports.
     pub leading: bool,
 }
@@ -162,14 +162,14 @@ pub(crate) async fn run(
 /// into words when it is written.
 enum Content {
     Queue(Value),
-    Group(GroupView),
+    Group(Arc<str>, GroupView),
 }
 
 impl Content {
     fn status(self) -> Value {
         match self {
             Self::Queue(status) => status,
-            Self::Group(view) => patch::group(&view),
+            Self::Group(pool, view) => patch::group(&view, &pool),
         }
     }
 }
@@ -227,10 +227,13 @@ fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
             due.push((object, Content::Queue(status), digest));
         }
     }
-    for view in views.groups.iter() {
-        let (object, digest) = (Object::Group(view.group.clone()), digest(view));
-        if is_new(&object, digest) {
-            due.push((object, Content::Group(view.clone()), digest));
+    for (pool, groups) in &views.groups {
+        for view in groups.iter() {
+            let (object, digest) = (Object::Group(view.group.clone()), digest(&(pool, view)));
+            if is_new(&object, digest) {
+                let content = Content::Group(Arc::clone(pool), view.clone());
+                due.push((object, content, digest));
+            }
         }
     }
     due

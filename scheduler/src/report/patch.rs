@@ -4,9 +4,6 @@ use super::amounts;
 use scheduler_core::{GroupView, QueueView, ReasonKind};
 use serde_json::{Value, json};
 
-/// `UnschedulableOnNodePool` speaks of a pool; ours is the one without a label.
-const POOL: &str = "default";
-
 /// `Queue.status`.
 pub(super) fn queue(view: &QueueView, all: &[QueueView]) -> Value {
     let children: Vec<&str> = all
@@ -27,14 +24,20 @@ pub(super) fn queue(view: &QueueView, all: &[QueueView]) -> Value {
     })
 }
 
-/// `PodGroup.status`.
-pub(super) fn group(view: &GroupView) -> Value {
+/// `PodGroup.status`, in the node pool of that name.
+pub(super) fn group(view: &GroupView, pool: &str) -> Value {
     let phase = match (view.running, view.pending) {
         (0, _) => "Pending",
         (_, _) => "Running",
     };
-    // Who is not complete yet is no case for anybody who makes room or nodes.
-    let ready = |kind: &ReasonKind| !matches!(kind, ReasonKind::NotReady | ReasonKind::Gated);
+    // Who is not complete yet, or has a place that is being freed, is no case for anybody who
+    // makes room or nodes, and was not tried in vain.
+    let ready = |kind: &ReasonKind| {
+        !matches!(
+            kind,
+            ReasonKind::NotReady | ReasonKind::Gated | ReasonKind::Promised
+        )
+    };
     let conditions: Vec<Value> = view
         .reason
         .iter()
@@ -42,7 +45,7 @@ pub(super) fn group(view: &GroupView) -> Value {
         .map(|(kind, line)| {
             json!({
                 "type": "UnschedulableOnNodePool",
-                "nodePool": POOL,
+                "nodePool": pool,
                 "status": "True",
                 "reason": "Unschedulable",
                 "message": line.as_ref(),

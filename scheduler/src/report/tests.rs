@@ -105,7 +105,7 @@ impl Site {
     fn say(&self, queues: Vec<QueueView>, groups: Vec<GroupView>, leading: bool) {
         self.views.send_replace(Views {
             queues,
-            groups: groups.into(),
+            groups: vec![("default".into(), groups.into())],
             leading,
         });
     }
@@ -276,7 +276,7 @@ async fn written(lost: bool) -> Vec<Duration> {
     let _stop = stop.drop_guard();
     views.send_replace(Views {
         queues: vec![queue("team", None, 0, 0)],
-        groups: Arc::default(),
+        groups: Vec::new(),
         leading: true,
     });
     tokio::time::sleep(answer::LANDING * 3).await;
@@ -320,7 +320,7 @@ async fn a_group_that_waits_says_so_once_for_each_reason_and_one_that_is_not_rea
         (waits(ReasonKind::NotReady, "Waiting for 3 pods", 1), false),
         (waits(ReasonKind::NotReady, "Waiting for 2 pods", 2), false),
         (waits(ReasonKind::OverLimit, "over its limit", 3), true),
-        (waits(ReasonKind::Promised, "has a place", 4), true),
+        (waits(ReasonKind::Promised, "has a place", 4), false),
     ] {
         let pending = view.pending;
         site.say(Vec::new(), vec![view], true);

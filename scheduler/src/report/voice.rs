@@ -7,6 +7,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use scheduler_core::ids::GroupName;
 use scheduler_core::{GroupView, ReasonKind};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Events of one round, one after the other; the others come with the next. A status is more
 /// urgent.
@@ -39,10 +40,10 @@ impl Voice {
     }
 
     /// Says what is new; whether that was all. Who waits no longer is forgotten.
-    pub(super) async fn tell(&mut self, groups: &[GroupView]) -> bool {
+    pub(super) async fn tell(&mut self, groups: &[(Arc<str>, Arc<[GroupView]>)]) -> bool {
         let before = std::mem::take(&mut self.said);
         let mut told = 0;
-        for view in groups {
+        for view in groups.iter().flat_map(|(_, groups)| &**groups) {
             let Some((kind, line)) = &view.reason else {
                 continue;
             };

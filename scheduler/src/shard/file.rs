@@ -52,14 +52,18 @@ pub enum ConfigError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remark {
     pub(super) line: u64,
+    /// Of a shard's spec; empty where it is of none.
+    pub(super) field: String,
     pub(super) why: String,
 }
 
 /// One core and what it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Its name, for people.
+    /// Its name, for people, and of the live object over it.
     pub name: String,
+    /// Whether there may be such an object.
+    pub live: bool,
     /// Which objects are its.
     pub pool: Pool,
     /// How it decides.
@@ -126,6 +130,26 @@ struct Metadata {
     name: Spanned<String>,
 }
 
+impl Shard {
+    /// The only one of a scheduler with these flags; `core`: what they say of decisions.
+    pub fn of_all(config: &Config, core: scheduler_core::Config) -> Self {
+        let pool = config
+            .node_pool
+            .as_ref()
+            .map_or(Pool::All, |value| Pool::Of {
+                key: config.node_pool_label_key.clone(),
+                value: value.clone(),
+            });
+        let name = config.shard.as_deref();
+        Self {
+            name: name.unwrap_or_else(|| pool.name()).to_owned(),
+            live: config.reads_shards(),
+            pool,
+            core,
+        }
+    }
+}
+
 impl Plan {
     /// From flags and file. `epoch`: of the first core; the others' follow. What has no
     /// effect is logged.
@@ -149,20 +173,9 @@ impl Plan {
     }
 
     fn alone(config: &Config, epoch: u64) -> Self {
-        let pool = config
-            .node_pool
-            .as_ref()
-            .map_or(Pool::All, |value| Pool::Of {
-                key: config.node_pool_label_key.clone(),
-                value: value.clone(),
-            });
         Self {
             queue_label: config.queue_label_key.clone(),
-            shards: vec![Shard {
-                name: pool.name().to_owned(),
-                pool,
-                core: config.core(epoch),
-            }],
+            shards: vec![Shard::of_all(config, config.core(epoch))],
         }
     }
 
@@ -183,6 +196,7 @@ impl Plan {
                     if ours.is_some() {
                         return Err(remark(
                             &head.kind,
+                            "",
                             "there is a SchedulerConfiguration already",
                         ));
                     }
@@ -193,7 +207,7 @@ impl Plan {
                 }
                 (version, kind) => {
                     let why = format!("{version} {kind} is nothing that belongs here");
-                    return Err(remark(&head.kind, why));
+                    return Err(remark(&head.kind, "", why));
                 }
             }
         }
@@ -210,7 +224,7 @@ impl Plan {
         let mut bases = BTreeMap::new();
         for (product, mib) in ours.product_base_mib {
             if mib.value == 0 {
-                return Err(remark(&mib, format!("{product} cannot have 0 MiB")));
+                return Err(remark(&mib, "", format!("{product} cannot have 0 MiB")));
             }
             bases.insert(product, mib.value);
         }
@@ -227,22 +241,22 @@ impl Plan {
             let key = read
                 .pool_key
                 .unwrap_or_else(|| base.node_pool_label_key.clone());
-            if !pools.insert((key.clone(), read.pool.clone())) {
+            let pool = read.pool.unwrap_or_default();
+            if !pools.insert((key.clone(), pool.clone())) {
                 let why = format!("another shard has the same nodes as {}", name.value);
-                return Err(remark(name, why));
+                return Err(remark(name, "", why));
             }
             if !names.insert(name.value.clone()) {
                 return Err(remark(
                     name,
+                    "",
                     format!("another shard is named {}", name.value),
                 ));
             }
             plan.shards.push(Shard {
                 name: name.value.clone(),
-                pool: Pool::Of {
-                    key,
-                    value: read.pool,
-                },
+                live: base.reads_shards(),
+                pool: Pool::Of { key, value: pool },
                 core,
             });
         }
@@ -270,9 +284,19 @@ fn at(path: &Path, remark: Remark) -> ConfigError {
     }
 }
 
-pub(super) fn remark<T>(at: &Spanned<T>, why: impl Into<String>) -> Remark {
+pub(super) fn remark<T>(at: &Spanned<T>, field: &str, why: impl Into<String>) -> Remark {
     Remark {
         line: at.referenced.line(),
+        field: field.to_owned(),
+        why: why.into(),
+    }
+}
+
+/// Of a field of an object, which has no lines.
+pub(super) fn remark_at(field: &str, why: impl Into<String>) -> Remark {
+    Remark {
+        line: 0,
+        field: field.to_owned(),
         why: why.into(),
     }
 }
@@ -297,13 +321,14 @@ fn documents(text: &str) -> Vec<String> {
     documents
 }
 
-fn parse<T: serde::de::DeserializeOwned>(document: &str) -> Result<T, Remark> {
+pub(super) fn parse<T: serde::de::DeserializeOwned>(document: &str) -> Result<T, Remark> {
     serde_saphyr::from_str(document).map_err(|error| {
         let line = error.location().map_or(1, |location| location.line());
         let text = error.without_snippet().to_string();
         let first = text.lines().next().unwrap_or_default();
         Remark {
             line,
+            field: String::new(),
             why: first.to_owned(),
         }
     })
@@ -477,8 +502,9 @@ mod tests {
   queueDepthPerAction: {{allocate: 10}}
 "
         ));
-        assert_eq!(remarks.len(), 4, "{remarks:?}");
+        assert_eq!(remarks.len(), 5, "{remarks:?}");
         for (remark, (line, word)) in remarks.iter().zip([
+            ("7: ", "schedule-period"),
             ("8: ", "no-such-flag"),
             ("10: ", "dreams"),
             ("11: ", "priority"),

@@ -138,7 +138,7 @@ fn one_view(faces: &[Face]) -> Views {
             .collect(),
         groups: all
             .iter()
-            .flat_map(|views| &*views.groups)
+            .flat_map(|views| &views.groups)
             .cloned()
             .collect(),
         leading: all.iter().all(|views| views.leading),

@@ -2,6 +2,7 @@
 //!
 //! - `file`: the configuration file; `spec`: one of KAI's `SchedulingShard`s in it, and what
 //!   its arguments mean for a core.
+//! - `live`: the same as an object, which changes while the scheduler runs.
 //! - `pool`: which objects are of a shard; `router`: pure: every fact to its shard.
 //! - `front`: one face for all: outcomes to their core, questions to who can answer them,
 //!   states and views as one.
@@ -10,11 +11,13 @@
 
 mod file;
 mod front;
+mod live;
 mod pool;
 mod router;
 mod spec;
 
 pub use file::{ConfigError, Plan, Shard};
 pub use front::{Face, run as front};
+pub use live::{InForce, Kind, Live, Report, Want};
 pub use pool::Pool;
 pub use router::{Lane, run as route};

@@ -1,11 +1,11 @@
 //! KAI's `SchedulingShard.spec`, and what its arguments mean for a core.
 //!
 //! As in KAI an unknown action is refused, an unknown plugin or flag is passed over; here
-//! that is said. What KAI's plugins do is built in and cannot be left out.
+//! that is said, as is every key that is known and changes nothing.
 
 use super::file::{Remark, remark};
 use scheduler_core::units::{Duration, NanoGpu};
-use scheduler_core::{Placement, Step};
+use scheduler_core::{Placement, Plugin as Switch, Step};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_saphyr::Spanned;
@@ -13,8 +13,10 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Flags of KAI's scheduler whose meaning is not about decisions, or built in here.
-const PASSED: [&str; 26] = [
+/// Flags of KAI's scheduler that mean nothing here: they are not about decisions, or what they
+/// are about is done otherwise.
+const WITHOUT_EFFECT: [&str; 25] = [
+    "burst",
     "cpu-worker-node-label-key",
     "detailed-fit-errors",
     "enable-profiler",
@@ -29,11 +31,9 @@ const PASSED: [&str; 26] = [
     "metrics-namespace",
     "mig-worker-node-label-key",
     "num-of-status-recording-workers",
-    "partition-label-value",
     "plugin-server-port",
     "profiler-api-port",
     "qps",
-    "burst",
     "queue-label-key",
     "resource-reservation-app-label",
     "schedule-period",
@@ -42,30 +42,25 @@ const PASSED: [&str; 26] = [
     "use-scheduling-signatures",
     "v",
 ];
-/// Plugins of KAI, all of which are built in.
-const PLUGINS: [&str; 22] = [
-    "dynamicresources",
+/// Plugins of KAI whose work is done here and cannot be left out.
+const BUILT_IN: [&str; 10] = [
     "elastic",
-    "gpupack",
-    "gpusharingorder",
-    "gpuspread",
     "kubeflow",
-    "minruntime",
-    "nodeavailability",
-    "nodeplacement",
-    "nominatednode",
-    "podaffinity",
     "predicates",
     "priority",
     "proportion",
     "ray",
-    "reflectjoborder",
-    "resourcetype",
     "snapshot",
     "subgrouporder",
     "taskorder",
     "topology",
-    "tensorfusion",
+];
+/// Plugins of KAI whose work nothing does here.
+const NOT_BUILT_IN: [&str; 4] = [
+    "dynamicresources",
+    "reflectjoborder",
+    "sg-multinodegang",
+    "sg-nodelocalgreedy",
 ];
 const BILLION: f64 = 1e9;
 
@@ -115,6 +110,10 @@ pub(super) struct Spec {
     k_value: Option<Spanned<f64>>,
     #[serde(rename = "usageDBConfig")]
     usage_db_config: Option<Spanned<serde_json::Value>>,
+    go_mem_limit: Option<Spanned<serde_json::Value>>,
+    go_mem_limit_ratio: Option<Spanned<serde_json::Value>>,
+    scenario_search_budgets: Option<Spanned<serde_json::Value>>,
+    scenario_search_checkpoints: Option<Spanned<serde_json::Value>>,
     #[serde(default)]
     plugins: Pairs<Plugin>,
     #[serde(default)]
@@ -139,8 +138,7 @@ struct MinRuntime {
 #[serde(deny_unknown_fields)]
 struct Plugin {
     enabled: Option<bool>,
-    #[expect(dead_code, reason = "what the plugins do comes in one order here")]
-    priority: Option<i64>,
+    priority: Option<Spanned<i64>>,
     #[serde(default)]
     arguments: Pairs<Spanned<String>>,
 }
@@ -152,9 +150,28 @@ struct Enabled {
     priority: Option<i64>,
 }
 
+/// Top-level fields of a shard's spec that are known.
+pub(super) const FIELDS: [&str; 13] = [
+    "args",
+    "placementStrategy",
+    "partitionLabelValue",
+    "queueDepthPerAction",
+    "minRuntime",
+    "kValue",
+    "usageDBConfig",
+    "goMemLimit",
+    "goMemLimitRatio",
+    "scenarioSearchBudgets",
+    "scenarioSearchCheckpoints",
+    "plugins",
+    "actions",
+];
+
 /// What of it is not about the core.
+#[derive(Debug)]
 pub(super) struct Read {
-    pub(super) pool: String,
+    /// `None`: it says nothing of a pool.
+    pub(super) pool: Option<String>,
     pub(super) pool_key: Option<String>,
 }
 
@@ -165,45 +182,71 @@ pub(super) fn read(
     remarks: &mut Vec<Remark>,
 ) -> Result<Read, Remark> {
     let mut read = Read {
-        pool: String::new(),
+        pool: None,
         pool_key: None,
     };
     for (name, value) in &spec.args.0 {
         flag(name, value, core, &mut read, remarks)?;
     }
     if let Some(pool) = spec.partition_label_value {
-        read.pool = pool;
+        read.pool = Some(pool);
     }
     if let Some(gpu) = &spec.placement_strategy.gpu {
-        core.gpu_placement = placement(gpu)?;
+        core.gpu_placement = placement(gpu, "placementStrategy.gpu")?;
     }
     if let Some(cpu) = &spec.placement_strategy.cpu {
-        core.cpu_placement = placement(cpu)?;
+        core.cpu_placement = placement(cpu, "placementStrategy.cpu")?;
     }
     if let Some(time) = &spec.min_runtime.preempt_min_runtime {
-        core.preempt_min_runtime = duration(time)?;
+        core.preempt_min_runtime = duration(time, "minRuntime.preemptMinRuntime")?;
     }
     if let Some(time) = &spec.min_runtime.reclaim_min_runtime {
-        core.reclaim_min_runtime = duration(time)?;
+        core.reclaim_min_runtime = duration(time, "minRuntime.reclaimMinRuntime")?;
     }
     if let Some(k) = &spec.k_value {
         core.k_value = billionths(k, "kValue", k.value, 0.0)?;
     }
     for (name, plugin) in &spec.plugins.0 {
-        arguments(name, plugin, core, remarks)?;
+        if switch(name, plugin, core, remarks) {
+            arguments(name, plugin, core, remarks)?;
+        }
     }
     if !spec.actions.0.is_empty() {
         core.actions = actions(&spec.actions)?;
     }
-    if let Some(depths) = &spec.queue_depth_per_action {
+    if let Some(depths) = &spec.queue_depth_per_action
+        && !depths.value.0.is_empty()
+    {
         let why = "queueDepthPerAction has no effect: every job of a queue is looked at";
-        if !depths.value.0.is_empty() {
-            remarks.push(remark(depths, why));
-        }
+        remarks.push(remark(depths, "queueDepthPerAction", why));
     }
-    if let Some(usage) = &spec.usage_db_config {
-        let why = "usageDBConfig has no effect: past use is not read";
-        remarks.push(remark(usage, why));
+    for (value, field, why) in [
+        (
+            &spec.usage_db_config,
+            "usageDBConfig",
+            "past use is not read",
+        ),
+        (&spec.go_mem_limit, "goMemLimit", "this is no Go program"),
+        (
+            &spec.go_mem_limit_ratio,
+            "goMemLimitRatio",
+            "this is no Go program",
+        ),
+        (
+            &spec.scenario_search_budgets,
+            "scenarioSearchBudgets",
+            "searches are bounded in steps (searchBudget)",
+        ),
+        (
+            &spec.scenario_search_checkpoints,
+            "scenarioSearchCheckpoints",
+            "a search that was cut short begins anew, with more steps",
+        ),
+    ] {
+        if let Some(value) = value {
+            let why = format!("{field} has no effect: {why}");
+            remarks.push(remark(value, field, why));
+        }
     }
     Ok(read)
 }
@@ -215,54 +258,108 @@ fn flag(
     read: &mut Read,
     remarks: &mut Vec<Remark>,
 ) -> Result<(), Remark> {
+    let field = format!("args.{}", name.value);
+    let mut say = |why: String| remarks.push(remark(name, &field, why));
     match name.value.trim_start_matches('-') {
         "max-consolidation-preemptees" => {
-            let count: i64 = value
-                .value
-                .parse()
-                .map_err(|_| remark(value, format!("{} is no number of jobs", value.value)))?;
+            let no = |_| {
+                remark(
+                    value,
+                    &field,
+                    format!("{} is no number of jobs", value.value),
+                )
+            };
+            let count: i64 = value.value.parse().map_err(no)?;
             core.consolidation_jobs = u32::try_from(count).ok();
         }
         "default-staleness-grace-period" => {
             core.staleness_grace = if value.value.trim_start().starts_with('-') {
                 None
             } else {
-                Some(duration(value)?)
+                Some(duration(value, &field)?)
             };
         }
         "nodepool-label-key" if !value.value.is_empty() => {
             read.pool_key = Some(value.value.clone());
         }
-        "partition-label-value" => read.pool.clone_from(&value.value),
+        "nodepool-label-key" => {}
+        "partition-label-value" => read.pool = Some(value.value.clone()),
         "full-hierarchy-fairness" | "allow-consolidating-reclaim" => {
-            if !truth(value)? {
-                let why = format!("{} cannot be switched off", name.value);
-                remarks.push(remark(name, why));
+            if !truth(value, &field)? {
+                say(format!("{} cannot be switched off", name.value));
             }
         }
         "restrict-node-scheduling" => {
-            if truth(value)? {
-                let why = format!(
+            if truth(value, &field)? {
+                say(format!(
                     "{} has no effect: every node of the pool is used, also one without a worker's label; taint the others, or give the pool's label to fewer",
                     name.value
-                );
-                remarks.push(remark(name, why));
+                ));
             }
         }
         "schedule-csi-storage" => {
-            if truth(value)? {
-                let why = format!("{} has no effect", name.value);
-                remarks.push(remark(name, why));
+            if truth(value, &field)? {
+                say(format!("{} has no effect", name.value));
             }
         }
-        "nodepool-label-key" => {}
-        known if PASSED.contains(&known) => {}
-        _ => remarks.push(remark(
-            name,
-            format!("{} is no flag that has an effect", name.value),
-        )),
+        known if WITHOUT_EFFECT.contains(&known) => {
+            say(format!("{} has no effect", name.value));
+        }
+        _ => say(format!("{} is no flag of KAI's scheduler", name.value)),
     }
     Ok(())
+}
+
+/// `enabled` and `priority` of a plugin; whether there is one of that name.
+fn switch(
+    name: &Spanned<String>,
+    plugin: &Plugin,
+    core: &mut scheduler_core::Config,
+    remarks: &mut Vec<Remark>,
+) -> bool {
+    let on = plugin.enabled != Some(false);
+    let field = format!("plugins.{}", name.value);
+    let mut say = |part: &str, why: String| {
+        remarks.push(remark(name, &format!("{field}{part}"), why));
+    };
+    match name.value.as_str() {
+        "gpupack" if on => core.card_placement = Some(Placement::Binpack),
+        "gpuspread" if on => core.card_placement = Some(Placement::Spread),
+        // Without the one KAI has the other.
+        "gpupack" => core.card_placement = Some(Placement::Spread),
+        "gpuspread" => {}
+        known => match Switch::named(known) {
+            Some(switch) if on => {
+                core.without.remove(&switch);
+            }
+            Some(switch) => {
+                core.without.insert(switch);
+            }
+            None if BUILT_IN.contains(&known) => {
+                if !on {
+                    let why = format!("plugin {known} is built in and cannot be switched off");
+                    say(".enabled", why);
+                }
+            }
+            None if NOT_BUILT_IN.contains(&known) => {
+                if on {
+                    say("", format!("plugin {known} of KAI is not built in"));
+                }
+            }
+            None => {
+                say("", format!("plugin {known} is not known"));
+                return false;
+            }
+        },
+    }
+    if plugin.priority.is_some() {
+        let why = format!("priority of plugin {} has no effect", name.value);
+        say(
+            ".priority",
+            format!("{why}: what plugins do comes in KAI's order"),
+        );
+    }
+    true
 }
 
 fn arguments(
@@ -271,45 +368,28 @@ fn arguments(
     core: &mut scheduler_core::Config,
     remarks: &mut Vec<Remark>,
 ) -> Result<(), Remark> {
-    let on = plugin.enabled != Some(false);
-    match name.value.as_str() {
-        "gpupack" if on => core.card_placement = Some(Placement::Binpack),
-        "gpuspread" if on => core.card_placement = Some(Placement::Spread),
-        // Without the one KAI has the other.
-        "gpupack" => core.card_placement = Some(Placement::Spread),
-        "gpuspread" => {}
-        known if PLUGINS.contains(&known) => {
-            if !on {
-                let why = format!("plugin {known} is built in and cannot be switched off");
-                remarks.push(remark(name, why));
-            }
-        }
-        other => {
-            remarks.push(remark(name, format!("plugin {other} is not known")));
-            return Ok(());
-        }
-    }
     for (key, value) in &plugin.arguments.0 {
+        let field = format!("plugins.{}.arguments.{}", name.value, key.value);
         match (name.value.as_str(), key.value.as_str()) {
-            ("nodeplacement", "gpu") => core.gpu_placement = placement(value)?,
-            ("nodeplacement", "cpu") => core.cpu_placement = placement(value)?,
+            ("nodeplacement", "gpu") => core.gpu_placement = placement(value, &field)?,
+            ("nodeplacement", "cpu") => core.cpu_placement = placement(value, &field)?,
             ("proportion", "kValue") => {
-                core.k_value = billionths(value, "kValue", number(value)?, 0.0)?;
+                core.k_value = billionths(value, &field, number(value, &field)?, 0.0)?;
             }
             ("proportion", "relcaimerSaturationMultiplier") => {
                 core.saturation_multiplier =
-                    billionths(value, &key.value, number(value)?, 1.0)?.max(NanoGpu::ONE.0);
+                    billionths(value, &field, number(value, &field)?, 1.0)?.max(NanoGpu::ONE.0);
             }
             ("minruntime", "defaultPreemptMinRuntime") => {
-                core.preempt_min_runtime = duration(value)?;
+                core.preempt_min_runtime = duration(value, &field)?;
             }
             ("minruntime", "defaultReclaimMinRuntime") => {
-                core.reclaim_min_runtime = duration(value)?;
+                core.reclaim_min_runtime = duration(value, &field)?;
             }
             ("minruntime", "reclaimResolveMethod") if value.value == "lca" => {}
             (plugin, key_name) => {
                 let why = format!("argument {key_name} of plugin {plugin} has no effect");
-                remarks.push(remark(key, why));
+                remarks.push(remark(key, &field, why));
             }
         }
     }
@@ -329,10 +409,9 @@ fn actions(wanted: &Pairs<Enabled>) -> Result<Vec<Step>, Remark> {
         let found = all.iter_mut().find(|(known, ..)| *known == name.value);
         let Some((_, _, priority, on)) = found else {
             let known = "allocate, consolidation, reclaim, preempt or stalegangeviction";
-            return Err(remark(
-                name,
-                format!("action {} is none of {known}", name.value),
-            ));
+            let field = format!("actions.{}", name.value);
+            let why = format!("action {} is none of {known}", name.value);
+            return Err(remark(name, &field, why));
         };
         *priority = action.priority.unwrap_or(*priority);
         *on = action.enabled.unwrap_or(*on);
@@ -342,7 +421,7 @@ fn actions(wanted: &Pairs<Enabled>) -> Result<Vec<Step>, Remark> {
     Ok(all.into_iter().map(|(_, step, ..)| step).collect())
 }
 
-fn placement(text: &Spanned<String>) -> Result<Placement, Remark> {
+fn placement(text: &Spanned<String>, field: &str) -> Result<Placement, Remark> {
     match text.value.as_str() {
         "binpack" => Ok(Placement::Binpack),
         "spread" => Ok(Placement::Spread),
@@ -350,32 +429,37 @@ fn placement(text: &Spanned<String>) -> Result<Placement, Remark> {
         "fragmentation" => Ok(Placement::Fragmentation),
         other => Err(remark(
             text,
+            field,
             format!("{other} is neither binpack nor spread nor fragmentation"),
         )),
     }
 }
 
 /// Go's truth (`strconv.ParseBool`), as KAI's flags read it.
-fn truth(text: &Spanned<String>) -> Result<bool, Remark> {
+fn truth(text: &Spanned<String>, field: &str) -> Result<bool, Remark> {
     match text.value.as_str() {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        other => Err(remark(text, format!("{other} is neither true nor false"))),
+        other => {
+            let why = format!("{other} is neither true nor false");
+            Err(remark(text, field, why))
+        }
     }
 }
 
 /// Go's duration.
-fn duration(text: &Spanned<String>) -> Result<Duration, Remark> {
+fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, Remark> {
     crate::convert::queue::duration(Some(&text.value)).ok_or_else(|| {
         remark(
             text,
+            field,
             format!("{} is no duration, such as 90s or 5m", text.value),
         )
     })
 }
 
-fn number(text: &Spanned<String>) -> Result<f64, Remark> {
-    let no = |_| remark(text, format!("{} is no number", text.value));
+fn number(text: &Spanned<String>, field: &str) -> Result<f64, Remark> {
+    let no = |_| remark(text, field, format!("{} is no number", text.value));
     text.value.parse().map_err(no)
 }
 
@@ -384,10 +468,12 @@ fn number(text: &Spanned<String>) -> Result<f64, Remark> {
     clippy::cast_sign_loss,
     reason = "checked to be neither negative nor too large"
 )]
-fn billionths<T>(at: &Spanned<T>, name: &str, value: f64, least: f64) -> Result<u64, Remark> {
+fn billionths<T>(at: &Spanned<T>, field: &str, value: f64, least: f64) -> Result<u64, Remark> {
     if value.is_finite() && (least..=BILLION).contains(&value) {
         Ok((value * BILLION).round() as u64)
     } else {
-        Err(remark(at, format!("{name} is at least {least}")))
+        let name = field.rsplit('.').next().unwrap_or(field);
+        let why = format!("{name} is at least {least} and at most {BILLION}");
+        Err(remark(at, field, why))
     }
 }

@@ -64,6 +64,8 @@ impl Site {
             api::Queue::crd(),
             api::PodGroup::crd(),
             api::Topology::crd(),
+            api::kai::ShardDefinition::crd(),
+            api::kai::ConfigDefinition::crd(),
             api::GpuNode::crd(),
         ] {
             kinds.create(&create, &kind).await.unwrap();

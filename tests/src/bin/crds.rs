@@ -13,6 +13,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
+use api::kai::{ConfigDefinition, ShardDefinition};
 use api::{GpuNode, PodGroup, Queue, Topology};
 use kube::CustomResourceExt as _;
 use serde_json::{Value, json};
@@ -39,7 +40,13 @@ fn main() -> Result<()> {
 /// File names and what is in them.
 fn files() -> Result<Vec<(String, String)>> {
     let mut files = vec![file(&serde_json::to_value(GpuNode::crd())?, "")?];
-    for crd in [Queue::crd(), PodGroup::crd(), Topology::crd()] {
+    for crd in [
+        Queue::crd(),
+        PodGroup::crd(),
+        Topology::crd(),
+        ShardDefinition::crd(),
+        ConfigDefinition::crd(),
+    ] {
         let mut crd = serde_json::to_value(crd)?;
         as_kai_has_it(&mut crd)?;
         files.push(file(&crd, KAIS)?);
@@ -167,6 +174,15 @@ fn as_kai_has_it(crd: &mut Value) -> Result<()> {
                 json!({ "minLength": 1, "maxLength": 316 }),
             )?;
         }
+        "SchedulingShard" | "Config" => {
+            let schema = crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema");
+            let schema = schema.and_then(Value::as_object_mut);
+            // An object of theirs may be without a spec.
+            if let Some(schema) = schema {
+                schema.remove("required");
+                schema.insert("title".to_owned(), json!(kind));
+            }
+        }
         _ => {}
     }
     Ok(())
@@ -182,7 +198,8 @@ fn open(schema: &mut Value, is_status: bool) {
     if is_status {
         fields.remove("required");
     }
-    if fields.contains_key("properties") {
+    let is_open = fields.get("type").is_some_and(|kind| kind == "object");
+    if is_open && !fields.contains_key("additionalProperties") {
         fields.insert(
             "x-kubernetes-preserve-unknown-fields".to_owned(),
             json!(true),

@@ -54,6 +54,8 @@ fn accounts_and_their_objects_have_the_names_that_the_programs_use() {
         "queues.scheduling.run.ai",
         "podgroups.scheduling.run.ai",
         "topologies.kai.scheduler",
+        "schedulingshards.kai.scheduler",
+        "configs.kai.scheduler",
     ];
     assert_eq!(named, wanted.map(str::to_owned).into());
 }

@@ -42,6 +42,7 @@ mod seed_002;
 mod seed_003;
 mod seed_sets;
 mod selftest;
+mod shard;
 mod strangers;
 mod traces;
 mod up;
@@ -260,6 +261,7 @@ async fn test(
             fence::a_workload_is_refused_at_2000_mib_and_its_neighbour_does_not_notice,
             fence::a_share_in_a_user_namespace_holds_as_any_other,
             fence::the_sm_time_of_a_share_is_its_own,
+            shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
             identity::an_init_container_and_its_app_container_get_their_own_grants,

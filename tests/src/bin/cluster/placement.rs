@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
 /// The card of a pod with one share on one card.
-fn card_of(pod: &Pod) -> Result<String> {
+pub(crate) fn card_of(pod: &Pod) -> Result<String> {
     let grant = grant_of(pod)?;
     let container = grant
         .containers

@@ -287,7 +287,7 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         created: ago("age_s")?.unwrap_or(Time(NOW)),
         root: tree(&job["groups"], None),
         mark_unschedulable: true,
-        park_after_failure: false,
+        parked: None,
         last_start: ago("last_start_age_s")?,
         stale_since: ago("stale_age_s")?,
         staleness_grace,

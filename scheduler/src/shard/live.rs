@@ -1,0 +1,392 @@
+//! What an admin changes while the scheduler runs: the `SchedulingShard` of a shard's name,
+//! over what file and flags say, and what is said of it and of KAI's `Config`. Pure.
+//!
+//! In: the objects. Out: the settings in force, as an event of the core when they change, and
+//! [`Report`]s: conditions that are to stand in an object's status. What cannot be meant
+//! changes nothing: the settings before stay, and the condition `Ready` says what is wrong.
+
+use super::file::{Remark, Shard, parse, remark_at};
+use super::pool::Pool;
+use super::spec::{self, FIELDS, Spec};
+use api::kai::{self, Config as KaiConfig, SchedulingShard};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use scheduler_core::Config;
+use scheduler_core::units::{Duration, Time};
+use serde_json::{Map, Value};
+
+/// KAI's only `Config`.
+const CONFIG: &str = "kai-config";
+/// A status that another writer changes is written again so soon, and no sooner.
+const AGAIN: Duration = Duration::seconds(10);
+/// A condition's message; the API server takes 32 KiB.
+const MAX_MESSAGE: usize = 8192;
+
+/// Of which kind an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `SchedulingShard`.
+    Shard,
+    /// `Config`.
+    Config,
+}
+
+/// One condition, but for its times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// Type.
+    pub kind: &'static str,
+    /// `True` or `False`.
+    pub holds: bool,
+    /// In one word; KAI's words for KAI's types.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// What an object's status is to say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Of what.
+    pub kind: Kind,
+    /// The object, as it was read: name, UID, generation and version.
+    pub meta: ObjectMeta,
+    /// What its status says.
+    pub has: Vec<Condition>,
+    /// What it is to say; conditions of other types stay.
+    pub wants: Vec<Want>,
+}
+
+/// One object, and what was written of it.
+#[derive(Debug, Default)]
+struct Desk {
+    object: Option<(ObjectMeta, Vec<Condition>)>,
+    wants: Vec<Want>,
+    told: Option<(Option<i64>, Vec<Want>, Time)>,
+}
+
+impl Desk {
+    fn put(&mut self, mut meta: ObjectMeta, status: &Map<String, Value>, wants: Vec<Want>) {
+        meta.annotations = None;
+        meta.managed_fields = None;
+        self.object = Some((meta, kai::conditions(status)));
+        self.wants = wants;
+    }
+
+    /// The status says something else.
+    fn differs(&self) -> bool {
+        self.object.as_ref().is_some_and(|(meta, has)| {
+            let is_said = |want: &Want| {
+                let status = if want.holds { "True" } else { "False" };
+                has.iter().any(|one| {
+                    one.type_ == want.kind
+                        && one.status == status
+                        && one.reason == want.reason
+                        && one.message == want.message
+                        && one.observed_generation == meta.generation
+                })
+            };
+            !self.wants.iter().all(is_said)
+        })
+    }
+
+    /// When it is written. `None`: it says all.
+    fn due(&self) -> Option<Time> {
+        let (meta, _) = self.object.as_ref().filter(|_| self.differs())?;
+        Some(match &self.told {
+            Some((generation, wants, at))
+                if *generation == meta.generation && *wants == self.wants =>
+            {
+                at.after(AGAIN)
+            }
+            _ => Time(0),
+        })
+    }
+
+    fn report(&mut self, kind: Kind, now: Time) -> Option<Report> {
+        self.due().filter(|due| *due <= now)?;
+        let (meta, has) = self.object.clone()?;
+        self.told = Some((meta.generation, self.wants.clone(), now));
+        Some(Report {
+            kind,
+            meta,
+            has,
+            wants: self.wants.clone(),
+        })
+    }
+}
+
+/// The live objects of one shard.
+#[derive(Debug)]
+pub struct Live {
+    name: String,
+    pool: Pool,
+    /// What file and flags say.
+    base: Config,
+    /// In force.
+    settings: Config,
+    shard: Desk,
+    /// `None`: another shard of this process speaks of it.
+    config: Option<(InForce, Desk)>,
+}
+
+/// Settings of the process that KAI's `Config` has, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// `global.schedulerName`.
+    pub scheduler_name: String,
+    /// `global.queueLabelKey`.
+    pub queue_label_key: String,
+    /// `global.nodePoolLabelKey`.
+    pub node_pool_label_key: String,
+    /// `binder.volumeBindingTimeoutSeconds`.
+    pub volume_binding_timeout_s: u64,
+}
+
+impl Live {
+    /// Nothing was seen yet. With `config`, KAI's `Config` is spoken of.
+    pub fn new(shard: &Shard, config: Option<InForce>) -> Self {
+        Self {
+            name: shard.name.clone(),
+            pool: shard.pool.clone(),
+            base: shard.core.clone(),
+            settings: shard.core.clone(),
+            shard: Desk::default(),
+            config: config.map(|of| (of, Desk::default())),
+        }
+    }
+
+    /// A shard is there. `Some`: other settings.
+    pub fn shard(&mut self, object: SchedulingShard) -> Option<Config> {
+        if object.metadata.name.as_ref() != Some(&self.name) {
+            return None;
+        }
+        let mut remarks = Vec::new();
+        let read = self.read(&object.spec, &mut remarks);
+        let wrong = read.as_ref().err().map(said);
+        let wants = wants(wrong, &remarks);
+        self.shard.put(object.metadata, &object.status, wants);
+        read.ok().and_then(|settings| self.set(settings))
+    }
+
+    /// The shard of that name is gone: file and flags say it all. `Some`: other settings.
+    pub fn shard_gone(&mut self, name: &str) -> Option<Config> {
+        if name != self.name {
+            return None;
+        }
+        self.shard = Desk::default();
+        self.set(self.base.clone())
+    }
+
+    /// KAI's `Config` is there, or has changed.
+    pub fn config(&mut self, object: KaiConfig) {
+        let Some((of, desk)) = &mut self.config else {
+            return;
+        };
+        if object.metadata.name.as_deref() != Some(CONFIG) {
+            return;
+        }
+        let mut remarks = Vec::new();
+        let wrong = of.against(&object.spec, &mut remarks);
+        let wants = wants(wrong, &remarks);
+        desk.put(object.metadata, &object.status, wants);
+    }
+
+    /// It is gone.
+    pub fn config_gone(&mut self, name: &str) {
+        if let Some((_, desk)) = self.config.as_mut().filter(|_| name == CONFIG) {
+            *desk = Desk::default();
+        }
+    }
+
+    /// When a status is to be written. `None`: each says what it is to say.
+    pub fn due(&self) -> Option<Time> {
+        let config = self.config.as_ref().and_then(|(_, desk)| desk.due());
+        self.shard.due().into_iter().chain(config).min()
+    }
+
+    /// What is to be written now.
+    pub fn reports(&mut self, now: Time) -> Vec<Report> {
+        let config = self.config.as_mut();
+        let config = config.and_then(|(_, desk)| desk.report(Kind::Config, now));
+        let shard = self.shard.report(Kind::Shard, now);
+        shard.into_iter().chain(config).collect()
+    }
+
+    fn set(&mut self, settings: Config) -> Option<Config> {
+        if settings == self.settings {
+            return None;
+        }
+        self.settings = settings.clone();
+        Some(settings)
+    }
+
+    fn read(
+        &self,
+        fields: &Map<String, Value>,
+        remarks: &mut Vec<Remark>,
+    ) -> Result<Config, Remark> {
+        let mut known = Map::new();
+        for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+            if FIELDS.contains(&name.as_str()) {
+                known.insert(name.clone(), value.clone());
+            } else {
+                let why = "is no field that is known, and has no effect";
+                remarks.push(remark_at(name, why));
+            }
+        }
+        let spec: Spec = parse(&Value::Object(known).to_string())?;
+        let mut settings = self.base.clone();
+        let read = spec::read(spec, &mut settings, remarks)?;
+        let here = self.pool.value().unwrap_or_default();
+        if let Some(pool) = read.pool.filter(|pool| pool != here) {
+            return Err(remark_at(
+                "partitionLabelValue",
+                format!(
+                    "\"{pool}\" is not the node pool of this scheduler, \"{here}\", which cannot change while it runs: start one with --node-pool={pool}"
+                ),
+            ));
+        }
+        match (read.pool_key, &self.pool) {
+            (Some(other), Pool::Of { key, .. }) if other != *key => Err(remark_at(
+                "args.nodepool-label-key",
+                format!(
+                    "\"{other}\" is not the label of this scheduler's node pool, \"{key}\", which cannot change while it runs: start it with --node-pool-label-key={other}"
+                ),
+            )),
+            _ => Ok(settings),
+        }
+    }
+}
+
+impl InForce {
+    /// What of a `Config` is otherwise here, and cannot be changed by it. What means nothing
+    /// here is remarked upon.
+    fn against(&self, fields: &Map<String, Value>, remarks: &mut Vec<Remark>) -> Option<String> {
+        let timeout = self.volume_binding_timeout_s.to_string();
+        let read = [
+            (
+                "global",
+                "schedulerName",
+                self.scheduler_name.as_str(),
+                "--scheduler-name",
+            ),
+            (
+                "global",
+                "queueLabelKey",
+                self.queue_label_key.as_str(),
+                "--queue-label-key",
+            ),
+            (
+                "global",
+                "nodePoolLabelKey",
+                self.node_pool_label_key.as_str(),
+                "--node-pool-label-key",
+            ),
+            (
+                "binder",
+                "volumeBindingTimeoutSeconds",
+                timeout.as_str(),
+                "--volume-binding-timeout-s",
+            ),
+        ];
+        let mut wrong = Vec::new();
+        for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+            let Value::Object(inner) = value else {
+                remarks.push(remark_at(name, "has no effect"));
+                continue;
+            };
+            for (key, value) in inner.iter().filter(|(_, value)| !value.is_null()) {
+                let field = format!("{name}.{key}");
+                let known = read
+                    .iter()
+                    .find(|(section, known, ..)| section == name && known == key);
+                let Some((.., here, flag)) = known else {
+                    remarks.push(remark_at(&field, "has no effect"));
+                    continue;
+                };
+                let text = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
+                if text != *here {
+                    wrong.push(format!(
+                        "spec.{field}: it is {here} in the scheduler that runs: start it with {flag}={text}"
+                    ));
+                }
+            }
+        }
+        (!wrong.is_empty()).then(|| wrong.join("; "))
+    }
+}
+
+fn said(remark: &Remark) -> String {
+    let dot = if remark.field.is_empty() { "" } else { "." };
+    format!("spec{dot}{}: {}", remark.field, remark.why)
+}
+
+/// The conditions of an object that is read, by what is wrong with it.
+fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
+    let want = |kind, holds, reason, message: &str| Want {
+        kind,
+        holds,
+        reason,
+        message: message.to_owned(),
+    };
+    let lines: Vec<String> = ignored.iter().map(said).collect();
+    vec![
+        want("Deployed", true, "deployed", "One scheduler does it all."),
+        want(
+            "Available",
+            true,
+            "available",
+            "A scheduler reads this object.",
+        ),
+        match &wrong {
+            None => want("Ready", true, "ready", "What it says is in force."),
+            Some(why) => Want {
+                message: cut(vec![format!("{why}. What was in force before stays so.")]),
+                ..want("Ready", false, "not_ready", "")
+            },
+        },
+        if lines.is_empty() {
+            want(
+                "KeysIgnored",
+                false,
+                "none_ignored",
+                "Each key that is set acts.",
+            )
+        } else {
+            Want {
+                message: cut(lines),
+                ..want("KeysIgnored", true, "ignored", "")
+            }
+        },
+        want(
+            "Reconciling",
+            false,
+            "reconciled",
+            "It was read to its end.",
+        ),
+    ]
+}
+
+/// Lines, as many as a message may have.
+fn cut(lines: Vec<String>) -> String {
+    let mut text = String::new();
+    let all = lines.len();
+    for (at, mut line) in lines.into_iter().enumerate() {
+        let end = line.floor_char_boundary(MAX_MESSAGE / 2);
+        line.truncate(end);
+        if text.len() + line.len() > MAX_MESSAGE {
+            text.push_str(&format!("\n... and {} more", all - at));
+            break;
+        }
+        if at > 0 {
+            text.push('\n');
+        }
+        text.push_str(&line);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

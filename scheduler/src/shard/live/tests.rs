@@ -1,0 +1,240 @@
+//! Claims about what an admin changes while the scheduler runs.
+
+use super::*;
+use scheduler_core::{Placement, Plugin};
+use serde_json::json;
+
+const POOL: &str = "pool-a";
+
+fn live(pool: Pool) -> Live {
+    let shard = Shard {
+        name: "a".to_owned(),
+        live: true,
+        pool,
+        core: Config::default(),
+    };
+    let in_force = InForce {
+        scheduler_name: "kai-scheduler".to_owned(),
+        queue_label_key: "kai.scheduler/queue".to_owned(),
+        node_pool_label_key: "kai.scheduler/node-pool".to_owned(),
+        volume_binding_timeout_s: 120,
+    };
+    Live::new(&shard, Some(in_force))
+}
+
+fn object(generation: i64, spec: Value) -> SchedulingShard {
+    let object = json!({
+        "apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard",
+        "metadata": {"name": "a", "uid": "u", "generation": generation}, "spec": spec});
+    serde_json::from_value(object).unwrap()
+}
+
+fn of_pool() -> Live {
+    live(Pool::Of {
+        key: "kai.scheduler/node-pool".to_owned(),
+        value: POOL.to_owned(),
+    })
+}
+
+/// Whether it holds, and what it says.
+fn said(reports: &[Report], kind: &str) -> (bool, String) {
+    let wants = reports.iter().flat_map(|report| &report.wants);
+    let found = wants.into_iter().find(|want| want.kind == kind).unwrap();
+    (found.holds, found.message.clone())
+}
+
+/// As the API server keeps it.
+fn written(mut object: SchedulingShard, report: &Report) -> SchedulingShard {
+    let conditions = report.wants.iter().map(|want| Condition {
+        type_: want.kind.to_owned(),
+        status: if want.holds { "True" } else { "False" }.to_owned(),
+        reason: want.reason.to_owned(),
+        message: want.message.clone(),
+        observed_generation: report.meta.generation,
+        last_transition_time: serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap(),
+    });
+    let conditions: Vec<Condition> = conditions.collect();
+    object
+        .status
+        .insert("conditions".to_owned(), json!(conditions));
+    object
+}
+
+#[test]
+fn what_is_written_counts_over_the_file_and_ends_with_the_object() {
+    let mut live = of_pool();
+    let spread = json!({"placementStrategy": {"gpu": "spread"},
+        "plugins": {"minruntime": {"enabled": false}}});
+    let settings = live.shard(object(1, spread.clone())).unwrap();
+    assert_eq!(settings.gpu_placement, Placement::Spread);
+    assert_eq!(settings.cpu_placement, Placement::Binpack);
+    assert!(settings.without.contains(&Plugin::MinRuntime));
+    assert_eq!(live.shard(object(2, spread)), None, "nothing has changed");
+    assert_eq!(live.shard_gone("b"), None);
+    assert_eq!(live.shard_gone("a"), Some(Config::default()));
+    let mut other = object(1, json!({"kValue": 2}));
+    other.metadata.name = Some("b".to_owned());
+    assert_eq!(live.shard(other), None, "another shard's");
+}
+
+#[test]
+fn what_cannot_be_meant_changes_nothing_and_is_said_with_its_field_and_a_fix() {
+    for (spec, field, fix) in [
+        (
+            json!({"placementStrategy": {"gpu": "thin"}}),
+            "spec.placementStrategy.gpu: ",
+            "binpack",
+        ),
+        (json!({"kValue": -1}), "spec.kValue: ", "at least 0"),
+        (
+            json!({"minRuntime": {"preemptMinRuntime": "soon"}}),
+            "spec.minRuntime.preemptMinRuntime: ",
+            "5m",
+        ),
+        (
+            json!({"actions": {"dance": {}}}),
+            "spec.actions.dance: ",
+            "allocate",
+        ),
+        (
+            json!({"args": {"max-consolidation-preemptees": "many"}}),
+            "spec.args.max-consolidation-preemptees: ",
+            "no number",
+        ),
+        (
+            json!({"plugins": {"proportion": {"arguments": {"kValue": "x"}}}}),
+            "spec.plugins.proportion.arguments.kValue: ",
+            "no number",
+        ),
+        (
+            json!({"partitionLabelValue": "pool-b"}),
+            "spec.partitionLabelValue: ",
+            "--node-pool=pool-b",
+        ),
+        (
+            json!({"args": {"nodepool-label-key": "x"}}),
+            "spec.args.nodepool-label-key: ",
+            "--node-pool-label-key=x",
+        ),
+        (
+            json!({"placementStrategy": {"gpus": "spread"}}),
+            "spec: ",
+            "gpus",
+        ),
+    ] {
+        let mut live = of_pool();
+        let before = live.shard(object(1, json!({"kValue": 2}))).unwrap();
+        assert_eq!(live.shard(object(2, spec.clone())), None, "{spec}");
+        assert_eq!(live.settings, before, "{spec}");
+        let (ready, why) = said(&live.reports(Time(1)), "Ready");
+        assert!(
+            !ready && why.starts_with(field) && why.contains(fix),
+            "{why}"
+        );
+        assert!(live.shard(object(3, json!({}))).is_some());
+        assert!(said(&live.reports(Time(2)), "Ready").0);
+    }
+}
+
+#[test]
+fn every_key_without_effect_is_named() {
+    let mut live = of_pool();
+    let spec = json!({
+        "args": {"schedule-period": "1s", "no-such": "x"},
+        "plugins": {"dreams": {}, "priority": {"enabled": false, "priority": 5},
+            "dynamicresources": {}, "nodeplacement": {"arguments": {"disk": "x"}}},
+        "queueDepthPerAction": {"allocate": 10}, "goMemLimit": "1Gi", "newField": {},
+        "partitionLabelValue": POOL, "kValue": 2});
+    assert_eq!(live.shard(object(1, spec)).unwrap().k_value, 2_000_000_000);
+    let reports = live.reports(Time(1));
+    assert!(said(&reports, "Ready").0);
+    let (ignored, names) = said(&reports, "KeysIgnored");
+    assert!(ignored);
+    for name in [
+        "spec.args.schedule-period: ",
+        "spec.args.no-such: ",
+        "spec.plugins.dreams: plugin dreams is not known",
+        "spec.plugins.priority.enabled: ",
+        "spec.plugins.priority.priority: ",
+        "spec.plugins.dynamicresources: ",
+        "spec.plugins.nodeplacement.arguments.disk: ",
+        "spec.queueDepthPerAction: ",
+        "spec.goMemLimit: ",
+        "spec.newField: ",
+    ] {
+        assert_eq!(
+            names.lines().filter(|line| line.starts_with(name)).count(),
+            1,
+            "{names}"
+        );
+    }
+    assert_eq!(names.lines().count(), 10, "{names}");
+    live.shard(object(2, json!({"kValue": 3})));
+    assert!(!said(&live.reports(Time(1)), "KeysIgnored").0);
+}
+
+#[test]
+fn a_status_is_written_once_for_each_generation_and_seldom_against_another_writer() {
+    let mut live = of_pool();
+    live.shard(object(1, json!({})));
+    let reports = live.reports(Time(1_000));
+    assert_eq!(reports.len(), 1);
+    assert_eq!(live.reports(Time(1_001)), [], "its answer is waited for");
+    live.shard(written(object(1, json!({})), &reports[0]));
+    assert_eq!((live.due(), live.reports(Time(99_000))), (None, vec![]));
+    // The same words are of another generation.
+    live.shard(written(object(2, json!({})), &reports[0]));
+    assert_eq!(live.reports(Time(100_000)).len(), 1);
+    // Somebody else takes them away again and again.
+    for millis in (100_000..130_000).step_by(100) {
+        live.shard(object(2, json!({})));
+        let written = live.reports(Time(millis));
+        assert_eq!(
+            written.len(),
+            usize::from(millis > 100_000 && millis % 10_000 == 0)
+        );
+    }
+    assert_eq!(live.due(), Some(Time(130_000)));
+}
+
+#[test]
+fn what_a_config_cannot_change_is_said_and_the_rest_is_named() {
+    let mut live = of_pool();
+    let config = |spec: Value| -> KaiConfig {
+        let object = json!({"apiVersion": "kai.scheduler/v1", "kind": "Config",
+            "metadata": {"name": "kai-config", "generation": 1}, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    };
+    live.config(config(json!({
+        "global": {"schedulerName": "kai-scheduler", "openshift": true},
+        "namespace": "kai-scheduler", "binder": {"volumeBindingTimeoutSeconds": 120}})));
+    let reports = live.reports(Time(1));
+    assert!(said(&reports, "Ready").0);
+    let (_, ignored) = said(&reports, "KeysIgnored");
+    assert_eq!(
+        ignored,
+        "spec.global.openshift: has no effect\nspec.namespace: has no effect"
+    );
+    live.config(config(json!({"global": {"queueLabelKey": "team"},
+        "binder": {"volumeBindingTimeoutSeconds": 60}})));
+    let (ready, why) = said(&live.reports(Time(2)), "Ready");
+    assert!(!ready, "{why}");
+    for words in [
+        "spec.global.queueLabelKey: it is kai.scheduler/queue",
+        "--queue-label-key=team",
+        "--volume-binding-timeout-s=60",
+    ] {
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+#[test]
+fn a_message_has_an_end() {
+    let line = "x".repeat(MAX_MESSAGE);
+    let text = cut(vec![line; 10]);
+    assert!(
+        text.len() < MAX_MESSAGE + 64 && text.ends_with("... and 8 more"),
+        "{}",
+        text.len()
+    );
+}
