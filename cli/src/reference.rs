@@ -3,9 +3,10 @@
 //! A test, not a program: `UPDATE_DOCS=1 cargo test -p aliquot-cli reference` writes the
 //! pages anew, and without it a page that is not what the code says is a failure.
 
+mod metrics;
+
 use clap::{Args as _, Command, CommandFactory as _, Parser as _};
 use kube::CustomResourceExt as _;
-use prometheus_client::registry::Registry;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -243,111 +244,6 @@ fn objects() -> String {
     text
 }
 
-/// `# HELP`, `# TYPE` and `# UNIT` of a registry that counts nothing yet.
-/// Families without a label yet are not encoded: they are read from the source.
-fn helped(registry: &Registry, text: &str, prefix: &str) -> String {
-    let mut encoded = String::new();
-    prometheus_client::encoding::text::encode(&mut encoded, registry).unwrap();
-    let mut rows = String::from("| metric | type | meaning |\n|---|---|---|\n");
-    let mut lines = encoded.lines().peekable();
-    while let Some(line) = lines.next() {
-        let Some((name, words)) = line
-            .strip_prefix("# HELP ")
-            .and_then(|rest| rest.split_once(' '))
-        else {
-            continue;
-        };
-        let kind = lines
-            .next()
-            .and_then(|line| line.rsplit(' ').next())
-            .unwrap_or_default();
-        let name = if kind == "counter" {
-            format!("{name}_total")
-        } else {
-            name.to_owned()
-        };
-        let _ = writeln!(rows, "| `{name}` | {kind} | {} |", cell(words));
-    }
-    for call in text.split("registry.register").skip(1) {
-        let call = call.split(");").next().unwrap_or_default();
-        let mut quoted = call.split('"').skip(1).step_by(2);
-        let (Some(name), Some(words)) = (quoted.next(), quoted.next()) else {
-            continue;
-        };
-        if rows.contains(&format!("`{prefix}{name}")) {
-            continue;
-        }
-        let field = call.split("meters.").nth(1);
-        let field = field.and_then(|rest| rest.split('.').next());
-        let declared = field
-            .and_then(|field| text.split_once(&format!("    {field}: Family<")))
-            .and_then(|(_, rest)| rest.lines().next())
-            .unwrap_or_default();
-        let (kind, end) = if declared.contains("Gauge") {
-            ("gauge", "")
-        } else {
-            ("counter", "_total")
-        };
-        let words = cell(words);
-        let _ = writeln!(rows, "| `{prefix}{name}{end}` | {kind} | {words} |");
-    }
-    rows
-}
-
-/// Gauges that are read from the node's state: `"aliquot_...", "words", Some(Unit::...)`.
-fn gauges(text: &str) -> String {
-    let mut rows = String::from("| metric | type | meaning |\n|---|---|---|\n");
-    let quoted = |line: &str| {
-        line.trim()
-            .strip_prefix('"')?
-            .strip_suffix("\",")
-            .map(str::to_owned)
-    };
-    let lines: Vec<&str> = text.lines().collect();
-    for three in lines.windows(3) {
-        if let [Some(name), Some(words)] = [quoted(three[0]), quoted(three[1])]
-            && name.starts_with("aliquot_")
-        {
-            let unit = if three[2].contains("Unit::Bytes") {
-                "_bytes"
-            } else {
-                ""
-            };
-            let _ = writeln!(rows, "| `{name}{unit}` | gauge | {} |", cell(&words));
-        }
-    }
-    rows
-}
-
-fn metrics() -> String {
-    let mut scheduler = Registry::default();
-    let _ = scheduler::status::Meters::registered(&mut scheduler);
-    let mut heard = Registry::default();
-    let _ = scheduler::telemetry::AgentMeters::registered(&mut heard);
-    let mut agent = Registry::default();
-    let _ = agent::telemetry::metrics::Meters::new(&mut agent);
-    let agent_source = source("agent/src/telemetry/metrics.rs");
-    format!(
-        "{HEAD}# Metrics\n\nOpenMetrics 1.0, at `/metrics`.\n\n## Scheduler\n\n{}\n### Of agents\n\n{}\n## Agent\n\n{}\n## Agent, per card and per share\n\nLabels are dcgm-exporter's: `gpu`, `UUID`, `device`, `modelName`, `Hostname`, and for a share `namespace`, `pod`, `container`.\n\n{}",
-        helped(
-            &scheduler,
-            &source("scheduler/src/status/meters.rs"),
-            "aliquot_scheduler_"
-        ),
-        helped(
-            &heard,
-            &source("scheduler/src/telemetry/meters.rs"),
-            "aliquot_scheduler_agents_"
-        ),
-        helped(&agent, &agent_source, ""),
-        gauges(
-            agent_source
-                .split_once("CARD_GAUGES")
-                .map_or("", |(_, rest)| rest)
-        ),
-    )
-}
-
 fn exit_codes() -> String {
     let table = |path: &str| -> String {
         let text = source(path);
@@ -452,7 +348,7 @@ fn the_reference_is_what_the_code_says() {
         ("flags.md", programs()),
         ("names.md", names()),
         ("objects.md", objects()),
-        ("metrics.md", metrics()),
+        ("metrics.md", metrics::metrics()),
         ("exit-codes.md", exit_codes()),
         ("reasons.md", reasons()),
     ] {

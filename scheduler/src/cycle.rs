@@ -510,9 +510,12 @@ impl Cycle {
         self.report_at = None;
         self.reported = Instant::now();
         if self.world.missing().is_empty() {
+            let (pool, groups) = (self.outputs.pool.as_str(), self.core.groups());
+            let names = groups.iter().map(|view| &view.group);
+            self.outputs.meters.groups(pool, names);
             self.outputs.views.send_replace(Views {
                 queues: self.core.queues(),
-                groups: vec![(self.outputs.pool.as_str().into(), self.core.groups().into())],
+                groups: vec![(pool.into(), groups.into())],
                 leading,
             });
         }

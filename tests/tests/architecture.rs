@@ -288,3 +288,35 @@ fn unsafe_code_stands_in_named_files_only() {
         }
     }
 }
+
+/// Written and read again as text is no reader.
+#[test]
+fn every_field_of_the_cores_model_and_settings_has_a_reader() {
+    let core = root().join("scheduler-core/src");
+    let (mut fields, mut readers) = (BTreeSet::new(), String::new());
+    for (path, text) in sources("scheduler-core/src") {
+        let (within, text) = (path.strip_prefix(&core).unwrap(), shipped(&text));
+        if within.starts_with("model") || within == Path::new("config.rs") {
+            let lines = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("    pub "));
+            let names = lines.filter_map(|line| line.split_once(": "));
+            let is_name = |name: &&str| !name.contains(|c: char| !c.is_alphanumeric() && c != '_');
+            let names = names.map(|(name, _)| name).filter(is_name);
+            fields.extend(names.map(str::to_owned));
+        }
+        if !within.starts_with("text") {
+            readers.push_str(text);
+        }
+    }
+    let is_read = |name: &str| {
+        let dotted = format!(".{name}");
+        readers.match_indices(&dotted).any(|(at, _)| {
+            let after = readers[at + dotted.len()..].chars().next();
+            !after.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '(')
+        })
+    };
+    assert!(fields.len() > 100, "{}", fields.len());
+    let unread: Vec<_> = fields.iter().filter(|name| !is_read(name)).collect();
+    assert_eq!(unread, Vec::<&String>::new(), "nobody reads these");
+}

@@ -483,3 +483,65 @@ fn refused(helm: &Path) {
         assert!(errors.contains(words), "{value}: {errors}");
     }
 }
+
+/// Each leaf of the chart's values, and another value for it.
+fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
+    let other = match path {
+        "scheduler.placementStrategy" => json!("spread"),
+        "scheduler.args" => json!(["--quiet-ms=5"]),
+        "scheduler.plugins" => json!({"minruntime": {"enabled": false}}),
+        "scheduler.actions" => json!({"preempt": {"enabled": false}}),
+        "nodeAgent.args" | "mps.args" => json!(["--x=1"]),
+        "driver.root" => json!("host"),
+        "guard.action" => json!("Warn"),
+        "global.imagePullPolicy" => json!("Always"),
+        "global.affinity" => json!({"podAffinity": {}}),
+        "global.securityContext" => json!({"runAsUser": 7}),
+        "queues.namespaces" => json!({"team-a": ["research"]}),
+        "networkPolicy.monitoringFrom" => json!([{"podSelector": {}}]),
+        "defaultQueue.parentResources" | "defaultQueue.childResources" => {
+            json!({"gpu": {"quota": 8}})
+        }
+        "scheduler.resources" | "nodeAgent.resources" | "mps.resources" => {
+            json!({"limits": {"memory": "7Gi"}})
+        }
+        path if path.ends_with("olerations") => json!([{"key": "x", "operator": "Exists"}]),
+        path if path.ends_with("nodeSelector") => json!({"x": "y"}),
+        path => match values {
+            Value::Object(inner) => {
+                assert!(!inner.is_empty(), "{path} is new: what may it be?");
+                for (name, value) in inner {
+                    let dot = if path.is_empty() { "" } else { "." };
+                    leaves(value, &format!("{path}{dot}{name}"), out);
+                }
+                return;
+            }
+            Value::Bool(is) => json!(!is),
+            Value::Number(number) => json!(number.as_i64().unwrap() + 1),
+            Value::Array(_) => json!(["x"]),
+            _ => json!("x"),
+        },
+    };
+    out.push((path.to_owned(), other));
+}
+
+#[test]
+fn every_value_of_the_chart_has_a_reader() {
+    let Some(helm) = helms().into_iter().next() else {
+        return;
+    };
+    let text = std::fs::read_to_string(deploy().join("chart/values.yaml")).unwrap();
+    let mut all = Vec::new();
+    leaves(&documents(&text).unwrap()[0], "", &mut all);
+    assert!(all.len() > 40, "{}", all.len());
+    let plain = rendered(&helm, "aliquot-system", &[]);
+    for (path, other) in all {
+        // Said in values.yaml: KAI's word for two replicas, which there are either way.
+        if path == "global.leaderElection" {
+            continue;
+        }
+        let flag = format!("{path}={other}");
+        let changed = rendered(&helm, "aliquot-system", &["--set-json", &flag]);
+        assert_ne!(changed, plain, "{flag} has no reader");
+    }
+}

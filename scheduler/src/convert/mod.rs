@@ -582,4 +582,6 @@ impl World {
 }
 
 #[cfg(test)]
+mod fields;
+#[cfg(test)]
 mod tests;

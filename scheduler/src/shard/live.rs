@@ -253,6 +253,11 @@ impl Live {
                     "\"{other}\" is not the label of this scheduler's node pool, \"{key}\", which cannot change while it runs: start it with --node-pool-label-key={other}"
                 ),
             )),
+            (Some(_), Pool::All) => {
+                let why = "has no effect: every node is this scheduler's";
+                remarks.push(remark_at("args.nodepool-label-key", why));
+                Ok(settings)
+            }
             _ => Ok(settings),
         }
     }

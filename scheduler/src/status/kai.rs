@@ -5,15 +5,20 @@
 //! It has no plugins to time, and one process for snapshots, decisions and bindings: a session
 //! is opened while changes are taken in, and closed while actions are handed on.
 
+use crate::lock::locked;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use scheduler_core::ids::GroupName;
 use scheduler_core::{Decision, EvictCause, Step, Tally};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+use tokio::time::Instant;
 
 type Milliseconds = Gauge<f64, AtomicU64>;
 type ByAction = Family<Action, Gauge>;
@@ -24,7 +29,7 @@ struct Action {
 }
 
 /// Of an evicted pod.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 pub struct Victim {
     /// Its group; empty for a pod without.
     pub podgroup: String,
@@ -63,7 +68,12 @@ pub(super) struct KaiMeters {
     scheduling: Histogram,
     binding: Histogram,
     evicted: Family<Victim, Counter>,
+    /// Its series, and when the group was there last.
+    victims: Mutex<BTreeMap<Victim, Instant>>,
 }
+
+/// So long a group's series stay after it, for who scrapes.
+const KEPT: Duration = Duration::from_mins(5);
 
 impl KaiMeters {
     /// New ones, in this registry.
@@ -83,6 +93,7 @@ impl KaiMeters {
             scheduling: Histogram::new(buckets()),
             binding: Histogram::new(buckets()),
             evicted: Family::default(),
+            victims: Mutex::default(),
         };
         let kai = registry.sub_registry_with_prefix("kai");
         let times = [
@@ -218,6 +229,29 @@ impl KaiMeters {
     /// A pod is told to leave.
     pub(super) fn evicted(&self, victim: &Victim) {
         self.evicted.get_or_create(victim).inc();
+        locked(&self.victims).insert(victim.clone(), Instant::now());
+    }
+
+    /// What is there of a node pool now: series of groups that are gone end some time later.
+    pub(super) fn groups<'a>(&self, pool: &str, groups: impl Iterator<Item = &'a GroupName>) {
+        let mut victims = locked(&self.victims);
+        let is_of_pool = |victim: &Victim| victim.nodepool == pool;
+        if !victims.keys().any(is_of_pool) {
+            return;
+        }
+        let there: HashSet<&str> = groups.map(GroupName::as_str).collect();
+        let now = Instant::now();
+        victims.retain(|victim, last| {
+            let name = format!("{}/{}", victim.namespace, victim.podgroup);
+            if is_of_pool(victim) && there.contains(name.as_str()) {
+                *last = now;
+            }
+            let stays = now.saturating_duration_since(*last) < KEPT || !is_of_pool(victim);
+            if !stays {
+                self.evicted.remove(victim);
+            }
+            stays
+        });
     }
 }
 
@@ -284,6 +318,37 @@ mod tests {
         "kai_task_bind_latency_milliseconds_bucket{",
         "kai_pod_group_evicted_pods_total{",
     ];
+
+    #[tokio::test(start_paused = true)]
+    async fn series_of_groups_that_are_gone_go_and_the_others_stay() {
+        let mut registry = Registry::default();
+        let meters = Meters::registered(&mut registry);
+        let victim = |podgroup: &str, nodepool: &str| Victim {
+            podgroup: podgroup.to_owned(),
+            namespace: "ns".to_owned(),
+            uid: String::new(),
+            nodepool: nodepool.to_owned(),
+            action: "preempt",
+        };
+        for (group, pool) in [("stays", "a"), ("gone", "a"), ("", "a"), ("other", "b")] {
+            meters.evicted(&victim(group, pool));
+        }
+        let stays = GroupName::new("ns/stays");
+        let shown = || {
+            let mut shown = String::new();
+            prometheus_client::encoding::text::encode(&mut shown, &registry).unwrap();
+            let is_one = |line: &&str| line.starts_with("kai_pod_group_evicted_pods_total{");
+            shown.lines().filter(is_one).count()
+        };
+        meters.groups("a", [&stays].into_iter());
+        assert_eq!(shown(), 4, "who scrapes has not seen them yet");
+        tokio::time::advance(KEPT).await;
+        meters.groups("a", [&stays].into_iter());
+        assert_eq!(shown(), 2, "another pool's are not of this one");
+        tokio::time::advance(KEPT).await;
+        meters.groups("b", std::iter::empty());
+        assert_eq!(shown(), 1);
+    }
 
     #[test]
     fn what_kais_dashboards_ask_for_is_there_and_counts() {

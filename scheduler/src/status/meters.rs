@@ -7,6 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use scheduler_core::ids::GroupName;
 use scheduler_core::{Action, Decision, OutcomeResult};
 use std::time::Duration;
 
@@ -162,6 +163,11 @@ impl Meters {
     /// A pod is told to leave.
     pub fn evicted(&self, victim: &Victim) {
         self.kai.evicted(victim);
+    }
+
+    /// The pod groups of a node pool, as they are now.
+    pub(crate) fn groups<'a>(&self, pool: &str, groups: impl Iterator<Item = &'a GroupName>) {
+        self.kai.groups(pool, groups);
     }
 
     /// An action ended.
