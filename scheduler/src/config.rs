@@ -1,6 +1,7 @@
 //! Flags of the scheduler: wiring, and KAI's settings of the core under KAI's names.
 
 use crate::limits::Limits;
+use proto::names::{kai, object};
 use scheduler_core::Placement;
 use scheduler_core::units::Duration;
 use std::net::SocketAddr;
@@ -190,6 +191,19 @@ impl Config {
         }
     }
 
+    /// Name of the lease: schedulers of different names or node pools act beside each other, as
+    /// under KAI (`<scheduler>-<node pool>`).
+    pub fn lease(&self) -> String {
+        let mut name = object::LEASE.to_owned();
+        if self.scheduler_name != kai::SCHEDULER_NAME {
+            name.push_str(&format!(".{}", subdomain(&self.scheduler_name)));
+        }
+        if let Some(pool) = self.node_pool.as_deref().filter(|pool| !pool.is_empty()) {
+            name.push_str(&format!("-{}", subdomain(pool)));
+        }
+        name
+    }
+
     /// Whether `SchedulingShard` objects are this scheduler's: they do not say whose they are.
     pub fn reads_shards(&self) -> bool {
         self.shard.is_some() || self.scheduler_name == proto::names::kai::SCHEDULER_NAME
@@ -197,7 +211,7 @@ impl Config {
 
     /// Names under which this process is reached, for its certificate.
     pub fn names(&self) -> Vec<String> {
-        use proto::names::object::{PAGE_SERVICE, TELEMETRY_SERVICE, WEBHOOK_SERVICE};
+        use object::{PAGE_SERVICE, TELEMETRY_SERVICE, WEBHOOK_SERVICE};
         let mut names = Vec::new();
         let page = self.page.map(|_| PAGE_SERVICE);
         // Who forwards a port comes by this name.
@@ -219,9 +233,47 @@ impl Config {
     }
 }
 
+/// A name as the name of an object; one that cannot be one ends with its digest (FNV-1a).
+fn subdomain(text: &str) -> String {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    if text.chars().all(fits) {
+        return text.to_owned();
+    }
+    let lower = text.to_ascii_lowercase();
+    let plain = lower.replace(|c| !fits(c), "-");
+    let digest = text.bytes().fold(0x811c_9dc5_u32, |sum, byte| {
+        (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    format!("{plain}-{digest:08x}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_scheduler_and_node_pool_has_a_lease_of_its_own() {
+        let lease = |scheduler: &str, pool: Option<&str>| {
+            let config = Config {
+                scheduler_name: scheduler.to_owned(),
+                node_pool: pool.map(str::to_owned),
+                ..Config::default()
+            };
+            config.lease()
+        };
+        assert_eq!(lease("kai-scheduler", None), "aliquot-scheduler");
+        assert_eq!(lease("kai-scheduler", Some("")), "aliquot-scheduler");
+        assert_eq!(lease("kai-scheduler", Some("a")), "aliquot-scheduler-a");
+        assert_eq!(lease("other", Some("a")), "aliquot-scheduler.other-a");
+        let odd = ["A_b", "a_b", "a-b"].map(|pool| lease("kai-scheduler", Some(pool)));
+        for (at, name) in odd.iter().enumerate() {
+            assert!(!odd[..at].contains(name), "{odd:?}");
+            assert!(
+                !name.contains(|c: char| c.is_uppercase() || c == '_'),
+                "{name}"
+            );
+        }
+    }
 
     #[test]
     fn the_certificate_carries_the_services_and_the_urls_host() {

@@ -11,7 +11,6 @@ use crate::leader::Grantor;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
-use proto::names::object;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -34,6 +33,8 @@ pub struct LeaseError(String);
 /// One replica's view. Pure: times are given.
 #[derive(Debug)]
 struct Election {
+    /// The lease's name.
+    name: String,
     identity: String,
     /// What was seen last, and when it was seen first.
     seen: Option<(LeaseSpec, Instant)>,
@@ -51,8 +52,9 @@ enum Step {
 }
 
 impl Election {
-    fn new(identity: String) -> Self {
+    fn new(name: String, identity: String) -> Self {
         Self {
+            name,
             identity,
             seen: None,
             renewed: None,
@@ -114,25 +116,25 @@ impl Election {
     }
 }
 
-/// Says in `leading` whether this replica decides, and to `grantor` until when it may write,
+/// By the lease of that name, says in `leading` whether this replica decides, and to `grantor` until when it may write,
 /// until `stop`; the lease is given back when what is under way then has ended.
 ///
 /// # Errors
 /// It was held and is lost: `leading` is false by then, and the process ought to end.
 pub(crate) async fn run(
-    client: kube::Client,
-    namespace: String,
+    leases: Api<Lease>,
+    name: String,
     identity: String,
     leading: watch::Sender<bool>,
     grantor: Grantor,
     wall: Wall,
     stop: CancellationToken,
 ) -> Result<(), LeaseError> {
-    let leases: Api<Lease> = Api::namespaced(client, &namespace);
-    let mut election = Election::new(identity);
+    let mut election = Election::new(name, identity);
     let mut pause = tokio::time::interval(RETRY);
     pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let lost = || LeaseError(format!("{namespace}/{}", object::LEASE));
+    let name = election.name.clone();
+    let lost = || LeaseError(name.clone());
     loop {
         let deadline = election.until();
         let too_late = async {
@@ -183,14 +185,14 @@ pub(crate) async fn run(
             return Ok(());
         }
         grantor.revoke();
-        release(&leases, &election.identity).await;
+        release(&leases, &election).await;
     }
     Ok(())
 }
 
 /// Whether we hold it now.
 async fn attempt(leases: &Api<Lease>, election: &mut Election, wall: &Wall) -> kube::Result<bool> {
-    let found = leases.get_opt(object::LEASE).await?;
+    let found = leases.get_opt(&election.name).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
     let sent = Instant::now();
     let Step::Hold(spec) = election.next(spec, sent, wall.now()) else {
@@ -200,12 +202,12 @@ async fn attempt(leases: &Api<Lease>, election: &mut Election, wall: &Wall) -> k
     let written = match found {
         Some(mut lease) => {
             lease.spec = Some(*spec);
-            leases.replace(object::LEASE, &parameters, &lease).await
+            leases.replace(&election.name, &parameters, &lease).await
         }
         None => {
             let lease = Lease {
                 metadata: ObjectMeta {
-                    name: Some(object::LEASE.to_owned()),
+                    name: Some(election.name.clone()),
                     ..ObjectMeta::default()
                 },
                 spec: Some(*spec),
@@ -220,15 +222,15 @@ async fn attempt(leases: &Api<Lease>, election: &mut Election, wall: &Wall) -> k
 }
 
 /// So that the next one need not wait. Best effort: it waits otherwise.
-async fn release(leases: &Api<Lease>, identity: &str) {
+async fn release(leases: &Api<Lease>, election: &Election) {
     let released = async {
-        let mut lease = leases.get(object::LEASE).await?;
+        let mut lease = leases.get(&election.name).await?;
         let spec = lease.spec.get_or_insert_default();
-        if spec.holder_identity.as_deref() == Some(identity) {
+        if spec.holder_identity.as_deref() == Some(&election.identity) {
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);
             leases
-                .replace(object::LEASE, &PostParams::default(), &lease)
+                .replace(&election.name, &PostParams::default(), &lease)
                 .await?;
         }
         Ok::<(), kube::Error>(())
@@ -244,6 +246,7 @@ async fn release(leases: &Api<Lease>, identity: &str) {
 mod tests {
     use super::*;
     use crate::leader::leadership;
+    use proto::names::object;
 
     fn wall() -> jiff::Timestamp {
         jiff::Timestamp::UNIX_EPOCH
@@ -259,9 +262,10 @@ mod tests {
     #[test]
     fn a_lease_is_taken_when_it_is_free_ours_or_old_by_our_own_clock() {
         let start = Instant::now();
-        let theirs = held_by(Election::new("b".into()).next(None, start, wall()));
+        let theirs =
+            held_by(Election::new(object::LEASE.to_owned(), "b".into()).next(None, start, wall()));
         assert_eq!(theirs.lease_transitions, Some(0));
-        let mut a = Election::new("a".into());
+        let mut a = Election::new(object::LEASE.to_owned(), "a".into());
         assert_eq!(a.next(Some(&theirs), start, wall()), Step::Wait);
         let late = start + DURATION - Duration::from_millis(1);
         assert_eq!(a.next(Some(&theirs), late, wall()), Step::Wait);
@@ -279,14 +283,19 @@ mod tests {
 
         let mut free = theirs.clone();
         free.holder_identity = Some(String::new());
-        held_by(Election::new("a".into()).next(Some(&free), start, wall()));
+        held_by(Election::new(object::LEASE.to_owned(), "a".into()).next(
+            Some(&free),
+            start,
+            wall(),
+        ));
     }
 
     #[test]
     fn a_renewal_starts_the_wait_anew() {
         let start = Instant::now();
-        let mut theirs = held_by(Election::new("b".into()).next(None, start, wall()));
-        let mut a = Election::new("a".into());
+        let mut theirs =
+            held_by(Election::new(object::LEASE.to_owned(), "b".into()).next(None, start, wall()));
+        let mut a = Election::new(object::LEASE.to_owned(), "a".into());
         for round in 0..10 {
             let now = start + DURATION * round;
             theirs.renew_time = Some(MicroTime(
@@ -299,11 +308,11 @@ mod tests {
     #[test]
     fn the_loser_stops_before_the_winner_starts() {
         let sent = Instant::now();
-        let mut holder = Election::new("a".into());
+        let mut holder = Election::new(object::LEASE.to_owned(), "a".into());
         let spec = held_by(holder.next(None, sent, wall()));
         holder.held(sent);
         // Seen by the other at the very moment it was sent: the worst case.
-        let mut other = Election::new("b".into());
+        let mut other = Election::new(object::LEASE.to_owned(), "b".into());
         assert_eq!(other.next(Some(&spec), sent, wall()), Step::Wait);
         let stops = holder.until().expect("it holds");
         assert_eq!(other.next(Some(&spec), stops + RETRY, wall()), Step::Wait);
@@ -324,10 +333,9 @@ mod tests {
         let start = |name: &str| {
             let (leading, acts) = watch::channel(false);
             let stop = CancellationToken::new();
-            let namespace = "default".to_owned();
             let task = run(
-                client.clone(),
-                namespace,
+                Api::namespaced(client.clone(), "default"),
+                object::LEASE.to_owned(),
                 name.to_owned(),
                 leading,
                 leadership().0,
@@ -357,10 +365,9 @@ mod tests {
         let (client, _server) = server().await;
         let (leading, mut acts) = watch::channel(false);
         let stop = CancellationToken::new();
-        let namespace = "default".to_owned();
         let task = tokio::spawn(run(
-            client.clone(),
-            namespace,
+            Api::namespaced(client.clone(), "default"),
+            object::LEASE.to_owned(),
             "a".into(),
             leading,
             leadership().0,

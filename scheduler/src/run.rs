@@ -254,10 +254,11 @@ async fn start(
     let (grantor, leadership) = leader::leadership();
     if config.leader_elect {
         let (client, end) = (client.clone(), end.clone());
-        let (namespace, identity) = (config.namespace.clone(), identity.clone());
+        let leases = kube::Api::namespaced(client, &config.namespace);
+        let (name, identity) = (config.lease(), identity.clone());
         let wall = wall.clone();
         tasks.spawn(async move {
-            lease::run(client, namespace, identity, leading_out, grantor, wall, end).await?;
+            lease::run(leases, name, identity, leading_out, grantor, wall, end).await?;
             Ok("the lease")
         });
     } else {

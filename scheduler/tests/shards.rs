@@ -450,3 +450,24 @@ async fn a_group_that_wants_one_try_gets_one_in_each_node_pool() {
     node_of(&site, "small").await;
     replica.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_schedulers_of_two_node_pools_lead_at_once() {
+    let site = Site::start().await;
+    split(&site).await;
+    let of = |pool: &str| Config {
+        leader_elect: true,
+        node_pool: Some(pool.to_owned()),
+        ..Config::default()
+    };
+    let first = site.replica_with(of("")).await;
+    let second = site.replica_with(of("a")).await;
+    site.pod_with("d", json!({})).await;
+    let labels = json!({POOL: "a", "kai.scheduler/queue": "team-a"});
+    in_pool(&site, "a", labels).await;
+    let (of_none, of_a) = (node_of(&site, "d").await, node_of(&site, "a").await);
+    assert!(["n0", "n1", "n2"].contains(&of_none.as_str()), "{of_none}");
+    assert!(["n3", "n4"].contains(&of_a.as_str()), "{of_a}");
+    first.end().await;
+    second.end().await;
+}

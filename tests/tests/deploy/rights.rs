@@ -50,7 +50,6 @@ fn accounts_and_their_objects_have_the_names_that_the_programs_use() {
         object::TLS_SECRET,
         object::TRUST_CONFIG_MAP,
         object::WEBHOOK_CONFIGURATION,
-        object::LEASE,
         "queues.scheduling.run.ai",
         "podgroups.scheduling.run.ai",
         "topologies.kai.scheduler",
