@@ -81,6 +81,8 @@ pub struct Outputs {
 pub enum Question {
     /// The state as the events that rebuild it, as text.
     Snapshot(oneshot::Sender<String>),
+    /// The settings in force.
+    Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
     Explain(scheduler_core::ids::PodUid, oneshot::Sender<Option<String>>),
     /// Something of the shard of that name, where there are several.
@@ -484,6 +486,9 @@ impl Cycle {
             Question::Of(_, question) => self.answer(*question),
             Question::Snapshot(to) => {
                 let _ = to.send(text::write(&self.core.snapshot()));
+            }
+            Question::Settings(to) => {
+                let _ = to.send(self.core.config().clone());
             }
             Question::Observed(to) => {
                 let now = self.clock.now();

@@ -193,7 +193,12 @@ async fn start(
             admits: (!config.observe).then_some(admits),
             questions: questions_out.clone(),
         });
-        let pages = pages.merge(snapshot::router(client.clone(), config, &plan));
+        let pages = pages.merge(snapshot::router(
+            client.clone(),
+            config,
+            &plan,
+            questions_out.clone(),
+        ));
         let end = end.clone();
         tasks.spawn(async move {
             let served = crate::serve::serve(door, None, pages, end).await;

@@ -350,6 +350,12 @@ async fn a_live_shard_acts_at_once_and_says_what_of_it_does_not() {
     let spread = node_of(&site, "b").await;
     assert_ne!(spread, packed);
 
+    // What replays a snapshot goes by the same settings.
+    let (_, ours) = page(first.pages, "/snapshot").await;
+    assert!(ours.starts_with("config gpu=spread cpu=spread\n"), "{ours}");
+    let (_, kais) = page(second.pages, "/get-snapshot").await;
+    assert!(kais.contains("spread"), "{kais}");
+
     // What cannot be meant changes nothing.
     apply(&site, &shard(json!({"placementStrategy": {"gpu": "thin"}}))).await;
     let (ready, why) = condition(&site, "Ready", 2).await;

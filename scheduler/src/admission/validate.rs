@@ -184,6 +184,11 @@ fn depths(parents: &BTreeMap<&str, Option<&str>>, most: u32) -> Result<(), Inval
 fn minimums(group: &PodGroup, changes: bool) -> Result<Warnings, Invalid> {
     let spec = &group.spec;
     let mut warnings = Warnings::new();
+    if let Some(other) = spec.scheduling_backoff.filter(|of| ![-1, 1].contains(of)) {
+        warnings.push(format!(
+            "spec.schedulingBackoff ({other}) is neither -1, to try for ever, nor 1, to try once in each node pool: it counts as -1"
+        ));
+    }
     let mut count: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     for sub in &spec.sub_groups {
         let parent = sub.parent.as_deref().filter(|name| !name.is_empty());

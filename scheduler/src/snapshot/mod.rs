@@ -1,4 +1,4 @@
-//! `/get-snapshot`: the cluster as KAI's snapshot tool reads it, `snapshot.json` in a ZIP.
+//! `/get-snapshot`: the cluster in the form of KAI's own, `snapshot.json` in a ZIP.
 //!
 //! In: the API server, listed when somebody asks, and the settings. Out: the archive. What
 //! containers run and are told is left out: no decision is made from it, and it is nobody's
@@ -8,6 +8,7 @@
 mod zip;
 
 use crate::Config;
+use crate::cycle::Question;
 use crate::shard::{Plan, Pool, Shard};
 use axum::Router;
 use axum::extract::{Query, State as Extract};
@@ -19,7 +20,7 @@ use scheduler_core::{Placement, Step};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// The file in the archive.
 const FILE: &str = "snapshot.json";
@@ -69,16 +70,23 @@ struct Source {
     client: Client,
     scheduler: String,
     plan: Arc<Plan>,
+    questions: mpsc::Sender<Question>,
     /// One at a time: it is a list of everything.
     one: Arc<Semaphore>,
 }
 
 /// The page.
-pub fn router(client: Client, config: &Config, plan: &Plan) -> Router {
+pub fn router(
+    client: Client,
+    config: &Config,
+    plan: &Plan,
+    questions: mpsc::Sender<Question>,
+) -> Router {
     let source = Source {
         client,
         scheduler: config.scheduler_name.clone(),
         plan: Arc::new(plan.clone()),
+        questions,
         one: Arc::new(Semaphore::new(1)),
     };
     Router::new()
@@ -107,9 +115,16 @@ async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) 
         Ok(objects) => objects,
         Err(error) => return (StatusCode::BAD_GATEWAY, format!("{error}\n")).into_response(),
     };
+    let Some(core) = in_force(&source, &shard.name).await else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "it ends\n").into_response();
+    };
+    let shard = Shard {
+        core,
+        ..shard.clone()
+    };
     let snapshot = json!({
-        "config": settings(shard),
-        "schedulerParams": parameters(&source.scheduler, &source.plan.queue_label, shard),
+        "config": settings(&shard),
+        "schedulerParams": parameters(&source.scheduler, &source.plan.queue_label, &shard),
         "rawObjects": objects,
     });
     let Some(archive) = zip::of(FILE, snapshot.to_string().as_bytes()) else {
@@ -123,6 +138,14 @@ async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) 
         ),
     ];
     (headers, archive).into_response()
+}
+
+/// Settings of the shard as they are now: an admin may have changed them.
+async fn in_force(source: &Source, shard: &str) -> Option<scheduler_core::Config> {
+    let (to, settings) = oneshot::channel();
+    let question = Question::Of(shard.to_owned(), Box::new(Question::Settings(to)));
+    source.questions.send(question).await.ok()?;
+    settings.await.ok()
 }
 
 async fn objects(client: &Client) -> kube::Result<Value> {
