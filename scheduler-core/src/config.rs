@@ -177,6 +177,16 @@ impl Config {
         }
     }
 
+    /// These settings, with what is the process's as in `other`.
+    pub(crate) fn of_process(self, other: &Self) -> Self {
+        Self {
+            epoch: other.epoch,
+            most_counted: other.most_counted,
+            verify: other.verify,
+            ..self
+        }
+    }
+
     /// Whether the plugin is at work.
     pub(crate) fn has(&self, plugin: Plugin) -> bool {
         !self.without.contains(&plugin)

@@ -53,12 +53,7 @@ impl Core {
     /// A rebuilt core decides as the one that lived, so that this is one that had the new
     /// settings from the start. Costs as much as a restart's events, without the listing.
     fn configure(&mut self, config: Config) {
-        let config = Config {
-            epoch: self.config.epoch,
-            most_counted: self.config.most_counted,
-            verify: self.config.verify,
-            ..config
-        };
+        let config = config.of_process(&self.config);
         if config == self.config {
             return;
         }
@@ -131,7 +126,8 @@ impl Core {
     /// The events from which an equal core can be built: settings, objects, open decisions,
     /// pauses, time. In a defined order.
     pub fn snapshot(&self) -> Vec<Event> {
-        let mut events = vec![Event::Config(Box::new(self.config.clone()))];
+        let settings = self.config.clone().of_process(&Config::default());
+        let mut events = vec![Event::Config(Box::new(settings))];
         events.append(&mut snapshot::events(&self.state));
         events
     }

@@ -251,8 +251,14 @@ fn counts(output: &str) -> Vec<BTreeMap<&str, usize>> {
 #[test]
 fn names_decide_ties_and_nothing_else() {
     // Scenarios that are about what comes of ties: which of two alike goes first, or which of
-    // two bindings an outcome is of.
-    const OF_TIES: [&str; 4] = ["between", "bound-once", "refused", "withdrawn"];
+    // two bindings an outcome is of, or that no plugin ranks.
+    const OF_TIES: [&str; 5] = [
+        "between",
+        "bound-once",
+        "plugins-off",
+        "refused",
+        "withdrawn",
+    ];
     for (file, source) in scenarios() {
         let other = run(&renamed(&source, &reversed(&source)));
         if file

@@ -2,7 +2,7 @@
 
 use super::world::{Cluster, NODE, told};
 use crate::{Shape, Target};
-use api::{GpuNode, PodGroup, Queue, Topology};
+use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use kube::Resource;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::Event;
@@ -76,6 +76,9 @@ fn run(input: &[u8]) {
         Some("Queue") => read::<Queue>(&value).map(|it| Fact::Queue(Seen::There(it))),
         Some("PodGroup") => read::<PodGroup>(&value).map(|it| Fact::Group(Seen::There(it))),
         Some("Topology") => read::<Topology>(&value).map(|it| Fact::Topology(Seen::There(it))),
+        Some("SchedulingShard") => {
+            read::<SchedulingShard>(&value).map(|it| Fact::Shard(Seen::There(it)))
+        }
         Some("GpuNode") => read::<GpuNode>(&value).map(|it| Fact::GpuNode(Seen::There(it))),
         _ => None,
     };
@@ -102,6 +105,11 @@ fn run(input: &[u8]) {
             );
         }
     }
+    // What is said of it has an end.
+    for report in cluster.world.reports() {
+        let said: usize = report.wants.iter().map(|want| want.message.len()).sum();
+        assert!(said < 32_768, "{said}");
+    }
     cluster.decide();
     cluster.core.queues();
     cluster.core.groups();
@@ -112,6 +120,7 @@ fn run(input: &[u8]) {
         Fact::Queue(Seen::There(it)) => Fact::Queue(Seen::Gone(it)),
         Fact::Group(Seen::There(it)) => Fact::Group(Seen::Gone(it)),
         Fact::Topology(Seen::There(it)) => Fact::Topology(Seen::Gone(it)),
+        Fact::Shard(Seen::There(it)) => Fact::Shard(Seen::Gone(it)),
         Fact::GpuNode(Seen::There(it)) => Fact::GpuNode(Seen::Gone(it)),
         other => other,
     });
@@ -164,6 +173,11 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
                         "topologyConstraint": {"topology": "t", "preferredTopologyLevel": "rack"}}]}}),
         json!({"apiVersion": "kai.scheduler/v1alpha1", "kind": "Topology", "metadata": {"name": "t"},
             "spec": {"levels": [{"nodeLabel": "zone"}, {"nodeLabel": "rack"}]}}),
+        json!({"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default", "generation": 1},
+            "spec": {"args": {"max-consolidation-preemptees": "4", "v": "3"}, "kValue": 0.5,
+                "placementStrategy": {"gpu": "spread", "cpu": "binpack"}, "minRuntime": {"preemptMinRuntime": "5m"},
+                "plugins": {"minruntime": {"enabled": false}, "dreams": {"priority": 3, "arguments": {"a": "b"}}},
+                "actions": {"preempt": {"enabled": false, "priority": 3}}, "goMemLimit": "1Gi"}}),
         json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": NODE},
             "spec": {"defaultMode": "mps-isolated", "reserveMib": 100, "contextAllowanceMib": 512,
                 "minimumFence": "ServerLimit", "timeSlice": "Short", "onViolation": "Evict", "onStranger": "Report",

@@ -32,6 +32,10 @@ pub(super) const TARGET: Target = Target {
         "swap",
         "rest",
         "life",
+        "config",
+        "gpu=spread",
+        "without=minruntime",
+        "staleness-grace=none",
         "grant",
         "set",
         "sub-group",
@@ -113,6 +117,7 @@ pod p3 gpus.main=1 on=n1 decision=1-2 phase=running
     let happenings = "\
 tick 1000
 sequence 7
+config gpu=spread cards=binpack without=podaffinity actions=allocate,preempt consolidation-jobs=none staleness-grace=5 base.T=16000 budget=9
 outcome 1-2 confirmed
 outcome 1-3 refused reason=\"no such node\" retryable
 refusal p1 node=n1 decision=1-2 reason=\"no room\" last-word

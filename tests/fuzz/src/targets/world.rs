@@ -2,6 +2,7 @@
 
 use proto::telemetry::{Gpu, NodeState};
 use scheduler::convert::World;
+use scheduler::shard::{Live, Shard};
 use scheduler::telemetry::Heard;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::units::Time;
@@ -22,8 +23,12 @@ pub(super) struct Cluster {
 impl Cluster {
     /// The node, its cards, a queue.
     pub(super) fn new() -> Self {
+        let settings = scheduler::Config::default();
+        let shard = Shard::of_all(&settings, settings.core(0));
         let mut cluster = Self {
-            world: World::new(SCHEDULER).with_storage_listed(),
+            world: World::new(SCHEDULER)
+                .with_storage_listed()
+                .of_shard(&shard.pool, Some(Live::new(&shard, None))),
             core: Core::new(Config::verified()),
         };
         let node = json!({"metadata": {"name": NODE, "uid": "nu1"}, "status": {
