@@ -196,10 +196,12 @@ impl Config {
     pub fn lease(&self) -> String {
         let mut name = object::LEASE.to_owned();
         if self.scheduler_name != kai::SCHEDULER_NAME {
-            name.push_str(&format!(".{}", subdomain(&self.scheduler_name)));
+            name.push('.');
+            name.push_str(&subdomain(&self.scheduler_name));
         }
         if let Some(pool) = self.node_pool.as_deref().filter(|pool| !pool.is_empty()) {
-            name.push_str(&format!("-{}", subdomain(pool)));
+            name.push('-');
+            name.push_str(&subdomain(pool));
         }
         name
     }

@@ -309,7 +309,15 @@ fn every_field_of_the_cores_model_and_settings_has_a_reader() {
             readers.push_str(text);
         }
     }
+    let taken_apart: Vec<&str> = readers
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("let Self { "))
+        .flat_map(|line| line.split([' ', ',']))
+        .collect();
     let is_read = |name: &str| {
+        if taken_apart.contains(&name) {
+            return true;
+        }
         let dotted = format!(".{name}");
         readers.match_indices(&dotted).any(|(at, _)| {
             let after = readers[at + dotted.len()..].chars().next();

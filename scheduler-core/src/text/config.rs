@@ -155,15 +155,10 @@ pub(super) fn config(line: &Line) -> Read<Config> {
     if let Some(count) = line.number("keep-empty")? {
         config.keep_empty_nodes = count;
     }
-    if let Some(count) = bound(line, "consolidation-jobs")? {
-        config.consolidation_jobs = count;
-    }
-    if let Some(count) = bound(line, "most-favoured")? {
-        config.most_favoured = count;
-    }
-    if let Some(millis) = bound(line, "staleness-grace")? {
-        config.staleness_grace = millis.map(Duration);
-    }
+    config.consolidation_jobs = bound(line, "consolidation-jobs", config.consolidation_jobs)?;
+    config.most_favoured = bound(line, "most-favoured", config.most_favoured)?;
+    let grace = config.staleness_grace.map(|grace| grace.0);
+    config.staleness_grace = bound(line, "staleness-grace", grace)?.map(Duration);
     number("k-value", &mut config.k_value)?;
     number("preempt-min-runtime", &mut config.preempt_min_runtime.0)?;
     number("reclaim-min-runtime", &mut config.reclaim_min_runtime.0)?;
@@ -179,12 +174,12 @@ pub(super) fn config(line: &Line) -> Read<Config> {
     Ok(config)
 }
 
-/// `Some(None)`: nothing bounds it.
-fn bound<T: std::str::FromStr>(line: &Line, key: &str) -> Read<Option<Option<T>>> {
+/// What the line says, else as usual.
+fn bound<T: std::str::FromStr>(line: &Line, key: &str, usual: Option<T>) -> Read<Option<T>> {
     if line.get(key) == Some(NONE) {
-        return Ok(Some(None));
+        return Ok(None);
     }
-    Ok(line.number(key)?.map(Some))
+    Ok(line.number(key)?.or(usual))
 }
 
 #[cfg(test)]

@@ -63,7 +63,9 @@ impl World {
             Seen::Listed => self.configs.end(),
         };
         if let Some(live) = &mut self.live {
-            gone.iter().for_each(|name| live.config_gone(name));
+            for name in gone {
+                live.config_gone(&name);
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use scheduler_core::Config;
 use scheduler_core::units::{Duration, Time};
 use serde_json::{Map, Value};
+use std::fmt::Write as _;
 
 /// KAI's only `Config`.
 const CONFIG: &str = "kai-config";
@@ -382,7 +383,7 @@ fn cut(lines: Vec<String>) -> String {
         let end = line.floor_char_boundary(MAX_MESSAGE / 2);
         line.truncate(end);
         if text.len() + line.len() > MAX_MESSAGE {
-            text.push_str(&format!("\n... and {} more", all - at));
+            let _ = write!(text, "\n... and {} more", all - at);
             break;
         }
         if at > 0 {
