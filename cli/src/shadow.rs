@@ -314,6 +314,11 @@ impl Shadow {
         self.apply(Event::Config(Box::new(config)));
     }
 
+    /// What the kubelet says of the pod's resize; a snapshot has none.
+    pub(crate) fn resize(&self, pod: &PodUid) -> Option<&str> {
+        self.world.resize(pod)
+    }
+
     fn take_all<K>(&mut self, objects: Vec<K>, of: fn(Seen<K>) -> Fact) {
         self.take(of(Seen::Listing));
         for object in objects {

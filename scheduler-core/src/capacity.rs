@@ -3,11 +3,13 @@
 //! `plugins/proportion/capacity_policy`), in KAI's words.
 
 use crate::action::ReasonKind;
+use crate::ids::PodUid;
+use crate::model::QueueResource;
 use crate::reason::{About, Why};
-use crate::shares::{Shares, Three};
+use crate::shares::{Three, less};
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey};
-use crate::units::Bound;
+use crate::units::{Bound, Bytes, CpuMilli};
 use std::sync::Arc;
 
 const NAMES: [&str; 3] = ["GPUs", "CPU cores", "memory"];
@@ -23,14 +25,40 @@ pub(crate) enum Check {
     QuotaOnly,
 }
 
-/// `None`: it may.
-pub(crate) fn over(
+/// What a pod is to have in all; of a resource that is left out, what it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// CPU.
+    pub cpu: Option<CpuMilli>,
+    /// Memory.
+    pub memory: Option<Bytes>,
+}
+
+/// Whether a pod that stands may have that much: what is more than it has counts on top of what
+/// its queues hold. One that does not stand is judged where it is placed. `None`: no such pod.
+pub(crate) fn may_have(
     state: &State,
-    shares: &Shares,
-    job: JobKey,
-    wanted: Three,
-    check: Check,
-) -> Option<Arc<Why>> {
+    pod: &PodUid,
+    request: Request,
+) -> Option<Result<(), Arc<str>>> {
+    let key = *state.task_names.get(pod)?;
+    let row = state.tasks.get(key)?;
+    let spec = &state.specs.get(row.spec)?.spec;
+    let Some(job) = row.job.filter(|_| state.cell(key).status.is_active()) else {
+        return Some(Ok(()));
+    };
+    let has = [0, spec.cpu.0.into(), spec.memory.0.into()];
+    let wants = [
+        0,
+        request.cpu.unwrap_or(spec.cpu).0.into(),
+        request.memory.unwrap_or(spec.memory).0.into(),
+    ];
+    let over = over(state, job, less(wants, has), Check::All);
+    Some(over.map_or(Ok(()), |why| Err(Arc::clone(&why.line))))
+}
+
+/// `None`: it may.
+pub(crate) fn over(state: &State, job: JobKey, wanted: Three, check: Check) -> Option<Arc<Why>> {
     let row = state.jobs.get(job)?;
     let why = |kind, (queue, index, line): (QueueKey, usize, String)| {
         Arc::new(Why {
@@ -43,7 +71,7 @@ pub(crate) fn over(
     let chain = &state.queues.get(row.queue?)?.chain;
     if check == Check::All {
         for queue in chain {
-            if let Some(over) = over_limit(state, shares, *queue, wanted) {
+            if let Some(over) = over_limit(state, *queue, wanted) {
                 return Some(why(ReasonKind::OverLimit, over));
             }
         }
@@ -53,7 +81,7 @@ pub(crate) fn over(
     }
     chain
         .iter()
-        .find_map(|queue| over_quota(state, shares, *queue, wanted))
+        .find_map(|queue| over_quota(state, *queue, wanted))
         .map(|over| why(ReasonKind::NonPreemptibleOverQuota, over))
 }
 
@@ -63,11 +91,11 @@ const ORDER: [usize; 3] = [1, 2, 0];
 /// Which queue, which resource, and the words.
 type Over = (QueueKey, usize, String);
 
-fn over_limit(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) -> Option<Over> {
-    let share = shares.of.get(queue)?;
+fn over_limit(state: &State, queue: QueueKey, wanted: Three) -> Option<Over> {
+    let limits = bounds(state, queue, |resource| resource.limit)?;
     let used = state.queue_use.get(queue)?.allocated;
     ORDER.into_iter().find_map(|index| {
-        let Bound::Exactly(limit) = share.limit[index] else {
+        let Bound::Exactly(limit) = limits[index] else {
             return None;
         };
         if wanted[index] == 0 || used[index] + wanted[index] <= u128::from(limit) {
@@ -88,11 +116,11 @@ fn over_limit(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) ->
     })
 }
 
-fn over_quota(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) -> Option<Over> {
-    let share = shares.of.get(queue)?;
+fn over_quota(state: &State, queue: QueueKey, wanted: Three) -> Option<Over> {
+    let quotas = bounds(state, queue, |resource| resource.quota)?;
     let used = state.queue_use.get(queue)?.non_preemptible;
     ORDER.into_iter().find_map(|index| {
-        let Bound::Exactly(quota) = share.quota[index] else {
+        let Bound::Exactly(quota) = quotas[index] else {
             return None;
         };
         if wanted[index] == 0 || used[index] + wanted[index] <= u128::from(quota) {
@@ -112,6 +140,10 @@ fn over_quota(state: &State, shares: &Shares, queue: QueueKey, wanted: Three) ->
     })
 }
 
+fn bounds(state: &State, queue: QueueKey, of: fn(QueueResource) -> Bound) -> Option<[Bound; 3]> {
+    Some(state.queues.get(queue)?.queue.as_ref()?.bound3(of))
+}
+
 fn name(state: &State, queue: QueueKey) -> String {
     state.queues.get(queue).map_or_else(String::new, |row| {
         row.queue
@@ -126,4 +158,59 @@ fn name(state: &State, queue: QueueKey) -> String {
 fn amount(value: u128, index: usize) -> String {
     let text = format!("{:.3}", value as f64 / UNITS[index]);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Core, text};
+
+    /// `low` holds 3 of 4 cores of its queue, `high` beside it 1 of them and cannot be preempted,
+    /// `late` waits. Their department may have 6 cores and 10 GB.
+    const CLUSTER: &str = "node n1 cpu=64000 memory=274877906944 pods=110\n\
+        queue top cpu=2000/6000/1 memory=-1/10000000000/1\n\
+        queue q parent=top cpu=2000/4000/1\n\
+        queue other parent=top\n\
+        pod low queue=q priority=50 cpu=2000 phase=running on=n1\n\
+        pod high queue=q priority=100 cpu=1000 phase=running on=n1\n\
+        pod beside queue=other priority=50 cpu=1500 memory=9000000000 phase=running on=n1\n\
+        pod late queue=q priority=50 cpu=1000\n";
+
+    #[test]
+    fn a_pod_may_have_what_every_queue_above_it_has_left() {
+        let mut core = Core::new(Config::verified());
+        for event in text::read(CLUSTER).expect("a cluster") {
+            assert_eq!(core.apply(event), Vec::new());
+        }
+        let mut may = |pod: &str, cpu: Option<u64>, memory: Option<u64>| {
+            let request = Request {
+                cpu: cpu.map(CpuMilli),
+                memory: memory.map(Bytes),
+            };
+            let said = core.may_have(&PodUid::new(pod), request)?;
+            Some(said.map_err(|why| why.to_string()))
+        };
+        assert_eq!(may("low", Some(3000), None), Some(Ok(())));
+        let own = may("low", Some(3001), None).unwrap().unwrap_err();
+        assert!(
+            own.starts_with("q quota has reached the allowable limit of CPU cores. Limit is 4")
+        );
+        // What it has counts once, whatever else it asks for.
+        assert_eq!(may("low", Some(1000), Some(1_000_000_000)), Some(Ok(())));
+        let above = may("low", None, Some(1_000_000_001)).unwrap().unwrap_err();
+        assert!(
+            above.starts_with("top quota has reached the allowable limit of memory. Limit is 10")
+        );
+        let both = may("beside", Some(3001), None).unwrap().unwrap_err();
+        assert!(
+            both.starts_with("top quota has reached the allowable limit of CPU cores. Limit is 6")
+        );
+        // Nobody may take it away again: the quota counts, too.
+        assert_eq!(may("high", Some(2000), None), Some(Ok(())));
+        let quota = may("high", Some(2001), None).unwrap().unwrap_err();
+        assert!(!quota.is_empty());
+        // Where it goes is judged then.
+        assert_eq!(may("late", Some(64_000), None), Some(Ok(())));
+        assert_eq!(may("nobody", Some(1), None), None);
+    }
 }

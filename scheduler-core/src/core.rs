@@ -2,6 +2,7 @@
 
 use crate::action::Decision;
 use crate::apply;
+use crate::capacity::{self, Request};
 use crate::config::Config;
 use crate::cycle::{self, Memory};
 use crate::event::Event;
@@ -13,6 +14,7 @@ use crate::queues::{self, QueueView};
 use crate::snapshot;
 use crate::state::State;
 use crate::units::Time;
+use std::sync::Arc;
 
 /// One scheduler: the whole state of one shard, and every decision about it.
 #[derive(Debug)]
@@ -102,6 +104,13 @@ impl Core {
     /// Why a pod waits, node by node and card by card. `None`: no such pod.
     pub fn explain(&self, pod: &PodUid) -> Option<Explanation> {
         explain::explain(&self.state, &self.config, pod)
+    }
+
+    /// Whether a pod that stands may have that much in all. `Err`: why not, in KAI's words for a
+    /// limit or a quota of its queue or of one above it. `None`: no such pod.
+    pub fn may_have(&mut self, pod: &PodUid, request: Request) -> Option<Result<(), Arc<str>>> {
+        self.state.refresh_queues();
+        capacity::may_have(&self.state, pod, request)
     }
 
     /// The lines of [`Core::explain`] about cards, each with its node, and about pods that may

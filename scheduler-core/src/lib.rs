@@ -124,6 +124,8 @@ pub use action::{
     Received, Tally,
 };
 pub use config::{Config, Placement, Plugin, Step};
+pub use capacity::Request;
+pub use config::{Config, Placement, Step};
 pub use core::Core;
 pub use event::{
     Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,

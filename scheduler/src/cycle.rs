@@ -85,6 +85,12 @@ pub enum Question {
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
     Explain(scheduler_core::ids::PodUid, oneshot::Sender<Option<String>>),
+    /// Whether a pod that stands may have so much. `None`: no such pod.
+    Resize(
+        scheduler_core::ids::PodUid,
+        scheduler_core::Request,
+        oneshot::Sender<Option<Result<(), Arc<str>>>>,
+    ),
     /// Something of the shard of that name, where there are several.
     Of(String, Box<Question>),
     /// Where another scheduler decides otherwise. `None`: none is observed.
@@ -495,9 +501,17 @@ impl Cycle {
                 let observer = self.observer.as_ref();
                 let _ = to.send(observer.map(|observer| observer.report(now)));
             }
+            Question::Resize(pod, request, to) => {
+                // Before everything is known a queue seems to hold less than it does.
+                if self.world.missing().is_empty() {
+                    let _ = to.send(self.core.may_have(&pod, request));
+                }
+            }
             Question::Explain(pod, to) => {
+                let resize = self.world.resize(&pod).map(str::to_owned);
                 let _ = to.send(self.core.explain(&pod).map(|explanation| {
                     let mut lines = vec![explanation.line.to_string()];
+                    lines.extend(resize);
                     for node in &explanation.nodes {
                         let verdict = if node.fits { "fits" } else { "does not fit" };
                         let reasons: Vec<&str> = node.reasons.iter().map(AsRef::as_ref).collect();

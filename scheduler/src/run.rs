@@ -239,8 +239,13 @@ async fn start(
     ));
     let (queues_out, queues) = watch::channel(admission::QueueTree::default());
     let door = doors.webhook;
+    let rules = admission::Rules {
+        limits: config.limits,
+        queues,
+        questions: questions_out.clone(),
+    };
     tasks.spawn(serve_admission(
-        config, door, queues, &trust, &client, admits_out, end,
+        config, door, rules, &trust, &client, admits_out, end,
     ));
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
@@ -493,7 +498,7 @@ fn group_pods(
 fn serve_admission(
     config: &Config,
     door: Door,
-    queues: watch::Receiver<admission::QueueTree>,
+    rules: admission::Rules,
     trust: &Trust,
     client: &Client,
     admits: watch::Sender<bool>,
@@ -507,10 +512,6 @@ fn serve_admission(
         namespace: config.namespace.clone(),
         scheduler_name: config.scheduler_name.clone(),
         exempt_namespaces: config.exempt_namespaces.clone(),
-    };
-    let rules = admission::Rules {
-        limits: config.limits,
-        queues,
     };
     let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
     async move {

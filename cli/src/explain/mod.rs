@@ -71,7 +71,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failure> {
     let state = State::of(shadow);
     let pod = state.pod(namespace, name)?;
-    if let Some(lines) = placed(&state, pod) {
+    if let Some(mut lines) = placed(&state, pod) {
+        lines.extend(
+            shadow
+                .resize(&pod.uid)
+                .map(|said| format!("is resized: {said}")),
+        );
         return Ok(done(pod, &lines));
     }
     let Some(mut explanation) = shadow.core().explain(&pod.uid) else {

@@ -276,7 +276,7 @@ impl Cycle<'_> {
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
-            let over = capacity::over(self.state, &self.shares, one, wanted, Check::All);
+            let over = capacity::over(self.state, one, wanted, Check::All);
             let why = over.or_else(|| self.still_lacks(kind));
             self.fails(one, why);
         }

@@ -57,7 +57,7 @@ impl Cycle<'_> {
         let wanted = self
             .shares
             .wanted(self.state, tasks, self.shares.largest_card);
-        if let Some(why) = capacity::over(self.state, &self.shares, job, wanted, Check::All) {
+        if let Some(why) = capacity::over(self.state, job, wanted, Check::All) {
             return Err(Failure {
                 why: Some(why),
                 placed: None,
@@ -333,7 +333,7 @@ impl Cycle<'_> {
             return None;
         }
         let wanted = self.state.charge(task, &seat.holds);
-        let why = capacity::over(self.state, &self.shares, row.job?, wanted, Check::All)?;
+        let why = capacity::over(self.state, row.job?, wanted, Check::All)?;
         Some(Arc::new(Why {
             kind: ReasonKind::Unschedulable,
             line: Arc::clone(&why.line),

@@ -76,15 +76,7 @@ impl Cycle<'_> {
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
-            if capacity::over(
-                self.state,
-                &self.shares,
-                entry.job,
-                wanted,
-                Check::QuotaOnly,
-            )
-            .is_some()
-            {
+            if capacity::over(self.state, entry.job, wanted, Check::QuotaOnly).is_some() {
                 self.pass_over(entry.job);
                 continue;
             }

@@ -5,7 +5,7 @@
 //! nobody can add later: `Fail`. Everybody else needs nothing from here but a clear refusal of
 //! what contradicts itself: `Ignore`, so that such pods are made while no replica is ready.
 
-use super::{OBJECTS, PODS, Settings};
+use super::{OBJECTS, PODS, RESIZES, Settings};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -62,6 +62,11 @@ impl Configuration {
                 "resources": [resource],
             })
         };
+        let ours = json!({
+            "name": "pods-of-this-scheduler",
+            "expression":
+                format!("object.spec.schedulerName == {}", quoted(&settings.scheduler_name)),
+        });
         let pods = |name: &str, policy: &str, condition: (&str, &str)| {
             json!({
                 "name": name,
@@ -79,12 +84,7 @@ impl Configuration {
                     "values": &exempt,
                 }]},
                 "matchConditions": [
-                    {
-                        "name": "pods-of-this-scheduler",
-                        "expression": format!(
-                            "object.spec.schedulerName == {}", quoted(&settings.scheduler_name)
-                        ),
-                    },
+                    &ours,
                     {"name": condition.0, "expression": condition.1},
                 ],
             })
@@ -124,9 +124,20 @@ impl Configuration {
                 ),
             }],
         });
+        let resizes = json!({
+            "name": "resizes.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": client(settings, ca_pem, RESIZES),
+            "rules": [rule("", "v1", "pods/resize", &["UPDATE"])],
+            "failurePolicy": "Ignore",
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT_S,
+            "matchConditions": [ours],
+        });
         Self {
             mutating: object("MutatingWebhookConfiguration", &mutating),
-            validating: object("ValidatingWebhookConfiguration", &[objects]),
+            validating: object("ValidatingWebhookConfiguration", &[objects, resizes]),
         }
     }
 

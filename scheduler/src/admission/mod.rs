@@ -4,6 +4,7 @@
 //! - [`review`]: an `AdmissionReview` → its answer.
 //! - `validate`: pure: queues, pod groups and topologies that nobody can mean, or too large.
 //! - `queues`: the queues that are there.
+//! - `resize`: whether a pod may be resized.
 //! - `configuration`: the two webhook configurations of `deploy/`, kept as they must be.
 //! - `apart`: a thread and a runtime of its own, so that nothing of the scheduler holds it up.
 //!
@@ -17,6 +18,7 @@ mod amend;
 mod apart;
 mod configuration;
 mod queues;
+mod resize;
 pub mod review;
 mod validate;
 
@@ -24,19 +26,26 @@ pub use amend::{AmendError, amended};
 pub use configuration::Reach;
 pub use queues::QueueTree;
 
+use crate::cycle::Question;
 use crate::limits::Limits;
 use crate::serve::Door;
 use crate::trust::Trust;
+use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use configuration::Configuration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Where pods are sent.
 const PODS: &str = "/mutate-pods";
 /// Where the other kinds are sent.
 const OBJECTS: &str = "/validate";
+/// Where resizes of pods are sent.
+const RESIZES: &str = "/validate-resize";
+/// An object as it was and as it is to be, of which the API server takes 3 MiB each: what is
+/// not read here is let through.
+const MAX_BODY: usize = 8 << 20;
 
 /// What admission needs to know.
 #[derive(Debug)]
@@ -58,6 +67,8 @@ pub struct Rules {
     pub limits: Limits,
     /// The queues that are there, as far as the watch is.
     pub queues: watch::Receiver<QueueTree>,
+    /// What the core is asked.
+    pub questions: mpsc::Sender<Question>,
 }
 
 /// Both webhook configurations as they are kept in the cluster, with this authority (PEM).
@@ -89,6 +100,7 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<(), AdmissionError> {
     let configuration = Configuration::new(&settings, trust.ca_pem());
+    let questions = rules.questions.clone();
     let routes = Router::new()
         .route(PODS, post(async |Json(sent)| Json(review::pods(sent))))
         .route(
@@ -98,6 +110,11 @@ pub async fn run(
                 Json(answer)
             }),
         )
+        .route(
+            RESIZES,
+            post(async move |Json(sent)| Json(review::resizes(sent, &questions).await)),
+        )
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .route("/healthz", get(async || "ok"));
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();

@@ -1,13 +1,16 @@
 //! An `AdmissionReview` → its answer.
 
 use super::amend::{self, Amended};
-use super::{QueueTree, validate};
+use super::{QueueTree, resize, validate};
+use crate::cycle::Question;
 use crate::limits::Limits;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::core::v1::Pod;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 /// Bytes of a refusal: as many as a note of an event may have.
 const MAX_LINE: usize = 1024;
@@ -27,15 +30,53 @@ pub fn objects(review: Review, limits: &Limits, queues: &QueueTree) -> Value {
     answer(review, |request| check(request, limits, queues))
 }
 
+/// Resizes of pods are taken, or refused.
+pub async fn resizes(review: Review, questions: &mpsc::Sender<Question>) -> Value {
+    let response = match review.try_into() {
+        Ok(request) => judge_resize(&request, questions).await,
+        Err(error) => unreadable(&error),
+    };
+    written(response)
+}
+
+async fn judge_resize(
+    request: &AdmissionRequest<DynamicObject>,
+    questions: &mpsc::Sender<Question>,
+) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
+    let pod = |object: &Option<DynamicObject>| {
+        read::<Pod>(serde_json::to_value(object).unwrap_or_default())
+    };
+    let (old, new) = match (pod(&request.old_object), pod(&request.object)) {
+        (Ok(old), Ok(new)) => (old, new),
+        (Err(why), _) | (_, Err(why)) => return response.deny(line(&why)),
+    };
+    match resize::against(&old, &new, questions).await {
+        None => response,
+        Some(why) => {
+            let namespace = request.namespace.as_deref().unwrap_or_default();
+            tracing::info!(namespace, pod = request.name, "resize refused: {why}");
+            response.deny(line(&why))
+        }
+    }
+}
+
 /// Everything that cannot be answered is refused in words.
 fn answer(
     review: Review,
     judge: impl Fn(&AdmissionRequest<DynamicObject>) -> AdmissionResponse,
 ) -> Value {
-    let response = match review.try_into() {
+    written(match review.try_into() {
         Ok(request) => judge(&request),
-        Err(error) => AdmissionResponse::invalid(line(&error.to_string())),
-    };
+        Err(error) => unreadable(&error),
+    })
+}
+
+fn unreadable(error: &impl std::fmt::Display) -> AdmissionResponse {
+    AdmissionResponse::invalid(line(&error.to_string()))
+}
+
+fn written(response: AdmissionResponse) -> Value {
     let patch = response.patch.as_ref().map(|patch| STANDARD.encode(patch));
     let mut answer = json!(response.into_review());
     // The library prints bytes as a list of numbers, which Go's decoder takes as well; the

@@ -41,6 +41,7 @@ impl Site {
             Rules {
                 limits: Limits::default(),
                 queues: watch::channel(QueueTree::default()).1,
+                questions: mpsc::channel(1).0,
             },
             trust,
             client.clone(),

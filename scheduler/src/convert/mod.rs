@@ -3,7 +3,7 @@
 //! - `pod_rules`: what of a pod is about other pods.
 //! - `pod`, `node`, `queue`, `cards`: one object each; `resources`, `rules`:
 //!   parts of a pod.
-//! - `namespaces`: their labels.
+//! - `namespaces`: their labels; `classes`: values of priority classes.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
 //!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing.
 //! - `admin`: what an admin says of the shard.
@@ -17,6 +17,7 @@
 mod admin;
 mod agent;
 mod cards;
+mod classes;
 mod config_maps;
 pub(crate) mod csi;
 mod isolation;
@@ -25,7 +26,7 @@ mod node;
 mod pod;
 mod pod_rules;
 pub(crate) mod queue;
-mod resources;
+pub(crate) mod resources;
 mod rules;
 mod storage;
 mod supply;
@@ -37,10 +38,10 @@ use crate::telemetry::Heard;
 use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
+use classes::Classes;
 pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
-use pod::Classes;
 use proto::telemetry::NodeState;
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
@@ -141,6 +142,8 @@ pub struct World {
     seats: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
     unread: BTreeSet<Arc<str>>,
+    /// What became of a pod's resize that is not over, by pod.
+    resizes: BTreeMap<String, String>,
     /// Running pods that are being deleted, until nobody counts on their end any more.
     leaving: BTreeMap<String, (Time, Box<KubePod>)>,
     /// As far as was told.
@@ -185,6 +188,7 @@ impl World {
             isolation: BTreeMap::new(),
             seats: BTreeMap::new(),
             unread: BTreeSet::new(),
+            resizes: BTreeMap::new(),
             leaving: BTreeMap::new(),
             now: Time(0),
             listing: BTreeSet::new(),
@@ -272,6 +276,12 @@ impl World {
     /// Whether all is known that a decision needs.
     pub(crate) fn is_current(&self) -> bool {
         self.missing().is_empty() && self.pods.behind == Behind::No
+    }
+
+    /// What the kubelet says of the pod's resize, as one sentence. `None`: it has none that is
+    /// not over.
+    pub fn resize(&self, pod: &PodUid) -> Option<&str> {
+        self.resizes.get(pod.as_str()).map(String::as_str)
     }
 
     /// Agents that are heard.
@@ -364,6 +374,10 @@ impl World {
         self.narrow(&pod, &mut converted);
         self.look_up(&pod, &mut converted);
         self.pods.there(&uid);
+        match resources::resize(&pod) {
+            Some(said) => self.resizes.insert(uid.clone(), said),
+            None => self.resizes.remove(&uid),
+        };
         self.leaving.remove(&uid);
         if let Some(at) = pod::given_up_at(&pod) {
             if at > self.now {
@@ -417,6 +431,7 @@ impl World {
         self.held.remove(uid);
         self.isolation.remove(uid);
         self.seats.remove(uid);
+        self.resizes.remove(uid);
         self.leaving.remove(uid);
         self.wishes.retain(|(pod, _), _| pod != uid);
         self.storage.forget(uid);
@@ -543,41 +558,6 @@ impl World {
             Seen::Listed => return self.topologies.end().into_iter().map(gone).collect(),
         }
         Vec::new()
-    }
-
-    /// The watch lists pods and groups anew when a class changes.
-    fn class(&mut self, seen: Seen<k8s_openapi::api::scheduling::v1::PriorityClass>) {
-        match seen {
-            Seen::Listing => self.class_names.begin(),
-            Seen::There(class) => {
-                let name = class.name_any();
-                self.class_names.there(&name);
-                self.classes
-                    .values
-                    .insert(name.clone(), class.value.unwrap_or_default());
-                if class.global_default == Some(true) {
-                    self.classes.default = Some(name);
-                } else if self.classes.default.as_ref() == Some(&name) {
-                    self.classes.default = None;
-                }
-            }
-            Seen::Gone(class) => {
-                self.class_names.names.remove(&class.name_any());
-                self.forget_class(&class.name_any());
-            }
-            Seen::Listed => {
-                for name in self.class_names.end() {
-                    self.forget_class(&name);
-                }
-            }
-        }
-    }
-
-    fn forget_class(&mut self, name: &str) {
-        self.classes.values.remove(name);
-        if self.classes.default.as_deref() == Some(name) {
-            self.classes.default = None;
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! In: the pod, the priority classes. Out: what the core needs of it. A pod of another
 //! scheduler counts where it stands and is nothing before.
 
+use super::classes::Classes;
 use super::queue::{created, group_name, preemptible};
 use super::{pod_rules, resources, rules};
 use api::grant::{Asked, Grant};
@@ -16,38 +17,12 @@ use scheduler_core::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Mode, Phase, Placement, Pod, Share,
 };
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What is said of a share that nobody admitted.
 pub(super) const NO_TOKEN: &str = "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)";
 /// See [`given_up_at`].
 const PATIENCE_MS: u64 = 120_000;
-/// Value of a workload's priority where no class says one: KAI's `train`.
-const DEFAULT_PRIORITY: i32 = 50;
-
-/// Values of priority classes, as far as they are known.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Classes {
-    /// By name.
-    pub(super) values: BTreeMap<String, i32>,
-    /// The name of the class that is the cluster's default.
-    pub(super) default: Option<String>,
-}
-
-impl Classes {
-    /// The value of the first of these classes that exists, else of the cluster's default,
-    /// else KAI's.
-    pub(super) fn value<'a>(&'a self, names: impl IntoIterator<Item = Option<&'a String>>) -> i32 {
-        names
-            .into_iter()
-            .chain([self.default.as_ref()])
-            .flatten()
-            .find_map(|name| self.values.get(name))
-            .copied()
-            .unwrap_or(DEFAULT_PRIORITY)
-    }
-}
 
 /// Whether the scheduler of that name places this pod.
 pub(super) fn is_ours(pod: &KubePod, scheduler: &str) -> bool {
@@ -76,7 +51,7 @@ pub(super) fn of(
         return None;
     }
     let label = |key: &str| pod.labels().get(key);
-    let request = resources::of(spec);
+    let request = resources::of(pod);
     let priority = classes.value([
         label(kai::PRIORITY_CLASS_LABEL),
         spec.priority_class_name.as_ref(),
@@ -397,6 +372,7 @@ fn container_grant(container: &api::grant::ContainerGrant) -> ContainerGrant {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::collections::BTreeMap;
 
     const US: &str = kai::SCHEDULER_NAME;
 

@@ -85,18 +85,12 @@ async fn ask(faces: &[Face], question: Question) {
             }
         }
         Question::Explain(pod, to) => {
-            for face in faces {
-                let (asked, answer) = oneshot::channel();
-                let _ = face
-                    .questions
-                    .send(Question::Explain(pod.clone(), asked))
-                    .await;
-                if let Ok(Some(text)) = answer.await {
-                    let _ = to.send(Some(text));
-                    return;
-                }
-            }
-            let _ = to.send(None);
+            let of = |to| Question::Explain(pod.clone(), to);
+            let _ = to.send(first(faces, of).await);
+        }
+        Question::Resize(pod, request, to) => {
+            let of = |to| Question::Resize(pod.clone(), request, to);
+            let _ = to.send(first(faces, of).await);
         }
         other => {
             if let Some(face) = faces.first() {
@@ -104,6 +98,21 @@ async fn ask(faces: &[Face], question: Question) {
             }
         }
     }
+}
+
+/// The first answer that there is.
+async fn first<A>(
+    faces: &[Face],
+    of: impl Fn(oneshot::Sender<Option<A>>) -> Question,
+) -> Option<A> {
+    for face in faces {
+        let (asked, answer) = oneshot::channel();
+        let _ = face.questions.send(of(asked)).await;
+        if let Ok(Some(found)) = answer.await {
+            return Some(found);
+        }
+    }
+    None
 }
 
 fn one_status(faces: &[Face]) -> Status {

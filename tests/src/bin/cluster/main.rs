@@ -32,6 +32,7 @@ mod parts;
 mod placement;
 mod rate;
 mod recovery;
+mod resize;
 mod rollout;
 mod runtime;
 mod scale;
@@ -287,6 +288,9 @@ async fn test(
             admission::a_queue_or_group_that_nobody_can_mean_is_refused_with_one_sentence,
             admission::a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_its_limit,
             admission::while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made,
+            resize::a_pod_that_is_resized_counts_with_the_most_that_it_asks_for_or_has,
+            resize::a_resize_that_its_node_can_never_give_is_said_and_does_not_count,
+            resize::a_resize_beyond_its_queues_limit_is_refused_with_one_sentence,
             forms::each_form_of_kais_shares_is_taken_or_refused_in_one_sentence,
             forms::shares_of_containers_run_with_what_their_annotations_say,
             forms::a_share_bursts_into_what_is_kept_for_nobody_and_gives_it_back,

@@ -1,0 +1,70 @@
+//! Priority classes → the values of pods and groups that name them.
+
+use super::World;
+use crate::watch::Seen;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::ResourceExt as _;
+use std::collections::BTreeMap;
+
+/// Value of a workload's priority where no class says one: KAI's `train`.
+const DEFAULT_PRIORITY: i32 = 50;
+
+/// Values of priority classes, as far as they are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Classes {
+    /// By name.
+    pub(super) values: BTreeMap<String, i32>,
+    /// The name of the class that is the cluster's default.
+    pub(super) default: Option<String>,
+}
+
+impl Classes {
+    /// The value of the first of these classes that exists, else of the cluster's default,
+    /// else KAI's.
+    pub(super) fn value<'a>(&'a self, names: impl IntoIterator<Item = Option<&'a String>>) -> i32 {
+        names
+            .into_iter()
+            .chain([self.default.as_ref()])
+            .flatten()
+            .find_map(|name| self.values.get(name))
+            .copied()
+            .unwrap_or(DEFAULT_PRIORITY)
+    }
+}
+
+impl World {
+    /// The watch lists pods and groups anew when a class changes.
+    pub(super) fn class(&mut self, seen: Seen<PriorityClass>) {
+        match seen {
+            Seen::Listing => self.class_names.begin(),
+            Seen::There(class) => {
+                let name = class.name_any();
+                self.class_names.there(&name);
+                self.classes
+                    .values
+                    .insert(name.clone(), class.value.unwrap_or_default());
+                if class.global_default == Some(true) {
+                    self.classes.default = Some(name);
+                } else if self.classes.default.as_ref() == Some(&name) {
+                    self.classes.default = None;
+                }
+            }
+            Seen::Gone(class) => {
+                self.class_names.names.remove(&class.name_any());
+                self.forget_class(&class.name_any());
+            }
+            Seen::Listed => {
+                for name in self.class_names.end() {
+                    self.forget_class(&name);
+                }
+            }
+        }
+    }
+
+    fn forget_class(&mut self, name: &str) {
+        self.classes.values.remove(name);
+        if self.classes.default.as_deref() == Some(name) {
+            self.classes.default = None;
+        }
+    }
+}
