@@ -33,6 +33,8 @@ const ETCD_PEER: &str = "http://127.0.0.1:2380";
 pub struct ControlPlane {
     etcd: Daemon,
     api_server: Daemon,
+    /// How the API server was first started.
+    plain: Command,
     controller_manager: Option<Daemon>,
     folder: PathBuf,
 }
@@ -104,6 +106,7 @@ impl ControlPlane {
             .start(logs)?;
         Ok(Self {
             etcd,
+            plain: api_server.command(),
             api_server,
             controller_manager: None,
             folder,
@@ -164,6 +167,16 @@ impl ControlPlane {
     pub async fn restart_api_server(&mut self) -> Result<()> {
         self.api_server.kill().await?;
         self.api_server.start_again()
+    }
+
+    /// The same with more flags than those that it was first started with.
+    pub async fn serve_with(&mut self, flags: &[(&str, &str)]) -> Result<()> {
+        let mut command = self.plain.clone();
+        for (flag, value) in flags {
+            command = command.flag(flag, value);
+        }
+        self.api_server.kill().await?;
+        self.api_server.start_again_with(|_| command)
     }
 
     /// From now on nobody minds whether nodes say anything, nor cleans up after pods: nodes

@@ -16,8 +16,8 @@
 //!   `backoff`: the pause after a failure.
 //! - `owners`: reads the owners of a pod, up to the top.
 //! - `rules`: which rule applies to which kind of owner. `draft`: what all groups have in common.
-//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `known`:
-//!   what the watch says of groups.
+//!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `native`: pods
+//!   in a `PodGroup` of Kubernetes. `known`: what the watch says of groups.
 //! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
 //!   groups. `voice`: tells people why a pod has no group.
 //!
@@ -43,6 +43,7 @@ mod lull;
 mod lws;
 mod member;
 mod missing;
+mod native;
 mod need;
 mod object;
 mod owners;

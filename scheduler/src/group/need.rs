@@ -32,10 +32,12 @@ pub fn must_wait(pod: &Pod, scheduler: &str) -> bool {
 }
 
 /// Whether everything about a pod's group is in the pod itself. That is true of pods without an
-/// owner, except for those that ask for what only groups have, and for Spark drivers, whose group
-/// other pods join.
+/// owner, except for those that ask for what only groups have, and for Spark drivers and pods in a
+/// `PodGroup` of Kubernetes, whose group other pods join.
 pub(super) fn is_alone(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
     pod.owner_references().is_empty()
+        && spec.is_none_or(|spec| spec.scheduling_group.is_none())
         && !SPARK.iter().all(|key| pod.labels().contains_key(*key))
         && !pod
             .annotations()

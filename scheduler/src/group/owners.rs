@@ -3,13 +3,14 @@
 //! An owner that is read after a pod was seen has the state in which the pod was created, or a newer
 //! one. So one read serves all pods that were seen before it began, and none that came later.
 
+use super::native;
 use super::object::{Object, Reference};
 use super::rules::{Extra, Want};
 use crate::act::answer::{self, Answer};
 use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
-use kube::discovery::{Scope, pinned_kind};
+use kube::discovery::{self, Scope, pinned_kind};
 use kube::{Api, Client};
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -99,6 +100,7 @@ impl Owners {
         &self,
         namespace: &str,
         want: &Want,
+        since: Instant,
     ) -> Result<Option<Extra>, OwnerError> {
         match want {
             Want::Object {
@@ -113,6 +115,21 @@ impl Owners {
                     uid: String::new(),
                 };
                 Ok(match self.get(namespace, &reference).await? {
+                    Found::There(object) => Some(Extra::Object(Box::new(object))),
+                    Found::Hidden | Found::Missing => None,
+                })
+            }
+            Want::Native { name } => {
+                let Some(api_version) = self.native().await? else {
+                    return Ok(None);
+                };
+                let reference = Reference {
+                    api_version,
+                    kind: native::KIND.to_owned(),
+                    name: name.clone(),
+                    uid: String::new(),
+                };
+                Ok(match self.read(namespace, &reference, since).await? {
                     Found::There(object) => Some(Extra::Object(Box::new(object))),
                     Found::Hidden | Found::Missing => None,
                 })
@@ -154,8 +171,10 @@ impl Owners {
         let begun = Instant::now();
         let found = self.get(namespace, reference).await?;
         Ok(match found {
-            // Another object with the same name is not the owner.
-            Found::There(object) if object.uid() != reference.uid => Found::Missing,
+            // Another object with the same name is not the owner. Of others only the name is known.
+            Found::There(object) if !reference.uid.is_empty() && object.uid() != reference.uid => {
+                Found::Missing
+            }
             Found::There(object) => {
                 let mut kept = locked(&self.kept);
                 if kept.len() >= KEPT {
@@ -191,6 +210,36 @@ impl Owners {
             Answer::Done(None) => Ok(Found::Missing),
             Answer::Refused(403, _) => Ok(Found::Hidden),
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => Err(unread(why)),
+        }
+    }
+
+    /// The newest version in which Kubernetes' own pod groups are served; `None`: they are not.
+    async fn native(&self) -> Result<Option<String>, OwnerError> {
+        let key = (native::GROUP.to_owned(), native::KIND.to_owned());
+        if let Some((resource, _)) = locked(&self.kinds).get(&key) {
+            return Ok(Some(resource.api_version.clone()));
+        }
+        match answer::of(discovery::group(&self.client, native::GROUP)).await {
+            Answer::Done(group) => {
+                let mut kinds = group
+                    .versions()
+                    .flat_map(|of| group.versioned_resources(of));
+                let found = kinds.find(|(resource, _)| resource.kind == native::KIND);
+                Ok(found.map(|(resource, capabilities)| {
+                    let version = resource.api_version.clone();
+                    let known = (resource, capabilities.scope);
+                    let mut kinds = locked(&self.kinds);
+                    kinds.insert((version.clone(), native::KIND.to_owned()), known.clone());
+                    kinds.insert(key, known);
+                    version
+                }))
+            }
+            Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+                Err(OwnerError::Unread {
+                    what: format!("the kinds of {}", native::GROUP),
+                    why,
+                })
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::draft::{BUILD, Classes, Draft, INFERENCE, TRAIN, group_name};
 use super::object::{Object, Reference};
-use super::{gang, jobset, kubeflow, lws, ray};
+use super::{gang, jobset, kubeflow, lws, native, ray};
 
 /// Annotation on a Job or a `JobSet`: how many pods must fit at once.
 pub(super) const BATCH_MIN_MEMBER: &str = proto::names::kai::BATCH_MIN_MEMBER;
@@ -56,6 +56,8 @@ pub(super) enum Want {
         kind: &'static str,
         name: String,
     },
+    /// The `PodGroup` of Kubernetes of that name, in whatever version it is served.
+    Native { name: String },
     /// Whether a pod with these labels exists and is not being deleted.
     Pod { labels: String },
     /// Whether the object with that UID has a group without sub-groups.
@@ -92,6 +94,17 @@ enum Rule {
     Aml,
     /// As if it were not there.
     Skip,
+}
+
+impl Rule {
+    /// The priority class where nobody names one.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Owner(class) | Self::Pod(class) => class,
+            Self::Knative => INFERENCE,
+            _ => TRAIN,
+        }
+    }
 }
 
 fn rule(owner: &Reference) -> Rule {
@@ -155,6 +168,10 @@ fn deciding(scene: Scene<'_>) -> (Object, Vec<&Object>, Rule) {
 
 /// What else must be read before [`draft`] can decide.
 pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
+    if let Some(name) = native::named(scene.pod) {
+        let name = name.to_owned();
+        return Some(Want::Native { name });
+    }
     let (top, _, rule) = deciding(scene);
     match rule {
         Rule::Grove => scene.pod.label(gang::POD_GANG).map(|name| Want::Object {
@@ -174,6 +191,27 @@ pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
 pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
     let (top, owners, rule) = deciding(scene);
     let pod = scene.pod;
+    if let Some(name) = native::named(pod) {
+        let Some(Extra::Object(group)) = scene.extra else {
+            return Err(RuleError::of(
+                pod,
+                format!(
+                    "its spec.schedulingGroup names the {} {name} of {}, which is not there",
+                    native::KIND,
+                    native::GROUP
+                ),
+            ));
+        };
+        // A pod without an owner is no workload: others of its group may say something else.
+        let group = if scene.chain.is_empty() {
+            group.as_ref().clone()
+        } else {
+            native::with_workload(group, &top)
+        };
+        let owners: Vec<&Object> = [&group].into_iter().chain(owners).collect();
+        let draft = Draft::of(&group, &owners, pod, scene.classes, rule.class());
+        return native::settle(&group, draft, scene.classes);
+    }
     // The rule of a kind looks at the owner of that kind, the common rule at all owners.
     let of_top = |class: &str| Draft::of(&top, &[&top], pod, scene.classes, class);
     match rule {

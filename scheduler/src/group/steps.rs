@@ -127,14 +127,17 @@ impl Steps {
             extra: None,
             classes,
         };
-        let extra = match rules::want(scene) {
+        let mut extra = match rules::want(scene) {
             Some(Want::Flat { owner }) => {
                 let flat = self.known.is_flat(&owner).ok_or(GroupingError::Unlisted)?;
                 Some(Extra::Flat(flat))
             }
-            Some(want) => self.owners.extra(pod.namespace(), &want).await?,
+            Some(want) => self.owners.extra(pod.namespace(), &want, since).await?,
             None => None,
         };
+        if let Some(Extra::Object(object)) = &mut extra {
+            object.name_queue_by(&self.queue_label);
+        }
         scene.extra = extra.as_ref();
         Ok(rules::draft(scene)?)
     }

@@ -7,6 +7,7 @@ mod groups;
 mod jobset;
 mod kinds;
 mod missing;
+mod native;
 mod parts;
 mod site;
 mod tee;

@@ -27,6 +27,7 @@ mod load;
 mod manifests;
 mod meter;
 mod modes;
+mod native;
 mod page;
 mod parts;
 mod placement;
@@ -291,6 +292,7 @@ async fn test(
             resize::a_pod_that_is_resized_counts_with_the_most_that_it_asks_for_or_has,
             resize::a_resize_that_its_node_can_never_give_is_said_and_does_not_count,
             resize::a_resize_beyond_its_queues_limit_is_refused_with_one_sentence,
+            native::a_pod_group_of_kubernetes_is_a_gang_of_its_count,
             forms::each_form_of_kais_shares_is_taken_or_refused_in_one_sentence,
             forms::shares_of_containers_run_with_what_their_annotations_say,
             forms::a_share_bursts_into_what_is_kept_for_nobody_and_gives_it_back,
