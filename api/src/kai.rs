@@ -74,6 +74,9 @@ pub struct QueueResource {
     /// Weight in the division of what is left over.
     #[serde(default)]
     pub over_quota_weight: f64,
+    /// Refused: no KAI release has a rule for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lending_limit: Option<f64>,
 }
 
 /// What the scheduler reports of a queue.
@@ -129,6 +132,9 @@ pub struct PodGroupSpec {
     /// `preemptible` or `non-preemptible`; unset: preemptible below priority 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptibility: Option<String>,
+    /// Refused: no KAI release has a rule for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_non_preemptible: Option<i32>,
     /// Where the group must or should be together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology_constraint: Option<TopologyConstraint>,

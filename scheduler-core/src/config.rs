@@ -50,6 +50,11 @@ pub struct Config {
     pub preempt_min_runtime: Duration,
     /// `defaultReclaimMinRuntime`.
     pub reclaim_min_runtime: Duration,
+    /// `reclaimResolveMethod`: whose minimum run time counts for reclaim.
+    pub reclaim_resolve: Resolve,
+    /// `queuePriorityInQuotaReclaim`: a queue of higher priority takes from one of lower
+    /// priority what that has within its quota, as long as it stays within its own.
+    pub queue_priority_in_quota: bool,
     /// `relcaimerSaturationMultiplier` in billionths, at least 10^9.
     pub saturation_multiplier: u64,
     /// Ours: how many matches of pods by selectors of affinity, anti-affinity and spread are
@@ -127,6 +132,17 @@ impl Plugin {
     }
 }
 
+/// Which queue's minimum run time protects a victim of reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resolve {
+    /// The victim's ancestor just below where the two queues part, or the nearest above it
+    /// that has one.
+    #[default]
+    Lca,
+    /// The victim's own queue, or the nearest above it that has one.
+    Queue,
+}
+
 /// How a node is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
@@ -159,6 +175,8 @@ impl Default for Config {
             staleness_grace: Some(Duration::seconds(60)),
             preempt_min_runtime: Duration(0),
             reclaim_min_runtime: Duration(0),
+            reclaim_resolve: Resolve::Lca,
+            queue_priority_in_quota: false,
             saturation_multiplier: NanoGpu::ONE.0,
             // Seven selectors for each of 140,000 pods. A match takes 8 bytes, and 80 more where
             // no other pod of the selector is in its domain.

@@ -123,9 +123,8 @@ pub use action::{
     Action, Bind, ClaimBinding, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind,
     Received, Tally,
 };
-pub use config::{Config, Placement, Plugin, Step};
 pub use capacity::Request;
-pub use config::{Config, Placement, Step};
+pub use config::{Config, Placement, Plugin, Resolve, Step};
 pub use core::Core;
 pub use event::{
     Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,

@@ -8,6 +8,10 @@
 //! 6. Smaller dominant share as it is.
 //! 7. Smaller allocatable share.
 //! 8. Older, then by name.
+//!
+//! Where queues take from others by priority within quotas (`queuePriorityInQuotaReclaim`), one
+//! that stays within its quota with its job is never behind by rule 1. In KAI only another such
+//! one is not before it by that rule, so that three queues can be before each other in a ring.
 
 use crate::shares::{Share, Shares, Three, less, plus, within};
 use crate::state::State;
@@ -46,9 +50,10 @@ impl Key {
             .map(|used| used.allocated)
             .unwrap_or_default();
         let with = plus(has, candidate.wanted);
+        let beyond_quota = !within(with, share.quota);
         Some(Self {
-            over_utilised: over_utilised(share, has),
-            beyond_quota: !within(with, share.quota),
+            over_utilised: over_utilised(share, has) && (beyond_quota || !shares.priority_in_quota),
+            beyond_quota,
             priority: Reverse(share.priority),
             uses_nothing_left: uses_nothing_left(share, with),
             dominant_after: shares.dominant(share, less(with, candidate.lost)),

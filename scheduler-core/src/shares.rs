@@ -84,6 +84,8 @@ pub(crate) struct Shares {
     /// The smallest and the largest card: what a GPU memory request counts for.
     pub smallest_card: u128,
     pub largest_card: u128,
+    /// Among queues that stay within their quotas priority decides, whatever their shares.
+    pub priority_in_quota: bool,
 }
 
 impl Shares {

@@ -49,6 +49,8 @@ struct Case {
     /// Most jobs that a consolidation moves.
     moved: Option<u32>,
     min_runtime: u64,
+    /// Queues have priorities, by which one takes from another within quotas.
+    by_priority: bool,
     /// In each turn: who comes, and which of those that run are gone.
     turns: Vec<(Vec<Wish>, Vec<prop::sample::Index>)>,
 }
@@ -90,15 +92,17 @@ fn case() -> impl Strategy<Value = Case> {
         prop::collection::vec(quota, 1..4),
         prop_oneof![2 => Just(Some(16)), 1 => Just(Some(3)), 1 => Just(None)],
         prop_oneof![3 => Just(0), 1 => Just(30_000_u64)],
+        any::<bool>(),
         prop::collection::vec(turn, 2..6),
     )
         .prop_map(
-            |((nodes, fenced), quotas, moved, min_runtime, turns)| Case {
+            |((nodes, fenced), quotas, moved, min_runtime, by_priority, turns)| Case {
                 nodes,
                 fenced,
                 quotas,
                 moved,
                 min_runtime,
+                by_priority,
                 turns,
             },
         )
@@ -109,6 +113,7 @@ fn config(case: &Case) -> Config {
         consolidation_jobs: case.moved,
         reclaim_min_runtime: Duration(case.min_runtime),
         preempt_min_runtime: Duration(case.min_runtime),
+        queue_priority_in_quota: case.by_priority,
         ..Config::verified()
     }
 }
@@ -152,6 +157,9 @@ impl World {
             let mut queue = Queue::unlimited(&format!("q{index}"));
             queue.created = Time(index as u64);
             queue.gpu.weight = Weight(1_000_000);
+            if case.by_priority {
+                queue.priority += index as i32;
+            }
             if let Some(quota) = quota {
                 queue.gpu.quota = Bound::Exactly(quota * NanoGpu::ONE.0 / 4);
             }
@@ -325,6 +333,7 @@ fn shares_that_fit_nowhere_cost_no_step() {
         quotas: vec![Some(12), Some(12)],
         moved: Some(16),
         min_runtime: 0,
+        by_priority: false,
         turns: Vec::new(),
     };
     let wish = |queue, mib, priority| Wish {
@@ -368,6 +377,7 @@ fn owed(moved: Option<u32>) -> (Case, World) {
         quotas: vec![Some(4), Some(0)],
         moved,
         min_runtime: 0,
+        by_priority: false,
         turns: Vec::new(),
     };
     let mut world = World::new(&case);

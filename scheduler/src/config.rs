@@ -1,5 +1,7 @@
 //! Flags of the scheduler: wiring, and KAI's settings of the core under KAI's names.
 
+use crate::admission::OverSubscription;
+use crate::group::TypesAt;
 use crate::limits::Limits;
 use proto::names::{kai, object};
 use scheduler_core::Placement;
@@ -111,6 +113,13 @@ pub struct Config {
     /// scheduler sends two API requests fewer for each such pod.
     #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
     pub lone_pod_groups: LonePodGroups,
+    /// Name of the config map with the default priority class and preemptibility of each type of
+    /// workload, as KAI's pod grouper has it; none when unset.
+    #[arg(long)]
+    pub default_priorities_configmap_name: Option<String>,
+    /// Its namespace; that of `--namespace` when unset.
+    #[arg(long, requires = "default_priorities_configmap_name")]
+    pub default_priorities_configmap_namespace: Option<String>,
     /// Whether a share may hold more than its request, up to a limit that its pod names. With
     /// false each share that is placed from then on is held to its request.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
@@ -118,6 +127,11 @@ pub struct Config {
     /// How large pod groups and the tree of queues may be.
     #[command(flatten)]
     pub limits: Limits,
+
+    /// What the webhook says of a queue whose quota its parent's does not cover, alone or with
+    /// its siblings'.
+    #[arg(long, value_enum, default_value_t = OverSubscription::None)]
+    pub queue_over_subscription: OverSubscription,
 
     /// Bindings and evictions under way at once.
     #[arg(long, default_value_t = 64)]
@@ -209,6 +223,21 @@ impl Config {
     /// Whether `SchedulingShard` objects are this scheduler's: they do not say whose they are.
     pub fn reads_shards(&self) -> bool {
         self.shard.is_some() || self.scheduler_name == proto::names::kai::SCHEDULER_NAME
+    }
+
+    /// Where the defaults of types of workloads are.
+    pub fn types(&self) -> Option<TypesAt> {
+        let name = self.default_priorities_configmap_name.clone()?;
+        let namespace = self.default_priorities_configmap_namespace.as_ref();
+        let namespace = namespace.unwrap_or(&self.namespace).clone();
+        Some(TypesAt { namespace, name })
+    }
+
+    /// Whether pods without an owner wait for their group: their type may have a default, and
+    /// the group is to have it.
+    pub fn lone_pods_wait(&self) -> bool {
+        self.default_priorities_configmap_name.is_some()
+            && self.lone_pod_groups == LonePodGroups::Write
     }
 
     /// Names under which this process is reached, for its certificate.

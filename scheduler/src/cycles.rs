@@ -33,7 +33,8 @@ pub(crate) fn start(
         };
         let world = World::new(&config.scheduler_name)
             .with_queue_label(&plan.queue_label)
-            .with_limits(config.limits);
+            .with_limits(config.limits)
+            .with_lone_pods_waiting(config.lone_pods_wait() && !config.observe);
         let is_first = plan.shards.first() == Some(shard);
         let in_force = is_first.then(|| InForce {
             scheduler_name: config.scheduler_name.clone(),

@@ -55,6 +55,7 @@ pub mod snapshot;
 pub mod status;
 pub mod telemetry;
 pub mod trust;
+mod unfollowed;
 pub mod watch;
 
 pub use config::Config;

@@ -242,6 +242,7 @@ async fn start(
     let rules = admission::Rules {
         limits: config.limits,
         queues,
+        over_subscription: config.queue_over_subscription,
         questions: questions_out.clone(),
     };
     tasks.spawn(serve_admission(
@@ -324,6 +325,8 @@ async fn start(
         at_once: config.writes_at_once,
         busy: busy.subscribe(),
         queue_label: plan.queue_label.clone(),
+        types: config.types(),
+        alone_wait: config.lone_pods_wait(),
         wall: wall.clone(),
     };
     let grouping = group::Shared::new(leaders.clone(), config.lone_pod_groups);

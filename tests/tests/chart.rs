@@ -400,6 +400,8 @@ fn kais_values(helm: &Path) {
         "scheduler.plugins.gpuspread.enabled=true",
         "scheduler.actions.consolidation.enabled=false",
         "podgrouper.queueLabelKey=example.com/queue",
+        "podgrouper.args.defaultPrioritiesConfigMapName=types",
+        "podgrouper.args.defaultPrioritiesConfigMapNamespace=kai",
         "global.nodePoolLabelKey=example.com/pool",
         "global.priorityClassName=system-cluster-critical",
         "global.daemonsetsTolerations[0].operator=Exists",
@@ -411,6 +413,8 @@ fn kais_values(helm: &Path) {
     for flag in [
         "--config=/etc/aliquot/shards.yaml",
         "--queue-label-key=example.com/queue",
+        "--default-priorities-configmap-name=types",
+        "--default-priorities-configmap-namespace=kai",
         "--node-pool-label-key=example.com/pool",
     ] {
         assert!(

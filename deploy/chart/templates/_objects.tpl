@@ -72,6 +72,10 @@
 {{- with $values.podgrouper.queueLabelKey -}}
   {{- if ne . "kai.scheduler/queue" }}{{ $args = append $args (printf "--queue-label-key=%s" .) }}{{ end -}}
 {{- end -}}
+{{- with $values.podgrouper.args -}}
+  {{- with .defaultPrioritiesConfigMapName }}{{ $args = append $args (printf "--default-priorities-configmap-name=%s" .) }}{{ end -}}
+  {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
+{{- end -}}
 {{- with $values.global.nodePoolLabelKey }}{{ $args = append $args (printf "--node-pool-label-key=%s" .) }}{{ end -}}
 {{- with include "aliquot.shard" .root -}}
   {{- $args = append $args "--config=/etc/aliquot/shards.yaml" -}}

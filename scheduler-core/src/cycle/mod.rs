@@ -166,7 +166,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
-    let shares = Shares::compute(state, k);
+    let mut shares = Shares::compute(state, k);
+    shares.priority_in_quota = config.queue_priority_in_quota;
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     let began = state.touched;

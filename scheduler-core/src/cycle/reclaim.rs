@@ -4,7 +4,7 @@
 //! Judged before each chunk (extra pods one by one, the core as one), at the level where
 //! the two queues' ancestors first differ: the other queue is above what it may have in
 //! some resource, or ours stays within its quota in all and the other is above its own in
-//! some. Then at every level no sibling that lost something may end up less saturated
+//! some, or, where the admin has it so (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling that lost something may end up less saturated
 //! than we are above our fair share.
 
 use super::Cycle;
@@ -142,7 +142,8 @@ impl Reclaim {
                 let above_share = !within(rest, their_share.allocatable());
                 let within_quota = within(plus(self.has(ours), wanted), our_share.quota);
                 let above_quota = !within(rest, their_share.quota);
-                if !(above_share || within_quota && above_quota) {
+                let goes_first = cycle.goes_first(our_share, their_share);
+                if !(above_share || within_quota && (above_quota || goes_first)) {
                     return false;
                 }
                 for key in cycle.chain_of(*queue) {
@@ -357,6 +358,9 @@ impl Cycle<'_> {
         if !within(plus(self.held(ours), wanted), our_share.quota) {
             return !within(has, their_share.allocatable());
         }
+        if self.goes_first(our_share, their_share) {
+            return true;
+        }
         let mut below = false;
         for index in 0..3 {
             let Bound::Exactly(quota) = their_share.quota[index] else {
@@ -388,7 +392,12 @@ impl Cycle<'_> {
         let has = self.held(theirs);
         !within(has, their_share.allocatable())
             || within(plus(self.held(ours), wanted), our_share.quota)
-                && !within(has, their_share.quota)
+                && (!within(has, their_share.quota) || self.goes_first(our_share, their_share))
+    }
+
+    /// By priority, also within quotas.
+    fn goes_first(&self, ours: &Share, theirs: &Share) -> bool {
+        self.config.queue_priority_in_quota && ours.priority > theirs.priority
     }
 
     fn held(&self, queue: QueueKey) -> Three {

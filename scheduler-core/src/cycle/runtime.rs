@@ -3,12 +3,12 @@
 //!
 //! For preemption the time of the victim's queue or its nearest ancestor that has one
 //! counts; for reclaim that of the victim's ancestor just below where the two queues
-//! part, or of what is above it.
+//! part, or of what is above it, unless the admin has it as for preemption
+//! (`reclaimResolveMethod`).
 
 use super::Cycle;
 use super::scenario::Scenario;
-use crate::config::Plugin;
-use crate::state::cell::Status;
+use crate::config::{Plugin, Resolve};
 use crate::state::rows::{JobKey, QueueKey};
 use crate::units::Duration;
 
@@ -69,7 +69,8 @@ impl Cycle<'_> {
         protected
     }
 
-    /// No protected victim falls below its minimum.
+    /// No protected victim falls below its minimum. Who leaves already stands no more; KAI
+    /// counts it until it is gone, so that there a second job may take what the first has left.
     pub(super) fn spares_the_protected(
         &mut self,
         kind: Kind,
@@ -82,17 +83,11 @@ impl Cycle<'_> {
                 return true;
             }
             gang.sets.iter().all(|set| {
-                let lost = unit
+                let stays = set
                     .tasks
                     .iter()
-                    .filter(|task| set.tasks.iter().any(|(one, _)| one == *task))
-                    .count();
-                let stand = set
-                    .tasks
-                    .iter()
-                    .filter(|(_, status)| status.is_active() && *status != Status::Detached)
-                    .count();
-                set.min as usize <= stand.saturating_sub(lost)
+                    .filter(|(task, status)| status.is_allocated() && !unit.tasks.contains(task));
+                set.min as usize <= stays.count()
             })
         })
     }
@@ -135,7 +130,9 @@ impl Cycle<'_> {
             .zip(chain.iter().rev())
             .take_while(|(one, other)| one == other)
             .count();
-        let found = if shared == 0 {
+        let found = if self.config.reclaim_resolve == Resolve::Queue {
+            chain.iter().find_map(time)
+        } else if shared == 0 {
             // Different tops: they are siblings below nothing.
             chain.last().and_then(time)
         } else {

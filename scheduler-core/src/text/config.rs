@@ -4,7 +4,7 @@
 use super::line::Line;
 use super::read::{Read, list};
 use super::write::Text;
-use crate::config::{Config, Placement, Plugin, Step};
+use crate::config::{Config, Placement, Plugin, Resolve, Step};
 use crate::units::Duration;
 use std::fmt::Display;
 
@@ -17,6 +17,8 @@ const STEPS: [(Step, &str); 5] = [
     (Step::Preempt, "preempt"),
     (Step::StaleGangEviction, "stalegangeviction"),
 ];
+const RESOLVES: [(Resolve, &str); 2] = [(Resolve::Lca, "lca"), (Resolve::Queue, "queue")];
+const TRUTHS: [(bool, &str); 2] = [(true, "true"), (false, "false")];
 const PLACEMENTS: [(Placement, &str); 3] = [
     (Placement::Binpack, "binpack"),
     (Placement::Spread, "spread"),
@@ -56,6 +58,8 @@ impl Text {
             staleness_grace,
             preempt_min_runtime,
             reclaim_min_runtime,
+            reclaim_resolve,
+            queue_priority_in_quota,
             saturation_multiplier,
             most_counted: _,
             verify: _,
@@ -98,6 +102,12 @@ impl Text {
             reclaim_min_runtime.0,
             usual.reclaim_min_runtime.0,
         );
+        if *reclaim_resolve == Resolve::Queue {
+            self.pair("reclaim-resolve", "queue");
+        }
+        if *queue_priority_in_quota {
+            self.pair("queue-priority-in-quota", true);
+        }
         self.unless(
             "saturation",
             *saturation_multiplier,
@@ -162,6 +172,12 @@ pub(super) fn config(line: &Line) -> Read<Config> {
     number("k-value", &mut config.k_value)?;
     number("preempt-min-runtime", &mut config.preempt_min_runtime.0)?;
     number("reclaim-min-runtime", &mut config.reclaim_min_runtime.0)?;
+    if let Some(text) = line.get("reclaim-resolve") {
+        config.reclaim_resolve = named(line, &RESOLVES, text)?;
+    }
+    if let Some(text) = line.get("queue-priority-in-quota") {
+        config.queue_priority_in_quota = named(line, &TRUTHS, text)?;
+    }
     number("saturation", &mut config.saturation_multiplier)?;
     number("budget", &mut config.budget)?;
     number("backoff-first", &mut config.backoff_first.0)?;
@@ -208,6 +224,8 @@ mod tests {
             staleness_grace: None,
             preempt_min_runtime: Duration(7),
             reclaim_min_runtime: Duration(8),
+            reclaim_resolve: Resolve::Queue,
+            queue_priority_in_quota: true,
             saturation_multiplier: 9,
             ..Config::default()
         };

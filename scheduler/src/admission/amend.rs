@@ -36,6 +36,9 @@ pub enum AmendError {
     /// No pod.
     #[error("the object is no pod: {0}")]
     Pod(String),
+    /// Something that has no rule yet.
+    #[error("{0}")]
+    Unfollowed(String),
 }
 
 /// A pod that is taken.
@@ -59,6 +62,13 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
     }
     let typed: Pod =
         serde_json::from_value(pod.clone()).map_err(|e| AmendError::Pod(e.to_string()))?;
+    let metadata = |field: &'static str| {
+        let pod = &pod;
+        move |key: &str| pod["metadata"][field][key].as_str()
+    };
+    if let Some(why) = crate::unfollowed::of(metadata("labels"), metadata("annotations")) {
+        return Err(AmendError::Unfollowed(why));
+    }
     let Admitted { request, warnings } = request::admitted(&typed)?;
     let asked: BTreeMap<&str, &GpuRequest> = request
         .containers

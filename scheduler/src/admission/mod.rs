@@ -24,7 +24,7 @@ mod validate;
 
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
-pub use queues::QueueTree;
+pub use queues::{OverSubscription, QueueTree};
 
 use crate::cycle::Question;
 use crate::limits::Limits;
@@ -67,6 +67,8 @@ pub struct Rules {
     pub limits: Limits,
     /// The queues that are there, as far as the watch is.
     pub queues: watch::Receiver<QueueTree>,
+    /// What is said of quotas that a parent's does not cover.
+    pub over_subscription: OverSubscription,
     /// What the core is asked.
     pub questions: mpsc::Sender<Question>,
 }
@@ -106,7 +108,8 @@ pub async fn run(
         .route(
             OBJECTS,
             post(async move |Json(sent)| {
-                let answer = review::objects(sent, &rules.limits, &rules.queues.borrow());
+                let queues = rules.queues.borrow();
+                let answer = review::objects(sent, &rules.limits, &queues, rules.over_subscription);
                 Json(answer)
             }),
         )

@@ -1,15 +1,36 @@
 //! The queues that are there, by name, with their parents: what a new one is checked against.
 
+use super::validate::Invalid;
 use crate::watch::Seen;
 use api::Queue;
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What is said of a queue whose quota its parent's does not cover (KAI's
+/// `OverSubscriptionMode`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum OverSubscription {
+    /// Nothing.
+    #[default]
+    None,
+    /// A warning for each resource.
+    Warning,
+    /// The queue is refused.
+    Block,
+}
+
+/// GPUs, CPU and memory, in the units of their fields; -1 is unlimited.
+type Quotas = [f64; 3];
+
+const NAMES: [&str; 3] = ["GPU", "CPU", "Memory"];
+const UNLIMITED: f64 = -1.0;
 
 /// Who is below whom.
 #[derive(Clone, Debug, Default)]
 pub struct QueueTree {
     parents: BTreeMap<String, Option<String>>,
     children: BTreeMap<String, BTreeSet<String>>,
+    quotas: BTreeMap<String, Quotas>,
     /// Not named yet by the listing that is under way.
     unnamed: Option<BTreeSet<String>>,
 }
@@ -18,6 +39,51 @@ pub struct QueueTree {
 pub(super) fn parent(queue: &Queue) -> Option<&str> {
     let parent = queue.spec.parent_queue.as_deref();
     parent.filter(|parent| !parent.is_empty())
+}
+
+/// What the quota of this queue is to its parent's and its children's.
+pub(super) fn judge_quotas(
+    queue: &Queue,
+    queues: &QueueTree,
+    said: OverSubscription,
+) -> Result<Vec<String>, Invalid> {
+    let over = match said {
+        OverSubscription::None => Vec::new(),
+        OverSubscription::Warning | OverSubscription::Block => queues.over_subscribed(queue),
+    };
+    if said == OverSubscription::Block && !over.is_empty() {
+        return Err(Invalid::OverSubscription(over.join("; ")));
+    }
+    Ok(over)
+}
+
+fn quotas(queue: &Queue) -> Quotas {
+    let resources = queue.spec.resources.clone().unwrap_or_default();
+    [resources.gpu, resources.cpu, resources.memory].map(|one| one.quota)
+}
+
+/// Nothing exceeds what is unlimited, and what is exceeds everything else.
+#[expect(clippy::float_cmp, reason = "one value stands for unlimited")]
+fn exceeds(quota: f64, limit: f64) -> bool {
+    limit != UNLIMITED && (quota == UNLIMITED || quota > limit)
+}
+
+#[expect(clippy::float_cmp, reason = "one value stands for unlimited")]
+fn plus(one: f64, other: f64) -> f64 {
+    if one == UNLIMITED || other == UNLIMITED {
+        UNLIMITED
+    } else {
+        one + other
+    }
+}
+
+#[expect(clippy::float_cmp, reason = "one value stands for unlimited")]
+fn shown(quota: f64) -> String {
+    if quota == UNLIMITED {
+        "unlimited".to_owned()
+    } else {
+        quota.to_string()
+    }
 }
 
 impl QueueTree {
@@ -36,6 +102,7 @@ impl QueueTree {
                     let children = self.children.entry(parent.clone()).or_default();
                     children.insert(name.clone());
                 }
+                self.quotas.insert(name.clone(), quotas(queue));
                 self.parents.insert(name, parent);
             }
             Seen::Gone(queue) => self.forget(&queue.name_any()),
@@ -48,6 +115,7 @@ impl QueueTree {
     }
 
     fn forget(&mut self, name: &str) {
+        self.quotas.remove(name);
         let Some(Some(parent)) = self.parents.remove(name) else {
             return;
         };
@@ -57,6 +125,75 @@ impl QueueTree {
                 self.children.remove(&parent);
             }
         }
+    }
+
+    /// Where the quotas of a parent do not cover those of its children, were this queue as it is
+    /// here: in KAI's words (`queue_validator.go`), which sums up GPUs and memory only where the
+    /// parent is written. A parent that is not there yet is not asked.
+    pub(super) fn over_subscribed(&self, queue: &Queue) -> Vec<String> {
+        let (name, own) = (queue.name_any(), quotas(queue));
+        let mut over = Vec::new();
+        let others = |parent: &str| {
+            let children = self.children.get(parent).into_iter().flatten();
+            children
+                .filter(|child| **child != name)
+                .collect::<Vec<&String>>()
+        };
+        let sum = |parent: &str, own: Quotas| {
+            let all = others(parent)
+                .into_iter()
+                .filter_map(|child| self.quotas.get(child));
+            all.fold(own, |sum, quotas| {
+                [0, 1, 2].map(|at| plus(sum[at], quotas[at]))
+            })
+        };
+        let above = parent(queue);
+        if let Some((above, its)) = above.and_then(|above| Some((above, self.quotas.get(above)?))) {
+            let total = sum(above, own);
+            for at in 0..3 {
+                let limit = format!(
+                    "parent queue {above} {} quota ({})",
+                    NAMES[at],
+                    shown(its[at])
+                );
+                if exceeds(own[at], its[at]) {
+                    let quota = shown(own[at]);
+                    over.push(format!(
+                        "child queue {} quota ({quota}) exceeds {limit}",
+                        NAMES[at]
+                    ));
+                }
+                if exceeds(total[at], its[at]) {
+                    let quota = shown(total[at]);
+                    over.push(format!(
+                        "total children {} quota ({quota}) exceeds {limit}",
+                        NAMES[at]
+                    ));
+                }
+            }
+        }
+        let total = sum(&name, [0.0; 3]);
+        for at in 0..3 {
+            let limit = format!("parent {} quota ({})", NAMES[at], shown(own[at]));
+            for child in others(&name) {
+                let quota = self.quotas.get(child).map_or(0.0, |quotas| quotas[at]);
+                if exceeds(quota, own[at]) {
+                    over.push(format!(
+                        "child queue {child} {} quota ({}) exceeds {limit}",
+                        NAMES[at],
+                        shown(quota)
+                    ));
+                }
+            }
+            if exceeds(total[at], own[at]) {
+                let quota = shown(total[at]);
+                over.push(format!(
+                    "total children {} quota ({quota}) exceeds {limit}",
+                    NAMES[at]
+                ));
+            }
+        }
+        over
     }
 
     /// How many there are.
@@ -158,5 +295,50 @@ mod tests {
         tree.note(&Seen::Listed);
         assert_eq!((tree.len(), tree.depth("a", None, 16)), (1, 1));
         assert!(tree.children.is_empty());
+    }
+
+    fn with_quotas(name: &str, parent: &str, gpu: f64, cpu: f64) -> Box<Queue> {
+        let mut queue = queue(name, parent);
+        let mut resources = api::kai::QueueResources::default();
+        (resources.gpu.quota, resources.cpu.quota) = (gpu, cpu);
+        queue.spec.resources = Some(resources);
+        queue
+    }
+
+    #[test]
+    fn quotas_beyond_the_parents_are_named_for_each_resource_alone_and_together() {
+        let mut tree = QueueTree::default();
+        for (name, parent, gpu, cpu) in [
+            ("top", "", 4.0, -1.0),
+            ("a", "top", 3.0, 1000.0),
+            ("b", "top", 1.0, 1000.0),
+        ] {
+            tree.note(&Seen::There(with_quotas(name, parent, gpu, cpu)));
+        }
+        let over = |name: &str, parent: &str, gpu: f64, cpu: f64| {
+            tree.over_subscribed(&with_quotas(name, parent, gpu, cpu))
+        };
+        let none = Vec::<String>::new();
+        // As they are; the one that is written anew counts once.
+        assert_eq!(over("a", "top", 3.0, 1000.0), none);
+        assert_eq!(over("top", "", 4.0, -1.0), none);
+        assert_eq!(over("c", "later", 9.0, 9.0), none);
+        let total = "total children GPU quota (4.5) exceeds parent queue top GPU quota (4)";
+        assert_eq!(over("c", "top", 0.5, -1.0), [total]);
+        assert_eq!(
+            over("b", "top", -1.0, 0.0),
+            [
+                "child queue GPU quota (unlimited) exceeds parent queue top GPU quota (4)",
+                "total children GPU quota (unlimited) exceeds parent queue top GPU quota (4)",
+            ]
+        );
+        assert_eq!(
+            over("top", "", 2.0, 1500.0),
+            [
+                "child queue a GPU quota (3) exceeds parent GPU quota (2)",
+                "total children GPU quota (4) exceeds parent GPU quota (2)",
+                "total children CPU quota (2000) exceeds parent CPU quota (1500)",
+            ]
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! An `AdmissionReview` → its answer.
 
 use super::amend::{self, Amended};
-use super::{QueueTree, resize, validate};
+use super::{OverSubscription, QueueTree, queues, resize, validate};
 use crate::cycle::Question;
 use crate::limits::Limits;
 use base64::Engine as _;
@@ -26,8 +26,15 @@ pub fn pods(review: Review) -> Value {
 }
 
 /// Queues, pod groups and topologies are taken, or refused.
-pub fn objects(review: Review, limits: &Limits, queues: &QueueTree) -> Value {
-    answer(review, |request| check(request, limits, queues))
+pub fn objects(
+    review: Review,
+    limits: &Limits,
+    queues: &QueueTree,
+    over_subscription: OverSubscription,
+) -> Value {
+    answer(review, |request| {
+        check(request, limits, queues, over_subscription)
+    })
 }
 
 /// Resizes of pods are taken, or refused.
@@ -122,14 +129,16 @@ fn check(
     request: &AdmissionRequest<DynamicObject>,
     limits: &Limits,
     queues: &QueueTree,
+    over_subscription: OverSubscription,
 ) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     let object = serde_json::to_value(&request.object).unwrap_or_default();
     let verdict = match request.kind.kind.as_str() {
         "Queue" => read(object).map(|queue| {
             let old = serde_json::to_value(&request.old_object).unwrap_or_default();
-            let judged = validate::queue(&queue, read(old).ok().as_ref(), limits, queues);
-            judged.map(|()| Vec::new())
+            let old = read(old).ok();
+            validate::queue(&queue, old.as_ref(), limits, queues)?;
+            queues::judge_quotas(&queue, queues, over_subscription)
         }),
         "PodGroup" => read(object)
             .map(|group| validate::pod_group(&group, request.old_object.is_some(), limits)),
@@ -221,7 +230,12 @@ mod tests {
                 },
             });
             let review = serde_json::from_value(review).unwrap();
-            let answer = objects(review, &Limits::default(), &QueueTree::default());
+            let answer = objects(
+                review,
+                &Limits::default(),
+                &QueueTree::default(),
+                OverSubscription::None,
+            );
             assert_eq!(answer["response"]["allowed"], allowed, "{kind}: {answer}");
         }
     }
@@ -239,10 +253,104 @@ mod tests {
             },
         });
         let review = serde_json::from_value(review).unwrap();
-        let answer = objects(review, &Limits::default(), &QueueTree::default());
+        let answer = objects(
+            review,
+            &Limits::default(),
+            &QueueTree::default(),
+            OverSubscription::None,
+        );
         assert_eq!(answer["response"]["allowed"], true);
         let word = "minSubGroup (2) exceeds the number of direct child SubGroups (1)";
         assert_eq!(answer["response"]["warnings"], json!([word]));
+    }
+
+    fn checked(object: &Value, said: OverSubscription) -> Value {
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "operation": "CREATE", "name": "o", "userInfo": {}, "options": {}, "dryRun": false,
+                "kind": {"group": "g", "version": "v", "kind": object["kind"]},
+                "resource": {"group": "g", "version": "v", "resource": "r"}, "object": object, "oldObject": null,
+            },
+        });
+        let mut tree = QueueTree::default();
+        let parent = json!({"apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+            "metadata": {"name": "top"}, "spec": {"resources": {"gpu": {"quota": 1}}}});
+        let parent = serde_json::from_value(parent).unwrap();
+        tree.note(&crate::watch::Seen::There(parent));
+        let review = serde_json::from_value(review).unwrap();
+        objects(review, &Limits::default(), &tree, said)["response"].take()
+    }
+
+    #[test]
+    fn a_quota_beyond_the_parents_is_let_pass_said_or_refused_as_the_admin_has_it() {
+        let queue = json!({"apiVersion": "g/v", "kind": "Queue", "metadata": {"name": "o"},
+            "spec": {"parentQueue": "top", "resources": {"gpu": {"quota": 2}}}});
+        let word = "child queue GPU quota (2) exceeds parent queue top GPU quota (1)";
+        let silent = checked(&queue, OverSubscription::None);
+        assert_eq!(
+            (&silent["allowed"], &silent["warnings"]),
+            (&json!(true), &Value::Null)
+        );
+        let said = checked(&queue, OverSubscription::Warning);
+        assert_eq!(
+            (&said["allowed"], &said["warnings"][0]),
+            (&json!(true), &json!(word))
+        );
+        let refused = checked(&queue, OverSubscription::Block);
+        assert_eq!(refused["allowed"], false);
+        let why = refused["status"]["message"].as_str().unwrap();
+        assert!(
+            why.starts_with("queue quota over-subscription: ") && why.contains(word),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn what_no_release_of_kai_has_a_rule_for_is_refused_by_its_name() {
+        let queue = |spec: Value| json!({"apiVersion": "g/v", "kind": "Queue", "metadata": {"name": "o"}, "spec": spec});
+        let group = |spec: Value| json!({"apiVersion": "g/v", "kind": "PodGroup", "metadata": {"name": "o"}, "spec": spec});
+        for (object, field) in [
+            (
+                queue(json!({"resources": {"cpu": {"lendingLimit": 0}}})),
+                "spec.resources.cpu.lendingLimit: ",
+            ),
+            (
+                group(json!({"minMember": 1, "preemptibility": "semi-preemptible"})),
+                "spec.preemptibility: ",
+            ),
+            (
+                group(json!({"minMember": 1, "minNonPreemptible": 1})),
+                "spec.minNonPreemptible: ",
+            ),
+        ] {
+            let refused = checked(&object, OverSubscription::None);
+            assert_eq!(refused["allowed"], false, "{object}");
+            let why = refused["status"]["message"].as_str().unwrap();
+            assert!(
+                why.starts_with(field) && why.contains("no KAI release"),
+                "{why}"
+            );
+        }
+        for (metadata, key) in [
+            (
+                json!({"labels": {"kai.scheduler/preemptibility": "semi-preemptible"}}),
+                "label kai.scheduler/preemptibility: ",
+            ),
+            (
+                json!({"annotations": {"kai.scheduler/safe-to-consolidate": "false"}}),
+                "annotation kai.scheduler/safe-to-consolidate: ",
+            ),
+        ] {
+            let refused =
+                respond(json!({"metadata": metadata, "spec": {"containers": [{"name": "c"}]}}));
+            assert_eq!(refused["allowed"], false);
+            let why = refused["status"]["message"].as_str().unwrap();
+            assert!(
+                why.starts_with(key) && why.contains("no KAI release"),
+                "{why}"
+            );
+        }
     }
 
     #[test]

@@ -41,6 +41,7 @@ impl Site {
             Rules {
                 limits: Limits::default(),
                 queues: watch::channel(QueueTree::default()).1,
+                over_subscription: OverSubscription::None,
                 questions: mpsc::channel(1).0,
             },
             trust,

@@ -5,6 +5,7 @@
 
 use super::queues::{self, QueueTree};
 use crate::limits::Limits;
+use crate::unfollowed;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +38,17 @@ pub(super) enum Invalid {
     QueueDepth { name: String, most: u32 },
     #[error("there are {there} queues, and no more than {most} are admitted (--max-queues)")]
     Queues { there: usize, most: u32 },
+    #[error(
+        "spec.resources.{0}.lendingLimit: no KAI release has a rule for it: remove it, or bound what others borrow by their limit"
+    )]
+    LendingLimit(&'static str),
+    /// KAI's words.
+    #[error("queue quota over-subscription: {0}")]
+    OverSubscription(String),
+    #[error("spec.preemptibility: {0}")]
+    Preemptibility(&'static str),
+    #[error("spec.minNonPreemptible: no KAI release has a rule for it: remove it")]
+    MinNonPreemptible,
     #[error("minMember and minSubGroup are mutually exclusive: set one of them")]
     GroupMinimum,
     #[error("subgroup {0:?}: minMember and minSubGroup are mutually exclusive")]
@@ -69,8 +81,17 @@ pub(super) fn queue(
     limits: &Limits,
     queues: &QueueTree,
 ) -> Result<(), Invalid> {
-    if queue.spec.resources.is_none() {
+    let Some(resources) = &queue.spec.resources else {
         return Err(Invalid::QueueResources);
+    };
+    let all = [
+        ("gpu", resources.gpu),
+        ("cpu", resources.cpu),
+        ("memory", resources.memory),
+    ];
+    let lends = all.iter().find(|(_, one)| one.lending_limit.is_some());
+    if let Some((name, _)) = lends {
+        return Err(Invalid::LendingLimit(name));
     }
     let name = queue.metadata.name.as_deref().unwrap_or_default();
     let parent = queues::parent(queue);
@@ -106,6 +127,13 @@ pub(super) fn pod_group(
     changes: bool,
     limits: &Limits,
 ) -> Result<Warnings, Invalid> {
+    let spec = &group.spec;
+    if let Some(why) = (spec.preemptibility.as_deref()).and_then(unfollowed::semi_preemptible) {
+        return Err(Invalid::Preemptibility(why));
+    }
+    if spec.min_non_preemptible.is_some() {
+        return Err(Invalid::MinNonPreemptible);
+    }
     let there = group.spec.sub_groups.len();
     if there > limits.max_sub_groups as usize {
         return Err(Invalid::SubGroups {

@@ -105,6 +105,8 @@ pub struct World {
     limits: Limits,
     /// Another scheduler's work is looked at.
     observing: bool,
+    /// Pods without an owner wait for their group, too.
+    alone_wait: bool,
     /// Shares get their limit, where the pod names one above its request.
     bursts: bool,
     classes: Classes,
@@ -162,6 +164,7 @@ impl World {
             queue_label: proto::names::kai::QUEUE_LABEL.to_owned(),
             limits: Limits::default(),
             observing: false,
+            alone_wait: false,
             bursts: true,
             classes: Classes::default(),
             pods: Roll::default(),
@@ -229,6 +232,15 @@ impl World {
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// A world where pods without an owner are there once they are in their group, if `wait`.
+    #[must_use]
+    pub fn with_lone_pods_waiting(self, wait: bool) -> Self {
+        Self {
+            alone_wait: wait,
+            ..self
+        }
     }
 
     /// A world where a share gets its request, whatever limit its pod names.
@@ -359,7 +371,7 @@ impl World {
             return Vec::new();
         };
         // Not there before it is in its group.
-        if crate::group::must_wait(&pod, &self.scheduler) {
+        if crate::group::must_wait(&pod, &self.scheduler, self.alone_wait) {
             return self.pod_gone(&uid);
         }
         let held = self.held.get(&uid).map(Vec::as_slice);

@@ -15,6 +15,7 @@ use super::owners::Owners;
 use super::shared::Shared;
 use super::steps::{GroupingError, Steps};
 use super::tee::{Decided, News, Told};
+use super::types::{self, Types, TypesAt};
 use super::{backoff, voice, write};
 use crate::clock::Wall;
 use k8s_openapi::api::core::v1::Pod;
@@ -53,6 +54,10 @@ pub struct Settings {
     pub busy: watch::Receiver<bool>,
     /// Key of the label that names a workload's queue.
     pub queue_label: String,
+    /// Where the defaults of types of workloads are, if anywhere.
+    pub types: Option<TypesAt>,
+    /// Pods without an owner wait for their group, too: their type may have a default.
+    pub alone_wait: bool,
     /// For timestamps.
     pub wall: Wall,
 }
@@ -91,6 +96,17 @@ pub async fn run(
         settings.wall.clone(),
     );
     let Told { news, decided } = told;
+    let (types_out, types) = watch::channel(settings.types.is_none().then(Arc::default));
+    let following = {
+        let (client, at) = (client.clone(), settings.types.clone());
+        async move {
+            if let Some(at) = at {
+                types::follow(client, at, &types_out).await;
+            }
+            std::future::pending::<()>().await;
+            drop(types_out);
+        }
+    };
     let desk = Desk {
         steps: Steps {
             owners: Arc::new(Owners::new(client.clone())),
@@ -114,8 +130,9 @@ pub async fn run(
     };
     tokio::select! {
         biased;
-        () = desk.run(news, leading) => {}
+        () = desk.run(news, leading, types) => {}
         () = speaking => {}
+        () = following => {}
         () = stop.cancelled() => {}
     }
 }
@@ -125,11 +142,16 @@ impl Desk {
         mut self,
         mut news: mpsc::UnboundedReceiver<News>,
         mut leading: watch::Receiver<bool>,
+        mut types: watch::Receiver<Option<Arc<Types>>>,
     ) {
         let mut led = false;
         let mut lull = Lull::new(self.settings.busy.clone());
         loop {
-            let leads = *leading.borrow_and_update();
+            let known = types.borrow_and_update().clone();
+            let leads = *leading.borrow_and_update() && known.is_some();
+            if let Some(types) = known {
+                Arc::make_mut(&mut self.classes).types = types;
+            }
             let now = Instant::now();
             if leads && !led {
                 self.begin_anew(now);
@@ -161,6 +183,7 @@ impl Desk {
                     Ok(()) => lull.begin(),
                     Err(_) => return,
                 },
+                changed = types.changed() => if changed.is_err() { return },
                 Some(done) = self.tasks.join_next_with_id() => self.settle(done),
                 Some(done) = self.mends.join_next() => self.mended(done),
                 one = news.recv() => match one {
@@ -198,7 +221,7 @@ impl Desk {
             // The leader creates its group.
             News::Member { uid, .. } => self.drop(&uid),
             News::Gone(uid) => self.drop(&uid),
-            News::Classes(classes) => self.classes = classes,
+            News::Classes(names) => Arc::make_mut(&mut self.classes).names = names,
             News::NoGroup {
                 namespace,
                 name: group,
@@ -249,7 +272,7 @@ impl Desk {
         debug_assert!(is_ungrouped(pod, &self.settings.scheduler_name));
         let object = Object::of_pod(pod);
         let uid = object.uid().to_owned();
-        let waits = must_wait(pod, &self.settings.scheduler_name);
+        let waits = must_wait(pod, &self.settings.scheduler_name, self.settings.alone_wait);
         let now = Instant::now();
         let Some(entry) = self.pods.get_mut(&uid) else {
             let entry = Entry {

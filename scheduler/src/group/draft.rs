@@ -4,10 +4,12 @@
 //! Comments say where KAI copies something that is left out here.
 
 use super::object::{Object, Reference, at};
+use super::types::Types;
 use api::kai::{SubGroup, TopologyConstraint};
 use proto::names::kai;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// KAI's default class.
 pub(super) const TRAIN: &str = "train";
@@ -28,8 +30,18 @@ pub(super) const PREFERRED: &str = kai::TOPOLOGY_PREFERRED;
 /// Longest name of an object (RFC 1123 subdomain).
 const MAX_NAME: usize = 253;
 
-/// Names of the priority classes that exist.
-pub(super) type Classes = BTreeSet<String>;
+/// The priority classes that exist, and the defaults of types of owners.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Classes {
+    pub(super) names: Arc<BTreeSet<String>>,
+    pub(super) types: Arc<Types>,
+}
+
+impl Classes {
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+}
 
 /// A pod group as it should be, and the sub-group of the pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +100,12 @@ impl Draft {
             annotations,
             queue: queue(top, pod),
             class: class(owners, pod, classes).unwrap_or_else(|| default_class.to_owned()),
-            preemptibility: first(owners, pod, preemptibility).map(str::to_owned),
+            preemptibility: first(owners, pod, preemptibility)
+                .map(str::to_owned)
+                .or_else(|| {
+                    let mut owners = owners.iter().map(|owner| owner.reference());
+                    owners.find_map(|owner| classes.types.preemptibility(&owner))
+                }),
             min: 1,
             min_parts: None,
             topology: constraint(|key| top.annotation(key)),
@@ -232,22 +249,30 @@ fn queue(top: &Object, pod: &Object) -> String {
     }
 }
 
-/// The first priority class that exists: from labels of the owners, labels of the pod, its spec.
+/// The first priority class that exists: from labels of the owners, labels of the pod, its spec,
+/// the types of the owners.
 fn class(owners: &[&Object], pod: &Object, classes: &Classes) -> Option<String> {
-    owners
+    let own = owners
         .iter()
         .chain([&pod])
         .filter_map(|object| object.label(kai::PRIORITY_CLASS_LABEL))
-        .chain(pod.text(&["spec", "priorityClassName"]))
-        .find(|name| classes.contains(*name))
+        .chain(pod.text(&["spec", "priorityClassName"]));
+    let of_type = owners
+        .iter()
+        .filter_map(|owner| classes.types.class(&owner.reference()));
+    own.chain(of_type)
+        .find(|name| classes.contains(name))
         .map(str::to_owned)
 }
 
-/// The values that KAI knows; others are ignored.
+/// The values that KAI knows.
+pub(super) const PREEMPTIBILITIES: [&str; 2] = ["preemptible", "non-preemptible"];
+
+/// One of them; others are ignored.
 pub(super) fn preemptibility(object: &Object) -> Option<&str> {
     object
         .label(kai::PREEMPTIBILITY_LABEL)
-        .filter(|word| ["preemptible", "non-preemptible"].contains(word))
+        .filter(|word| PREEMPTIBILITIES.contains(word))
 }
 
 fn first<'a>(

@@ -17,7 +17,7 @@
 //! - `owners`: reads the owners of a pod, up to the top.
 //! - `rules`: which rule applies to which kind of owner. `draft`: what all groups have in common.
 //!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `native`: pods
-//!   in a `PodGroup` of Kubernetes. `known`: what the watch says of groups.
+//!   in a `PodGroup` of Kubernetes. `types`: defaults of types of workloads. `known`: what the watch says of groups.
 //! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
 //!   groups. `voice`: tells people why a pod has no group.
 //!
@@ -52,6 +52,7 @@ mod rules;
 mod shared;
 mod steps;
 mod tee;
+mod types;
 mod voice;
 mod write;
 
@@ -61,6 +62,7 @@ pub(crate) use known::KnownGroups;
 pub use need::must_wait;
 pub use shared::Shared;
 pub use tee::{Tee, Told};
+pub use types::TypesAt;
 
 #[cfg(test)]
 mod tests;

@@ -27,8 +27,10 @@ pub(super) fn is_bound(pod: &Pod) -> bool {
 /// Whether a pod must not be placed before its group is decided, because its owners may say more
 /// about it than the pod does. A pod without an owner is placed as a group of its own, which is
 /// the group that it then gets.
-pub fn must_wait(pod: &Pod, scheduler: &str) -> bool {
-    !is_bound(pod) && is_ungrouped(pod, scheduler) && !is_alone(pod)
+///
+/// `alone_too`: the admin may say more about such pods, too.
+pub fn must_wait(pod: &Pod, scheduler: &str, alone_too: bool) -> bool {
+    !is_bound(pod) && is_ungrouped(pod, scheduler) && (alone_too || !is_alone(pod))
 }
 
 /// Whether everything about a pod's group is in the pod itself. That is true of pods without an

@@ -189,8 +189,14 @@ pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
 
 /// The group of this pod, as KAI would create it.
 pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
-    let (top, owners, rule) = deciding(scene);
     let pod = scene.pod;
+    for object in scene.chain.iter().chain([pod]) {
+        let why = crate::unfollowed::of(|key| object.label(key), |key| object.annotation(key));
+        if let Some(why) = why {
+            return Err(RuleError::of(object, why));
+        }
+    }
+    let (top, owners, rule) = deciding(scene);
     if let Some(name) = native::named(pod) {
         let Some(Extra::Object(group)) = scene.extra else {
             return Err(RuleError::of(

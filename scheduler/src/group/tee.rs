@@ -3,7 +3,6 @@
 //! A group that is decided counts as existing, and a pod as its member, until the watch shows them.
 //! What the watch shows of them before is older than the decision.
 
-use super::draft::Classes;
 use super::groups::{Key, key};
 use super::member::Membership;
 use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
@@ -27,7 +26,7 @@ pub(super) enum News {
     /// The pod with that UID was deleted, or has ended.
     Gone(String),
     /// The priority classes that exist.
-    Classes(Arc<Classes>),
+    Classes(Arc<BTreeSet<String>>),
     /// A group does not exist; with a pod that waits in it, if there is one.
     NoGroup {
         namespace: String,

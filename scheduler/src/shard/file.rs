@@ -338,7 +338,7 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(document: &str) -> Result<T,
 mod tests {
     use super::*;
     use scheduler_core::units::Duration;
-    use scheduler_core::{Placement, Step};
+    use scheduler_core::{Placement, Resolve, Step};
 
     fn read(text: &str) -> (Plan, Vec<String>) {
         let (plan, remarks) = Plan::read(text, &Config::default(), 7).unwrap();
@@ -463,6 +463,23 @@ mod tests {
             let odd = refused(&format!("  args:\n    {flag}: \"maybe\"\n"));
             assert!(odd.contains("maybe is neither true nor false"), "{odd}");
         }
+    }
+
+    #[test]
+    fn whose_time_counts_and_what_priority_takes_are_set_as_kai_has_it() {
+        let with = |plugin: &str, argument: &str| {
+            format!("  plugins:\n    {plugin}: {{arguments: {{{argument}}}}}\n")
+        };
+        let of = |spec: &str| read(&format!("{HEAD}{spec}")).0.shards.swap_remove(0).core;
+        let plain = of("  args: {}\n");
+        assert_eq!(plain.reclaim_resolve, Resolve::Lca);
+        assert!(!plain.queue_priority_in_quota);
+        let queue = of(&with("minruntime", "reclaimResolveMethod: queue"));
+        assert_eq!(queue.reclaim_resolve, Resolve::Queue);
+        let taken = of(&with("proportion", "queuePriorityInQuotaReclaim: \"true\""));
+        assert!(taken.queue_priority_in_quota);
+        let odd = refused(&with("minruntime", "reclaimResolveMethod: parent"));
+        assert!(odd.contains("parent is neither lca nor queue"), "{odd}");
     }
 
     #[test]

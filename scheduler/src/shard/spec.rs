@@ -5,7 +5,7 @@
 
 use super::file::{Remark, remark};
 use scheduler_core::units::{Duration, NanoGpu};
-use scheduler_core::{Placement, Plugin as Switch, Step};
+use scheduler_core::{Placement, Plugin as Switch, Resolve, Step};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_saphyr::Spanned;
@@ -386,7 +386,19 @@ fn arguments(
             ("minruntime", "defaultReclaimMinRuntime") => {
                 core.reclaim_min_runtime = duration(value, &field)?;
             }
-            ("minruntime", "reclaimResolveMethod") if value.value == "lca" => {}
+            ("minruntime", "reclaimResolveMethod") => {
+                core.reclaim_resolve = match value.value.as_str() {
+                    "lca" => Resolve::Lca,
+                    "queue" => Resolve::Queue,
+                    other => {
+                        let why = format!("{other} is neither lca nor queue");
+                        return Err(remark(value, &field, why));
+                    }
+                };
+            }
+            ("proportion", "queuePriorityInQuotaReclaim") => {
+                core.queue_priority_in_quota = truth(value, &field)?;
+            }
             (plugin, key_name) => {
                 let why = format!("argument {key_name} of plugin {plugin} has no effect");
                 remarks.push(remark(key, &field, why));

@@ -16,7 +16,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kube::Client;
-use scheduler_core::{Placement, Step};
+use scheduler_core::{Placement, Resolve, Step};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -230,10 +230,15 @@ fn settings(shard: &Shard) -> Value {
     plugins.push(json!({"name": "proportion", "arguments": {
         "kValue": billionths(core.k_value),
         "relcaimerSaturationMultiplier": billionths(core.saturation_multiplier),
+        "queuePriorityInQuotaReclaim": core.queue_priority_in_quota.to_string(),
     }}));
     plugins.push(json!({"name": "minruntime", "arguments": {
         "defaultPreemptMinRuntime": format!("{}ms", core.preempt_min_runtime.0),
         "defaultReclaimMinRuntime": format!("{}ms", core.reclaim_min_runtime.0),
+        "reclaimResolveMethod": match core.reclaim_resolve {
+            Resolve::Lca => "lca",
+            Resolve::Queue => "queue",
+        },
     }}));
     plugins.push(json!({"name": "nodeplacement", "arguments": {
         "gpu": strategy(core.gpu_placement),

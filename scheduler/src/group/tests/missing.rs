@@ -60,6 +60,8 @@ async fn a_group_that_cannot_be_made_anew_is_tried_again_less_and_less_often() {
         at_once: 8,
         busy: watch::channel(false).1,
         queue_label: proto::names::kai::QUEUE_LABEL.into(),
+        types: None,
+        alone_wait: false,
         wall: Wall::machine(),
     };
     tokio::spawn(group::run(

@@ -11,6 +11,7 @@ mod native;
 mod parts;
 mod site;
 mod tee;
+mod types;
 
 use super::draft::{Classes, Draft};
 use super::member::Membership;
@@ -21,6 +22,7 @@ use super::write;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// A pod `p-0` with UID `up`, with this merged into it.
 fn pod(patch: &Value) -> Object {
@@ -49,9 +51,14 @@ fn between(api_version: &str, kind: &str) -> Object {
 }
 
 fn classes() -> Classes {
-    ["train", "build", "inference", "own"]
-        .map(String::from)
-        .into()
+    Classes {
+        names: Arc::new(
+            ["train", "build", "inference", "own"]
+                .map(String::from)
+                .into(),
+        ),
+        types: Arc::default(),
+    }
 }
 
 fn draft_with(pod: &Object, chain: &[Object], extra: Option<&Extra>) -> Result<Draft, String> {
@@ -350,8 +357,30 @@ fn owned_pods_wait_for_their_group_and_others_do_not() {
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let found = (
             need::is_ungrouped(&pod, "kai-scheduler"),
-            need::must_wait(&pod, "kai-scheduler"),
+            need::must_wait(&pod, "kai-scheduler", false),
         );
         assert_eq!(found, (ungrouped, waits), "{case}");
+    }
+}
+
+#[test]
+fn a_workload_that_says_what_has_no_rule_yet_waits_and_says_so() {
+    for (metadata, key) in [
+        (
+            json!({"labels": {"kai.scheduler/preemptibility": "semi-preemptible"}}),
+            "label kai.scheduler/preemptibility",
+        ),
+        (
+            json!({"annotations": {"kai.scheduler/safe-to-consolidate": "true"}}),
+            "annotation kai.scheduler/safe-to-consolidate",
+        ),
+    ] {
+        let top = owner("apps/v1", "Deployment", &json!({"metadata": metadata}));
+        let chain = [between("apps/v1", "ReplicaSet"), top];
+        let why = draft_with(&pod(&json!({})), &chain, None).unwrap_err();
+        assert!(
+            why.starts_with("Deployment o: ") && why.contains(key),
+            "{why}"
+        );
     }
 }

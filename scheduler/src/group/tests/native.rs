@@ -105,7 +105,7 @@ fn what_it_asks_for_is_followed_or_named() {
 #[test]
 fn its_pods_wait_for_it_and_it_is_asked_for_before_what_their_owners_need() {
     let (pod, classes) = (member(), classes());
-    assert!(need::must_wait(&pod.pod().unwrap(), "kai-scheduler"));
+    assert!(need::must_wait(&pod.pod().unwrap(), "kai-scheduler", false));
     let chain = [owner("jobset.x-k8s.io/v1alpha2", "JobSet", &json!({}))];
     for chain in [&[][..], &chain] {
         let scene = Scene {

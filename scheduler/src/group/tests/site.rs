@@ -43,6 +43,15 @@ impl Site {
     }
 
     pub(super) async fn start_with(leads: bool, lone_pods: LonePodGroups) -> Self {
+        Self::start_of(leads, lone_pods, None).await
+    }
+
+    /// With the defaults of types in a config map of that name.
+    pub(super) async fn start_of(
+        leads: bool,
+        lone_pods: LonePodGroups,
+        types: Option<&str>,
+    ) -> Self {
         let server = ApiServer::bind(Config::default()).await.unwrap();
         let handle = server.handle();
         let mut config = handle.config();
@@ -75,6 +84,11 @@ impl Site {
             at_once: 8,
             busy: watch::channel(false).1,
             queue_label: proto::names::kai::QUEUE_LABEL.into(),
+            types: types.map(|name| group::TypesAt {
+                namespace: NS.to_owned(),
+                name: name.to_owned(),
+            }),
+            alone_wait: types.is_some(),
             wall: crate::clock::Wall::machine(),
         };
         tokio::spawn(group::run(

@@ -47,6 +47,7 @@ mod selftest;
 mod shard;
 mod strangers;
 mod traces;
+mod types;
 mod up;
 mod volume;
 mod walls;
@@ -293,6 +294,7 @@ async fn test(
             resize::a_resize_that_its_node_can_never_give_is_said_and_does_not_count,
             resize::a_resize_beyond_its_queues_limit_is_refused_with_one_sentence,
             native::a_pod_group_of_kubernetes_is_a_gang_of_its_count,
+            types::a_type_of_workload_has_the_class_that_a_config_map_gives_it,
             forms::each_form_of_kais_shares_is_taken_or_refused_in_one_sentence,
             forms::shares_of_containers_run_with_what_their_annotations_say,
             forms::a_share_bursts_into_what_is_kept_for_nobody_and_gives_it_back,
