@@ -153,12 +153,12 @@ impl World {
             });
             world.tell(Event::Cards(NodeCards::offered(&name, Mode::Mps, each)));
         }
-        for (index, quota) in case.quotas.iter().enumerate() {
+        for (priority, (index, quota)) in (100..).zip(case.quotas.iter().enumerate()) {
             let mut queue = Queue::unlimited(&format!("q{index}"));
             queue.created = Time(index as u64);
             queue.gpu.weight = Weight(1_000_000);
             if case.by_priority {
-                queue.priority += index as i32;
+                queue.priority = priority;
             }
             if let Some(quota) = quota {
                 queue.gpu.quota = Bound::Exactly(quota * NanoGpu::ONE.0 / 4);

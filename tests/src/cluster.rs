@@ -47,6 +47,8 @@ pub struct Programs {
     pub ours_static: PathBuf,
     /// What `tests/cluster/tools/operators` made, where it was run.
     pub operators: Option<PathBuf>,
+    /// What `tests/cluster/tools/extended` made, where it was run.
+    pub extended: Option<PathBuf>,
     /// The layout of the image that `deploy/image/build` made, where it was run.
     pub image: Option<PathBuf>,
     /// The pinned helm, where it was built.

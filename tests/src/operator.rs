@@ -62,13 +62,24 @@ pub static LEADER_WORKER_SET: Operator = Operator {
     deployment: "lws-controller-manager",
     kinds: &["leaderworkersets.leaderworkerset.x-k8s.io"],
 };
+pub static TRAINER: Operator = Operator {
+    name: "trainer",
+    image: "ghcr.io/kubeflow/trainer/trainer-controller-manager:v2.0.0",
+    namespace: "kubeflow-system",
+    deployment: "kubeflow-trainer-controller-manager",
+    kinds: &["trainjobs.trainer.kubeflow.org"],
+};
 impl Cluster {
     /// A file that came with an operator or was built for it.
     pub fn operator_file(&self, path: &str) -> Result<PathBuf> {
         let folder = self.programs.operators.as_ref().context(
             "the operators were not built: tests/cluster/run builds them when its filter is empty or has `seed` in it",
         )?;
-        Ok(folder.join(path))
+        let file = folder.join(path);
+        Ok(match &self.programs.extended {
+            Some(more) if !file.exists() => more.join(path),
+            _ => file,
+        })
     }
 
     /// Brings an operator up, unless it is.

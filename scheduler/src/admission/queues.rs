@@ -63,12 +63,10 @@ fn quotas(queue: &Queue) -> Quotas {
 }
 
 /// Nothing exceeds what is unlimited, and what is exceeds everything else.
-#[expect(clippy::float_cmp, reason = "one value stands for unlimited")]
 fn exceeds(quota: f64, limit: f64) -> bool {
     limit != UNLIMITED && (quota == UNLIMITED || quota > limit)
 }
 
-#[expect(clippy::float_cmp, reason = "one value stands for unlimited")]
 fn plus(one: f64, other: f64) -> f64 {
     if one == UNLIMITED || other == UNLIMITED {
         UNLIMITED
@@ -77,7 +75,6 @@ fn plus(one: f64, other: f64) -> f64 {
     }
 }
 
-#[expect(clippy::float_cmp, reason = "one value stands for unlimited")]
 fn shown(quota: f64) -> String {
     if quota == UNLIMITED {
         "unlimited".to_owned()

@@ -44,7 +44,7 @@ pub(super) fn settle(
     draft.min = min(group)?;
     let named = group.text(&["spec", "priorityClassName"]);
     if group.label(kai::PRIORITY_CLASS_LABEL).is_none()
-        && let Some(class) = named.filter(|class| classes.contains(*class))
+        && let Some(class) = named.filter(|class| classes.contains(class))
     {
         class.clone_into(&mut draft.class);
     }

@@ -4,7 +4,7 @@ use super::{KUBERNETES, request};
 use crate::{Shape, Target};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use scheduler::admission::{QueueTree, amended, review};
+use scheduler::admission::{OverSubscription, QueueTree, amended, review};
 use scheduler::limits::Limits;
 use serde_json::{Value, json};
 
@@ -27,10 +27,13 @@ fn run(input: &[u8]) {
         Some(serde_json::to_value(object).expect("it prints"))
     });
     let uid = read.request.as_ref().map(|request| request.uid.clone());
-    answered(
-        &review::objects(read.clone(), &Limits::default(), &QueueTree::default()),
-        uid.as_deref(),
+    let objects = review::objects(
+        read.clone(),
+        &Limits::default(),
+        &QueueTree::default(),
+        OverSubscription::Block,
     );
+    answered(&objects, uid.as_deref());
     let answer = review::pods(read);
     let allowed = answered(&answer, uid.as_deref());
     let Some(pod) = pod.filter(|_| allowed) else {

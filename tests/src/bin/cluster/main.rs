@@ -11,6 +11,7 @@ mod burst_clock;
 mod disk;
 mod edges;
 mod eviction;
+mod extended;
 mod faults;
 mod fence;
 mod forms;
@@ -42,6 +43,7 @@ mod seed_000;
 mod seed_001;
 mod seed_002;
 mod seed_003;
+mod seed_ray;
 mod seed_sets;
 mod selftest;
 mod shard;
@@ -89,6 +91,9 @@ struct Folders {
     /// Folder of the workload operators and kwok; claims that need one fail without.
     #[arg(long)]
     operators: Option<PathBuf>,
+    /// Folder of the operators that only some claims need; these are left out without.
+    #[arg(long)]
+    extended: Option<PathBuf>,
     /// Layout of the image of `deploy/image`; claims that need it fail without.
     #[arg(long)]
     image: Option<PathBuf>,
@@ -182,6 +187,7 @@ async fn run() -> Result<ExitCode> {
         ours: options.folders.programs,
         ours_static: options.folders.static_programs,
         operators: options.folders.operators,
+        extended: options.folders.extended,
         image: options.folders.image,
         helm: options.folders.helm,
         tree: options.folders.tree,
@@ -247,7 +253,10 @@ async fn test(
             seed_001::seed_001_a_missing_queue_label_is_told_by_the_operator,
             seed_001::seed_001_a_label_gives_the_cluster_its_priority,
             seed_001::seed_001_two_workers_share_one_gpu,
+            seed_ray::seed_ray_the_cluster_of_a_ray_service_is_a_gang,
             seed_sets::seed_sets_a_job_set_is_one_group_with_a_part_for_each_replica,
+            extended::extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it,
+            extended::extended_a_train_job_is_the_group_of_its_job_set,
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
@@ -353,6 +362,8 @@ async fn test(
     ];
     let mut claims = suite::select(all.concat(), filter);
     claims.retain(|claim| parts::has(part, claim.name));
+    let extended = programs.extended.is_some();
+    claims.retain(|claim| extended || !claim.name.starts_with("extended::"));
     let mut cluster = Cluster::start(programs, work).await?;
     say_started(&cluster);
     let held = suite::run(&mut cluster, &claims).await;
