@@ -222,7 +222,9 @@ impl Shadow {
         let mut shadow = Self {
             core: Core::new(config),
             scheduler: scheduler.to_owned(),
-            world: World::new(scheduler).of_shard(&shard.pool, live),
+            world: World::new(scheduler)
+                .with_storage_listed()
+                .of_shard(&shard.pool, live),
             now,
             problems: Vec::new(),
         };
