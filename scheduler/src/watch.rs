@@ -6,6 +6,7 @@
 use crate::convert::csi::limits;
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, EnvVar, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
@@ -13,10 +14,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::PartialObjectMeta;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -91,17 +92,17 @@ pub async fn run(
     // what nodes say: they are listed after these, and anew when these change.
     let (classes, class) = watch::channel(0);
     let (limits, limit) = watch::channel(0);
-    let all = async {
+    let kinds = async {
         tokio::join!(
             follow_anew(
-                Api::all(client.clone()),
+                || all(client.clone()),
                 &facts,
                 pod,
                 [class.clone(), limit],
                 relist.clone()
             ),
             follow_anew(
-                Api::all(client.clone()),
+                || readable(client.clone()),
                 &facts,
                 Fact::Group,
                 [class],
@@ -109,41 +110,40 @@ pub async fn run(
             ),
             follow_classes(client.clone(), &facts, classes),
             follow_limits(client.clone(), &facts, limits),
-            follow(Api::all(client.clone()), &facts, Fact::Node),
-            follow(Api::all(client.clone()), &facts, Fact::GpuNode),
-            follow(Api::all(client.clone()), &facts, |seen| {
+            follow(all(client.clone()), &facts, Fact::Node),
+            follow(readable(client.clone()), &facts, Fact::GpuNode),
+            follow(readable(client.clone()), &facts, |seen| {
                 queues(&seen);
                 Fact::Queue(seen)
             }),
-            follow(Api::all(client.clone()), &facts, Fact::Topology),
-            follow(Api::all(client.clone()), &facts, Fact::Shard),
-            follow(Api::all(client.clone()), &facts, Fact::Config),
-            follow(Api::all(client.clone()), &facts, Fact::Namespace),
-            follow(Api::all(client.clone()), &facts, Fact::ConfigMap),
-            follow(Api::all(client.clone()), &facts, Fact::Claim),
-            follow(Api::all(client.clone()), &facts, Fact::Volume),
-            follow(Api::all(client.clone()), &facts, Fact::Storage),
-            follow(Api::all(client.clone()), &facts, Fact::CsiDriver),
-            follow(Api::all(client.clone()), &facts, Fact::CsiCapacity),
+            follow(readable(client.clone()), &facts, Fact::Topology),
+            follow(all(client.clone()), &facts, Fact::Shard),
+            follow(all(client.clone()), &facts, Fact::Config),
+            follow(all(client.clone()), &facts, Fact::Namespace),
+            follow(all(client.clone()), &facts, Fact::ConfigMap),
+            follow(all(client.clone()), &facts, Fact::Claim),
+            follow(all(client.clone()), &facts, Fact::Volume),
+            follow(all(client.clone()), &facts, Fact::Storage),
+            follow(all(client.clone()), &facts, Fact::CsiDriver),
+            follow(all(client.clone()), &facts, Fact::CsiCapacity),
         )
     };
     tokio::select! {
         biased;
-        _ = all => {}
+        _ = kinds => {}
         () = stop.cancelled() => {}
     }
 }
 
 /// One kind, listed when each of `known` has changed, and anew whenever one does or `relist`.
 async fn follow_anew<K, const N: usize>(
-    api: Api<K>,
+    events: impl Fn() -> Events<K>,
     facts: &Facts,
     of: fn(Seen<K>) -> Fact,
     mut known: [watch::Receiver<u64>; N],
     mut relist: watch::Receiver<u64>,
 ) where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-    K::DynamicType: Default,
+    K: Resource,
 {
     for one in &mut known {
         if one.changed().await.is_err() {
@@ -154,7 +154,7 @@ async fn follow_anew<K, const N: usize>(
         let news = known.iter_mut().map(|one| Box::pin(one.changed()));
         tokio::select! {
             biased;
-            () = follow(api.clone(), facts, of) => return,
+            () = follow(events(), facts, of) => return,
             (changed, ..) = futures::future::select_all(news) => {
                 if changed.is_err() {
                     return;
@@ -176,7 +176,7 @@ async fn changed(relist: &mut watch::Receiver<u64>) {
 async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>) {
     let mut listing = true;
     follow_with(
-        Api::all(client),
+        all(client),
         facts,
         |seen| {
             match &seen {
@@ -197,7 +197,7 @@ async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>)
 async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) {
     let (mut limited, mut listed) = (BTreeSet::new(), false);
     follow_with(
-        Api::all(client),
+        all(client),
         facts,
         |seen| {
             let mut news = false;
@@ -217,25 +217,17 @@ async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) 
 }
 
 /// One kind; ends when nobody listens any more.
-async fn follow<K>(api: Api<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact)
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-    K::DynamicType: Default,
-{
-    follow_with(api, facts, |seen| (of(seen), false), || {}).await;
+async fn follow<K: Resource>(events: Events<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact) {
+    follow_with(events, facts, |seen| (of(seen), false), || {}).await;
 }
 
 /// One kind; `of` also says whether `then` is to run once the fact is sent.
-async fn follow_with<K>(
-    api: Api<K>,
+async fn follow_with<K: Resource>(
+    mut events: Events<K>,
     facts: &Facts,
     mut of: impl FnMut(Seen<K>) -> (Fact, bool),
     then: impl Fn(),
-) where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-    K::DynamicType: Default,
-{
-    let mut events = std::pin::pin!(watched(api));
+) {
     while let Some(event) = events.next().await {
         let seen = match event {
             Some(Event::Init) => vec![Seen::Listing],
@@ -298,6 +290,78 @@ fn by_config_maps(mut variables: Vec<EnvVar>) -> Option<Vec<EnvVar>> {
     };
     variables.retain(is_of_one);
     (!variables.is_empty()).then_some(variables)
+}
+
+/// In a box: seventeen of them at once would fill a thread's stack.
+type Events<K> = BoxStream<'static, Option<Event<K>>>;
+
+/// Objects of a kind that Kubernetes itself defines.
+fn all<K>(client: Client) -> Events<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    watched(Api::all(client)).boxed()
+}
+
+/// A kind of ours or of KAI: the definition that is installed may let in what cannot be read.
+trait Custom: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
+    /// The object of that metadata, without what it says.
+    fn bare(meta: ObjectMeta) -> Self;
+}
+
+macro_rules! custom {
+    ($($kind:ty),*) => {
+        $(impl Custom for $kind {
+            fn bare(meta: ObjectMeta) -> Self {
+                let mut object = Self::new("", Default::default());
+                object.metadata = meta;
+                object
+            }
+        })*
+    };
+}
+
+custom!(PodGroup, Queue, Topology, GpuNode);
+
+/// The objects that can be read. One that cannot counts as not there, and is named in the log:
+/// it must not keep the others from being seen.
+fn readable<K: Custom>(client: Client) -> Events<K> {
+    let mut last = String::new();
+    let mut read = move |guard: DeserializeGuard<K>| {
+        guard.0.map_err(|invalid| {
+            let bare = K::bare(invalid.metadata);
+            let kind = K::kind(&());
+            let (namespace, name) = (bare.namespace().unwrap_or_default(), bare.name_any());
+            let text = format!("{kind} {namespace}/{name}: {}", invalid.error);
+            if text != last {
+                tracing::warn!(
+                    object = text,
+                    "it cannot be read, and counts as not there: correct or delete it"
+                );
+                last = text;
+            }
+            bare
+        })
+    };
+    let readable = move |event: Option<Event<DeserializeGuard<K>>>| {
+        std::future::ready(match event {
+            None => Some(None),
+            Some(Event::Init) => Some(Some(Event::Init)),
+            Some(Event::InitDone) => Some(Some(Event::InitDone)),
+            // What a listing does not name is gone.
+            Some(Event::InitApply(guard)) => {
+                read(guard).ok().map(|one| Some(Event::InitApply(one)))
+            }
+            Some(Event::Apply(guard)) => Some(Some(match read(guard) {
+                Ok(object) => Event::Apply(object),
+                Err(bare) => Event::Delete(bare),
+            })),
+            Some(Event::Delete(guard)) => {
+                Some(Some(Event::Delete(read(guard).unwrap_or_else(|bare| bare))))
+            }
+        })
+    };
+    watched(Api::all(client)).filter_map(readable).boxed()
 }
 
 /// A watch that goes on for ever; what goes wrong is said once per cause. `None`: the
@@ -415,5 +479,50 @@ mod tests {
             json!([{"name": "main", "resources": {
                 "limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}}}])
         );
+    }
+
+    #[tokio::test]
+    async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
+        let server = ApiServer::bind(Config::default()).await.expect("a port");
+        let client = Client::try_from(server.handle().config()).expect("a client");
+        let stop = CancellationToken::new();
+        let _end = stop.clone().drop_guard();
+        tokio::spawn(server.serve(stop.clone()));
+        let kind = PodGroup::crd();
+        make(
+            Api::<CustomResourceDefinition>::all(client.clone()),
+            json!(kind),
+        )
+        .await;
+        let kind = kube::core::ApiResource::erase::<PodGroup>(&());
+        let groups: Api<kube::core::DynamicObject> =
+            Api::namespaced_with(client.clone(), "default", &kind);
+        let group = |name: &str, spec: Value| {
+            json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+                "metadata": {"name": name}, "spec": spec})
+        };
+        let absurd = json!({"minMember": 3_000_000_000_u64});
+        make(groups.clone(), group("absurd", absurd.clone())).await;
+        make(groups.clone(), group("fine", json!({}))).await;
+        let (facts, mut told) = mpsc::unbounded_channel();
+        let relist = watch::channel(0).1;
+        tokio::spawn(run(client.clone(), facts, |_| {}, relist, stop));
+        let of_group = |fact: &Fact| matches!(fact, Fact::Group(_));
+        let mut seen = Vec::new();
+        while !matches!(seen.last(), Some(Fact::Group(Seen::Listed))) {
+            seen.push(until(&mut told, of_group).await);
+        }
+        let named = |fact: &Fact| match fact {
+            Fact::Group(Seen::There(group) | Seen::Gone(group)) => Some(group.name_any()),
+            _ => None,
+        };
+        assert_eq!(seen.iter().filter_map(named).collect::<Vec<_>>(), ["fine"]);
+        // What can be read no more is gone.
+        let patch = kube::api::Patch::Merge(json!({ "spec": absurd }));
+        let params = kube::api::PatchParams::default();
+        let patched = groups.patch("fine", &params, &patch).await;
+        patched.expect("patched");
+        let fact = until(&mut told, |fact| named(fact).is_some()).await;
+        assert!(matches!(fact, Fact::Group(Seen::Gone(_))), "{fact:?}");
     }
 }

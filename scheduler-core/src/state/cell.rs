@@ -7,6 +7,7 @@
 //! they only rise, also on the way back.
 
 pub(crate) use super::card_use::{CardSums, CardUse, square};
+pub(crate) use super::extra_use::ExtraUse;
 use super::pod_counts::CountKey;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
 use super::transition::As;
@@ -147,31 +148,6 @@ pub(crate) struct NodeUse {
     pub promised: Amounts,
     /// What pods of other schedulers count for in queues: GPU, CPU, memory.
     pub foreign: [u128; 3],
-}
-
-/// What is taken of one other resource of a node; or pods of a domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ExtraUse {
-    pub used: u128,
-    pub releasing: u128,
-    pub promised: u128,
-}
-
-impl ExtraUse {
-    /// Something will be there when those who leave have left.
-    pub(crate) fn stays(&self) -> bool {
-        self.used + self.promised > self.releasing
-    }
-
-    /// What several pods use together, as one: it is leaving when the last of them is.
-    pub(crate) fn as_one(&self) -> Self {
-        let is_there = self.used > 0;
-        Self {
-            used: u128::from(is_there),
-            releasing: u128::from(is_there && !self.stays()),
-            promised: u128::from(!is_there && self.promised > 0),
-        }
-    }
 }
 
 /// What the jobs of a queue and of all queues below it hold and want: nano-GPU,

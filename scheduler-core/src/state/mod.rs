@@ -17,6 +17,7 @@
 
 mod card_use;
 pub(crate) mod cell;
+mod extra_use;
 mod open;
 pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;

@@ -157,6 +157,32 @@ pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_i
 }
 
 /// Nobody can give a pod its token later; every other pod needs nothing from admission.
+/// The API server holds no integer to the 32 bits of its definition, and while no replica runs
+/// no webhook refuses it.
+pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    if let Some(mut scheduler) = cluster.scheduler.take() {
+        scheduler.daemon.stop().await?;
+    }
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": { "namespace": ns, "name": "absurd" },
+            "spec": { "queue": "default-queue", "minMember": 3_000_000_000_u64 },
+        }))
+        .await?;
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let share = pod(&ns, "share", &[("gpu-memory", "2000")], "report hold");
+    cluster.run_share(&share).await?;
+    cluster.delete_pod(&ns, "share").await?;
+    let delete = ["delete", "podgroup", "absurd", "-n", &ns];
+    cluster.kubectl.run(&delete).await?;
+    Ok(())
+}
+
 pub(crate) async fn while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -298,6 +298,7 @@ async fn test(
             admission::a_value_that_is_merely_too_large_waits_with_a_reason,
             admission::a_queue_or_group_that_nobody_can_mean_is_refused_with_one_sentence,
             admission::a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_its_limit,
+            admission::a_group_that_cannot_be_read_holds_up_no_other_workload,
             admission::while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made,
             resize::a_pod_that_is_resized_counts_with_the_most_that_it_asks_for_or_has,
             resize::a_resize_that_its_node_can_never_give_is_said_and_does_not_count,

@@ -1,0 +1,26 @@
+//! Sums of what pods of a node, or of a domain, take of one countable thing.
+
+/// What is taken of one other resource of a node; or pods of a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ExtraUse {
+    pub used: u128,
+    pub releasing: u128,
+    pub promised: u128,
+}
+
+impl ExtraUse {
+    /// Something will be there when those who leave have left.
+    pub(crate) fn stays(&self) -> bool {
+        self.used + self.promised > self.releasing
+    }
+
+    /// What several pods use together, as one: it is leaving when the last of them is.
+    pub(crate) fn as_one(&self) -> Self {
+        let is_there = self.used > 0;
+        Self {
+            used: u128::from(is_there),
+            releasing: u128::from(is_there && !self.stays()),
+            promised: u128::from(!is_there && self.promised > 0),
+        }
+    }
+}
