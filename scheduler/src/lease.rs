@@ -116,8 +116,9 @@ impl Election {
     }
 }
 
-/// By the lease of that name, says in `leading` whether this replica decides, and to `grantor` until when it may write,
-/// until `stop`; the lease is given back when what is under way then has ended.
+/// By the lease of that name, says in `leading` whether this replica decides, and to `grantor`
+/// until when it may write, until `stop`; the lease is given back when what is under way then
+/// has ended.
 ///
 /// # Errors
 /// It was held and is lost: `leading` is false by then, and the process ought to end.

@@ -276,7 +276,7 @@ scheduler patch deployments.apps
 scheduler create jobs.batch
 scheduler patch nodes
 scheduler patch gpunodes.aliquot.dev
-scheduler update leases.coordination.k8s.io aliquot-system of-others
+scheduler update leases.coordination.k8s.io elsewhere of-others
 scheduler create mutatingwebhookconfigurations.admissionregistration.k8s.io
 scheduler create validatingwebhookconfigurations.admissionregistration.k8s.io
 scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - of-others

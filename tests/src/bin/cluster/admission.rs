@@ -157,29 +157,47 @@ pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_i
 }
 
 /// Nobody can give a pod its token later; every other pod needs nothing from admission.
-/// The API server holds no integer to the 32 bits of its definition, and while no replica runs
-/// no webhook refuses it.
+/// KAI's definition lets in a group without a spec, which ours does not, and while no replica
+/// runs no webhook refuses it.
 pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     cluster: &mut Cluster,
 ) -> Result<()> {
+    const REQUIRED: &str = "/spec/versions/0/schema/openAPIV3Schema/required";
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
     if let Some(mut scheduler) = cluster.scheduler.take() {
         scheduler.daemon.stop().await?;
     }
-    cluster
-        .apply_one(&json!({
-            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-            "metadata": { "namespace": ns, "name": "absurd" },
-            "spec": { "queue": "default-queue", "minMember": 3_000_000_000_u64 },
-        }))
-        .await?;
+    let define = async |cluster: &Cluster, change: Value| {
+        let change = json!([change]).to_string();
+        let crd = "podgroups.scheduling.run.ai";
+        let patch = ["patch", "crd", crd, "--type=json", "-p", &change];
+        cluster.kubectl.run(&patch).await
+    };
+    define(cluster, json!({ "op": "remove", "path": REQUIRED })).await?;
+    until(
+        "a group without a spec",
+        Duration::from_secs(20),
+        || async {
+            let made = cluster
+                .apply_one(&json!({
+                    "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+                    "metadata": { "namespace": ns, "name": "absurd" },
+                }))
+                .await;
+            Ok(Seen::when(made.is_ok(), format!("{:?}", made.err())))
+        },
+    )
+    .await?;
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let share = pod(&ns, "share", &[("gpu-memory", "2000")], "report hold");
-    cluster.run_share(&share).await?;
-    cluster.delete_pod(&ns, "share").await?;
+    let ran = cluster.run_share(&share).await;
     let delete = ["delete", "podgroup", "absurd", "-n", &ns];
     cluster.kubectl.run(&delete).await?;
+    let required = json!({ "op": "add", "path": REQUIRED, "value": ["spec"] });
+    define(cluster, required).await?;
+    ran?;
+    cluster.delete_pod(&ns, "share").await?;
     Ok(())
 }
 
