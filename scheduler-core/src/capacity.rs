@@ -205,7 +205,7 @@ mod tests {
         assert!(
             both.starts_with("top quota has reached the allowable limit of CPU cores. Limit is 6")
         );
-        // Nobody may take it away again: the quota counts, too.
+        // It cannot be preempted: the quota counts as well.
         assert_eq!(may("high", Some(2000), None), Some(Ok(())));
         let quota = may("high", Some(2001), None).unwrap().unwrap_err();
         assert!(!quota.is_empty());

@@ -62,7 +62,7 @@ impl Core {
         let events = snapshot::events(&self.state);
         let contradictions = std::mem::take(&mut self.state.contradictions);
         *self = Self::new(config);
-        // An admin changed what is decided: who made whom leave counts no more.
+        // The settings changed: which pod made which leave counts no more.
         let still = |event: &Event| !matches!(event, Event::Evicted(_));
         for event in events.into_iter().filter(still) {
             // What could not be used of them was said when it came.

@@ -22,8 +22,9 @@ use std::sync::Arc;
 pub enum Event {
     /// Time has come this far. Never goes back; an earlier time is ignored.
     Tick(Time),
-    /// Other settings from now on, but for those that are the process's ([`Config`]). The core is built anew of its own snapshot: nothing that was computed
-    /// under the old ones is left, and a binding under way stays one.
+    /// Other settings from now on, but for those that are the process's ([`Config`]). The core
+    /// is rebuilt from its own snapshot: nothing that was computed under the old settings is
+    /// left, and a binding under way stays one.
     Config(Box<Config>),
     /// A node is there, or has changed.
     Node(Node),

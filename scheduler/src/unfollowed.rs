@@ -1,5 +1,5 @@
 //! What KAI is going to have, or was asked for, and has no rule for in a release: refused
-//! wherever it is written, because whoever writes it counts on it. Pure.
+//! wherever it is written, because its author relies on it. Pure.
 
 use proto::names::kai;
 

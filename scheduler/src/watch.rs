@@ -89,7 +89,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     // The priority of a pod and of a group is its class's, and which of a pod's volumes count is
-    // what nodes say: they are listed after these, and anew when these change.
+    // what nodes say: they are listed after these, and again when these change.
     let (classes, class) = watch::channel(0);
     let (limits, limit) = watch::channel(0);
     let kinds = async {
@@ -135,7 +135,8 @@ pub async fn run(
     }
 }
 
-/// One kind, listed when each of `known` has changed, and anew whenever one does or `relist`.
+/// One kind, listed once each of `known` has changed, and again whenever one of them or
+/// `relist` changes.
 async fn follow_anew<K, const N: usize>(
     events: impl Fn() -> Events<K>,
     facts: &Facts,

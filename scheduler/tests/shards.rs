@@ -364,7 +364,7 @@ async fn a_live_shard_acts_at_once_and_says_what_of_it_does_not() {
     })
     .await;
 
-    // What cannot be meant changes nothing.
+    // An invalid object changes nothing.
     apply(&site, &shard(json!({"placementStrategy": {"gpu": "thin"}}))).await;
     let (ready, why) = condition(&site, "Ready", 2).await;
     assert_eq!(ready, "False");

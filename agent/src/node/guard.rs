@@ -25,10 +25,11 @@ const LEFTOVER_GRACE: Duration = Duration::from_millis(1500);
 const STRANGER_GRACE: Duration = Duration::from_secs(3);
 /// Between two actions against the same.
 const AGAIN: Duration = Duration::from_secs(2);
-/// A pod that is evicted may end by itself for so long, as Kubernetes' default grace period
-/// has it. Its own grace period is the tenant's word, and what it holds is not the tenant's.
+/// How long an evicted pod may take to end: Kubernetes' default grace period. The tenant sets
+/// the pod's own, and must not hold memory of others for as long as it likes.
 const EVICTION_GRACE: Duration = Duration::from_secs(30);
-/// After so long without a finding the next one has another grace.
+/// After this time without a finding, the next one starts a new grace period, unless the pod is
+/// being deleted already.
 const RELIEVED: Duration = Duration::from_secs(10);
 
 /// What it remembers.
@@ -148,9 +149,9 @@ impl Core {
         findings.iter().any(|finding| finding.sure)
     }
 
-    /// Why a container of that share is not to start yet, in one sentence: others hold, above
-    /// what is kept for them, some of what is kept on its cards, and it is being taken back.
-    /// Where nobody takes it back, that is no reason to wait.
+    /// Why a container of that share must not start yet, in one sentence: other shares hold more
+    /// than their requests, and with that some of what is kept on its cards. With the reaction
+    /// `Report` they are not stopped, and the container does not wait.
     pub(super) fn awaits_memory(&self, share: &Share, now: Instant) -> Option<String> {
         if self.reaction(Wrong::Pressure) == Reaction::Report {
             return None;
@@ -179,15 +180,17 @@ impl Core {
         })
     }
 
-    /// Where its pod is to be evicted, it was to be long ago.
+    /// Whether the pod should have ended by now, if the reaction is to evict it.
     fn is_overdue(&mut self, finding: &Finding, now: Instant) -> bool {
         if !finding.sure {
             return false;
         }
-        let ledger = &self.ledger;
+        let (ledger, pods) = (&self.ledger, &self.pods);
         self.guard.wrong.retain(|key, [_, last]| {
             let recent = now.saturating_duration_since(*last) < RELIEVED;
-            recent && ledger.get(key).is_some()
+            let leaves =
+                matches!(pods.standing(&key.pod_uid), Standing::Present(pod) if pod.deleting);
+            (recent || leaves) && ledger.get(key).is_some()
         });
         let wrong = self.guard.wrong.entry(finding.key.clone());
         let [since, last] = wrong.or_insert([now, now]);
@@ -195,7 +198,7 @@ impl Core {
         now.saturating_duration_since(*since) >= EVICTION_GRACE
     }
 
-    /// `overdue`: an eviction was asked for long ago.
+    /// `overdue`: the pod's grace period after an eviction is over.
     fn react(&self, finding: &Finding, overdue: bool, effects: &mut Vec<Effect>) {
         let Some(share) = self.ledger.get(&finding.key) else {
             return;

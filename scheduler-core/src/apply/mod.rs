@@ -20,7 +20,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
     let mut problems = Vec::new();
     let (outside, stirred) = (outside::is_from_outside(state, &event), state.stirred);
     match event {
-        // The core's own: it is built anew.
+        // Handled by the core itself, which is rebuilt.
         Event::Config(_) => {}
         Event::Tick(now) => {
             if now < state.now {

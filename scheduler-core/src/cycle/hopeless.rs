@@ -137,7 +137,7 @@ impl Cycle<'_> {
         let above_quota = !within(has, share.quota);
         let held = |may: bool| if may { has[0] } else { 0 };
         Losable {
-            // By priority it may lose all of it, whoever that is.
+            // By priority it may lose all of it.
             to_deserving: held(above_share || above_quota || self.config.queue_priority_in_quota),
             to_all: held(above_share),
         }

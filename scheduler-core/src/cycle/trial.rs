@@ -37,7 +37,7 @@ impl Cycle<'_> {
             .nodes
             .iter()
             .copied()
-            // Who leaves a node that is to stay empty opens it for nobody.
+            // A pod that leaves a node which is to stay empty makes room for no other.
             .filter(|node| nodes.contains(node) && !search.rules.barred().contains(node))
             .collect();
         self.decision.steps += 1;

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Writes it over the object as it was read. One that has changed meanwhile is refused (409): the
-/// watch brings the new one, of which is told anew.
+/// watch brings the new one, which gets a status of its own.
 pub(super) async fn write(hands: &Hands, report: Report) {
     let name = report.meta.name.clone().unwrap_or_default();
     let conditions = conditions(&report, &Time(hands.wall.second()));

@@ -67,7 +67,7 @@ pub struct Rules {
     pub limits: Limits,
     /// The queues that are there, as far as the watch is.
     pub queues: watch::Receiver<QueueTree>,
-    /// What is said of quotas that a parent's does not cover.
+    /// What the webhook answers where the quotas of children exceed their parent's.
     pub over_subscription: OverSubscription,
     /// What the core is asked.
     pub questions: mpsc::Sender<Question>,

@@ -6,7 +6,7 @@ use api::Queue;
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is said of a queue whose quota its parent's does not cover (KAI's
+/// What the webhook answers where the quotas of children exceed their parent's (KAI's
 /// `OverSubscriptionMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OverSubscription {
@@ -316,7 +316,7 @@ mod tests {
             tree.over_subscribed(&with_quotas(name, parent, gpu, cpu))
         };
         let none = Vec::<String>::new();
-        // As they are; the one that is written anew counts once.
+        // As they are; the one that is being written counts once.
         assert_eq!(over("a", "top", 3.0, 1000.0), none);
         assert_eq!(over("top", "", 4.0, -1.0), none);
         assert_eq!(over("c", "later", 9.0, 9.0), none);

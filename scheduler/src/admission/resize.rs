@@ -38,7 +38,7 @@ pub(super) async fn against(
         )
     };
     match tokio::time::timeout(ANSWER, answer).await {
-        // Nobody here knows the pod yet: it has just been bound, or is another scheduler's.
+        // The core does not know the pod: it has just been bound, or is another scheduler's.
         Ok(Some(None | Some(Ok(())))) => None,
         Ok(Some(Some(Err(why)))) => Some(format!(
             "{}: {why}. Ask for less, or have what its queue may have raised",
@@ -79,7 +79,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What is said of a resize where this is answered, or nothing, and what was asked.
+    /// The webhook's answer when the core gives these answers, and what the core was asked.
     async fn said(
         new: Pod,
         answers: &[Option<Result<(), Arc<str>>>],

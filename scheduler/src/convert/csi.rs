@@ -22,7 +22,7 @@ pub(super) struct Csi {
     pub capacities: Roll,
     /// By node: its limits, as resources of the node.
     limits: BTreeMap<String, BTreeMap<ResourceName, u64>>,
-    /// Drivers that had a limit on some node. One that registers anew has none for a moment.
+    /// Drivers that had a limit on some node. A driver that registers again has none for a moment.
     limited: BTreeSet<String>,
     /// Drivers that publish what they can still provision.
     publishing: BTreeSet<String>,

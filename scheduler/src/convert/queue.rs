@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Queue priority where none is set.
-/// Ends what is said of a group that is not tried again.
+/// Ends the sentence about a group that is not tried again.
 const PARKED: &str = " (schedulingBackoff: 1, so that it is not tried again in this node pool until the condition UnschedulableOnNodePool is deleted)";
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.

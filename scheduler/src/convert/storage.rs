@@ -133,7 +133,7 @@ impl World {
         converted.attachments = say.attachments.iter().cloned().collect();
         converted.claims.clone_from(&say.claims);
         if !converted.ours {
-            // Whoever placed it binds them.
+            // The scheduler that placed it binds them.
             converted.claims.retain(|claim| claim.exclusive);
         }
         if waits {
@@ -310,7 +310,7 @@ mod tests {
     use crate::watch::Fact;
     use serde_json::{Value, json};
 
-    /// Volumes that the core is told of: whom each is kept for, or that it is none any more.
+    /// The events about volumes: which claim each is kept for, or that it is gone.
     fn told(events: &[Event]) -> Vec<String> {
         let told = events.iter().filter_map(|event| match event {
             Event::Volume(volume) => Some(match &volume.kept_for {

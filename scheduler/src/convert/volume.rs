@@ -99,7 +99,7 @@ pub(super) struct Say {
     pub(super) attachments: BTreeSet<Attachment>,
     /// What the driver has to provision, where it says how much it can.
     pub(super) provisions: Vec<Provision>,
-    /// A claim is not there, or not bound: it is to be looked at again.
+    /// A claim does not exist or is not bound: the pod is converted again when that changes.
     pub(super) is_open: bool,
     /// Volumes that it uses.
     uses: BTreeSet<String>,

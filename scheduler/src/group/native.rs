@@ -65,7 +65,7 @@ pub(super) fn settle(
     Ok(draft)
 }
 
-/// How many pods must be placed at once: one where each may start by itself.
+/// How many pods must be placed at once: 1 where each may start alone.
 fn min(group: &Object) -> Result<i64, RuleError> {
     let policy = group.fields(&["spec", "schedulingPolicy"]);
     let has = |name: &str| policy.is_some_and(|policy| policy.contains_key(name));

@@ -97,7 +97,7 @@ enum Rule {
 }
 
 impl Rule {
-    /// The priority class where nobody names one.
+    /// The priority class of a workload that names none.
     fn class(self) -> &'static str {
         match self {
             Self::Owner(class) | Self::Pod(class) => class,

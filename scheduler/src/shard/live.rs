@@ -1,9 +1,9 @@
 //! What an admin changes while the scheduler runs: the `SchedulingShard` of a shard's name,
-//! over what file and flags say, and what is said of it and of KAI's `Config`. Pure.
+//! over what file and flags say, and the statuses of it and of KAI's `Config`. Pure.
 //!
 //! In: the objects. Out: the settings in force, as an event of the core when they change, and
-//! [`Report`]s: conditions that are to stand in an object's status. What cannot be meant
-//! changes nothing: the settings before stay, and the condition `Ready` says what is wrong.
+//! [`Report`]s: the conditions of an object's status. An invalid object changes nothing:
+//! the settings before stay, and the condition `Ready` says what is wrong.
 
 use super::file::{Remark, Shard, parse, remark_at};
 use super::pool::Pool;
@@ -126,7 +126,7 @@ pub struct Live {
     /// In force.
     settings: Config,
     shard: Desk,
-    /// `None`: another shard of this process speaks of it.
+    /// `None`: another shard of this process writes its status.
     config: Option<(InForce, Desk)>,
 }
 
@@ -144,7 +144,7 @@ pub struct InForce {
 }
 
 impl Live {
-    /// Nothing was seen yet. With `config`, KAI's `Config` is spoken of.
+    /// Nothing was seen yet. With `config`, it writes the status of KAI's `Config`.
     pub fn new(shard: &Shard, config: Option<InForce>) -> Self {
         Self {
             name: shard.name.clone(),

@@ -240,7 +240,7 @@ pub(super) fn read(
         (
             &spec.scenario_search_checkpoints,
             "scenarioSearchCheckpoints",
-            "a search that was cut short begins anew, with more steps",
+            "a search that was cut short starts again with more steps",
         ),
     ] {
         if let Some(value) = value {

@@ -57,7 +57,7 @@ fn a_type_is_named_by_kind_and_group_before_kind_and_its_workload_goes_first() {
     assert_eq!(of(other, none()), is("inference", None));
     let by_kind = json!([one("Deployment", "", "build", "preemptible")]);
     assert_eq!(of(by_kind, none()), is("build", Some("preemptible")));
-    // Neither a class that does not exist nor a word that nobody knows counts.
+    // A class that does not exist and an unknown preemptibility have no effect.
     let unknown = json!([one("Deployment", "apps", "missing", "never")]);
     assert_eq!(of(unknown, none()), is("inference", None));
     let labels =

@@ -105,7 +105,7 @@ fn run(input: &[u8]) {
             );
         }
     }
-    // What is said of it has an end.
+    // The messages about it are bounded.
     for report in cluster.world.reports() {
         let said: usize = report.wants.iter().map(|want| want.message.len()).sum();
         assert!(said < 32_768, "{said}");

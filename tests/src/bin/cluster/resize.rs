@@ -143,7 +143,7 @@ pub(crate) async fn a_resize_that_its_node_can_never_give_is_said_and_does_not_c
     held
 }
 
-/// The kubelet anew with this configuration.
+/// Restarts the kubelet with this configuration.
 async fn restart(cluster: &mut Cluster, path: &Path, config: &[u8]) -> Result<()> {
     cluster.node.kubelet.kill().await?;
     std::fs::write(path, config)?;

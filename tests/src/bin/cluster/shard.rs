@@ -88,7 +88,7 @@ async fn changed(cluster: &mut Cluster) -> Result<()> {
         ensure!(ignored.contains(word), "{ignored}");
     }
 
-    // What cannot be meant is said, and what was in force stays.
+    // An invalid object is reported, and what was in force stays.
     let thin = json!({"placementStrategy": {"gpu": "thin"}});
     cluster.apply_one(&shard(&thin)).await?;
     wait(&cluster.kubectl, "Ready=false").await?;

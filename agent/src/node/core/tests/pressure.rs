@@ -9,28 +9,43 @@ fn pressed(on_pressure: Option<Reaction>, kept: Option<Mib>) -> (Vec<String>, Ve
     holding(Mib(900), on_pressure, kept)
 }
 
-/// As [`pressed`], where the share's limit is 900 MiB and it holds so much.
+/// A share with a limit of 900 MiB, of which so much is kept for it, in a running container.
+fn bursting(
+    on_pressure: Option<Reaction>,
+    on_violation: Reaction,
+    kept: Option<Mib>,
+) -> (World, Core) {
+    let mut world = World::new();
+    let mut core = world.started();
+    let mut policy = Policy::default();
+    policy.spec.on_pressure = on_pressure;
+    policy.spec.on_violation = Some(on_violation);
+    world.tell(&mut core, Event::Policy(Some(policy)));
+    let burster = world.granted(1, false, 0, 900, kept);
+    world.tell(&mut core, Event::Pod(Box::new(burster)));
+    world.allocate(&mut core, "u1");
+    // The first on its card waits for no look at it.
+    assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+    (world, core)
+}
+
+/// Another pod comes, with a share of 500 MiB.
+fn comes(world: &mut World, core: &mut Core) {
+    let other = world.pod(2, false, 0, 500);
+    world.tell(core, Event::Pod(Box::new(other)));
+}
+
+/// As [`pressed`], where the share holds so much.
 fn holding(
     held: Mib,
     on_pressure: Option<Reaction>,
     kept: Option<Mib>,
 ) -> (Vec<String>, Vec<String>) {
-    let mut world = World::new();
-    let mut core = world.started();
-    let mut policy = Policy::default();
-    policy.spec.on_pressure = on_pressure;
-    // Of a violation it says nothing.
-    policy.spec.on_violation = Some(Reaction::Report);
-    world.tell(&mut core, Event::Policy(Some(policy)));
-    let burster = world.granted(1, false, 0, 900, kept);
-    world.tell(&mut core, Event::Pod(Box::new(burster)));
-    world.allocate(&mut core, "u1");
-    assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+    let (mut world, mut core) = bursting(on_pressure, Reaction::Report, kept);
     let mut ended = Vec::new();
     for came in [false, true] {
         if came {
-            let other = world.pod(2, false, 0, 500);
-            world.tell(&mut core, Event::Pod(Box::new(other)));
+            comes(&mut world, &mut core);
         }
         for _ in 0..3 {
             world.now += Duration::from_millis(100);
@@ -72,18 +87,8 @@ fn sampled(at: Instant, held: Mib) -> Event {
 #[test]
 fn a_container_starts_once_what_is_kept_for_it_was_given_back() {
     let start = |on_pressure, held: &[u64]| {
-        let mut world = World::new();
-        let mut core = world.started();
-        let mut policy = Policy::default();
-        policy.spec.on_pressure = on_pressure;
-        world.tell(&mut core, Event::Policy(Some(policy)));
-        let burster = world.granted(1, false, 0, 900, Some(Mib(300)));
-        world.tell(&mut core, Event::Pod(Box::new(burster)));
-        world.allocate(&mut core, "u1");
-        // The first on its card waits for no look at it.
-        assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
-        let other = world.pod(2, false, 0, 500);
-        world.tell(&mut core, Event::Pod(Box::new(other)));
+        let (mut world, mut core) = bursting(on_pressure, Reaction::Kill, Some(Mib(300)));
+        comes(&mut world, &mut core);
         world.allocate(&mut core, "u2");
         for held in held {
             world.now += Duration::from_millis(100);
@@ -102,38 +107,48 @@ fn a_container_starts_once_what_is_kept_for_it_was_given_back() {
     assert_eq!(start(Some(Reaction::Report), &[900]), Ok(()));
 }
 
-/// Its grace period is the tenant's own word: whether it holds what is kept for others or
-/// more than its limit.
+/// So many looks, half a second apart, at a share that holds so much: at which one its
+/// container is ended.
+fn ended_at(world: &mut World, core: &mut Core, looks: u32, held: u64) -> Option<u32> {
+    (1..=looks).find(|_| {
+        world.now += Duration::from_millis(500);
+        let effects = core.apply(sampled(world.now, Mib(held)), world.now);
+        let mut ends = effects.iter();
+        ends.any(|effect| matches!(effect, Effect::End(_)))
+    })
+}
+
+/// The pod's grace period is set by its tenant: whether it holds what is kept for others or more
+/// than its limit.
 #[test]
 fn a_pod_that_is_evicted_and_does_not_end_is_ended() {
+    let evict = Reaction::Evict;
     for (held, beside) in [(900, true), (950, false)] {
-        let mut world = World::new();
-        let mut core = world.started();
-        let mut policy = Policy::default();
-        policy.spec.on_pressure = Some(Reaction::Evict);
-        policy.spec.on_violation = Some(Reaction::Evict);
-        world.tell(&mut core, Event::Policy(Some(policy)));
-        let burster = world.granted(1, false, 0, 900, Some(Mib(300)));
-        world.tell(&mut core, Event::Pod(Box::new(burster)));
-        world.allocate(&mut core, "u1");
-        assert!(matches!(world.pre_start(&mut core, "u1"), Some(Ok(_))));
+        let (mut world, mut core) = bursting(Some(evict), evict, Some(Mib(300)));
         if beside {
-            let other = world.pod(2, false, 0, 500);
-            world.tell(&mut core, Event::Pod(Box::new(other)));
+            comes(&mut world, &mut core);
         }
-        let mut look = |held: u64| {
-            world.now += Duration::from_millis(500);
-            let effects = core.apply(sampled(world.now, Mib(held)), world.now);
-            let mut ends = effects.iter();
-            ends.any(|effect| matches!(effect, Effect::End(_)))
-        };
-        let first = (1..100).find(|_| look(held)).unwrap();
+        let first = ended_at(&mut world, &mut core, 100, held).unwrap();
         assert!((60..=64).contains(&first), "after {first} looks");
-        // Once it has given back for a while, it has its grace anew.
-        assert!((0..30).all(|_| !look(300)));
-        let second = (1..100).find(|_| look(held)).unwrap();
+        // Ten seconds without a finding start the next grace period.
+        assert_eq!(ended_at(&mut world, &mut core, 30, 300), None);
+        let second = ended_at(&mut world, &mut core, 100, held).unwrap();
         assert!((60..=64).contains(&second), "after {second} looks");
     }
+}
+
+#[test]
+fn a_pod_that_is_being_deleted_gets_no_second_grace_period() {
+    let evict = Reaction::Evict;
+    let (mut world, mut core) = bursting(Some(evict), evict, Some(Mib(300)));
+    comes(&mut world, &mut core);
+    let mut leaves = world.pods["u1"].clone();
+    leaves.deleting = true;
+    world.tell(&mut core, Event::Pod(Box::new(leaves)));
+    assert_eq!(ended_at(&mut world, &mut core, 20, 900), None);
+    assert_eq!(ended_at(&mut world, &mut core, 30, 300), None);
+    let ended = ended_at(&mut world, &mut core, 100, 900).unwrap();
+    assert!((8..=14).contains(&ended), "after {ended} looks");
 }
 
 #[test]
