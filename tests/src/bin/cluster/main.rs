@@ -60,6 +60,7 @@ use std::process::ExitCode;
 use aliquot_tests::cluster::{Cluster, Programs};
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::namespace::{self, Work};
+use aliquot_tests::suite::Failure;
 use aliquot_tests::{claims, suite};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
@@ -367,7 +368,12 @@ async fn test(
     claims.retain(|claim| extended || !claim.name.starts_with("extended::"));
     let mut cluster = Cluster::start(programs, work).await?;
     say_started(&cluster);
-    let held = suite::run(&mut cluster, &claims).await;
+    // One who names a claim wants to know of each failure of it.
+    let failure = match filter {
+        Some(_) => Failure::Final,
+        None => Failure::Retried,
+    };
+    let held = suite::run(&mut cluster, &claims, failure).await;
     Ok(if held {
         ExitCode::SUCCESS
     } else {
