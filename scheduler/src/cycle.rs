@@ -236,8 +236,9 @@ impl Cycle {
         for event in self.world.take(fact) {
             self.apply(event);
         }
-        // Its status is written with the next decision.
-        if admins && self.world.report_due().is_some() {
+        // The status of the former is written, and pods are looked at again, with the next
+        // decision.
+        if admins && self.world.report_due().is_some() || self.world.is_due() {
             self.changed();
         }
     }
@@ -370,7 +371,7 @@ impl Cycle {
             // Not before the next millisecond: a time that has come is no reason to spin.
             begin + Duration::from_millis(time.0.saturating_sub(now.0).max(1))
         });
-        if decision.cut_short {
+        if decision.cut_short || self.world.is_due() {
             self.changed();
         }
         self.count(&decision, now);
@@ -404,6 +405,9 @@ impl Cycle {
         }
         self.put(Event::Tick(now));
         self.change = None;
+        if self.world.is_due() {
+            self.changed();
+        }
         let Some(observer) = &mut self.observer else {
             return;
         };

@@ -28,8 +28,8 @@ struct Waiting {
     pod: Box<KubePod>,
     /// By namespace and name.
     needs: Vec<String>,
-    /// Something was missing when it was looked at last.
-    lacks: bool,
+    /// Those of them that were missing when it was looked at last.
+    missing: Vec<String>,
 }
 
 /// Names of the config maps without which the pod's containers cannot be made.
@@ -70,6 +70,17 @@ fn key(namespace: &str, name: &str) -> String {
 }
 
 impl Known {
+    fn missing(&self, needs: &[String]) -> Vec<String> {
+        let is_missing = |name: &&String| !self.there.names.contains_key(*name);
+        needs.iter().filter(is_missing).cloned().collect()
+    }
+
+    /// The pod, if it waits and other config maps are missing than when it was looked at last.
+    pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
+        let waiting = self.waiting.get(uid)?;
+        (self.missing(&waiting.needs) != waiting.missing).then_some(&*waiting.pod)
+    }
+
     fn wait(&mut self, uid: &str, waiting: Waiting) {
         for name in &waiting.needs {
             let users = self.needed_by.entry(name.clone()).or_default();
@@ -108,17 +119,19 @@ impl World {
             return;
         }
         let namespace = pod.namespace().unwrap_or_default();
-        let is_missing = |name: &&&str| !known.there.names.contains_key(&key(&namespace, name));
-        let missing: Vec<&str> = names.iter().filter(is_missing).copied().collect();
+        let needs: Vec<String> = names.iter().map(|name| key(&namespace, name)).collect();
+        let missing = known.missing(&needs);
         if !missing.is_empty() {
-            let missing = missing.join(" ");
-            let what = format!("ConfigMap: Missing required configmaps: [{missing}]");
+            let name = |key: &String| key.rsplit_once('/').map(|(_, name)| name.to_owned());
+            let names: Vec<String> = missing.iter().filter_map(name).collect();
+            let names = names.join(" ");
+            let what = format!("ConfigMap: Missing required configmaps: [{names}]");
             converted.lacks.push(what.into());
         }
         let waiting = Waiting {
             pod: Box::new(pod.clone()),
-            lacks: !missing.is_empty(),
-            needs: names.iter().map(|name| key(&namespace, name)).collect(),
+            needs,
+            missing,
         };
         known.wait(uid, waiting);
     }
@@ -131,6 +144,7 @@ impl World {
         let known = &mut self.config_maps;
         // Until all were named, one is as good as missing.
         let was_listed = known.there.listed;
+        let is_listing_over = matches!(seen, Seen::Listed);
         let moved = match seen {
             Seen::Listing => {
                 known.there.begin();
@@ -150,22 +164,26 @@ impl World {
             Seen::Listed => known.there.end(),
         };
         let users = moved.iter().filter_map(|name| known.needed_by.get(name));
-        let mut users: BTreeSet<String> = users.flatten().cloned().collect();
-        if known.there.listed && !was_listed {
-            let lacking = known.waiting.iter().filter(|(_, waiting)| waiting.lacks);
-            users.extend(lacking.map(|(uid, _)| uid.clone()));
+        let users: BTreeSet<String> = users.flatten().cloned().collect();
+        if is_listing_over {
+            let all: Vec<String> = known.waiting.keys().cloned().collect();
+            let due = all.iter().filter_map(|uid| known.changed(uid));
+            let due: Vec<KubePod> = due.cloned().collect();
+            return due
+                .into_iter()
+                .flat_map(|pod| self.pod_there(pod))
+                .collect();
         }
-        let due = users.iter().filter_map(|uid| known.waiting.get(uid));
-        let due: Vec<KubePod> = due.map(|waiting| (*waiting.pod).clone()).collect();
-        due.into_iter()
-            .flat_map(|pod| self.pod_there(pod))
-            .collect()
+        if was_listed {
+            self.again.add(users);
+        }
+        Vec::new()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gone, pod, there, world};
+    use super::super::tests::{gone, pod, settled, there, world};
     use super::*;
     use crate::watch::Fact;
     use serde_json::json;
@@ -191,47 +209,54 @@ mod tests {
         };
         let map = |name: &str| json!({ "metadata": { "name": name, "namespace": "ns" } });
         assert_eq!(
-            lacks(world.take(Fact::Pod(there(pod.clone())))),
+            lacks(settled(&mut world, Fact::Pod(there(pod.clone())))),
             ["ConfigMap: Missing required configmaps: [all init mounted part]"]
         );
         // Before all were named nobody can tell.
-        assert_eq!(world.take(Fact::ConfigMap(Seen::Listing)), []);
-        assert_eq!(world.take(Fact::ConfigMap(there(map("perhaps")))), []);
+        assert_eq!(settled(&mut world, Fact::ConfigMap(Seen::Listing)), []);
         assert_eq!(
-            lacks(world.take(Fact::ConfigMap(Seen::Listed))),
-            ["ConfigMap: Missing required configmaps: [all init mounted part]"]
+            settled(&mut world, Fact::ConfigMap(there(map("perhaps")))),
+            []
         );
+        // None of those that it needs was named.
+        assert_eq!(settled(&mut world, Fact::ConfigMap(Seen::Listed)), []);
         for (name, left) in [
             ("all", "init mounted part"),
             ("part", "init mounted"),
             ("init", "mounted"),
         ] {
-            let events = world.take(Fact::ConfigMap(there(map(name))));
+            let events = settled(&mut world, Fact::ConfigMap(there(map(name))));
             let left = format!("ConfigMap: Missing required configmaps: [{left}]");
             assert_eq!(lacks(events), [left]);
         }
         // Another namespace's, and one that nobody needs.
         let other = json!({ "metadata": { "name": "mounted", "namespace": "other" } });
-        assert_eq!(world.take(Fact::ConfigMap(there(other))), []);
-        assert_eq!(world.take(Fact::ConfigMap(there(map("perhaps")))), []);
+        assert_eq!(settled(&mut world, Fact::ConfigMap(there(other))), []);
+        assert_eq!(
+            settled(&mut world, Fact::ConfigMap(there(map("perhaps")))),
+            []
+        );
         let none: [&str; 0] = [];
         assert_eq!(
-            lacks(world.take(Fact::ConfigMap(there(map("mounted"))))),
+            lacks(settled(&mut world, Fact::ConfigMap(there(map("mounted"))))),
             none
         );
         // What is there already is no news; what goes is.
-        assert_eq!(world.take(Fact::ConfigMap(there(map("mounted")))), []);
-        world.take(Fact::ConfigMap(Seen::Listing));
+        assert_eq!(
+            settled(&mut world, Fact::ConfigMap(there(map("mounted")))),
+            []
+        );
+        settled(&mut world, Fact::ConfigMap(Seen::Listing));
         for name in ["all", "part", "init"] {
-            assert_eq!(world.take(Fact::ConfigMap(there(map(name)))), []);
+            assert_eq!(settled(&mut world, Fact::ConfigMap(there(map(name)))), []);
         }
         assert_eq!(
-            lacks(world.take(Fact::ConfigMap(Seen::Listed))),
+            lacks(settled(&mut world, Fact::ConfigMap(Seen::Listed))),
             ["ConfigMap: Missing required configmaps: [mounted]"]
         );
         // Where it has a place, that is the kubelet's matter.
         pod["spec"]["nodeName"] = json!("n");
-        assert_eq!(lacks(world.take(Fact::Pod(there(pod)))), none);
-        assert_eq!(world.take(Fact::ConfigMap(gone(map("all")))), []);
+        assert_eq!(lacks(settled(&mut world, Fact::Pod(there(pod)))), none);
+        assert_eq!(settled(&mut world, Fact::ConfigMap(gone(map("all")))), []);
     }
 }

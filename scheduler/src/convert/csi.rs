@@ -188,7 +188,7 @@ impl World {
                 let gone = gone.into_iter();
                 let events = gone.flat_map(|name| self.limits_changed(name, BTreeMap::new()));
                 let mut events: Vec<Event> = events.collect();
-                events.extend(self.users_if(|_, _| true));
+                events.extend(self.all_users());
                 events
             }
         }
@@ -234,14 +234,13 @@ impl World {
                 for name in csi.drivers.end() {
                     csi.publishing.remove(&name);
                 }
-                true
+                return self.all_users();
             }
         };
         if news {
-            self.users_if(|_, _| true)
-        } else {
-            Vec::new()
+            self.users_if(|_, _| true);
         }
+        Vec::new()
     }
 
     pub(super) fn csi_capacity(&mut self, seen: Seen<CSIStorageCapacity>) -> Vec<Event> {
@@ -254,19 +253,21 @@ impl World {
             Seen::There(object) => {
                 csi.capacities.there(&key(&object));
                 let notices = csi.room(&object, true);
-                self.users_if(|_, say| notices(say))
+                self.users_if(|_, say| notices(say));
+                Vec::new()
             }
             Seen::Gone(object) => {
                 csi.capacities.names.remove(&key(&object));
                 let notices = csi.room(&object, false);
-                self.users_if(|_, say| notices(say))
+                self.users_if(|_, say| notices(say));
+                Vec::new()
             }
             Seen::Listed => {
                 let gone: BTreeSet<String> = csi.capacities.end().into_iter().collect();
                 for of_class in csi.rooms.values_mut() {
                     of_class.retain(|key, _| !gone.contains(key));
                 }
-                self.users_if(|_, _| true)
+                self.all_users()
             }
         }
     }
@@ -275,7 +276,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use crate::convert::World;
-    use crate::convert::tests::{there, world};
+    use crate::convert::tests::{settled, there, world};
     use crate::watch::{Fact, Seen};
     use scheduler_core::Event;
     use scheduler_core::model::{Attachment, Node, Operator, Pod};
@@ -358,21 +359,21 @@ mod tests {
         for (scheduler, at) in [("default-scheduler", Some("n1")), ("kai-scheduler", None)] {
             let mut world = world().with_storage_listed();
             class(&mut world);
-            world.take(claim(json!({})));
-            let events = world.take(user(scheduler, at));
+            settled(&mut world, claim(json!({})));
+            let events = settled(&mut world, user(scheduler, at));
             assert!(pod_of(&events).unwrap().attachments.is_empty(), "no limit");
-            world.take(csi_node(Some(25)));
-            let events = world.take(user(scheduler, at));
+            settled(&mut world, csi_node(Some(25)));
+            let events = settled(&mut world, user(scheduler, at));
             let [one] = pod_of(&events).unwrap().attachments.as_slice() else {
                 panic!("{events:?}");
             };
             assert_eq!((&*one.driver, &*one.claim), ("disk.example.com", "ns/c"));
             // The volume says for itself whose it is; its claim was not bound before.
             let volume = json!({"metadata": {"name": "pv"}, "spec": {"csi": {"driver": "other", "volumeHandle": "h"}}});
-            world.take(Fact::Volume(there(volume)));
+            settled(&mut world, Fact::Volume(there(volume)));
             let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
                 "spec": {"volumeName": "pv"}});
-            let events = world.take(claim(bound));
+            let events = settled(&mut world, claim(bound));
             assert!(
                 pod_of(&events).unwrap().attachments.is_empty(),
                 "{events:?}"
@@ -404,7 +405,7 @@ mod tests {
     fn a_pod_goes_where_its_volume_can_be_provisioned_and_waits_where_it_cannot() {
         let mut world = world().with_storage_listed();
         class(&mut world);
-        world.take(claim(json!({})));
+        settled(&mut world, claim(json!({})));
         let room = |name: &str, size: &str, zone: &str| {
             let nodes = json!({"matchLabels": {"zone": zone}});
             Fact::CsiCapacity(there(
@@ -412,8 +413,8 @@ mod tests {
                 "storageClassName": "late", "capacity": size, "nodeTopology": nodes}),
             ))
         };
-        world.take(room("a", "20Gi", "a"));
-        let events = world.take(user("kai-scheduler", None));
+        settled(&mut world, room("a", "20Gi", "a"));
+        let events = settled(&mut world, user("kai-scheduler", None));
         assert_eq!(
             pod_of(&events).unwrap().nodes.terms,
             None,
@@ -432,14 +433,20 @@ mod tests {
             }
         };
         assert_eq!(
-            zones(&world.take(Fact::CsiDriver(there(driver)))).unwrap(),
+            zones(&settled(&mut world, Fact::CsiDriver(there(driver)))).unwrap(),
             "a"
         );
-        assert_eq!(zones(&world.take(room("b", "10Gi", "b"))).unwrap(), "a b");
+        assert_eq!(
+            zones(&settled(&mut world, room("b", "10Gi", "b"))).unwrap(),
+            "a b"
+        );
         // As much as before for this claim; then too little.
-        assert!(world.take(room("b", "11Gi", "b")).is_empty());
-        assert_eq!(zones(&world.take(room("b", "9Gi", "b"))).unwrap(), "a");
-        let events = world.take(room("a", "9Gi", "a"));
+        assert!(settled(&mut world, room("b", "11Gi", "b")).is_empty());
+        assert_eq!(
+            zones(&settled(&mut world, room("b", "9Gi", "b"))).unwrap(),
+            "a"
+        );
+        let events = settled(&mut world, room("a", "9Gi", "a"));
         let why = pod_of(&events).unwrap().unsupported.join(" ");
         assert!(why.contains("did not have enough free storage"), "{why}");
         let largest = json!({"metadata": {"name": "a", "namespace": "csi"}, "storageClassName": "late",
@@ -451,10 +458,10 @@ mod tests {
         );
         let mut everywhere = largest;
         everywhere["maximumVolumeSize"] = json!(null);
-        let events = world.take(Fact::CsiCapacity(there(everywhere)));
+        let events = settled(&mut world, Fact::CsiCapacity(there(everywhere)));
         assert_eq!(pod_of(&events).unwrap().nodes.terms, None);
-        world.take(Fact::CsiCapacity(Seen::Listing));
-        let events = world.take(Fact::CsiCapacity(Seen::Listed));
+        settled(&mut world, Fact::CsiCapacity(Seen::Listing));
+        let events = settled(&mut world, Fact::CsiCapacity(Seen::Listed));
         assert!(
             !pod_of(&events).unwrap().unsupported.is_empty(),
             "{events:?}"

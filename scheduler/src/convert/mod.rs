@@ -5,7 +5,8 @@
 //!   parts of a pod.
 //! - `namespaces`: their labels; `classes`: values of priority classes.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
-//!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing.
+//!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing;
+//!   `again`: pods that are looked at again because one of these changed.
 //! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
@@ -15,6 +16,7 @@
 //! Pure: no client, no clock.
 
 mod admin;
+mod again;
 mod agent;
 mod cards;
 mod classes;
@@ -126,6 +128,7 @@ pub struct World {
     namespaces: Roll,
     storage: storage::Known,
     config_maps: config_maps::Known,
+    again: again::Again,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
@@ -181,6 +184,7 @@ impl World {
             namespaces: Roll::default(),
             storage: storage::Known::default(),
             config_maps: config_maps::Known::default(),
+            again: again::Again::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
             states: BTreeMap::new(),
@@ -301,7 +305,8 @@ impl World {
         self.states.len()
     }
 
-    /// Time went on: pods that ought to be gone by now, and are not.
+    /// Time went on, and a decision comes: pods that ought to be gone by now, and are not, and
+    /// those whose turn it is to be looked at again.
     pub fn elapse(&mut self, now: Time) -> Vec<Event> {
         self.now = self.now.max(now);
         let due = |(at, _): &(Time, Box<KubePod>)| *at <= self.now;
@@ -311,9 +316,12 @@ impl World {
             .filter(|leaving| due(leaving))
             .map(|(_, pod)| pod.clone())
             .collect();
-        due.into_iter()
+        let mut events: Vec<Event> = due
+            .into_iter()
             .flat_map(|pod| self.pod_there(*pod))
-            .collect()
+            .collect();
+        events.extend(self.look_again());
+        events
     }
 
     /// When time is to be told next; `None`: not before another fact.

@@ -93,12 +93,22 @@ impl Known {
         }
     }
 
+    fn is_listed(&self) -> bool {
+        self.rolls().iter().all(|(roll, _)| roll.listed)
+    }
+
     pub(super) fn csi(&mut self) -> &mut Csi {
         &mut self.storage.csi
     }
 
     pub(super) fn forget(&mut self, uid: &str) {
         self.users.remove(uid);
+    }
+
+    /// The pod, if its volumes say something else than when it was looked at last.
+    pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
+        let (pod, say) = self.users.pods.get(uid)?;
+        (self.storage.of(pod) != say.as_found()).then_some(&**pod)
     }
 
     /// The volume that a claim names.
@@ -173,8 +183,8 @@ impl World {
                     return Vec::new();
                 }
                 let volumes = [before, known.named(&name)];
-                let mut events = known.tell(volumes.iter().flatten());
-                events.extend(self.users_of(&[name]));
+                let events = known.tell(volumes.iter().flatten());
+                self.users_of(&[name]);
                 events
             }
             Seen::Gone(claim) => {
@@ -185,7 +195,7 @@ impl World {
             Seen::Listed => {
                 let gone = known.claims.end();
                 let mut events = self.claims_gone(gone);
-                events.extend(self.users_if(|_, _| true));
+                events.extend(self.all_users());
                 events
             }
         }
@@ -197,8 +207,8 @@ impl World {
         for (namespace, name) in gone.iter().filter_map(|name| name.split_once('/')) {
             known.storage.claim_gone(namespace, name);
         }
-        let mut events = known.tell(volumes.iter());
-        events.extend(self.users_of(&gone));
+        let events = known.tell(volumes.iter());
+        self.users_of(&gone);
         events
     }
 
@@ -222,7 +232,7 @@ impl World {
             Seen::Listed => {
                 let gone = known.volumes.end();
                 let mut events = self.volumes_gone(&gone);
-                events.extend(self.users_if(|_, _| true));
+                events.extend(self.all_users());
                 events
             }
         }
@@ -236,9 +246,8 @@ impl World {
     }
 
     fn volumes_changed(&mut self, names: &[String]) -> Vec<Event> {
-        let mut events = self.storage.tell(names.iter());
-        events.extend(self.users_if(|_, say| names.iter().any(|name| say.uses(name))));
-        events
+        self.users_if(|_, say| names.iter().any(|name| say.uses(name)));
+        self.storage.tell(names.iter())
     }
 
     pub(super) fn storage_class(&mut self, seen: Seen<StorageClass>) -> Vec<Event> {
@@ -262,41 +271,46 @@ impl World {
                 for name in &gone {
                     known.storage.class_gone(name);
                 }
-                true
+                return self.all_users();
             }
         };
         if news {
-            self.users_if(|_, _| true)
-        } else {
-            Vec::new()
+            self.users_if(|_, _| true);
         }
+        Vec::new()
     }
 
-    /// Pods that use one of these claims, as they are now.
-    fn users_of(&mut self, claims: &[String]) -> Vec<Event> {
+    /// Pods that use one of these claims are looked at again.
+    fn users_of(&mut self, claims: &[String]) {
         let by_claim = &self.storage.users.by_claim;
         let users = claims.iter().filter_map(|claim| by_claim.get(claim));
         let users: BTreeSet<String> = users.flatten().cloned().collect();
-        self.again(users)
+        self.due(users);
     }
 
-    /// Those of them that what was seen makes another case of.
-    pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &Say) -> bool) -> Vec<Event> {
+    /// Those of whom that is so are looked at again.
+    pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &Say) -> bool) {
         let users = self.storage.users.pods.iter();
         let users = users.filter(|(_, (pod, say))| which(pod, say));
         let users = users.map(|(uid, _)| uid.clone()).collect();
-        self.again(users)
+        self.due(users);
     }
 
-    fn again(&mut self, users: BTreeSet<String>) -> Vec<Event> {
+    fn due(&mut self, users: BTreeSet<String>) {
+        // Nothing is decided before, and the last listing looks at all of them.
+        if self.storage.is_listed() {
+            self.again.add(users);
+        }
+    }
+
+    /// A listing is over: all who are another case now.
+    pub(super) fn all_users(&mut self) -> Vec<Event> {
         let known = &self.storage;
-        // Nothing is decided before, and each pod would be looked at for each of its objects.
-        if !known.rolls().iter().all(|(roll, _)| roll.listed) {
+        if !known.is_listed() {
             return Vec::new();
         }
-        let users = users.iter().filter_map(|uid| known.users.pods.get(uid));
-        let due = users.filter(|(pod, say)| known.storage.of(pod) != say.as_found());
-        let due: Vec<KubePod> = due.map(|(pod, _)| (**pod).clone()).collect();
+        let due = known.users.pods.keys().filter_map(|uid| known.changed(uid));
+        let due: Vec<KubePod> = due.cloned().collect();
         due.into_iter()
             .flat_map(|pod| self.pod_there(pod))
             .collect()
@@ -306,7 +320,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convert::tests::{gone, pod, there, world};
+    use crate::convert::tests::{gone, pod, settled, there, world};
     use crate::watch::Fact;
     use serde_json::{Value, json};
 
@@ -338,16 +352,19 @@ mod tests {
         pod["spec"]["volumes"] =
             json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
         let uid = PodUid::new("u1");
-        world.take(Fact::Pod(there(pod)));
+        settled(&mut world, Fact::Pod(there(pod)));
         assert_eq!(
             world.volumes_against(&uid).as_deref(),
             Some("persistentvolumeclaim \"c\" not found")
         );
         let class = json!({"metadata": {"name": "late"}, "provisioner": "x", "volumeBindingMode": "WaitForFirstConsumer"});
-        assert_eq!(world.take(Fact::Storage(there(class))).len(), 0);
+        assert_eq!(settled(&mut world, Fact::Storage(there(class))).len(), 0);
         let claim = |name: &str| json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"storageClassName": "late"}});
-        assert_eq!(world.take(Fact::Claim(there(claim("other")))).len(), 0);
-        let events = world.take(Fact::Claim(there(claim("c"))));
+        assert_eq!(
+            settled(&mut world, Fact::Claim(there(claim("other")))).len(),
+            0
+        );
+        let events = settled(&mut world, Fact::Claim(there(claim("c"))));
         assert!(
             matches!(events.as_slice(), [Event::Pod(pod)] if pod.unsupported.is_empty()),
             "{events:?}"
@@ -356,10 +373,13 @@ mod tests {
             matches!(events.as_slice(), [Event::Pod(pod)] if &*pod.claims[0].name == "ns/c"),
             "{events:?}"
         );
-        world.take(Fact::Claim(gone(claim("c"))));
+        settled(&mut world, Fact::Claim(gone(claim("c"))));
         assert!(world.volumes_against(&uid).is_some());
-        world.take(Fact::Pod(gone(json!({"metadata": {"uid": "u1"}}))));
-        assert_eq!(world.take(Fact::Claim(there(claim("c")))).len(), 0);
+        settled(
+            &mut world,
+            Fact::Pod(gone(json!({"metadata": {"uid": "u1"}}))),
+        );
+        assert_eq!(settled(&mut world, Fact::Claim(there(claim("c")))).len(), 0);
     }
 
     /// What the core has given to a claim it keeps until the claim is seen to be bound, also when
@@ -369,14 +389,17 @@ mod tests {
         let mut world = world().with_storage_listed();
         let class = json!({"metadata": {"name": "local"}, "provisioner": "kubernetes.io/no-provisioner",
             "volumeBindingMode": "WaitForFirstConsumer"});
-        world.take(Fact::Storage(there(class)));
+        settled(&mut world, Fact::Storage(there(class)));
         let volume = |more: Value| {
             let mut volume = json!({"metadata": {"name": "pv"}, "status": {"phase": "Available"},
                 "spec": {"storageClassName": "local", "capacity": {"storage": "2Gi"}}});
             json_patch::merge(&mut volume, &more);
             Fact::Volume(there(volume))
         };
-        assert_eq!(told(&world.take(volume(json!({})))), ["pv is free"]);
+        assert_eq!(
+            told(&settled(&mut world, volume(json!({})))),
+            ["pv is free"]
+        );
         let own = json!({"spec": {"storageClassName": "local", "resources": {"requests": {"storage": "1Gi"}}}});
         let claim = |more: Value| {
             let mut claim = own.clone();
@@ -384,38 +407,41 @@ mod tests {
             json_patch::merge(&mut claim, &more);
             Fact::Claim(there(claim))
         };
-        world.take(claim(json!({})));
+        settled(&mut world, claim(json!({})));
         let mut pod = pod("u1", None, 0);
         pod["spec"]["volumes"] =
             json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
         assert_eq!(
-            claims_told(&world.take(Fact::Pod(there(pod.clone())))),
+            claims_told(&settled(&mut world, Fact::Pod(there(pod.clone())))),
             Some(1)
         );
         // The pod's watch is ahead of the volume's and the claim's.
         pod["spec"]["nodeName"] = json!("n1");
         assert_eq!(
-            claims_told(&world.take(Fact::Pod(there(pod.clone())))),
+            claims_told(&settled(&mut world, Fact::Pod(there(pod.clone())))),
             Some(1)
         );
         pod["status"]["phase"] = json!("Running");
-        assert_eq!(claims_told(&world.take(Fact::Pod(there(pod)))), Some(1));
+        assert_eq!(
+            claims_told(&settled(&mut world, Fact::Pod(there(pod)))),
+            Some(1)
+        );
         let kept = json!({"claimRef": {"namespace": "ns", "name": "c", "uid": "uid-c"}});
-        let events = world.take(volume(json!({ "spec": kept })));
+        let events = settled(&mut world, volume(json!({ "spec": kept })));
         assert_eq!(told(&events), ["pv is kept for ns/c"]);
         let named = json!({"spec": {"volumeName": "pv"}});
-        assert_eq!(claims_told(&world.take(claim(named))), Some(0));
+        assert_eq!(claims_told(&settled(&mut world, claim(named))), Some(0));
         let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
             "spec": {"volumeName": "pv"}});
-        assert_eq!(claims_told(&world.take(claim(bound))), Some(0));
+        assert_eq!(claims_told(&settled(&mut world, claim(bound))), Some(0));
         let named = json!({"spec": {"volumeName": "pv"}});
         assert_eq!(
-            claims_told(&world.take(claim(named))),
+            claims_told(&settled(&mut world, claim(named))),
             None,
             "looked at again"
         );
         let bound = json!({"spec": kept, "status": {"phase": "Bound"}});
-        assert_eq!(told(&world.take(volume(bound))), ["pv is gone"]);
+        assert_eq!(told(&settled(&mut world, volume(bound))), ["pv is gone"]);
     }
 
     /// As a scheduler starts: each pod is looked at once more, not for each of its objects.

@@ -15,6 +15,13 @@ pub(super) fn gone<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
     Seen::Gone(serde_json::from_value(object).unwrap())
 }
 
+/// What the next decision knows of it.
+pub(super) fn settled(world: &mut World, fact: Fact) -> Vec<Event> {
+    let mut events = world.take(fact);
+    events.extend(world.elapse(Time(0)));
+    events
+}
+
 pub(super) fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
     json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
         "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
