@@ -54,6 +54,7 @@ pub mod observer;
 pub mod operator;
 pub mod pod;
 pub mod proxy;
+pub mod random_cluster;
 pub mod registry;
 pub mod scheduler;
 pub mod service;

@@ -21,13 +21,20 @@ use crate::daemon;
 /// No claim takes longer; one that does has failed. `ALIQUOT_CLAIM_SECONDS` says another limit,
 /// for claims that are made larger by a variable of their own.
 const LIMIT: Duration = Duration::from_mins(4);
+/// The same for those that are run with `--extended` because they take minutes.
+const EXTENDED: Duration = Duration::from_mins(15);
 /// Lines of each log that are shown when a claim failed.
 const LOG_LINES: usize = 15;
 
-fn limit() -> Duration {
+fn limit(claim: &Claim) -> Duration {
     let asked = std::env::var("ALIQUOT_CLAIM_SECONDS").ok();
     let asked = asked.and_then(|text| text.parse().ok());
-    asked.map_or(LIMIT, Duration::from_secs)
+    let usual = if claim.name.starts_with("extended::") {
+        EXTENDED
+    } else {
+        LIMIT
+    };
+    asked.map_or(usual, Duration::from_secs)
 }
 
 /// A claim: its name is the sentence.
@@ -140,7 +147,7 @@ async fn one(cluster: &mut Cluster, claim: &Claim) -> bool {
 
 async fn attempt(cluster: &mut Cluster, claim: &Claim) -> Result<()> {
     let run = AssertUnwindSafe((claim.run)(cluster)).catch_unwind();
-    let limit = limit();
+    let limit = limit(claim);
     match tokio::time::timeout(limit, run).await {
         Err(_) => Err(anyhow!("not done within {limit:?}")),
         Ok(Ok(outcome)) => outcome,

@@ -17,6 +17,12 @@ pub(crate) async fn extended_the_cluster_of_a_ray_job_is_a_gang_without_who_subm
     crate::seed_ray::ray_job_is_gang(cluster).await
 }
 
+pub(crate) async fn extended_a_hundred_random_clusters_have_room_for_a_pod_where_kube_scheduler_finds_it(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::random::clusters(cluster, 100).await
+}
+
 pub(crate) async fn extended_a_train_job_is_the_group_of_its_job_set(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -32,6 +32,7 @@ mod native;
 mod page;
 mod parts;
 mod placement;
+mod random;
 mod rate;
 mod recovery;
 mod resize;
@@ -258,6 +259,7 @@ async fn test(
             seed_sets::seed_sets_a_job_set_is_one_group_with_a_part_for_each_replica,
             extended::extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it,
             extended::extended_a_train_job_is_the_group_of_its_job_set,
+            extended::extended_a_hundred_random_clusters_have_room_for_a_pod_where_kube_scheduler_finds_it,
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,

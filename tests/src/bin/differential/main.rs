@@ -7,8 +7,7 @@
 //! anything differed.
 #![allow(clippy::print_stdout)] // What it prints is what it is for.
 
-mod world;
-
+use aliquot_tests::random_cluster;
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use scheduler::convert::World;
@@ -54,7 +53,7 @@ fn main() -> Result<ExitCode> {
     let (mut agreed, mut differed, mut closed) = (0_u64, 0_u64, 0_u64);
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
     for seed in args.base..args.base + args.seeds {
-        let cluster = world::cluster(seed);
+        let cluster = random_cluster::cluster(seed);
         writeln!(asks, "{cluster}")?;
         asks.flush()?;
         let line = answers.next().context("the plugins gave no answer")??;

@@ -1,7 +1,7 @@
 //! A random cluster and the pods that come to it, with every rule between pods and nodes that
 //! a manifest can have. Few names, so that rules meet.
 
-use aliquot_tests::chance::Chance;
+use crate::chance::Chance;
 use serde_json::{Value, json};
 
 const ZONE: &str = "zone";
@@ -10,7 +10,9 @@ const DRIVERS: [&str; 2] = ["disk.example.com", "file.example.com"];
 /// Of each namespace.
 const CLAIMS: [&str; 3] = ["data", "logs", "model"];
 
-pub(crate) fn cluster(seed: u64) -> Value {
+/// Its objects: `namespaces`, `nodes`, `csinodes`, `volumes`, `claims`, `pods` with a place, and
+/// `incoming`, which have none.
+pub fn cluster(seed: u64) -> Value {
     let chance = &mut Chance::new(seed);
     let namespaces: Vec<Value> = ["default", "team-a", "team-b"]
         .iter()
@@ -49,7 +51,7 @@ fn pick<'a>(chance: &mut Chance, among: &[&'a str]) -> &'a str {
 }
 
 fn node(chance: &mut Chance, at: usize) -> Value {
-    let name = format!("n{at}");
+    let name = format!("random-{at}");
     let mut labels = json!({ HOST: name });
     if !chance.one_in(6) {
         labels[ZONE] = json!(pick(chance, &["a", "b", "c"]));
@@ -93,7 +95,7 @@ fn csi_node(chance: &mut Chance, at: usize) -> Value {
         };
         drivers.push(json!({ "name": name, "nodeID": "n", "allocatable": allocatable }));
     }
-    json!({ "metadata": { "name": format!("n{at}") }, "spec": { "drivers": drivers } })
+    json!({ "metadata": { "name": format!("random-{at}") }, "spec": { "drivers": drivers } })
 }
 
 /// A claim and its volume.
@@ -171,7 +173,7 @@ fn required(terms: &[Value]) -> Value {
 
 fn placed(chance: &mut Chance, at: usize, nodes: usize) -> Value {
     let mut pod = pod(chance, &format!("old-{at}"));
-    pod["spec"]["nodeName"] = json!(format!("n{}", chance.below(nodes)));
+    pod["spec"]["nodeName"] = json!(format!("random-{}", chance.below(nodes)));
     pod["spec"]["schedulerName"] = json!(pick(chance, &["default-scheduler", "kai-scheduler"]));
     pod["status"] = json!({ "phase": "Running" });
     if chance.one_in(6) {
