@@ -9,6 +9,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "vendor/deviceplugin/v1beta1",
         ),
         ("vendor/podresources/v1/api.proto", "vendor/podresources/v1"),
+        ("vendor/dra/v1/api.proto", "vendor/dra/v1"),
+        (
+            "vendor/pluginregistration/v1/api.proto",
+            "vendor/pluginregistration/v1",
+        ),
         ("aliquot/telemetry.proto", "aliquot"),
         ("aliquot/mps.proto", "aliquot"),
     ] {

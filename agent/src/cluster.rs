@@ -89,7 +89,7 @@ struct Known {
 }
 
 /// A watch that goes on for ever; what goes wrong is said once per cause.
-fn watched<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Watched<K>>
+pub(crate) fn watched<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Watched<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default,
@@ -118,7 +118,7 @@ where
         })
 }
 
-fn one(name: &str) -> watcher::Config {
+pub(crate) fn one(name: &str) -> watcher::Config {
     watcher::Config::default().fields(&format!("metadata.name={name}"))
 }
 

@@ -106,6 +106,9 @@ pub struct Config {
     /// A pod that asks for whole GPUs and was placed by another scheduler gets what is free.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub allow_ungranted_whole: bool,
+    /// Shares by `ResourceClaim`, too, as Kubernetes' DRA driver `aliquot.dev`.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub dra: bool,
     /// A container that holds devices without a grant for so long is evicted, milliseconds.
     /// Three times as long as `PreStartContainer` waits for a grant that is only late.
     #[arg(long, default_value_t = 60_000)]
@@ -182,6 +185,18 @@ impl Config {
         self.kubelet_dir
             .join("pod-resources")
             .join(proto::names::kubelet::SOCKET)
+    }
+
+    /// Socket of the DRA driver.
+    pub fn dra_socket(&self) -> PathBuf {
+        let plugins = self.kubelet_dir.join("plugins");
+        plugins.join(proto::names::dra::DRIVER).join("dra.sock")
+    }
+
+    /// Where the kubelet looks for it.
+    pub fn dra_registration_socket(&self) -> PathBuf {
+        let registry = self.kubelet_dir.join("plugins_registry");
+        registry.join(format!("{}-reg.sock", proto::names::dra::DRIVER))
     }
 
     /// What the hook leaves, a file per `alloc_id`.

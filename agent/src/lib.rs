@@ -12,6 +12,7 @@
 //! - [`watchdog`]: pure: who holds more than its share; [`hands`]: ends what must end.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
 //! - [`kubelet`]: the device-plugin servers and their registration.
+//! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.
 //! - [`edit`]: pure: a share → the CDI file's content.
 //! - [`fence`]: pure: mode and what was read back → what holds a share, and how far it can get.
 //! - [`mps`]: the plan for the MPS supervisor, and the supervisor (`aliquot-agent mps`).
@@ -22,6 +23,7 @@
 pub mod attribute;
 pub mod cluster;
 pub mod config;
+pub mod dra;
 pub mod edit;
 pub mod exit;
 pub mod fence;

@@ -5,7 +5,7 @@
 
 use crate::identity::{Checkpoint, Resource};
 use crate::inventory::GpuUuid;
-use crate::ledger::{AllocId, Claim, HolderKey, Ledger, Share, SharePhase};
+use crate::ledger::{AllocId, Claim, Front, HolderKey, Ledger, Share, SharePhase};
 use crate::pods::{ContainerView, Pods, Standing};
 use api::Mode;
 pub use cdi::hook::{Limited, Proof};
@@ -252,7 +252,9 @@ pub fn deaths(
     if let Some(checkpoint) = local.checkpoint.as_ref().filter(|_| current) {
         unrecorded
             .retain(|alloc, _| !checkpoint.holds(*alloc) && ledger.by_alloc(*alloc).is_some());
-        for alloc in ledger.shares().filter_map(|share| share.alloc_id) {
+        // A claim is not in it: the kubelet says by a call that it is done with one.
+        let plugin = ledger.shares().filter(|share| share.front == Front::Plugin);
+        for alloc in plugin.filter_map(|share| share.alloc_id) {
             if !checkpoint.holds(alloc) {
                 unrecorded.entry(alloc).or_insert(now);
             }

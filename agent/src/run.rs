@@ -11,7 +11,7 @@ use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
 use crate::node::owner::{self, Outputs, Owner};
 use crate::node::{Core, Event, Obstacle, Terms, keeper};
-use crate::{cluster, hands, identity::Resource, install, nvml, telemetry};
+use crate::{cluster, dra, hands, identity::Resource, install, nvml, telemetry};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -51,6 +51,9 @@ pub enum RunError {
     /// The machine has no thread left.
     #[error("the thread that owns NVML cannot be started: {0}")]
     Thread(#[source] io::Error),
+    /// Its sockets cannot be made, or a server ended.
+    #[error("the DRA driver cannot be served: {0}")]
+    Dra(#[source] io::Error),
     /// A part ended that never ends by itself.
     #[error("{0} ended")]
     Ended(&'static str),
@@ -240,6 +243,18 @@ fn start(
             end.clone(),
         ),
     ));
+    if config.dra {
+        let driver = dra::driver::Driver {
+            client: client.clone(),
+            pre_start,
+        };
+        tasks.spawn(claimed(driver, state.clone(), end.clone()));
+        let slice = dra::publish::run(config.clone(), client.clone(), state.clone());
+        let end = end.clone();
+        tasks.spawn(named("the node's ResourceSlice", async move {
+            let _ = end.run_until_cancelled(slice).await;
+        }));
+    }
     let inputs = telemetry::Inputs {
         config: config.clone(),
         client,
@@ -252,6 +267,18 @@ fn start(
         Ok("telemetry")
     });
     Ok(())
+}
+
+/// The DRA driver. What is claimed is prepared from the first call on: the ledger is whole.
+async fn claimed(
+    driver: dra::driver::Driver,
+    state: watch::Receiver<Arc<crate::node::State>>,
+    end: CancellationToken,
+) -> Part {
+    after_first_look(state).await;
+    let ended = dra::registration::run(driver, end).await;
+    ended.map_err(RunError::Dra)?;
+    Ok("the DRA driver")
 }
 
 fn served(config: &Config) -> Vec<Resource> {

@@ -1,6 +1,7 @@
 //! Every contract that crosses a process boundary.
 //!
-//! - [`deviceplugin`], [`podresources`]: the kubelet's own services, from its protos.
+//! - [`deviceplugin`], [`podresources`], [`dra`], [`pluginregistration`]: the kubelet's own
+//!   services, from its protos.
 //! - [`telemetry`]: agent to scheduler.
 //! - [`mps`]: agent to the MPS supervisor on the same node.
 //! - [`names`]: every string that two processes must agree on.
@@ -28,6 +29,28 @@ pub mod podresources {
         unreachable_pub
     )]
     tonic::include_proto!("v1");
+}
+
+/// The kubelet's API for drivers of claimed devices, v1.
+pub mod dra {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// How the kubelet's plugin watcher gets to know a plugin, v1.
+pub mod pluginregistration {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("pluginregistration");
 }
 
 /// What an agent tells the schedulers.

@@ -249,3 +249,27 @@ pub mod condition {
     /// The fence that is really active on a share, with the observed number.
     pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
 }
+
+/// Dynamic resource allocation.
+pub mod dra {
+    /// Our driver.
+    pub const DRIVER: &str = super::DOMAIN;
+    /// `DeviceClass` of shares.
+    pub const SHARE_CLASS: &str = "share.aliquot.dev";
+    /// `PluginInfo.type` of a DRA driver.
+    pub const PLUGIN_TYPE: &str = "DRAPlugin";
+    /// The service that we serve, as `PluginInfo.supported_versions` names it.
+    pub const SERVICE_V1: &str = "v1.DRAPlugin";
+    /// Capacity of a device: memory, bytes.
+    pub const MEMORY: &str = "memory";
+    /// Capacity of a device: containers that may hold a share of it.
+    pub const SLOTS: &str = "slots";
+    /// Taint of a device: its card is unhealthy or lost.
+    pub const TAINT_UNHEALTHY: &str = "aliquot.dev/unhealthy";
+    /// Taint of a device: cordoned by the admin.
+    pub const TAINT_CORDONED: &str = "aliquot.dev/cordoned";
+    /// Taint of a device: its card is granted in another way now; the value says which.
+    pub const TAINT_FRONT: &str = "aliquot.dev/front";
+    /// Taint of a device: its node offers nothing now, or its card cannot be shared.
+    pub const TAINT_NOT_OFFERING: &str = "aliquot.dev/not-offering";
+}

@@ -53,6 +53,8 @@ pub struct Programs {
     pub image: Option<PathBuf>,
     /// The pinned helm, where it was built.
     pub helm: Option<PathBuf>,
+    /// Kubernetes' own scheduler, where it was built.
+    pub kube_scheduler: Option<PathBuf>,
     /// The root of the source tree.
     pub tree: PathBuf,
 }

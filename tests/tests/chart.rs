@@ -94,6 +94,7 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
         ("files/scheduler.yaml", "scheduler.yaml"),
         ("files/daemonset.yaml", "daemonset.yaml"),
         ("files/queues.yaml", "queues/queues.yaml"),
+        ("files/dra.yaml", "dra/dra.yaml"),
         (
             "files/aliquot.dev_gpunodes.yaml",
             "crds/aliquot.dev_gpunodes.yaml",
@@ -168,6 +169,37 @@ fn same_objects(helm: &Path) {
     // In its own namespace helm makes that itself.
     let own = rendered(helm, "aliquot-system", &[]);
     assert!(!own.contains_key(&key("Namespace", "aliquot-system")));
+}
+
+#[test]
+fn shares_by_claim_add_their_objects_and_what_the_agent_needs_of_the_kubelet() {
+    for helm in helms() {
+        let without = rendered(&helm, "aliquot-system", &[]);
+        let mut with = rendered(&helm, "aliquot-system", &["--set", "dra.enabled=true"]);
+        let added = objects(&std::fs::read_to_string(deploy().join("dra/dra.yaml")).unwrap());
+        for (name, object) in &added {
+            assert!(!without.contains_key(name), "{name:?} is there without");
+            assert_eq!(with.remove(name).as_ref(), Some(object));
+        }
+        let agent = key("DaemonSet", "aliquot-agent");
+        let spec = |objects: &Objects| objects[&agent]["spec"]["template"]["spec"].clone();
+        let (mut before, after) = (spec(&without), spec(&with));
+        let add = |list: &mut Value, item: Value| list.as_array_mut().unwrap().push(item);
+        add(&mut before["containers"][0]["args"], json!("--dra=true"));
+        for (name, path) in [
+            ("plugins", "/var/lib/kubelet/plugins/aliquot.dev"),
+            ("plugins-registry", "/var/lib/kubelet/plugins_registry"),
+        ] {
+            let volume =
+                json!({ "name": name, "hostPath": { "path": path, "type": "DirectoryOrCreate" } });
+            add(&mut before["volumes"], volume);
+            let mount = json!({ "name": name, "mountPath": path });
+            add(&mut before["containers"][0]["volumeMounts"], mount);
+        }
+        assert_eq!(before, after);
+        with.insert(agent.clone(), without[&agent].clone());
+        assert!(with == without, "something else changed");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub use checkpoint::{Checkpoint, CheckpointError, Entry};
 pub use witness::{by_list, contradicts};
 
 use crate::inventory::GpuUuid;
-use crate::ledger::{AllocId, Claim};
+use crate::ledger::{AllocId, Claim, Front};
 use crate::node::Node;
 use crate::pods::{ContainerView, PodView};
 use api::grant::{ContainerGrant, GrantError, Verifier};
@@ -254,6 +254,7 @@ pub fn ungranted(
         compute_percent: 100,
         mode: Mode::Exclusive,
         decision: String::new(),
+        front: Front::Plugin,
     }
 }
 
@@ -274,6 +275,7 @@ fn to_claim(pod: &PodView, granted: &ContainerGrant, decision: String) -> Claim 
         compute_percent: granted.compute_percent.clamp(1, 100),
         mode: granted.mode,
         decision,
+        front: Front::Plugin,
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crate::identity::Resource;
 use crate::inventory::{GpuUuid, Inventory};
-use crate::ledger::{HolderKey, Ledger};
+use crate::ledger::{Front, HolderKey, Ledger};
 use crate::reconcile::Held;
 use api::Mode;
 use proto::deviceplugin::{Device, NumaNode, TopologyInfo};
@@ -65,7 +65,9 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
         let healthy = card.health.is_healthy();
         let mode = terms.ledger.mode_of(&card.uuid);
         let shareable = card.switchable.iter().any(|mode| *mode != Mode::Exclusive);
+        let claimed = terms.ledger.front_of(&card.uuid) == Some(Front::Dra);
         let shares = healthy
+            && !claimed
             && shareable
             && terms.shared.contains(&card.uuid)
             && mode != Some(Mode::Exclusive);

@@ -14,7 +14,7 @@ mod warmth;
 use super::pod_resources::Lister;
 use crate::Config;
 use crate::identity::{self, Checkpoint, Resource};
-use crate::ledger::{AllocId, Share};
+use crate::ledger::{AllocId, Claim, Share};
 use crate::node::{Ask, Note, Outcome, Owner, RefusedGrant, Source, State, Unready};
 use cdi::dir::{OwnDir, Written};
 use echo::Echo;
@@ -124,6 +124,33 @@ impl PreStart {
             write.instrument(span).await?;
         }
         Ok(())
+    }
+
+    /// Prepares what a claim was allocated: the same from the ledger on, without the question
+    /// whose it is.
+    ///
+    /// # Errors
+    /// One readable line; the kubelet calls again.
+    pub async fn claim(&self, claim: Claim, alloc: AllocId) -> Result<(), PreStartError> {
+        let deadline = Instant::now() + self.config.prestart_wait();
+        let refused = |why: Unready| PreStartError::Refused(why.reason);
+        let share = loop {
+            match self.owner.prepare_claim(claim.clone(), alloc).await? {
+                Ok(share) => break share,
+                Err(why) if !why.may_pass || Instant::now() >= deadline => {
+                    return Err(refused(why));
+                }
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        };
+        self.warm(&share, deadline).await.map_err(refused)?;
+        let span = span_of(&share, alloc);
+        let write = async {
+            self.write(&share, alloc).await?;
+            tracing::info!("prepared");
+            Ok::<(), PreStartError>(())
+        };
+        write.instrument(span).await
     }
 
     /// Asks the core until nothing is late any more, or time is up.

@@ -234,7 +234,8 @@ impl Session {
     }
 }
 
-fn bind(socket: &Path) -> io::Result<UnixListener> {
+/// A socket of root's alone, in place of what a predecessor left.
+pub(crate) fn bind(socket: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,6 +1,6 @@
 //! What may enter the ledger. The one place that compares limits with cards.
 
-use super::{AllocId, HolderKey, Ledger, Share, SharePhase};
+use super::{AllocId, Front, HolderKey, Ledger, Share, SharePhase};
 use crate::fence;
 use crate::inventory::{Card, GpuUuid, Inventory};
 use api::grant::PodIdentity;
@@ -8,7 +8,7 @@ use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::BTreeSet;
 
-/// What a verified grant asks for one container.
+/// What a verified grant, or a claim's allocation, asks for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Whose pod.
@@ -27,6 +27,8 @@ pub struct Claim {
     pub mode: Mode,
     /// The decision that it came from.
     pub decision: String,
+    /// Which of the two it is.
+    pub front: Front,
 }
 
 impl Claim {
@@ -88,6 +90,24 @@ pub enum Refused {
         /// One of those that hold it.
         holder: String,
     },
+    /// A card has one front at a time.
+    #[error("card {card} is granted by the {is} front, held by {holder}")]
+    OtherFront {
+        /// Which card.
+        card: GpuUuid,
+        /// By which it is granted.
+        is: &'static str,
+        /// One of those that hold it.
+        holder: String,
+    },
+    /// A container has one CDI file, so one share.
+    #[error("container {container} of pod {pod} holds another share already")]
+    TwoShares {
+        /// `namespace/name`.
+        pod: String,
+        /// Its name.
+        container: String,
+    },
     /// What is kept would sum to more than the card can grant.
     #[error(
         "card {card} has {free} left of {grantable} grantable, {wanted} are granted to this container"
@@ -132,7 +152,10 @@ pub enum Refused {
 impl Refused {
     /// Whether waiting can help: a predecessor leaves, a card recovers, NVML comes up.
     pub fn may_pass(&self) -> bool {
-        !matches!(self, Self::SeveralCards(_) | Self::Empty(_))
+        !matches!(
+            self,
+            Self::SeveralCards(_) | Self::Empty(_) | Self::TwoShares { .. }
+        )
     }
 }
 
@@ -195,6 +218,16 @@ impl Ledger {
             ..claim.clone()
         };
         let before = self.shares.get(&key);
+        let by_claim = claim.front == Front::Dra;
+        if before.is_some_and(|share| {
+            (by_claim || share.front == Front::Dra)
+                && share.alloc_id.is_some_and(|other| other != alloc)
+        }) {
+            return Err(Refused::TwoShares {
+                pod: claim.pod.to_string(),
+                container: claim.container.clone(),
+            });
+        }
         // A container that starts again holds what it holds: what a stranger took since
         // is a condition, not its fault. A card that broke is refused all the same.
         let again = before.is_some_and(|share| share.alloc_id == Some(alloc) && share.gpus == gpus);
@@ -207,6 +240,15 @@ impl Ledger {
                     self.on(uuid)
                         .filter(|other| other.alloc_id.is_none())
                         .filter(|other| other.mode == Mode::Exclusive && other.key() != key)
+                        .map(Share::key),
+                );
+            }
+            // On a race the claim wins: a grant of which nothing has started is taken back
+            // when its pod asks for it, and placed again.
+            for uuid in gpus.iter().filter(|_| by_claim) {
+                dropped.extend(
+                    self.on(uuid)
+                        .filter(|other| other.front == Front::Plugin && other.alloc_id.is_none())
                         .map(Share::key),
                 );
             }
@@ -281,6 +323,13 @@ impl Ledger {
         let mut slots = 0_u32;
         let mut largest: Option<&Share> = None;
         for other in self.on(&card.uuid).filter(|share| share.key() != key) {
+            if other.front != claim.front {
+                return Err(Refused::OtherFront {
+                    card: card.uuid.clone(),
+                    is: other.front.as_str(),
+                    holder: other.pod.to_string(),
+                });
+            }
             // An init container and its pod's app container hold a whole card in turn.
             let in_turn = other.mode == Mode::Exclusive && other.pod.uid == claim.pod.uid;
             if other.mode != claim.mode || (claim.mode == Mode::Exclusive && !in_turn) {
@@ -363,6 +412,7 @@ impl Share {
             compute_percent: claim.compute_percent,
             mode: claim.mode,
             decision: claim.decision.clone(),
+            front: claim.front,
             phase: SharePhase::Reserved,
             alloc_id: None,
             fence: None,
@@ -379,6 +429,7 @@ impl Share {
             && self.compute_percent == claim.compute_percent
             && self.mode == claim.mode
             && self.decision == claim.decision
+            && self.front == claim.front
     }
 }
 

@@ -10,7 +10,7 @@ mod share;
 
 pub use admit::{Claim, Refused};
 pub use record::key as record_key;
-pub use share::{AllocId, HolderKey, Share, SharePhase};
+pub use share::{AllocId, Front, HolderKey, Share, SharePhase};
 
 use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
@@ -97,6 +97,11 @@ impl Ledger {
             .shares()
             .filter(|share| share.mode != Mode::Exclusive && share.alloc_id.is_some());
         bound.flat_map(|share| share.gpus.iter().cloned()).collect()
+    }
+
+    /// The way by which a card is granted while something holds it.
+    pub fn front_of(&self, card: &GpuUuid) -> Option<Front> {
+        self.on(card).map(|share| share.front).next()
     }
 
     /// Client slots taken on a card.

@@ -3,7 +3,7 @@
 //! An annotation of the file, so that file and record are one and nothing else has to be
 //! kept: after a restart the ledger is rebuilt from these.
 
-use super::{AllocId, Share, SharePhase};
+use super::{AllocId, Front, Share, SharePhase};
 use crate::inventory::GpuUuid;
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
@@ -27,6 +27,14 @@ struct Record {
     compute_percent: u8,
     mode: Mode,
     decision: String,
+    #[serde(default, skip_serializing_if = "is_plugin")]
+    front: Front,
+}
+
+/// Such records are as agents wrote them before there was another front.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_plugin(front: &Front) -> bool {
+    *front == Front::Plugin
 }
 
 const VERSION: u32 = 1;
@@ -47,6 +55,7 @@ impl Share {
             compute_percent: self.compute_percent,
             mode: self.mode,
             decision: self.decision.clone(),
+            front: self.front,
         };
         serde_json::to_string(&record).expect("strings and integers always print")
     }
@@ -71,6 +80,7 @@ impl Share {
             compute_percent: record.compute_percent,
             mode: record.mode,
             decision: record.decision,
+            front: record.front,
             phase: SharePhase::Prepared,
             alloc_id: Some(alloc),
             fence: None,
@@ -101,6 +111,7 @@ mod tests {
             compute_percent: 25,
             mode: Mode::Mps,
             decision: "d".into(),
+            front: Front::Plugin,
             phase: SharePhase::Prepared,
             alloc_id: Some(alloc),
             fence: None,
@@ -110,13 +121,16 @@ mod tests {
         };
         let record = share.to_record();
         assert!(
-            !record.contains("requestMib"),
+            !record.contains("requestMib") && !record.contains("front"),
             "as agents of before read it"
         );
         assert_eq!(Share::from_record(alloc, &record), Some(share.clone()));
         share.kept = Mib(500);
         let bursts = Share::from_record(alloc, &share.to_record());
-        assert_eq!(bursts, Some(share));
+        assert_eq!(bursts, Some(share.clone()));
+        share.front = Front::Dra;
+        let claimed = Share::from_record(alloc, &share.to_record());
+        assert_eq!(claimed, Some(share));
         let above = record.replace(":25,", ":101,");
         for noise in ["", "{}", "[]", r#"{"version":2}"#, &above] {
             assert_eq!(Share::from_record(alloc, noise), None);

@@ -7,7 +7,8 @@ use api::{Mib, Mode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Name of one answer to the kubelet's `Allocate`: 128 random bits, 32 hex digits.
+/// Name of one answer to the kubelet's `Allocate`: 128 random bits, 32 hex digits. Of a claim
+/// it is the claim's UID.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocId(u128);
 
@@ -29,6 +30,17 @@ impl AllocId {
     }
 }
 
+impl AllocId {
+    /// Of a `ResourceClaim`: its UID's 128 bits, so that what was prepared for a claim is found
+    /// by its UID alone. `None` for a UID that is no UUID; the API server makes no other.
+    pub fn of_claim(uid: &str) -> Option<Self> {
+        let places = [8, 13, 18, 23];
+        let dashes = uid.match_indices('-').map(|(place, _)| place);
+        (uid.len() == 36 && dashes.eq(places)).then_some(())?;
+        Self::parse(&uid.replace('-', ""))
+    }
+}
+
 impl fmt::Display for AllocId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -38,6 +50,27 @@ impl fmt::Display for AllocId {
 impl fmt::Debug for AllocId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// By which way shares of a card are granted. A card has one at a time, as it has one mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Front {
+    /// By the scheduler's signed grant, over the kubelet's device-plugin API.
+    #[default]
+    Plugin,
+    /// By a `ResourceClaim`'s allocation, over the kubelet's DRA API.
+    Dra,
+}
+
+impl Front {
+    /// The name in messages and in the `ResourceSlice`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Plugin => "plugin",
+            Self::Dra => "dra",
+        }
     }
 }
 
@@ -70,6 +103,8 @@ pub struct Share {
     pub mode: Mode,
     /// The decision that it came from; empty for a pod that another scheduler placed.
     pub decision: String,
+    /// By which way it was granted.
+    pub front: Front,
     /// How far it has come.
     pub phase: SharePhase,
     /// The allocation it is bound to, from `Prepared` on.

@@ -128,6 +128,7 @@ mod tests {
             kept: Mib(memory),
             compute_percent: percent,
             mode,
+            front: crate::ledger::Front::Plugin,
             decision: String::new(),
             phase: SharePhase::Reserved,
             alloc_id: (mode == Mode::MpsIsolated).then(|| AllocId::new(7)),

@@ -377,7 +377,7 @@ impl Core {
     }
 
     /// Why the node offers nothing, in one sentence.
-    fn not_offering(&self) -> Option<String> {
+    pub(super) fn not_offering(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.book.driver() {
             return Some(format!("the driver does not answer: {reason}"));
         }

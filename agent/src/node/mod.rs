@@ -4,11 +4,13 @@
 //! - [`core`]: pure: events in, effects out.
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
+//! - `claims`: pure: the same for the DRA front.
 //! - [`owner`]: the task around it.
 //! - [`keeper`]: keeps the MPS supervisor at the plan.
 //! - `containers`: which containers still have a process.
 //! - [`disk`]: reads what lies on disk, removes what the core says.
 
+mod claims;
 mod containers;
 pub mod core;
 pub mod disk;

@@ -4,11 +4,11 @@
 
 use super::core::{Core, Effect, Event};
 use super::disk::DiskRequest;
-use super::prepare::{Ask, Outcome};
+use super::prepare::{Ask, Outcome, Unready};
 use super::state::{Note, State};
 use crate::hands;
 use crate::kubelet::offer::Offer;
-use crate::ledger::AllocId;
+use crate::ledger::{AllocId, Claim, Share};
 use crate::nvml::Watched;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +25,10 @@ pub enum Message {
     Event(Event),
     /// Bind what these IDs are for.
     Prepare(Ask, oneshot::Sender<Vec<Outcome>>),
+    /// Enter what a claim was allocated.
+    PrepareClaim(Box<Claim>, AllocId, oneshot::Sender<Result<Share, Unready>>),
+    /// Free what a claim had.
+    Unprepare(AllocId, oneshot::Sender<Result<(), String>>),
     /// The second witness disagreed.
     Unbind(AllocId),
 }
@@ -67,6 +71,34 @@ impl Owner {
             .send(Message::Prepare(ask, answer))
             .map_err(|_| Stopped)?;
         outcome.await.map_err(|_| Stopped)
+    }
+
+    /// Enters what a claim was allocated.
+    ///
+    /// # Errors
+    /// The agent is stopping.
+    pub async fn prepare_claim(
+        &self,
+        claim: Claim,
+        alloc: AllocId,
+    ) -> Result<Result<Share, Unready>, Stopped> {
+        let (answer, result) = oneshot::channel();
+        self.messages
+            .send(Message::PrepareClaim(Box::new(claim), alloc, answer))
+            .map_err(|_| Stopped)?;
+        result.await.map_err(|_| Stopped)
+    }
+
+    /// Frees what a claim had, or says what of it still runs.
+    ///
+    /// # Errors
+    /// The agent is stopping.
+    pub async fn unprepare(&self, alloc: AllocId) -> Result<Result<(), String>, Stopped> {
+        let (answer, result) = oneshot::channel();
+        self.messages
+            .send(Message::Unprepare(alloc, answer))
+            .map_err(|_| Stopped)?;
+        result.await.map_err(|_| Stopped)
     }
 
     /// Takes a binding back.
@@ -116,7 +148,7 @@ pub async fn run(
         let now = Instant::now();
         // The answer leaves after the state that it follows from: who reads the state
         // because of the answer must not find an older one.
-        let mut answer = None;
+        let mut answer: Option<Box<dyn FnOnce() + Send>> = None;
         let mut quiet = false;
         let effects = match message {
             Message::Event(event) => {
@@ -128,7 +160,21 @@ pub async fn run(
             }
             Message::Prepare(ask, to) => {
                 let (outcomes, effects) = core.prepare(&ask, now);
-                answer = Some((to, outcomes));
+                answer = Some(answers(to, outcomes));
+                effects
+            }
+            Message::PrepareClaim(claim, alloc, to) => {
+                let (result, effects) = core.prepare_claim(&claim, alloc, now);
+                answer = Some(answers(to, result));
+                effects
+            }
+            Message::Unprepare(alloc, to) => {
+                let (result, effects) = core.unprepare(alloc, now);
+                if result.is_err() {
+                    // What it was judged by may be seconds old.
+                    let _ = outputs.disk.send(DiskRequest::Look);
+                }
+                answer = Some(answers(to, result));
                 effects
             }
             Message::Unbind(alloc) => core.unbind(alloc, now),
@@ -153,11 +199,15 @@ pub async fn run(
                 }
             }
         }
-        if let Some((to, outcomes)) = answer {
-            // The kubelet may have given up.
-            let _ = to.send(outcomes);
+        if let Some(answer) = answer {
+            answer();
         }
     }
+}
+
+fn answers<T: Send + 'static>(to: oneshot::Sender<T>, answer: T) -> Box<dyn FnOnce() + Send> {
+    // The kubelet may have given up.
+    Box::new(move || drop(to.send(answer)))
 }
 
 /// Events after which checkpoint or proofs are likely to be different.

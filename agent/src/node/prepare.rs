@@ -195,6 +195,23 @@ impl Core {
         now: Instant,
     ) -> Result<Share, Unready> {
         let claim = self.due(pod, &holder.container, ask)?;
+        let picked: Option<BTreeSet<GpuUuid>> = (ask.resource == Resource::Whole).then(|| {
+            ask.ids
+                .iter()
+                .map(|id| GpuUuid::from(id.as_str()))
+                .collect()
+        });
+        self.enter(&claim, holder.alloc, picked.as_ref(), now)
+    }
+
+    /// Into the ledger, if node and cards allow it.
+    pub(super) fn enter(
+        &mut self,
+        claim: &Claim,
+        alloc: AllocId,
+        picked: Option<&BTreeSet<GpuUuid>>,
+        now: Instant,
+    ) -> Result<Share, Unready> {
         if let Some(minimum) = self.minimum_fence() {
             // Strongest first; a whole card needs no fence.
             let fence = fence::best(claim.mode, self.inventory.driver_limits);
@@ -206,30 +223,24 @@ impl Core {
                     ),
                     may_pass: false,
                     is_final: true,
-                    decision: claim.decision,
+                    decision: claim.decision.clone(),
                 });
             }
         }
-        let picked: Option<BTreeSet<GpuUuid>> = (ask.resource == Resource::Whole).then(|| {
-            ask.ids
-                .iter()
-                .map(|id| GpuUuid::from(id.as_str()))
-                .collect()
-        });
         let share = self
             .ledger
-            .bind(&claim, holder.alloc, picked.as_ref(), &self.inventory)
-            .map_err(|error| Unready::refused(&error, &claim))?;
-        self.identified(holder.alloc, true);
+            .bind(claim, alloc, picked, &self.inventory)
+            .map_err(|error| Unready::refused(&error, claim))?;
+        self.identified(alloc, true);
         if let Some(reason) = self.awaits_memory(&share, now) {
             return Err(Unready {
                 reason,
                 may_pass: true,
                 is_final: false,
-                decision: claim.decision,
+                decision: claim.decision.clone(),
             });
         }
-        self.let_start.insert(holder.alloc);
+        self.let_start.insert(alloc);
         Ok(share)
     }
 

@@ -158,7 +158,11 @@ impl Owner {
             .lib_path(self.settings.library.as_os_str())
             .init()?;
         let version = nvml.sys_driver_version()?;
+        let counted = nvml.device_count()?;
         let mut cards = read::identities(&nvml)?;
+        // A lost card may still be counted. It is asked for its name after the usual pause:
+        // to load the library again at once would go on for ever.
+        let nameless = usize::try_from(counted).is_ok_and(|counted| counted > cards.len());
         let mut origins = read::Origins::default();
         // The first look goes out before anything slow is asked for.
         self.look(&nvml, &version, &cards, &mut origins)?;
@@ -172,7 +176,7 @@ impl Owner {
         let mut silent = 0;
         let mut lost_since: Option<Instant> = None;
         loop {
-            if nvml.device_count()? as usize != cards.len() && lost_since.is_none() {
+            if nvml.device_count()? != counted && lost_since.is_none() {
                 return Ok(End::Reload);
             }
             let answered = self.look(&nvml, &version, &cards, &mut origins)?;
@@ -184,7 +188,7 @@ impl Owner {
             if silent >= SILENT_LOOKS {
                 return Ok(End::Lost("no card answers".to_owned()));
             }
-            if answered == cards.len() {
+            if answered == cards.len() && !nameless {
                 lost_since = None;
             } else if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_RELOAD {
                 return Ok(End::Reload);

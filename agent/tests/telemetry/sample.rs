@@ -55,6 +55,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         kept: Mib(memory),
         compute_percent: 50,
         mode: Mode::Mps,
+        front: agent::ledger::Front::Plugin,
         decision: format!("d-{pod}"),
         phase: SharePhase::Running,
         alloc_id: Some(AllocId::new(0xab)),

@@ -54,6 +54,7 @@ fn claim(pod: &str, mode: Mode, gpus: &[u32]) -> Claim {
         kept: Mib(1),
         compute_percent: 100,
         mode,
+        front: crate::ledger::Front::Plugin,
         decision: "d".into(),
     }
 }

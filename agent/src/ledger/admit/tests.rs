@@ -57,6 +57,7 @@ fn claim(pod: u32, mode: Mode, gpus: &[u32], memory: u64) -> Claim {
         kept: Mib(memory),
         compute_percent: 100,
         mode,
+        front: Front::Plugin,
         decision: format!("d{pod}"),
     }
 }

@@ -51,15 +51,7 @@ impl Core {
             now,
         );
         for key in &dead {
-            if let Some(share) = self.ledger.release(key) {
-                effects.push(Effect::Tell(Note::Freed {
-                    pod: share.pod.to_string(),
-                }));
-                // At once: as long as its file is there, its container could start.
-                if let Some(alloc) = share.alloc_id.filter(|_| self.pods.synced()) {
-                    self.forget(alloc, effects);
-                }
-            }
+            self.release(key, effects);
         }
         self.reserve(&busy);
         // Before grants can be read, a file may be all that is known of a container.
@@ -78,6 +70,33 @@ impl Core {
             // What the dead held is a stranger's now, if it is still there.
             self.take_stock(now, effects);
         }
+    }
+
+    /// Frees what a container held.
+    pub(in crate::node) fn release(&mut self, key: &HolderKey, effects: &mut Vec<Effect>) {
+        if let Some(share) = self.ledger.release(key) {
+            effects.push(Effect::Tell(Note::Freed {
+                pod: share.pod.to_string(),
+            }));
+            // At once: as long as its file is there, its container could start.
+            if let Some(alloc) = share.alloc_id.filter(|_| self.pods.synced()) {
+                self.forget(alloc, effects);
+            }
+        }
+    }
+
+    /// Whether a share's container has a process, or may have one, or a process of its pod
+    /// is on its cards. What a card that does not answer had is no longer known.
+    pub(in crate::node) fn lives(&self, share: &Share) -> bool {
+        let started = share
+            .alloc_id
+            .is_some_and(|alloc| self.local.lives(alloc) || self.local.hides_proof(alloc));
+        let mut cards = share.gpus.iter().filter(|card| self.book.answers(card));
+        let on = |card| {
+            let mut processes = self.book.processes(card).iter();
+            processes.any(|process| process.origin.pod_uid.as_ref() == Some(&share.pod.uid))
+        };
+        started || cards.any(on)
     }
 
     /// Removes what lies on disk for an allocation that no container holds any more.

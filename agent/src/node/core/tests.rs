@@ -1,5 +1,6 @@
 //! One node's life, step by step.
 
+mod claims;
 mod faults;
 mod liveness;
 mod pressure;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::guard::{Table, creates, guarded, live};
 
 /// A node that has no kubelet.
-const OTHER: &str = "other-node";
+pub(crate) const OTHER: &str = "other-node";
 
 pub(crate) async fn a_grant_is_written_by_the_scheduler_alone(cluster: &mut Cluster) -> Result<()> {
     let ns = guarded(cluster).await?;
@@ -299,9 +299,14 @@ pub(crate) async fn each_account_may_do_what_its_program_does_and_no_more(
     cluster: &mut Cluster,
 ) -> Result<()> {
     guarded(cluster).await?;
+    rights_are(cluster, MAY, MAY_NOT).await
+}
+
+/// Whether the accounts may do what the first rows say, and nothing of the others.
+pub(crate) async fn rights_are(cluster: &Cluster, may: &str, may_not: &str) -> Result<()> {
     let reviews: Api<SubjectAccessReview> = Api::all(cluster.client.clone());
     let mut wrong = Vec::new();
-    for (rows, may) in [(MAY, true), (MAY_NOT, false)] {
+    for (rows, may) in [(may, true), (may_not, false)] {
         for row in rows.lines().filter(|row| !row.is_empty()) {
             let review = serde_json::from_value(review(row)?)?;
             let answer = reviews.create(&PostParams::default(), &review).await?;
@@ -353,7 +358,11 @@ fn review(row: &str) -> Result<Value> {
 }
 
 /// A client with a token of this account, bound to this node.
-async fn account(cluster: &Cluster, account: &str, node: Option<&str>) -> Result<Client> {
+pub(crate) async fn account(
+    cluster: &Cluster,
+    account: &str,
+    node: Option<&str>,
+) -> Result<Client> {
     let name = format!("{account}-{}", node.unwrap_or("unbound"));
     let state = cluster.work.state();
     let token = AccountToken {
@@ -375,7 +384,7 @@ async fn account(cluster: &Cluster, account: &str, node: Option<&str>) -> Result
 }
 
 /// Makes [`OTHER`] for as long as `claim` runs, and takes away what it leaves under that name.
-async fn with_other_node(
+pub(crate) async fn with_other_node(
     cluster: &Cluster,
     claim: impl AsyncFnOnce(&Cluster) -> Result<()>,
 ) -> Result<()> {

@@ -8,6 +8,7 @@ mod bench;
 mod beside;
 mod burst;
 mod burst_clock;
+mod claims;
 mod disk;
 mod edges;
 mod eviction;
@@ -102,6 +103,9 @@ struct Folders {
     /// Helm; claims that need it fail without.
     #[arg(long)]
     helm: Option<PathBuf>,
+    /// Kubernetes' own scheduler; claims that need it fail without.
+    #[arg(long)]
+    kube_scheduler: Option<PathBuf>,
     /// Root of the source tree.
     #[arg(long)]
     tree: PathBuf,
@@ -192,6 +196,7 @@ async fn run() -> Result<ExitCode> {
         extended: options.folders.extended,
         image: options.folders.image,
         helm: options.folders.helm,
+        kube_scheduler: options.folders.kube_scheduler,
         tree: options.folders.tree,
     };
     let work = Work::at(root);
@@ -358,6 +363,12 @@ async fn test(
             hostile::under_mps_isolated_a_hostile_tenant_gets_what_the_table_says,
             hostile::under_time_slicing_a_hostile_tenant_gets_what_the_table_says,
             hostile::the_watchdog_acts_within_a_quarter_of_a_second,
+            claims::two_claims_under_the_default_scheduler_are_each_held_at_their_mib,
+            claims::an_agent_killed_while_claims_run_has_the_ledger_it_had,
+            claims::a_card_has_one_front_at_a_time,
+            claims::a_claim_that_cannot_be_honoured_is_refused_with_one_sentence,
+            claims::a_lost_card_ends_what_is_claimed_of_it,
+            claims::an_agent_writes_slices_of_its_own_node_alone,
             traces::a_pods_way_through_scheduler_and_agent_is_one_trace_with_its_uid,
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
             strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,

@@ -1,0 +1,226 @@
+//! Claims about shares by `ResourceClaim`: the same ledger by another front.
+
+use super::*;
+use crate::ledger::{Claim, Front};
+
+/// What claim `n` was allocated of a card, for a pod of that number.
+fn claimed(world: &mut World, n: u32, card: u32, mib: u64) -> (Claim, AllocId) {
+    let mut pod = world.pod(n, false, card, mib);
+    pod.grant = None;
+    pod.containers.clear();
+    world.pods.insert(pod.identity.uid.clone(), pod.clone());
+    let claim = Claim {
+        pod: pod.identity,
+        container: "main".into(),
+        gpus: vec![uuid(card)],
+        memory: Mib(mib),
+        kept: Mib(mib),
+        compute_percent: 100,
+        mode: Mode::Mps,
+        decision: String::new(),
+        front: Front::Dra,
+    };
+    (claim, AllocId::new(1000 + u128::from(n)))
+}
+
+/// A core that knows the pods, and what it says of this claim.
+fn prepare(world: &mut World, core: &mut Core, of: &(Claim, AllocId)) -> Result<(), String> {
+    let pods = world.pods.values().cloned().collect();
+    core.apply(Event::PodsListed(pods), world.now);
+    let (result, _) = core.prepare_claim(&of.0, of.1, world.now);
+    let share = result.map_err(|why| why.reason)?;
+    world.files.insert(of.1, Some(share));
+    Ok(())
+}
+
+fn prove(world: &mut World, of: &(Claim, AllocId)) {
+    let container_id = format!("c{}", of.0.pod.name);
+    let proof = Proof {
+        pod_uid: of.0.pod.uid.clone(),
+        container: "main".into(),
+        container_id: container_id.clone(),
+        ..Proof::default()
+    };
+    world.proofs.insert(of.1, Some(proof));
+    world.living.insert(container_id);
+}
+
+fn held(core: &Core) -> Vec<AllocId> {
+    core.ledger
+        .shares()
+        .filter_map(|share| share.alloc_id)
+        .collect()
+}
+
+#[test]
+fn a_claim_counts_as_a_share_does_and_is_prepared_as_often_as_it_is_asked() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let (first, second) = (
+        claimed(&mut world, 1, 0, 600),
+        claimed(&mut world, 2, 0, 500),
+    );
+    prepare(&mut world, &mut core, &first).unwrap();
+    prepare(&mut world, &mut core, &first).unwrap();
+    assert_eq!(held(&core), [first.1]);
+    let why = prepare(&mut world, &mut core, &second).unwrap_err();
+    assert!(why.contains("400 MiB left"), "{why}");
+    // A container has one share; a claim one holder.
+    let another = (first.0.clone(), AllocId::new(7));
+    let why = prepare(&mut world, &mut core, &another).unwrap_err();
+    assert!(why.contains("holds another share already"), "{why}");
+    let taken = (second.0.clone(), first.1);
+    let why = prepare(&mut world, &mut core, &taken).unwrap_err();
+    assert!(why.contains("still holds it"), "{why}");
+}
+
+#[test]
+fn a_claim_waits_for_its_pod_and_a_pod_that_left_gets_nothing() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let of = claimed(&mut world, 1, 0, 600);
+    let (result, _) = core.prepare_claim(&of.0, of.1, world.now);
+    assert!(result.unwrap_err().may_pass);
+    core.apply(Event::PodGone("u1".into()), world.now);
+    let (result, _) = core.prepare_claim(&of.0, of.1, world.now);
+    assert!(!result.unwrap_err().may_pass);
+    assert_eq!(held(&core), []);
+}
+
+#[test]
+fn a_new_agent_has_the_claims_that_lie_on_disk_and_the_kubelets_file_does_not_name() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let (first, second) = (
+        claimed(&mut world, 1, 0, 600),
+        claimed(&mut world, 2, 1, 500),
+    );
+    for of in [&first, &second] {
+        prepare(&mut world, &mut core, of).unwrap();
+    }
+    prove(&mut world, &first);
+    let mut core = world.started();
+    world.now += Duration::from_mins(10);
+    let effects = core.apply(Event::Local(world.local()), world.now);
+    assert!(
+        !effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Forget(_))),
+        "{effects:?}"
+    );
+    assert_eq!(held(&core), [first.1, second.1]);
+    assert_eq!(core.ledger.front_of(&uuid(0)), Some(Front::Dra));
+}
+
+#[test]
+fn what_the_kubelet_is_done_with_is_free_once_nothing_of_it_lives() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let of = claimed(&mut world, 1, 0, 600);
+    prepare(&mut world, &mut core, &of).unwrap();
+    prove(&mut world, &of);
+    core.apply(Event::Local(world.local()), world.now);
+    let (result, _) = core.unprepare(of.1, world.now);
+    assert!(result.unwrap_err().contains("still runs"));
+    assert_eq!(held(&core), [of.1]);
+    world.living.clear();
+    core.apply(Event::Local(world.local()), world.now);
+    let (result, effects) = core.unprepare(of.1, world.now);
+    assert_eq!(result, Ok(()));
+    assert!(effects.contains(&Effect::Forget(of.1)), "{effects:?}");
+    assert_eq!(held(&core), []);
+    // Asked again, and of what never was.
+    assert_eq!(core.unprepare(of.1, world.now).0, Ok(()));
+    // Before the disk was read, nothing is said of what is free.
+    assert!(new_core().unprepare(of.1, world.now).0.is_err());
+    let early = new_core().prepare_claim(&of.0, of.1, world.now).0;
+    assert!(early.unwrap_err().may_pass);
+}
+
+#[test]
+fn a_pod_deleted_by_force_keeps_its_claim_while_its_container_lives() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let of = claimed(&mut world, 1, 0, 600);
+    prepare(&mut world, &mut core, &of).unwrap();
+    prove(&mut world, &of);
+    core.apply(Event::Local(world.local()), world.now);
+    world.pods.clear();
+    core.apply(Event::PodGone("u1".into()), world.now);
+    world.now += Duration::from_mins(10);
+    core.apply(Event::Local(world.local()), world.now);
+    assert_eq!(held(&core), [of.1]);
+    world.living.clear();
+    core.apply(Event::Local(world.local()), world.now);
+    assert_eq!(held(&core), []);
+}
+
+#[test]
+fn a_card_has_one_front_and_on_a_race_the_claim_wins() {
+    let mut world = World::new();
+    let mut core = world.started();
+    // Granted and not started: it gives way.
+    let granted = world.pod(1, false, 0, 300);
+    core.apply(Event::Pod(Box::new(granted)), world.now);
+    assert_eq!(core.ledger.front_of(&uuid(0)), Some(Front::Plugin));
+    let of = claimed(&mut world, 2, 0, 600);
+    prepare(&mut world, &mut core, &of).unwrap();
+    assert_eq!(held(&core), [of.1]);
+    assert_eq!(core.ledger.shares().count(), 1);
+    // Its card offers the other front nothing, the others do.
+    let offer = core.offer();
+    let healthy = |list: &[proto::deviceplugin::Device], card: &str| {
+        list.iter().any(|device| {
+            device.health == proto::names::kubelet::HEALTHY
+                && (device.id == card || device.id.starts_with(&format!("{card}::")))
+        })
+    };
+    for list in [&offer.share, &offer.whole] {
+        assert!(!healthy(list, "GPU-0") && healthy(list, "GPU-1"));
+    }
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    assert_eq!(held(&core), [of.1]);
+    // What runs gives way to nobody.
+    step(&mut world, &mut core, &Step::Bind(3, false, 1, 300));
+    step(&mut world, &mut core, &Step::Allocate(3));
+    step(&mut world, &mut core, &Step::PreStart(3));
+    let late = claimed(&mut world, 4, 1, 100);
+    let why = prepare(&mut world, &mut core, &late).unwrap_err();
+    assert!(
+        why.contains("granted by the plugin front, held by ns/p3"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_node_that_offers_nothing_keeps_the_claims_it_has() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let (first, second) = (
+        claimed(&mut world, 1, 0, 600),
+        claimed(&mut world, 2, 1, 500),
+    );
+    prepare(&mut world, &mut core, &first).unwrap();
+    let why = Some("no hook".to_owned());
+    core.apply(Event::Obstacle(Obstacle::Hook, why), world.now);
+    prepare(&mut world, &mut core, &first).unwrap();
+    assert_eq!(
+        prepare(&mut world, &mut core, &second),
+        Err("no hook".into())
+    );
+}
+
+#[test]
+fn a_claim_outlives_an_api_server_that_is_away_as_long_as_it_may_run() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let of = claimed(&mut world, 1, 0, 600);
+    prepare(&mut world, &mut core, &of).unwrap();
+    // A new agent that reaches nobody: the kubelet's file never names a claim.
+    let mut core = new_core();
+    core.apply(Event::Local(world.local()), world.now);
+    world.now += Duration::from_mins(10);
+    core.apply(Event::Local(world.local()), world.now);
+    assert_eq!(held(&core), [of.1]);
+}

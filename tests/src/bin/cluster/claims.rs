@@ -1,0 +1,482 @@
+//! Shares by `ResourceClaim`: real kube-scheduler, kubelet and containerd, the agent as DRA
+//! driver, the simulated driver.
+
+use std::path::Path;
+use std::time::Duration;
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::daemon::{Command, Daemon};
+use aliquot_tests::gpu::{Gpus, Hardware};
+use aliquot_tests::manifest::documents;
+use aliquot_tests::node;
+use aliquot_tests::pod::describe;
+use aliquot_tests::share::{PROGRAM, pod, why_pending};
+use aliquot_tests::verdict::Write;
+use aliquot_tests::wait::{Seen, stays, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
+use kube::Api;
+use kube::api::ListParams;
+use proto::names::{dra, object};
+use serde_json::{Value, json};
+
+use crate::accounts::{OTHER, account, rights_are, with_other_node};
+use crate::guard::Table;
+
+/// For what the kubelet tries again with its own pauses.
+const LIMIT: Duration = Duration::from_mins(1);
+
+pub(crate) async fn two_claims_under_the_default_scheduler_are_each_held_at_their_mib(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        let script = "report grow 10 hold";
+        claim_pod(cluster, ns, "first", "2000Mi", script).await?;
+        claim_pod(cluster, ns, "second", "3000Mi", script).await?;
+        for (name, limit) in [("first", 2000), ("second", 3000)] {
+            cluster.pod_phase(ns, name, "Running").await?;
+            let report = cluster.said(ns, name, "main", "report").await?;
+            ensure!(
+                report["devices"][0]["limit_mib"] == limit,
+                "{name}: {report}"
+            );
+            let grown = cluster.said(ns, name, "main", "grow").await?;
+            let held = grown["held_mib"].as_u64().context("no held_mib")?;
+            ensure!(
+                grown["ok"] == true && held <= limit && held > limit - 100,
+                "{name}: {grown}"
+            );
+        }
+        ledger_is(cluster, ns, &[("first", 2000), ("second", 3000)]).await?;
+        cluster.limits_hold().await?;
+        // Without an amount it is the whole card, which is no longer free.
+        claim_pod(cluster, ns, "whole", "", "report hold").await?;
+        waits(cluster, ns, "whole").await?;
+        // What a pod held is another's, and nothing of it is left on the node.
+        let files = files()?;
+        cluster.delete_pod(ns, "first").await?;
+        ledger_is(cluster, ns, &[("second", 3000)]).await?;
+        until("the first claim's file gone", LIMIT, || async {
+            let now = self::files()?;
+            Ok(Seen::when(
+                now + 1 == files,
+                format!("{now} files, {files} before"),
+            ))
+        })
+        .await?;
+        cluster.delete_pod(ns, "second").await?;
+        cluster.pod_phase(ns, "whole", "Running").await?;
+        let whole = [("whole", grantable(cluster).await?)];
+        ledger_is(cluster, ns, &whole).await.map(drop)
+    })
+    .await
+}
+
+pub(crate) async fn an_agent_killed_while_claims_run_has_the_ledger_it_had(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        claim_pod(cluster, ns, "first", "2000Mi", "report alloc 500 hold").await?;
+        cluster.pod_phase(ns, "first", "Running").await?;
+        cluster.said(ns, "first", "main", "alloc").await?;
+        let before = ledger_is(cluster, ns, &[("first", 2000)]).await?;
+        let container = container_of(cluster, ns, "first").await?;
+
+        gpus(cluster)?.agent.kill().await?;
+        // What comes while no agent runs waits for it.
+        claim_pod(cluster, ns, "second", "3000Mi", "report hold").await?;
+        cluster
+            .pod_until(ns, "second", "bound", |pod| {
+                pod.spec
+                    .as_ref()
+                    .is_some_and(|spec| spec.node_name.is_some())
+            })
+            .await?;
+        gpus(cluster)?.agent.start_again()?;
+        cluster.pod_phase(ns, "second", "Running").await?;
+        let after = ledger_is(cluster, ns, &[("first", 2000), ("second", 3000)]).await?;
+        ensure!(before[0] == after[0], "{before:?}, then {after:?}");
+        ensure!(
+            container == container_of(cluster, ns, "first").await?,
+            "its container was touched"
+        );
+        // It is held as before.
+        for (mib, fits) in [("1000", true), ("2100", false)] {
+            let words = [PROGRAM, "alloc", mib];
+            let more = cluster.kubectl.exec(ns, "first", "main", &words).await;
+            ensure!(more.is_ok() == fits, "{mib} MiB more: {more:?}");
+        }
+
+        // A pod that leaves while no agent runs is freed by the next one.
+        gpus(cluster)?.agent.kill().await?;
+        let pods = cluster.pods(ns);
+        pods.delete("first", &kube::api::DeleteParams::default())
+            .await?;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        gpus(cluster)?.agent.start_again()?;
+        ledger_is(cluster, ns, &[("second", 3000)]).await?;
+        cluster
+            .pod_until(ns, "second", "running", |pod| {
+                aliquot_tests::pod::phase_of(pod) == "Running"
+            })
+            .await?;
+        until("the first pod gone", LIMIT, || async {
+            let left = pods.get_opt("first").await?;
+            Ok(Seen::when(left.is_none(), "it is still there"))
+        })
+        .await
+    })
+    .await
+}
+
+pub(crate) async fn a_card_has_one_front_at_a_time(cluster: &mut Cluster) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        let annotated = |name: &str| pod(ns, name, &[("gpu-memory", "2000")], "report hold");
+        cluster.run_share(&annotated("granted")).await?;
+        device_until(cluster, "closed to claims", |device| {
+            tainted(device, dra::TAINT_FRONT)
+        })
+        .await?;
+        claim_pod(cluster, ns, "claimed", "2000Mi", "report hold").await?;
+        waits(cluster, ns, "claimed").await?;
+        cluster.delete_pod(ns, "granted").await?;
+        cluster.pod_phase(ns, "claimed", "Running").await?;
+        // And the other way round.
+        device_until(cluster, "open to claims", |device| {
+            !tainted(device, dra::TAINT_FRONT)
+        })
+        .await?;
+        cluster.apply_one(&annotated("later")).await?;
+        unbound(cluster, ns, "later").await?;
+        let later = cluster.pods(ns).get("later").await?;
+        ensure!(
+            why_pending(&later).is_some(),
+            "no reason: {}",
+            describe(&later)
+        );
+        ledger_is(cluster, ns, &[("claimed", 2000)]).await?;
+        cluster.delete_pod(ns, "claimed").await?;
+        cluster.pod_phase(ns, "later", "Running").await?;
+        Ok(())
+    })
+    .await
+}
+
+pub(crate) async fn a_claim_that_cannot_be_honoured_is_refused_with_one_sentence(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    // As many cards as one of the claims asks for.
+    with_driver(cluster, 2, async |cluster, ns| {
+        template(cluster, ns, "share", "1000Mi", &json!({})).await?;
+        let base = |name: &str| manifest(ns, name, "share", "report hold");
+        let mut privileged = base("privileged");
+        privileged["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
+        let mut host_pid = base("host-pid");
+        host_pid["spec"]["hostPID"] = json!(true);
+        let mut two = base("two-containers");
+        let mut second = two["spec"]["containers"][0].clone();
+        second["name"] = json!("second");
+        two["spec"]["containers"]
+            .as_array_mut()
+            .context("containers")?
+            .push(second);
+        template(cluster, ns, "two", "1000Mi", &json!({ "count": 2 })).await?;
+        let count = manifest(ns, "count", "two", "report hold");
+        for (pod, words) in [
+            (privileged, "is privileged"),
+            (host_pid, "sets hostPID"),
+            (two, "exactly one container"),
+            (count, "several devices"),
+        ] {
+            cluster.apply_one(&pod).await?;
+            let name = pod["metadata"]["name"].as_str().context("a name")?;
+            refused(cluster, ns, name, words).await?;
+            cluster.delete_pod(ns, name).await?;
+        }
+        // An object that two pods name.
+        cluster
+            .apply_one(&json!({
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                "metadata": { "namespace": ns, "name": "shared" },
+                "spec": claim_spec("1000Mi", &json!({})),
+            }))
+            .await?;
+        let named = |name: &str| {
+            let mut pod = base(name);
+            pod["spec"]["resourceClaims"] =
+                json!([{ "name": "gpu", "resourceClaimName": "shared" }]);
+            pod
+        };
+        cluster.apply_one(&named("one")).await?;
+        cluster.pod_phase(ns, "one", "Running").await?;
+        cluster.apply_one(&named("other")).await?;
+        until("the other pod refused", LIMIT, || async {
+            let events = cluster.events_of(ns, "other").await?.join(" | ");
+            Ok(Seen::when(
+                events.contains("this GPU share belongs to pod"),
+                events,
+            ))
+        })
+        .await?;
+        ledger_is(cluster, ns, &[("one", 1000)]).await.map(drop)
+    })
+    .await
+}
+
+pub(crate) async fn a_lost_card_ends_what_is_claimed_of_it(cluster: &mut Cluster) -> Result<()> {
+    with_driver(cluster, 2, async |cluster, ns| {
+        claim_pod(cluster, ns, "first", "2000Mi", "report hold").await?;
+        cluster.pod_phase(ns, "first", "Running").await?;
+        let (card, _) = ledger_is(cluster, ns, &[("first", 2000)]).await?.remove(0);
+        let driver = &gpus(cluster)?.driver;
+        driver.control(&["lost", &card]).await?;
+        until("the pod of the lost card evicted", LIMIT, || async {
+            let pod = cluster.pods(ns).get_opt("first").await?;
+            Ok(Seen::when(pod.is_none(), "it is there"))
+        })
+        .await?;
+        // The other card is as it was.
+        claim_pod(cluster, ns, "second", "2000Mi", "report hold").await?;
+        cluster.pod_phase(ns, "second", "Running").await?;
+        let (other, _) = ledger_is(cluster, ns, &[("second", 2000)]).await?.remove(0);
+        ensure!(other != card, "on the lost card {card}");
+        Ok(())
+    })
+    .await
+}
+
+pub(crate) async fn an_agent_writes_slices_of_its_own_node_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        let may = "\nagent get resourceclaims.resource.k8s.io\nagent watch resourceslices.resource.k8s.io\nagent create resourceslices.resource.k8s.io\nagent patch resourceslices.resource.k8s.io\n";
+        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/status.resource.k8s.io\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\nscheduler get resourceslices.resource.k8s.io\n";
+        rights_are(cluster, may, may_not).await?;
+        let all = "/apis/resource.k8s.io/v1/resourceslices";
+        let slice = |name: &str, node: &str, driver: &str| json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+            "metadata": { "name": name },
+            "spec": { "driver": driver, "nodeName": node,
+                "pool": { "name": node, "generation": 1, "resourceSliceCount": 1 }, "devices": [] },
+        });
+        with_other_node(cluster, async |cluster| {
+            let policy = "aliquot-agent-slice";
+            let mut table = Table::new(cluster, policy, ns);
+            table.refused_write(Write::create(all, slice("a", OTHER, dra::DRIVER)), "own node");
+            table.refused_write(Write::create(all, slice("a", node::NAME, "gpu.example.com")), "slices of the driver");
+            table.admitted_write(Write::create(all, slice("a", node::NAME, dra::DRIVER)));
+            let agent = account(cluster, object::AGENT_ACCOUNT, Some(node::NAME)).await?;
+            table.by(agent).holds().await
+        })
+        .await
+    })
+    .await
+}
+
+/// With Kubernetes' own scheduler and the agent as DRA driver, for as long as `claim` runs.
+async fn with_driver(
+    cluster: &mut Cluster,
+    cards: u32,
+    claim: impl AsyncFnOnce(&mut Cluster, &str) -> Result<()>,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", cards)).await?;
+    let file = cluster.programs.tree.join("deploy/dra/dra.yaml");
+    for document in documents(&std::fs::read_to_string(file)?)? {
+        cluster.apply_one(&document).await?;
+    }
+    let ns = cluster.namespace().await?;
+    let mut scheduler = kube_scheduler(cluster)?;
+    let agent = &mut gpus(cluster)?.agent;
+    let plain = agent.command();
+    agent.stop().await?;
+    agent.start_again_with(|command| command.flag("--dra", "true"))?;
+    device_until(cluster, "in the node's slice", |_| true).await?;
+    let outcome = claim(cluster, &ns).await;
+    // Before the driver goes: without it the kubelet cannot end a pod that has a claim.
+    let cleaned = cluster.clean().await;
+    outcome.and(cleaned)?;
+    scheduler.stop().await?;
+    let agent = &mut gpus(cluster)?.agent;
+    agent.stop().await?;
+    agent.start_again_with(|_| plain)
+}
+
+fn kube_scheduler(cluster: &Cluster) -> Result<Daemon> {
+    let program = cluster.programs.kube_scheduler.clone();
+    Command::new(
+        "kube-scheduler",
+        program.context("kube-scheduler was not built")?,
+    )
+    .flag("--kubeconfig", cluster.control_plane.kubeconfig("admin"))
+    .flag("--leader-elect", "false")
+    .flag("--secure-port", "0")
+    .start(&cluster.work.logs())
+}
+
+fn gpus(cluster: &mut Cluster) -> Result<&mut Gpus> {
+    cluster.gpus.as_mut().context("no GPUs")
+}
+
+/// A claim of one request; `memory` may be empty.
+fn claim_spec(memory: &str, more: &Value) -> Value {
+    let mut exactly = json!({ "deviceClassName": dra::SHARE_CLASS });
+    if !memory.is_empty() {
+        exactly["capacity"] = json!({ "requests": { (dra::MEMORY): memory } });
+    }
+    for (key, value) in more.as_object().into_iter().flatten() {
+        exactly[key] = value.clone();
+    }
+    json!({ "devices": { "requests": [{ "name": "gpu", "exactly": exactly }] } })
+}
+
+async fn template(
+    cluster: &Cluster,
+    ns: &str,
+    name: &str,
+    memory: &str,
+    more: &Value,
+) -> Result<()> {
+    let template = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+        "metadata": { "namespace": ns, "name": name },
+        "spec": { "spec": claim_spec(memory, more) },
+    });
+    cluster.apply_one(&template).await?;
+    Ok(())
+}
+
+fn manifest(ns: &str, name: &str, template: &str, script: &str) -> Value {
+    let mut pod = pod(ns, name, &[], script);
+    pod["spec"]["schedulerName"] = json!("default-scheduler");
+    pod["spec"]["resourceClaims"] =
+        json!([{ "name": "gpu", "resourceClaimTemplateName": template }]);
+    pod["spec"]["containers"][0]["resources"] = json!({ "claims": [{ "name": "gpu" }] });
+    pod
+}
+
+async fn claim_pod(
+    cluster: &Cluster,
+    ns: &str,
+    name: &str,
+    memory: &str,
+    script: &str,
+) -> Result<()> {
+    template(cluster, ns, name, memory, &json!({})).await?;
+    cluster.apply_one(&manifest(ns, name, name, script)).await?;
+    Ok(())
+}
+
+/// Until the agent reports exactly these: pod and MiB, sorted. With the card and container.
+async fn ledger_is(
+    cluster: &Cluster,
+    ns: &str,
+    wanted: &[(&str, u64)],
+) -> Result<Vec<(String, String)>> {
+    let names: Vec<String> = wanted
+        .iter()
+        .map(|(pod, _)| format!("{ns}/{pod}"))
+        .collect();
+    let rows: Vec<(&str, &str, u64)> = names
+        .iter()
+        .zip(wanted)
+        .map(|(name, (_, mib))| (name.as_str(), "main", *mib))
+        .collect();
+    let found = cluster.ledger_is(&rows).await?;
+    Ok(found
+        .into_iter()
+        .map(|(card, grant)| (card, format!("{} {}", grant.pod, grant.memory_mib)))
+        .collect())
+}
+
+async fn grantable(cluster: &Cluster) -> Result<u64> {
+    let status = cluster.gpu_node().await?.status.context("no status")?;
+    Ok(status.gpus.first().context("no card")?.grantable_mib.0)
+}
+
+/// Kubernetes' own scheduler says that nothing is free, and goes on saying it.
+async fn waits(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
+    cluster
+        .pod_until(ns, name, "unschedulable", |pod| why_pending(pod).is_some())
+        .await?;
+    unbound(cluster, ns, name).await
+}
+
+async fn unbound(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
+    let what = format!("{name} waits");
+    stays(&what, Duration::from_secs(4), || async {
+        let pod = cluster.pods(ns).get(name).await?;
+        let spec = pod.spec.as_ref();
+        let bound = spec.is_some_and(|spec| spec.node_name.is_some());
+        Ok(Seen::when(!bound, describe(&pod)))
+    })
+    .await
+}
+
+/// The kubelet shows the agent's sentence, and the container never starts.
+async fn refused(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {
+    until(&format!("{name} refused"), LIMIT, || async {
+        let events = cluster.events_of(ns, name).await?;
+        let said = events.iter().any(|event| {
+            event.starts_with("FailedPrepareDynamicResources") && event.contains(words)
+        });
+        Ok(Seen::when(said, events.join(" | ")))
+    })
+    .await?;
+    let pod = cluster.pods(ns).get(name).await?;
+    ensure!(
+        aliquot_tests::pod::phase_of(&pod) == "Pending",
+        "{}",
+        describe(&pod)
+    );
+    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
+    let claims = claims.list(&ListParams::default()).await?;
+    ensure!(!claims.items.is_empty(), "it had no claim");
+    Ok(())
+}
+
+async fn device_until(
+    cluster: &Cluster,
+    what: &str,
+    condition: impl Fn(&Device) -> bool,
+) -> Result<()> {
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
+    until(&format!("the card {what}"), LIMIT, || async {
+        let slices = slices.list(&ListParams::default()).await?.items;
+        let devices: Vec<&Device> = slices
+            .iter()
+            .flat_map(|slice| slice.spec.devices.iter().flatten())
+            .collect();
+        let fits = devices.iter().any(|device| condition(device));
+        Ok(Seen::when(fits, format!("{devices:?}")))
+    })
+    .await
+}
+
+fn tainted(device: &Device, key: &str) -> bool {
+    device.taints.iter().flatten().any(|taint| taint.key == key)
+}
+
+/// Our CDI files.
+fn files() -> Result<usize> {
+    let folder = std::fs::read_dir(Path::new("/var/run/cdi"))?;
+    let names = folder.flatten().map(|entry| entry.file_name());
+    Ok(names
+        .filter(|name| {
+            name.to_string_lossy()
+                .starts_with(proto::names::cdi::FILE_PREFIX)
+        })
+        .count())
+}
+
+async fn container_of(cluster: &Cluster, ns: &str, name: &str) -> Result<String> {
+    let pod = cluster.pods(ns).get(name).await?;
+    let statuses = pod
+        .status
+        .and_then(|status| status.container_statuses)
+        .unwrap_or_default();
+    let status = statuses.first().context("no container")?;
+    Ok(format!(
+        "{:?} {}",
+        status.container_id, status.restart_count
+    ))
+}
