@@ -105,6 +105,14 @@ pub mod kai {
     pub const STALENESS_GRACE: &str = "kai.scheduler/staleness-grace-period";
     /// Annotation on a pod group: a Go duration that it waits before it may evict others.
     pub const PREEMPTION_DELAY: &str = "kai.scheduler/preemption-delay";
+    /// Annotation on the event `Evict` of a pod group: how many pods are evicted together.
+    pub const EVICTED_PODS: &str = "num-evicted-pods";
+    /// Annotation on that event: the action that decided it.
+    pub const EVICTOR_ACTION: &str = "evictor-action-type";
+    /// Annotation on that event: the pod group that is made room for.
+    pub const EVICTOR_NAME: &str = "evictor-pod-group-name";
+    /// Annotation on that event: that group's namespace.
+    pub const EVICTOR_NAMESPACE: &str = "evictor-pod-group-namespace";
     /// What its own labels and annotations begin with.
     pub const PREFIX: &str = "kai.scheduler/";
     /// Annotation on a pod group: whom it was made for.

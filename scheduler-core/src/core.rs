@@ -8,7 +8,7 @@ use crate::cycle::{self, Memory};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupView};
-use crate::ids::{GroupName, PodUid};
+use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::snapshot;
@@ -94,11 +94,10 @@ impl Core {
         self.state.open.len()
     }
 
-    /// When a pod was made, and its group. `None`: no such pod.
-    pub fn origin(&self, pod: &PodUid) -> Option<(Time, Option<&GroupName>)> {
+    /// When a pod was made. `None`: no such pod.
+    pub fn created(&self, pod: &PodUid) -> Option<Time> {
         let task = self.state.task_names.get(pod)?;
-        let row = self.state.tasks.get(*task)?;
-        Some((row.created, row.group.as_ref()))
+        Some(self.state.tasks.get(*task)?.created)
     }
 
     /// Why a pod waits, node by node and card by card. `None`: no such pod.

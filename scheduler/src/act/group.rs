@@ -1,9 +1,12 @@
-//! KAI's annotations of pod groups, and its event of those that are stale.
+//! KAI's annotations of pod groups, and its events of those that are stale or lose pods.
 
 use super::Hands;
-use super::notice::Notice;
+use super::leave::Leave;
+use super::notice::{Annotations, Notice};
+use crate::status::Victim;
 use jiff::Timestamp;
 use proto::names::kai;
+use scheduler_core::Evict;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
 
@@ -16,11 +19,8 @@ pub(super) async fn started(hands: &Hands, group: &GroupName, at: Time) {
 pub(super) async fn stale(hands: &Hands, group: &GroupName, since: Option<Time>) {
     let since = since.and_then(stamp);
     if let Some(since) = &since {
-        notice(
-            hands,
-            group,
-            format!("Job is stale since {since}: fewer of its pods are active than must be"),
-        );
+        let note = format!("Job is stale since {since}: fewer of its pods are active than must be");
+        notice(hands, group, "StaleJob", note, Annotations::new());
     }
     annotate(hands, group, kai::STALE_SINCE, since).await;
 }
@@ -41,16 +41,60 @@ async fn annotate(hands: &Hands, group: &GroupName, key: &str, value: Option<Str
     }
 }
 
-fn notice(hands: &Hands, group: &GroupName, note: String) {
+/// KAI's event of a group that loses pods, with the annotations that tools read
+/// (`status_updater.Evicted`). KAI writes one for each pod, of which its recorder lets a part
+/// through; here it is one for all pods of the group that go together.
+pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
+    let Some(group) = &evict.group else {
+        return;
+    };
+    let Some((all, of_group)) = together.untold(group) else {
+        return;
+    };
+    let mut note = evict.message.to_string();
+    match of_group {
+        0 | 1 => {}
+        2 => note.push_str(" (and one more pod of this group)"),
+        more => note.push_str(&format!(" (and {} more pods of this group)", more - 1)),
+    }
+    let mut says = Annotations::from([
+        (kai::EVICTED_PODS.to_owned(), all.to_string()),
+        (
+            kai::EVICTOR_ACTION.to_owned(),
+            Victim::action(evict.cause).to_owned(),
+        ),
+    ]);
+    let evictor = evict.in_favour_of.as_ref();
+    if let Some((namespace, name)) = evictor.and_then(|group| group.as_str().split_once('/')) {
+        says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace.to_owned());
+        says.insert(kai::EVICTOR_NAME.to_owned(), name.to_owned());
+    }
+    notice(hands, group, "Evict", note, says);
+}
+
+/// A group that the watch does not show has no events.
+fn notice(
+    hands: &Hands,
+    group: &GroupName,
+    reason: &'static str,
+    note: String,
+    annotations: Annotations,
+) {
     let parts = group.as_str().split_once('/');
     let known = &hands.grouping.known;
     if let Some(about) = parts.and_then(|(namespace, name)| known.reference(namespace, name)) {
-        hands.notices.say(Notice {
+        let action = if reason == "Evict" {
+            "Evicting"
+        } else {
+            "Scheduling"
+        };
+        let notice = Notice {
             about,
             warning: false,
-            reason: "StaleJob",
-            action: "Scheduling",
+            reason,
+            action,
             note,
-        });
+        };
+        hands.notices.say_with(notice, annotations);
     }
 }
