@@ -274,6 +274,7 @@ impl State {
             node: None,
             agent: None,
             mig: rows::MigStrategy::default(),
+            lacks: rows::Lacks::default(),
             cards: Vec::new(),
             generation: 0,
             facts: 0,
