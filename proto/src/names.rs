@@ -96,6 +96,10 @@ pub mod kai {
     pub const SUB_GROUP_LABEL: &str = "kai.scheduler/subgroup-name";
     /// Label on a pod: order inside its group, higher first.
     pub const TASK_PRIORITY_LABEL: &str = "kai.scheduler/task-priority";
+    /// Label on a pod of Kubeflow's operators: `master` and `launcher` go first.
+    pub const JOB_ROLE_LABEL: &str = "training.kubeflow.org/job-role";
+    /// Label on a pod of Ray's operator: `head` goes first.
+    pub const RAY_NODE_TYPE_LABEL: &str = "ray.io/node-type";
     /// Annotation on a pod group: when it last went from nothing to something, RFC 3339.
     pub const LAST_START: &str = "kai.scheduler/last-start-timestamp";
     /// Annotation on a pod group: since when it is below its minimum, RFC 3339.

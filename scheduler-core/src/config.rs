@@ -133,11 +133,22 @@ pub enum Plugin {
     NodePlacement,
     /// Victims that have not run for long enough are spared.
     MinRuntime,
+    /// Jobs of higher priority before others of their queue. Without it preemption still takes
+    /// from lower priority only, and only from younger jobs: an older one would go first.
+    Priority,
+    /// Jobs below their minimum before those at it, and these before those above it.
+    Elastic,
+    /// Masters and launchers of Kubeflow's jobs before their other pods.
+    Kubeflow,
+    /// Heads of Ray's clusters before their other pods.
+    Ray,
+    /// Pods of a job by `kai.scheduler/task-priority`.
+    TaskOrder,
 }
 
 impl Plugin {
     /// All of them, by KAI's names.
-    pub const ALL: [(Self, &'static str); 7] = [
+    pub const ALL: [(Self, &'static str); 12] = [
         (Self::NodeAvailability, "nodeavailability"),
         (Self::ResourceType, "resourcetype"),
         (Self::PodAffinity, "podaffinity"),
@@ -145,7 +156,30 @@ impl Plugin {
         (Self::GpuSharingOrder, "gpusharingorder"),
         (Self::NodePlacement, "nodeplacement"),
         (Self::MinRuntime, "minruntime"),
+        (Self::Priority, "priority"),
+        (Self::Elastic, "elastic"),
+        (Self::Kubeflow, "kubeflow"),
+        (Self::Ray, "ray"),
+        (Self::TaskOrder, "taskorder"),
     ];
+
+    /// Whether it ranks nodes; the others order jobs or pods, or spare victims.
+    pub(crate) fn ranks_nodes(self) -> bool {
+        match self {
+            Self::NodeAvailability
+            | Self::ResourceType
+            | Self::PodAffinity
+            | Self::NominatedNode
+            | Self::GpuSharingOrder
+            | Self::NodePlacement => true,
+            Self::MinRuntime
+            | Self::Priority
+            | Self::Elastic
+            | Self::Kubeflow
+            | Self::Ray
+            | Self::TaskOrder => false,
+        }
+    }
 
     /// By KAI's name. `None`: there is none of that name that can be switched off.
     pub fn named(name: &str) -> Option<Self> {

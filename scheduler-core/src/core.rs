@@ -3,7 +3,7 @@
 use crate::action::Decision;
 use crate::apply;
 use crate::capacity::{self, Request};
-use crate::config::Config;
+use crate::config::{Config, Plugin};
 use crate::cycle::{self, Memory};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
@@ -29,6 +29,7 @@ impl Core {
     pub fn new(config: Config) -> Self {
         let mut state = State::default();
         state.pod_counts.most_members = config.most_counted;
+        state.by_priority = config.has(Plugin::Priority);
         Self {
             config,
             state,

@@ -9,7 +9,7 @@ use crate::ids::{
 };
 use crate::model::{
     Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules,
-    PodGroup, PodRules, PodTerm, Queue, SubGroup, Toleration,
+    PodGroup, PodRules, PodTerm, Queue, SubGroup, TaskOrder, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
@@ -176,7 +176,9 @@ pub(crate) struct TaskRow {
     pub priority: i32,
     pub preemptible: bool,
     pub created: Time,
-    pub task_order: i32,
+    pub task_order: TaskOrder,
+    /// The same without what plugins that are switched off say.
+    pub in_order: TaskOrder,
     pub gated: bool,
     /// What the API server showed last.
     pub seen: Seen,
@@ -198,8 +200,8 @@ pub(crate) struct TaskRow {
 
 impl TaskRow {
     /// What orders the pods of a job.
-    pub(crate) fn in_job(&self) -> (i32, Time, &PodUid) {
-        (self.task_order, self.created, &self.uid)
+    pub(crate) fn in_job(&self) -> (TaskOrder, Time, &PodUid) {
+        (self.in_order, self.created, &self.uid)
     }
 }
 

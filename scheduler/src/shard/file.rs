@@ -537,7 +537,7 @@ mod tests {
     no-such-flag: x
   plugins:
     dreams: {{}}
-    priority: {{enabled: false}}
+    topology: {{enabled: false}}
   queueDepthPerAction: {{allocate: 10}}
 "
         ));
@@ -546,7 +546,7 @@ mod tests {
             ("7: ", "schedule-period"),
             ("8: ", "no-such-flag"),
             ("10: ", "dreams"),
-            ("11: ", "priority"),
+            ("11: ", "topology"),
             ("12: ", "queueDepthPerAction"),
         ]) {
             assert!(

@@ -47,16 +47,11 @@ const WORKERS: [&str; 3] = [
     "cpu-worker-node-label-key",
 ];
 /// Plugins of KAI whose work is done here and cannot be left out.
-const BUILT_IN: [&str; 10] = [
-    "elastic",
-    "kubeflow",
+const BUILT_IN: [&str; 5] = [
     "predicates",
-    "priority",
     "proportion",
-    "ray",
     "snapshot",
     "subgrouporder",
-    "taskorder",
     "topology",
 ];
 /// Plugins of KAI whose work nothing does here.
