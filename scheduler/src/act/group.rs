@@ -51,12 +51,12 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
     let Some((all, of_group)) = together.untold(group) else {
         return;
     };
-    let mut note = evict.message.to_string();
-    match of_group {
-        0 | 1 => {}
-        2 => note.push_str(" (and one more pod of this group)"),
-        more => note.push_str(&format!(" (and {} more pods of this group)", more - 1)),
-    }
+    let message = &evict.message;
+    let note = match of_group.saturating_sub(1) {
+        0 => message.to_string(),
+        1 => format!("{message} (and one more pod of this group)"),
+        more => format!("{message} (and {more} more pods of this group)"),
+    };
     let mut says = Annotations::from([
         (kai::EVICTED_PODS.to_owned(), all.to_string()),
         (
