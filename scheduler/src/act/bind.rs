@@ -34,22 +34,25 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
 /// KAI's event of a binding that ended, or was refused with that reason.
 pub(super) fn tell(hands: &Hands, bind: &Bind, refused: Option<&str>) {
     let (namespace, name, node) = (&bind.namespace, &bind.name, &bind.node);
-    let (reason, note) = match refused {
-        None => (
-            "Scheduled",
-            format!(
+    let about = notice::pod(namespace, name, bind.pod.as_str());
+    hands.notices.say(match refused {
+        None => Notice {
+            about,
+            warning: false,
+            reason: "Scheduled",
+            action: "Binding",
+            note: format!(
                 "Successfully assigned pod {namespace}/{name} to node {node} at node-pool {}",
                 hands.pool(bind.decision)
             ),
-        ),
-        Some(why) => ("FailedBinding", failed(bind, ". ", why)),
-    };
-    hands.notices.say(Notice {
-        about: notice::pod(namespace, name, bind.pod.as_str()),
-        warning: refused.is_some(),
-        reason,
-        action: "Binding",
-        note,
+        },
+        Some(why) => Notice {
+            about,
+            warning: true,
+            reason: "FailedBinding",
+            action: "Binding",
+            note: failed(bind, ". ", why),
+        },
     });
 }
 

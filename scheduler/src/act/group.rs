@@ -5,6 +5,7 @@ use super::leave::Leave;
 use super::notice::{Annotations, Notice};
 use crate::status::Victim;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use proto::names::kai;
 use scheduler_core::Evict;
 use scheduler_core::ids::GroupName;
@@ -20,7 +21,16 @@ pub(super) async fn stale(hands: &Hands, group: &GroupName, since: Option<Time>)
     let since = since.and_then(stamp);
     if let Some(since) = &since {
         let note = format!("Job is stale since {since}: fewer of its pods are active than must be");
-        notice(hands, group, "StaleJob", note, Annotations::new());
+        let told = about(hands, group).map(|about| Notice {
+            about,
+            warning: false,
+            reason: "StaleJob",
+            action: "Scheduling",
+            note,
+        });
+        if let Some(notice) = told {
+            hands.notices.say(notice);
+        }
     }
     annotate(hands, group, kai::STALE_SINCE, since).await;
 }
@@ -69,32 +79,20 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
         says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace.to_owned());
         says.insert(kai::EVICTOR_NAME.to_owned(), name.to_owned());
     }
-    notice(hands, group, "Evict", note, says);
+    let told = about(hands, group).map(|about| Notice {
+        about,
+        warning: false,
+        reason: "Evict",
+        action: "Evicting",
+        note,
+    });
+    if let Some(notice) = told {
+        hands.notices.say_with(notice, says);
+    }
 }
 
 /// A group that the watch does not show has no events.
-fn notice(
-    hands: &Hands,
-    group: &GroupName,
-    reason: &'static str,
-    note: String,
-    annotations: Annotations,
-) {
-    let parts = group.as_str().split_once('/');
-    let known = &hands.grouping.known;
-    if let Some(about) = parts.and_then(|(namespace, name)| known.reference(namespace, name)) {
-        let action = if reason == "Evict" {
-            "Evicting"
-        } else {
-            "Scheduling"
-        };
-        let notice = Notice {
-            about,
-            warning: false,
-            reason,
-            action,
-            note,
-        };
-        hands.notices.say_with(notice, annotations);
-    }
+fn about(hands: &Hands, group: &GroupName) -> Option<ObjectReference> {
+    let (namespace, name) = group.as_str().split_once('/')?;
+    hands.grouping.known.reference(namespace, name)
 }
