@@ -26,7 +26,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     block_on(async {
         let look = async || Ok(report(&args.source.load().await?.queues()));
-        args.follow.print(args.output, look).await
+        Box::pin(args.follow.print(args.output, look)).await
     })?;
     Ok(ExitCode::SUCCESS)
 }

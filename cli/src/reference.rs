@@ -305,11 +305,12 @@ fn reasons() -> String {
             }
         }
     }
-    let stale = seen.remove("StaleJob").is_some();
-    for (reason, what) in seen {
+    let (of_groups, of_pods): (Vec<_>, Vec<_>) =
+        seen.into_iter().partition(|(_, what)| what == "group");
+    for (reason, what) in of_pods {
         let _ = writeln!(text, "| `{reason}` | {what} |");
     }
-    text.push_str("\n## Events of a pod group\n\nNormal ones, each once where it is another than the last.\n\n| reason | when |\n|---|---|\n");
+    text.push_str("\n## Events of a pod group\n\nNormal ones; of a group that waits, each once where it is another than the last.\n\n| reason | when |\n|---|---|\n");
     let voice = source("scheduler/src/report/voice.rs");
     let said = voice
         .lines()
@@ -323,8 +324,13 @@ fn reasons() -> String {
         let kinds = kinds.replace('_', "any other kind but Promised");
         let _ = writeln!(text, "| `{reason}` | {kinds} |");
     }
-    if stale {
-        text.push_str("| `StaleJob` | below its minimum since a moment |\n");
+    for (reason, _) in of_groups {
+        let when = match reason.as_str() {
+            "StaleJob" => "below its minimum since a moment",
+            "Evict" => "pods of it are evicted, once for those that go together",
+            other => panic!("{other} is an event of a pod group that no page explains"),
+        };
+        let _ = writeln!(text, "| `{reason}` | {when} |");
     }
     text.push_str("\n## Why a pod waits\n\nThe kind of the leading reason, in metrics and in `aliquot explain -o json`.\n\n| kind | meaning |\n|---|---|\n");
     for (kind, words) in variants(&core, "ReasonKind") {

@@ -96,6 +96,10 @@ pub mod kai {
     pub const SUB_GROUP_LABEL: &str = "kai.scheduler/subgroup-name";
     /// Label on a pod: order inside its group, higher first.
     pub const TASK_PRIORITY_LABEL: &str = "kai.scheduler/task-priority";
+    /// Label on a pod of Kubeflow's operators: `master` and `launcher` go first.
+    pub const JOB_ROLE_LABEL: &str = "training.kubeflow.org/job-role";
+    /// Label on a pod of Ray's operator: `head` goes first.
+    pub const RAY_NODE_TYPE_LABEL: &str = "ray.io/node-type";
     /// Annotation on a pod group: when it last went from nothing to something, RFC 3339.
     pub const LAST_START: &str = "kai.scheduler/last-start-timestamp";
     /// Annotation on a pod group: since when it is below its minimum, RFC 3339.
@@ -105,6 +109,14 @@ pub mod kai {
     pub const STALENESS_GRACE: &str = "kai.scheduler/staleness-grace-period";
     /// Annotation on a pod group: a Go duration that it waits before it may evict others.
     pub const PREEMPTION_DELAY: &str = "kai.scheduler/preemption-delay";
+    /// Annotation on the event `Evict` of a pod group: how many pods are evicted together.
+    pub const EVICTED_PODS: &str = "num-evicted-pods";
+    /// Annotation on that event: the action that decided it.
+    pub const EVICTOR_ACTION: &str = "evictor-action-type";
+    /// Annotation on that event: the pod group that is made room for.
+    pub const EVICTOR_NAME: &str = "evictor-pod-group-name";
+    /// Annotation on that event: that group's namespace.
+    pub const EVICTOR_NAMESPACE: &str = "evictor-pod-group-namespace";
     /// What its own labels and annotations begin with.
     pub const PREFIX: &str = "kai.scheduler/";
     /// Annotation on a pod group: whom it was made for.

@@ -161,6 +161,8 @@ pub struct Evict {
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
+    /// Its group; `None` for a pod that is a group of its own.
+    pub group: Option<GroupName>,
     /// Why.
     pub cause: EvictCause,
     /// The event's text, KAI's wording.

@@ -2,6 +2,7 @@
 
 use crate::units::{Duration, NanoGpu};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Settings; the names and defaults are KAI's where KAI has the setting. All but `epoch`,
 /// `most_counted` and `verify`, which are the process's, may change while the core lives
@@ -31,6 +32,8 @@ pub struct Config {
     pub card_placement: Option<Placement>,
     /// What of KAI's plugins is switched off.
     pub without: BTreeSet<Plugin>,
+    /// `restrict-node-scheduling`; `None`: a pod may go to any node.
+    pub workers: Option<Workers>,
     /// Ours: before one of the last so many empty nodes with GPUs is opened, it is tried
     /// whether moving running work makes the room elsewhere. 0: KAI's rules alone. Does
     /// nothing where there is no consolidation: by its bound, its absence from `actions`,
@@ -66,6 +69,25 @@ pub struct Config {
     /// [`crate::Core::violations`]. Decides the same, many times slower: for tests, and to
     /// find a defect in a cluster.
     pub verify: bool,
+}
+
+/// Keys of the labels that nodes must have, whatever the value: KAI's
+/// `gpu-worker-node-label-key` and `cpu-worker-node-label-key`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// Of nodes for pods that ask for GPUs, shares of them or MIG profiles.
+    pub gpu: Arc<str>,
+    /// Of nodes for pods that do not.
+    pub cpu: Arc<str>,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self {
+            gpu: Arc::from("node-role.kubernetes.io/gpu-worker"),
+            cpu: Arc::from("node-role.kubernetes.io/cpu-worker"),
+        }
+    }
 }
 
 /// One of KAI's actions.
@@ -111,11 +133,22 @@ pub enum Plugin {
     NodePlacement,
     /// Victims that have not run for long enough are spared.
     MinRuntime,
+    /// Jobs of higher priority before others of their queue. Without it preemption still takes
+    /// from lower priority only, and only from younger jobs: an older one would go first.
+    Priority,
+    /// Jobs below their minimum before those at it, and these before those above it.
+    Elastic,
+    /// Masters and launchers of Kubeflow's jobs before their other pods.
+    Kubeflow,
+    /// Heads of Ray's clusters before their other pods.
+    Ray,
+    /// Pods of a job by `kai.scheduler/task-priority`.
+    TaskOrder,
 }
 
 impl Plugin {
     /// All of them, by KAI's names.
-    pub const ALL: [(Self, &'static str); 7] = [
+    pub const ALL: [(Self, &'static str); 12] = [
         (Self::NodeAvailability, "nodeavailability"),
         (Self::ResourceType, "resourcetype"),
         (Self::PodAffinity, "podaffinity"),
@@ -123,7 +156,30 @@ impl Plugin {
         (Self::GpuSharingOrder, "gpusharingorder"),
         (Self::NodePlacement, "nodeplacement"),
         (Self::MinRuntime, "minruntime"),
+        (Self::Priority, "priority"),
+        (Self::Elastic, "elastic"),
+        (Self::Kubeflow, "kubeflow"),
+        (Self::Ray, "ray"),
+        (Self::TaskOrder, "taskorder"),
     ];
+
+    /// Whether it ranks nodes; the others order jobs or pods, or spare victims.
+    pub(crate) fn ranks_nodes(self) -> bool {
+        match self {
+            Self::NodeAvailability
+            | Self::ResourceType
+            | Self::PodAffinity
+            | Self::NominatedNode
+            | Self::GpuSharingOrder
+            | Self::NodePlacement => true,
+            Self::MinRuntime
+            | Self::Priority
+            | Self::Elastic
+            | Self::Kubeflow
+            | Self::Ray
+            | Self::TaskOrder => false,
+        }
+    }
 
     /// By KAI's name. `None`: there is none of that name that can be switched off.
     pub fn named(name: &str) -> Option<Self> {
@@ -168,6 +224,7 @@ impl Default for Config {
             cpu_placement: Placement::Binpack,
             card_placement: None,
             without: BTreeSet::new(),
+            workers: None,
             keep_empty_nodes: 0,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),

@@ -3,12 +3,12 @@
 use crate::action::Decision;
 use crate::apply;
 use crate::capacity::{self, Request};
-use crate::config::Config;
+use crate::config::{Config, Plugin};
 use crate::cycle::{self, Memory};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupView};
-use crate::ids::{GroupName, PodUid};
+use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::snapshot;
@@ -29,6 +29,7 @@ impl Core {
     pub fn new(config: Config) -> Self {
         let mut state = State::default();
         state.pod_counts.most_members = config.most_counted;
+        state.by_priority = config.has(Plugin::Priority);
         Self {
             config,
             state,
@@ -94,11 +95,10 @@ impl Core {
         self.state.open.len()
     }
 
-    /// When a pod was made, and its group. `None`: no such pod.
-    pub fn origin(&self, pod: &PodUid) -> Option<(Time, Option<&GroupName>)> {
+    /// When a pod was made. `None`: no such pod.
+    pub fn created(&self, pod: &PodUid) -> Option<Time> {
         let task = self.state.task_names.get(pod)?;
-        let row = self.state.tasks.get(*task)?;
-        Some((row.created, row.group.as_ref()))
+        Some(self.state.tasks.get(*task)?.created)
     }
 
     /// Why a pod waits, node by node and card by card. `None`: no such pod.

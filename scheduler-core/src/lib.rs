@@ -124,7 +124,7 @@ pub use action::{
     Received, Tally,
 };
 pub use capacity::Request;
-pub use config::{Config, Placement, Plugin, Resolve, Step};
+pub use config::{Config, Placement, Plugin, Resolve, Step, Workers};
 pub use core::Core;
 pub use event::{
     Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,

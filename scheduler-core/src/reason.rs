@@ -20,6 +20,10 @@ pub(crate) enum NodeNo {
     NotReady(Arc<str>),
     Taint(Taint),
     Selector,
+    /// It lacks the label of nodes for pods with GPUs.
+    NoGpuWorker(Arc<str>),
+    /// It lacks the label of nodes for pods without.
+    NoCpuWorker(Arc<str>),
     Pods,
     Cpu,
     Memory,
@@ -69,6 +73,12 @@ impl fmt::Display for NodeNo {
                 )
             }
             Self::Selector => f.write_str("node(s) didn't match Pod's node affinity/selector"),
+            Self::NoGpuWorker(label) => {
+                write!(f, "node(s) had no label {label}, which GPU pods need")
+            }
+            Self::NoCpuWorker(label) => {
+                write!(f, "node(s) had no label {label}, which pods without GPUs need")
+            }
             Self::Pods => f.write_str("node(s) pod number exceeded"),
             Self::Cpu => f.write_str("node(s) didn't have enough resources: CPU cores"),
             Self::Memory => f.write_str("node(s) didn't have enough resources: memory"),

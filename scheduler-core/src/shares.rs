@@ -117,7 +117,9 @@ impl Shares {
                     cards += u128::from(card.unhealthy.is_none());
                 }
             }
-            if !node.not_ready.is_empty() {
+            // A node that no pod may go to is none (KAI's `filterUnmarkedNodes`).
+            let closed = row.lacks.gpu.is_some() && row.lacks.cpu.is_some();
+            if closed || !node.not_ready.is_empty() {
                 continue;
             }
             let gpus = if node.managed {
@@ -139,6 +141,9 @@ impl Shares {
                         * u128::from(NanoGpu::ONE.0)
                 })
                 .sum::<u128>();
+            if row.lacks.gpu.is_some() {
+                has[0] = 0;
+            }
             let foreign = state.node_use.get(key).map(|used| used.foreign);
             has = less(has, foreign.unwrap_or_default());
             self.total = plus(self.total, has);

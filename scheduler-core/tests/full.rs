@@ -17,8 +17,8 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, ReasonKind,
-    Rest, text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, Plugin,
+    ReasonKind, Rest, Workers, text,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,6 +51,10 @@ struct Case {
     min_runtime: u64,
     /// Queues have priorities, by which one takes from another within quotas.
     by_priority: bool,
+    /// Of the plugins that order jobs, those that are switched off.
+    without: Vec<Plugin>,
+    /// Nodes are for pods with GPUs and without by labels: the second is for neither.
+    workers: bool,
     /// In each turn: who comes, and which of those that run are gone.
     turns: Vec<(Vec<Wish>, Vec<prop::sample::Index>)>,
 }
@@ -93,16 +97,22 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![2 => Just(Some(16)), 1 => Just(Some(3)), 1 => Just(None)],
         prop_oneof![3 => Just(0), 1 => Just(30_000_u64)],
         any::<bool>(),
+        (
+            prop::sample::subsequence(vec![Plugin::Priority, Plugin::Elastic], 0..=2),
+            any::<bool>(),
+        ),
         prop::collection::vec(turn, 2..6),
     )
         .prop_map(
-            |((nodes, fenced), quotas, moved, min_runtime, by_priority, turns)| Case {
+            |((nodes, fenced), quotas, moved, min_runtime, by_priority, rules, turns)| Case {
                 nodes,
                 fenced,
                 quotas,
                 moved,
                 min_runtime,
                 by_priority,
+                without: rules.0,
+                workers: rules.1,
                 turns,
             },
         )
@@ -114,6 +124,8 @@ fn config(case: &Case) -> Config {
         reclaim_min_runtime: Duration(case.min_runtime),
         preempt_min_runtime: Duration(case.min_runtime),
         queue_priority_in_quota: case.by_priority,
+        without: case.without.iter().copied().collect(),
+        workers: case.workers.then(Workers::default),
         ..Config::verified()
     }
 }
@@ -146,6 +158,10 @@ impl World {
             node.managed = true;
             node.labels
                 .insert(Arc::from("index"), Arc::from(index.to_string()));
+            if index != 1 {
+                let Workers { gpu, cpu } = Workers::default();
+                node.labels.extend([(gpu, "".into()), (cpu, "".into())]);
+            }
             world.tell(Event::Node(node));
             let each = (0..*count).map(|card| Card {
                 minimum_fence: (case.fenced && index == 1).then_some(Fence::ServerLimit),
@@ -334,6 +350,8 @@ fn shares_that_fit_nowhere_cost_no_step() {
         moved: Some(16),
         min_runtime: 0,
         by_priority: false,
+        without: Vec::new(),
+        workers: false,
         turns: Vec::new(),
     };
     let wish = |queue, mib, priority| Wish {
@@ -378,6 +396,8 @@ fn owed(moved: Option<u32>) -> (Case, World) {
         moved,
         min_runtime: 0,
         by_priority: false,
+        without: Vec::new(),
+        workers: false,
         turns: Vec::new(),
     };
     let mut world = World::new(&case);

@@ -422,16 +422,13 @@ impl Cycle {
         for action in &decision.actions {
             match action {
                 Action::Bind(bind) => {
-                    let origin = self.core.origin(&bind.pod);
-                    if let Some((created, _)) = origin {
+                    if let Some(created) = self.core.created(&bind.pod) {
                         let after = now.0.saturating_sub(created.0);
                         meters.scheduled(Duration::from_millis(after));
                     }
                 }
                 Action::Evict(evict) => {
-                    let origin = self.core.origin(&evict.pod);
-                    let group = origin.and_then(|(_, group)| group);
-                    let name = group.map_or("", |group| group.as_str());
+                    let name = evict.group.as_ref().map_or("", |group| group.as_str());
                     let name = name.rsplit_once('/').map_or(name, |(_, name)| name);
                     meters.evicted(&Victim {
                         podgroup: name.to_owned(),

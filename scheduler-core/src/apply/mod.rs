@@ -29,7 +29,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
                 state.now = now;
             }
         }
-        Event::Node(node) => node::upsert(state, node, &mut problems),
+        Event::Node(node) => node::upsert(state, config, node),
         Event::NodeGone(name) => node::gone(state, config, &name, &mut problems),
         Event::Cards(cards) => node::cards(state, config, cards, &mut problems),
         Event::AgentLost(name) => node::agent_lost(state, &name, &mut problems),

@@ -7,12 +7,12 @@ use crate::model::{Amount, Effect, Mode, Node, NodeCards};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
-use crate::state::rows::{AgentWord, CardRow, Hold, MigStrategy, NodeKey, TaskKey};
+use crate::state::rows::{AgentWord, CardRow, Hold, Lacks, MigStrategy, NodeKey, TaskKey};
 use crate::units::NanoGpu;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>) {
+pub(super) fn upsert(state: &mut State, config: &Config, node: Node) {
     let key = state.node(&node.name.clone());
     let Some(row) = state.nodes.get_mut(key) else {
         return;
@@ -21,6 +21,7 @@ pub(super) fn upsert(state: &mut State, node: Node, _problems: &mut Vec<Problem>
         return;
     }
     row.mig = MigStrategy::of(&node);
+    row.lacks = Lacks::of(&node, config.workers.as_ref());
     let moved = row.node.as_ref().map(|known| &known.labels) != Some(&node.labels);
     if moved {
         state.count_node(key, false);

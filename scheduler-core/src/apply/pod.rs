@@ -1,9 +1,9 @@
 //! Pods come, change and go.
 
 use super::node::worth;
-use crate::config::Config;
+use crate::config::{Config, Plugin};
 use crate::ids::{GroupName, PodUid, QueueName, SetName};
-use crate::model::{Amount, Ask, ContainerGrant, Phase, Placement, Pod, PodRules};
+use crate::model::{Amount, Ask, ContainerGrant, Lead, Phase, Placement, Pod, PodRules, TaskOrder};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
@@ -22,7 +22,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
     let given = state.given_to(key);
-    let changed = take_row(state, key, &pod, spec, &before);
+    let changed = take_row(state, config, key, &pod, spec, &before);
     if let Some(job) = state.tasks.get(key).and_then(|row| row.job) {
         super::group::charge_by_pods(state, job);
     }
@@ -122,6 +122,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         preemptible: pod.preemptible,
         created: pod.created,
         task_order: pod.task_order,
+        in_order: pod.task_order,
         gated: pod.gated,
         seen: Seen::Pending,
         granted_by: None,
@@ -172,7 +173,14 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
 
 /// Brings the row up to date; the task is detached if anything changed that its sums or
 /// its order depend on. True when something changed beside the phase.
-fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &TaskCell) -> bool {
+fn take_row(
+    state: &mut State,
+    config: &Config,
+    key: TaskKey,
+    pod: &Pod,
+    spec: Spec,
+    before: &TaskCell,
+) -> bool {
     let Some(row) = state.tasks.get_mut(key) else {
         return false;
     };
@@ -247,6 +255,7 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
         row.preemptible = pod.preemptible;
         row.created = pod.created;
         row.task_order = pod.task_order;
+        row.in_order = in_order(pod.task_order, config);
         row.gated = pod.gated;
     }
     if let Some(old) = old_spec {
@@ -281,6 +290,20 @@ fn take_row(state: &mut State, key: TaskKey, pod: &Pod, spec: Spec, before: &Tas
         }
     }
     true
+}
+
+fn in_order(order: TaskOrder, config: &Config) -> TaskOrder {
+    let lead = match order.lead {
+        Lead::Kubeflow if config.has(Plugin::Kubeflow) => Lead::Kubeflow,
+        Lead::Ray if config.has(Plugin::Ray) => Lead::Ray,
+        _ => Lead::None,
+    };
+    let place = if config.has(Plugin::TaskOrder) {
+        order.place
+    } else {
+        0
+    };
+    TaskOrder { lead, place }
 }
 
 /// Where the task stands after what the API server showed.

@@ -242,10 +242,11 @@ impl Cycle<'_> {
             return;
         };
         row.evicting = Some(id);
-        let (uid, namespace, name) = (
+        let (uid, namespace, name, group) = (
             row.uid.clone(),
             Arc::clone(&row.namespace),
             Arc::clone(&row.name),
+            row.group.clone(),
         );
         let in_favour_of = for_job
             .and_then(|job| self.state.jobs.get(job))
@@ -264,6 +265,7 @@ impl Cycle<'_> {
             pod: uid,
             namespace,
             name,
+            group,
             cause,
             message: Arc::from(message),
             in_favour_of,

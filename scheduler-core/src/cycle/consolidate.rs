@@ -227,7 +227,9 @@ impl Cycle<'_> {
 
     /// Whoever may be moved for this job and stands in line with it, comes before it.
     pub(super) fn comes_after_movers(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
-        if self.most_moved().is_none() || !rules.barred().is_empty() {
+        // Without priorities those of every priority stand in line with it.
+        let by_priority = self.state.by_priority;
+        if self.most_moved().is_none() || !rules.barred().is_empty() || !by_priority {
             return false;
         }
         self.look_at_moves();

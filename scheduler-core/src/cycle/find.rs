@@ -10,7 +10,7 @@
 
 use super::Cycle;
 use super::place::Way;
-use crate::config::{Placement, Plugin};
+use crate::config::Placement;
 use crate::fit::{self, Seat};
 use crate::model::{Amount, Ask};
 use crate::reason::Why;
@@ -35,10 +35,12 @@ impl Cycle<'_> {
             self.config.cpu_placement == Placement::Binpack
         };
         let others = spec.spec.others.as_ref();
-        // Minimum runtimes rank no nodes.
-        let ranks = |plugin: &Plugin| *plugin != Plugin::MinRuntime;
         packs
-            && !self.config.without.iter().any(ranks)
+            && !self
+                .config
+                .without
+                .iter()
+                .any(|plugin| plugin.ranks_nodes())
             && spec.spec.rules.nominated.is_none()
             && spec.spec.rules.preferred.is_empty()
             && self.state.soft_nodes == 0

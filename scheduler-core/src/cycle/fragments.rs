@@ -144,11 +144,12 @@ impl Fragments {
         if let Some(open) = self.open.borrow().get(key) {
             return open.clone();
         }
-        let node = state.nodes.get(key).and_then(|row| row.node.as_ref());
+        let row = state.nodes.get(key);
         let lets_in = |(shape, spec): &(Shape, Arc<Spec>)| {
-            node.is_some_and(|node| {
+            row.is_some_and(|row| {
                 let shares = shape.part < WHOLE && shape.cards > 0;
-                (node.managed || !shares) && fit::rules(node, spec).is_ok()
+                let managed = row.node.as_ref().is_some_and(|node| node.managed);
+                (managed || !shares) && fit::rules(row, spec, shape.cards > 0).is_ok()
             })
         };
         let all: Arc<[bool]> = self.kinds.iter().map(lets_in).collect();

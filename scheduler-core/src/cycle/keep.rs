@@ -51,6 +51,7 @@ impl Cycle<'_> {
         let could_be_empty = |node: &NodeKey| {
             self.state.nodes.get(*node).is_some_and(|row| {
                 !row.is_plain()
+                    && row.lacks.gpu.is_none()
                     && row
                         .node
                         .as_ref()

@@ -11,8 +11,7 @@
 
 use super::{Cycle, repack};
 use crate::fit;
-use crate::model::Node;
-use crate::state::rows::{JobKey, NodeKey, SpecKey, SpecRow, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, NodeRow, SpecKey, SpecRow, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -245,18 +244,15 @@ impl Cycle<'_> {
             .into_iter()
             .filter_map(|spec| self.state.specs.get(spec))
             .collect();
-        let lets_in = |node: &Node| {
+        let lets_in = |node: &NodeRow| {
             specs
                 .iter()
-                .any(|spec| fit::rules(node, &spec.spec).is_ok())
+                .any(|spec| fit::rules(node, &spec.spec, spec.wants_gpus()).is_ok())
         };
         self.nodes
             .iter()
             .copied()
-            .filter(|key| {
-                let node = self.state.nodes.get(*key).and_then(|row| row.node.as_ref());
-                node.is_some_and(lets_in)
-            })
+            .filter(|key| self.state.nodes.get(*key).is_some_and(lets_in))
             .collect()
     }
 

@@ -7,7 +7,8 @@
 //! assertion compares it with one computed from scratch.
 
 use super::Cycle;
-use crate::gang::{Gang, Pick};
+use crate::config::Plugin;
+use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Alone, Entry, JobRank, Line};
 use crate::reason::Why;
 use crate::state::State;
@@ -50,7 +51,7 @@ impl Kind {
         Some(Self {
             queue: queue?,
             spec: alone.spec,
-            priority: entry.rank.priority.0,
+            priority: alone.priority,
             preemptible: alone.preemptible,
         })
     }
@@ -340,6 +341,7 @@ impl Cycle<'_> {
             })
             .map(|(row, task)| Alone {
                 spec: task.spec,
+                priority: row.priority(self.state),
                 preemptible: row.is_preemptible(self.state),
             });
         Known {
@@ -369,8 +371,18 @@ impl Cycle<'_> {
                 }),
         });
         JobRank {
-            priority: Reverse(row.map_or(0, |row| row.priority(self.state))),
-            growth: gang.growth(),
+            priority: Reverse(row.map_or(0, |row| {
+                if self.state.by_priority {
+                    row.priority(self.state)
+                } else {
+                    0
+                }
+            })),
+            growth: if self.config.has(Plugin::Elastic) {
+                gang.growth()
+            } else {
+                Growth::Below
+            },
             created,
             uid,
         }

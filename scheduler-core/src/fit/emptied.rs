@@ -42,7 +42,7 @@ pub(crate) fn could_sit(
     let Some(node) = &row.node else {
         return false;
     };
-    if super::rules(node, &spec.spec).is_err()
+    if super::rules(row, &spec.spec, spec.wants_gpus()).is_err()
         || !mig(row, spec)
         || !state.volumes.could_serve(&spec.spec.claims, key)
     {

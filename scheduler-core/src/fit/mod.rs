@@ -24,7 +24,7 @@ use crate::model::{Effect, Node, NodeRules, Taint, Toleration};
 use crate::reason::{NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
-use crate::state::rows::{MigStrategy, NodeKey, Spec, SpecRow};
+use crate::state::rows::{Lacks, MigStrategy, NodeKey, NodeRow, Spec, SpecRow};
 pub(crate) use chosen::choose_whole;
 pub(crate) use emptied::could_sit;
 pub(crate) use seat::Seat;
@@ -46,9 +46,10 @@ pub(crate) fn node(
         why,
         cards: Vec::new(),
     };
-    let Some(node) = state.nodes.get(key).and_then(|row| row.node.as_ref()) else {
+    let Some((row, node)) = announced(state, key) else {
         return Err(no(vec![NodeNo::Unschedulable]));
     };
+    rules(row, &spec.spec, spec.wants_gpus()).map_err(|why| no(vec![why]))?;
     let mut room = Room { now: true, promise };
     before_cards(state, spec, key, node, &mut room).map_err(no)?;
     seat::cards(state, spec, key, config, room)
@@ -62,7 +63,7 @@ pub(crate) fn why(
     key: NodeKey,
     config: &Config,
 ) -> Option<Result<(), Vec<NodeNo>>> {
-    let announced = state.nodes.get(key)?.node.as_ref()?;
+    let (row, announced) = announced(state, key)?;
     if spec.shares {
         let seat = node(state, spec, key, config, false);
         return Some(seat.map(drop).map_err(|no| no.why));
@@ -71,11 +72,17 @@ pub(crate) fn why(
         now: true,
         promise: false,
     };
-    let open = before_cards(state, spec, key, announced, &mut room);
+    let open = rules(row, &spec.spec, spec.wants_gpus()).map_err(|why| vec![why]);
+    let open = open.and_then(|()| before_cards(state, spec, key, announced, &mut room));
     Some(open.and_then(|()| seat::whole(state, spec, key, announced).map_err(|why| vec![why])))
 }
 
-/// What a node must have beside free cards: its rules, countable resources, volumes, and
+fn announced(state: &State, key: NodeKey) -> Option<(&NodeRow, &Node)> {
+    let row = state.nodes.get(key)?;
+    Some((row, row.node.as_ref()?))
+}
+
+/// What a node must have beside its own rules and free cards: countable resources, volumes, and
 /// the MIG strategy.
 fn before_cards(
     state: &State,
@@ -84,7 +91,6 @@ fn before_cards(
     node: &Node,
     room: &mut Room,
 ) -> Result<(), Vec<NodeNo>> {
-    rules(node, &spec.spec).map_err(|why| vec![why])?;
     let short = resources(state, spec, key, node, room);
     if !short.is_empty() {
         return Err(short);
@@ -114,8 +120,11 @@ pub(crate) struct Room {
     pub promise: bool,
 }
 
-/// Rules of the node that no pod's coming or going changes.
-pub(crate) fn rules(node: &Node, spec: &Spec) -> Result<(), NodeNo> {
+/// Rules of the node that no pod's coming or going changes; `gpus`: the pod wants some.
+pub(crate) fn rules(row: &NodeRow, spec: &Spec, gpus: bool) -> Result<(), NodeNo> {
+    let Some(node) = &row.node else {
+        return Err(NodeNo::Unschedulable);
+    };
     if let Some(why) = node.not_ready.first() {
         return Err(NodeNo::NotReady(Arc::clone(why)));
     }
@@ -128,7 +137,21 @@ pub(crate) fn rules(node: &Node, spec: &Spec) -> Result<(), NodeNo> {
     if !selects(&spec.rules, node) {
         return Err(NodeNo::Selector);
     }
-    Ok(())
+    match (&row.lacks, gpus) {
+        (
+            Lacks {
+                gpu: Some(label), ..
+            },
+            true,
+        ) => Err(NodeNo::NoGpuWorker(Arc::clone(label))),
+        (
+            Lacks {
+                cpu: Some(label), ..
+            },
+            false,
+        ) => Err(NodeNo::NoCpuWorker(Arc::clone(label))),
+        _ => Ok(()),
+    }
 }
 
 /// A taint that keeps the pod away.

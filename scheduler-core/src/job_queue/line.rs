@@ -35,10 +35,11 @@ pub(crate) struct Entry {
     pub alone: Option<Alone>,
 }
 
-/// What a pod of its own has alike with others, beside its queue and priority.
+/// What a pod of its own has alike with others, beside its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alone {
     pub spec: SpecKey,
+    pub priority: i32,
     pub preemptible: bool,
 }
 

@@ -21,7 +21,7 @@ pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
 pub use card::{Card, Fence, Mode, NodeCards, Pool};
 pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
-pub use pod::{Phase, Placement, Pod};
+pub use pod::{Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};

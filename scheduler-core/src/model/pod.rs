@@ -9,6 +9,27 @@ use crate::units::{Bytes, CpuMilli, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Where a pod stands among the pods of its job: smaller goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaskOrder {
+    /// What its operator's labels say.
+    pub lead: Lead,
+    /// What `kai.scheduler/task-priority` says, the highest smallest.
+    pub place: i32,
+}
+
+/// Whether a pod goes before the others of its job, by KAI's plugins in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lead {
+    /// A master or launcher: `training.kubeflow.org/job-role`.
+    Kubeflow,
+    /// A head: `ray.io/node-type`.
+    Ray,
+    /// It does not.
+    #[default]
+    None,
+}
+
 /// A pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
@@ -33,8 +54,8 @@ pub struct Pod {
     pub preemptible: bool,
     /// `metadata.creationTimestamp`.
     pub created: Time,
-    /// Order inside its group before age: smaller goes first (masters and heads low).
-    pub task_order: i32,
+    /// Order inside its group before age: smaller goes first.
+    pub task_order: TaskOrder,
     /// `metadata.labels`, which other pods' rules may speak of.
     pub labels: Labels,
     /// CPU by the kubelet's formula (init containers, sidecars, overhead).
@@ -85,7 +106,7 @@ impl Pod {
             priority: 50,
             preemptible: true,
             created: Time(0),
-            task_order: 0,
+            task_order: TaskOrder::default(),
             labels: Labels::new(),
             cpu: CpuMilli(0),
             memory: Bytes(0),

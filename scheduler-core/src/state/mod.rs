@@ -36,6 +36,7 @@ use crate::action::EvictCause;
 use crate::ids::{
     ClaimUid, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName,
 };
+use crate::model::TaskOrder;
 use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
@@ -55,13 +56,15 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
     job: (Reverse<i32>, Time, Arc<str>),
-    task: (i32, Time, PodUid),
+    task: (TaskOrder, Time, PodUid),
 }
 
 /// Everything that one core knows.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub now: Time,
+    /// Jobs of higher priority go first ([`crate::Plugin::Priority`]).
+    pub by_priority: bool,
 
     pub nodes: SlotMap<NodeKey, NodeRow>,
     pub cards: SlotMap<CardKey, CardRow>,
@@ -254,13 +257,15 @@ impl State {
 
     /// Where a task stands in the order. Changes only while the task is detached.
     pub(crate) fn order(&self, row: &TaskRow) -> Order {
-        let job = match self.group_of(row) {
-            Some(group) => (Reverse(group.priority), group.created, group.tie_breaker()),
-            None => (Reverse(row.priority), row.created, row.uid.shared()),
+        let (priority, created, uid) = match self.group_of(row) {
+            Some(group) => (group.priority, group.created, group.tie_breaker()),
+            None => (row.priority, row.created, row.uid.shared()),
         };
+        let priority = if self.by_priority { priority } else { 0 };
+        let job = (Reverse(priority), created, uid);
         Order {
             job,
-            task: (row.task_order, row.created, row.uid.clone()),
+            task: (row.in_order, row.created, row.uid.clone()),
         }
     }
 
@@ -274,6 +279,7 @@ impl State {
             node: None,
             agent: None,
             mig: rows::MigStrategy::default(),
+            lacks: rows::Lacks::default(),
             cards: Vec::new(),
             generation: 0,
             facts: 0,

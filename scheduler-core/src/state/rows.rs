@@ -3,12 +3,13 @@
 //! A row may stand before its object was announced (a pod names a queue that is not
 //! there yet): then its fact is `None`, and it goes away with the last that names it.
 
+use crate::config::Workers;
 use crate::ids::{
     ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
 };
 use crate::model::{
     Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules,
-    PodGroup, PodRules, PodTerm, Queue, SubGroup, Toleration,
+    PodGroup, PodRules, PodTerm, Queue, SubGroup, TaskOrder, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
@@ -45,6 +46,8 @@ pub(crate) struct NodeRow {
     pub agent: Option<AgentWord>,
     /// What its labels say of MIG.
     pub mig: MigStrategy,
+    /// Of the labels of [`crate::config::Workers`], those that it lacks.
+    pub lacks: Lacks,
     /// All cards that are known of it, by index, then UUID.
     pub cards: Vec<CardKey>,
     /// Changes with every fact or sum that a placement here may depend on.
@@ -66,6 +69,26 @@ impl NodeRow {
             None => 0,
         };
         gpus == 0 && self.mig == MigStrategy::Off
+    }
+}
+
+/// Which pods a node is closed to, each by the label that would open it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lacks {
+    /// To those with GPUs.
+    pub gpu: Option<Arc<str>>,
+    /// To those without.
+    pub cpu: Option<Arc<str>>,
+}
+
+impl Lacks {
+    pub(crate) fn of(node: &Node, workers: Option<&Workers>) -> Self {
+        let lacks =
+            |label: &Arc<str>| (!node.labels.contains_key(label)).then(|| Arc::clone(label));
+        Self {
+            gpu: workers.and_then(|workers| lacks(&workers.gpu)),
+            cpu: workers.and_then(|workers| lacks(&workers.cpu)),
+        }
     }
 }
 
@@ -153,7 +176,9 @@ pub(crate) struct TaskRow {
     pub priority: i32,
     pub preemptible: bool,
     pub created: Time,
-    pub task_order: i32,
+    pub task_order: TaskOrder,
+    /// The same without what plugins that are switched off say.
+    pub in_order: TaskOrder,
     pub gated: bool,
     /// What the API server showed last.
     pub seen: Seen,
@@ -175,8 +200,8 @@ pub(crate) struct TaskRow {
 
 impl TaskRow {
     /// What orders the pods of a job.
-    pub(crate) fn in_job(&self) -> (i32, Time, &PodUid) {
-        (self.task_order, self.created, &self.uid)
+    pub(crate) fn in_job(&self) -> (TaskOrder, Time, &PodUid) {
+        (self.in_order, self.created, &self.uid)
     }
 }
 

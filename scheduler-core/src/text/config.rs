@@ -4,9 +4,10 @@
 use super::line::Line;
 use super::read::{Read, list};
 use super::write::Text;
-use crate::config::{Config, Placement, Plugin, Resolve, Step};
+use crate::config::{Config, Placement, Plugin, Resolve, Step, Workers};
 use crate::units::Duration;
 use std::fmt::Display;
+use std::sync::Arc;
 
 /// Where a number bounds something: nothing does.
 const NONE: &str = "none";
@@ -51,6 +52,7 @@ impl Text {
             cpu_placement,
             card_placement,
             without,
+            workers,
             keep_empty_nodes,
             k_value,
             consolidation_jobs,
@@ -73,6 +75,10 @@ impl Text {
         self.some("cards", card_placement.map(|of| name(&PLACEMENTS, &of)));
         for plugin in without {
             self.pair("without", name(&Plugin::ALL, plugin));
+        }
+        if let Some(Workers { gpu, cpu }) = workers {
+            self.pair("gpu-workers", gpu);
+            self.pair("cpu-workers", cpu);
         }
         if *actions != usual.actions {
             let steps: Vec<&str> = actions.iter().map(|step| name(&STEPS, step)).collect();
@@ -157,6 +163,10 @@ pub(super) fn config(line: &Line) -> Read<Config> {
     for text in line.all("without") {
         config.without.insert(named(line, &Plugin::ALL, text)?);
     }
+    if let (Some(gpu), Some(cpu)) = (line.get("gpu-workers"), line.get("cpu-workers")) {
+        let (gpu, cpu) = (Arc::from(gpu), Arc::from(cpu));
+        config.workers = Some(Workers { gpu, cpu });
+    }
     if let Some(text) = line.get("actions") {
         let steps = list(Some(text));
         let steps = steps.iter().map(|text| named(line, &STEPS, text));
@@ -217,6 +227,7 @@ mod tests {
             cpu_placement: Placement::Fragmentation,
             card_placement: Some(Placement::Binpack),
             without: Plugin::ALL.map(|(plugin, _)| plugin).into(),
+            workers: Some(Workers::default()),
             keep_empty_nodes: 4,
             k_value: 5,
             consolidation_jobs: None,

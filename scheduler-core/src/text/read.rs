@@ -16,7 +16,7 @@ use crate::ids::{
     ResourceName, SetName, TopologyName, VolumeName,
 };
 use crate::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Grace, Labels, Mode, Node, NodeTerm, Operator,
+    Amount, Ask, ContainerAsk, ContainerGrant, Grace, Labels, Lead, Mode, Node, NodeTerm, Operator,
     Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share, SubGroup,
     Taint, Topology, TopologyRule, Weight,
 };
@@ -319,7 +319,13 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.priority = line.number("priority")?.unwrap_or(50);
     pod.preemptible = !line.flag("non-preemptible");
     pod.created = Time(line.number("created")?.unwrap_or(0));
-    pod.task_order = line.number("order")?.unwrap_or(0);
+    pod.task_order.lead = match line.get("leads") {
+        None => Lead::None,
+        Some("kubeflow") => Lead::Kubeflow,
+        Some("ray") => Lead::Ray,
+        Some(other) => return Err(line.error(format!("{other} leads no pods"))),
+    };
+    pod.task_order.place = line.number("order")?.unwrap_or(0);
     pod.labels = labels(line, "label");
     pod.cpu = CpuMilli(line.number("cpu")?.unwrap_or(0));
     pod.memory = Bytes(line.number("memory")?.unwrap_or(0));

@@ -6,8 +6,8 @@ use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
 use crate::ids::{ContainerName, GpuUuid};
 use crate::model::{
-    Amount, Ask, Card, ContainerGrant, Grace, Labels, Mode, Node, NodeCards, NodeTerm, Operator,
-    Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
+    Amount, Ask, Card, ContainerGrant, Grace, Labels, Lead, Mode, Node, NodeCards, NodeTerm,
+    Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
     TopologyRule,
 };
 use crate::units::{Bound, Percent};
@@ -437,7 +437,12 @@ impl Text {
         self.unless("priority", pod.priority, plain.priority);
         self.flag("non-preemptible", !pod.preemptible);
         self.unless("created", pod.created.0, 0);
-        self.unless("order", pod.task_order, 0);
+        match pod.task_order.lead {
+            Lead::Kubeflow => self.pair("leads", "kubeflow"),
+            Lead::Ray => self.pair("leads", "ray"),
+            Lead::None => {}
+        }
+        self.unless("order", pod.task_order.place, 0);
         self.labels("label", &pod.labels);
         self.unless("cpu", pod.cpu.0, 0);
         self.unless("memory", pod.memory.0, 0);

@@ -423,3 +423,29 @@ proptest! {
         }
     }
 }
+
+/// KAI's `filterUnmarkedNodes` and `getNodeResources`: nodes for nobody are none, and GPUs of nodes
+/// for pods without GPUs are none.
+#[test]
+fn what_nobody_may_use_is_in_nobodys_share() {
+    let mut core = Core::new(Config::default());
+    let events = "node both cpu=1000 memory=1000 pods=110 gpus=1 label.for/cpu= label.for/gpu=\n\
+        node gpu cpu=2000 memory=2000 pods=110 gpus=2 label.for/gpu=\n\
+        node cpu cpu=4000 memory=4000 pods=110 gpus=4 label.for/cpu=\n\
+        node none cpu=8000 memory=8000 pods=110 gpus=8\n\
+        queue q\n\
+        pod p queue=q cpu=100000 memory=100000 gpus.main=100\n";
+    for event in text::read(events).unwrap() {
+        core.apply(event);
+    }
+    let fair = |core: &mut Core, config: &str| {
+        for event in text::read(config).unwrap() {
+            core.apply(event);
+        }
+        core.queues().swap_remove(0).fair.unwrap()
+    };
+    let gpu = u128::from(NanoGpu::ONE.0);
+    let restricted = "config gpu-workers=for/gpu cpu-workers=for/cpu\n";
+    assert_eq!(fair(&mut core, restricted), [3 * gpu, 7000, 7000]);
+    assert_eq!(fair(&mut core, "config\n"), [15 * gpu, 15000, 15000]);
+}

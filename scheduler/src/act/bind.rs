@@ -27,35 +27,41 @@ pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
         if hands.labels_apart {
             label(&api, bind, labels(hands, bind)).await;
         }
-        hands.notices.say(Notice {
-            about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
-            warning: false,
-            reason: "Scheduled",
-            action: "Binding",
-            note: format!(
-                "Successfully assigned pod {}/{} to node {} at node-pool {}",
-                bind.namespace,
-                bind.name,
-                bind.node,
-                hands.pool(bind.decision)
-            ),
-        });
     }
     result
 }
 
-/// KAI's event where a binding was refused; what the pod waits for then, its condition says.
-pub(super) fn refused(hands: &Hands, bind: &Bind, why: &str) {
-    hands.notices.say(Notice {
-        about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
-        warning: true,
-        reason: "FailedBinding",
-        action: "Binding",
-        note: format!(
-            "Failed to bind pod {}/{} to node {}. {why}",
-            bind.namespace, bind.name, bind.node
-        ),
+/// KAI's event of a binding that ended, or was refused with that reason.
+pub(super) fn tell(hands: &Hands, bind: &Bind, refused: Option<&str>) {
+    let (namespace, name, node) = (&bind.namespace, &bind.name, &bind.node);
+    let about = notice::pod(namespace, name, bind.pod.as_str());
+    hands.notices.say(match refused {
+        None => Notice {
+            about,
+            warning: false,
+            reason: "Scheduled",
+            action: "Binding",
+            note: format!(
+                "Successfully assigned pod {namespace}/{name} to node {node} at node-pool {}",
+                hands.pool(bind.decision)
+            ),
+        },
+        Some(why) => Notice {
+            about,
+            warning: true,
+            reason: "FailedBinding",
+            action: "Binding",
+            note: failed(bind, ". ", why),
+        },
     });
+}
+
+/// KAI's scheduler and its binder end the sentence before the reason differently.
+pub(super) fn failed(bind: &Bind, end: &str, why: &str) -> String {
+    format!(
+        "Failed to bind pod {}/{} to node {}{end}{why}",
+        bind.namespace, bind.name, bind.node
+    )
 }
 
 async fn write(hands: &Hands, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {

@@ -3,6 +3,8 @@
 use super::Hands;
 use super::answer::{self, Answer, Standing};
 use super::condition;
+use super::group;
+use super::leave::Leave;
 use super::notice::{Notice, pod as about};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -11,7 +13,7 @@ use scheduler_core::{Evict, EvictCause, OutcomeResult};
 use serde_json::json;
 
 /// Evicts, and says how that ended.
-pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
+pub(super) async fn evict(hands: &Hands, evict: &Evict, together: &Leave) -> OutcomeResult {
     let api: Api<Pod> = Api::namespaced(hands.client.clone(), &evict.namespace);
     if evict.cause == EvictCause::GrantRefused {
         match answer::read(|| api.get_opt(&evict.name)).await {
@@ -29,10 +31,12 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict) -> OutcomeResult {
         let result = asked(&api, evict).await;
         if result == OutcomeResult::Confirmed {
             notice(hands, evict, evict.message.to_string());
+            group::evicted(hands, evict, together);
         }
         return result;
     }
     notice(hands, evict, evict.message.to_string());
+    group::evicted(hands, evict, together);
     // Before it is deleted: Jobs' failure policies look for it.
     condition::disrupted(hands, evict).await;
     let params = DeleteParams {

@@ -1,9 +1,13 @@
-//! KAI's annotations of pod groups, and its event of those that are stale.
+//! KAI's annotations of pod groups, and its events of those that are stale or lose pods.
 
 use super::Hands;
-use super::notice::Notice;
+use super::leave::Leave;
+use super::notice::{Annotations, Notice};
+use crate::status::Victim;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use proto::names::kai;
+use scheduler_core::Evict;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
 
@@ -16,11 +20,17 @@ pub(super) async fn started(hands: &Hands, group: &GroupName, at: Time) {
 pub(super) async fn stale(hands: &Hands, group: &GroupName, since: Option<Time>) {
     let since = since.and_then(stamp);
     if let Some(since) = &since {
-        notice(
-            hands,
-            group,
-            format!("Job is stale since {since}: fewer of its pods are active than must be"),
-        );
+        let note = format!("Job is stale since {since}: fewer of its pods are active than must be");
+        let told = about(hands, group).map(|about| Notice {
+            about,
+            warning: false,
+            reason: "StaleJob",
+            action: "Scheduling",
+            note,
+        });
+        if let Some(notice) = told {
+            hands.notices.say(notice);
+        }
     }
     annotate(hands, group, kai::STALE_SINCE, since).await;
 }
@@ -41,16 +51,48 @@ async fn annotate(hands: &Hands, group: &GroupName, key: &str, value: Option<Str
     }
 }
 
-fn notice(hands: &Hands, group: &GroupName, note: String) {
-    let parts = group.as_str().split_once('/');
-    let known = &hands.grouping.known;
-    if let Some(about) = parts.and_then(|(namespace, name)| known.reference(namespace, name)) {
-        hands.notices.say(Notice {
-            about,
-            warning: false,
-            reason: "StaleJob",
-            action: "Scheduling",
-            note,
-        });
+/// KAI's event of a group that loses pods, with the annotations that tools read
+/// (`status_updater.Evicted`). KAI writes one for each pod, of which its recorder lets a part
+/// through; here it is one for all pods of the group that go together.
+pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
+    let Some(group) = &evict.group else {
+        return;
+    };
+    let Some((all, of_group)) = together.untold(group) else {
+        return;
+    };
+    let message = &evict.message;
+    let note = match of_group.saturating_sub(1) {
+        0 => message.to_string(),
+        1 => format!("{message} (and one more pod of this group)"),
+        more => format!("{message} (and {more} more pods of this group)"),
+    };
+    let mut says = Annotations::from([
+        (kai::EVICTED_PODS.to_owned(), all.to_string()),
+        (
+            kai::EVICTOR_ACTION.to_owned(),
+            Victim::action(evict.cause).to_owned(),
+        ),
+    ]);
+    let evictor = evict.in_favour_of.as_ref();
+    if let Some((namespace, name)) = evictor.and_then(|group| group.as_str().split_once('/')) {
+        says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace.to_owned());
+        says.insert(kai::EVICTOR_NAME.to_owned(), name.to_owned());
     }
+    let told = about(hands, group).map(|about| Notice {
+        about,
+        warning: false,
+        reason: "Evict",
+        action: "Evicting",
+        note,
+    });
+    if let Some(notice) = told {
+        hands.notices.say_with(notice, says);
+    }
+}
+
+/// A group that the watch does not show has no events.
+fn about(hands: &Hands, group: &GroupName) -> Option<ObjectReference> {
+    let (namespace, name) = group.as_str().split_once('/')?;
+    hands.grouping.known.reference(namespace, name)
 }

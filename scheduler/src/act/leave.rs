@@ -1,4 +1,5 @@
-//! Whether the disruption budgets let a set of pods go, asked before the first of them goes.
+//! Evictions that belong together: what the disruption budgets say of them, asked before the first
+//! of them goes, and which pod groups were told.
 //!
 //! Pods that make room for one workload are of use together only: where one of them is
 //! protected, none is evicted. The API server is asked for each with `dryRun`, which takes
@@ -9,14 +10,16 @@
 use super::Hands;
 use super::answer::{self, Answer};
 use super::evict;
+use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt as _};
 use kube::{Api, ResourceExt as _};
+use scheduler_core::ids::GroupName;
 use scheduler_core::{Evict, OutcomeResult};
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::OnceCell;
 
@@ -28,6 +31,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Leave {
     evictions: Vec<Evict>,
     given: OnceCell<Result<(), Arc<str>>>,
+    /// Groups of which an event says that they lose pods.
+    told: Mutex<BTreeSet<GroupName>>,
 }
 
 impl Leave {
@@ -35,7 +40,19 @@ impl Leave {
         Self {
             evictions,
             given: OnceCell::new(),
+            told: Mutex::default(),
         }
+    }
+
+    /// How many go together, and how many of them are of this group, where its event is yet to
+    /// be written: there is one for each group.
+    pub(super) fn untold(&self, group: &GroupName) -> Option<(usize, usize)> {
+        let of_group = |evict: &&Evict| evict.group.as_ref() == Some(group);
+        let is_new = locked(&self.told).insert(group.clone());
+        is_new.then(|| {
+            let of_group = self.evictions.iter().filter(of_group).count();
+            (self.evictions.len(), of_group)
+        })
     }
 
     /// Whether all of them may go. The first who wants to know asks for all.

@@ -1,8 +1,8 @@
 //! Carries decisions out.
 //!
 //! - `bind`: one `Binding` with its signed grant; `volume`: the claims that come before it;
-//!   `evict`: one pod deleted, or told; `leave`: whether the disruption budgets let a set of
-//!   them go.
+//!   `evict`: one pod deleted, or told; `leave`: which of them go together, and whether the
+//!   disruption budgets let them.
 //! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
 //! - `report`: conditions of an admin's objects.
 //! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
@@ -377,7 +377,7 @@ impl Actor {
                     {
                         return refused;
                     }
-                    evict::evict(&hands, evict).await
+                    evict::evict(&hands, evict, leave).await
                 }
             }
         };
@@ -401,16 +401,23 @@ impl Actor {
         let Some((task, begun)) = self.under_way.remove(&id) else {
             return;
         };
-        if matches!(*task, Task::Bind(_)) && result == OutcomeResult::Confirmed {
-            self.hands.meters.bound(begun.elapsed());
-        }
         let decision = task.decision();
         self.hands.meters.outcome(&result);
-        if let OutcomeResult::Refused { reason, .. } = &result {
-            tracing::warn!(%decision, %reason, "refused");
-            if let Task::Bind(bind) = &*task {
-                bind::refused(&self.hands, bind, reason);
+        let refused = match &result {
+            OutcomeResult::Refused { reason, .. } => {
+                tracing::warn!(%decision, %reason, "refused");
+                Some(Arc::clone(reason))
             }
+            OutcomeResult::Confirmed => None,
+        };
+        if let Task::Bind(bind) = &*task {
+            if refused.is_none() {
+                self.hands.meters.bound(begun.elapsed());
+            }
+            bind::tell(&self.hands, bind, refused.as_deref());
+            let (hands, bind) = (self.hands.clone(), bind.clone());
+            let write = async move { condition::bound(&hands, &bind, refused.as_deref()).await };
+            self.waiting.push_back(write.boxed());
         }
         // The cycle is gone only when everything ends.
         let _ = self.outcomes.send(Outcome { decision, result });

@@ -1,8 +1,16 @@
 //! Kubernetes events about pods and pod groups: best effort, never in the way of a decision.
+//!
+//! An event with annotations is an object of its own: `Recorder` has no annotations, and counts
+//! an event on as the one before it, whatever its text.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
+use k8s_openapi::api::events::v1::Event as Object;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::PostParams;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client};
+use std::collections::BTreeMap;
 use tokio::sync::mpsc;
 
 /// More than so many that wait are dropped: conditions say the same.
@@ -33,14 +41,22 @@ pub(super) struct Notice {
     pub(super) note: String,
 }
 
+/// What tools read of an event.
+pub(super) type Annotations = BTreeMap<String, String>;
+
 /// Where they are left.
 #[derive(Clone, Debug)]
-pub(super) struct Notices(mpsc::Sender<Notice>);
+pub(super) struct Notices(mpsc::Sender<(Notice, Annotations)>);
 
 impl Notices {
     /// Dropped when too many wait.
     pub(super) fn say(&self, notice: Notice) {
-        if self.0.try_send(notice).is_err() {
+        self.say_with(notice, Annotations::new());
+    }
+
+    /// As `say`, with annotations on the event.
+    pub(super) fn say_with(&self, notice: Notice, annotations: Annotations) {
+        if self.0.try_send((notice, annotations)).is_err() {
             tracing::debug!("an event is dropped");
         }
     }
@@ -52,31 +68,75 @@ pub(super) fn channel(
     controller: String,
     instance: String,
 ) -> (Notices, impl Future<Output = ()>) {
-    let (sender, mut receiver) = mpsc::channel::<Notice>(WAITING);
+    let (sender, mut receiver) = mpsc::channel::<(Notice, Annotations)>(WAITING);
     let publishing = async move {
         let reporter = Reporter {
             controller,
             instance: Some(instance),
         };
-        let recorder = Recorder::new(client, reporter);
-        while let Some(notice) = receiver.recv().await {
-            let event = Event {
-                type_: if notice.warning {
-                    EventType::Warning
-                } else {
-                    EventType::Normal
-                },
-                reason: notice.reason.to_owned(),
-                note: Some(cut(notice.note)),
-                action: notice.action.to_owned(),
-                secondary: None,
+        let recorder = Recorder::new(client.clone(), reporter.clone());
+        while let Some((notice, annotations)) = receiver.recv().await {
+            let published = if annotations.is_empty() {
+                let (event, about) = plain(notice);
+                recorder.publish(&event, &about).await
+            } else {
+                let event = annotated(notice, annotations, &reporter);
+                let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+                let api: Api<Object> = Api::namespaced(client.clone(), namespace);
+                api.create(&PostParams::default(), &event).await.map(drop)
             };
-            if let Err(error) = recorder.publish(&event, &notice.about).await {
+            if let Err(error) = published {
                 tracing::debug!(%error, "an event is not published");
             }
         }
     };
     (Notices(sender), publishing)
+}
+
+fn plain(notice: Notice) -> (Event, ObjectReference) {
+    let event = Event {
+        type_: if notice.warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        },
+        reason: notice.reason.to_owned(),
+        note: Some(cut(notice.note)),
+        action: notice.action.to_owned(),
+        secondary: None,
+    };
+    (event, notice.about)
+}
+
+fn annotated(notice: Notice, annotations: Annotations, reporter: &Reporter) -> Object {
+    let now = Timestamp::now();
+    let Notice {
+        about,
+        warning,
+        reason,
+        action,
+        note,
+    } = notice;
+    Object {
+        metadata: ObjectMeta {
+            namespace: about.namespace.clone(),
+            name: about
+                .name
+                .as_ref()
+                .map(|name| format!("{name}.{:x}", now.as_nanosecond())),
+            annotations: Some(annotations),
+            ..ObjectMeta::default()
+        },
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some(reporter.controller.clone()),
+        reporting_instance: reporter.instance.clone(),
+        type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
+        reason: Some(reason.to_owned()),
+        action: Some(action.to_owned()),
+        note: Some(cut(note)),
+        regarding: Some(about),
+        ..Object::default()
+    }
 }
 
 fn cut(mut note: String) -> String {

@@ -14,7 +14,7 @@ use kube::ResourceExt as _;
 use proto::names::{grant, kai};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, QueueName, SetName};
 use scheduler_core::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Mode, Phase, Placement, Pod, Share,
+    Amount, Ask, ContainerAsk, ContainerGrant, Lead, Mode, Phase, Placement, Pod, Share, TaskOrder,
 };
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
@@ -86,7 +86,10 @@ pub(super) fn of(
         priority,
     );
     out.created = created(&pod.metadata);
-    out.task_order = task_order(label(kai::TASK_PRIORITY_LABEL));
+    out.task_order = TaskOrder {
+        lead: lead(&label),
+        place: place(label(kai::TASK_PRIORITY_LABEL)),
+    };
     out.labels = rules::labels(pod.metadata.labels.as_ref());
     out.cpu = request.cpu;
     out.memory = request.memory;
@@ -263,8 +266,22 @@ fn own_grant(pod: &KubePod, node: &str) -> Option<Grant> {
         })
 }
 
+/// KAI's plugins `kubeflow` and `ray`.
+fn lead<'a>(label: &impl Fn(&str) -> Option<&'a String>) -> Lead {
+    let is = |key: &str, values: &[&str]| {
+        label(key).is_some_and(|value| values.contains(&value.as_str()))
+    };
+    if is(kai::JOB_ROLE_LABEL, &["master", "launcher"]) {
+        Lead::Kubeflow
+    } else if is(kai::RAY_NODE_TYPE_LABEL, &["head"]) {
+        Lead::Ray
+    } else {
+        Lead::None
+    }
+}
+
 /// Higher first; unlabelled after labelled, unreadable last.
-fn task_order(label: Option<&String>) -> i32 {
+fn place(label: Option<&String>) -> i32 {
     match label.map(|text| text.parse::<i32>()) {
         Some(Ok(order)) => order.checked_neg().unwrap_or(i32::MAX).min(i32::MAX - 2),
         None => i32::MAX - 1,
@@ -433,9 +450,31 @@ mod tests {
 
     #[test]
     fn labelled_tasks_go_first_higher_before_lower_and_unreadable_last() {
-        let order = |label: Option<&str>| task_order(label.map(str::to_owned).as_ref());
+        let order = |label: Option<&str>| place(label.map(str::to_owned).as_ref());
         let orders = [Some("7"), Some("3"), Some("-2"), None, Some("x")].map(order);
         assert!(orders.is_sorted(), "{orders:?}");
+    }
+
+    #[test]
+    fn masters_launchers_and_heads_go_before_the_other_pods_of_their_jobs() {
+        let order = |labels: Value| {
+            let pod = read(json!({"metadata": {"labels": labels}}));
+            pod.unwrap().task_order
+        };
+        let key = "training.kubeflow.org/job-role";
+        let worker = order(json!({key: "worker", "kai.scheduler/task-priority": "100"}));
+        for leads in [
+            json!({key: "master"}),
+            json!({key: "launcher"}),
+            json!({"ray.io/node-type": "head"}),
+        ] {
+            assert!(order(leads.clone()) < worker, "{leads}");
+        }
+        assert_eq!(worker.lead, Lead::None);
+        assert_eq!(
+            order(json!({"ray.io/node-type": "worker"})).lead,
+            Lead::None
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::object::{Object, number};
 use super::rules::{Extra, RuleError, Want};
 use serde_json::Value;
 
-const ROLE: &str = "training.kubeflow.org/job-role";
+const ROLE: &str = proto::names::kai::JOB_ROLE_LABEL;
 const JOB: &str = "training.kubeflow.org/job-name";
 const REPLICA_TYPE: &str = "training.kubeflow.org/replica-type";
 const REPLICA_INDEX: &str = "training.kubeflow.org/replica-index";

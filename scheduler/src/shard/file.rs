@@ -338,7 +338,7 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(document: &str) -> Result<T,
 mod tests {
     use super::*;
     use scheduler_core::units::Duration;
-    use scheduler_core::{Placement, Resolve, Step};
+    use scheduler_core::{Placement, Resolve, Step, Workers};
 
     fn read(text: &str) -> (Plan, Vec<String>) {
         let (plan, remarks) = Plan::read(text, &Config::default(), 7).unwrap();
@@ -440,12 +440,6 @@ mod tests {
                 "cannot be switched off",
             ),
             (
-                "restrict-node-scheduling",
-                ["true", "True", "t", "1"],
-                "false",
-                "every node of the pool is used",
-            ),
-            (
                 "schedule-csi-storage",
                 ["true", "TRUE", "T", "1"],
                 "0",
@@ -463,6 +457,34 @@ mod tests {
             let odd = refused(&format!("  args:\n    {flag}: \"maybe\"\n"));
             assert!(odd.contains("maybe is neither true nor false"), "{odd}");
         }
+    }
+
+    #[test]
+    fn nodes_are_for_pods_with_gpus_or_without_by_kais_labels_or_an_admins() {
+        let with = |args: &str| {
+            let (plan, said) = read(&format!("{HEAD}  args: {{{args}}}\n"));
+            let labels = |workers: Workers| (workers.gpu.to_string(), workers.cpu.to_string());
+            let workers = plan.shards[0].core.workers.clone().map(labels);
+            (workers, said.join("; "))
+        };
+        let of = |gpu: &str, cpu: &str| Some((gpu.to_owned(), cpu.to_owned()));
+        let role = |of: &str| format!("node-role.kubernetes.io/{of}-worker");
+        let (gpu, cpu) = (role("gpu"), role("cpu"));
+        let restricted = with("restrict-node-scheduling: True");
+        assert_eq!(restricted, (of(&gpu, &cpu), String::new()));
+        // In whichever order.
+        let (workers, said) =
+            with("gpu-worker-node-label-key: pool/gpu, restrict-node-scheduling: t");
+        assert_eq!((workers, said.as_str()), (of("pool/gpu", &cpu), ""));
+        let (workers, said) =
+            with("restrict-node-scheduling: f, cpu-worker-node-label-key: pool/cpu");
+        assert_eq!(workers, None);
+        assert!(
+            said.contains("cpu-worker-node-label-key has no effect"),
+            "{said}"
+        );
+        let odd = refused("  args: {restrict-node-scheduling: maybe}\n");
+        assert!(odd.contains("maybe is neither true nor false"), "{odd}");
     }
 
     #[test]
@@ -515,7 +537,7 @@ mod tests {
     no-such-flag: x
   plugins:
     dreams: {{}}
-    priority: {{enabled: false}}
+    topology: {{enabled: false}}
   queueDepthPerAction: {{allocate: 10}}
 "
         ));
@@ -524,7 +546,7 @@ mod tests {
             ("7: ", "schedule-period"),
             ("8: ", "no-such-flag"),
             ("10: ", "dreams"),
-            ("11: ", "priority"),
+            ("11: ", "topology"),
             ("12: ", "queueDepthPerAction"),
         ]) {
             assert!(

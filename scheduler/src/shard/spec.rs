@@ -15,13 +15,11 @@ use std::marker::PhantomData;
 
 /// Flags of KAI's scheduler that mean nothing here: they are not about decisions, or what they
 /// are about is done otherwise.
-const WITHOUT_EFFECT: [&str; 25] = [
+const WITHOUT_EFFECT: [&str; 23] = [
     "burst",
-    "cpu-worker-node-label-key",
     "detailed-fit-errors",
     "enable-profiler",
     "feature-gates",
-    "gpu-worker-node-label-key",
     "inform",
     "kubeconfig",
     "leader-elect",
@@ -42,17 +40,18 @@ const WITHOUT_EFFECT: [&str; 25] = [
     "use-scheduling-signatures",
     "v",
 ];
+/// Flags that [`workers`] reads, which have an effect together only.
+const WORKERS: [&str; 3] = [
+    "restrict-node-scheduling",
+    "gpu-worker-node-label-key",
+    "cpu-worker-node-label-key",
+];
 /// Plugins of KAI whose work is done here and cannot be left out.
-const BUILT_IN: [&str; 10] = [
-    "elastic",
-    "kubeflow",
+const BUILT_IN: [&str; 5] = [
     "predicates",
-    "priority",
     "proportion",
-    "ray",
     "snapshot",
     "subgrouporder",
-    "taskorder",
     "topology",
 ];
 /// Plugins of KAI whose work nothing does here.
@@ -185,6 +184,7 @@ pub(super) fn read(
         pool: None,
         pool_key: None,
     };
+    workers(&spec.args, core, remarks)?;
     for (name, value) in &spec.args.0 {
         flag(name, value, core, &mut read, remarks)?;
     }
@@ -251,6 +251,44 @@ pub(super) fn read(
     Ok(read)
 }
 
+/// Which nodes are for which pods.
+fn workers(
+    args: &Pairs<Spanned<String>>,
+    core: &mut scheduler_core::Config,
+    remarks: &mut Vec<Remark>,
+) -> Result<(), Remark> {
+    let mut labels = core.workers.clone().unwrap_or_default();
+    let mut restricts = core.workers.is_some();
+    let mut keys = Vec::new();
+    for (name, value) in &args.0 {
+        let field = format!("args.{}", name.value);
+        let label = match name.value.trim_start_matches('-') {
+            "restrict-node-scheduling" => {
+                restricts = truth(value, &field)?;
+                continue;
+            }
+            "gpu-worker-node-label-key" => &mut labels.gpu,
+            "cpu-worker-node-label-key" => &mut labels.cpu,
+            _ => continue,
+        };
+        if !value.value.is_empty() {
+            *label = value.value.as_str().into();
+            keys.push((name, field));
+        }
+    }
+    if !restricts {
+        for (name, field) in keys {
+            let why = format!(
+                "{} has no effect without restrict-node-scheduling",
+                name.value
+            );
+            remarks.push(remark(name, &field, why));
+        }
+    }
+    core.workers = restricts.then_some(labels);
+    Ok(())
+}
+
 fn flag(
     name: &Spanned<String>,
     value: &Spanned<String>,
@@ -289,14 +327,7 @@ fn flag(
                 say(format!("{} cannot be switched off", name.value));
             }
         }
-        "restrict-node-scheduling" => {
-            if truth(value, &field)? {
-                say(format!(
-                    "{} has no effect: every node of the pool is used, also one without a worker's label; taint the others, or give the pool's label to fewer",
-                    name.value
-                ));
-            }
-        }
+        known if WORKERS.contains(&known) => {}
         "schedule-csi-storage" => {
             if truth(value, &field)? {
                 say(format!("{} has no effect", name.value));

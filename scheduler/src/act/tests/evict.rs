@@ -203,3 +203,73 @@ async fn where_a_budget_protects_one_pod_of_a_set_none_of_it_goes() {
     }
     site.nothing_more().await;
 }
+
+#[tokio::test]
+async fn each_group_that_loses_pods_gets_one_event_with_kais_annotations() {
+    let mut site = Site::start().await;
+    for name in ["g", "h"] {
+        let mut group = api::PodGroup::new(name, api::kai::PodGroupSpec::default());
+        group.metadata.uid = Some(format!("u{name}"));
+        let key = (NS.to_owned(), name.to_owned());
+        site.grouping.known.there(&key, &group);
+    }
+    let mut evictions = Vec::new();
+    for (name, group) in [("a", "g"), ("b", "g"), ("c", "h"), ("d", "unknown")] {
+        let pod = site.pod(name, true).await;
+        let mut evict = eviction(site.decision(), &pod, EvictCause::Reclaim);
+        evict.message = format!("Pod {name} was preempted").into();
+        evict.group = Some(format!("{NS}/{group}").as_str().into());
+        evict.in_favour_of = Some("team/gang".into());
+        evictions.push(evict);
+    }
+    let count = evictions.len();
+    site.work.send(Work::Evictions(evictions)).unwrap();
+    // The same group loses one more, for nobody.
+    let pod = site.pod("e", true).await;
+    let mut evict = eviction(site.decision(), &pod, EvictCause::StaleGang);
+    evict.group = Some(format!("{NS}/g").as_str().into());
+    site.work.send(Work::Evictions(vec![evict])).unwrap();
+    for _ in 0..=count {
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    }
+    // One for each of five pods, and three of groups.
+    events(&site, 8).await;
+    let api: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(site.client.clone(), NS);
+    let found = api.list(&kube::api::ListParams::default()).await.unwrap();
+    assert_eq!(found.items.len(), 8, "an event too many");
+    let of_group = |event: k8s_openapi::api::events::v1::Event| {
+        let about = event.regarding?;
+        (about.kind.as_deref() == Some("PodGroup")).then(|| {
+            let annotations = event.metadata.annotations.unwrap();
+            let word = |key: &str| annotations.get(key).cloned().unwrap_or_default();
+            [
+                about.name.unwrap(),
+                word("evictor-action-type"),
+                word("num-evicted-pods"),
+                word("evictor-pod-group-namespace"),
+                word("evictor-pod-group-name"),
+                event.note.unwrap(),
+            ]
+        })
+    };
+    let mut found: Vec<_> = found.items.into_iter().filter_map(of_group).collect();
+    found.sort_unstable();
+    // Which of a group's pods is named is which goes first.
+    found[0][5] = found[0][5].replace("Pod b", "Pod a");
+    assert_eq!(
+        found,
+        [
+            [
+                "g",
+                "reclaim",
+                "4",
+                "team",
+                "gang",
+                "Pod a was preempted (and one more pod of this group)"
+            ],
+            ["g", "stalegangeviction", "1", "", "", "room is needed"],
+            ["h", "reclaim", "4", "team", "gang", "Pod c was preempted"],
+        ]
+    );
+    site.nothing_more().await;
+}

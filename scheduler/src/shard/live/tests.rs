@@ -141,7 +141,7 @@ fn every_key_without_effect_is_named() {
     let mut live = of_pool();
     let spec = json!({
         "args": {"schedule-period": "1s", "no-such": "x"},
-        "plugins": {"dreams": {}, "priority": {"enabled": false, "priority": 5},
+        "plugins": {"dreams": {}, "topology": {"enabled": false, "priority": 5},
             "dynamicresources": {}, "nodeplacement": {"arguments": {"disk": "x"}}},
         "queueDepthPerAction": {"allocate": 10}, "goMemLimit": "1Gi", "newField": {},
         "partitionLabelValue": POOL, "kValue": 2});
@@ -154,8 +154,8 @@ fn every_key_without_effect_is_named() {
         "spec.args.schedule-period: ",
         "spec.args.no-such: ",
         "spec.plugins.dreams: plugin dreams is not known",
-        "spec.plugins.priority.enabled: ",
-        "spec.plugins.priority.priority: ",
+        "spec.plugins.topology.enabled: ",
+        "spec.plugins.topology.priority: ",
         "spec.plugins.dynamicresources: ",
         "spec.plugins.nodeplacement.arguments.disk: ",
         "spec.queueDepthPerAction: ",

@@ -1,5 +1,6 @@
 //! A victim, from the moment it is chosen until somebody else has its memory.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
@@ -9,10 +10,11 @@ use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
+use proto::names::kai;
 use serde_json::{Value, json};
 
 use crate::hostile::held;
@@ -71,6 +73,57 @@ pub(crate) async fn an_evicted_pods_memory_is_free_before_anybody_else_is_bound_
     ensure!(disrupted, "no DisruptionTarget on the victim");
     let taken = cluster.said(&ns, "high", "main", "alloc").await?;
     ensure!(taken["ok"] == true, "{taken}");
+    let high = pods.get("high").await?;
+    told_as_kai_tells_it(cluster, &ns, &victim, &high).await
+}
+
+/// The victim's group has KAI's event with the annotations that tools read, and the pod that was
+/// bound has KAI's condition.
+async fn told_as_kai_tells_it(
+    cluster: &Cluster,
+    ns: &str,
+    victim: &Pod,
+    winner: &Pod,
+) -> Result<()> {
+    let group_of = |pod: &Pod| pod.annotations().get(kai::POD_GROUP).cloned();
+    let lost = group_of(victim).context("the victim's group")?;
+    let won = group_of(winner).context("the group that was made room for")?;
+    let wanted = [
+        ("num-evicted-pods", "1"),
+        ("evictor-action-type", "preempt"),
+        ("evictor-pod-group-name", &won),
+        ("evictor-pod-group-namespace", ns),
+    ];
+    let wanted: BTreeMap<String, String> = wanted
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+    // As `kubectl describe podgroup` asks.
+    let about = format!("involvedObject.kind=PodGroup,involvedObject.name={lost},reason=Evict");
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), ns);
+    until("an event on the victim's group", LIMIT, || async {
+        let found = events.list(&ListParams::default().fields(&about)).await?;
+        let is_it = |event: &Event| {
+            let says = event.message.as_deref().unwrap_or_default();
+            *event.annotations() == wanted
+                && event.involved_object.uid.is_some()
+                && says.contains("/low was preempted by higher priority workload")
+        };
+        let holds = matches!(found.items.as_slice(), [one] if is_it(one));
+        Ok(Seen::when(holds, format!("{:?}", found.items)))
+    })
+    .await?;
+    let conditions = winner
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let bound = conditions
+        .into_iter()
+        .flatten()
+        .find(|one| one.type_ == "PodBound");
+    ensure!(
+        bound.is_some_and(|one| one.status == "True" && one.reason.as_deref() == Some("Bound")),
+        "no PodBound: {conditions:?}"
+    );
     Ok(())
 }
 
@@ -142,7 +195,7 @@ async fn spared_by_a_budget(cluster: &mut Cluster) -> Result<()> {
 }
 
 fn of_class(mut pod: Value, class: &str) -> Value {
-    pod["metadata"]["labels"][proto::names::kai::PRIORITY_CLASS_LABEL] = json!(class);
+    pod["metadata"]["labels"][kai::PRIORITY_CLASS_LABEL] = json!(class);
     pod
 }
 

@@ -5,12 +5,19 @@ use std::time::{Duration, Instant};
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::kubectl::Kubectl;
-use aliquot_tests::share::pod;
+use aliquot_tests::node;
+use aliquot_tests::share::{pod, why_pending};
+use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::placement::card_of;
 
+/// KAI's, of nodes for pods with GPUs.
+const GPU_WORKER: &str = "node-role.kubernetes.io/gpu-worker";
 /// From the change until it acts.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
@@ -105,9 +112,39 @@ async fn changed(cluster: &mut Cluster) -> Result<()> {
         fourth == first,
         "the fourth share is not on the fuller card"
     );
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let label = json!({"metadata": {"labels": {GPU_WORKER: null}}});
+    let restricted = restricted(cluster, &ns, &nodes).await;
+    let params = PatchParams::default();
+    let unlabelled = nodes.patch(node::NAME, &params, &Patch::Merge(label)).await;
+    restricted?;
+    unlabelled?;
     ensure!(
         process(cluster)? == before,
         "the scheduler was started again"
     );
     cluster.limits_hold().await
+}
+
+/// Nodes are for pods with GPUs where their label says so.
+async fn restricted(cluster: &mut Cluster, ns: &str, nodes: &Api<Node>) -> Result<()> {
+    let only = json!({"args": {"restrict-node-scheduling": "true"}});
+    cluster.apply_one(&shard(&only)).await?;
+    wait(&cluster.kubectl, "Ready").await?;
+    wait(&cluster.kubectl, "KeysIgnored=false").await?;
+    let fifth = pod(ns, "fifth", &[("gpu-memory", "2000")], "report hold");
+    cluster.apply_one(&fifth).await?;
+    let pods = cluster.pods(ns);
+    let wanted = format!("1 node(s) had no label {GPU_WORKER}, which GPU pods need");
+    until("the pod is told which label", AT_ONCE, || async {
+        let why = why_pending(&pods.get("fifth").await?).unwrap_or_default();
+        Ok(Seen::when(why.contains(&wanted), why))
+    })
+    .await?;
+    let label = json!({"metadata": {"labels": {GPU_WORKER: ""}}});
+    let params = PatchParams::default();
+    nodes
+        .patch(node::NAME, &params, &Patch::Merge(label))
+        .await?;
+    cluster.run_share(&fifth).await.map(drop)
 }

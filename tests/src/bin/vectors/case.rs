@@ -348,7 +348,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         pod.extended
             .insert(ResourceName::new(profile), count.as_u64().unwrap_or(0));
     }
-    pod.task_order = task_order(value);
+    pod.task_order.place = task_order(value);
     if value["legacy_mig"] == true {
         pod.unsupported.push(Arc::from(LEGACY_MIG));
     }
