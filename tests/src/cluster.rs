@@ -18,6 +18,7 @@ use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
 use crate::crowd::Crowd;
+use crate::daemon::{Command, Daemon};
 use crate::fleet::Fleet;
 use crate::gpu::{self, Gpus, Hardware};
 use crate::image::Recipe;
@@ -53,8 +54,6 @@ pub struct Programs {
     pub image: Option<PathBuf>,
     /// The pinned helm, where it was built.
     pub helm: Option<PathBuf>,
-    /// Kubernetes' own scheduler, where it was built.
-    pub kube_scheduler: Option<PathBuf>,
     /// The root of the source tree.
     pub tree: PathBuf,
 }
@@ -247,6 +246,16 @@ impl Cluster {
             self.apply_one(&document).await?;
         }
         Ok(())
+    }
+
+    /// Kubernetes' own scheduler beside whatever runs; it is the caller's.
+    pub fn start_kube_scheduler(&self) -> Result<Daemon> {
+        let program = self.programs.daemons.join("kube-scheduler");
+        Command::new("kube-scheduler", program)
+            .flag("--kubeconfig", self.control_plane.kubeconfig("admin"))
+            .flag("--leader-elect", "false")
+            .flag("--secure-port", "0")
+            .start(&self.work.logs())
     }
 
     /// A scheduler beside whatever runs; it is the caller's.

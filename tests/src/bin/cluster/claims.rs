@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::daemon::{Command, Daemon};
 use aliquot_tests::gpu::{Gpus, Hardware};
 use aliquot_tests::manifest::documents;
 use aliquot_tests::node;
@@ -285,7 +284,7 @@ async fn with_driver(
         cluster.apply_one(&document).await?;
     }
     let ns = cluster.namespace().await?;
-    let mut scheduler = kube_scheduler(cluster)?;
+    let mut scheduler = cluster.start_kube_scheduler()?;
     let agent = &mut gpus(cluster)?.agent;
     let plain = agent.command();
     agent.stop().await?;
@@ -299,18 +298,6 @@ async fn with_driver(
     let agent = &mut gpus(cluster)?.agent;
     agent.stop().await?;
     agent.start_again_with(|_| plain)
-}
-
-fn kube_scheduler(cluster: &Cluster) -> Result<Daemon> {
-    let program = cluster.programs.kube_scheduler.clone();
-    Command::new(
-        "kube-scheduler",
-        program.context("kube-scheduler was not built")?,
-    )
-    .flag("--kubeconfig", cluster.control_plane.kubeconfig("admin"))
-    .flag("--leader-elect", "false")
-    .flag("--secure-port", "0")
-    .start(&cluster.work.logs())
 }
 
 fn gpus(cluster: &mut Cluster) -> Result<&mut Gpus> {

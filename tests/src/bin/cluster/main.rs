@@ -103,9 +103,6 @@ struct Folders {
     /// Helm; claims that need it fail without.
     #[arg(long)]
     helm: Option<PathBuf>,
-    /// Kubernetes' own scheduler; claims that need it fail without.
-    #[arg(long)]
-    kube_scheduler: Option<PathBuf>,
     /// Root of the source tree.
     #[arg(long)]
     tree: PathBuf,
@@ -196,7 +193,6 @@ async fn run() -> Result<ExitCode> {
         extended: options.folders.extended,
         image: options.folders.image,
         helm: options.folders.helm,
-        kube_scheduler: options.folders.kube_scheduler,
         tree: options.folders.tree,
     };
     let work = Work::at(root);

@@ -10,7 +10,6 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::daemon::{Command, Daemon};
 use aliquot_tests::random_cluster;
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::wait::{Seen, until};
@@ -81,7 +80,7 @@ pub(crate) async fn clusters(cluster: &mut Cluster, count: u64) -> Result<()> {
     for name in &own {
         cordon(&nodes, name, true).await?;
     }
-    let mut theirs = kube_scheduler(cluster)?;
+    let mut theirs = cluster.start_kube_scheduler()?;
     let mut ours = cluster.start_scheduler(Replica::only()).await?;
     ours.ready().await?;
     let compared = compare(cluster, count).await;
@@ -113,17 +112,6 @@ async fn cordon(nodes: &Api<Node>, name: &str, unschedulable: bool) -> Result<()
     let patch = Patch::Merge(json!({ "spec": { "unschedulable": unschedulable } }));
     nodes.patch(name, &PatchParams::default(), &patch).await?;
     Ok(())
-}
-
-fn kube_scheduler(cluster: &Cluster) -> Result<Daemon> {
-    Command::new(
-        "kube-scheduler",
-        cluster.programs.daemons.join("kube-scheduler"),
-    )
-    .flag("--kubeconfig", cluster.control_plane.kubeconfig("admin"))
-    .flag("--leader-elect", "false")
-    .flag("--secure-port", "0")
-    .start(&cluster.work.logs())
 }
 
 async fn compare(cluster: &Cluster, count: u64) -> Result<Sums> {
