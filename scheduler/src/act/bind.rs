@@ -51,17 +51,9 @@ pub(super) fn tell(hands: &Hands, bind: &Bind, refused: Option<&str>) {
             warning: true,
             reason: "FailedBinding",
             action: "Binding",
-            note: failed(bind, ". ", why),
+            note: format!("Failed to bind pod {namespace}/{name} to node {node}. {why}"),
         },
     });
-}
-
-/// KAI's scheduler and its binder end the sentence before the reason differently.
-pub(super) fn failed(bind: &Bind, end: &str, why: &str) -> String {
-    format!(
-        "Failed to bind pod {}/{} to node {}{end}{why}",
-        bind.namespace, bind.name, bind.node
-    )
 }
 
 async fn write(hands: &Hands, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {

@@ -5,7 +5,6 @@
 
 use super::Hands;
 use super::answer::{self, Answer};
-use super::bind;
 use super::notice::{self, Notice};
 use super::pace::Due;
 use crate::convert::Isolation;
@@ -92,29 +91,6 @@ pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&st
         kind: "PodScheduled",
         holds: false,
         because: WAITING_FOR_VOLUME,
-        message: message(&note, &[]),
-        since: hands.wall.second().to_string(),
-    };
-    write(hands, condition).await;
-}
-
-/// `PodBound`, as KAI's binder writes it, for those who wait for it; what a pod waits for whose
-/// binding was refused with that reason, `PodScheduled` says.
-pub(super) async fn bound(hands: &Hands, bind: &Bind, refused: Option<&str>) {
-    let note = match refused {
-        None => format!("Pod bound successfully to node {}", bind.node),
-        Some(why) => bind::failed(bind, ": ", why),
-    };
-    let condition = Condition {
-        namespace: &bind.namespace,
-        name: &bind.name,
-        uid: bind.pod.as_str(),
-        kind: "PodBound",
-        holds: refused.is_none(),
-        because: match refused {
-            None => "Bound",
-            Some(_) => "BindingError",
-        },
         message: message(&note, &[]),
         since: hands.wall.second().to_string(),
     };

@@ -415,9 +415,6 @@ impl Actor {
                 self.hands.meters.bound(begun.elapsed());
             }
             bind::tell(&self.hands, bind, refused.as_deref());
-            let (hands, bind) = (self.hands.clone(), bind.clone());
-            let write = async move { condition::bound(&hands, &bind, refused.as_deref()).await };
-            self.waiting.push_back(write.boxed());
         }
         // The cycle is gone only when everything ends.
         let _ = self.outcomes.send(Outcome { decision, result });
