@@ -67,6 +67,8 @@ pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
             manifests.retain(|block| !block.contains("kind: SchedulerConfiguration"));
             // Rights are no matter of scheduling; the deploy tests look at them.
             manifests.retain(|block| !block.contains("rbac.authorization.k8s.io"));
+            // Shares by claim are placed by Kubernetes' own scheduler, so far.
+            manifests.retain(|block| !block.contains("kind: ResourceClaimTemplate"));
             let manifests = manifests.join("---\n");
             if manifests.is_empty() {
                 continue;
