@@ -1,7 +1,7 @@
 //! The agent as Kubernetes' DRA driver `aliquot.dev`: shares by `ResourceClaim`, under any
 //! scheduler. The second front of the one ledger; off unless `--dra` is given.
 //!
-//! - [`slice`]: pure: the node's state → what its `ResourceSlice` says.
+//! - [`mod@slice`]: pure: the node's state → what its `ResourceSlice` says.
 //! - [`publish`]: keeps that object.
 //! - [`registration`]: how the kubelet finds the driver.
 //! - `authority`: what the kubelet's registration calls lack.
