@@ -1,5 +1,5 @@
 //! How the kubelet finds the driver: it watches a folder, calls what listens there, and then
-//! dials the endpoint that it is told.
+//! connects to the endpoint in the plugin's answer.
 
 use super::authority;
 use super::driver::Driver;

@@ -56,7 +56,7 @@ pub fn allocated(
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
     if uid != asked.uid {
         return Err(format!(
-            "claim {claim} was made anew: its UID is {uid}, the kubelet asks for {}",
+            "claim {claim} was deleted and created again: its UID is {uid}, the kubelet asks for {}",
             asked.uid
         ));
     }

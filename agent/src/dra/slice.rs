@@ -1,7 +1,7 @@
 //! The node's state → what its `ResourceSlice` says. Pure.
 //!
 //! One device per card, which several claims may hold at once (KEP-5075). What keeps a card
-//! from being allocated anew is a taint (KEP-5055), so that the device stays in the pool while
+//! from being allocated again is a taint (KEP-5055), so that the device stays in the pool while
 //! claims hold it.
 
 use super::mode_of;
@@ -172,7 +172,8 @@ fn taints(state: &State, card: &Card) -> Vec<DeviceTaint> {
     };
     let mut taints = Vec::new();
     if !card.health.is_healthy() {
-        // Who is on a card that is lost has lost it; one that is slow to answer ends nobody.
+        // Pods on a lost card have lost it and are evicted. A card that is slow to answer
+        // evicts none.
         let effect = if card.health.is_lasting() {
             "NoExecute"
         } else {

@@ -424,10 +424,10 @@ proptest! {
     }
 }
 
-/// KAI's `filterUnmarkedNodes` and `getNodeResources`: nodes for nobody are none, and GPUs of nodes
-/// for pods without GPUs are none.
+/// KAI's `filterUnmarkedNodes` and `getNodeResources`: nodes that no pod may use do not count, nor
+/// do the GPUs of nodes for pods without GPUs.
 #[test]
-fn what_nobody_may_use_is_in_nobodys_share() {
+fn gpus_that_no_pod_may_use_are_in_no_share() {
     let mut core = Core::new(Config::default());
     let events = "node both cpu=1000 memory=1000 pods=110 gpus=1 label.for/cpu= label.for/gpu=\n\
         node gpu cpu=2000 memory=2000 pods=110 gpus=2 label.for/gpu=\n\

@@ -288,7 +288,7 @@ impl World {
         self.due(users);
     }
 
-    /// Those of whom that is so are looked at again.
+    /// Pods for which `which` holds are looked at again.
     pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &Say) -> bool) {
         let users = self.storage.users.pods.iter();
         let users = users.filter(|(_, (pod, say))| which(pod, say));

@@ -52,7 +52,7 @@ fn what_is_not_served_is_refused_with_a_sentence() {
     let ours = format!("{results}/1");
     let second = claim_object().pointer(&ours).unwrap().clone();
     let cases = [
-        ("/metadata/uid", json!("another"), "made anew"),
+        ("/metadata/uid", json!("another"), "created again"),
         ("/status/allocation", Value::Null, "not allocated"),
         ("/status", Value::Null, "not allocated"),
         (results, json!([]), "or none"),

@@ -2,8 +2,8 @@
 //! one of them finds room for, the other one does, too.
 //!
 //! The clusters are those of `--bin differential`, which asks kube-scheduler's plugins alone.
-//! Nobody minds the nodes, and nothing runs on them. What the pinned API server refuses to take
-//! is left out: taints and tolerations that are compared as numbers, which are alpha there.
+//! The nodes have no kubelet and the controllers are stopped, so nothing runs. What the pinned
+//! API server refuses to take is left out: taints and tolerations that are compared as numbers, which are alpha there.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::fmt::Debug;
@@ -312,7 +312,7 @@ where
         .await
 }
 
-/// At once, whoever wants to do something before.
+/// At once, without finalizers and grace.
 async fn remove<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: Resource + Clone + DeserializeOwned + Debug,

@@ -23,6 +23,17 @@ fn claimed(world: &mut World, n: u32, card: u32, mib: u64) -> (Claim, AllocId) {
     (claim, AllocId::new(1000 + u128::from(n)))
 }
 
+/// A node, and what two claims were allocated: 600 MiB of card 0, and 500 MiB of that card.
+fn two_claims(card: u32) -> (World, Core, [(Claim, AllocId); 2]) {
+    let mut world = World::new();
+    let core = world.started();
+    let claims = [
+        claimed(&mut world, 1, 0, 600),
+        claimed(&mut world, 2, card, 500),
+    ];
+    (world, core, claims)
+}
+
 /// A core that knows the pods, and what it says of this claim.
 fn prepare(world: &mut World, core: &mut Core, of: &(Claim, AllocId)) -> Result<(), String> {
     let pods = world.pods.values().cloned().collect();
@@ -54,12 +65,7 @@ fn held(core: &Core) -> Vec<AllocId> {
 
 #[test]
 fn a_claim_counts_as_a_share_does_and_is_prepared_as_often_as_it_is_asked() {
-    let mut world = World::new();
-    let mut core = world.started();
-    let (first, second) = (
-        claimed(&mut world, 1, 0, 600),
-        claimed(&mut world, 2, 0, 500),
-    );
+    let (mut world, mut core, [first, second]) = two_claims(0);
     prepare(&mut world, &mut core, &first).unwrap();
     prepare(&mut world, &mut core, &first).unwrap();
     assert_eq!(held(&core), [first.1]);
@@ -89,12 +95,7 @@ fn a_claim_waits_for_its_pod_and_a_pod_that_left_gets_nothing() {
 
 #[test]
 fn a_new_agent_has_the_claims_that_lie_on_disk_and_the_kubelets_file_does_not_name() {
-    let mut world = World::new();
-    let mut core = world.started();
-    let (first, second) = (
-        claimed(&mut world, 1, 0, 600),
-        claimed(&mut world, 2, 1, 500),
-    );
+    let (mut world, mut core, [first, second]) = two_claims(1);
     for of in [&first, &second] {
         prepare(&mut world, &mut core, of).unwrap();
     }
@@ -181,7 +182,7 @@ fn a_card_has_one_front_and_on_a_race_the_claim_wins() {
     step(&mut world, &mut core, &Step::Allocate(1));
     step(&mut world, &mut core, &Step::PreStart(1));
     assert_eq!(held(&core), [of.1]);
-    // What runs gives way to nobody.
+    // What runs is not taken back.
     step(&mut world, &mut core, &Step::Bind(3, false, 1, 300));
     step(&mut world, &mut core, &Step::Allocate(3));
     step(&mut world, &mut core, &Step::PreStart(3));
@@ -195,12 +196,7 @@ fn a_card_has_one_front_and_on_a_race_the_claim_wins() {
 
 #[test]
 fn a_node_that_offers_nothing_keeps_the_claims_it_has() {
-    let mut world = World::new();
-    let mut core = world.started();
-    let (first, second) = (
-        claimed(&mut world, 1, 0, 600),
-        claimed(&mut world, 2, 1, 500),
-    );
+    let (mut world, mut core, [first, second]) = two_claims(1);
     prepare(&mut world, &mut core, &first).unwrap();
     let why = Some("no hook".to_owned());
     core.apply(Event::Obstacle(Obstacle::Hook, why), world.now);
@@ -217,7 +213,7 @@ fn a_claim_outlives_an_api_server_that_is_away_as_long_as_it_may_run() {
     let mut core = world.started();
     let of = claimed(&mut world, 1, 0, 600);
     prepare(&mut world, &mut core, &of).unwrap();
-    // A new agent that reaches nobody: the kubelet's file never names a claim.
+    // A new agent without an API server: the kubelet's checkpoint never names a claim.
     let mut core = new_core();
     core.apply(Event::Local(world.local()), world.now);
     world.now += Duration::from_mins(10);
