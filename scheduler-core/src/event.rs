@@ -170,6 +170,10 @@ pub struct Outcome {
 pub enum OutcomeResult {
     /// The API server took it.
     Confirmed,
+    /// The eviction of a pod whose grant was refused ([`EvictCause::GrantRefused`]): no controller
+    /// would make the pod anew, so that it was told and not deleted. It stays where it is until a
+    /// person deletes it, and the kubelet counts it until then.
+    Stays,
     /// The API server, or something before it, refused it.
     Refused {
         /// One readable sentence.
@@ -220,6 +224,8 @@ pub struct Evicting {
     pub in_favour_of: Option<GroupName>,
     /// Its outcome is known: only the pod's leaving is awaited.
     pub settled: bool,
+    /// That outcome was [`OutcomeResult::Stays`].
+    pub stays: bool,
 }
 
 /// A claim that is being bound.

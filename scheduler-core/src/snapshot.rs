@@ -199,6 +199,7 @@ fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
             .unwrap_or(crate::action::EvictCause::GrantRefused),
         in_favour_of: open.and_then(|open| open.in_favour_of.clone()),
         settled: open.is_none(),
+        stays: row.refused.as_ref().is_some_and(|refused| refused.stays),
     }))
 }
 

@@ -195,16 +195,6 @@ impl World {
                 *bound.entry((&key.namespace, group)).or_default() += 1;
             }
         }
-        // The same for whole cards, which the kubelet goes on counting: the scheduler takes such a
-        // pod for one that leaves, and promises its cards (seed 1918).
-        let keeps = |(_, pod): (&Key, &Value)| {
-            let whole = &pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"];
-            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-            pod["spec"]["nodeName"].is_string() && !whole.is_null() && self.disowned.contains(uid)
-        };
-        if self.store.all("pods", "").any(keeps) {
-            return Vec::new();
-        }
         let mut out = Vec::new();
         for (key, group) in self.store.all("podgroups", "") {
             let least = group["spec"]["minMember"].as_u64().unwrap_or(1);

@@ -33,6 +33,10 @@ pub(super) fn outcome(
                 open.known = Known::Answered;
             }
         }
+        OutcomeResult::Stays => {
+            state.open.remove(&outcome.decision);
+            stays(state, task);
+        }
         OutcomeResult::Refused { reason, retryable } => {
             state.open.remove(&outcome.decision);
             if let Some(cause) = evicts {
@@ -248,6 +252,9 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
         let uid = row.uid.clone();
         state.to_evict.remove(&(uid, task));
     }
+    if evicting.stays {
+        stays(state, task);
+    }
     // Of a pod that was never seen bound, this stood for its binding.
     state.open.remove(&evicting.decision);
     if !evicting.settled {
@@ -344,6 +351,7 @@ fn stop_holding(
             refusal,
             grants,
             node,
+            stays: false,
         }));
     }
     state.transition(
@@ -361,6 +369,24 @@ fn stop_holding(
         state.release_card(hold.card);
     }
     state.loosen();
+}
+
+/// A refused pod is not deleted: its CPU, memory and GPUs on the node are promised to no other pod.
+fn stays(state: &mut State, task: TaskKey) {
+    let row = state.tasks.get_mut(task);
+    let Some(row) = row.filter(|row| row.seen != Seen::Releasing) else {
+        return;
+    };
+    let Some(refused) = &mut row.refused else {
+        return;
+    };
+    refused.stays = true;
+    let cell = state.cell(task);
+    if cell.status == Status::Releasing {
+        let status = Status::Stuck;
+        state.transition(task, TaskCell { status, ..cell });
+        state.loosen();
+    }
 }
 
 /// From a snapshot: a binding under way.

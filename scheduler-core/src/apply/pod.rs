@@ -405,12 +405,13 @@ fn placed(
     problems: &mut Vec<Problem>,
 ) -> TaskCell {
     let node = state.node(&placement.node);
-    let Some((spec, uid, refused, evicted)) = state.tasks.get(key).and_then(|row| {
+    let Some((spec, uid, seen, refused, evicted)) = state.tasks.get(key).and_then(|row| {
         let spec = state.specs.get(row.spec)?;
         Some((
             Arc::clone(&spec.spec),
             row.uid.clone(),
-            row.refused.is_some(),
+            row.seen,
+            row.refused.as_ref().map(|refused| refused.stays),
             row.evicting.is_some(),
         ))
     }) else {
@@ -421,9 +422,13 @@ fn placed(
         Status::Bound | Status::Running if evicted => Status::Releasing,
         other => other,
     };
-    if refused {
+    if let Some(stays) = refused {
         return TaskCell {
-            status: Status::Releasing,
+            status: match status {
+                Status::Stuck => Status::Stuck,
+                _ if stays && seen != Seen::Releasing => Status::Stuck,
+                _ => Status::Releasing,
+            },
             node: Some(node),
             holds: None,
             decision: None,

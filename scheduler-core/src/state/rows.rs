@@ -213,6 +213,8 @@ pub(crate) struct Refused {
     pub grants: Vec<crate::model::ContainerGrant>,
     /// What the API server shows, which is not "on its way out" yet.
     pub node: NodeKey,
+    /// Nobody deletes the pod: its outcome was [`crate::OutcomeResult::Stays`].
+    pub stays: bool,
 }
 
 /// What the API server showed of a pod.

@@ -522,6 +522,7 @@ fn outcome(line: &Line) -> Read<Outcome> {
     let decision = DecisionId::parse(line.name(1)?).ok_or_else(|| line.error("no decision"))?;
     let result = match line.name(2)? {
         "confirmed" => OutcomeResult::Confirmed,
+        "stays" => OutcomeResult::Stays,
         "refused" => OutcomeResult::Refused {
             reason: Arc::from(line.get("reason").unwrap_or_default()),
             retryable: line.flag("retryable"),
@@ -539,6 +540,7 @@ fn evicting(line: &Line) -> Read<Evicting> {
         cause: cause(line)?,
         in_favour_of: line.get("for").map(GroupName::new),
         settled: line.flag("settled"),
+        stays: line.flag("stays"),
     })
 }
 

@@ -161,6 +161,7 @@ impl Text {
                 self.start("outcome", outcome.decision);
                 match &outcome.result {
                     OutcomeResult::Confirmed => self.word("confirmed"),
+                    OutcomeResult::Stays => self.word("stays"),
                     OutcomeResult::Refused { reason, retryable } => {
                         self.word("refused");
                         self.pair("reason", reason);
@@ -182,6 +183,7 @@ impl Text {
                 self.pair("pod", &evicting.pod);
                 self.pair("cause", evicting.cause.as_str());
                 self.some("for", evicting.in_favour_of.as_ref());
+                self.flag("stays", evicting.stays);
                 self.flag("settled", evicting.settled);
                 self.end();
             }

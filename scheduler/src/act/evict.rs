@@ -20,7 +20,7 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict, together: &Leave) -> Out
             Ok(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
                 if !is_owned(&pod) {
                     tell(hands, evict).await;
-                    return OutcomeResult::Confirmed;
+                    return OutcomeResult::Stays;
                 }
             }
             Ok(_) => return OutcomeResult::Confirmed,

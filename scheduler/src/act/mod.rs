@@ -408,7 +408,7 @@ impl Actor {
                 tracing::warn!(%decision, %reason, "refused");
                 Some(Arc::clone(reason))
             }
-            OutcomeResult::Confirmed => None,
+            OutcomeResult::Confirmed | OutcomeResult::Stays => None,
         };
         if let Task::Bind(bind) = &*task {
             if refused.is_none() {

@@ -174,6 +174,7 @@ impl Meters {
     pub fn outcome(&self, result: &OutcomeResult) {
         let kind = match result {
             OutcomeResult::Confirmed => "confirmed",
+            OutcomeResult::Stays => "stays",
             OutcomeResult::Refused { .. } => "refused",
         };
         self.outcomes.get_or_create(&Kind { kind }).inc();
