@@ -11,9 +11,10 @@ use crate::groups::{self, GroupView};
 use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
+use crate::scale_up::{self, Shortage};
 use crate::snapshot;
 use crate::state::State;
-use crate::units::Time;
+use crate::units::{Mib, Time};
 use std::sync::Arc;
 
 /// One scheduler: the whole state of one shard, and every decision about it.
@@ -118,6 +119,14 @@ impl Core {
     /// pod that does not wait.
     pub fn explain_cards(&self, pod: &PodUid, most: usize) -> Vec<String> {
         explain::cards(&self.state, &self.config, pod, most)
+    }
+
+    /// Pods for which the last decision found no room and whose queues are within quota with
+    /// them, for [`crate::scale_up::plan`]: whole jobs in the order in which pods wait, at most
+    /// `most` pods. GPU memory counts towards quotas over cards of `card` MiB.
+    pub fn shortage(&mut self, most: usize, card: Mib) -> Shortage {
+        self.state.refresh_queues();
+        scale_up::shortage(&mut self.state, most, card)
     }
 
     /// What each queue has, wants and may have now. Changes nothing but what the next
