@@ -11,7 +11,7 @@ use crate::groups::{self, GroupView};
 use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
-use crate::scale_up::{self, Shortage};
+use crate::scale_up::{self, Groups, Shortage};
 use crate::snapshot;
 use crate::state::State;
 use crate::units::{Mib, Time};
@@ -122,11 +122,12 @@ impl Core {
     }
 
     /// Pods for which the last decision found no room and whose queues are within quota with
-    /// them, for [`crate::scale_up::plan`]: whole jobs in the order in which pods wait, at most
-    /// `most` pods. GPU memory counts towards quotas over cards of `card` MiB.
-    pub fn shortage(&mut self, most: usize, card: Mib) -> Shortage {
+    /// them, for [`scale_up::plan`]: whole jobs in the order in which pods wait, at most `most`
+    /// pods. GPU memory counts towards quotas over the smallest card, and over one of `card` MiB
+    /// in a cluster without.
+    pub fn shortage(&mut self, groups: &Groups, most: usize, card: Mib) -> Shortage {
         self.state.refresh_queues();
-        scale_up::shortage(&mut self.state, most, card)
+        scale_up::shortage(&mut self.state, groups, most, card)
     }
 
     /// What each queue has, wants and may have now. Changes nothing but what the next

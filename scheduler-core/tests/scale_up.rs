@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test from its first line to its last.
 
 use scheduler_core::model::{Card, Labels, Mode, Node};
-use scheduler_core::scale_up::{NodeTemplate, Plan, Unknown, plan};
+use scheduler_core::scale_up::{Groups, NodeTemplate, Plan, Unknown, plan};
 use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Core, text};
 use std::fmt::Write as _;
@@ -13,6 +13,13 @@ const UNKNOWN: Unknown = Unknown {
     most: 100,
 };
 const QUEUES: &str = "queue q\nqueue small gpu=1000000000/-1/1\n";
+
+fn groups() -> Groups {
+    Groups {
+        keys: vec![Arc::from("group"), Arc::from("pool")],
+        described: Vec::new(),
+    }
+}
 
 fn template(name: &str, cards: u32, mib: u64) -> NodeTemplate {
     let labels: Labels = [(Arc::from("group"), Arc::from(name))]
@@ -43,7 +50,7 @@ fn planned(lines: &str, templates: &[NodeTemplate]) -> Plan {
         assert_eq!(core.apply(event), []);
     }
     core.decide(Time(1_000));
-    let shortage = core.shortage(1_000, Mib(10_000));
+    let shortage = core.shortage(&groups(), 1_000, Mib(10_000));
     plan(&shortage, templates, &UNKNOWN, core.config())
 }
 
@@ -113,10 +120,10 @@ fn nothing_is_known_of_the_nodes_and_the_pods_say_which_will_do() {
 
 #[test]
 fn the_first_group_takes_what_it_can_and_a_gang_gets_all_or_nothing() {
-    let groups = [template("small", 1, 10_000), template("large", 8, 80_000)];
+    let both = [template("small", 1, 10_000), template("large", 8, 80_000)];
     let share = "pod s queue=q created=1 cpu=1000 gpu-memory.main=2000\n";
     let large = "pod l queue=q created=2 cpu=1000 gpu-memory.main=60000\n";
-    let plan = planned(&format!("{share}{large}"), &groups);
+    let plan = planned(&format!("{share}{large}"), &both);
     let asked: Vec<_> = (plan.nodes.iter())
         .map(|node| (node.template, node.cards))
         .collect();
@@ -138,7 +145,7 @@ fn the_first_group_takes_what_it_can_and_a_gang_gets_all_or_nothing() {
         assert_eq!(core.apply(event), []);
     }
     core.decide(Time(1_000));
-    let shortage = core.shortage(1_000, Mib(10_000));
+    let shortage = core.shortage(&groups(), 1_000, Mib(10_000));
     assert_eq!(plan_nodes(&shortage, &few, &none, &core), 0);
     few[0].most = 4;
     assert_eq!(plan_nodes(&shortage, &few, &none, &core), 4);
@@ -215,7 +222,9 @@ fn a_node_that_starts_counts_and_one_that_never_comes_does_not() {
         assert_eq!(core.apply(event), []);
     }
     core.decide(Time(1_000));
-    let shortage = core.shortage(1_000, Mib(10_000)).without(&|_| true);
+    let shortage = core
+        .shortage(&groups(), 1_000, Mib(10_000))
+        .without(&|_| true);
     assert_eq!(plan_nodes(&shortage, &one, &UNKNOWN, &core), 2);
 }
 
@@ -245,6 +254,41 @@ fn planned_fast(lines: &str, templates: &[NodeTemplate]) -> Plan {
         assert_eq!(core.apply(event), []);
     }
     core.decide(Time(1_000));
-    let shortage = core.shortage(1_000, Mib(10_000));
+    let shortage = core.shortage(&groups(), 1_000, Mib(10_000));
     plan(&shortage, templates, &UNKNOWN, core.config())
+}
+
+#[test]
+fn a_group_that_nobody_described_is_as_its_last_node() {
+    let lines = "node n1 label.pool=l4 label.zone=a cpu=8000 memory=1000000 pods=110 gpus=1 \
+        managed taint.node.kubernetes.io/unreachable=:NoExecute taint.gpu=:NoSchedule \
+        extended.aliquot.dev/gpu-share=48\n\
+        cards n1 default=mps\n  card G1 product=L4 total=10000 mode=mps\n\
+        pod has queue=q gpus.main=1 phase=running on=n1\n  \
+        grant main cards=G1 memory=10000 mode=exclusive\n\
+        node other label.pool=cpu cpu=8000 memory=1000000 pods=110\n\
+        pod a queue=q gpu-fraction.main=500000000 tolerates=gpu\n\
+        pod b queue=q gpu-fraction.main=500000000\n";
+    let mut core = Core::new(Config::verified());
+    for event in text::read(&format!("{QUEUES}{lines}")).unwrap() {
+        assert_eq!(core.apply(event), []);
+    }
+    core.decide(Time(1_000));
+    let shortage = core.shortage(&groups(), 1_000, Mib(10_000));
+    let [seen] = shortage.seen.as_slice() else {
+        panic!("{:?}", shortage.seen);
+    };
+    assert_eq!((&*seen.name, seen.cards.len()), ("pool=l4", 1));
+    assert_eq!(seen.node.taints.len(), 1);
+    assert_eq!(shortage.without_cards.len(), 1);
+    let plan = plan(&shortage, &shortage.seen, &UNKNOWN, core.config());
+    let asked: Vec<_> = plan.nodes.iter().map(|node| node.template).collect();
+    // Only one of them tolerates the taint of that group's nodes.
+    assert_eq!(asked, [Some(0), None]);
+    // Once described, what it has is what the description says.
+    let described = Groups {
+        described: vec![seen.known_by.clone()],
+        ..groups()
+    };
+    assert_eq!(core.shortage(&described, 1_000, Mib(0)).seen, []);
 }

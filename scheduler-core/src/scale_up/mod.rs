@@ -38,6 +38,37 @@ pub struct NodeTemplate {
     pub known_by: Labels,
 }
 
+/// How groups of nodes are told apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// Keys of labels whose values name a group: nodes of it are alike.
+    pub keys: Vec<Arc<str>>,
+    /// Labels of the nodes of groups that a person has described.
+    pub described: Vec<Labels>,
+}
+
+impl Groups {
+    fn is_described(&self, node: &Node) -> bool {
+        let mut described = self.described.iter();
+        described.any(|labels| has(node, labels))
+    }
+
+    /// The first of the keys that the node has, and its value.
+    fn name(&self, node: &Node) -> Option<(Arc<str>, Arc<str>)> {
+        let mut keys = self.keys.iter();
+        keys.find_map(|key| {
+            let value = node.labels.get(key)?;
+            Some((Arc::clone(key), Arc::clone(value)))
+        })
+    }
+}
+
+/// Whether the node has all of these labels, and there are some.
+fn has(node: &Node, labels: &Labels) -> bool {
+    let has = |(key, value)| node.labels.get(key) == Some(value);
+    !labels.is_empty() && labels.iter().all(has)
+}
+
 /// Pods that wait for a node, and what the cluster has left, as events for a core of its own.
 /// All pods are in one queue without limits, the larger ones first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,8 +77,10 @@ pub struct Shortage {
     pub events: Vec<Event>,
     /// How many pods wait.
     pub pods: usize,
-    /// Nodes that offer no GPU: they may be starting.
+    /// Nodes of groups that offer no GPU: they may be starting.
     pub without_cards: Vec<Node>,
+    /// What the last node has, by name, of each group that nobody has described. Idle.
+    pub seen: Vec<NodeTemplate>,
 }
 
 impl Shortage {

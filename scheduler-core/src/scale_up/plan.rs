@@ -282,11 +282,7 @@ impl Site {
 
     /// A node that is there has what its group's template says.
     fn begin(&mut self, node: &Node, templates: &[NodeTemplate]) {
-        let is_of = |template: &&NodeTemplate| {
-            let known = &template.known_by;
-            let has = |(key, value)| node.labels.get(key) == Some(value);
-            !known.is_empty() && known.iter().all(has)
-        };
+        let is_of = |template: &&NodeTemplate| super::has(node, &template.known_by);
         let Some(template) = templates.iter().find(is_of) else {
             return;
         };

@@ -1,12 +1,14 @@
 //! Which pods a new node may help, as a cluster of their own.
 
-use super::Shortage;
+use super::{Groups, NodeTemplate, Shortage};
 use crate::action::ReasonKind;
 use crate::cycle;
 use crate::event::Event;
 use crate::gang::{self, Pick};
 use crate::ids::QueueName;
-use crate::model::{NodeCards, Phase, Placement, Pod, PodGroup, Queue};
+use crate::model::{
+    Card, Mode, Node, NodeCards, Phase, Placement, Pod, PodGroup, Pool, Queue, Taint,
+};
 use crate::shares::{Three, plus, within};
 use crate::snapshot;
 use crate::state::State;
@@ -15,6 +17,7 @@ use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Mib, NanoGpu, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The queue of all pods of a shortage.
 const QUEUE: &str = "scale-up";
@@ -23,19 +26,26 @@ const QUEUE: &str = "scale-up";
 const SPARE: usize = 64;
 
 /// Pods for which the last decision found no room, as long as their queues are within their
-/// quota with them: pods over quota bring no node. GPU memory counts over cards of `card` MiB.
-/// Whole jobs, in the order in which pods wait, until there are `most` pods.
-pub(crate) fn shortage(state: &mut State, most: usize, card: Mib) -> Shortage {
+/// quota with them: pods over quota bring no node. GPU memory counts over the smallest card, and
+/// over one of `card` MiB where there is none. Whole jobs, in the order in which pods wait, until
+/// there are `most` pods.
+pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mib) -> Shortage {
     state.refresh_rooms();
+    let (without_cards, seen) = of_groups(state, groups);
+    let smallest = state.cards.values().filter_map(|row| {
+        let card = row.card.as_ref().filter(|card| !card.mig)?;
+        (card.total.0 > 0).then_some(card.total)
+    });
+    let card = smallest.min().unwrap_or(card);
     let mut jobs = Vec::new();
     let mut pods = 0;
     let mut asked: BTreeMap<QueueKey, Three> = BTreeMap::new();
-    let mut seen = BTreeSet::new();
+    let mut looked_at = BTreeSet::new();
     for (_, task) in &state.pending {
         let Some(job) = waits_for_room(state, *task) else {
             continue;
         };
-        if !seen.insert(job) {
+        if !looked_at.insert(job) {
             continue;
         }
         let tasks = within_quota(state, job, card, &mut asked);
@@ -49,7 +59,11 @@ pub(crate) fn shortage(state: &mut State, most: usize, card: Mib) -> Shortage {
         jobs.push((job, tasks));
     }
     if jobs.is_empty() {
-        return Shortage::default();
+        return Shortage {
+            without_cards,
+            seen,
+            ..Shortage::default()
+        };
     }
     let mut events = vec![
         Event::Tick(state.now),
@@ -60,15 +74,6 @@ pub(crate) fn shortage(state: &mut State, most: usize, card: Mib) -> Shortage {
     for (job, _) in &jobs {
         nodes.extend(stands_on(state, *job));
     }
-    let mut without_cards = Vec::new();
-    for row in state.nodes.values() {
-        if row.cards.is_empty()
-            && let Some(node) = row.node.as_ref().filter(|node| node.gpus == 0)
-        {
-            without_cards.push(node.clone());
-        }
-    }
-    without_cards.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     let ours: BTreeSet<JobKey> = jobs.iter().map(|(job, _)| *job).collect();
     for key in nodes {
         node(state, key, &mut events);
@@ -88,6 +93,77 @@ pub(crate) fn shortage(state: &mut State, most: usize, card: Mib) -> Shortage {
         events,
         pods,
         without_cards,
+        seen,
+    }
+}
+
+/// Nodes of groups that offer no GPU, and what the last node of each other group has.
+fn of_groups(state: &State, groups: &Groups) -> (Vec<Node>, Vec<NodeTemplate>) {
+    let mut without_cards = Vec::new();
+    let mut seen = BTreeMap::new();
+    for key in state.node_names.values() {
+        let Some(row) = state.nodes.get(*key) else {
+            continue;
+        };
+        let Some(node) = &row.node else {
+            continue;
+        };
+        let described = groups.is_described(node);
+        let name = groups.name(node);
+        if !described && name.is_none() {
+            continue;
+        }
+        if row.cards.is_empty() && node.gpus == 0 {
+            without_cards.push(node.clone());
+        } else if let (false, Some(name), Some(agent)) = (described, name, &row.agent) {
+            let cards = row.cards.iter();
+            let cards = cards.filter_map(|card| state.cards.get(*card)?.card.as_ref());
+            let cards = cards.map(idle).collect();
+            let template = template(&name, node, cards, agent.default_mode);
+            seen.insert(name, template);
+        }
+    }
+    (without_cards, seen.into_values().collect())
+}
+
+/// A node like this one, when it comes.
+fn template(
+    (key, value): &(Arc<str>, Arc<str>),
+    node: &Node,
+    cards: Vec<Card>,
+    default_mode: Mode,
+) -> NodeTemplate {
+    // Kubernetes' own taints and those of autoscalers tell how this one fares.
+    let passing = |taint: &&Taint| {
+        let key = &*taint.key;
+        let theirs = ["node.kubernetes.io/", "karpenter.sh/"];
+        !theirs.iter().any(|prefix| key.starts_with(prefix)) && !key.contains("ClusterAutoscaler")
+    };
+    NodeTemplate {
+        name: Arc::from(format!("{key}={value}")),
+        known_by: [(Arc::clone(key), Arc::clone(value))].into_iter().collect(),
+        node: Node {
+            taints: node.taints.iter().filter(passing).cloned().collect(),
+            unschedulable: false,
+            not_ready: Vec::new(),
+            ..node.clone()
+        },
+        cards,
+        default_mode,
+        most: u32::MAX,
+    }
+}
+
+/// The same card with nothing on it.
+fn idle(card: &Card) -> Card {
+    Card {
+        mode: None,
+        ready: true,
+        unhealthy: None,
+        cordoned: false,
+        strangers: Mib(0),
+        pool: Pool::Unknown,
+        ..card.clone()
     }
 }
 
