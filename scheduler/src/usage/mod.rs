@@ -116,3 +116,6 @@ pub(crate) fn part(used: f64, capacity: f64) -> u64 {
         0
     }
 }
+
+#[cfg(test)]
+mod tests;
