@@ -13,7 +13,7 @@ use sim_cluster::prometheus::{Answer, Prometheus};
 const SHARD: &str = "schedulingshard/default";
 /// From what is told or done until it acts.
 const SOON: Duration = Duration::from_secs(30);
-/// A decision that waits for nothing, and a binding.
+/// A decision and a binding, which wait for no answer: `usageQueryTimeout` is twice as long.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn a_queue_that_used_much_waits_behind_the_one_that_used_little(
@@ -45,7 +45,7 @@ fn large(ns: &str, name: &str, queue: &str) -> Value {
 
 fn shard(url: &str) -> Value {
     let params = json!({ "windowSize": "10m", "fetchInterval": "1s", "stalenessPeriod": "5s",
-        "extraParams": { "usageQueryTimeout": "2s" } });
+        "extraParams": { "usageQueryTimeout": "20s" } });
     json!({
         "apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard",
         "metadata": { "name": "default" },
@@ -134,7 +134,7 @@ async fn waits(cluster: &mut Cluster) -> Result<()> {
 
     // It answers no more: decisions go on as without it, and the shard says so.
     server.answer(Answer::Silence);
-    says(cluster, ["True", "stale", "usageQueryTimeout"]).await?;
+    says(cluster, ["True", "stale", "no answer came"]).await?;
     let third = next(cluster, &ns, "little-with", "silent").await?;
     ensure!(third == "much", "with a silent server {third} is next");
     server.answer(Answer::Samples);
