@@ -12,6 +12,7 @@ use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::scale_up::{self, Groups, Shortage};
+use crate::shares;
 use crate::snapshot;
 use crate::state::State;
 use crate::units::{Mib, Time};
@@ -135,6 +136,11 @@ impl Core {
     pub fn queues(&mut self) -> Vec<QueueView> {
         self.state.refresh_queues();
         queues::views(&self.state, &self.config)
+    }
+
+    /// What all nodes have together, ready or not: GPU (nano), CPU (milli), memory (bytes).
+    pub fn capacity(&self) -> [u128; 3] {
+        shares::capacity(&self.state)
     }
 
     /// What each pod group has, wants and waits for.
