@@ -93,9 +93,10 @@ fn two_halves_bring_one_node_and_a_third_half_a_second() {
 fn nothing_is_known_of_the_nodes_and_the_pods_say_which_will_do() {
     assert_eq!(cards(&planned(&pods(&[5, 5, 5]), &[])), [1, 1]);
     // KAI's ratio: whatever it is, it counts as a tenth.
-    let memory: String = (0..11)
-        .map(|at| format!("pod m{at} queue=q gpu-memory.main={}\n", 100 + at))
-        .collect();
+    let mut memory = String::new();
+    for at in 0..11 {
+        let _ = writeln!(memory, "pod m{at} queue=q gpu-memory.main={}", 100 + at);
+    }
     assert_eq!(cards(&planned(&memory, &[])), [1, 1]);
     // Pods with other rules want other nodes, and the largest says how many cards one has.
     let rules = "pod a queue=q gpus.main=2 selector.zone=a\n\

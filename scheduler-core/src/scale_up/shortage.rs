@@ -214,7 +214,7 @@ fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> Three {
             continue;
         };
         sum = plus(sum, spec.request());
-        let share = u128::from(spec.share_mib) * u128::from(NanoGpu::ONE.0);
+        let share = spec.share_mib * u128::from(NanoGpu::ONE.0);
         sum[0] += share.checked_div(u128::from(card.0)).unwrap_or(0);
     }
     sum

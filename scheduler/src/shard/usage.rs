@@ -31,7 +31,7 @@ pub(super) struct Config {
     connection_string: Option<Spanned<String>>,
     connection_string_env_var: Option<Spanned<String>>,
     #[serde(default)]
-    usage_params: Params,
+    usage_params: UsageParams,
     /// Where KAI's documents have them.
     #[serde(default)]
     extra_params: Pairs<Spanned<String>>,
@@ -39,7 +39,7 @@ pub(super) struct Config {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Params {
+struct UsageParams {
     half_life_period: Option<Spanned<String>>,
     window_size: Option<Spanned<String>>,
     window_type: Option<Spanned<String>>,
@@ -151,7 +151,7 @@ fn in_memory(config: &Spanned<Config>, window: &Window, remarks: &mut Vec<Remark
 
 fn window(
     config: &Spanned<Config>,
-    params: &Params,
+    params: &UsageParams,
     remarks: &mut Vec<Remark>,
 ) -> Result<Window, Remark> {
     let size = match &params.window_size {

@@ -1,6 +1,6 @@
 //! What queues used in the past, as a server of Prometheus' API says it.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
@@ -78,7 +78,6 @@ async fn next(cluster: &Cluster, ns: &str, blocker: &str, round: &str) -> Result
         })
         .await?;
     }
-    let begin = Instant::now();
     let args = ["-n", ns, "delete", "pod", blocker, "--wait=true"];
     cluster.kubectl.run(&args).await?;
     let bound = until("one of them is bound", AT_ONCE, || async {
@@ -91,10 +90,6 @@ async fn next(cluster: &Cluster, ns: &str, blocker: &str, round: &str) -> Result
         Ok(Seen::NotYet("both wait".to_owned()))
     })
     .await?;
-    println!(
-        "  {bound} is next, {:?} after the card is asked for",
-        begin.elapsed()
-    );
     Ok(bound)
 }
 
