@@ -32,6 +32,9 @@ pub struct GpuNodeSpec {
     /// Mode of a share whose pod names none; `mps` when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_mode: Option<Mode>,
+    /// By which way shares of a card are granted that names none under `gpus`; `auto` when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_front: Option<Front>,
     /// Per card, by UUID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
@@ -61,6 +64,19 @@ pub struct GpuNodeSpec {
     /// unset. Processes outside of pods are only reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_stranger: Option<Reaction>,
+}
+
+/// By which way shares of a card are granted. A change ends nothing: what is held stays, and
+/// the card opens to the other way once it is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Front {
+    /// By either, one at a time: an idle card is open to both.
+    Auto,
+    /// By `ResourceClaim` alone; by nothing where the agent runs without `--dra=true`.
+    Dra,
+    /// By annotation, and whole by `nvidia.com/gpu`, alone.
+    Plugin,
 }
 
 /// The driver's time slices.
@@ -105,6 +121,10 @@ pub enum Reaction {
 /// What the admin wants of one card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "!(has(self.front) && self.front == 'dra' && has(self.mode) && self.mode == 'exclusive')",
+    "message": "a card with front dra is shared by claims: set another mode than exclusive, or front plugin"
+}]))]
 pub struct GpuPolicy {
     /// Which card.
     #[schemars(length(min = 1, max = 64))]
@@ -112,6 +132,9 @@ pub struct GpuPolicy {
     /// The only mode this card is used in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
+    /// By which way its shares are granted; the node's `defaultFront` when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub front: Option<Front>,
     /// Nothing new is placed on this card.
     #[serde(default)]
     pub cordoned: bool,

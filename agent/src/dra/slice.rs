@@ -184,10 +184,11 @@ fn taints(state: &State, card: &Card) -> Vec<DeviceTaint> {
     if card.cordoned {
         taints.push(taint(names::TAINT_CORDONED, None, "NoSchedule"));
     }
-    if let Some(front @ Front::Plugin) = state.ledger.front_of(&card.uuid) {
+    let plugin = Some(Front::Plugin);
+    if card.only_front == plugin || state.ledger.front_of(&card.uuid) == plugin {
         taints.push(taint(
             names::TAINT_FRONT,
-            Some(front.as_str()),
+            Some(Front::Plugin.as_str()),
             "NoSchedule",
         ));
     }

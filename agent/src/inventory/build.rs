@@ -3,8 +3,9 @@
 use super::health::HealthBook;
 use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Stranger};
 use crate::fence;
+use crate::ledger::Front;
 use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
-use api::gpu_node::{GpuNodeSpec, GpuPolicy};
+use api::gpu_node::{self, GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -247,6 +248,7 @@ impl Book {
             cordoned: own.cordoned,
             hidden_from_other_plugins: own.hidden_from_other_plugins,
             only_mode: own.mode,
+            only_front: only_front(own.front.or(policy.default_front)),
             switchable: switchable(
                 reading.mig,
                 own.mode,
@@ -264,6 +266,14 @@ impl Book {
                 .context_allowance_mib
                 .unwrap_or(self.settings.context_allowance),
         }
+    }
+}
+
+fn only_front(policy: Option<gpu_node::Front>) -> Option<Front> {
+    match policy? {
+        gpu_node::Front::Auto => None,
+        gpu_node::Front::Dra => Some(Front::Dra),
+        gpu_node::Front::Plugin => Some(Front::Plugin),
     }
 }
 
@@ -447,7 +457,9 @@ mod tests {
                 mode: Some(Mode::Mps),
                 cordoned: true,
                 hidden_from_other_plugins: true,
+                front: Some(gpu_node::Front::Auto),
             }],
+            default_front: Some(gpu_node::Front::Dra),
             context_allowance_mib: Some(Mib(0)),
             ..GpuNodeSpec::default()
         };
@@ -460,6 +472,8 @@ mod tests {
         ];
         assert_eq!(inventory.cards[0].switchable, all);
         assert!(!inventory.cards[0].cordoned);
+        assert_eq!(inventory.cards[0].only_front, Some(Front::Dra));
+        assert_eq!(inventory.cards[1].only_front, None);
         assert_eq!(inventory.cards[1].switchable, [Mode::Mps]);
         assert!(inventory.cards[1].cordoned);
         assert_eq!(inventory.cards[1].context_allowance, Mib(0));

@@ -8,6 +8,7 @@ pub mod health;
 
 pub use build::{Book, Settings};
 
+use crate::ledger::Front;
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::fmt;
@@ -94,6 +95,8 @@ pub struct Card {
     pub hidden_from_other_plugins: bool,
     /// By the admin: the only mode it is used in.
     pub only_mode: Option<Mode>,
+    /// By the admin: the only way its shares are granted. `None`: by either.
+    pub only_front: Option<Front>,
     /// What it can be used in while idle.
     pub switchable: Vec<Mode>,
     /// By the admin: no share on it is behind a weaker one.

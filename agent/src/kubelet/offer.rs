@@ -65,9 +65,10 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
         let healthy = card.health.is_healthy();
         let mode = terms.ledger.mode_of(&card.uuid);
         let shareable = card.switchable.iter().any(|mode| *mode != Mode::Exclusive);
-        let claimed = terms.ledger.front_of(&card.uuid) == Some(Front::Dra);
+        let closed = card.only_front == Some(Front::Dra)
+            || terms.ledger.front_of(&card.uuid) == Some(Front::Dra);
         let shares = healthy
-            && !claimed
+            && !closed
             && shareable
             && terms.shared.contains(&card.uuid)
             && mode != Some(Mode::Exclusive);
@@ -87,6 +88,7 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
         let holder = terms.held.get(&(Resource::Whole, id.clone()));
         if wholly || holder.is_some() {
             let free = wholly
+                && !closed
                 && terms.whole.contains(&card.uuid)
                 && mode.is_none_or(|mode| mode == Mode::Exclusive);
             let away = inventory.driver_version.is_empty();

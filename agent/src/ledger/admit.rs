@@ -90,6 +90,14 @@ pub enum Refused {
         /// One of those that hold it.
         holder: String,
     },
+    /// By the admin.
+    #[error("card {card} is granted by the {only} front alone, by GpuNode.spec")]
+    OnlyFront {
+        /// Which card.
+        card: GpuUuid,
+        /// The front that the admin set.
+        only: &'static str,
+    },
     /// A card has one front at a time.
     #[error("card {card} is granted by the {is} front, held by {holder}")]
     OtherFront {
@@ -316,6 +324,12 @@ impl Ledger {
             return Err(Refused::NotSwitchable {
                 card: card.uuid.clone(),
                 mode: claim.mode,
+            });
+        }
+        if let Some(only) = card.only_front.filter(|only| *only != claim.front) {
+            return Err(Refused::OnlyFront {
+                card: card.uuid.clone(),
+                only: only.as_str(),
             });
         }
         let key = claim.key();

@@ -26,6 +26,7 @@ pub(crate) fn card(index: u32) -> Card {
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
+        only_front: None,
         switchable: vec![Mode::Exclusive, Mode::Mps],
         minimum_fence: None,
         compute_capability: "8.9".into(),

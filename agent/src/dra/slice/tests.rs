@@ -22,6 +22,7 @@ fn card(n: u32) -> Card {
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
+        only_front: None,
         switchable: vec![Mode::Exclusive, Mode::Mps, Mode::TimeSlicing],
         minimum_fence: None,
         compute_capability: "7.5".into(),
@@ -149,8 +150,13 @@ fn what_takes_nothing_new_is_tainted_and_says_why() {
     };
     let front: Change = |state| state.ledger = grant(Front::Plugin, Mode::Mps, state);
     let whole: Change = |state| state.ledger = grant(Front::Plugin, Mode::Exclusive, state);
-    let cases: [(Change, &str, &str, &str); 5] = [
+    let closed: Change = |state| {
+        state.ledger = grant(Front::Dra, Mode::Mps, state);
+        state.inventory.cards[0].only_front = Some(Front::Plugin);
+    };
+    let cases: [(Change, &str, &str, &str); 6] = [
         (front, names::TAINT_FRONT, "plugin", "NoSchedule"),
+        (closed, names::TAINT_FRONT, "plugin", "NoSchedule"),
         (whole, names::TAINT_FRONT, "plugin", "NoSchedule"),
         (
             |state| state.inventory.cards[0].cordoned = true,

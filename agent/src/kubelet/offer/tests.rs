@@ -21,6 +21,7 @@ fn card(index: u32) -> Card {
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
+        only_front: None,
         switchable: vec![Mode::Exclusive, Mode::Mps],
         minimum_fence: None,
         compute_capability: String::new(),

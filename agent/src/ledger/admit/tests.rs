@@ -19,6 +19,7 @@ fn card(index: u32, total: u64) -> Card {
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
+        only_front: None,
         switchable: vec![
             Mode::Exclusive,
             Mode::Mps,

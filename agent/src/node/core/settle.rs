@@ -153,12 +153,18 @@ impl Core {
         if !self.restored {
             return;
         }
+        let gone = |share: &Share| !self.claims.contains_key(&share.key());
+        // The admin closed its card to grants before anything of it started.
+        let closed = |share: &Share| {
+            let mut cards = share.gpus.iter().filter_map(|gpu| self.inventory.card(gpu));
+            cards.any(|card| card.only_front.is_some_and(|only| only != share.front))
+        };
+        let idle = |share: &Share| share.alloc_id.is_none() && !busy.contains(&share.pod.uid);
         let reserved: Vec<HolderKey> = self
             .ledger
             .shares()
-            .filter(|share| share.alloc_id.is_none())
+            .filter(|share| idle(share) && (gone(share) || closed(share)))
             .map(Share::key)
-            .filter(|key| !self.claims.contains_key(key) && !busy.contains(&key.pod_uid))
             .collect();
         for key in reserved {
             self.ledger.release(&key);

@@ -1,6 +1,10 @@
 //! Shares by `ResourceClaim`: real kube-scheduler, kubelet and containerd, the agent as DRA
 //! driver, the simulated driver.
 
+mod front;
+
+pub(crate) use front::*;
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -124,39 +128,6 @@ pub(crate) async fn an_agent_killed_while_claims_run_has_the_ledger_it_had(
             Ok(Seen::when(left.is_none(), "it is still there"))
         })
         .await
-    })
-    .await
-}
-
-pub(crate) async fn a_card_has_one_front_at_a_time(cluster: &mut Cluster) -> Result<()> {
-    with_driver(cluster, 1, async |cluster, ns| {
-        let annotated = |name: &str| pod(ns, name, &[("gpu-memory", "2000")], "report hold");
-        cluster.run_share(&annotated("granted")).await?;
-        device_until(cluster, "closed to claims", |device| {
-            tainted(device, dra::TAINT_FRONT)
-        })
-        .await?;
-        claim_pod(cluster, ns, "claimed", "2000Mi", "report hold").await?;
-        waits(cluster, ns, "claimed").await?;
-        cluster.delete_pod(ns, "granted").await?;
-        cluster.pod_phase(ns, "claimed", "Running").await?;
-        // And the other way round.
-        device_until(cluster, "open to claims", |device| {
-            !tainted(device, dra::TAINT_FRONT)
-        })
-        .await?;
-        cluster.apply_one(&annotated("later")).await?;
-        unbound(cluster, ns, "later").await?;
-        let later = cluster.pods(ns).get("later").await?;
-        ensure!(
-            why_pending(&later).is_some(),
-            "no reason: {}",
-            describe(&later)
-        );
-        ledger_is(cluster, ns, &[("claimed", 2000)]).await?;
-        cluster.delete_pod(ns, "claimed").await?;
-        cluster.pod_phase(ns, "later", "Running").await?;
-        Ok(())
     })
     .await
 }

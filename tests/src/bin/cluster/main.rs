@@ -364,6 +364,7 @@ async fn test(
             claims::two_claims_under_the_default_scheduler_are_each_held_at_their_mib,
             claims::an_agent_killed_while_claims_run_has_the_ledger_it_had,
             claims::a_card_has_one_front_at_a_time,
+            claims::the_admin_closes_a_card_to_one_front_and_what_runs_stays,
             claims::a_claim_that_cannot_be_honoured_is_refused_with_one_sentence,
             claims::a_lost_card_ends_what_is_claimed_of_it,
             claims::an_agent_writes_slices_of_its_own_node_alone,

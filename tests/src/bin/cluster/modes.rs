@@ -28,7 +28,7 @@ pub(crate) async fn policy(cluster: &Cluster, spec: Value) -> Result<()> {
     })
     .await?;
     let mut whole = json!({
-        "defaultMode": null, "gpus": null, "reserveMib": null, "contextAllowanceMib": null,
+        "defaultMode": null, "defaultFront": null, "gpus": null, "reserveMib": null, "contextAllowanceMib": null,
         "minimumFence": null, "timeSlice": null, "onViolation": null, "onPressure": null, "onStranger": null,
     });
     if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {

@@ -169,16 +169,7 @@ fn a_card_has_one_front_and_on_a_race_the_claim_wins() {
     assert_eq!(held(&core), [of.1]);
     assert_eq!(core.ledger.shares().count(), 1);
     // Its card offers the other front nothing, the others do.
-    let offer = core.offer();
-    let healthy = |list: &[proto::deviceplugin::Device], card: &str| {
-        list.iter().any(|device| {
-            device.health == proto::names::kubelet::HEALTHY
-                && (device.id == card || device.id.starts_with(&format!("{card}::")))
-        })
-    };
-    for list in [&offer.share, &offer.whole] {
-        assert!(!healthy(list, "GPU-0") && healthy(list, "GPU-1"));
-    }
+    assert!(!offered(&core, 0) && offered(&core, 1));
     step(&mut world, &mut core, &Step::Allocate(1));
     step(&mut world, &mut core, &Step::PreStart(1));
     assert_eq!(held(&core), [of.1]);
@@ -192,6 +183,56 @@ fn a_card_has_one_front_and_on_a_race_the_claim_wins() {
         why.contains("granted by the plugin front, held by ns/p3"),
         "{why}"
     );
+}
+
+/// Whether the kubelet is offered anything of a card, in parts and whole alike.
+fn offered(core: &Core, card: u32) -> bool {
+    let (offer, card) = (core.offer(), uuid(card).to_string());
+    let [share, whole] = [&offer.share, &offer.whole].map(|list| {
+        list.iter().any(|device| {
+            device.health == proto::names::kubelet::HEALTHY
+                && (device.id == card || device.id.starts_with(&format!("{card}::")))
+        })
+    });
+    assert_eq!(share, whole, "{card}");
+    share
+}
+
+fn fronts(world: &World, core: &mut Core, front: api::gpu_node::Front) {
+    let mut policy = Policy::default();
+    policy.spec.default_front = Some(front);
+    core.apply(Event::Policy(Some(policy)), world.now);
+}
+
+#[test]
+fn the_admin_closes_cards_to_a_front_and_what_is_held_stays() {
+    use api::gpu_node::Front as Admin;
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    // Reserved and not started: gives way. Bound: stays, and keeps its card closed.
+    step(&mut world, &mut core, &Step::Bind(2, false, 1, 300));
+    assert_eq!(core.ledger.shares().count(), 2);
+    fronts(&world, &mut core, Admin::Dra);
+    assert_eq!(core.ledger.front_of(&uuid(0)), Some(Front::Plugin));
+    assert_eq!(core.ledger.front_of(&uuid(1)), None);
+    assert!(!offered(&core, 1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    assert_eq!(core.ledger.front_of(&uuid(0)), Some(Front::Plugin));
+    let on = |world: &mut World, n, card| claimed(world, n, card, 100);
+    let (held, open) = (on(&mut world, 4, 0), on(&mut world, 5, 1));
+    let why = prepare(&mut world, &mut core, &held).unwrap_err();
+    assert!(why.contains("held by ns/p1"), "{why}");
+    prepare(&mut world, &mut core, &open).unwrap();
+    fronts(&world, &mut core, Admin::Plugin);
+    prepare(&mut world, &mut core, &open).unwrap();
+    let late = on(&mut world, 6, 1);
+    let why = prepare(&mut world, &mut core, &late).unwrap_err();
+    assert!(why.contains("by the plugin front alone"), "{why}");
+    fronts(&world, &mut core, Admin::Auto);
+    prepare(&mut world, &mut core, &late).unwrap();
 }
 
 #[test]
