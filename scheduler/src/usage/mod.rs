@@ -10,7 +10,7 @@
 //! - `prometheus`: the queries, and what of an answer is taken. Pure, but for `ask`.
 //! - `ring`: values by key and time, bounded; `past`: the same answers from such rings, without
 //!   a database. Pure.
-//! - [`run`]: asks, apart from decisions. Out: [`Told`].
+//! - `run`: asks, apart from decisions. Out: [`Told`].
 //! - [`Desk`]: the last answer, its age, and what of it the core is told. Pure.
 
 mod desk;
