@@ -1,6 +1,6 @@
 //! A server of Prometheus' HTTP API over samples that a test puts in.
 //!
-//! `POST /api/v1/query` with the documented form and answers (Prometheus, "HTTP API"). Of PromQL
+//! `POST /api/v1/query` with the documented form and answers (Prometheus, "HTTP API"). Of `PromQL`
 //! it knows what a scheduler asks for past use: `sum_over_time((...)[range:step])` of selectors by
 //! name and one label, `sum`, `max`, `max by (queue_name)`, `or`, and `* (0.5 ^ ((number - time())
 //! / number))`. Everything else is a parse error, as in Prometheus. A step is a multiple of its

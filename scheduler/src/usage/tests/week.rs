@@ -115,9 +115,9 @@ impl Week {
                 result: Ok(uses),
             };
             queues.extend(self.desk.take(told));
-            queues
-                .into_iter()
-                .for_each(|queue| self.tell(Event::Queue(queue)));
+            for queue in queues {
+                self.tell(Event::Queue(queue));
+            }
         }
         for _ in 0..4 {
             let now = self.now();

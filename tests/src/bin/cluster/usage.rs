@@ -1,6 +1,6 @@
 //! What queues used in the past, as a server of Prometheus' API says it.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
@@ -78,10 +78,9 @@ async fn next(cluster: &Cluster, ns: &str, blocker: &str, round: &str) -> Result
         })
         .await?;
     }
-    let begin = Instant::now();
     let args = ["-n", ns, "delete", "pod", blocker, "--wait=true"];
     cluster.kubectl.run(&args).await?;
-    let bound = until("one of them is bound", AT_ONCE, || async {
+    until("one of them is bound", AT_ONCE, || async {
         for (queue, name) in &names {
             let spec = pods.get(name).await?.spec.unwrap_or_default();
             if spec.node_name.is_some() {
@@ -90,12 +89,7 @@ async fn next(cluster: &Cluster, ns: &str, blocker: &str, round: &str) -> Result
         }
         Ok(Seen::NotYet("both wait".to_owned()))
     })
-    .await?;
-    println!(
-        "  {bound} is next, {:?} after the card is asked for",
-        begin.elapsed()
-    );
-    Ok(bound)
+    .await
 }
 
 async fn waits(cluster: &mut Cluster) -> Result<()> {
