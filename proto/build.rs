@@ -11,6 +11,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("vendor/podresources/v1/api.proto", "vendor/podresources/v1"),
         ("vendor/dra/v1/api.proto", "vendor/dra/v1"),
         (
+            "vendor/dra-health/v1alpha1/api.proto",
+            "vendor/dra-health/v1alpha1",
+        ),
+        (
             "vendor/pluginregistration/v1/api.proto",
             "vendor/pluginregistration/v1",
         ),

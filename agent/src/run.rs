@@ -244,10 +244,18 @@ fn start(
         ),
     ));
     if config.dra {
+        let (words, heard) = mpsc::unbounded_channel();
         let driver = dra::driver::Driver {
             client: client.clone(),
             pre_start,
+            words,
         };
+        let node = config.node_name.clone();
+        let status = dra::status::run(node, client.clone(), state.clone(), heard);
+        let stop = end.clone();
+        tasks.spawn(named("the claims' device status", async move {
+            let _ = stop.run_until_cancelled(status).await;
+        }));
         tasks.spawn(claimed(driver, state.clone(), end.clone()));
         let slice = dra::publish::run(config.clone(), client.clone(), state.clone());
         let end = end.clone();

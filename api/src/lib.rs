@@ -13,6 +13,7 @@
 
 pub mod gpu_node;
 pub mod grant;
+pub mod isolation;
 pub mod kai;
 pub mod quantity;
 pub mod request;

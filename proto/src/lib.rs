@@ -1,6 +1,6 @@
 //! Every contract that crosses a process boundary.
 //!
-//! - [`deviceplugin`], [`podresources`], [`dra`], [`pluginregistration`]: the kubelet's own
+//! - [`deviceplugin`], [`podresources`], [`dra`], [`dra_health`], [`pluginregistration`]: the kubelet's own
 //!   services, from its protos.
 //! - [`telemetry`]: agent to scheduler.
 //! - [`mps`]: agent to the MPS supervisor on the same node.
@@ -40,6 +40,17 @@ pub mod dra {
         unreachable_pub
     )]
     tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// The kubelet's API for the health of claimed devices, v1alpha1.
+pub mod dra_health {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        missing_debug_implementations,
+        unreachable_pub
+    )]
+    tonic::include_proto!("v1alpha1");
 }
 
 /// How the kubelet's plugin watcher gets to know a plugin, v1.

@@ -272,6 +272,8 @@ pub mod dra {
     pub const PLUGIN_TYPE: &str = "DRAPlugin";
     /// The service that we serve, as `PluginInfo.supported_versions` names it.
     pub const SERVICE_V1: &str = "v1.DRAPlugin";
+    /// The service of health, in the same list.
+    pub const SERVICE_HEALTH: &str = "v1alpha1.DRAResourceHealth";
     /// Capacity of a device: memory, bytes.
     pub const MEMORY: &str = "memory";
     /// Capacity of a device: containers that may hold a share of it.

@@ -5,10 +5,12 @@
 //! again.
 
 use super::request::{self, Allocated};
+use super::status::{Place, Word};
 use crate::Config;
 use crate::cluster::in_words;
 use crate::kubelet::prestart::PreStart;
 use crate::ledger::AllocId;
+use crate::node::Note;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -21,6 +23,7 @@ use proto::dra::{
 };
 use proto::names;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
@@ -36,6 +39,8 @@ pub struct Driver {
     pub client: Client,
     /// Makes shares, as for the other front.
     pub pre_start: PreStart,
+    /// What became of claims, for their device status.
+    pub words: mpsc::UnboundedSender<Word>,
 }
 
 impl std::fmt::Debug for Driver {
@@ -54,7 +59,18 @@ impl Driver {
         let node = &self.config().node_name;
         let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), &asked.namespace);
         let object = get(&claims, "claim", asked, &asked.name).await?;
-        let allocated = request::allocated(&object, asked, node)?;
+        let made = self.make(asked, &object).await;
+        let same = object.metadata.uid.as_deref() == Some(&asked.uid);
+        if let Some(place) = Place::of(&object, node).filter(|_| same) {
+            let result = made.as_ref().map(drop).map_err(Clone::clone);
+            let _ = self.words.send(Word::Prepared(place, result));
+        }
+        made
+    }
+
+    async fn make(&self, asked: &Claim, object: &ResourceClaim) -> Result<Device, String> {
+        let node = &self.config().node_name;
+        let allocated = request::allocated(object, asked, node)?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &asked.namespace);
         let pod = get(&pods, "pod", asked, &allocated.pod.0).await?;
         let (identity, container) = request::holder(&pod, &allocated, node)?;
@@ -76,7 +92,10 @@ impl Driver {
         loop {
             let freed = self.pre_start.owner.unprepare(alloc).await;
             match freed.map_err(|stopped| stopped.to_string())? {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    let _ = self.words.send(Word::Unprepared(alloc));
+                    return Ok(());
+                }
                 Err(why) if Instant::now() >= deadline => {
                     return Err(format!("claim {}/{}: {why}", asked.namespace, asked.name));
                 }
@@ -115,7 +134,13 @@ impl DraPlugin for Driver {
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let prepared = request.into_inner().claims.into_iter().map(async |asked| {
-            let answer = match self.prepare(&asked).await {
+            let started = Instant::now();
+            let result = self.prepare(&asked).await;
+            let _ = self.pre_start.notes.send(Note::Claimed {
+                took: started.elapsed(),
+                granted: result.is_ok(),
+            });
+            let answer = match result {
                 Ok(device) => NodePrepareResourceResponse {
                     devices: vec![device],
                     error: String::new(),

@@ -7,6 +7,8 @@
 //! - `authority`: what the kubelet's registration calls lack.
 //! - [`request`]: pure: an allocated claim and its pod → what the ledger is asked for.
 //! - `walls`: pure: which pods must not have a share.
+//! - [`status`]: what claims say of their devices.
+//! - [`health`]: what pods say of their cards.
 //! - [`driver`]: the two calls of the kubelet's DRA service.
 //!
 //! Where a card's share stands is the ledger's: a claim's share is a share, with its UID as
@@ -14,10 +16,12 @@
 
 mod authority;
 pub mod driver;
+pub mod health;
 pub mod publish;
 pub mod registration;
 pub mod request;
 pub mod slice;
+pub mod status;
 mod walls;
 
 use crate::inventory::Card;

@@ -3,9 +3,11 @@
 
 use super::authority;
 use super::driver::Driver;
+use super::health::Monitor;
 use crate::kubelet::session::bind;
 use futures::StreamExt as _;
 use proto::dra::dra_plugin_server::DraPluginServer;
+use proto::dra_health::dra_resource_health_server::DraResourceHealthServer;
 use proto::names::dra as names;
 use proto::pluginregistration::registration_server::{Registration, RegistrationServer};
 use proto::pluginregistration::{
@@ -36,7 +38,10 @@ impl Registration for Registrar {
             r#type: names::PLUGIN_TYPE.to_owned(),
             name: names::DRIVER.to_owned(),
             endpoint: self.endpoint.display().to_string(),
-            supported_versions: vec![names::SERVICE_V1.to_owned()],
+            supported_versions: vec![
+                names::SERVICE_V1.to_owned(),
+                names::SERVICE_HEALTH.to_owned(),
+            ],
         }))
     }
 
@@ -72,8 +77,13 @@ pub async fn run(driver: Driver, stop: CancellationToken) -> io::Result<()> {
     {
         std::fs::create_dir_all(folder)?;
     }
+    let monitor = Monitor {
+        state: driver.pre_start.state.clone(),
+        stop: stop.clone(),
+    };
     let serve = Server::builder()
         .add_service(DraPluginServer::new(driver))
+        .add_service(DraResourceHealthServer::new(monitor))
         .serve_with_incoming_shutdown(
             UnixListenerStream::new(bind(&endpoint)?),
             stop.clone().cancelled_owned(),

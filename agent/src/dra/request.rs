@@ -158,6 +158,30 @@ fn consumer(
     Ok((consumer.name.clone(), consumer.uid.clone()))
 }
 
+/// What a claim was allocated, of every driver; `None` where it is not allocated.
+pub(super) fn results(
+    claim: &ResourceClaim,
+) -> Option<impl Iterator<Item = &DeviceRequestAllocationResult>> {
+    let allocation = claim.status.as_ref()?.allocation.as_ref()?;
+    Some(allocation.devices.as_ref()?.results.iter().flatten())
+}
+
+/// A pod's claims: the name in the pod, and the object's, which is given or was made by a
+/// template.
+pub(super) fn claims_of(pod: &Pod) -> impl Iterator<Item = (&str, &str)> {
+    let spec = pod.spec.as_ref();
+    let claims = spec.and_then(|spec| spec.resource_claims.as_deref());
+    let status = pod.status.as_ref();
+    let made = status.and_then(|status| status.resource_claim_statuses.as_deref());
+    claims.unwrap_or_default().iter().filter_map(move |of| {
+        let mut made = made.unwrap_or_default().iter();
+        let made = made.find(|made| made.name == of.name);
+        let object = of.resource_claim_name.as_deref();
+        let object = object.or_else(|| made?.resource_claim_name.as_deref());
+        Some((of.name.as_str(), object?))
+    })
+}
+
 /// The pod's container that gets the share.
 ///
 /// # Errors
@@ -186,21 +210,9 @@ pub fn holder(
     let spec = spec.ok_or_else(|| {
         format!("claim {claim} is reserved for pod {identity}, which is not on node {node}")
     })?;
-    let statuses = pod.status.as_ref();
-    let made = statuses.and_then(|status| status.resource_claim_statuses.as_deref());
-    // A claim's name in the pod: by the object's name, or made for the pod by a template.
-    let names: Vec<&str> = spec
-        .resource_claims
-        .iter()
-        .flatten()
-        .filter(|of| {
-            of.resource_claim_name.as_deref() == Some(allocated.name.as_str())
-                || made.unwrap_or_default().iter().any(|made| {
-                    made.name == of.name
-                        && made.resource_claim_name.as_deref() == Some(allocated.name.as_str())
-                })
-        })
-        .map(|of| of.name.as_str())
+    let names: Vec<&str> = claims_of(pod)
+        .filter(|(_, of)| *of == allocated.name)
+        .map(|(name, _)| name)
         .collect();
     let takes = |container: &&Container| {
         let resources = container.resources.as_ref();

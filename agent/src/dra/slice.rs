@@ -29,14 +29,7 @@ pub fn spec(state: &State) -> Option<ResourceSliceSpec> {
     if !known || !state.restored || state.node.uid.is_empty() {
         return None;
     }
-    let devices = state
-        .inventory
-        .cards
-        .iter()
-        .filter(|card| !card.mig && card.capacity().0 > 0)
-        .take(MOST_DEVICES)
-        .map(|card| device(state, card))
-        .collect();
+    let devices = cards(state).map(|card| device(state, card)).collect();
     Some(ResourceSliceSpec {
         devices: Some(devices),
         driver: names::DRIVER.to_owned(),
@@ -48,6 +41,14 @@ pub fn spec(state: &State) -> Option<ResourceSliceSpec> {
         },
         ..ResourceSliceSpec::default()
     })
+}
+
+/// The cards that are devices.
+pub(super) fn cards(state: &State) -> impl Iterator<Item = &Card> {
+    let cards = state.inventory.cards.iter();
+    cards
+        .filter(|card| !card.mig && card.capacity().0 > 0)
+        .take(MOST_DEVICES)
 }
 
 /// The device of a card: its UUID as a DNS label, `gpu-...`.

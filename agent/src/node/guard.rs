@@ -5,7 +5,7 @@ use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
 use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Inventory, Stranger};
-use crate::ledger::{HolderKey, Ledger, Share};
+use crate::ledger::{Front, HolderKey, Ledger, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
@@ -468,7 +468,8 @@ impl Core {
             if let Some(card) = sick {
                 return Some(Complaint {
                     text: format!("card {} is unhealthy: {}", card.uuid, card.health.reason()),
-                    evict: card.health.is_lasting(),
+                    // A claim's pod is evicted by its device's taint, unless it tolerates that.
+                    evict: card.health.is_lasting() && share.front == Front::Plugin,
                 });
             }
             let wrong = share.gpus.iter().find_map(|uuid| self.wrong_mode_of(uuid));

@@ -178,6 +178,13 @@ pub enum Note {
         /// False: refused.
         granted: bool,
     },
+    /// A claim was prepared, or refused.
+    Claimed {
+        /// Since the kubelet asked, waits and questions to the API server included.
+        took: Duration,
+        /// False: refused.
+        granted: bool,
+    },
     /// The kubelet accepted a registration of this resource.
     Registered {
         /// Its name.

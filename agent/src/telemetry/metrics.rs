@@ -53,6 +53,17 @@ enum OutcomeWord {
     Error,
 }
 
+impl Outcome {
+    fn of(ok: bool) -> Self {
+        let outcome = if ok {
+            OutcomeWord::Ok
+        } else {
+            OutcomeWord::Error
+        };
+        Self { outcome }
+    }
+}
+
 impl EncodeLabelValue for OutcomeWord {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         let word = match self {
@@ -96,6 +107,7 @@ struct Broke {
 pub struct Meters {
     allocate: Histogram,
     prestart: Histogram,
+    claims: Family<Outcome, Histogram>,
     start_to_registered: Family<Resource, Gauge<f64, AtomicU64>>,
     registrations: Family<Resource, Counter>,
     refusals: Family<Final, Counter>,
@@ -119,6 +131,7 @@ impl Meters {
         let meters = Self {
             allocate: Histogram::new(ALLOCATE),
             prestart: Histogram::new(PRESTART),
+            claims: Family::new_with_constructor(|| Histogram::new(PRESTART)),
             start_to_registered: Family::default(),
             registrations: Family::default(),
             refusals: Family::default(),
@@ -144,6 +157,11 @@ impl Meters {
             "aliquot_prestart_seconds",
             "Time in which PreStartContainer was answered, waits included",
             meters.prestart.clone(),
+        );
+        registry.register(
+            "aliquot_claim_prepare_seconds",
+            "Time in which a claim was prepared or refused, waits and questions to the API server included",
+            meters.claims.clone(),
         );
         registry.register(
             "aliquot_start_to_registered_seconds",
@@ -223,6 +241,7 @@ impl Meters {
         // Families show nothing before their first use: those with known labels start at zero.
         for outcome in [OutcomeWord::Ok, OutcomeWord::Error] {
             drop(meters.prepared.get_or_create(&Outcome { outcome }));
+            drop(meters.claims.get_or_create(&Outcome { outcome }));
             drop(meters.status_writes.get_or_create(&Outcome { outcome }));
         }
         for wrong in ["memory", "past-server", "clients"] {
@@ -254,6 +273,10 @@ impl Meters {
             Note::PreStarted { took, granted } => {
                 self.prestart.observe(took.as_secs_f64());
                 count(&self.prepared, *granted);
+            }
+            Note::Claimed { took, granted } => {
+                let claims = self.claims.get_or_create(&Outcome::of(*granted));
+                claims.observe(took.as_secs_f64());
             }
             Note::Registered {
                 resource,
@@ -325,12 +348,7 @@ impl Meters {
 }
 
 fn count(family: &Family<Outcome, Counter>, ok: bool) {
-    let outcome = if ok {
-        OutcomeWord::Ok
-    } else {
-        OutcomeWord::Error
-    };
-    family.get_or_create(&Outcome { outcome }).inc();
+    family.get_or_create(&Outcome::of(ok)).inc();
 }
 
 /// Reads the node's state at each scrape.

@@ -6,6 +6,7 @@ mod metrics;
 mod publish;
 mod report;
 mod sample;
+mod slice;
 mod status;
 mod stream;
 

@@ -1,6 +1,7 @@
 //! What agents read back from the fences → the pod condition `IsolationVerified`.
 
 use super::World;
+use api::isolation::{self, Held};
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::model::Mode;
 use std::collections::BTreeMap;
@@ -24,13 +25,10 @@ pub struct Isolation {
     pub complaint: Option<String>,
 }
 
-/// The reason of a condition that is true.
-const READ_BACK: &str = "LimitReadBack";
-
 impl Isolation {
     /// Whether every limit was read back.
     pub fn is_verified(&self) -> bool {
-        self.because == READ_BACK
+        self.because == isolation::READ_BACK
     }
 }
 
@@ -80,21 +78,16 @@ impl World {
     }
 }
 
-/// Never claims more than was read back.
 fn isolation_of(shares: &[&HeldShare]) -> Isolation {
     let first = shares.first();
     let text =
         |of: fn(&HeldShare) -> &String| first.map(|share| of(share).clone()).unwrap_or_default();
-    let lines: Vec<String> = shares.iter().map(|share| line(share)).collect();
+    let lines: Vec<String> = shares.iter().map(|share| held(share).line()).collect();
     Isolation {
         pod_uid: text(|share| &share.pod_uid),
         namespace: text(|share| &share.pod_namespace),
         name: text(|share| &share.pod_name),
-        because: shares
-            .iter()
-            .filter_map(|share| doubt(share))
-            .max()
-            .map_or(READ_BACK, Doubt::as_str),
+        because: isolation::reason(shares.iter().map(|share| held(share))),
         message: lines.join("\n"),
         complaint: shares
             .iter()
@@ -103,52 +96,12 @@ fn isolation_of(shares: &[&HeldShare]) -> Isolation {
     }
 }
 
-/// Why a share's limit is not verified, by how little is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Doubt {
-    /// Only its own environment keeps it from what its server lets it have.
-    ClientLimit,
-    /// Nothing but the watchdog holds it.
-    WatchdogOnly,
-    /// What was read back is not what was granted, or nothing was yet.
-    NotReadBack,
-}
-
-impl Doubt {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::ClientLimit => "ClientLimit",
-            Self::WatchdogOnly => "WatchdogOnly",
-            Self::NotReadBack => "NotReadBack",
-        }
+fn held(share: &HeldShare) -> Held<'_> {
+    Held {
+        container: &share.container,
+        fence: &share.fence,
+        granted: share.memory_mib,
+        read_back: share.observed_limit_mib,
+        reach: share.reach_mib,
     }
-}
-
-fn doubt(share: &HeldShare) -> Option<Doubt> {
-    match share.fence.as_str() {
-        "DriverLimit" | "ServerLimit" if share.observed_limit_mib == share.memory_mib => None,
-        "ClientLimit" => Some(Doubt::ClientLimit),
-        "WatchdogOnly" => Some(Doubt::WatchdogOnly),
-        _ => Some(Doubt::NotReadBack),
-    }
-}
-
-fn line(share: &HeldShare) -> String {
-    let fence = match share.fence.as_str() {
-        "" => "no fence",
-        fence => fence,
-    };
-    let read_back = match share.observed_limit_mib {
-        0 => "no limit read back".to_owned(),
-        mib => format!("{mib} MiB read back"),
-    };
-    let reach = match share.reach_mib {
-        0 => "reach not known".to_owned(),
-        mib if mib <= share.memory_mib => format!("reach {mib} MiB"),
-        mib => format!("reach {mib} MiB until the watchdog acts"),
-    };
-    format!(
-        "container {}: {fence}, {} MiB granted, {read_back}, {reach}",
-        share.container, share.memory_mib
-    )
 }

@@ -145,7 +145,7 @@ pub struct World {
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: BTreeMap<String, Isolation>,
-    /// Node of each bound pod that asks for cards: an agent speaks of its own node's alone.
+    /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
     seats: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
     unread: BTreeSet<Arc<str>>,
@@ -425,9 +425,13 @@ impl World {
             .gpus
             .iter()
             .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let spec = pod.spec.as_ref();
+        let node = spec.and_then(|spec| spec.node_name.as_deref());
+        // A claim may be for a share, which its node's agent then tells.
+        let claims = spec.and_then(|spec| spec.resource_claims.as_deref());
+        let asks = !converted.gpus.is_empty() || !claims.unwrap_or_default().is_empty();
         if let Some(node) = node.filter(|node| !node.is_empty())
-            && !converted.gpus.is_empty()
+            && asks
         {
             if self.seats.get(&uid).map(AsRef::as_ref) != Some(node) {
                 let node: Arc<str> = Arc::from(node);

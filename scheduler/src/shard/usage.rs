@@ -48,8 +48,8 @@ struct UsageParams {
     fetch_interval: Option<Spanned<String>>,
     staleness_period: Option<Spanned<String>>,
     wait_timeout: Option<Spanned<String>>,
-    #[serde(default)]
-    extra_params: Pairs<Spanned<String>>,
+    #[serde(default, rename = "extraParams")]
+    extra: Pairs<Spanned<String>>,
 }
 
 /// The settings that it says.
@@ -125,10 +125,7 @@ fn in_memory(config: &Spanned<Config>, window: &Window, remarks: &mut Vec<Remark
             "connectionStringEnvVar",
         ),
         (!extra_params.0.is_empty(), "extraParams"),
-        (
-            !usage_params.extra_params.0.is_empty(),
-            "usageParams.extraParams",
-        ),
+        (!usage_params.extra.0.is_empty(), "usageParams.extraParams"),
     ] {
         if set {
             say(
@@ -256,11 +253,7 @@ fn server(config: &Spanned<Config>, remarks: &mut Vec<Remark>) -> Result<Server,
         .map(Arc::from),
         capacity: ["nvidia_com_gpu", "cpu", "memory"].map(capacity),
     };
-    let both = of
-        .extra_params
-        .0
-        .iter()
-        .chain(&of.usage_params.extra_params.0);
+    let both = of.extra_params.0.iter().chain(&of.usage_params.extra.0);
     for (key, value) in both {
         let metric = |of: &mut Arc<str>| *of = Arc::from(value.value.as_str());
         match key.value.as_str() {

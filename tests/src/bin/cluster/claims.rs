@@ -2,8 +2,12 @@
 //! driver, the simulated driver.
 
 mod front;
+mod status;
 
 pub(crate) use front::*;
+pub(crate) use status::*;
+
+use status::ready;
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +21,8 @@ use aliquot_tests::share::{PROGRAM, pod, why_pending};
 use aliquot_tests::verdict::Write;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use kube::api::ListParams;
 use proto::names::{dra, object};
@@ -34,7 +39,8 @@ pub(crate) async fn two_claims_under_the_default_scheduler_are_each_held_at_thei
 ) -> Result<()> {
     with_driver(cluster, 1, async |cluster, ns| {
         let script = "report grow 10 hold";
-        claim_pod(cluster, ns, "first", "2000Mi", script).await?;
+        // Kubernetes counts it as the node does: in whole MiB.
+        claim_pod(cluster, ns, "first", "2047500Ki", script).await?;
         claim_pod(cluster, ns, "second", "3000Mi", script).await?;
         for (name, limit) in [("first", 2000), ("second", 3000)] {
             cluster.pod_phase(ns, name, "Running").await?;
@@ -51,6 +57,15 @@ pub(crate) async fn two_claims_under_the_default_scheduler_are_each_held_at_thei
             );
         }
         ledger_is(cluster, ns, &[("first", 2000), ("second", 3000)]).await?;
+        for (name, counted) in [("first", "2000Mi"), ("second", "3000Mi")] {
+            let (claim, _) = ready(cluster, ns, name, |_| true).await?;
+            let claim = serde_json::to_value(&claim.status)?;
+            let consumed = &claim["allocation"]["devices"]["results"][0]["consumedCapacity"];
+            ensure!(
+                *consumed == json!({ (dra::MEMORY): counted, (dra::SLOTS): "1" }),
+                "{name}: {consumed}"
+            );
+        }
         cluster.limits_hold().await?;
         // Without an amount it is the whole card, which is no longer free.
         claim_pod(cluster, ns, "whole", "", "report hold").await?;
@@ -215,12 +230,43 @@ pub(crate) async fn a_lost_card_ends_what_is_claimed_of_it(cluster: &mut Cluster
     .await
 }
 
+pub(crate) async fn a_pods_status_says_that_its_card_is_lost(cluster: &mut Cluster) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        // It would be evicted else.
+        let stays =
+            json!({ "tolerations": [{ "key": dra::TAINT_UNHEALTHY, "operator": "Exists", "effect": "NoExecute" }] });
+        template(cluster, ns, "stays", "2000Mi", &stays).await?;
+        cluster
+            .apply_one(&manifest(ns, "stays", "stays", "report hold"))
+            .await?;
+        cluster.pod_phase(ns, "stays", "Running").await?;
+        health_is(cluster, ns, "stays", "Healthy").await?;
+        let (card, _) = ledger_is(cluster, ns, &[("stays", 2000)]).await?.remove(0);
+        gpus(cluster)?.driver.control(&["lost", &card]).await?;
+        health_is(cluster, ns, "stays", "Unhealthy").await?;
+        gpus(cluster)?.driver.control(&["restore", &card]).await?;
+        health_is(cluster, ns, "stays", "Healthy").await
+    })
+    .await
+}
+
+/// What the kubelet says of the container's one device.
+async fn health_is(cluster: &Cluster, ns: &str, name: &str, wanted: &str) -> Result<()> {
+    until(&format!("{name}: {wanted}"), LIMIT, || async {
+        let pod = serde_json::to_value(cluster.pods(ns).get(name).await?)?;
+        let status = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"];
+        let health = &status[0]["resources"][0]["health"];
+        Ok(Seen::when(health == wanted, status.to_string()))
+    })
+    .await
+}
+
 pub(crate) async fn an_agent_writes_slices_of_its_own_node_alone(
     cluster: &mut Cluster,
 ) -> Result<()> {
     with_driver(cluster, 1, async |cluster, ns| {
-        let may = "\nagent get resourceclaims.resource.k8s.io\nagent watch resourceslices.resource.k8s.io\nagent create resourceslices.resource.k8s.io\nagent patch resourceslices.resource.k8s.io\n";
-        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/status.resource.k8s.io\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\nscheduler get resourceslices.resource.k8s.io\n";
+        let may = "\nagent get resourceclaims.resource.k8s.io\nagent patch resourceclaims/status.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent watch resourceslices.resource.k8s.io\nagent create resourceslices.resource.k8s.io\nagent patch resourceslices.resource.k8s.io\n";
+        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/binding.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - gpu.example.com\nagent arbitrary-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\nscheduler get resourceslices.resource.k8s.io\n";
         rights_are(cluster, may, may_not).await?;
         let all = "/apis/resource.k8s.io/v1/resourceslices";
         let slice = |name: &str, node: &str, driver: &str| json!({
@@ -370,7 +416,7 @@ async fn unbound(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
     .await
 }
 
-/// The kubelet shows the agent's sentence, and the container never starts.
+/// The kubelet and the claim show the agent's sentence, and the container never starts.
 async fn refused(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {
     until(&format!("{name} refused"), LIMIT, || async {
         let events = cluster.events_of(ns, name).await?;
@@ -386,10 +432,8 @@ async fn refused(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result
         "{}",
         describe(&pod)
     );
-    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
-    let claims = claims.list(&ListParams::default()).await?;
-    ensure!(!claims.items.is_empty(), "it had no claim");
-    Ok(())
+    let refused = |ready: &Condition| ready.status == "False" && ready.message.contains(words);
+    ready(cluster, ns, name, refused).await.map(drop)
 }
 
 async fn device_until(

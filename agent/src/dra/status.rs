@@ -1,0 +1,472 @@
+//! Device status of the claims that this node prepares: `Ready`, with the sentence of a refusal,
+//! and `aliquot.dev/IsolationVerified`, once the container runs.
+//!
+//! In: what the driver answered, and the node's state. Out: server-side applies of
+//! `status.devices`, of this driver's devices alone, some of them coalesced. Nothing waits for
+//! them: a claim is prepared whether or not the API server takes its status.
+
+use super::request;
+use crate::cluster::in_words;
+use crate::ledger::{AllocId, Front, Share, SharePhase};
+use crate::node::State;
+use api::isolation::{self, Held};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use proto::names;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
+
+/// From the first thing to say of a claim to its first write: what comes at once is one write.
+const FIRST: Duration = Duration::from_millis(500);
+/// Between two writes of one claim; what a refusal says may change with each try.
+const PACE: Duration = Duration::from_secs(5);
+/// After a write or a look that failed.
+const RETRY: Duration = Duration::from_secs(30);
+/// For the API server's answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Characters of a message; the API server takes 32,768 bytes.
+const LONGEST: usize = 4096;
+const READY: &str = "Ready";
+
+/// What the driver tells.
+#[derive(Debug)]
+pub enum Word {
+    /// A claim was prepared, or refused with a sentence.
+    Prepared(Place, Result<(), String>),
+    /// The kubelet is done with a claim.
+    Unprepared(AllocId),
+}
+
+/// A claim, and which of its devices are this driver's on this node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    alloc: AllocId,
+    namespace: String,
+    name: String,
+    uid: String,
+    /// Without conditions.
+    devices: Vec<AllocatedDeviceStatus>,
+}
+
+impl Place {
+    /// Of a claim as the API server has it; `None` where it is allocated nothing of this node.
+    pub fn of(claim: &ResourceClaim, node: &str) -> Option<Self> {
+        let uid = claim.metadata.uid.clone()?;
+        let results = request::results(claim)?;
+        let ours =
+            results.filter(|result| result.driver == names::dra::DRIVER && result.pool == node);
+        let devices: Vec<AllocatedDeviceStatus> = ours
+            .map(|result| AllocatedDeviceStatus {
+                driver: result.driver.clone(),
+                pool: result.pool.clone(),
+                device: result.device.clone(),
+                share_id: result.share_id.clone(),
+                ..AllocatedDeviceStatus::default()
+            })
+            .collect();
+        (!devices.is_empty()).then_some(())?;
+        Some(Self {
+            alloc: AllocId::of_claim(&uid)?,
+            namespace: claim.metadata.namespace.clone()?,
+            name: claim.metadata.name.clone()?,
+            uid,
+            devices,
+        })
+    }
+}
+
+/// What is known of one claim's status.
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    refused: Option<String>,
+    written: Vec<Condition>,
+    earliest: Instant,
+}
+
+/// Writes for ever.
+pub async fn run(
+    node: String,
+    client: Client,
+    mut state: watch::Receiver<Arc<State>>,
+    mut words: mpsc::UnboundedReceiver<Word>,
+) {
+    let mut book: BTreeMap<AllocId, Entry> = BTreeMap::new();
+    let Ok(now) = state
+        .wait_for(|state| state.restored)
+        .await
+        .map(|now| now.clone())
+    else {
+        return;
+    };
+    // Prepared by an agent before this one, which knew their names.
+    let before = now
+        .ledger
+        .shares()
+        .filter(|share| share.front == Front::Dra);
+    let mut unnamed: Vec<(Instant, Share)> = before
+        .map(|share| (Instant::now(), share.clone()))
+        .collect();
+    loop {
+        let now = state.borrow_and_update().clone();
+        unnamed.retain(|(_, share)| {
+            let known = share
+                .alloc_id
+                .is_some_and(|alloc| book.contains_key(&alloc));
+            !known && now.ledger.get(&share.key()).is_some()
+        });
+        let (due, next) = due(&book, &now);
+        if let Some((alloc, conditions)) = due {
+            settle(&client, &mut book, alloc, conditions).await;
+            continue;
+        }
+        let at = Instant::now();
+        if let Some((again, share)) = unnamed.iter_mut().find(|(again, _)| *again <= at) {
+            match timeout(PATIENCE, find(&client, share, &node)).await {
+                Ok(Some(entry)) => drop(book.insert(entry.place.alloc, entry)),
+                Ok(None) | Err(_) => *again = at + RETRY,
+            }
+            continue;
+        }
+        let next = next
+            .into_iter()
+            .chain(unnamed.iter().map(|(again, _)| *again))
+            .min();
+        tokio::select! {
+            word = words.recv() => match word {
+                Some(word) => hear(&mut book, word),
+                None => return,
+            },
+            changed = state.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep_until(next.unwrap_or(at)), if next.is_some() => {}
+        }
+    }
+}
+
+fn hear(book: &mut BTreeMap<AllocId, Entry>, word: Word) {
+    match word {
+        Word::Unprepared(alloc) => drop(book.remove(&alloc)),
+        Word::Prepared(place, result) => {
+            let refused = result.err();
+            book.entry(place.alloc)
+                .and_modify(|entry| entry.refused.clone_from(&refused))
+                .or_insert_with(|| Entry {
+                    place,
+                    refused,
+                    written: Vec::new(),
+                    earliest: Instant::now() + FIRST,
+                });
+        }
+    }
+}
+
+/// The next claim to write, with its conditions; and when another may be.
+fn due(
+    book: &BTreeMap<AllocId, Entry>,
+    state: &State,
+) -> (Option<(AllocId, Vec<Condition>)>, Option<Instant>) {
+    let (at, mut next) = (Instant::now(), None);
+    for (alloc, entry) in book {
+        let conditions = conditions(entry, state, Timestamp::now());
+        if conditions == entry.written {
+            continue;
+        }
+        if entry.earliest <= at {
+            return (Some((*alloc, conditions)), None);
+        }
+        next = next.into_iter().chain([entry.earliest]).min();
+    }
+    (None, next)
+}
+
+async fn settle(
+    client: &Client,
+    book: &mut BTreeMap<AllocId, Entry>,
+    alloc: AllocId,
+    conditions: Vec<Condition>,
+) {
+    let Some(entry) = book.get_mut(&alloc) else {
+        return;
+    };
+    match timeout(PATIENCE, write(client, &entry.place, &conditions)).await {
+        Ok(Ok(())) => {
+            entry.written = conditions;
+            entry.earliest = Instant::now() + PACE;
+        }
+        // Deleted, made anew, or freed for another.
+        Ok(Err(kube::Error::Api(status))) if [404, 409, 422].contains(&status.code) => {
+            book.remove(&alloc);
+        }
+        failed => {
+            entry.earliest = Instant::now() + RETRY;
+            let error = match failed {
+                Ok(Err(error)) => in_words(&error),
+                _ => "the API server did not answer in time".to_owned(),
+            };
+            let claim = format!("{}/{}", entry.place.namespace, entry.place.name);
+            tracing::warn!(claim, error, "device status not written");
+        }
+    }
+}
+
+async fn write(
+    client: &Client,
+    place: &Place,
+    conditions: &[Condition],
+) -> Result<(), kube::Error> {
+    let claims = Api::<ResourceClaim>::namespaced(client.clone(), &place.namespace);
+    let devices: Vec<AllocatedDeviceStatus> = place
+        .devices
+        .iter()
+        .map(|device| AllocatedDeviceStatus {
+            conditions: Some(conditions.to_vec()),
+            ..device.clone()
+        })
+        .collect();
+    let status = serde_json::json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": { "uid": place.uid },
+        "status": { "devices": devices },
+    });
+    let params = PatchParams::apply(names::object::AGENT_ACCOUNT).force();
+    claims
+        .patch_status(&place.name, &params, &Patch::Apply(&status))
+        .await
+        .map(drop)
+}
+
+/// Whose share it is: by its pod's claims.
+async fn find(client: &Client, share: &Share, node: &str) -> Option<Entry> {
+    let pods = Api::<Pod>::namespaced(client.clone(), &share.pod.namespace);
+    let claims = Api::<ResourceClaim>::namespaced(client.clone(), &share.pod.namespace);
+    let pod = pods.get_opt(&share.pod.name).await.ok()??;
+    for (_, name) in request::claims_of(&pod) {
+        let Some(claim) = claims.get_opt(name).await.ok()? else {
+            continue;
+        };
+        let place = Place::of(&claim, node);
+        let Some(place) = place.filter(|place| Some(place.alloc) == share.alloc_id) else {
+            continue;
+        };
+        let devices = claim
+            .status
+            .and_then(|status| status.devices)
+            .unwrap_or_default();
+        let key = |device: &AllocatedDeviceStatus| {
+            let device = device.clone();
+            (device.driver, device.pool, device.device, device.share_id)
+        };
+        let first = place.devices.first().map(key);
+        let written = devices
+            .into_iter()
+            .find(|device| Some(key(device)) == first);
+        return Some(Entry {
+            place,
+            refused: None,
+            written: written
+                .and_then(|device| device.conditions)
+                .unwrap_or_default(),
+            earliest: Instant::now(),
+        });
+    }
+    None
+}
+
+/// What is to be said of a claim now; each condition's time changes with its status alone.
+fn conditions(entry: &Entry, state: &State, now: Timestamp) -> Vec<Condition> {
+    let before = |kind: &str| {
+        entry
+            .written
+            .iter()
+            .find(|condition| condition.type_ == kind)
+    };
+    let condition = |kind: &str, holds: bool, reason: &str, message: &str| {
+        let status = if holds { "True" } else { "False" };
+        let since = before(kind).filter(|before| before.status == status);
+        Condition {
+            type_: kind.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: message.chars().take(LONGEST).collect(),
+            observed_generation: None,
+            last_transition_time: since
+                .map_or(Time(now), |before| before.last_transition_time.clone()),
+        }
+    };
+    if let Some(why) = &entry.refused {
+        return vec![condition(READY, false, "Refused", why)];
+    }
+    let mut all = vec![condition(READY, true, "Prepared", "")];
+    let share = state.ledger.by_alloc(entry.place.alloc);
+    let isolation = names::condition::ISOLATION_VERIFIED;
+    let running = share.filter(|share| share.phase == SharePhase::Running);
+    // Of a fence that is not known yet nothing is said that was not said before.
+    let told = running.filter(|share| share.fence.is_some() || before(isolation).is_some());
+    if let Some(share) = told {
+        let held = held(share);
+        let reason = isolation::reason([held]);
+        let mut message = held.line();
+        if let Some(complaint) = state.complaints.get(&share.key()) {
+            message = format!(
+                "{message}\ncontainer {} {}",
+                share.container, complaint.text
+            );
+        }
+        all.push(condition(
+            isolation,
+            reason == isolation::READ_BACK,
+            reason,
+            &message,
+        ));
+    } else if let Some(before) = before(isolation) {
+        all.push(before.clone());
+    }
+    all
+}
+
+fn held(share: &Share) -> Held<'_> {
+    let fence = share.fence.as_ref();
+    Held {
+        container: &share.container,
+        fence: fence.map_or("", |fence| fence.level.as_str()),
+        granted: share.memory.0,
+        read_back: fence
+            .and_then(|fence| fence.limit)
+            .map_or(0, |limit| limit.0),
+        reach: fence.map_or(0, |fence| fence.reach.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Ledger;
+
+    const UID: &str = "0000000a-0000-0000-0000-00000000000b";
+
+    fn claim(pool: &str) -> ResourceClaim {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "c", "namespace": "ns", "uid": UID},
+            "spec": {},
+            "status": {"allocation": {"devices": {"results": [
+                {"request": "other", "driver": "gpu.example.com", "pool": "n1", "device": "x"},
+                {"request": "gpu", "driver": "aliquot.dev", "pool": pool, "device": "gpu-0", "shareID": "s"},
+            ]}}},
+        }))
+        .unwrap()
+    }
+
+    fn entry() -> Entry {
+        Entry {
+            place: Place::of(&claim("n1"), "n1").unwrap(),
+            refused: None,
+            written: Vec::new(),
+            earliest: Instant::now(),
+        }
+    }
+
+    fn node(phase: SharePhase, fence: Option<u64>) -> State {
+        let record = r#"{"version":1,"pod":{"uid":"u","namespace":"ns","name":"p"},"container":"main",
+            "gpus":["GPU-0"],"memoryMib":2000,"computePercent":100,"mode":"mps","decision":"","front":"dra"}"#;
+        let mut share = Share::from_record(AllocId::of_claim(UID).unwrap(), record).unwrap();
+        share.phase = phase;
+        share.fence = fence.map(|limit| crate::fence::ActiveFence {
+            level: api::units::Fence::ServerLimit,
+            limit: Some(api::Mib(limit)),
+            reach: api::Mib(2000),
+        });
+        let mut ledger = Ledger::default();
+        ledger.restore(share);
+        State {
+            ledger,
+            ..State::default()
+        }
+    }
+
+    fn said(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
+        conditions
+            .iter()
+            .map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str()))
+            .collect()
+    }
+
+    #[test]
+    fn only_devices_of_this_driver_and_node_are_spoken_of() {
+        let place = Place::of(&claim("n1"), "n1").unwrap();
+        let [device] = &place.devices[..] else {
+            panic!("{place:?}")
+        };
+        assert_eq!(
+            (device.device.as_str(), device.share_id.as_deref()),
+            ("gpu-0", Some("s"))
+        );
+        assert_eq!(Place::of(&claim("n2"), "n1"), None);
+    }
+
+    #[test]
+    fn a_claim_says_why_it_was_refused_and_what_its_fence_is_once_it_is_known() {
+        let isolation = names::condition::ISOLATION_VERIFIED;
+        let (early, late) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
+        let mut entry = entry();
+        entry.refused = Some("x".repeat(LONGEST + 1));
+        let refused = conditions(&entry, &State::default(), early);
+        assert_eq!(said(&refused), [(READY, "False", "Refused")]);
+        assert_eq!(refused[0].message.len(), LONGEST);
+        entry.written = refused;
+        entry.refused = None;
+        let ready = (READY, "True", "Prepared");
+        let starting = conditions(&entry, &node(SharePhase::Running, None), early);
+        assert_eq!(said(&starting), [ready]);
+        let held = conditions(&entry, &node(SharePhase::Running, Some(2000)), early);
+        assert_eq!(
+            said(&held),
+            [ready, (isolation, "True", isolation::READ_BACK)]
+        );
+        // What is said again keeps its time; what is not known any more is not left standing,
+        // and what a container had that ended is.
+        entry.written = held.clone();
+        assert_eq!(
+            conditions(&entry, &node(SharePhase::Running, Some(2000)), late),
+            held
+        );
+        assert_eq!(
+            conditions(&entry, &node(SharePhase::Terminating, None), late),
+            held
+        );
+        let lost = conditions(&entry, &node(SharePhase::Running, None), late);
+        assert_eq!(said(&lost), [ready, (isolation, "False", "NotReadBack")]);
+        assert_eq!(lost[1].last_transition_time, Time(late));
+    }
+
+    #[test]
+    fn one_claim_is_written_after_a_pause_whatever_is_said_of_it() {
+        let mut book = BTreeMap::new();
+        let place = entry().place;
+        let alloc = place.alloc;
+        let state = State::default();
+        for n in 0..10 {
+            hear(
+                &mut book,
+                Word::Prepared(place.clone(), Err(format!("{n} MiB left"))),
+            );
+            let (now, next) = due(&book, &state);
+            assert!(now.is_none() && next.is_some());
+        }
+        book.get_mut(&alloc).unwrap().earliest = Instant::now();
+        let (now, _) = due(&book, &state);
+        let (_, conditions) = now.unwrap();
+        assert_eq!(conditions[0].message, "9 MiB left");
+        book.get_mut(&alloc).unwrap().written = conditions;
+        assert!(due(&book, &state) == (None, None));
+        hear(&mut book, Word::Unprepared(alloc));
+        assert!(book.is_empty());
+    }
+}
