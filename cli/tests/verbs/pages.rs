@@ -69,6 +69,8 @@ pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
             manifests.retain(|block| !block.contains("rbac.authorization.k8s.io"));
             // Shares by claim are placed by Kubernetes' own scheduler, so far.
             manifests.retain(|block| !block.contains("kind: ResourceClaimTemplate"));
+            // What a node's agent is told: its own tests and claims read it.
+            manifests.retain(|block| !block.contains("kind: GpuNode"));
             let manifests = manifests.join("---\n");
             if manifests.is_empty() {
                 continue;
