@@ -10,7 +10,7 @@ use crate::ids::SetName;
 use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, JobRow, TaskKey};
+use crate::state::rows::{GroupSpec, JobKey, JobRow, TaskKey};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     };
     let mut sets = Vec::new();
     match &job.group {
-        Some(group) => collect(&group.root, &mut sets, 0),
+        Some(group) => collect(&group.spec.root, &mut sets, 0),
         None => sets.push(Set {
             name: SetName::new(DEFAULT_SET),
             min: 1,
@@ -113,7 +113,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     }
     Gang {
         sets,
-        root: job.root.clone(),
+        root: job.tree().cloned(),
     }
 }
 
@@ -463,22 +463,34 @@ fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<Task
     tasks
 }
 
+impl GroupSpec {
+    /// No sub-groups, and one pod is enough.
+    fn needs_one(&self) -> bool {
+        self.root.is_plain() && self.root.sets.iter().all(|set| set.min <= 1)
+    }
+}
+
 impl JobRow {
+    /// The group's tree, where it has sub-groups.
+    pub(crate) fn tree(&self) -> Option<&Arc<SubGroup>> {
+        let root = &self.group.as_ref()?.spec.root;
+        Some(root).filter(|root| !root.is_plain())
+    }
+
     /// One pod that differs from a pod of its own in nothing that placing looks at.
     pub(crate) fn is_like_alone(&self) -> bool {
         let Some(group) = &self.group else {
             return self.single;
         };
         self.tasks.len() == 1
-            && self.root.is_none()
-            && group.root.sets.iter().all(|set| set.min <= 1)
-            && group.preemption_delay.0 == 0
+            && group.spec.needs_one()
+            && group.spec.preemption_delay.0 == 0
     }
 
     /// One pod is all that it needs, and it is not marked.
     pub(crate) fn is_never_stale(&self) -> bool {
         let needs_one = match &self.group {
-            Some(group) => self.root.is_none() && group.root.sets.iter().all(|set| set.min <= 1),
+            Some(group) => group.spec.needs_one(),
             None => true,
         };
         needs_one && self.stale_since.is_none()
@@ -487,7 +499,7 @@ impl JobRow {
     /// What orders jobs of one queue, growth aside.
     pub(crate) fn priority(&self, state: &State) -> i32 {
         match &self.group {
-            Some(group) => group.priority,
+            Some(group) => group.spec.priority,
             None => self.only(state).map_or(0, |row| row.priority),
         }
     }
@@ -499,7 +511,7 @@ impl JobRow {
 
     pub(crate) fn is_preemptible(&self, state: &State) -> bool {
         match &self.group {
-            Some(group) => group.preemptible,
+            Some(group) => group.spec.preemptible,
             None => self.only(state).is_some_and(|row| row.preemptible),
         }
     }

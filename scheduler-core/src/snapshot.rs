@@ -73,13 +73,8 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
     );
     events.extend(state.job_names.values().filter_map(|key| {
-        state
-            .jobs
-            .get(*key)?
-            .group
-            .as_deref()
-            .cloned()
-            .map(Event::Group)
+        let row = state.jobs.get(*key)?;
+        Some(Event::Group(row.group.as_ref()?.to_group(&row.name)))
     }));
     events.extend(state.volumes.rows().cloned().map(Event::Volume));
     let mut after = Vec::new();

@@ -58,7 +58,7 @@ fn is_another(state: &State, group: &PodGroup) -> bool {
         .get(&group.name)
         .and_then(|key| state.jobs.get(*key)?.group.as_deref());
     known.is_none_or(|known| {
-        let mut same = known.clone();
+        let mut same = known.to_group(&group.name);
         same.last_start = group.last_start;
         same.stale_since = group.stale_since;
         // As its condition says, which we wrote.

@@ -56,7 +56,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
                 .set
                 .as_ref()
                 .map_or(crate::gang::DEFAULT_SET, |name| name.as_str());
-            if !group.root.has_set(set) {
+            if !group.spec.root.has_set(set) {
                 return said(
                     ReasonKind::GroupDoesNotExist,
                     format!(
@@ -65,7 +65,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
                     ),
                 );
             }
-            &group.queue
+            &group.spec.queue
         }
         None if job.single => &row.queue,
         None => {
@@ -281,7 +281,7 @@ impl Cycle<'_> {
         let mark = self
             .state
             .group_of(row)
-            .is_none_or(|group| group.mark_unschedulable);
+            .is_none_or(|group| group.spec.mark_unschedulable);
         self.decision.reasons.push(PodReason {
             pod: row.uid.clone(),
             namespace: Arc::clone(&row.namespace),

@@ -363,7 +363,7 @@ impl Cycle<'_> {
     pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
         let row = self.state.jobs.get(job);
         let (created, uid) = row.map_or((Time(0), Arc::from("")), |row| match &row.group {
-            Some(group) => (group.created, group.tie_breaker()),
+            Some(group) => (group.created, group.tie_breaker(&row.name)),
             None => row
                 .only(self.state)
                 .map_or((Time(0), Arc::from("")), |task| {

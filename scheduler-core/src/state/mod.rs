@@ -16,6 +16,7 @@
 //! order is walked through the ordered maps of names, or sorted by names.
 
 mod card_use;
+pub(crate) mod column;
 pub(crate) mod cell;
 mod extra_use;
 mod open;
@@ -39,10 +40,11 @@ use crate::ids::{
 use crate::model::TaskOrder;
 use crate::model::Topology;
 use crate::units::Time;
+use column::Column;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
-    CardKey, CardRow, Evicted, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec,
+    CardKey, CardRow, Evicted, GroupRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec,
     SpecKey, SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
@@ -82,7 +84,7 @@ pub(crate) struct State {
     pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
     pub topologies: BTreeMap<TopologyName, Topology>,
 
-    pub task_cells: SecondaryMap<TaskKey, TaskCell>,
+    pub task_cells: Column<TaskKey, TaskCell>,
     pub node_use: SecondaryMap<NodeKey, NodeUse>,
     pub card_use: SecondaryMap<CardKey, CardUse>,
     pub queue_use: SecondaryMap<QueueKey, QueueUse>,
@@ -116,7 +118,7 @@ pub(crate) struct State {
     /// and priority.
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
     /// Under what each of them is listed, and how many such pods it has.
-    pub standing_at: SecondaryMap<JobKey, Standing>,
+    pub standing_at: Column<JobKey, Standing>,
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
@@ -246,19 +248,24 @@ impl State {
     }
 
     /// The group of a task, where it has one that is there.
-    pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&crate::model::PodGroup> {
+    pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&GroupRow> {
         self.jobs.get(row.job?)?.group.as_deref()
     }
 
     pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
         self.group_of(row)
-            .map_or(row.preemptible, |group| group.preemptible)
+            .map_or(row.preemptible, |group| group.spec.preemptible)
     }
 
     /// Where a task stands in the order. Changes only while the task is detached.
     pub(crate) fn order(&self, row: &TaskRow) -> Order {
-        let (priority, created, uid) = match self.group_of(row) {
-            Some(group) => (group.priority, group.created, group.tie_breaker()),
+        let job = row.job.and_then(|job| self.jobs.get(job));
+        let (priority, created, uid) = match job.and_then(|job| Some((job, job.group.as_ref()?))) {
+            Some((job, group)) => (
+                group.spec.priority,
+                group.created,
+                group.tie_breaker(&job.name),
+            ),
             None => (row.priority, row.created, row.uid.shared()),
         };
         let priority = if self.by_priority { priority } else { 0 };
@@ -448,7 +455,6 @@ impl State {
             name: name.clone(),
             group: None,
             single,
-            root: None,
             tasks: Vec::new(),
             queue: None,
             last_start: None,
@@ -503,9 +509,8 @@ impl State {
                 .get(*other)
                 .is_some_and(|other| other.in_job() < own.in_job())
         });
-        // A pod of its own stays alone.
-        row.tasks
-            .reserve_exact(usize::from(row.single && row.tasks.is_empty()));
+        // The first pod of a job is the only one of most.
+        row.tasks.reserve_exact(usize::from(row.tasks.is_empty()));
         row.tasks.insert(at, task);
     }
 

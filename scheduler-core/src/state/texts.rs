@@ -5,6 +5,7 @@
 //! shares what: equal is equal.
 
 use crate::model::Labels;
+use crate::state::rows::GroupSpec;
 use rustc_hash::FxHashSet;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     texts: Shared<str>,
+    groups: Shared<GroupSpec>,
     labels: Shared<Pairs>,
 }
 
@@ -20,6 +22,11 @@ impl Texts {
     /// The copy of a text that everybody has.
     pub(crate) fn text(&mut self, text: &Arc<str>) -> Arc<str> {
         self.texts.of(Arc::clone(text))
+    }
+
+    /// The copy of what many groups have alike.
+    pub(crate) fn group(&mut self, spec: GroupSpec) -> Arc<GroupSpec> {
+        self.groups.of(Arc::new(spec))
     }
 
     /// The copy of labels that everybody has.
