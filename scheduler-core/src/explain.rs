@@ -186,12 +186,12 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
     let spared = spared.filter(|task| state.is_spared(*task));
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;
-        let pause = row.pause.as_ref()?;
+        let pause = row.rare.pause.as_ref()?;
         if pause.in_favour_of.as_ref() != Some(&job.name) {
             return None;
         }
         let why = &pause.reason;
-        let (namespace, name) = (&row.namespace, &row.name);
+        let (namespace, name) = (&row.facts.namespace, &row.name);
         Some(format!("pod {namespace}/{name} may not be evicted now: {why}").into())
     });
     lines.take(SPARED).collect()

@@ -106,7 +106,11 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         let (Some(row), Some(cell)) = (state.tasks.get(*task), state.task_cells.get(*task)) else {
             continue;
         };
-        let name = row.set.as_ref().map_or(DEFAULT_SET, |name| name.as_str());
+        let name = row
+            .facts
+            .set
+            .as_ref()
+            .map_or(DEFAULT_SET, |name| name.as_str());
         if let Some(at) = places.get(name) {
             sets[*at].tasks.push((*task, cell.status));
         }
@@ -482,9 +486,7 @@ impl JobRow {
         let Some(group) = &self.group else {
             return self.single;
         };
-        self.tasks.len() == 1
-            && group.spec.needs_one()
-            && group.spec.preemption_delay.0 == 0
+        self.tasks.len() == 1 && group.spec.needs_one() && group.spec.preemption_delay.0 == 0
     }
 
     /// One pod is all that it needs, and it is not marked.
@@ -500,7 +502,7 @@ impl JobRow {
     pub(crate) fn priority(&self, state: &State) -> i32 {
         match &self.group {
             Some(group) => group.spec.priority,
-            None => self.only(state).map_or(0, |row| row.priority),
+            None => self.only(state).map_or(0, |row| row.facts.priority),
         }
     }
 
@@ -512,7 +514,7 @@ impl JobRow {
     pub(crate) fn is_preemptible(&self, state: &State) -> bool {
         match &self.group {
             Some(group) => group.spec.preemptible,
-            None => self.only(state).is_some_and(|row| row.preemptible),
+            None => self.only(state).is_some_and(|row| row.facts.preemptible),
         }
     }
 }

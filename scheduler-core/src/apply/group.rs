@@ -123,7 +123,8 @@ fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
         )
     };
     let mut rows = tasks.iter().filter_map(|task| state.tasks.get(*task));
-    rows.find(|row| stands(row)).map(|row| row.queue.clone())
+    rows.find(|row| stands(row))
+        .map(|row| row.facts.queue.clone())
 }
 
 fn lift(state: &mut State, key: JobKey) -> Vec<Lifted> {

@@ -46,7 +46,7 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
             .task_names
             .get(uid)
             .and_then(|key| state.tasks.get(*key))
-            .is_some_and(|row| row.evicting.is_none()),
+            .is_some_and(|row| row.rare.evicting.is_none()),
     }
 }
 
@@ -99,7 +99,7 @@ fn is_new(state: &State, pod: &Pod) -> bool {
     !wants_the_same
         || ended && cell.status != Status::Done
         || row.gated != pod.gated
-        || row.priority != pod.priority
-        || row.queue != pod.queue
-        || row.group != pod.group
+        || row.facts.priority != pod.priority
+        || row.facts.queue != pod.queue
+        || state.group_name(row) != pod.group.as_ref()
 }

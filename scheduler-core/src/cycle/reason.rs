@@ -43,7 +43,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
             ReasonKind::Unschedulable,
             format!(
                 "Scheduling conditions were not met for pod {}/{}:\n{}.",
-                row.namespace,
+                row.facts.namespace,
                 row.name,
                 spec.lacks.join(".\n")
             ),
@@ -53,6 +53,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
     let name = match &job.group {
         Some(group) => {
             let set = row
+                .facts
                 .set
                 .as_ref()
                 .map_or(crate::gang::DEFAULT_SET, |name| name.as_str());
@@ -67,7 +68,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
             }
             &group.spec.queue
         }
-        None if job.single => &row.queue,
+        None if job.single => &row.facts.queue,
         None => {
             return said(
                 ReasonKind::GroupDoesNotExist,
@@ -99,7 +100,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
     if let Some(parked) = job.group.as_ref().and_then(|group| group.parked.as_ref()) {
         return said(ReasonKind::Parked, parked.to_string());
     }
-    if let Some(pause) = &row.pause
+    if let Some(pause) = &row.rare.pause
         && pause.until.is_none_or(|until| until > state.now)
     {
         return said(
@@ -284,7 +285,7 @@ impl Cycle<'_> {
             .is_none_or(|group| group.spec.mark_unschedulable);
         self.decision.reasons.push(PodReason {
             pod: row.uid.clone(),
-            namespace: Arc::clone(&row.namespace),
+            namespace: Arc::clone(&row.facts.namespace),
             name: Arc::clone(&row.name),
             mark,
             kind: why.kind,

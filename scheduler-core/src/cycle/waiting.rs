@@ -334,7 +334,7 @@ impl Cycle<'_> {
         let row = self.state.jobs.get(job);
         let alone = row
             .filter(|row| row.is_like_alone())
-            .zip(first.filter(|task| task.avoid.is_empty()))
+            .zip(first.filter(|task| task.rare.avoid.is_empty()))
             .filter(|(_, task)| {
                 let spec = self.state.specs.get(task.spec);
                 spec.is_some_and(SpecRow::stays_out)

@@ -158,7 +158,7 @@ impl Sums {
         };
         if let (Some(node), Some(how)) = (cell.node, how) {
             self.place(node, &spec.spec, holds, how);
-            if !row.ours {
+            if !row.facts.ours {
                 let foreign = &mut self.nodes.entry(node).or_default().foreign;
                 add(foreign, state.charge(key, holds));
             }
@@ -191,7 +191,7 @@ impl Sums {
             }
             let what = &counted.what;
             let is_counted = match &what.who {
-                Who::Matched(all) => state.all_take(all, &row.namespace, &row.labels),
+                Who::Matched(all) => state.all_take(all, &row.facts.namespace, &row.labels),
                 Who::Avoiding(pods) => terms.iter().any(|term| {
                     term.pods == *pods && Some(&term.topology_key) == what.topology_key.as_ref()
                 }),

@@ -76,7 +76,10 @@ impl<K: Key, V> Column<K, V> {
     pub(crate) fn remove(&mut self, key: K) -> Option<V> {
         let (chunk, place, version) = at(key);
         let chunk = self.chunks.get_mut(chunk)?;
-        let had = chunk.versions.get_mut(place).filter(|had| **had == version)?;
+        let had = chunk
+            .versions
+            .get_mut(place)
+            .filter(|had| **had == version)?;
         *had = 0;
         let value = chunk.values.get_mut(place)?.take();
         self.len -= usize::from(value.is_some());

@@ -16,8 +16,8 @@
 //! order is walked through the ordered maps of names, or sorted by names.
 
 mod card_use;
-pub(crate) mod column;
 pub(crate) mod cell;
+pub(crate) mod column;
 mod extra_use;
 mod open;
 pub(crate) mod pod_counts;
@@ -40,12 +40,12 @@ use crate::ids::{
 use crate::model::TaskOrder;
 use crate::model::Topology;
 use crate::units::Time;
-use column::Column;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
+use column::Column;
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
-    CardKey, CardRow, Evicted, GroupRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec,
-    SpecKey, SpecRow, TaskKey, TaskRow,
+    CardKey, CardRow, Evicted, GroupRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow,
+    Rest, Spec, SpecKey, SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
@@ -247,6 +247,14 @@ impl State {
         self.stirred += 1;
     }
 
+    /// The name of a task's group, whether the group is there or not.
+    pub(crate) fn group_name<'a>(&'a self, row: &'a TaskRow) -> Option<&'a GroupName> {
+        let Some(job) = row.job.and_then(|job| self.jobs.get(job)) else {
+            return row.facts.foreign_group.as_ref();
+        };
+        Some(&job.name).filter(|_| !job.single)
+    }
+
     /// The group of a task, where it has one that is there.
     pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&GroupRow> {
         self.jobs.get(row.job?)?.group.as_deref()
@@ -254,7 +262,7 @@ impl State {
 
     pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
         self.group_of(row)
-            .map_or(row.preemptible, |group| group.spec.preemptible)
+            .map_or(row.facts.preemptible, |group| group.spec.preemptible)
     }
 
     /// Where a task stands in the order. Changes only while the task is detached.
@@ -266,7 +274,7 @@ impl State {
                 group.created,
                 group.tie_breaker(&job.name),
             ),
-            None => (row.priority, row.created, row.uid.shared()),
+            None => (row.facts.priority, row.created, row.uid.shared()),
         };
         let priority = if self.by_priority { priority } else { 0 };
         let job = (Reverse(priority), created, uid);

@@ -5,7 +5,7 @@
 //! shares what: equal is equal.
 
 use crate::model::Labels;
-use crate::state::rows::GroupSpec;
+use crate::state::rows::{GroupSpec, PodFacts};
 use rustc_hash::FxHashSet;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub(crate) struct Texts {
     texts: Shared<str>,
     groups: Shared<GroupSpec>,
+    pods: Shared<PodFacts>,
     labels: Shared<Pairs>,
 }
 
@@ -27,6 +28,11 @@ impl Texts {
     /// The copy of what many groups have alike.
     pub(crate) fn group(&mut self, spec: GroupSpec) -> Arc<GroupSpec> {
         self.groups.of(Arc::new(spec))
+    }
+
+    /// The copy of what many pods have alike.
+    pub(crate) fn pod(&mut self, facts: PodFacts) -> Arc<PodFacts> {
+        self.pods.of(Arc::new(facts))
     }
 
     /// The copy of labels that everybody has.
