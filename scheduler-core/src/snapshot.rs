@@ -78,18 +78,18 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     }));
     events.extend(state.volumes.rows().cloned().map(Event::Volume));
     let mut after = Vec::new();
-    for key in state.task_names.values() {
-        let Some(row) = state.tasks.get(*key) else {
+    for key in state.tasks_by_uid() {
+        let Some(row) = state.tasks.get(key) else {
             continue;
         };
-        let cell = state.cell(*key);
+        let cell = state.cell(key);
         if let Some(pod) = pod(state, row, &cell) {
             events.push(Event::Pod(Box::new(pod)));
         }
         if let Some(refused) = &row.rare.refused {
             after.push(Event::Refused(refused.refusal.clone()));
         }
-        after.extend(assumed(state, *key, row, &cell).into_iter().flatten());
+        after.extend(assumed(state, key, row, &cell).into_iter().flatten());
         after.extend(
             row.rare
                 .evict_request

@@ -24,7 +24,7 @@ pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Prob
 }
 
 pub(super) fn gone(state: &mut State, name: &GroupName, problems: &mut Vec<Problem>) {
-    let Some(key) = state.job_names.get(name).copied() else {
+    let Some(key) = state.job_of(name) else {
         problems.push(Problem::Unknown {
             what: "group",
             name: name.shared(),
@@ -37,7 +37,7 @@ pub(super) fn gone(state: &mut State, name: &GroupName, problems: &mut Vec<Probl
 
 /// As a snapshot says it.
 pub(super) fn life(state: &mut State, life: &Life) {
-    let Some(key) = state.job_names.get(&life.of).copied() else {
+    let Some(key) = state.job_of(&life.of) else {
         return;
     };
     if let Some(row) = state.jobs.get_mut(key) {

@@ -162,7 +162,7 @@ fn set_card_pause(state: &mut State, card: CardKey, pause: Pause) {
 
 /// An agent wants a pod gone: the next decision evicts it.
 pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&request.pod).copied() else {
+    let Some(task) = state.task_of(&request.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: request.pod.shared(),
@@ -225,7 +225,7 @@ fn evict_again(state: &mut State, task: TaskKey) {
 
 /// From a snapshot: an eviction under way.
 pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&evicting.pod).copied() else {
+    let Some(task) = state.task_of(&evicting.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: evicting.pod.shared(),
@@ -277,7 +277,7 @@ pub(super) fn refusal(
     refusal: Refusal,
     problems: &mut Vec<Problem>,
 ) {
-    let Some(task) = state.task_names.get(&refusal.pod).copied() else {
+    let Some(task) = state.task_of(&refusal.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: refusal.pod.shared(),
@@ -325,7 +325,7 @@ pub(super) fn refusal(
 
 /// From a snapshot: a last word that was taken in.
 pub(super) fn refused(state: &mut State, refusal: Refusal, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&refusal.pod).copied() else {
+    let Some(task) = state.task_of(&refusal.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: refusal.pod.shared(),
@@ -398,7 +398,7 @@ pub(super) fn assumed(
     bind: &Bind,
     problems: &mut Vec<Problem>,
 ) {
-    let Some(task) = state.task_names.get(&bind.pod).copied() else {
+    let Some(task) = state.task_of(&bind.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: bind.pod.shared(),
@@ -447,7 +447,7 @@ pub(super) fn assumed(
 
 /// From a snapshot: a pause.
 pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&backoff.pod).copied() else {
+    let Some(task) = state.task_of(&backoff.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: backoff.pod.shared(),

@@ -18,8 +18,8 @@ const MOST_DEVICES: u32 = 1024;
 
 pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mut Vec<Problem>) {
     let spec = spec_of(state, &pod, problems);
-    let key = match state.task_names.get(&pod.uid) {
-        Some(key) => *key,
+    let key = match state.task_of(&pod.uid) {
+        Some(key) => key,
         None => insert(state, &pod),
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
@@ -51,7 +51,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
 }
 
 pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>) {
-    let Some(key) = state.task_names.get(uid).copied() else {
+    let Some(key) = state.task_of(uid) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: uid.shared(),
@@ -76,7 +76,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
             .leave(&row.facts.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
-    state.task_names.remove(uid);
+    state.task_names.remove(uid.as_str(), key);
     state.task_cells.remove(key);
     for hold in before.holds() {
         state.release_card(hold.card);
@@ -131,7 +131,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
             .join(&row.facts.namespace, &row.labels, key);
     }
     state.task_cells.insert(key, TaskCell::default());
-    state.task_names.insert(pod.uid.clone(), key);
+    let uid = pod.uid.as_str();
+    state.task_names.insert(uid, key, &state.tasks);
     key
 }
 

@@ -304,7 +304,10 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
         }
         let state = core.state_for_tests();
         state.refresh_queues();
-        let (leaves, promised) = (state.task_names["leaves"], state.task_names["promised"]);
+        let (leaves, promised) = (
+            state.task_of(&"leaves".into()).unwrap(),
+            state.task_of(&"promised".into()).unwrap(),
+        );
         let place = state.cell(leaves);
         state.transition(
             promised,

@@ -19,6 +19,7 @@ mod card_use;
 pub(crate) mod cell;
 pub(crate) mod column;
 mod extra_use;
+pub(crate) mod names;
 mod open;
 pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;
@@ -42,6 +43,7 @@ use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 use column::Column;
+use names::{NameOf, Names};
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
     CardKey, CardRow, Evicted, GroupRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow,
@@ -78,7 +80,7 @@ pub(crate) struct State {
 
     pub node_names: BTreeMap<NodeName, NodeKey>,
     pub card_names: BTreeMap<GpuUuid, CardKey>,
-    pub task_names: BTreeMap<PodUid, TaskKey>,
+    pub task_names: Names<TaskKey>,
     pub job_names: BTreeMap<GroupName, JobKey>,
     pub queue_names: BTreeMap<QueueName, QueueKey>,
     pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
@@ -186,6 +188,12 @@ impl Moved {
     }
 }
 
+impl NameOf<TaskKey> for SlotMap<TaskKey, Box<TaskRow>> {
+    fn name_of(&self, key: TaskKey) -> Option<&str> {
+        Some(self.get(key)?.uid.as_str())
+    }
+}
+
 /// A pod that counts nowhere for a moment.
 #[derive(Debug)]
 pub(crate) struct Lifted {
@@ -245,6 +253,23 @@ impl State {
     /// There may be something to decide.
     pub(crate) fn stir(&mut self) {
         self.stirred += 1;
+    }
+
+    /// The pod with that UID.
+    pub(crate) fn task_of(&self, uid: &PodUid) -> Option<TaskKey> {
+        self.task_names.get(uid.as_str(), &self.tasks)
+    }
+
+    /// The job with that name.
+    pub(crate) fn job_of(&self, name: &GroupName) -> Option<JobKey> {
+        self.job_names.get(name).copied()
+    }
+
+    /// All pods, in order of their UIDs.
+    pub(crate) fn tasks_by_uid(&self) -> Vec<TaskKey> {
+        let mut keys: Vec<TaskKey> = self.tasks.keys().collect();
+        keys.sort_unstable_by_key(|key| self.tasks.get(*key).map(|row| &row.uid));
+        keys
     }
 
     /// The name of a task's group, whether the group is there or not.
@@ -456,8 +481,8 @@ impl State {
 
     /// The row of a job, made if it is not there.
     pub(crate) fn job(&mut self, name: &GroupName, single: bool) -> JobKey {
-        if let Some(key) = self.job_names.get(name) {
-            return *key;
+        if let Some(key) = self.job_of(name) {
+            return key;
         }
         let key = self.jobs.insert(Box::new(JobRow {
             name: name.clone(),

@@ -604,7 +604,7 @@ mod tests {
             size_of::<JobRow>(),
         );
         assert!(
-            sizes.0 <= 256 && sizes.1 <= 64 && sizes.2 <= 112,
+            sizes.0 <= 120 && sizes.1 <= 64 && sizes.2 <= 104,
             "{sizes:?}"
         );
     }
