@@ -10,7 +10,8 @@ use crate::ids::SetName;
 use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{GroupSpec, JobKey, JobRow, TaskKey};
+use crate::state::job_row::JobRow;
+use crate::state::rows::{JobKey, TaskKey};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -467,20 +468,7 @@ fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<Task
     tasks
 }
 
-impl GroupSpec {
-    /// No sub-groups, and one pod is enough.
-    fn needs_one(&self) -> bool {
-        self.root.is_plain() && self.root.sets.iter().all(|set| set.min <= 1)
-    }
-}
-
 impl JobRow {
-    /// The group's tree, where it has sub-groups.
-    pub(crate) fn tree(&self) -> Option<&Arc<SubGroup>> {
-        let root = &self.group.as_ref()?.spec.root;
-        Some(root).filter(|root| !root.is_plain())
-    }
-
     /// One pod that differs from a pod of its own in nothing that placing looks at.
     pub(crate) fn is_like_alone(&self) -> bool {
         let Some(group) = &self.group else {

@@ -214,7 +214,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
         until: pause.and_then(|pause| pause.until),
         reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
         in_favour_of: pause.and_then(|pause| pause.in_favour_of.clone()),
-        avoid: row.rare.avoid.to_vec(),
+        avoid: row.rare.avoid.clone(),
     }))
 }
 

@@ -4,7 +4,8 @@ use crate::event::Life;
 use crate::ids::{GroupName, QueueName};
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
-use crate::state::rows::{GroupRow, JobKey, Seen, TaskRow};
+use crate::state::job_row::GroupRow;
+use crate::state::rows::{JobKey, Seen, TaskRow};
 use crate::state::{Lifted, State};
 use std::collections::BTreeSet;
 

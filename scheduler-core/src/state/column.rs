@@ -33,19 +33,23 @@ impl<V> Chunk<V> {
 }
 
 /// Where a key's value stands: chunk, place in it, version.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a key is a version and a slot, 32 bits each"
+)]
 fn at<K: Key>(key: K) -> (usize, usize, u32) {
     let bits = key.data().as_ffi();
-    let (version, index) = ((bits >> 32) as u32, (bits & u64::from(u32::MAX)) as usize);
+    let (version, index) = ((bits >> 32) as u32, bits as u32 as usize);
     (index / CHUNK, index % CHUNK, version)
 }
 
 impl<K: Key, V> Column<K, V> {
     /// Takes the place of what another version of the key had. Does nothing for a null key.
     pub(crate) fn insert(&mut self, key: K, value: V) {
-        let (chunk, place, version) = at(key);
         if key.is_null() {
             return;
         }
+        let (chunk, place, version) = at(key);
         if self.chunks.len() <= chunk {
             self.chunks.resize_with(chunk + 1, Chunk::empty);
         }

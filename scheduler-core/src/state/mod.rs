@@ -1,6 +1,7 @@
 //! The state of one core: rows of facts, cells of sums, indexes over both.
 //!
-//! - [`rows`]: what is known of each object; changed by events alone.
+//! - [`rows`], [`job_row`]: what is known of each object; changed by events alone.
+//! - [`names`]: rows by their names; [`column`]: values beside rows.
 //! - [`cell`]: what a decision may move, and the one setter with its journal.
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
@@ -19,6 +20,7 @@ mod card_use;
 pub(crate) mod cell;
 pub(crate) mod column;
 mod extra_use;
+pub(crate) mod job_row;
 pub(crate) mod names;
 mod open;
 pub(crate) mod pod_counts;
@@ -43,11 +45,12 @@ use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 use column::Column;
+use job_row::{GroupRow, JobRow};
 use names::{NameOf, Names};
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
-    CardKey, CardRow, Evicted, GroupRow, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow,
-    Rest, Spec, SpecKey, SpecRow, TaskKey, TaskRow,
+    CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
+    SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
@@ -477,99 +480,6 @@ impl State {
         let cell = lifted.cell.clone();
         self.transition(lifted.task, cell);
         self.give_back(lifted.given, &lifted.cell);
-    }
-
-    /// The row of a job, made if it is not there.
-    pub(crate) fn job(&mut self, name: &GroupName, single: bool) -> JobKey {
-        if let Some(key) = self.job_of(name) {
-            return key;
-        }
-        let key = self.jobs.insert(Box::new(JobRow {
-            name: name.clone(),
-            group: None,
-            single,
-            tasks: Vec::new(),
-            queue: None,
-            last_start: None,
-            stale_since: None,
-            stamp: 0,
-            unsteady: false,
-        }));
-        self.job_names.insert(name.clone(), key);
-        key
-    }
-
-    /// Whether the job is below its minimum is looked at again.
-    pub(crate) fn unsettle(&mut self, job: JobKey) {
-        if let Some(row) = self.jobs.get_mut(job)
-            && !row.unsteady
-            && !row.is_never_stale()
-        {
-            row.unsteady = true;
-            self.unsteady.push(job);
-        }
-    }
-
-    /// Puts a job into a queue. Its tasks must be detached: their sums are the queue's.
-    pub(crate) fn set_job_queue(&mut self, job: JobKey, queue: Option<&QueueName>) {
-        let new = queue.map(|name| self.queue(name));
-        let old = match self.jobs.get_mut(job) {
-            Some(row) => std::mem::replace(&mut row.queue, new),
-            None => None,
-        };
-        if old == new {
-            return;
-        }
-        if let Some(row) = new.and_then(|key| self.queues.get_mut(key)) {
-            row.users += 1;
-        }
-        if let Some(key) = old {
-            if let Some(row) = self.queues.get_mut(key) {
-                row.users = row.users.saturating_sub(1);
-            }
-            self.release_queue(key);
-        }
-    }
-
-    /// Puts a detached task into a job, in its order there.
-    pub(crate) fn join_job(&mut self, task: TaskKey, job: JobKey) {
-        let tasks = &self.tasks;
-        let Some((row, own)) = self.jobs.get_mut(job).zip(tasks.get(task)) else {
-            return;
-        };
-        let at = row.tasks.partition_point(|other| {
-            tasks
-                .get(*other)
-                .is_some_and(|other| other.in_job() < own.in_job())
-        });
-        // The first pod of a job is the only one of most.
-        row.tasks.reserve_exact(usize::from(row.tasks.is_empty()));
-        row.tasks.insert(at, task);
-    }
-
-    /// Takes a detached task out of its job.
-    pub(crate) fn leave_job(&mut self, task: TaskKey) {
-        let Some(job) = self.tasks.get_mut(task).and_then(|row| row.job.take()) else {
-            return;
-        };
-        if let Some(row) = self.jobs.get_mut(job) {
-            row.tasks.retain(|other| *other != task);
-        }
-        self.release_job(job);
-    }
-
-    /// Drops a job's row when neither a group nor a pod names it any more.
-    pub(crate) fn release_job(&mut self, key: JobKey) {
-        let unused = self
-            .jobs
-            .get(key)
-            .is_some_and(|row| row.group.is_none() && row.tasks.is_empty());
-        if unused {
-            self.set_job_queue(key, None);
-            if let Some(row) = self.jobs.remove(key) {
-                self.job_names.remove(&row.name);
-            }
-        }
     }
 
     /// The cells of a task, or those of none.

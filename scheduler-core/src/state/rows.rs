@@ -10,8 +10,8 @@ use crate::ids::{
     SetName,
 };
 use crate::model::{
-    Amount, Attachment, Card, Claim, ContainerAsk, Grace, HostPort, Labels, Mode, Node, NodeRules,
-    Pod, PodGroup, PodRules, PodTerm, Queue, SubGroup, TaskOrder, Toleration,
+    Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules, Pod,
+    PodRules, PodTerm, Queue, TaskOrder, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
@@ -19,7 +19,7 @@ use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
 use crate::state::texts::{PodLabels, Texts};
 use crate::state::verdicts::Verdicts;
-use crate::units::{Bytes, CpuMilli, Duration, Mib, Percent, Time};
+use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -434,102 +434,6 @@ pub(crate) struct SpecRow {
     pub verdicts: Option<Box<Verdicts>>,
 }
 
-/// A pod group: what is its own. What many groups have alike is its [`GroupSpec`]; its name is
-/// the job's.
-#[derive(Clone, Debug)]
-pub(crate) struct GroupRow {
-    pub spec: Arc<GroupSpec>,
-    pub uid: Arc<str>,
-    pub created: Time,
-    pub parked: Option<Arc<str>>,
-    pub last_start: Option<Time>,
-    pub stale_since: Option<Time>,
-}
-
-/// What many pod groups have alike. The fields are those of [`PodGroup`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct GroupSpec {
-    pub queue: QueueName,
-    pub priority: i32,
-    pub preemptible: bool,
-    pub root: Arc<SubGroup>,
-    pub mark_unschedulable: bool,
-    pub staleness_grace: Option<Grace>,
-    pub preemption_delay: Duration,
-}
-
-impl GroupRow {
-    pub(crate) fn of(group: PodGroup, texts: &mut Texts) -> Self {
-        let spec = GroupSpec {
-            queue: group.queue,
-            priority: group.priority,
-            preemptible: group.preemptible,
-            root: Arc::new(group.root),
-            mark_unschedulable: group.mark_unschedulable,
-            staleness_grace: group.staleness_grace,
-            preemption_delay: group.preemption_delay,
-        };
-        Self {
-            spec: texts.group(spec),
-            uid: group.uid,
-            created: group.created,
-            parked: group.parked,
-            last_start: group.last_start,
-            stale_since: group.stale_since,
-        }
-    }
-
-    /// What decides between groups that are alike in all else. `name`: the group's.
-    pub(crate) fn tie_breaker(&self, name: &GroupName) -> Arc<str> {
-        if self.uid.is_empty() {
-            name.shared()
-        } else {
-            Arc::clone(&self.uid)
-        }
-    }
-
-    /// The group as its event had it.
-    pub(crate) fn to_group(&self, name: &GroupName) -> PodGroup {
-        let spec = &self.spec;
-        PodGroup {
-            name: name.clone(),
-            uid: Arc::clone(&self.uid),
-            queue: spec.queue.clone(),
-            priority: spec.priority,
-            preemptible: spec.preemptible,
-            created: self.created,
-            root: (*spec.root).clone(),
-            mark_unschedulable: spec.mark_unschedulable,
-            parked: self.parked.clone(),
-            last_start: self.last_start,
-            stale_since: self.stale_since,
-            staleness_grace: spec.staleness_grace,
-            preemption_delay: spec.preemption_delay,
-        }
-    }
-}
-
-/// A job: pods that are placed together.
-#[derive(Debug)]
-pub(crate) struct JobRow {
-    pub name: GroupName,
-    /// `None` for a pod of its own, or while the group is not there.
-    pub group: Option<Box<GroupRow>>,
-    /// True for a pod of its own.
-    pub single: bool,
-    /// In their order.
-    pub tasks: Vec<TaskKey>,
-    /// Another one whenever a pod of it has moved: what was computed from it is void.
-    pub stamp: u64,
-    pub queue: Option<QueueKey>,
-    /// When it last went from nothing to something.
-    pub last_start: Option<Time>,
-    /// Since when it runs below its minimum.
-    pub stale_since: Option<Time>,
-    /// It is in [`super::State::unsteady`].
-    pub unsteady: bool,
-}
-
 /// A queue.
 #[derive(Debug)]
 pub(crate) struct QueueRow {
@@ -594,6 +498,7 @@ pub(crate) struct Rest {
 mod tests {
     use super::*;
     use crate::state::cell::TaskCell;
+    use crate::state::job_row::JobRow;
 
     /// Of these there are as many as pods: 100,000 and more.
     #[test]
