@@ -53,10 +53,11 @@ pub(crate) fn the_quickstart_does_what_it_says(demo: &Demo) {
 }
 
 /// Of manifests that a trial decides nothing about. Other tests read each of them.
-const ELSEWHERE: [&str; 5] = [
+const ELSEWHERE: [&str; 6] = [
     // Files and objects that the scheduler reads for itself.
     "kind: SchedulerConfiguration",
     "kind: SchedulingShard",
+    "nodeTemplates:",
     // What an agent is told of its node.
     "kind: GpuNode",
     // Rights: the tests of `deploy`.
