@@ -113,10 +113,10 @@ pub struct Config {
     pub node_templates: Option<PathBuf>,
     /// Part of a card that a request for GPU memory counts as, where nothing is known of the
     /// nodes that may come.
-    #[arg(long, default_value = "0.1", value_parser = crate::scale_up::ratio)]
+    #[arg(long, value_name = "RATIO", default_value = "0.1", value_parser = crate::scale_up::ratio)]
     pub gpu_memory_to_fraction_ratio: NanoGpu,
     /// Nodes that are asked for at once, where nothing is known of them.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub max_unknown_nodes: u32,
 
     /// So long a pod's volumes may take to be bound where it goes, before that is taken back.
