@@ -284,6 +284,13 @@ mod tests {
     }
 
     #[test]
+    fn a_node_of_one_group_does_not_do_for_another() {
+        let there = after(Vec::new(), change("", &[need("a", 1, 1000)], &[]));
+        let other = change("", &[need("b", 1, 1000)], &there);
+        assert_eq!((other.create.len(), other.delete.len()), (1, 1));
+    }
+
+    #[test]
     fn what_a_crash_left_unmarked_is_marked_and_what_a_person_changed_goes() {
         let mut left = change("", &[need("a", 1, 1000)], &[]).create;
         let again = change("", &[need("a", 1, 1000)], &left);
