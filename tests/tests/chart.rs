@@ -573,6 +573,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "scheduler.plugins" => json!({"minruntime": {"enabled": false}}),
         "scheduler.actions" => json!({"preempt": {"enabled": false}}),
         "nodeAgent.args" | "mps.args" => json!(["--x=1"]),
+        "nodeTemplates" => json!([{"name": "x"}]),
         "driver.root" => json!("host"),
         "guard.action" => json!("Warn"),
         "global.imagePullPolicy" => json!("Always"),

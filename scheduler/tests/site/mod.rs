@@ -200,8 +200,26 @@ pub(crate) async fn page(at: SocketAddr, path: &str) -> (u16, String) {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
+    let (head, body) = answer.split_at(end.unwrap() + 4);
+    let head = String::from_utf8_lossy(head);
     let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
-    (status, body.to_owned())
+    let body = if head.contains("application/zip") {
+        only_file(body)
+    } else {
+        String::from_utf8_lossy(body).into_owned()
+    };
+    (status, body)
+}
+
+/// Of an archive.
+fn only_file(archive: &[u8]) -> String {
+    use std::io::Read as _;
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
+    assert_eq!(archive.len(), 1);
+    let mut text = String::new();
+    let mut file = archive.by_index(0).unwrap();
+    assert_eq!(file.name(), "snapshot.json");
+    file.read_to_string(&mut text).unwrap();
+    text
 }
