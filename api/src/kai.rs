@@ -287,6 +287,9 @@ pub struct ShardFields {
     pub min_runtime: Option<MinRuntime>,
     /// How much past use counts in fair share; 1 when unset.
     pub k_value: Option<f64>,
+    /// Where past use comes from; it does not count when unset.
+    #[serde(rename = "usageDBConfig")]
+    pub usage_db_config: Option<UsageDbConfig>,
     /// Plugins, by name.
     pub plugins: Option<BTreeMap<String, PluginSettings>>,
     /// Actions, by name.
@@ -306,6 +309,46 @@ pub struct SchedulingShard {
     /// See [`conditions`].
     #[serde(default)]
     pub status: Map<String, Value>,
+}
+
+/// Where past use comes from.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UsageDbConfig {
+    /// `prometheus`; or `in-memory`, which is not KAI's: what the scheduler saw itself.
+    pub client_type: Option<String>,
+    /// URL of Prometheus.
+    pub connection_string: Option<String>,
+    /// The scheduler's environment variable that has the URL.
+    pub connection_string_env_var: Option<String>,
+    /// What of past use counts.
+    pub usage_params: Option<UsageParams>,
+}
+
+/// What of past use counts. Go durations, or Prometheus': `90s`, `5m`, `1w`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UsageParams {
+    /// Use so long ago counts half; all counts the same when unset.
+    pub half_life_period: Option<String>,
+    /// Length of the window; `1w` when unset.
+    pub window_size: Option<String>,
+    /// `sliding` when unset, `tumbling` or `cron`.
+    pub window_type: Option<String>,
+    /// When the first of the tumbling windows began.
+    pub tumbling_window_start_time: Option<String>,
+    /// When a window of the type `cron` begins, in UTC.
+    pub cron_string: Option<String>,
+    /// Between two questions; `1m` when unset.
+    pub fetch_interval: Option<String>,
+    /// An older answer counts as none; `5m` when unset.
+    pub staleness_period: Option<String>,
+    /// So long the first answer is waited for before the condition `UsageStale` holds; `1m` when
+    /// unset. Decisions wait for nothing.
+    pub wait_timeout: Option<String>,
+    /// `usageQueryTimeout`, `queryResolution`, and the queries: `gpuAllocationMetric`,
+    /// `gpuCapacityMetric`, and the same of `cpu` and `memory`.
+    pub extra_params: Option<BTreeMap<String, String>>,
 }
 
 /// How nodes are chosen: `binpack`, `spread`, or `fragmentation`, which is not KAI's.
@@ -401,7 +444,7 @@ pub struct Config {
 /// What the scheduler says of an admin's object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AdminStatus {
-    /// KAI's `Available`, `Deployed`, `Ready` and `Reconciling`, and `KeysIgnored`.
+    /// KAI's `Available`, `Deployed`, `Ready` and `Reconciling`, `KeysIgnored`, and of a shard `UsageStale`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }

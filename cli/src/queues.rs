@@ -40,6 +40,7 @@ const COLUMNS: &[Column] = &[
     Column::number("gpuWanted", "WANTED"),
     Column::number("running", "RUNNING"),
     Column::number("pending", "PENDING"),
+    Column::number("gpuPastUse", "PAST USE").wide(),
     Column::number("priority", "PRIORITY").wide(),
     Column::text("parent", "PARENT").wide(),
     Column::number("cpuUsedMilli", "CPU USED").wide(),
@@ -101,6 +102,8 @@ fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
         } else {
             Tone::Plain
         }),
+        // Objects do not say it; a snapshot does.
+        Cell::from((queue.usage[0] > 0).then(|| gpus(u128::from(queue.usage[0])))),
         Cell::shown(queue.priority, queue.priority.to_string()),
         Cell::from(queue.parent.as_ref().map(ToString::to_string)),
         number(queue.held[1]),

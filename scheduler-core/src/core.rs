@@ -11,9 +11,11 @@ use crate::groups::{self, GroupView};
 use crate::ids::PodUid;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
+use crate::scale_up::{self, Groups, Shortage};
+use crate::shares;
 use crate::snapshot;
 use crate::state::State;
-use crate::units::Time;
+use crate::units::{Mib, Time};
 use std::sync::Arc;
 
 /// One scheduler: the whole state of one shard, and every decision about it.
@@ -120,11 +122,25 @@ impl Core {
         explain::cards(&self.state, &self.config, pod, most)
     }
 
+    /// Pods for which the last decision found no room and whose queues are within quota with
+    /// them, for [`scale_up::plan`]: whole jobs in the order in which pods wait, at most `most`
+    /// pods. GPU memory counts towards quotas over the smallest card, and over one of `card` MiB
+    /// in a cluster without.
+    pub fn shortage(&mut self, groups: &Groups, most: usize, card: Mib) -> Shortage {
+        self.state.refresh_queues();
+        scale_up::shortage(&mut self.state, groups, most, card)
+    }
+
     /// What each queue has, wants and may have now. Changes nothing but what the next
     /// decision would compute first.
     pub fn queues(&mut self) -> Vec<QueueView> {
         self.state.refresh_queues();
         queues::views(&self.state, &self.config)
+    }
+
+    /// What all nodes have together, ready or not: GPU (nano), CPU (milli), memory (bytes).
+    pub fn capacity(&self) -> [u128; 3] {
+        shares::capacity(&self.state)
     }
 
     /// What each pod group has, wants and waits for.

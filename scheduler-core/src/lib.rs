@@ -111,6 +111,7 @@ pub mod problem;
 mod queue_order;
 pub mod queues;
 mod reason;
+pub mod scale_up;
 mod score;
 mod shares;
 mod snapshot;

@@ -34,6 +34,8 @@ pub struct QueueView {
     pub held_non_preemptible: [u128; 3],
     /// What its waiting pods want; GPU memory counted over the smallest card there is.
     pub wanted: [u128; 3],
+    /// Past use as a part of the cluster, in billionths.
+    pub usage: [u64; 3],
     /// Pods that hold something.
     pub holding: u32,
     /// Pods that wait.
@@ -80,6 +82,7 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
             held: used.allocated,
             held_non_preemptible: used.non_preemptible,
             wanted,
+            usage: [0, 1, 2].map(|index| queue.resource(index).usage),
             holding,
             waiting,
         })

@@ -6,7 +6,7 @@
 //! (bytes), as in [`QueueUse`].
 
 use crate::fair_share::{self, Claim};
-use crate::model::Queue;
+use crate::model::{Node, Queue};
 use crate::state::State;
 use crate::state::cell::QueueUse;
 use crate::state::rows::{QueueKey, TaskKey};
@@ -122,25 +122,7 @@ impl Shares {
             if closed || !node.not_ready.is_empty() {
                 continue;
             }
-            let gpus = if node.managed {
-                cards
-            } else {
-                u128::from(node.gpus)
-            };
-            let mut has = [
-                gpus * u128::from(NanoGpu::ONE.0),
-                u128::from(node.cpu.0),
-                u128::from(node.memory.0),
-            ];
-            has[0] += node
-                .extended
-                .iter()
-                .map(|(name, count)| {
-                    u128::from(crate::state::transition::mig_slices(name.as_str()))
-                        * u128::from(*count)
-                        * u128::from(NanoGpu::ONE.0)
-                })
-                .sum::<u128>();
+            let mut has = has(node, cards);
             if row.lacks.gpu.is_some() {
                 has[0] = 0;
             }
@@ -251,6 +233,38 @@ impl Shares {
         }
         largest
     }
+}
+
+/// What a node has, with so many cards if they are an agent's.
+fn has(node: &Node, cards: u128) -> Three {
+    let gpus = if node.managed {
+        cards
+    } else {
+        u128::from(node.gpus)
+    };
+    let slices = node.extended.iter().map(|(name, count)| {
+        u128::from(crate::state::transition::mig_slices(name.as_str())) * u128::from(*count)
+    });
+    [
+        (gpus + slices.sum::<u128>()) * u128::from(NanoGpu::ONE.0),
+        u128::from(node.cpu.0),
+        u128::from(node.memory.0),
+    ]
+}
+
+/// What all nodes have, whether they are ready and their cards healthy or not.
+pub(crate) fn capacity(state: &State) -> Three {
+    let mut sum = [0; 3];
+    for (_, row) in &state.nodes {
+        let Some(node) = &row.node else {
+            continue;
+        };
+        let cards = (row.cards.iter())
+            .filter_map(|card| state.cards.get(*card)?.card.as_ref())
+            .filter(|card| card.total.0 > 0 && !card.mig);
+        sum = plus(sum, has(node, cards.count() as u128));
+    }
+    sum
 }
 
 #[allow(clippy::cast_precision_loss)]

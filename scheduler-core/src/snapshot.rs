@@ -219,7 +219,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
 }
 
 /// A pod as its last event said it.
-fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
+pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
     let placement = || {
         let (node, grants) = match &row.refused {

@@ -13,6 +13,7 @@ use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::status::{Meters, Status, Victim};
 use crate::telemetry::{Heard, HeardReceiver};
+use crate::usage::{Line, Told};
 use crate::watch::Fact;
 use scheduler_core::ids::QueueName;
 use scheduler_core::units::Time;
@@ -55,6 +56,8 @@ pub struct Inputs {
     pub questions: mpsc::Receiver<Question>,
     /// Whether this replica acts.
     pub leading: watch::Receiver<bool>,
+    /// What queues used in the past: said where a shard is begun.
+    pub(crate) usage: Line,
     /// The time.
     pub wall: Wall,
 }
@@ -145,6 +148,12 @@ pub async fn run(
         }
         led = leading;
         cycle.publish(leading);
+        inputs.usage.settings.send_if_modified(|asked| {
+            let settings = cycle.world.usage();
+            let changed = asked.as_ref() != settings;
+            *asked = settings.cloned();
+            changed
+        });
         cycle.outputs.meters.queued("facts", inputs.facts.len());
         cycle
             .outputs
@@ -170,6 +179,10 @@ pub async fn run(
             () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
             () = at(cycle.report_at) => cycle.report(leading),
             () = at(cycle.orphans.values().min().copied()) => cycle.look_for_parents(),
+            Ok(()) = inputs.usage.told.changed() => {
+                let told = inputs.usage.told.borrow_and_update().clone();
+                cycle.use_told(told);
+            }
             Some(question) = inputs.questions.recv() => cycle.answer(question),
             Some(outcome) = inputs.outcomes.recv() => {
                 cycle.end(outcome);
@@ -250,6 +263,16 @@ impl Cycle {
         }
         for isolation in isolation {
             self.send(Work::Isolation(isolation));
+        }
+    }
+
+    fn use_told(&mut self, told: Option<Told>) {
+        let events = told.map(|told| self.world.told_usage(told));
+        for event in events.into_iter().flatten() {
+            self.apply(event);
+        }
+        if self.world.report_due().is_some() {
+            self.changed();
         }
     }
 
@@ -536,6 +559,7 @@ impl Cycle {
             self.outputs.views.send_replace(Views {
                 queues: self.core.queues(),
                 groups: vec![(pool.into(), groups.into())],
+                capacity: self.core.capacity(),
                 leading,
             });
         }

@@ -9,9 +9,11 @@ use crate::observe::Observer;
 use crate::report::Views;
 use crate::run::{Part, QUESTIONS, named};
 use crate::shard::{self, Face, InForce, Lane, Live, Plan, Pool, Shard};
+use crate::usage::{self, UsageMeters};
 use crate::{Config, telemetry};
 use futures::FutureExt as _;
 use scheduler_core::Core;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -23,14 +25,27 @@ pub(crate) fn start(
     plan: &Plan,
     inputs: Inputs,
     outputs: Outputs,
+    usage_meters: &Arc<UsageMeters>,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) {
-    let mut begin = |shard: &Shard, inputs, outputs: Outputs| {
+    let mut begin = |shard: &Shard, inputs: Inputs, outputs: Outputs| {
+        let pool = shard.pool.name();
         let outputs = Outputs {
-            pool: shard.pool.name().to_owned(),
+            pool: pool.to_owned(),
             ..outputs
         };
+        let (line, links) = usage::Line::new(
+            outputs.views.subscribe(),
+            inputs.wall.clone(),
+            usage_meters.clone(),
+            pool.to_owned(),
+        );
+        let inputs = Inputs {
+            usage: line,
+            ..inputs
+        };
+        tasks.spawn(named("past use", usage::run(links, end.clone())));
         let world = World::new(&config.scheduler_name)
             .with_queue_label(&plan.queue_label)
             .with_limits(config.limits)
@@ -43,7 +58,9 @@ pub(crate) fn start(
             volume_binding_timeout_s: config.volume_binding_timeout_s,
         });
         let live = shard.live.then(|| Live::new(shard, in_force));
-        let world = world.of_shard(&shard.pool, live);
+        let world = world
+            .of_shard(&shard.pool, live)
+            .with_usage(shard.usage.as_ref());
         let world = if config.bursts {
             world
         } else {
@@ -94,6 +111,7 @@ pub(crate) fn start(
             outcomes,
             questions,
             leading: inputs.leading.clone(),
+            usage: usage::Line::silent(),
             wall: inputs.wall.clone(),
         };
         let outputs = Outputs {

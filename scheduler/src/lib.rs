@@ -15,7 +15,7 @@
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
 //! - [`limits`]: how large an object may be that decisions read.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
-//! - [`convert`]: a fact into the core's events.
+//! - [`convert`]: a fact into the core's events; [`usage`]: what queues used in the past.
 //! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time;
 //!   `cycles`: one for each shard.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
@@ -56,6 +56,7 @@ pub mod status;
 pub mod telemetry;
 pub mod trust;
 mod unfollowed;
+pub mod usage;
 pub mod watch;
 
 pub use config::Config;

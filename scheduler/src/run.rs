@@ -12,6 +12,7 @@ use crate::serve::Door;
 use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
 use crate::trust::{self, Trust};
+use crate::usage::{self, UsageMeters};
 use crate::{
     Config, cycles, group, leader, lease, neighbour, page, shard, snapshot, telemetry,
     watch as facts,
@@ -176,6 +177,7 @@ async fn start(
     let mut registry = Registry::default();
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
+    let usage_meters = Arc::new(UsageMeters::registered(&mut registry));
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
     let client = counted(access.client()?, Arc::clone(&meters));
 
@@ -212,6 +214,7 @@ async fn start(
         questions,
         meters,
         queue_meters,
+        usage_meters,
         agent_meters,
     };
     if config.observe {
@@ -389,6 +392,7 @@ async fn start(
         outcomes,
         questions: show.questions,
         leading,
+        usage: usage::Line::silent(),
         wall: wall.clone(),
     };
     let outputs = Outputs {
@@ -399,7 +403,8 @@ async fn start(
         views: views_out,
         meters: show.meters,
     };
-    cycles::start(config, &plan, inputs, outputs, end, tasks);
+    let usage_meters = &show.usage_meters;
+    cycles::start(config, &plan, inputs, outputs, usage_meters, end, tasks);
     Ok(())
 }
 
@@ -409,6 +414,7 @@ struct Show {
     questions: mpsc::Receiver<Question>,
     meters: Arc<Meters>,
     queue_meters: Arc<QueueMeters>,
+    usage_meters: Arc<UsageMeters>,
     agent_meters: Arc<telemetry::AgentMeters>,
 }
 
@@ -461,6 +467,7 @@ fn observe(
         outcomes,
         questions: show.questions,
         leading,
+        usage: usage::Line::silent(),
         wall: wall.clone(),
     };
     let outputs = Outputs {
@@ -471,7 +478,8 @@ fn observe(
         views: views_out,
         meters: show.meters,
     };
-    cycles::start(config, plan, inputs, outputs, end, tasks);
+    let usage_meters = &show.usage_meters;
+    cycles::start(config, plan, inputs, outputs, usage_meters, end, tasks);
 }
 
 /// Starts what puts pods into their groups; the facts go through it.

@@ -134,6 +134,10 @@ async fn every_note_moves_its_metric() {
             took,
             granted: true,
         },
+        Note::Claimed {
+            took,
+            granted: true,
+        },
         Note::PreStarted {
             took,
             granted: false,
@@ -202,6 +206,7 @@ async fn every_note_moves_its_metric() {
         (r#"aliquot_allocate_seconds_bucket{le="0.0025"}"#, "1"),
         (r#"aliquot_allocate_seconds_bucket{le="0.001"}"#, "0"),
         ("aliquot_prestart_seconds_count", "2"),
+        (r#"aliquot_claim_prepare_seconds_count{outcome="ok"}"#, "1"),
         (r#"aliquot_containers_prepared_total{outcome="ok"}"#, "1"),
         (r#"aliquot_containers_prepared_total{outcome="error"}"#, "1"),
         (

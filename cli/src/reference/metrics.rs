@@ -88,7 +88,10 @@ fn scheduler_registry() -> Registry {
     for event in scheduler_core::text::read("queue q\n").unwrap() {
         core.apply(event);
     }
-    scheduler::report::QueueMeters::registered(&mut registry).set(&core.queues());
+    let queues = scheduler::report::QueueMeters::registered(&mut registry);
+    queues.set(&core.queues());
+    queues.set_capacity([0; 3]);
+    let _ = scheduler::usage::UsageMeters::registered(&mut registry);
     let none = std::time::Duration::ZERO;
     meters.decided(&scheduler_core::Decision::default(), none, none);
     meters.evicted(&scheduler::status::Victim {
@@ -112,7 +115,7 @@ pub(super) fn metrics() -> String {
         "{HEAD}# Metrics\n\nOpenMetrics 1.0, at `/metrics`.\n\n## Scheduler\n\n{}\n### Of agents\n\n{}\n## Agent\n\n{}\n## Agent, per card and per share\n\nLabels are dcgm-exporter's: `gpu`, `UUID`, `device`, `modelName`, `Hostname`, and for a share `namespace`, `pod`, `container`.\n\n{}",
         helped(
             &scheduler,
-            &source("scheduler/src/status/meters.rs"),
+            &(source("scheduler/src/status/meters.rs") + &source("scheduler/src/usage/meters.rs")),
             "aliquot_scheduler_"
         ),
         helped(

@@ -2,11 +2,14 @@
 
 use super::World;
 use crate::shard::Report;
+use crate::usage;
 use crate::watch::Seen;
 use api::kai::{Config as KaiConfig, SchedulingShard};
 use kube::ResourceExt as _;
+use scheduler_core::model::Queue;
 use scheduler_core::units::Time;
 use scheduler_core::{Config, Event};
+use std::sync::Arc;
 
 impl World {
     pub(super) fn shard(&mut self, seen: Seen<SchedulingShard>) -> Vec<Event> {
@@ -32,7 +35,36 @@ impl World {
             }
         };
         let event = |settings| Event::Config(Box::new(settings));
-        changed.into_iter().map(event).collect()
+        let mut events: Vec<Event> = changed.into_iter().map(event).collect();
+        if let Some(live) = &self.live {
+            let queues = self.usage.set(live.usage());
+            events.extend(self.used(queues));
+        }
+        events
+    }
+
+    /// A question for past use has ended.
+    pub(crate) fn told_usage(&mut self, told: usage::Told) -> Vec<Event> {
+        let queues = self.usage.take(told);
+        self.used(queues)
+    }
+
+    /// Time went on: an answer may be too old by now.
+    pub(super) fn usage_elapses(&mut self) -> Vec<Event> {
+        let queues = self.usage.elapse(self.now);
+        self.used(queues)
+    }
+
+    /// Where past use comes from.
+    pub(crate) fn usage(&self) -> Option<&Arc<usage::Settings>> {
+        self.usage.settings()
+    }
+
+    fn used(&mut self, queues: Vec<Queue>) -> Vec<Event> {
+        if let Some(live) = &mut self.live {
+            live.say(&self.usage.state());
+        }
+        queues.into_iter().map(Event::Queue).collect()
     }
 
     fn shards_gone(&mut self, names: &[String]) -> Vec<Config> {

@@ -133,10 +133,15 @@ fn of_shard(spec: &Value) -> (Option<scheduler_core::Config>, String) {
     let mut live = Live::new(&shard, None);
     let object = json!({"metadata": {"name": "default"}, "spec": spec});
     let settings = live.shard(serde_json::from_value(object).unwrap());
+    let usage = live.usage().cloned();
     let reports = live.reports(Time(1));
     let said = reports.iter().flat_map(|report| &report.wants);
     let said: Vec<&str> = said.map(|want| want.message.as_str()).collect();
-    (settings, said.join("\n"))
+    (settings, format!("{} {usage:?}", said.join("\n")))
+}
+
+fn in_memory(params: Value) -> Value {
+    json!({"usageDBConfig": {"clientType": "in-memory", "usageParams": params}})
 }
 
 #[test]
@@ -157,6 +162,52 @@ fn every_field_of_a_shard_acts_is_refused_or_is_named() {
         (
             "/spec/partitionLabelValue",
             json!({"partitionLabelValue": "a"}),
+        ),
+        ("/spec/usageDBConfig/clientType", in_memory(json!({}))),
+        (
+            "/spec/usageDBConfig/connectionString",
+            json!({"usageDBConfig": {"connectionString": "x", "clientType": "prometheus"}}),
+        ),
+        (
+            "/spec/usageDBConfig/connectionStringEnvVar",
+            json!({"usageDBConfig": {"connectionStringEnvVar": "X", "connectionString": "http://x",
+                "clientType": "prometheus"}}),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/halfLifePeriod",
+            in_memory(json!({"halfLifePeriod": "soon"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/windowSize",
+            in_memory(json!({"windowSize": "soon"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/windowType",
+            in_memory(json!({"windowType": "hopping"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/tumblingWindowStartTime",
+            in_memory(json!({"tumblingWindowStartTime": "2026-01-05T00:00:00Z"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/cronString",
+            in_memory(json!({"cronString": "@daily"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/fetchInterval",
+            in_memory(json!({"fetchInterval": "soon"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/stalenessPeriod",
+            in_memory(json!({"stalenessPeriod": "soon"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/waitTimeout",
+            in_memory(json!({"waitTimeout": "soon"})),
+        ),
+        (
+            "/spec/usageDBConfig/usageParams/extraParams/*",
+            in_memory(json!({"extraParams": {"queryResolution": "5m"}})),
         ),
         (
             "/spec/queueDepthPerAction/*",

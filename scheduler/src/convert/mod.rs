@@ -37,6 +37,7 @@ pub(crate) mod volume;
 use crate::limits::Limits;
 use crate::shard::{Live, Pool};
 use crate::telemetry::Heard;
+use crate::usage;
 use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
@@ -116,6 +117,7 @@ pub struct World {
     nodes: Roll,
     gpu_nodes: Roll,
     queues: Roll,
+    usage: usage::Desk,
     groups: Roll,
     topologies: Roll,
     shards: Roll,
@@ -174,6 +176,7 @@ impl World {
             nodes: Roll::default(),
             gpu_nodes: Roll::default(),
             queues: Roll::default(),
+            usage: usage::Desk::default(),
             groups: Roll::default(),
             topologies: Roll::default(),
             shards: Roll::default(),
@@ -230,6 +233,13 @@ impl World {
             pool: pool.name().to_owned(),
             ..self
         }
+    }
+
+    /// A world where past use comes from there.
+    #[must_use]
+    pub fn with_usage(mut self, settings: Option<&usage::Settings>) -> Self {
+        self.usage.set(settings);
+        self
     }
 
     /// A world that reads no more of a pod group than these.
@@ -321,13 +331,17 @@ impl World {
             .flat_map(|pod| self.pod_there(*pod))
             .collect();
         events.extend(self.look_again());
+        events.extend(self.usage_elapses());
         events
     }
 
     /// When time is to be told next; `None`: not before another fact.
     pub fn wake_at(&self) -> Option<Time> {
         let leaving = self.leaving.values().map(|(at, _)| *at);
-        leaving.chain(self.report_due()).min()
+        leaving
+            .chain(self.report_due())
+            .chain(self.usage.due())
+            .min()
     }
 
     /// A fact of the API server.
@@ -527,13 +541,20 @@ impl World {
             Seen::Listing => self.queues.begin(),
             Seen::There(object) => {
                 self.queues.there(&object.name_any());
-                return vec![Event::Queue(queue::queue(&object))];
+                return vec![Event::Queue(self.usage.queue(queue::queue(&object)))];
             }
             Seen::Gone(object) => {
                 self.queues.names.remove(&object.name_any());
+                self.usage.gone(&QueueName::from(object.name_any()));
                 return vec![gone(object.name_any())];
             }
-            Seen::Listed => return self.queues.end().into_iter().map(gone).collect(),
+            Seen::Listed => {
+                let names = self.queues.end();
+                for name in &names {
+                    self.usage.gone(&QueueName::new(name));
+                }
+                return names.into_iter().map(gone).collect();
+            }
         }
         Vec::new()
     }

@@ -363,6 +363,7 @@ fn queue(view: &QueueView) -> Value {
         "quota": amount(view.quota[0]), "limit": amount(view.limit[0]),
         "fair": view.fair.map(|fair| gpus(fair[0])),
         "held": gpus(view.held[0]), "wanted": gpus(view.wanted[0]),
+        "past": gpus(u128::from(view.usage[0])),
         "holding": view.holding, "waiting": view.waiting,
     })
 }

@@ -34,6 +34,12 @@ impl Of {
     }
 }
 
+/// As kube-state-metrics has it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Resource {
+    resource: &'static str,
+}
+
 type Series = Family<Of, Gauge<f64, AtomicU64>>;
 
 /// By queue: fair share, what is held and wanted, quota and limit.
@@ -46,6 +52,7 @@ pub struct QueueMeters {
     requested: [Series; 3],
     quota: [Series; 3],
     limit: [Series; 3],
+    capacity: Family<Resource, Gauge<f64, AtomicU64>>,
     known: Mutex<BTreeSet<Of>>,
 }
 
@@ -75,6 +82,7 @@ const LIMIT: [(&str, f64); 3] = [
     ("queue_limit_cpu_cores", 1e3),
     ("queue_limit_memory_bytes", 1.0),
 ];
+const CAPACITY: [(&str, f64); 3] = [("nvidia_com_gpu", 1e9), ("cpu", 1e3), ("memory", 1.0)];
 const QUOTA: [(&str, f64); 3] = [
     ("queue_deserved_gpus", 1e9),
     ("queue_quota_cpu_cores", 1e3),
@@ -112,7 +120,21 @@ impl QueueMeters {
                 kai.register(name, help, series.clone());
             }
         }
+        registry.sub_registry_with_prefix("aliquot_scheduler").register(
+            "capacity",
+            "What all nodes have together, by resource, with kube-state-metrics' names and units: GPUs, cores, bytes",
+            meters.capacity.clone(),
+        );
         meters
+    }
+
+    /// What all nodes have together, in the core's units.
+    pub fn set_capacity(&self, capacity: [u128; 3]) {
+        for ((resource, unit), amount) in CAPACITY.into_iter().zip(capacity) {
+            let of = Resource { resource };
+            let gauge = self.capacity.get_or_create(&of);
+            gauge.set(in_unit(amount, unit));
+        }
     }
 
     fn series(&self) -> impl Iterator<Item = &Series> {

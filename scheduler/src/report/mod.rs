@@ -44,6 +44,8 @@ pub struct Views {
     pub queues: Vec<QueueView>,
     /// Every pod group, by the name of its node pool. Shared: there are as many as workloads.
     pub groups: Vec<(Arc<str>, Arc<[GroupView]>)>,
+    /// What all nodes have together: GPU (nano), CPU (milli), memory (bytes).
+    pub capacity: [u128; 3],
     /// False while another replica reports.
     pub leading: bool,
 }
@@ -125,6 +127,7 @@ pub(crate) async fn run(
         }
         let views = views.borrow_and_update().clone();
         meters.set(&views.queues);
+        meters.set_capacity(views.capacity);
         if !views.leading {
             leads = None;
             again = None;

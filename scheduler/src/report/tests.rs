@@ -25,6 +25,7 @@ fn queue(name: &str, parent: Option<&str>, held: u128, wanted: u128) -> QueueVie
         held: [held, 250, 0],
         held_non_preemptible: [0; 3],
         wanted: [wanted, 0, 0],
+        usage: [0; 3],
         holding: 1,
         waiting: 1,
     }
@@ -106,6 +107,7 @@ impl Site {
         self.views.send_replace(Views {
             queues,
             groups: vec![("default".into(), groups.into())],
+            capacity: [8_000_000_000, 64_500, 1 << 30],
             leading,
         });
     }
@@ -277,6 +279,7 @@ async fn written(lost: bool) -> Vec<Duration> {
     views.send_replace(Views {
         queues: vec![queue("team", None, 0, 0)],
         groups: Vec::new(),
+        capacity: [0; 3],
         leading: true,
     });
     tokio::time::sleep(answer::LANDING * 3).await;

@@ -68,6 +68,8 @@ pub struct Shard {
     pub pool: Pool,
     /// How it decides.
     pub core: scheduler_core::Config,
+    /// Where its queues' past use comes from. `None`: it does not count.
+    pub usage: Option<crate::usage::Settings>,
 }
 
 /// What is started.
@@ -146,6 +148,7 @@ impl Shard {
             live: config.reads_shards(),
             pool,
             core,
+            usage: None,
         }
     }
 }
@@ -258,6 +261,7 @@ impl Plan {
                 live: base.reads_shards(),
                 pool: Pool::Of { key, value: pool },
                 core,
+                usage: read.usage,
             });
         }
         for shard in &mut plan.shards {

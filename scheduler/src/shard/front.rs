@@ -150,6 +150,9 @@ fn one_view(faces: &[Face]) -> Views {
             .flat_map(|views| &views.groups)
             .cloned()
             .collect(),
+        capacity: all.iter().fold([0; 3], |sum, views| {
+            [0, 1, 2].map(|index| sum[index] + views.capacity[index])
+        }),
         leading: all.iter().all(|views| views.leading),
     }
 }

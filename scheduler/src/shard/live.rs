@@ -8,6 +8,7 @@
 use super::file::{Remark, Shard, parse, remark_at};
 use super::pool::Pool;
 use super::spec::{self, FIELDS, Spec};
+use crate::usage;
 use api::kai::{self, Config as KaiConfig, SchedulingShard};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use scheduler_core::Config;
@@ -19,6 +20,8 @@ use std::fmt::Write as _;
 const CONFIG: &str = "kai-config";
 /// A status that another writer changes is written again so soon, and no sooner.
 const AGAIN: Duration = Duration::seconds(10);
+/// Whether past use should count and does not.
+const USAGE_STALE: &str = "UsageStale";
 /// A condition's message; the API server takes 32 KiB.
 const MAX_MESSAGE: usize = 8192;
 
@@ -122,12 +125,23 @@ pub struct Live {
     name: String,
     pool: Pool,
     /// What file and flags say.
-    base: Config,
+    base: InEffect,
     /// In force.
     settings: Config,
+    /// Of past use, in force.
+    usage: Option<usage::Settings>,
+    /// What is said of past use.
+    said: Want,
     shard: Desk,
     /// `None`: another shard of this process writes its status.
     config: Option<(InForce, Desk)>,
+}
+
+/// Settings of a shard.
+#[derive(Clone, Debug)]
+struct InEffect {
+    core: Config,
+    usage: Option<usage::Settings>,
 }
 
 /// Settings of the process that KAI's `Config` has, too.
@@ -149,8 +163,13 @@ impl Live {
         Self {
             name: shard.name.clone(),
             pool: shard.pool.clone(),
-            base: shard.core.clone(),
+            base: InEffect {
+                core: shard.core.clone(),
+                usage: shard.usage.clone(),
+            },
             settings: shard.core.clone(),
+            usage: shard.usage.clone(),
+            said: of_usage(&usage::Desk::default().state()),
             shard: Desk::default(),
             config: config.map(|of| (of, Desk::default())),
         }
@@ -164,9 +183,25 @@ impl Live {
         let mut remarks = Vec::new();
         let read = self.read(&object.spec, &mut remarks);
         let wrong = read.as_ref().err().map(said);
-        let wants = wants(wrong, &remarks);
+        let mut wants = wants(wrong, &remarks);
+        wants.push(self.said.clone());
         self.shard.put(object.metadata, &object.status, wants);
         read.ok().and_then(|settings| self.set(settings))
+    }
+
+    /// Where past use comes from.
+    pub fn usage(&self) -> Option<&usage::Settings> {
+        self.usage.as_ref()
+    }
+
+    /// What is to be said of past use.
+    pub fn say(&mut self, state: &usage::State) {
+        self.said = of_usage(state);
+        for want in &mut self.shard.wants {
+            if want.kind == USAGE_STALE {
+                want.clone_from(&self.said);
+            }
+        }
     }
 
     /// The shard of that name is gone: file and flags say it all. `Some`: other settings.
@@ -213,7 +248,9 @@ impl Live {
         shard.into_iter().chain(config).collect()
     }
 
-    fn set(&mut self, settings: Config) -> Option<Config> {
+    fn set(&mut self, to: InEffect) -> Option<Config> {
+        self.usage = to.usage;
+        let settings = to.core;
         if settings == self.settings {
             return None;
         }
@@ -225,7 +262,7 @@ impl Live {
         &self,
         fields: &Map<String, Value>,
         remarks: &mut Vec<Remark>,
-    ) -> Result<Config, Remark> {
+    ) -> Result<InEffect, Remark> {
         let mut known = Map::new();
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
             if FIELDS.contains(&name.as_str()) {
@@ -237,7 +274,8 @@ impl Live {
         }
         let spec: Spec = parse(&Value::Object(known).to_string())?;
         let mut settings = self.base.clone();
-        let read = spec::read(spec, &mut settings, remarks)?;
+        let read = spec::read(spec, &mut settings.core, remarks)?;
+        settings.usage = read.usage.or(settings.usage);
         let here = self.pool.value().unwrap_or_default();
         if let Some(pool) = read.pool.filter(|pool| pool != here) {
             return Err(remark_at(
@@ -373,6 +411,15 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
             "It was read to its end.",
         ),
     ]
+}
+
+fn of_usage(state: &usage::State) -> Want {
+    Want {
+        kind: USAGE_STALE,
+        holds: state.stale,
+        reason: state.reason,
+        message: cut(vec![state.message.clone()]),
+    }
 }
 
 /// Lines, as many as a message may have.

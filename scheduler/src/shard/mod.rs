@@ -1,7 +1,7 @@
 //! Several cores in one process, each with the nodes, queues and pods of one node pool.
 //!
 //! - `file`: the configuration file; `spec`: one of KAI's `SchedulingShard`s in it, and what
-//!   its arguments mean for a core.
+//!   its arguments mean for a core; `usage`: its `usageDBConfig`.
 //! - `live`: the same as an object, which changes while the scheduler runs.
 //! - `pool`: which objects are of a shard; `router`: pure: every fact to its shard.
 //! - `front`: one face for all: outcomes to their core, questions to who can answer them,
@@ -15,6 +15,7 @@ mod live;
 mod pool;
 mod router;
 mod spec;
+mod usage;
 
 pub use file::{ConfigError, Plan, Shard};
 pub use front::{Face, run as front};

@@ -4,6 +4,7 @@
 //! that is said, as is every key that is known and changes nothing.
 
 use super::file::{Remark, remark};
+use super::usage;
 use scheduler_core::units::{Duration, NanoGpu};
 use scheduler_core::{Placement, Plugin as Switch, Resolve, Step};
 use serde::Deserialize;
@@ -65,7 +66,7 @@ const BILLION: f64 = 1e9;
 
 /// A map in the order in which it is written, its keys with their lines.
 #[derive(Debug)]
-pub(super) struct Pairs<V>(Vec<(Spanned<String>, V)>);
+pub(super) struct Pairs<V>(pub(super) Vec<(Spanned<String>, V)>);
 
 impl<V> Default for Pairs<V> {
     fn default() -> Self {
@@ -108,7 +109,7 @@ pub(super) struct Spec {
     min_runtime: MinRuntime,
     k_value: Option<Spanned<f64>>,
     #[serde(rename = "usageDBConfig")]
-    usage_db_config: Option<Spanned<serde_json::Value>>,
+    usage_db_config: Option<Spanned<usage::Config>>,
     go_mem_limit: Option<Spanned<serde_json::Value>>,
     go_mem_limit_ratio: Option<Spanned<serde_json::Value>>,
     scenario_search_budgets: Option<Spanned<serde_json::Value>>,
@@ -172,6 +173,8 @@ pub(super) struct Read {
     /// `None`: it says nothing of a pool.
     pub(super) pool: Option<String>,
     pub(super) pool_key: Option<String>,
+    /// `None`: past use does not count.
+    pub(super) usage: Option<crate::usage::Settings>,
 }
 
 /// Sets `core` as `spec` says.
@@ -183,6 +186,7 @@ pub(super) fn read(
     let mut read = Read {
         pool: None,
         pool_key: None,
+        usage: None,
     };
     workers(&spec.args, core, remarks)?;
     for (name, value) in &spec.args.0 {
@@ -206,6 +210,9 @@ pub(super) fn read(
     if let Some(k) = &spec.k_value {
         core.k_value = billionths(k, "kValue", k.value, 0.0)?;
     }
+    if let Some(config) = &spec.usage_db_config {
+        read.usage = Some(usage::read(config, remarks)?);
+    }
     for (name, plugin) in &spec.plugins.0 {
         if switch(name, plugin, core, remarks) {
             arguments(name, plugin, core, remarks)?;
@@ -221,11 +228,6 @@ pub(super) fn read(
         remarks.push(remark(depths, "queueDepthPerAction", why));
     }
     for (value, field, why) in [
-        (
-            &spec.usage_db_config,
-            "usageDBConfig",
-            "past use is not read",
-        ),
         (&spec.go_mem_limit, "goMemLimit", "this is no Go program"),
         (
             &spec.go_mem_limit_ratio,
@@ -491,7 +493,7 @@ fn truth(text: &Spanned<String>, field: &str) -> Result<bool, Remark> {
 }
 
 /// Go's duration.
-fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, Remark> {
+pub(super) fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, Remark> {
     crate::convert::queue::duration(Some(&text.value)).ok_or_else(|| {
         remark(
             text,

@@ -95,6 +95,7 @@ function queues(data) {
     ['Queue', null, '', name], ['Held and wanted', null, '', (row) => bar(row.held + row.wanted, row.held, Math.max(row.fair ?? 0, row.held + row.wanted, row.quota ?? 0), ['held or wanted', 'held'])],
     ['Held', null, 'num', (row) => number(row.held)], ['Fair share', null, 'num', (row) => (row.fair === null ? 'parent missing' : number(row.fair))],
     ['Quota', null, 'num', (row) => amount(row.quota)], ['Limit', null, 'num', (row) => amount(row.limit)], ['Wanted', null, 'num', (row) => number(row.wanted)],
+    ['Past use', null, 'num', (row) => (row.past ? `${(row.past * 100).toFixed(1)} %` : '')],
     ['Pods holding', null, 'num', (row) => number(row.holding)], ['Pods waiting', null, 'num', (row) => number(row.waiting)], ['Priority', null, 'num', (row) => String(row.priority)],
   ], ordered) : h('p', {}, 'There is no queue.')]];
 }

@@ -12,6 +12,7 @@ fn live(pool: Pool) -> Live {
         live: true,
         pool,
         core: Config::default(),
+        usage: None,
     };
     let in_force = InForce {
         scheduler_name: "kai-scheduler".to_owned(),

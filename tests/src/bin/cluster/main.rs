@@ -53,6 +53,7 @@ mod strangers;
 mod traces;
 mod types;
 mod up;
+mod usage;
 mod volume;
 mod walls;
 
@@ -278,6 +279,7 @@ async fn test(
             fence::a_share_in_a_user_namespace_holds_as_any_other,
             fence::the_sm_time_of_a_share_is_its_own,
             shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
+            usage::a_queue_that_used_much_waits_behind_the_one_that_used_little,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
             identity::an_init_container_and_its_app_container_get_their_own_grants,

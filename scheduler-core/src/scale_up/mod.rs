@@ -1,0 +1,107 @@
+//! New nodes for pods that no node has room for: which pods those are, and how many nodes of
+//! which group they need.
+//!
+//! In: the state after a decision. Out: a [`Shortage`], a small cluster of its own with those
+//! pods and the nodes that have GPUs left; from it and the [`NodeTemplate`]s a plan. The plan is
+//! what this core decides there once empty nodes are added: no rule of placement is written
+//! down twice.
+//!
+//! The caller takes a [`Shortage`] between two decisions ([`crate::Core::shortage`]; its cost is
+//! bounded by `most` and by the number of pods that wait) and plans elsewhere, at leisure.
+
+mod plan;
+mod shortage;
+
+pub use plan::{NewNode, Plan, Unknown, plan};
+pub(crate) use shortage::shortage;
+
+use crate::event::Event;
+use crate::ids::{NodeName, ResourceName};
+use crate::model::{Card, Labels, Mode, Node, Phase, Pod};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a node of a group has when it comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeTemplate {
+    /// The group's name, for messages.
+    pub name: Arc<str>,
+    /// The node. Its name and UID mean nothing.
+    pub node: Node,
+    /// Its cards, as its agent will show them. Their UUIDs mean nothing.
+    pub cards: Vec<Card>,
+    /// The mode of cards for which nothing else is said.
+    pub default_mode: Mode,
+    /// Most nodes of the group that one plan asks for.
+    pub most: u32,
+    /// A node with these labels, and without cards yet, is one of the group that is starting.
+    pub known_by: Labels,
+}
+
+/// How groups of nodes are told apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// Keys of labels whose values name a group: nodes of it are alike.
+    pub keys: Vec<Arc<str>>,
+    /// Labels of the nodes of groups that a person has described.
+    pub described: Vec<Labels>,
+}
+
+impl Groups {
+    fn is_described(&self, node: &Node) -> bool {
+        let mut described = self.described.iter();
+        described.any(|labels| has(node, labels))
+    }
+
+    /// The first of the keys that the node has, and its value.
+    fn name(&self, node: &Node) -> Option<(Arc<str>, Arc<str>)> {
+        let mut keys = self.keys.iter();
+        keys.find_map(|key| {
+            let value = node.labels.get(key)?;
+            Some((Arc::clone(key), Arc::clone(value)))
+        })
+    }
+}
+
+/// Whether the node has all of these labels, and there are some.
+fn has(node: &Node, labels: &Labels) -> bool {
+    let has = |(key, value)| node.labels.get(key) == Some(value);
+    !labels.is_empty() && labels.iter().all(has)
+}
+
+/// Pods that wait for a node, and what the cluster has left, as events for a core of its own.
+/// All pods are in one queue without limits, the larger ones first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shortage {
+    /// Of pods, groups, nodes and cards.
+    pub events: Vec<Event>,
+    /// How many pods wait.
+    pub pods: usize,
+    /// Nodes of groups that offer no GPU: they may be starting.
+    pub without_cards: Vec<Node>,
+    /// What the last node has, by name, of each group that nobody has described. Idle.
+    pub seen: Vec<NodeTemplate>,
+}
+
+impl Shortage {
+    /// The pods that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &Pod> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Pod(pod) if pod.phase == Phase::Pending => Some(&**pod),
+            _ => None,
+        })
+    }
+
+    /// More of each extended resource than its pods ask for together.
+    fn extended(&self) -> BTreeMap<ResourceName, u64> {
+        let names = self.waiting().flat_map(|pod| pod.extended.keys());
+        names.map(|name| (name.clone(), u64::MAX / 4)).collect()
+    }
+
+    /// The same without these nodes: their agents do not come.
+    #[must_use]
+    pub fn without(mut self, nodes: &dyn Fn(&NodeName) -> bool) -> Self {
+        self.without_cards.retain(|node| !nodes(&node.name));
+        self
+    }
+}

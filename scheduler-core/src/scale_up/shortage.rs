@@ -1,0 +1,371 @@
+//! Which pods a new node may help, as a cluster of their own.
+
+use super::{Groups, NodeTemplate, Shortage};
+use crate::action::ReasonKind;
+use crate::cycle;
+use crate::event::Event;
+use crate::gang::{self, Pick};
+use crate::ids::QueueName;
+use crate::model::{
+    Card, Mode, Node, NodeCards, Phase, Placement, Pod, PodGroup, Pool, Queue, Taint,
+};
+use crate::shares::{Three, plus, within};
+use crate::snapshot;
+use crate::state::State;
+use crate::state::cell::Status;
+use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::units::{Mib, NanoGpu, Time};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The queue of all pods of a shortage.
+const QUEUE: &str = "scale-up";
+/// Most nodes with GPUs left that are looked at for gangs which need only a part of their room
+/// anew. Where pods wait for GPUs, few nodes have some left.
+const SPARE: usize = 64;
+
+/// Pods for which the last decision found no room, as long as their queues are within their
+/// quota with them: pods over quota bring no node. GPU memory counts over the smallest card, and
+/// over one of `card` MiB where there is none. Whole jobs, in the order in which pods wait, until
+/// there are `most` pods.
+pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mib) -> Shortage {
+    state.refresh_rooms();
+    let (without_cards, seen) = of_groups(state, groups);
+    let smallest = state.cards.values().filter_map(|row| {
+        let card = row.card.as_ref().filter(|card| !card.mig)?;
+        (card.total.0 > 0).then_some(card.total)
+    });
+    let card = smallest.min().unwrap_or(card);
+    let mut jobs = Vec::new();
+    let mut pods = 0;
+    let mut asked: BTreeMap<QueueKey, Three> = BTreeMap::new();
+    let mut looked_at = BTreeSet::new();
+    for (_, task) in &state.pending {
+        let Some(job) = waits_for_room(state, *task) else {
+            continue;
+        };
+        if !looked_at.insert(job) {
+            continue;
+        }
+        let tasks = within_quota(state, job, card, &mut asked);
+        if tasks.is_empty() {
+            continue;
+        }
+        if pods + tasks.len() > most {
+            break;
+        }
+        pods += tasks.len();
+        jobs.push((job, tasks));
+    }
+    if jobs.is_empty() {
+        return Shortage {
+            without_cards,
+            seen,
+            ..Shortage::default()
+        };
+    }
+    let mut events = vec![
+        Event::Tick(state.now),
+        Event::Queue(Queue::unlimited(QUEUE)),
+    ];
+    events.extend(state.topologies.values().cloned().map(Event::Topology));
+    let mut nodes = spare(state);
+    for (job, _) in &jobs {
+        nodes.extend(stands_on(state, *job));
+    }
+    let ours: BTreeSet<JobKey> = jobs.iter().map(|(job, _)| *job).collect();
+    for key in nodes {
+        node(state, key, &mut events);
+        standing(state, key, &ours, &mut events);
+    }
+    let mut rank: Vec<(Reverse<(u128, Three)>, usize)> = (jobs.iter().enumerate())
+        .map(|(at, (_, tasks))| (Reverse(size(state, tasks, card)), at))
+        .collect();
+    rank.sort_unstable();
+    for (place, (_, at)) in rank.into_iter().enumerate() {
+        let Some((job, tasks)) = jobs.get(at) else {
+            continue;
+        };
+        waiting(state, *job, tasks, place, &mut events);
+    }
+    Shortage {
+        events,
+        pods,
+        without_cards,
+        seen,
+    }
+}
+
+/// Nodes of groups that offer no GPU, and what the last node of each other group has.
+fn of_groups(state: &State, groups: &Groups) -> (Vec<Node>, Vec<NodeTemplate>) {
+    let mut without_cards = Vec::new();
+    let mut seen = BTreeMap::new();
+    for key in state.node_names.values() {
+        let Some(row) = state.nodes.get(*key) else {
+            continue;
+        };
+        let Some(node) = &row.node else {
+            continue;
+        };
+        let described = groups.is_described(node);
+        let name = groups.name(node);
+        if !described && name.is_none() {
+            continue;
+        }
+        if row.cards.is_empty() && node.gpus == 0 {
+            without_cards.push(node.clone());
+        } else if let (false, Some(name), Some(agent)) = (described, name, &row.agent) {
+            let cards = row.cards.iter();
+            let cards = cards.filter_map(|card| state.cards.get(*card)?.card.as_ref());
+            let cards = cards.map(idle).collect();
+            let template = template(&name, node, cards, agent.default_mode);
+            seen.insert(name, template);
+        }
+    }
+    (without_cards, seen.into_values().collect())
+}
+
+/// A node like this one, when it comes.
+fn template(
+    (key, value): &(Arc<str>, Arc<str>),
+    node: &Node,
+    cards: Vec<Card>,
+    default_mode: Mode,
+) -> NodeTemplate {
+    // Kubernetes' own taints and those of autoscalers tell how this one fares.
+    let passing = |taint: &&Taint| {
+        let key = &*taint.key;
+        let theirs = ["node.kubernetes.io/", "karpenter.sh/"];
+        !theirs.iter().any(|prefix| key.starts_with(prefix)) && !key.contains("ClusterAutoscaler")
+    };
+    NodeTemplate {
+        name: Arc::from(format!("{key}={value}")),
+        known_by: [(Arc::clone(key), Arc::clone(value))].into_iter().collect(),
+        node: Node {
+            taints: node.taints.iter().filter(passing).cloned().collect(),
+            unschedulable: false,
+            not_ready: Vec::new(),
+            ..node.clone()
+        },
+        cards,
+        default_mode,
+        most: u32::MAX,
+    }
+}
+
+/// The same card with nothing on it.
+fn idle(card: &Card) -> Card {
+    Card {
+        mode: None,
+        ready: true,
+        unhealthy: None,
+        cordoned: false,
+        strangers: Mib(0),
+        pool: Pool::Unknown,
+        ..card.clone()
+    }
+}
+
+/// The job of a pod that was told that it fits nowhere. `None`: it waits for something else.
+fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
+    let row = state.tasks.get(task)?;
+    let why = row.said.as_ref()?;
+    let fits_nowhere = why.kind == ReasonKind::Unschedulable;
+    row.job
+        .filter(|_| fits_nowhere && cycle::hindrance(state, row).is_none())
+}
+
+/// The pods of a job that its queues' quotas have room for beside those of the jobs before it:
+/// first what is placed together, then each further one. Empty: not even the former.
+fn within_quota(
+    state: &State,
+    job: JobKey,
+    card: Mib,
+    asked: &mut BTreeMap<QueueKey, Three>,
+) -> Vec<TaskKey> {
+    let may = |task: TaskKey| {
+        let row = state.tasks.get(task);
+        row.is_some_and(|row| cycle::hindrance(state, row).is_none())
+    };
+    let mut tasks = gang::of(state, job).next(Pick::Waiting, &may);
+    if tasks.is_empty() || !ask(state, job, wanted(state, &tasks, card), asked) {
+        return Vec::new();
+    }
+    let all = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    for task in all.unwrap_or_default() {
+        let is_pending = state.cell(*task).status == Status::Pending;
+        if !is_pending || !may(*task) || tasks.contains(task) {
+            continue;
+        }
+        if !ask(state, job, wanted(state, &[*task], card), asked) {
+            break;
+        }
+        tasks.push(*task);
+    }
+    tasks
+}
+
+fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> Three {
+    let mut sum = [0; 3];
+    for task in tasks {
+        let row = state.tasks.get(*task);
+        let Some(spec) = row.and_then(|row| state.specs.get(row.spec)) else {
+            continue;
+        };
+        sum = plus(sum, spec.request());
+        let share = spec.share_mib * u128::from(NanoGpu::ONE.0);
+        sum[0] += share.checked_div(u128::from(card.0)).unwrap_or(0);
+    }
+    sum
+}
+
+/// The largest pod of the job decides where it stands: large ones leave room for small ones.
+fn size(state: &State, tasks: &[TaskKey], card: Mib) -> (u128, Three) {
+    let each = tasks.iter().map(|task| wanted(state, &[*task], card));
+    let largest = each.max().unwrap_or_default();
+    let [gpus, ..] = largest;
+    (gpus, wanted(state, tasks, card))
+}
+
+/// Whether every queue of the job's stays within its quota with that much, which is counted then.
+fn ask(state: &State, job: JobKey, wanted: Three, asked: &mut BTreeMap<QueueKey, Three>) -> bool {
+    let chain = state
+        .jobs
+        .get(job)
+        .and_then(|row| Some(&state.queues.get(row.queue?)?.chain));
+    let Some(chain) = chain.filter(|chain| !chain.is_empty()) else {
+        return false;
+    };
+    let with = |queue: &QueueKey, asked: &BTreeMap<QueueKey, Three>| {
+        let before = asked.get(queue).copied().unwrap_or_default();
+        plus(before, wanted)
+    };
+    let fits = chain.iter().all(|queue| {
+        let (Some(row), Some(used)) = (state.queues.get(*queue), state.queue_use.get(*queue))
+        else {
+            return false;
+        };
+        row.queue.as_ref().is_some_and(|row| {
+            let sum = plus(used.allocated, with(queue, asked));
+            // What is not asked for may be over quota already.
+            let sum = [0, 1, 2].map(|index| if wanted[index] == 0 { 0 } else { sum[index] });
+            within(sum, row.bound3(|resource| resource.quota))
+        })
+    });
+    if fits {
+        for queue in chain {
+            let sum = with(queue, asked);
+            asked.insert(*queue, sum);
+        }
+    }
+    fits
+}
+
+/// The nodes with most GPUs left.
+fn spare(state: &State) -> BTreeSet<NodeKey> {
+    let rooms = &state.rooms;
+    let whole = rooms.by_now.iter().rev().map(|(_, rank)| *rank);
+    let shared = rooms.by_most.iter().rev();
+    let shared = shared.filter(|(most, _)| *most > 0).map(|(_, rank)| *rank);
+    whole
+        .take(SPARE)
+        .chain(shared.take(SPARE))
+        .filter_map(|rank| rooms.node(rank))
+        .collect()
+}
+
+/// Where pods of the job are.
+fn stands_on(state: &State, job: JobKey) -> impl Iterator<Item = NodeKey> {
+    let tasks = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let tasks = tasks.unwrap_or_default().iter();
+    tasks.filter_map(|task| state.cell(*task).node)
+}
+
+fn node(state: &State, key: NodeKey, events: &mut Vec<Event>) {
+    let Some(row) = state.nodes.get(key) else {
+        return;
+    };
+    let Some(node) = row.node.clone() else {
+        return;
+    };
+    let cards = row.cards.iter();
+    let cards: Vec<_> = cards
+        .filter_map(|card| state.cards.get(*card)?.card.clone())
+        .collect();
+    let agent = row.agent.as_ref();
+    let cards = agent.map(|agent| NodeCards {
+        node: node.name.clone(),
+        default_mode: agent.default_mode,
+        not_offering: agent.not_offering.clone(),
+        cards,
+    });
+    events.push(Event::Node(node));
+    events.extend(cards.map(Event::Cards));
+}
+
+/// The pods of a node, bound. Those of other jobs are there for what they hold alone.
+fn standing(state: &State, key: NodeKey, jobs: &BTreeSet<JobKey>, events: &mut Vec<Event>) {
+    for task in state.on_node.get(key).into_iter().flatten() {
+        let Some(row) = state.tasks.get(*task) else {
+            continue;
+        };
+        let cell = state.cell(*task);
+        let Some(mut pod) = snapshot::pod(state, row, &cell) else {
+            continue;
+        };
+        if row.job.is_none_or(|job| !jobs.contains(&job)) {
+            pod.group = None;
+            pod.sub_group = None;
+        }
+        if let Phase::Pending = pod.phase {
+            let Some(node) = state.nodes.get(key) else {
+                continue;
+            };
+            pod.phase = Phase::Bound(Placement {
+                node: node.name.clone(),
+                grants: cycle::grants(state, cell.holds()),
+                decision: None,
+            });
+        }
+        events.push(Event::Pod(Box::new(in_one_queue(pod, 0))));
+    }
+}
+
+/// The job's group, and its pods that are to be placed.
+fn waiting(state: &State, job: JobKey, tasks: &[TaskKey], place: usize, events: &mut Vec<Event>) {
+    let Some(row) = state.jobs.get(job) else {
+        return;
+    };
+    if let Some(group) = row.group.as_deref() {
+        events.push(Event::Group(PodGroup {
+            queue: QueueName::new(QUEUE),
+            priority: 0,
+            created: Time(place as u64),
+            last_start: None,
+            stale_since: None,
+            parked: None,
+            ..group.clone()
+        }));
+    }
+    for task in tasks {
+        let Some(row) = state.tasks.get(*task) else {
+            continue;
+        };
+        if let Some(pod) = snapshot::pod(state, row, &state.cell(*task)) {
+            events.push(Event::Pod(Box::new(in_one_queue(pod, place))));
+        }
+    }
+}
+
+/// Its volumes are left out: where one that is bound can be used is a rule about nodes.
+fn in_one_queue(pod: Pod, place: usize) -> Pod {
+    Pod {
+        queue: QueueName::new(QUEUE),
+        priority: 0,
+        created: Time(place as u64),
+        claims: Vec::new(),
+        attachments: Vec::new(),
+        ..pod
+    }
+}

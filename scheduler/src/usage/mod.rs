@@ -1,0 +1,121 @@
+//! What each queue used in the past, as a part of the cluster, for fair share over time.
+//!
+//! Rule (KAI, `docs/time-based-fairshare`), per resource: what the queue held, summed over a
+//! window, over what the cluster had, summed over the same window; what is `t` ago counts
+//! `0.5^(t / half-life)`. Queues' quotas are untouched by it: only the division of what is over
+//! all quotas uses it (`scheduler_core::fair_share`).
+//!
+//! - [`Settings`]: `usageDBConfig` of a shard, as it was read (`shard::usage`).
+//! - [`Window`]: since when use counts. Pure.
+//! - `prometheus`: the queries, and what of an answer is taken. Pure, but for `ask`.
+//! - `ring`: values by key and time, bounded; `past`: the same answers from such rings, without
+//!   a database. Pure.
+//! - `run`: asks, apart from decisions. Out: [`Told`].
+//! - [`Desk`]: the last answer, its age, and what of it the core is told. Pure.
+
+mod desk;
+mod meters;
+mod past;
+mod prometheus;
+mod ring;
+mod run;
+mod window;
+
+pub use desk::{Desk, State};
+pub use meters::UsageMeters;
+pub use past::Past;
+pub(crate) use past::REACH;
+pub(crate) use prometheus::url;
+pub use ring::Ring;
+pub(crate) use run::{Line, run};
+pub use window::{Cron, Window};
+
+use scheduler_core::ids::QueueName;
+use scheduler_core::units::{Duration, Time};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// GPU, CPU, memory: parts of the cluster in billionths.
+pub type Parts = [u64; 3];
+/// By queue; those without an entry used nothing.
+pub type Uses = BTreeMap<QueueName, Parts>;
+
+/// Where past use comes from, and what of it counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Who is asked.
+    pub source: Source,
+    /// Since when use counts.
+    pub window: Window,
+    /// Use so long ago counts half. `None`: all counts the same.
+    pub half_life: Option<Duration>,
+    /// Between two questions.
+    pub fetch_interval: Duration,
+    /// An answer older than this counts as none; at least `fetch_interval`.
+    pub staleness: Duration,
+    /// So long the first answer is waited for before the shard says that there is none.
+    /// Decisions wait for nothing.
+    pub wait: Duration,
+}
+
+/// `clientType`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `prometheus`: a server of its HTTP API.
+    Prometheus(Server),
+    /// `in-memory`: what this process saw itself, of the last 14 days at most.
+    InMemory,
+}
+
+/// A server of Prometheus' HTTP API, and what it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its address.
+    pub address: Address,
+    /// `usageQueryTimeout`: for all queries of one question together.
+    pub timeout: Duration,
+    /// `queryResolution`: the step of the queries.
+    pub resolution: Duration,
+    /// What queues held: queries with a series for each `queue_name`. GPU, CPU, memory.
+    pub allocation: [Arc<str>; 3],
+    /// What the cluster had: queries with one series.
+    pub capacity: [Arc<str>; 3],
+}
+
+/// Of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// `connectionString`.
+    Url(Arc<str>),
+    /// `connectionStringEnvVar`: the variable of this process that has it.
+    Variable(Arc<str>),
+}
+
+/// An answer, or why there is none.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// What was asked for.
+    pub settings: Arc<Settings>,
+    /// When it was asked.
+    pub at: Time,
+    /// Parts by queue, or one sentence.
+    pub result: Result<Arc<Uses>, Arc<str>>,
+}
+
+/// A part of the cluster in billionths. Use above the capacity is possible, as where nodes left;
+/// a thousand times as much counts as that.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped, and NaN is 0"
+)]
+pub(crate) fn part(used: f64, capacity: f64) -> u64 {
+    if capacity > 0.0 {
+        ((used / capacity).clamp(0.0, 1e3) * 1e9).round() as u64
+    } else {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests;

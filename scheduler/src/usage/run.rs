@@ -1,0 +1,189 @@
+//! Asks for past use, apart from decisions.
+//!
+//! In: the settings in force, and what queues hold. Out: [`Told`], the last one alone. A question
+//! that fails is asked again after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
+
+use super::past::{Past, SAMPLE};
+use super::{Settings, Source, Told, UsageMeters, prometheus};
+use crate::clock::Wall;
+use crate::report::Views;
+use scheduler_core::units::Time;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// After the first question that fails.
+const RETRY: Duration = Duration::from_secs(1);
+/// Between two looks at the age.
+const AGE: Duration = Duration::from_secs(5);
+/// Between two looks before queues are known.
+const NOTHING_YET: Duration = Duration::from_secs(1);
+
+/// The cycle's end.
+#[derive(Debug)]
+pub(crate) struct Line {
+    /// The settings in force.
+    pub(crate) settings: watch::Sender<Option<Arc<Settings>>>,
+    /// The last that was told.
+    pub(crate) told: watch::Receiver<Option<Told>>,
+}
+
+/// The other one.
+#[derive(Debug)]
+pub(crate) struct Links {
+    settings: watch::Receiver<Option<Arc<Settings>>>,
+    told: watch::Sender<Option<Told>>,
+    /// The shard's queues and what the cluster has.
+    pub(crate) views: watch::Receiver<Views>,
+    pub(crate) wall: Wall,
+    pub(crate) meters: Arc<UsageMeters>,
+    /// Name of the shard's node pool.
+    pub(crate) pool: String,
+}
+
+impl Line {
+    /// One that nobody answers.
+    pub(crate) fn silent() -> Self {
+        Self {
+            settings: watch::Sender::new(None),
+            told: watch::channel(None).1,
+        }
+    }
+
+    /// One with its other end.
+    pub(crate) fn new(
+        views: watch::Receiver<Views>,
+        wall: Wall,
+        meters: Arc<UsageMeters>,
+        pool: String,
+    ) -> (Self, Links) {
+        let (settings, settings_in) = watch::channel(None);
+        let (told_out, told) = watch::channel(None);
+        let links = Links {
+            settings: settings_in,
+            told: told_out,
+            views,
+            wall,
+            meters,
+            pool,
+        };
+        (Self { settings, told }, links)
+    }
+}
+
+/// Asks until `stop`, or until the cycle is gone.
+pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
+    let mut past = Past::default();
+    loop {
+        let settings = links.settings.borrow_and_update().clone();
+        let in_memory = |settings: &Arc<Settings>| settings.source == Source::InMemory;
+        if !settings.as_ref().is_some_and(in_memory) {
+            past = Past::default();
+        }
+        let mut changes = links.settings.clone();
+        let follow = async {
+            match &settings {
+                Some(settings) => links.follow(settings, &mut past).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            changed = changes.changed() => if changed.is_err() { return },
+            () = follow => {}
+        }
+        links.meters.forget(&links.pool);
+    }
+}
+
+impl Links {
+    /// Asks for ever.
+    async fn follow(&self, settings: &Arc<Settings>, past: &mut Past) {
+        let mut answered = Instant::now();
+        let mut pause = RETRY;
+        loop {
+            let begin = Instant::now();
+            let at = self.now();
+            let ask = async {
+                match &settings.source {
+                    Source::Prometheus(_) => prometheus::ask(settings, at).await,
+                    Source::InMemory => {
+                        self.look(past).await;
+                        Ok(past.uses(settings, self.now()))
+                    }
+                }
+            };
+            let result = self.ageing(answered, ask).await;
+            self.meters
+                .asked(&self.pool, result.is_ok(), begin.elapsed());
+            let interval = Duration::from_millis(settings.fetch_interval.0);
+            let next = if result.is_ok() {
+                (answered, pause) = (begin, RETRY);
+                begin + interval
+            } else {
+                let next = Instant::now() + pause.min(interval);
+                pause = (pause * 2).min(interval);
+                next
+            };
+            let told = Told {
+                settings: Arc::clone(settings),
+                at,
+                result: result.map(Arc::new).map_err(Arc::from),
+            };
+            if let Err(why) = &told.result {
+                tracing::warn!(pool = self.pool, "past use: {why}");
+            }
+            self.told.send_replace(Some(told));
+            self.ageing(answered, self.wait(settings, past, next)).await;
+        }
+    }
+
+    /// Until the next question; meanwhile what queues hold is noted where nobody else does.
+    async fn wait(&self, settings: &Settings, past: &mut Past, until: Instant) {
+        if settings.source != Source::InMemory {
+            return tokio::time::sleep_until(until).await;
+        }
+        let sample = Duration::from_millis(SAMPLE.0);
+        loop {
+            let next = Instant::now() + sample;
+            if until <= next {
+                return tokio::time::sleep_until(until).await;
+            }
+            tokio::time::sleep_until(next).await;
+            self.look(past).await;
+        }
+    }
+
+    /// Notes what queues hold, once the cluster is known.
+    async fn look(&self, past: &mut Past) {
+        loop {
+            {
+                let views = self.views.borrow();
+                if views.capacity != [0; 3] {
+                    let held = views.queues.iter().map(|view| (&view.queue, view.held));
+                    return past.sample(self.now(), held, views.capacity);
+                }
+            }
+            tokio::time::sleep(NOTHING_YET).await;
+        }
+    }
+
+    /// Something, while the age of the last answer is shown.
+    async fn ageing<T>(&self, answered: Instant, what: impl Future<Output = T>) -> T {
+        let mut what = std::pin::pin!(what);
+        loop {
+            self.meters.age(&self.pool, answered.elapsed());
+            if let Ok(done) = tokio::time::timeout(AGE, &mut what).await {
+                return done;
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        let millis = self.wall.now().as_millisecond();
+        Time(u64::try_from(millis).unwrap_or_default())
+    }
+}
