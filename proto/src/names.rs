@@ -287,3 +287,30 @@ pub mod dra {
     /// Taint of a device: its node offers nothing now, or its card cannot be shared.
     pub const TAINT_NOT_OFFERING: &str = "aliquot.dev/not-offering";
 }
+
+/// Placeholder pods, by which autoscalers see that a node is needed.
+pub mod scale_up {
+    /// Their namespace, which holds nothing else.
+    pub const NAMESPACE: &str = "aliquot-scale-up";
+    /// Value of `app.kubernetes.io/name`.
+    pub const APP: &str = "aliquot-placeholder";
+    /// Their scheduler: there is none of that name, so that they never run.
+    pub const SCHEDULER: &str = "aliquot.dev-placeholder";
+    /// Priority -10, the least that the cluster autoscaler adds a node for.
+    pub const PRIORITY_CLASS: &str = "aliquot-placeholder";
+    /// Label: a digest of the rules that say which nodes will do.
+    pub const RULES: &str = "aliquot.dev/scale-up-rules";
+    /// Label: the node pool of the scheduler that made it; empty: none.
+    pub const POOL: &str = "aliquot.dev/scale-up-pool";
+    /// Annotation: name of the group of nodes, for people.
+    pub const GROUP: &str = "aliquot.dev/scale-up-group";
+    /// Annotation: how many cards the node is to have.
+    pub const CARDS: &str = "aliquot.dev/scale-up-cards";
+    /// Annotation: millicores that its pods ask for.
+    pub const CPU: &str = "aliquot.dev/scale-up-cpu";
+    /// Annotation: bytes that its pods ask for.
+    pub const BYTES: &str = "aliquot.dev/scale-up-bytes";
+    /// `PodScheduled=False` of pods of ours that wait, where placeholders speak to autoscalers:
+    /// they act on `Unschedulable` alone.
+    pub const WAITING: &str = "WaitingForCapacity";
+}

@@ -41,7 +41,7 @@ pub(crate) fn may_have(
     pod: &PodUid,
     request: Request,
 ) -> Option<Result<(), Arc<str>>> {
-    let key = *state.task_names.get(pod)?;
+    let key = state.task_of(pod)?;
     let row = state.tasks.get(key)?;
     let spec = &state.specs.get(row.spec)?.spec;
     let Some(job) = row.job.filter(|_| state.cell(key).status.is_active()) else {

@@ -99,8 +99,8 @@ impl Core {
 
     /// When a pod was made. `None`: no such pod.
     pub fn created(&self, pod: &PodUid) -> Option<Time> {
-        let task = self.state.task_names.get(pod)?;
-        Some(self.state.tasks.get(*task)?.created)
+        let task = self.state.task_of(pod)?;
+        Some(self.state.tasks.get(task)?.created)
     }
 
     /// Why a pod waits, node by node and card by card. `None`: no such pod.

@@ -50,7 +50,7 @@ pub struct NodeVerdict {
 }
 
 pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Explanation> {
-    let key = *state.task_names.get(pod)?;
+    let key = state.task_of(pod)?;
     let row = state.tasks.get(key)?;
     let spec = state.specs.get(row.spec)?;
     let spec = &*state.with_domains(spec);
@@ -128,7 +128,7 @@ const ALIKE: usize = 4;
 /// room for it. Looks at no more than `most` cards, so that it costs the same in a cluster of
 /// any size, and says of how many nodes it did not see the cards.
 pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -> Vec<String> {
-    let task = state.task_names.get(pod).copied();
+    let task = state.task_of(pod);
     let row = task.and_then(|key| state.tasks.get(key));
     let waits = task.is_some_and(|key| state.cell(key).status == Status::Pending);
     let spec = row.and_then(|row| state.specs.get(row.spec));
@@ -186,12 +186,12 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
     let spared = spared.filter(|task| state.is_spared(*task));
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;
-        let pause = row.pause.as_ref()?;
+        let pause = row.rare.pause.as_ref()?;
         if pause.in_favour_of.as_ref() != Some(&job.name) {
             return None;
         }
         let why = &pause.reason;
-        let (namespace, name) = (&row.namespace, &row.name);
+        let (namespace, name) = (&row.facts.namespace, &row.name);
         Some(format!("pod {namespace}/{name} may not be evicted now: {why}").into())
     });
     lines.take(SPARED).collect()

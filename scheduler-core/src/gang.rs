@@ -10,7 +10,8 @@ use crate::ids::SetName;
 use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, JobRow, TaskKey};
+use crate::state::job_row::JobRow;
+use crate::state::rows::{JobKey, TaskKey};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     };
     let mut sets = Vec::new();
     match &job.group {
-        Some(group) => collect(&group.root, &mut sets, 0),
+        Some(group) => collect(&group.spec.root, &mut sets, 0),
         None => sets.push(Set {
             name: SetName::new(DEFAULT_SET),
             min: 1,
@@ -106,14 +107,18 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         let (Some(row), Some(cell)) = (state.tasks.get(*task), state.task_cells.get(*task)) else {
             continue;
         };
-        let name = row.set.as_ref().map_or(DEFAULT_SET, |name| name.as_str());
+        let name = row
+            .facts
+            .set
+            .as_ref()
+            .map_or(DEFAULT_SET, |name| name.as_str());
         if let Some(at) = places.get(name) {
             sets[*at].tasks.push((*task, cell.status));
         }
     }
     Gang {
         sets,
-        root: job.root.clone(),
+        root: job.tree().cloned(),
     }
 }
 
@@ -469,16 +474,13 @@ impl JobRow {
         let Some(group) = &self.group else {
             return self.single;
         };
-        self.tasks.len() == 1
-            && self.root.is_none()
-            && group.root.sets.iter().all(|set| set.min <= 1)
-            && group.preemption_delay.0 == 0
+        self.tasks.len() == 1 && group.spec.needs_one() && group.spec.preemption_delay.0 == 0
     }
 
     /// One pod is all that it needs, and it is not marked.
     pub(crate) fn is_never_stale(&self) -> bool {
         let needs_one = match &self.group {
-            Some(group) => self.root.is_none() && group.root.sets.iter().all(|set| set.min <= 1),
+            Some(group) => group.spec.needs_one(),
             None => true,
         };
         needs_one && self.stale_since.is_none()
@@ -487,8 +489,8 @@ impl JobRow {
     /// What orders jobs of one queue, growth aside.
     pub(crate) fn priority(&self, state: &State) -> i32 {
         match &self.group {
-            Some(group) => group.priority,
-            None => self.only(state).map_or(0, |row| row.priority),
+            Some(group) => group.spec.priority,
+            None => self.only(state).map_or(0, |row| row.facts.priority),
         }
     }
 
@@ -499,8 +501,8 @@ impl JobRow {
 
     pub(crate) fn is_preemptible(&self, state: &State) -> bool {
         match &self.group {
-            Some(group) => group.preemptible,
-            None => self.only(state).is_some_and(|row| row.preemptible),
+            Some(group) => group.spec.preemptible,
+            None => self.only(state).is_some_and(|row| row.facts.preemptible),
         }
     }
 }

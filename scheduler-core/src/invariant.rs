@@ -24,8 +24,8 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     }
     let waiting = state
         .task_cells
-        .values()
-        .filter(|cell| cell.status == Status::Pending)
+        .iter()
+        .filter(|(_, cell)| cell.status == Status::Pending)
         .count();
     if waiting != state.pending.len() {
         wrong.push(format!(
@@ -42,7 +42,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             wrong.push("a waiting task is indexed under another order".to_owned());
         }
     }
-    for (key, cell) in &state.task_cells {
+    for (key, cell) in state.task_cells.iter() {
         if cell.status == Status::Detached {
             wrong.push("a task is left detached".to_owned());
         }
@@ -59,7 +59,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         }
     }
     let mut stand: BTreeMap<crate::state::rows::JobKey, u32> = BTreeMap::new();
-    for (key, cell) in &state.task_cells {
+    for (key, cell) in state.task_cells.iter() {
         if let Some(row) = state.tasks.get(key)
             && let Some(job) = row.job
             && cell.status.is_allocated()
@@ -87,8 +87,8 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         .sum();
     let placed = state
         .task_cells
-        .values()
-        .filter(|cell| cell.node.is_some())
+        .iter()
+        .filter(|(_, cell)| cell.node.is_some())
         .count();
     if standing != placed {
         wrong.push(format!("{placed} tasks are placed, nodes list {standing}"));

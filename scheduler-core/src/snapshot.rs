@@ -73,30 +73,26 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
     );
     events.extend(state.job_names.values().filter_map(|key| {
-        state
-            .jobs
-            .get(*key)?
-            .group
-            .as_deref()
-            .cloned()
-            .map(Event::Group)
+        let row = state.jobs.get(*key)?;
+        Some(Event::Group(row.group.as_ref()?.to_group(&row.name)))
     }));
     events.extend(state.volumes.rows().cloned().map(Event::Volume));
     let mut after = Vec::new();
-    for key in state.task_names.values() {
-        let Some(row) = state.tasks.get(*key) else {
+    for key in state.tasks_by_uid() {
+        let Some(row) = state.tasks.get(key) else {
             continue;
         };
-        let cell = state.cell(*key);
+        let cell = state.cell(key);
         if let Some(pod) = pod(state, row, &cell) {
             events.push(Event::Pod(Box::new(pod)));
         }
-        if let Some(refused) = &row.refused {
+        if let Some(refused) = &row.rare.refused {
             after.push(Event::Refused(refused.refusal.clone()));
         }
-        after.extend(assumed(state, *key, row, &cell).into_iter().flatten());
+        after.extend(assumed(state, key, row, &cell).into_iter().flatten());
         after.extend(
-            row.evict_request
+            row.rare
+                .evict_request
                 .as_deref()
                 .cloned()
                 .map(Event::EvictRequest),
@@ -170,8 +166,8 @@ fn assumed(
         // Told to go before it was seen bound: it holds its place until it is seen gone.
         // The event that says so comes after; where its binding is over, it takes the
         // decision over.
-        Status::Releasing if row.seen == Seen::Pending && row.refused.is_none() => {
-            state.open.binding_of(key).or(row.evicting)?
+        Status::Releasing if row.seen == Seen::Pending && row.rare.refused.is_none() => {
+            state.open.binding_of(key).or(row.rare.evicting)?
         }
         _ => return None,
     };
@@ -189,7 +185,7 @@ fn assumed(
 }
 
 fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
-    let decision = row.evicting?;
+    let decision = row.rare.evicting?;
     let open = state.open.get(&decision);
     Some(Event::Evicting(Evicting {
         decision,
@@ -199,22 +195,26 @@ fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
             .unwrap_or(crate::action::EvictCause::GrantRefused),
         in_favour_of: open.and_then(|open| open.in_favour_of.clone()),
         settled: open.is_none(),
-        stays: row.refused.as_ref().is_some_and(|refused| refused.stays),
+        stays: row
+            .rare
+            .refused
+            .as_ref()
+            .is_some_and(|refused| refused.stays),
     }))
 }
 
 fn pause(row: &TaskRow) -> Option<Event> {
-    if row.pause.is_none() && row.avoid.is_empty() {
+    if row.rare.pause.is_none() && row.rare.avoid.is_empty() {
         return None;
     }
-    let pause = row.pause.as_ref();
+    let pause = row.rare.pause.as_ref();
     Some(Event::Backoff(Backoff {
         pod: row.uid.clone(),
         refusals: pause.map_or(0, |pause| pause.refusals),
         until: pause.and_then(|pause| pause.until),
         reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
         in_favour_of: pause.and_then(|pause| pause.in_favour_of.clone()),
-        avoid: row.avoid.to_vec(),
+        avoid: row.rare.avoid.clone(),
     }))
 }
 
@@ -222,14 +222,14 @@ fn pause(row: &TaskRow) -> Option<Event> {
 pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
     let placement = || {
-        let (node, grants) = match &row.refused {
+        let (node, grants) = match &row.rare.refused {
             Some(refused) => (refused.node, refused.grants.clone()),
             None => (cell.node?, cycle::grants(state, cell.holds())),
         };
         Some(Placement {
             node: state.nodes.get(node)?.name.clone(),
             grants,
-            decision: row.granted_by,
+            decision: row.rare.granted_by,
         })
     };
     let phase = match row.seen {
@@ -243,14 +243,14 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
     };
     Some(Pod {
         uid: row.uid.clone(),
-        namespace: Arc::clone(&row.namespace),
+        namespace: Arc::clone(&row.facts.namespace),
         name: Arc::clone(&row.name),
-        ours: row.ours,
-        queue: row.queue.clone(),
-        group: row.group.clone(),
-        sub_group: row.set.clone(),
-        priority: row.priority,
-        preemptible: row.preemptible,
+        ours: row.facts.ours,
+        queue: row.facts.queue.clone(),
+        group: state.group_name(row).cloned(),
+        sub_group: row.facts.set.clone(),
+        priority: row.facts.priority,
+        preemptible: row.facts.preemptible,
         created: row.created,
         task_order: row.task_order,
         labels: row.labels.to_labels(),

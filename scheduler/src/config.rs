@@ -5,7 +5,7 @@ use crate::group::TypesAt;
 use crate::limits::Limits;
 use proto::names::{kai, object};
 use scheduler_core::Placement;
-use scheduler_core::units::Duration;
+use scheduler_core::units::{Duration, NanoGpu};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -102,6 +102,22 @@ pub struct Config {
     /// Before one of the last so many empty nodes is opened, moving others is tried.
     #[arg(long, default_value_t = 0)]
     pub keep_empty_nodes: u32,
+
+    /// Ask autoscalers for nodes where pods wait that new nodes would have room for, by placeholder
+    /// pods; the pods that wait say `WaitingForCapacity` instead of `Unschedulable`.
+    #[arg(long)]
+    pub cluster_autoscaling: bool,
+    /// What nodes of each group have, in order of preference; groups that are not in it are known
+    /// by the last node that they had.
+    #[arg(long, value_name = "FILE", requires = "cluster_autoscaling")]
+    pub node_templates: Option<PathBuf>,
+    /// Part of a card that a request for GPU memory counts as, where nothing is known of the
+    /// nodes that may come.
+    #[arg(long, value_name = "RATIO", default_value = "0.1", value_parser = crate::scale_up::ratio)]
+    pub gpu_memory_to_fraction_ratio: NanoGpu,
+    /// Nodes that are asked for at once, where nothing is known of them.
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    pub max_unknown_nodes: u32,
 
     /// So long a pod's volumes may take to be bound where it goes, before that is taken back.
     #[arg(long, default_value_t = 120)]

@@ -11,6 +11,7 @@ use crate::clock::{Clock, Wall};
 use crate::convert::World;
 use crate::observe::{self, Observer};
 use crate::report::Views;
+use crate::scale_up::{self, Look};
 use crate::status::{Meters, Status, Victim};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::usage::{Line, Told};
@@ -58,6 +59,8 @@ pub struct Inputs {
     pub leading: watch::Receiver<bool>,
     /// What queues used in the past: said where a shard is begun.
     pub(crate) usage: Line,
+    /// Who asks for nodes. `None`: nobody.
+    pub(crate) scale_up: Option<scale_up::Line>,
     /// The time.
     pub wall: Wall,
 }
@@ -133,6 +136,9 @@ pub async fn run(
         report_at: None,
         reported: Instant::now(),
         clock: Clock::start(inputs.wall.clone()),
+        scale_up: inputs.scale_up.take(),
+        look_at: None,
+        looked: Instant::now(),
         taking_in: Duration::ZERO,
         observed: Instant::now(),
         swept: Instant::now(),
@@ -145,6 +151,9 @@ pub async fn run(
             // In this order: a listing that was begun before counts for nothing.
             cycle.world.begins_to_lead();
             cycle.outputs.relist.send_modify(|count| *count += 1);
+        }
+        if led && !leading {
+            cycle.look_away();
         }
         led = leading;
         cycle.publish(leading);
@@ -178,6 +187,7 @@ pub async fn run(
             },
             () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
             () = at(cycle.report_at) => cycle.report(leading),
+            () = at(cycle.look_at) => cycle.look(),
             () = at(cycle.orphans.values().min().copied()) => cycle.look_for_parents(),
             Ok(()) = inputs.usage.told.changed() => {
                 let told = inputs.usage.told.borrow_and_update().clone();
@@ -233,6 +243,10 @@ struct Cycle {
     report_at: Option<Instant>,
     reported: Instant,
     clock: Clock,
+    scale_up: Option<scale_up::Line>,
+    /// What has no room is looked at then.
+    look_at: Option<Instant>,
+    looked: Instant,
     /// What taking in changes took since the last decision.
     taking_in: Duration,
     /// An observer decides again no sooner.
@@ -402,8 +416,34 @@ impl Cycle {
         self.hand_on(decision);
         let all = taking_in + begin.elapsed();
         self.outputs.meters.handed_on(handing_on.elapsed(), all);
+        if self.scale_up.is_some() {
+            let next = self.looked + scale_up::PACE;
+            self.look_at.get_or_insert(next.max(Instant::now()));
+        }
         if self.swept.elapsed() >= SWEEP {
             self.sweep();
+        }
+    }
+
+    /// Hands on what the last decision found no room for.
+    fn look(&mut self) {
+        self.look_at = None;
+        self.looked = Instant::now();
+        if let Some(line) = &self.scale_up {
+            let most = scale_up::MOST_PODS;
+            let look = Look {
+                shortage: self.core.shortage(&line.groups, most, line.card),
+                config: self.core.config().clone(),
+            };
+            line.looks.send_replace(Some(look));
+        }
+    }
+
+    /// Another replica asks for nodes.
+    fn look_away(&mut self) {
+        self.look_at = None;
+        if let Some(line) = &self.scale_up {
+            line.looks.send_replace(None);
         }
     }
 
@@ -533,9 +573,14 @@ impl Cycle {
             }
             Question::Explain(pod, to) => {
                 let resize = self.world.resize(&pod).map(str::to_owned);
+                let asked = self.scale_up.as_ref().and_then(|line| {
+                    let asked = line.asked.borrow();
+                    asked.0.get(&pod).map(ToString::to_string)
+                });
                 let _ = to.send(self.core.explain(&pod).map(|explanation| {
                     let mut lines = vec![explanation.line.to_string()];
                     lines.extend(resize);
+                    lines.extend(asked);
                     for node in &explanation.nodes {
                         let verdict = if node.fits { "fits" } else { "does not fit" };
                         let reasons: Vec<&str> = node.reasons.iter().map(AsRef::as_ref).collect();

@@ -8,6 +8,7 @@ use crate::cycle::{self, Inputs, Outputs, Pace};
 use crate::observe::Observer;
 use crate::report::Views;
 use crate::run::{Part, QUESTIONS, named};
+use crate::scale_up::{self, ScaleUp};
 use crate::shard::{self, Face, InForce, Lane, Live, Plan, Pool, Shard};
 use crate::usage::{self, UsageMeters};
 use crate::{Config, telemetry};
@@ -19,13 +20,20 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+/// What is done for each cycle apart from its decisions.
+pub(crate) struct Apart {
+    pub(crate) usage_meters: Arc<UsageMeters>,
+    /// `None`: nodes are asked for by nobody.
+    pub(crate) scale_up: Option<ScaleUp>,
+}
+
 /// Starts a cycle for each shard, and what makes one of them where there are several.
 pub(crate) fn start(
     config: &Config,
     plan: &Plan,
     inputs: Inputs,
     outputs: Outputs,
-    usage_meters: &Arc<UsageMeters>,
+    apart: &Apart,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) {
@@ -38,14 +46,24 @@ pub(crate) fn start(
         let (line, links) = usage::Line::new(
             outputs.views.subscribe(),
             inputs.wall.clone(),
-            usage_meters.clone(),
+            apart.usage_meters.clone(),
             pool.to_owned(),
         );
+        tasks.spawn(named("past use", usage::run(links, end.clone())));
+        let wall = inputs.wall.clone();
+        let scale_up = apart.scale_up.as_ref().map(|scale_up| {
+            let (line, links) = scale_up.line(wall, pool.to_owned());
+            tasks.spawn(named(
+                "the plan of new nodes",
+                scale_up::run(links, end.clone()),
+            ));
+            line
+        });
         let inputs = Inputs {
             usage: line,
+            scale_up,
             ..inputs
         };
-        tasks.spawn(named("past use", usage::run(links, end.clone())));
         let world = World::new(&config.scheduler_name)
             .with_queue_label(&plan.queue_label)
             .with_limits(config.limits)
@@ -112,6 +130,7 @@ pub(crate) fn start(
             questions,
             leading: inputs.leading.clone(),
             usage: usage::Line::silent(),
+            scale_up: None,
             wall: inputs.wall.clone(),
         };
         let outputs = Outputs {

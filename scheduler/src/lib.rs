@@ -49,6 +49,7 @@ pub mod observe;
 pub mod page;
 pub mod report;
 mod run;
+pub mod scale_up;
 pub mod serve;
 pub mod shard;
 pub mod snapshot;

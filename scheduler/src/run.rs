@@ -8,6 +8,7 @@ use crate::doors::{Doors, Listeners};
 use crate::leader::ApiAccess;
 use crate::neighbour::Territory;
 use crate::report::{self, QueueMeters, Views};
+use crate::scale_up::{self, ScaleUp, ScaleUpMeters};
 use crate::serve::Door;
 use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
@@ -52,6 +53,9 @@ pub enum RunError {
     /// The configuration file.
     #[error(transparent)]
     Config(#[from] shard::ConfigError),
+    /// The file of node templates.
+    #[error(transparent)]
+    NodeTemplates(#[from] scale_up::TemplateError),
     /// No room for another scheduler.
     #[error(transparent)]
     Neighbour(#[from] neighbour::NeighbourError),
@@ -178,6 +182,8 @@ async fn start(
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
     let usage_meters = Arc::new(UsageMeters::registered(&mut registry));
+    let scale_up_meters = Arc::new(ScaleUpMeters::registered(&mut registry));
+    let scale_up = scale_up::Settings::of(config)?;
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
     let client = counted(access.client()?, Arc::clone(&meters));
 
@@ -358,6 +364,11 @@ async fn start(
             end.clone(),
         ),
     ));
+    let scale_up = scale_up.map(|settings| ScaleUp {
+        settings,
+        client: leaders.clone(),
+        meters: scale_up_meters,
+    });
     let (work_out, work) = mpsc::unbounded_channel();
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     tasks.spawn(named(
@@ -375,6 +386,7 @@ async fn start(
                     .map(|shard| (shard.core.epoch, shard.pool.name().to_owned()))
                     .collect(),
                 busy,
+                asks_for_nodes: scale_up.is_some(),
                 grouping,
                 wall: wall.clone(),
             },
@@ -393,6 +405,7 @@ async fn start(
         questions: show.questions,
         leading,
         usage: usage::Line::silent(),
+        scale_up: None,
         wall: wall.clone(),
     };
     let outputs = Outputs {
@@ -403,8 +416,11 @@ async fn start(
         views: views_out,
         meters: show.meters,
     };
-    let usage_meters = &show.usage_meters;
-    cycles::start(config, &plan, inputs, outputs, usage_meters, end, tasks);
+    let apart = cycles::Apart {
+        usage_meters: show.usage_meters,
+        scale_up,
+    };
+    cycles::start(config, &plan, inputs, outputs, &apart, end, tasks);
     Ok(())
 }
 
@@ -468,6 +484,7 @@ fn observe(
         questions: show.questions,
         leading,
         usage: usage::Line::silent(),
+        scale_up: None,
         wall: wall.clone(),
     };
     let outputs = Outputs {
@@ -478,8 +495,11 @@ fn observe(
         views: views_out,
         meters: show.meters,
     };
-    let usage_meters = &show.usage_meters;
-    cycles::start(config, plan, inputs, outputs, usage_meters, end, tasks);
+    let apart = cycles::Apart {
+        usage_meters: show.usage_meters,
+        scale_up: None,
+    };
+    cycles::start(config, plan, inputs, outputs, &apart, end, tasks);
 }
 
 /// Starts what puts pods into their groups; the facts go through it.

@@ -9,7 +9,7 @@ pub mod pod_rules;
 
 use scheduler_core::event::Event;
 use scheduler_core::ids::{
-    ContainerName, GpuUuid, GroupName, NodeName, QueueName, SetName, TopologyName,
+    ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, SetName, TopologyName,
 };
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, ContainerGrant, Mode, Node, NodeCards, Phase, Placement, Pod,
@@ -97,6 +97,38 @@ pub fn pod(name: &str, queue: &str, gpus: u32) -> Pod {
         pod.gpus = vec![ContainerAsk::of("main", Ask::Whole(gpus))];
     }
     pod
+}
+
+/// A pod with a name, a namespace and a UID of the usual lengths.
+fn long(name: &str, queue: &str, gpus: u32) -> Pod {
+    let mut new = pod(&format!("team-training-run-{name}-x7k2p"), queue, gpus);
+    new.uid = PodUid::new(uuid(name));
+    new.namespace = Arc::from(format!("team-{queue}"));
+    new
+}
+
+/// A UUID, the same for the same text.
+fn uuid(text: &str) -> String {
+    // FNV-1a, from two seeds.
+    let hash = |seed: u64| {
+        text.bytes().fold(seed, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    };
+    let (a, b) = (hash(0xcbf2_9ce4_8422_2325), hash(0x8422_2325_cbf2_9ce4));
+    format!(
+        "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
+        a >> 32,
+        a >> 16 & 0xffff,
+        a & 0xfff,
+        b >> 52,
+        b & 0xffff_ffff_ffff
+    )
+}
+
+/// The name that KAI's grouper gives the group of such a pod's owner.
+fn group_of(pod: &Pod) -> String {
+    format!("{}/pg-{}-{}", pod.namespace, pod.name, uuid(&pod.name))
 }
 
 fn event(pod: Pod) -> Event {
@@ -408,11 +440,8 @@ impl Large {
     /// A pod that runs. The first ones hold the GPUs.
     fn running(&self, index: usize) -> Pod {
         let gpu_pods = self.nodes / 10 * GPUS;
-        let mut new = pod(
-            &format!("run-{index:06}"),
-            &self.queue(index),
-            u32::from(index < gpu_pods),
-        );
+        let name = format!("run-{index:06}");
+        let mut new = long(&name, &self.queue(index), u32::from(index < gpu_pods));
         new.created = Time((index % 5000) as u64);
         if index < gpu_pods {
             return on(new, index / GPUS * 10, &[index % GPUS]);
@@ -423,7 +452,7 @@ impl Large {
 
     /// A pod that waits; one of so many requests.
     fn waiting(&self, name: &str, index: usize, gpus: u32) -> Pod {
-        let mut new = pod(name, &self.queue(index), gpus);
+        let mut new = long(name, &self.queue(index), gpus);
         let request = index % self.requests;
         new.cpu = CpuMilli(1000 + request as u64 % 100);
         new.memory = Bytes((1 << 30) + ((request as u64 / 100) << 20));
@@ -434,7 +463,8 @@ impl Large {
     /// A pod as it comes: its group first, where it has one.
     fn made(&self, mut pod: Pod, mut take: impl FnMut(Event)) {
         if self.grouped && pod.ours {
-            let mut group = PodGroup::named(&format!("default/pg-{}", pod.name), 1);
+            let mut group = PodGroup::named(&group_of(&pod), 1);
+            group.uid = Arc::from(uuid(group.name.as_str()));
             group.queue = pod.queue.clone();
             group.created = pod.created;
             if !matches!(pod.phase, Phase::Pending) {
@@ -449,10 +479,7 @@ impl Large {
     fn gone(&self, pod: &Pod, mut take: impl FnMut(Event)) {
         take(Event::PodGone(pod.uid.clone()));
         if self.grouped && pod.ours {
-            take(Event::GroupGone(GroupName::new(format!(
-                "default/pg-{}",
-                pod.name
-            ))));
+            take(Event::GroupGone(GroupName::new(group_of(pod))));
         }
     }
 
@@ -477,7 +504,7 @@ impl Large {
         for index in 0..15 {
             let mut pod = self.running(gpu_pods + 10_000 + turn * 15 + index);
             if self.grouped && pod.ours {
-                pod.group = Some(GroupName::new(format!("default/pg-{}", pod.name)));
+                pod.group = Some(GroupName::new(group_of(&pod)));
             }
             pod.labels.insert(Arc::from("seen"), Arc::from("again"));
             take(event(pod));

@@ -95,6 +95,7 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
         ("files/daemonset.yaml", "daemonset.yaml"),
         ("files/queues.yaml", "queues/queues.yaml"),
         ("files/dra.yaml", "dra/dra.yaml"),
+        ("files/autoscaling.yaml", "autoscaling/autoscaling.yaml"),
         (
             "files/aliquot.dev_gpunodes.yaml",
             "crds/aliquot.dev_gpunodes.yaml",
@@ -199,6 +200,50 @@ fn shares_by_claim_add_their_objects_and_what_the_agent_needs_of_the_kubelet() {
         assert_eq!(before, after);
         with.insert(agent.clone(), without[&agent].clone());
         assert!(with == without, "something else changed");
+    }
+}
+
+#[test]
+fn autoscaling_adds_its_objects_and_tells_the_scheduler() {
+    for helm in helms() {
+        let without = rendered(&helm, "aliquot-system", &[]);
+        let on = ["--set", "global.clusterAutoscaling=true"];
+        let mut with = rendered(&helm, "aliquot-system", &on);
+        let file = deploy().join("autoscaling/autoscaling.yaml");
+        let added = objects(&std::fs::read_to_string(file).unwrap());
+        for (name, object) in &added {
+            assert!(!without.contains_key(name), "{name:?} is there without");
+            assert_eq!(with.remove(name).as_ref(), Some(object));
+        }
+        let scheduler = key("Deployment", "aliquot-scheduler");
+        let args = "/spec/template/spec/containers/0/args";
+        let mut wanted = without[&scheduler].clone();
+        let list = wanted.pointer_mut(args).unwrap().as_array_mut().unwrap();
+        list.push(json!("--cluster-autoscaling"));
+        assert_eq!(with[&scheduler], wanted);
+        with.insert(scheduler.clone(), without[&scheduler].clone());
+        assert!(with == without, "something else changed");
+
+        let mut all = on.to_vec();
+        all.extend([
+            "--set-json",
+            "nodeTemplates=[{\"name\": \"l4\", \"cards\": 1}]",
+        ]);
+        let with = rendered(&helm, "aliquot-system", &all);
+        let map = &with[&key("ConfigMap", "aliquot-node-templates")];
+        let text = map["data"]["templates.yaml"].as_str().unwrap();
+        assert!(
+            text.contains("nodeTemplates:") && text.contains("name: l4"),
+            "{text}"
+        );
+        let pod = &with[&scheduler]["spec"]["template"]["spec"];
+        let mounted = "--node-templates=/etc/aliquot-nodes/templates.yaml";
+        let args = pod["containers"][0]["args"].as_array().unwrap();
+        assert!(args.contains(&json!(mounted)));
+        let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+        let mount =
+            json!({"name": "node-templates", "mountPath": "/etc/aliquot-nodes", "readOnly": true});
+        assert!(mounts.contains(&mount));
     }
 }
 

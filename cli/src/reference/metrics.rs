@@ -92,6 +92,7 @@ fn scheduler_registry() -> Registry {
     queues.set(&core.queues());
     queues.set_capacity([0; 3]);
     let _ = scheduler::usage::UsageMeters::registered(&mut registry);
+    let _ = scheduler::scale_up::ScaleUpMeters::registered(&mut registry);
     let none = std::time::Duration::ZERO;
     meters.decided(&scheduler_core::Decision::default(), none, none);
     meters.evicted(&scheduler::status::Victim {
@@ -115,7 +116,9 @@ pub(super) fn metrics() -> String {
         "{HEAD}# Metrics\n\nOpenMetrics 1.0, at `/metrics`.\n\n## Scheduler\n\n{}\n### Of agents\n\n{}\n## Agent\n\n{}\n## Agent, per card and per share\n\nLabels are dcgm-exporter's: `gpu`, `UUID`, `device`, `modelName`, `Hostname`, and for a share `namespace`, `pod`, `container`.\n\n{}",
         helped(
             &scheduler,
-            &(source("scheduler/src/status/meters.rs") + &source("scheduler/src/usage/meters.rs")),
+            &["status", "usage", "scale_up"]
+                .map(|part| source(&format!("scheduler/src/{part}/meters.rs")))
+                .concat(),
             "aliquot_scheduler_"
         ),
         helped(

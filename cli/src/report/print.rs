@@ -182,37 +182,27 @@ fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
+/// As RFC 4180 has it.
 fn csv(table: &Table, titles: bool) -> String {
-    let mut text = String::new();
-    let mut line = |fields: Vec<String>| {
-        text.push_str(&fields.join(","));
-        text.push_str("\r\n");
-    };
-    if titles {
-        line(
-            table
-                .columns
-                .iter()
-                .map(|column| column.key.to_owned())
-                .collect(),
-        );
+    let mut writer = csv::WriterBuilder::new()
+        .terminator(csv::Terminator::CRLF)
+        .from_writer(Vec::new());
+    let titles = titles.then(|| table.columns.iter().map(|column| column.key.to_owned()));
+    let titles = titles.map(Iterator::collect::<Vec<String>>);
+    let rows = table.rows.iter().map(|row| row.iter().map(field).collect());
+    for row in titles.into_iter().chain(rows) {
+        // Into memory, as many fields in each row: it cannot fail.
+        let _ = writer.write_record(&row);
     }
-    for row in &table.rows {
-        line(row.iter().map(field).collect());
-    }
-    text
+    let text = writer.into_inner().unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn field(cell: &Cell) -> String {
-    let text = match &cell.value {
+    match &cell.value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
-    };
-    if text.contains(['"', ',', '\n', '\r']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text
     }
 }
 

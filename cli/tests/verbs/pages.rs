@@ -52,6 +52,20 @@ pub(crate) fn the_quickstart_does_what_it_says(demo: &Demo) {
     );
 }
 
+/// Of manifests that a trial decides nothing about. Other tests read each of them.
+const ELSEWHERE: [&str; 6] = [
+    // Files and objects that the scheduler reads for itself.
+    "kind: SchedulerConfiguration",
+    "kind: SchedulingShard",
+    "nodeTemplates:",
+    // What an agent is told of its node.
+    "kind: GpuNode",
+    // Rights: the tests of `deploy`.
+    "rbac.authorization.k8s.io",
+    // Shares by claim, which Kubernetes' own scheduler places so far.
+    "kind: ResourceClaimTemplate",
+];
+
 /// No manifest of the pages is refused.
 pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
     let mut count = 0;
@@ -63,12 +77,10 @@ pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
             }
             let page = std::fs::read_to_string(&path).unwrap();
             let mut manifests = blocks(&page, "yaml");
-            // A file for the scheduler's own eyes: its tests read it.
-            manifests.retain(|block| !block.contains("kind: SchedulerConfiguration"));
-            // Rights are no matter of scheduling; the deploy tests look at them.
-            manifests.retain(|block| !block.contains("rbac.authorization.k8s.io"));
-            // Shares by claim are placed by Kubernetes' own scheduler, so far.
-            manifests.retain(|block| !block.contains("kind: ResourceClaimTemplate"));
+            manifests.retain(|block| {
+                let names = |text: &&str| block.contains(text);
+                !ELSEWHERE.iter().any(names)
+            });
             let manifests = manifests.join("---\n");
             if manifests.is_empty() {
                 continue;

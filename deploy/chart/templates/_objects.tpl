@@ -85,6 +85,17 @@
   {{- $metadata := $.object.spec.template.metadata -}}
   {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/shards" (sha256sum .)) ($metadata.annotations | default dict)) -}}
 {{- end -}}
+{{- if $values.global.clusterAutoscaling -}}
+  {{- $args = append $args "--cluster-autoscaling" -}}
+  {{- with $values.nodeTemplates -}}
+    {{- $args = append $args "--node-templates=/etc/aliquot-nodes/templates.yaml" -}}
+    {{- $_ := set $spec "volumes" (append ($spec.volumes | default list) (dict "name" "node-templates" "configMap" (dict "name" "aliquot-node-templates"))) -}}
+    {{- $_ := set $container "volumeMounts" (append ($container.volumeMounts | default list) (dict "name" "node-templates" "mountPath" "/etc/aliquot-nodes" "readOnly" true)) -}}
+    {{- /* The file is read at the start: another one makes other pods. */}}
+    {{- $metadata := $.object.spec.template.metadata -}}
+    {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/node-templates" (toYaml . | sha256sum)) ($metadata.annotations | default dict)) -}}
+  {{- end -}}
+{{- end -}}
 {{- if kindIs "slice" $values.scheduler.args }}{{ $args = concat $args $values.scheduler.args }}{{ end -}}
 {{- $_ := set $container "args" $args -}}
 {{- with $values.global.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}

@@ -4,6 +4,7 @@ use crate::event::Life;
 use crate::ids::{GroupName, QueueName};
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
+use crate::state::job_row::GroupRow;
 use crate::state::rows::{JobKey, Seen, TaskRow};
 use crate::state::{Lifted, State};
 use std::collections::BTreeSet;
@@ -15,19 +16,16 @@ pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Prob
     if twice || names.is_empty() {
         problems.push(Problem::GroupTree(group.name.clone()));
     }
-    let key = state.job(&group.name.clone(), false);
-    if state
-        .jobs
-        .get(key)
-        .is_some_and(|row| row.group.as_deref() == Some(&group))
-    {
+    let key = state.job(&group.name, false);
+    let known = state.jobs.get(key).and_then(|row| row.group.as_deref());
+    if known.is_some_and(|known| known.to_group(&group.name) == group) {
         return;
     }
     change(state, key, Some(group));
 }
 
 pub(super) fn gone(state: &mut State, name: &GroupName, problems: &mut Vec<Problem>) {
-    let Some(key) = state.job_names.get(name).copied() else {
+    let Some(key) = state.job_of(name) else {
         problems.push(Problem::Unknown {
             what: "group",
             name: name.shared(),
@@ -40,7 +38,7 @@ pub(super) fn gone(state: &mut State, name: &GroupName, problems: &mut Vec<Probl
 
 /// As a snapshot says it.
 pub(super) fn life(state: &mut State, life: &Life) {
-    let Some(key) = state.job_names.get(&life.of).copied() else {
+    let Some(key) = state.job_of(&life.of) else {
         return;
     };
     if let Some(row) = state.jobs.get_mut(key) {
@@ -80,10 +78,6 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         None => queue_of_pods(state, key),
     };
     if let Some(row) = state.jobs.get_mut(key) {
-        row.root = group
-            .as_ref()
-            .filter(|group| !group.root.is_plain())
-            .map(|group| std::sync::Arc::new(group.root.clone()));
         row.last_start = group
             .as_ref()
             .and_then(|group| group.last_start)
@@ -92,7 +86,8 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
             .as_ref()
             .and_then(|group| group.stale_since)
             .or(row.stale_since);
-        row.group = group.map(Box::new);
+        let texts = &mut state.texts;
+        row.group = group.map(|group| Box::new(GroupRow::of(group, texts)));
     }
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
@@ -129,7 +124,8 @@ fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
         )
     };
     let mut rows = tasks.iter().filter_map(|task| state.tasks.get(*task));
-    rows.find(|row| stands(row)).map(|row| row.queue.clone())
+    rows.find(|row| stands(row))
+        .map(|row| row.facts.queue.clone())
 }
 
 fn lift(state: &mut State, key: JobKey) -> Vec<Lifted> {

@@ -81,7 +81,7 @@ fn spare_for_a_while(
 /// How many there were in a row, with the one that is counted now.
 fn refusals(state: &State, task: TaskKey) -> u32 {
     let row = state.tasks.get(task);
-    row.and_then(|row| row.pause.as_ref())
+    row.and_then(|row| row.rare.pause.as_ref())
         .map_or(1, |pause| pause.refusals.saturating_add(1))
 }
 
@@ -103,10 +103,9 @@ fn take_back(
     let refusals = refusals(state, task);
     if let Some(row) = state.tasks.get_mut(task) {
         if let Some(node) = node {
-            let mut avoid = std::mem::take(&mut row.avoid).into_vec();
+            let avoid = &mut row.rare.noted().avoid;
             avoid.retain(|known| *known != node);
             avoid.push(node);
-            row.avoid = avoid.into();
         }
         let until = retryable.then(|| now.after(pause_length(config, refusals)));
         set_pause(
@@ -142,7 +141,7 @@ fn set_pause(state: &mut State, task: TaskKey, pause: Pause) {
         state.task_pauses.insert((until, task));
     }
     if let Some(row) = state.tasks.get_mut(task) {
-        row.pause = Some(Box::new(pause));
+        row.rare.noted().pause = Some(Box::new(pause));
     }
 }
 
@@ -163,7 +162,7 @@ fn set_card_pause(state: &mut State, card: CardKey, pause: Pause) {
 
 /// An agent wants a pod gone: the next decision evicts it.
 pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&request.pod).copied() else {
+    let Some(task) = state.task_of(&request.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: request.pod.shared(),
@@ -173,14 +172,14 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
     let on = state.cell(task).node;
     let on = on.and_then(|node| Some(&state.nodes.get(node)?.name));
     let row = state.tasks.get(task);
-    let refused = row.and_then(|row| Some(&row.refused.as_deref()?.refusal.node));
+    let refused = row.and_then(|row| Some(&row.rare.refused.as_ref()?.refusal.node));
     if on.or(refused).is_some_and(|node| *node != request.node) {
         // Another node has no say, and its word does not take the place of the node's own.
         return;
     }
     if let Some(row) = state.tasks.get_mut(task) {
         state.to_evict.insert((request.pod.clone(), task));
-        row.evict_request = Some(Box::new(request));
+        row.rare.noted().evict_request = Some(Box::new(request));
     }
     state.stir();
 }
@@ -191,13 +190,15 @@ fn evict_again(state: &mut State, task: TaskKey) {
     let Some(row) = state.tasks.get_mut(task) else {
         return;
     };
-    row.evicting = None;
-    if row.refused.is_some() {
+    if let Some(rare) = row.rare.if_any() {
+        rare.evicting = None;
+    }
+    if row.rare.refused.is_some() {
         let uid = row.uid.clone();
         state.to_evict.insert((uid, task));
         return;
     }
-    if row.evict_request.is_some() {
+    if row.rare.evict_request.is_some() {
         let uid = row.uid.clone();
         state.to_evict.insert((uid, task));
     }
@@ -224,7 +225,7 @@ fn evict_again(state: &mut State, task: TaskKey) {
 
 /// From a snapshot: an eviction under way.
 pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&evicting.pod).copied() else {
+    let Some(task) = state.task_of(&evicting.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: evicting.pod.shared(),
@@ -232,7 +233,7 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
         return;
     };
     if let Some(row) = state.tasks.get_mut(task) {
-        row.evicting = Some(evicting.decision);
+        row.rare.noted().evicting = Some(evicting.decision);
     }
     let cell = state.cell(task);
     if matches!(
@@ -276,7 +277,7 @@ pub(super) fn refusal(
     refusal: Refusal,
     problems: &mut Vec<Problem>,
 ) {
-    let Some(task) = state.task_names.get(&refusal.pod).copied() else {
+    let Some(task) = state.task_of(&refusal.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: refusal.pod.shared(),
@@ -294,7 +295,7 @@ pub(super) fn refusal(
         || state
             .tasks
             .get(task)
-            .is_none_or(|row| row.refused.is_some())
+            .is_none_or(|row| row.rare.refused.is_some())
     {
         return;
     }
@@ -324,7 +325,7 @@ pub(super) fn refusal(
 
 /// From a snapshot: a last word that was taken in.
 pub(super) fn refused(state: &mut State, refusal: Refusal, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&refusal.pod).copied() else {
+    let Some(task) = state.task_of(&refusal.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: refusal.pod.shared(),
@@ -347,7 +348,7 @@ fn stop_holding(
     let uid = refusal.pod.clone();
     let grants = crate::cycle::grants(state, cell.holds());
     if let Some(row) = state.tasks.get_mut(task) {
-        row.refused = Some(Box::new(Refused {
+        row.rare.noted().refused = Some(Box::new(Refused {
             refusal,
             grants,
             node,
@@ -377,7 +378,8 @@ fn stays(state: &mut State, task: TaskKey) {
     let Some(row) = row.filter(|row| row.seen != Seen::Releasing) else {
         return;
     };
-    let Some(refused) = &mut row.refused else {
+    let rare = row.rare.if_any();
+    let Some(refused) = rare.and_then(|rare| rare.refused.as_mut()) else {
         return;
     };
     refused.stays = true;
@@ -396,7 +398,7 @@ pub(super) fn assumed(
     bind: &Bind,
     problems: &mut Vec<Problem>,
 ) {
-    let Some(task) = state.task_names.get(&bind.pod).copied() else {
+    let Some(task) = state.task_of(&bind.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: bind.pod.shared(),
@@ -445,7 +447,7 @@ pub(super) fn assumed(
 
 /// From a snapshot: a pause.
 pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Problem>) {
-    let Some(task) = state.task_names.get(&backoff.pod).copied() else {
+    let Some(task) = state.task_of(&backoff.pod) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: backoff.pod.shared(),
@@ -453,7 +455,7 @@ pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Pr
         return;
     };
     if let Some(row) = state.tasks.get_mut(task) {
-        row.avoid = backoff.avoid.into();
+        row.rare.noted().avoid = backoff.avoid;
     }
     if backoff.refusals > 0 {
         set_pause(
@@ -495,7 +497,8 @@ pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec
 impl State {
     /// Ends a task's pause, where it has one.
     pub(crate) fn end_pause(&mut self, task: TaskKey) {
-        let Some(pause) = self.tasks.get_mut(task).and_then(|row| row.pause.take()) else {
+        let rare = self.tasks.get_mut(task).and_then(|row| row.rare.if_any());
+        let Some(pause) = rare.and_then(|rare| rare.pause.take()) else {
             return;
         };
         self.hindered += 1;
@@ -507,7 +510,7 @@ impl State {
     /// Whether an eviction of it was refused, and it is not time to ask again.
     pub(crate) fn is_spared(&self, task: TaskKey) -> bool {
         let row = self.tasks.get(task);
-        let pause = row.and_then(|row| row.pause.as_ref());
+        let pause = row.and_then(|row| row.rare.pause.as_ref());
         pause.is_some_and(|pause| pause.until.is_none_or(|until| until > self.now))
             && self.cell(task).status.is_allocated()
     }

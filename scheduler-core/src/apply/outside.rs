@@ -43,10 +43,9 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         Event::Group(group) => is_another(state, group),
         Event::Pod(pod) => is_new(state, pod),
         Event::PodGone(uid) => state
-            .task_names
-            .get(uid)
-            .and_then(|key| state.tasks.get(*key))
-            .is_some_and(|row| row.evicting.is_none()),
+            .task_of(uid)
+            .and_then(|key| state.tasks.get(key))
+            .is_some_and(|row| row.rare.evicting.is_none()),
     }
 }
 
@@ -54,11 +53,10 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
 /// announced before that was made.
 fn is_another(state: &State, group: &PodGroup) -> bool {
     let known = state
-        .job_names
-        .get(&group.name)
-        .and_then(|key| state.jobs.get(*key)?.group.as_deref());
+        .job_of(&group.name)
+        .and_then(|key| state.jobs.get(key)?.group.as_deref());
     known.is_none_or(|known| {
-        let mut same = known.clone();
+        let mut same = known.to_group(&group.name);
         same.last_start = group.last_start;
         same.stale_since = group.stale_since;
         // As its condition says, which we wrote.
@@ -73,9 +71,8 @@ fn is_another(state: &State, group: &PodGroup) -> bool {
 
 fn is_new(state: &State, pod: &Pod) -> bool {
     let known = state
-        .task_names
-        .get(&pod.uid)
-        .and_then(|key| Some((state.tasks.get(*key)?, state.task_cells.get(*key)?)));
+        .task_of(&pod.uid)
+        .and_then(|key| Some((state.tasks.get(key)?, state.task_cells.get(key)?)));
     let Some((row, cell)) = known else {
         let job = pod.group.as_ref();
         return !job.is_some_and(|name| state.job_names.contains_key(name));
@@ -99,7 +96,7 @@ fn is_new(state: &State, pod: &Pod) -> bool {
     !wants_the_same
         || ended && cell.status != Status::Done
         || row.gated != pod.gated
-        || row.priority != pod.priority
-        || row.queue != pod.queue
-        || row.group != pod.group
+        || row.facts.priority != pod.priority
+        || row.facts.queue != pod.queue
+        || state.group_name(row) != pod.group.as_ref()
 }

@@ -2,12 +2,14 @@
 
 use super::node::worth;
 use crate::config::{Config, Plugin};
-use crate::ids::{GroupName, PodUid, QueueName, SetName};
+use crate::ids::{GroupName, PodUid};
 use crate::model::{Amount, Ask, ContainerGrant, Lead, Phase, Placement, Pod, PodRules, TaskOrder};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{Hold, JobKey, NodeKey, Others, Seen, Spec, TaskKey, TaskRow};
+use crate::state::rows::{
+    Hold, JobKey, NodeKey, Others, PodFacts, Rare, Seen, Spec, TaskKey, TaskRow,
+};
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
 
@@ -16,8 +18,8 @@ const MOST_DEVICES: u32 = 1024;
 
 pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mut Vec<Problem>) {
     let spec = spec_of(state, &pod, problems);
-    let key = match state.task_names.get(&pod.uid) {
-        Some(key) => *key,
+    let key = match state.task_of(&pod.uid) {
+        Some(key) => key,
         None => insert(state, &pod),
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
@@ -49,7 +51,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
 }
 
 pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>) {
-    let Some(key) = state.task_names.get(uid).copied() else {
+    let Some(key) = state.task_of(uid) else {
         problems.push(Problem::Unknown {
             what: "pod",
             name: uid.shared(),
@@ -71,10 +73,10 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
         state
             .pod_counts
             .index
-            .leave(&row.namespace, &row.labels, key);
+            .leave(&row.facts.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
-    state.task_names.remove(uid);
+    state.task_names.remove(uid.as_str(), key);
     state.task_cells.remove(key);
     for hold in before.holds() {
         state.release_card(hold.card);
@@ -108,39 +110,29 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     });
     let key = state.tasks.insert(Box::new(TaskRow {
         uid: pod.uid.clone(),
-        namespace: state.texts.text(&pod.namespace),
         name: Arc::clone(&pod.name),
+        facts: PodFacts::of(pod, &mut state.texts),
         spec: nothing,
         labels: state.texts.labels(&pod.labels),
         counted_in: None,
         job: None,
-        ours: pod.ours,
-        set: None,
-        queue: QueueName::of(state.texts.text(&pod.queue.shared())),
-        group: None,
-        priority: pod.priority,
-        preemptible: pod.preemptible,
         created: pod.created,
         task_order: pod.task_order,
         in_order: pod.task_order,
         gated: pod.gated,
         seen: Seen::Pending,
-        granted_by: None,
-        pause: None,
-        avoid: Box::default(),
-        evicting: None,
-        refused: None,
-        evict_request: None,
+        rare: Rare::default(),
         said: None,
     }));
     if let Some(row) = state.tasks.get(key) {
         state
             .pod_counts
             .index
-            .join(&row.namespace, &row.labels, key);
+            .join(&row.facts.namespace, &row.labels, key);
     }
     state.task_cells.insert(key, TaskCell::default());
-    state.task_names.insert(pod.uid.clone(), key);
+    let uid = pod.uid.as_str();
+    state.task_names.insert(uid, key, &state.tasks);
     key
 }
 
@@ -198,26 +190,28 @@ fn take_row(
     | Phase::Releasing(Some(placement))
     | Phase::Stuck(placement) = &pod.phase
     {
-        row.granted_by = placement.decision;
+        if let Some(decision) = placement.decision {
+            row.rare.noted().granted_by = Some(decision);
+        } else if let Some(rare) = row.rare.if_any() {
+            rare.granted_by = None;
+        }
     }
+    let Some(row) = state.tasks.get(key) else {
+        return false;
+    };
     let same_spec = state
         .specs
         .get(row.spec)
         .is_some_and(|known| *known.spec == spec);
     let same = before.status != Status::Detached
         && same_spec
-        && row.group == pod.group
-        && row.set == pod.sub_group
-        && row.queue == pod.queue
-        && row.ours == pod.ours
-        && row.priority == pod.priority
-        && row.preemptible == pod.preemptible
+        && state.group_name(row) == pod.group.as_ref()
+        && row.facts.are(pod)
         && row.created == pod.created
         && row.task_order == pod.task_order
         && row.gated == pod.gated
         && row.labels.are(&pod.labels)
-        && row.name == pod.name
-        && row.namespace == pod.namespace;
+        && row.name == pod.name;
     if same {
         return false;
     }
@@ -226,33 +220,22 @@ fn take_row(
     state.leave_job(key);
     let spec_key = state.spec(spec);
     let labels = state.texts.labels(&pod.labels);
-    let namespace = state.texts.text(&pod.namespace);
-    let queue = QueueName::of(state.texts.text(&pod.queue.shared()));
-    let group = pod
-        .group
-        .as_ref()
-        .map(|name| GroupName::of(state.texts.text(&name.shared())));
-    let set = pod
-        .sub_group
-        .as_ref()
-        .map(|name| SetName::of(state.texts.text(&name.shared())));
+    let facts = PodFacts::of(pod, &mut state.texts);
+    let job = pod.ours.then(|| match &pod.group {
+        Some(name) => state.job(name, false),
+        None => state.job(&GroupName::new(format!("pod:{}", pod.uid)), true),
+    });
     let mut old_spec = None;
     if let Some(row) = state.tasks.get_mut(key) {
         old_spec = Some(std::mem::replace(&mut row.spec, spec_key));
         state
             .pod_counts
             .index
-            .leave(&row.namespace, &row.labels, key);
-        state.pod_counts.index.join(&namespace, &labels, key);
-        row.namespace = namespace;
+            .leave(&row.facts.namespace, &row.labels, key);
+        state.pod_counts.index.join(&facts.namespace, &labels, key);
+        row.facts = facts;
         row.name = Arc::clone(&pod.name);
         row.labels = labels;
-        row.ours = pod.ours;
-        row.group = group;
-        row.set = set;
-        row.queue = queue;
-        row.priority = pod.priority;
-        row.preemptible = pod.preemptible;
         row.created = pod.created;
         row.task_order = pod.task_order;
         row.in_order = in_order(pod.task_order, config);
@@ -267,17 +250,12 @@ fn take_row(
     if state
         .tasks
         .get(key)
-        .and_then(|row| row.pause.as_ref())
+        .and_then(|row| row.rare.pause.as_ref())
         .is_some_and(|pause| pause.until.is_none())
     {
         state.end_pause(key);
     }
-    if pod.ours {
-        let name = match &pod.group {
-            Some(name) => name.clone(),
-            None => GroupName::new(format!("pod:{}", pod.uid)),
-        };
-        let job = state.job(&name, pod.group.is_none());
+    if let Some(job) = job {
         state.join_job(key, job);
         if let Some(row) = state.tasks.get_mut(key) {
             row.job = Some(job);
@@ -329,14 +307,16 @@ fn target(
             }
             // Not bound after all: a refusal of its grant is of the past, and so is an
             // agent's wish that was followed.
-            if let Some(row) = state.tasks.get_mut(key) {
-                row.evicting = None;
-                if !state.to_evict.contains(&(row.uid.clone(), key)) {
-                    row.evict_request = None;
+            if let Some(row) = state.tasks.get_mut(key)
+                && let Some(rare) = row.rare.if_any()
+            {
+                let at = (row.uid.clone(), key);
+                rare.evicting = None;
+                if !state.to_evict.contains(&at) {
+                    rare.evict_request = None;
                 }
-                if row.refused.take().is_some() && row.evict_request.is_none() {
-                    let uid = row.uid.clone();
-                    state.to_evict.remove(&(uid, key));
+                if rare.refused.take().is_some() && rare.evict_request.is_none() {
+                    state.to_evict.remove(&at);
                 }
             }
             TaskCell::of(Status::Pending)
@@ -377,9 +357,11 @@ fn target(
         }
         Phase::Releasing(None) | Phase::Succeeded | Phase::Failed => {
             // Nothing is left of it to evict.
-            if let Some(row) = state.tasks.get_mut(key) {
-                row.refused = None;
-                row.evict_request = None;
+            if let Some(row) = state.tasks.get_mut(key)
+                && let Some(rare) = row.rare.if_any()
+            {
+                rare.refused = None;
+                rare.evict_request = None;
                 let uid = row.uid.clone();
                 state.to_evict.remove(&(uid, key));
             }
@@ -411,8 +393,8 @@ fn placed(
             Arc::clone(&spec.spec),
             row.uid.clone(),
             row.seen,
-            row.refused.as_ref().map(|refused| refused.stays),
-            row.evicting.is_some(),
+            row.rare.refused.as_ref().map(|refused| refused.stays),
+            row.rare.evicting.is_some(),
         ))
     }) else {
         return TaskCell::of(status);

@@ -57,8 +57,11 @@ impl Cycle<'_> {
         );
         if let Some(row) = self.state.tasks.get_mut(task) {
             row.said = None;
-            // Another node has no say of it any more.
-            row.evict_request.take_if(|wish| wish.node != bind.node);
+            if let Some(rare) = row.rare.if_any() {
+                // Another node has no say of it any more.
+                let wish = &mut rare.evict_request;
+                wish.take_if(|wish| wish.node != bind.node);
+            }
         }
         self.decision.actions.push(Action::Bind(bind));
     }
@@ -165,7 +168,7 @@ impl Cycle<'_> {
             .state
             .tasks
             .get(task)
-            .is_some_and(|row| self.is_ours(row.evicting));
+            .is_some_and(|row| self.is_ours(row.rare.evicting));
         if !said {
             self.say_evict(task, for_job, cause, message);
         } else if cell.status == Status::Victim {
@@ -181,11 +184,11 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };
-        let Some(id) = row.evicting.filter(|id| self.is_ours(Some(*id))) else {
+        let Some(id) = row.rare.evicting.filter(|id| self.is_ours(Some(*id))) else {
             return;
         };
         if let Some(row) = self.state.tasks.get_mut(task) {
-            row.evicting = None;
+            row.rare.noted().evicting = None;
         }
         self.state.open.remove(&id);
         self.decision
@@ -202,7 +205,7 @@ impl Cycle<'_> {
         cause: EvictCause,
         message: &str,
     ) {
-        let said = self.state.tasks.get(task).and_then(|row| row.evicting);
+        let said = self.state.tasks.get(task).and_then(|row| row.rare.evicting);
         let Some(id) = said.filter(|id| self.is_ours(Some(*id))) else {
             return;
         };
@@ -241,13 +244,14 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get_mut(task) else {
             return;
         };
-        row.evicting = Some(id);
-        let (uid, namespace, name, group) = (
+        row.rare.noted().evicting = Some(id);
+        let (uid, namespace, name) = (
             row.uid.clone(),
-            Arc::clone(&row.namespace),
+            Arc::clone(&row.facts.namespace),
             Arc::clone(&row.name),
-            row.group.clone(),
         );
+        let row = self.state.tasks.get(task);
+        let group = row.and_then(|row| self.state.group_name(row)).cloned();
         let in_favour_of = for_job
             .and_then(|job| self.state.jobs.get(job))
             .map(|row| row.name.clone());
@@ -284,7 +288,7 @@ impl Cycle<'_> {
             };
             let node = self.state.cell(task).node;
             let node = node.and_then(|node| self.state.nodes.get(node));
-            match (&row.evict_request, row.refused.as_deref()) {
+            match (&row.rare.evict_request, row.rare.refused.as_deref()) {
                 // A refused pod that has no controller is left as it is. One that its agent
                 // wants gone goes all the same.
                 (Some(request), Some(_)) => {
@@ -328,7 +332,7 @@ impl Cycle<'_> {
             {
                 self.decision.promises.push(Promise {
                     pod: row.uid.clone(),
-                    namespace: Arc::clone(&row.namespace),
+                    namespace: Arc::clone(&row.facts.namespace),
                     name: Arc::clone(&row.name),
                     node: node.name.clone(),
                     cards: cell
@@ -389,7 +393,7 @@ pub(crate) fn bind(
     Some(Bind {
         decision,
         pod: row.uid.clone(),
-        namespace: Arc::clone(&row.namespace),
+        namespace: Arc::clone(&row.facts.namespace),
         name: Arc::clone(&row.name),
         node: on.name.clone(),
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
@@ -397,7 +401,7 @@ pub(crate) fn bind(
         claims: claims.collect(),
         received,
         queue,
-        group: row.group.clone(),
+        group: state.group_name(row).cloned(),
     })
 }
 

@@ -271,10 +271,9 @@ impl Cycle<'_> {
 
     /// A pod's name for messages.
     pub(super) fn pod_name(&self, task: TaskKey) -> String {
-        self.state
-            .tasks
-            .get(task)
-            .map_or_else(String::new, |row| format!("{}/{}", row.namespace, row.name))
+        self.state.tasks.get(task).map_or_else(String::new, |row| {
+            format!("{}/{}", row.facts.namespace, row.name)
+        })
     }
 
     /// A job's name for messages.
@@ -283,7 +282,7 @@ impl Cycle<'_> {
             .jobs
             .get(job)
             .map_or_else(String::new, |row| match row.only(self.state) {
-                Some(task) if row.single => format!("{}/{}", task.namespace, task.name),
+                Some(task) if row.single => format!("{}/{}", task.facts.namespace, task.name),
                 _ => row.name.to_string(),
             })
     }

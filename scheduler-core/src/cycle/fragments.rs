@@ -57,7 +57,7 @@ impl Fragments {
                 .task_cells
                 .get(key)
                 .is_none_or(|cell| matches!(cell.status, Status::Done | Status::Detached));
-            if row.ours && !done {
+            if row.facts.ours && !done {
                 *pods.entry(row.spec).or_default() += 1;
             }
         }

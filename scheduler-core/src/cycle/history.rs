@@ -61,13 +61,13 @@ impl Cycle<'_> {
         for action in &self.decision.actions {
             if let Action::Evict(evict) = action
                 && let Some(by) = &evict.in_favour_of
-                && let Some(job) = self.state.job_names.get(by)
-                && let Some(task) = self.state.task_names.get(&evict.pod)
-                && let Some(victim) = self.state.tasks.get(*task).and_then(|row| row.job)
+                && let Some(job) = self.state.job_of(by)
+                && let Some(task) = self.state.task_of(&evict.pod)
+                && let Some(victim) = self.state.tasks.get(task).and_then(|row| row.job)
                 && let Some(of) = self.state.jobs.get(victim)
             {
                 let now = Evicted {
-                    active: self.active(*job),
+                    active: self.active(job),
                     left: self.active(victim),
                 };
                 evicted.push(((by.clone(), of.name.clone()), now));

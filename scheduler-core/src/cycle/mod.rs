@@ -333,8 +333,8 @@ impl Cycle<'_> {
         let Some(group) = self.state.jobs.get(job).and_then(|row| row.group.as_ref()) else {
             return false;
         };
-        let until = group.created.after(group.preemption_delay);
-        let young = group.preemption_delay.0 > 0 && self.state.now < until;
+        let until = group.created.after(group.spec.preemption_delay);
+        let young = group.spec.preemption_delay.0 > 0 && self.state.now < until;
         if young {
             self.wake_at(until);
         }

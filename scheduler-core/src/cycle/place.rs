@@ -182,7 +182,11 @@ impl Cycle<'_> {
     fn by_set(&self, tasks: &[TaskKey]) -> BySet {
         let mut by_set = BySet::default();
         for (at, task) in tasks.iter().enumerate() {
-            let name = self.state.tasks.get(*task).and_then(|row| row.set.clone());
+            let name = self
+                .state
+                .tasks
+                .get(*task)
+                .and_then(|row| row.facts.set.clone());
             let name = name.unwrap_or_else(|| SetName::new(crate::gang::DEFAULT_SET));
             by_set.entry(name).or_default().push((at, *task));
         }
@@ -204,8 +208,9 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get(task) else {
             return Err(None);
         };
-        let (spec_key, avoid) = (row.spec, row.avoid.clone());
+        let (spec_key, avoid) = (row.spec, row.rare.avoid.clone());
         let set = row
+            .facts
             .set
             .as_ref()
             .map_or(crate::gang::DEFAULT_SET, |name| name.as_str())

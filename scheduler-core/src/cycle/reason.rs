@@ -43,7 +43,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
             ReasonKind::Unschedulable,
             format!(
                 "Scheduling conditions were not met for pod {}/{}:\n{}.",
-                row.namespace,
+                row.facts.namespace,
                 row.name,
                 spec.lacks.join(".\n")
             ),
@@ -53,10 +53,11 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
     let name = match &job.group {
         Some(group) => {
             let set = row
+                .facts
                 .set
                 .as_ref()
                 .map_or(crate::gang::DEFAULT_SET, |name| name.as_str());
-            if !group.root.has_set(set) {
+            if !group.spec.root.has_set(set) {
                 return said(
                     ReasonKind::GroupDoesNotExist,
                     format!(
@@ -65,9 +66,9 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
                     ),
                 );
             }
-            &group.queue
+            &group.spec.queue
         }
-        None if job.single => &row.queue,
+        None if job.single => &row.facts.queue,
         None => {
             return said(
                 ReasonKind::GroupDoesNotExist,
@@ -99,7 +100,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
     if let Some(parked) = job.group.as_ref().and_then(|group| group.parked.as_ref()) {
         return said(ReasonKind::Parked, parked.to_string());
     }
-    if let Some(pause) = &row.pause
+    if let Some(pause) = &row.rare.pause
         && pause.until.is_none_or(|until| until > state.now)
     {
         return said(
@@ -281,10 +282,10 @@ impl Cycle<'_> {
         let mark = self
             .state
             .group_of(row)
-            .is_none_or(|group| group.mark_unschedulable);
+            .is_none_or(|group| group.spec.mark_unschedulable);
         self.decision.reasons.push(PodReason {
             pod: row.uid.clone(),
-            namespace: Arc::clone(&row.namespace),
+            namespace: Arc::clone(&row.facts.namespace),
             name: Arc::clone(&row.name),
             mark,
             kind: why.kind,

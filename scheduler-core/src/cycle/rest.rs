@@ -126,7 +126,7 @@ impl Cycle<'_> {
         }
         let mut rests = std::mem::take(&mut self.state.rests);
         rests.retain(|(name, _), _| {
-            let job = self.state.job_names.get(name).copied();
+            let job = self.state.job_of(name);
             job.is_some_and(|job| !self.next_tasks(job).is_empty())
         });
         self.state.rests = rests;

@@ -24,9 +24,9 @@ impl Cycle<'_> {
     pub(super) fn tell_starts(&mut self) {
         let mut untold = std::mem::take(&mut self.state.untold);
         untold.retain(|name| {
-            let key = self.state.job_names.get(name);
+            let key = self.state.job_of(name);
             let Some((row, at)) = key
-                .and_then(|key| self.state.jobs.get(*key))
+                .and_then(|key| self.state.jobs.get(key))
                 .and_then(|row| Some((row, row.last_start?)))
             else {
                 return false;

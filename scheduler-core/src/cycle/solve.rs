@@ -167,11 +167,11 @@ impl Cycle<'_> {
         let mut specs = Vec::with_capacity(set.tasks.len());
         for (task, status) in &set.tasks {
             let task = self.state.tasks.get(*task)?;
-            let plain = *status == Status::Pending && task.avoid.is_empty() && !task.gated;
+            let plain = *status == Status::Pending && task.rare.avoid.is_empty() && !task.gated;
             // Who else comes near one decides where it may go, which its signature does not say.
             let spec = self.state.specs.get(task.spec)?;
             let is_apart = spec.spec.others.is_none() && !self.state.may_be_matched(task);
-            if !plain || !is_apart || task.pause.is_some() {
+            if !plain || !is_apart || task.rare.pause.is_some() {
                 return None;
             }
             specs.push(task.spec);

@@ -33,7 +33,10 @@ impl Cycle<'_> {
                 self.decision.stale.push((row.name.clone(), Some(now)));
             }
             let since = since.unwrap_or(now);
-            let own = row.group.as_ref().and_then(|group| group.staleness_grace);
+            let own = row
+                .group
+                .as_ref()
+                .and_then(|group| group.spec.staleness_grace);
             let grace = match own {
                 Some(Grace::For(grace)) => Some(grace),
                 Some(Grace::Never) => None,

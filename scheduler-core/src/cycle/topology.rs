@@ -174,7 +174,7 @@ impl Cycle<'_> {
             return Some(scores);
         }
         let job = self.state.tasks.get(task)?.job?;
-        let root = &self.state.jobs.get(job)?.group.as_ref()?.root;
+        let root = &self.state.jobs.get(job)?.group.as_ref()?.spec.root;
         let mut path = Vec::new();
         path_to(root, set, &mut path);
         path.iter().find_map(|name| self.scores.get(*name))

@@ -334,7 +334,7 @@ impl Cycle<'_> {
         let row = self.state.jobs.get(job);
         let alone = row
             .filter(|row| row.is_like_alone())
-            .zip(first.filter(|task| task.avoid.is_empty()))
+            .zip(first.filter(|task| task.rare.avoid.is_empty()))
             .filter(|(_, task)| {
                 let spec = self.state.specs.get(task.spec);
                 spec.is_some_and(SpecRow::stays_out)
@@ -363,7 +363,7 @@ impl Cycle<'_> {
     pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
         let row = self.state.jobs.get(job);
         let (created, uid) = row.map_or((Time(0), Arc::from("")), |row| match &row.group {
-            Some(group) => (group.created, group.tie_breaker()),
+            Some(group) => (group.created, group.tie_breaker(&row.name)),
             None => row
                 .only(self.state)
                 .map_or((Time(0), Arc::from("")), |task| {

@@ -114,7 +114,7 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
 impl Sums {
     fn of(state: &State) -> Self {
         let mut sums = Self::default();
-        for (key, cell) in &state.task_cells {
+        for (key, cell) in state.task_cells.iter() {
             sums.count(state, key, cell);
         }
         for ((node, attachment), used) in std::mem::take(&mut sums.attachments) {
@@ -158,7 +158,7 @@ impl Sums {
         };
         if let (Some(node), Some(how)) = (cell.node, how) {
             self.place(node, &spec.spec, holds, how);
-            if !row.ours {
+            if !row.facts.ours {
                 let foreign = &mut self.nodes.entry(node).or_default().foreign;
                 add(foreign, state.charge(key, holds));
             }
@@ -191,7 +191,7 @@ impl Sums {
             }
             let what = &counted.what;
             let is_counted = match &what.who {
-                Who::Matched(all) => state.all_take(all, &row.namespace, &row.labels),
+                Who::Matched(all) => state.all_take(all, &row.facts.namespace, &row.labels),
                 Who::Avoiding(pods) => terms.iter().any(|term| {
                     term.pods == *pods && Some(&term.topology_key) == what.topology_key.as_ref()
                 }),
@@ -304,7 +304,10 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
         }
         let state = core.state_for_tests();
         state.refresh_queues();
-        let (leaves, promised) = (state.task_names["leaves"], state.task_names["promised"]);
+        let (leaves, promised) = (
+            state.task_of(&"leaves".into()).unwrap(),
+            state.task_of(&"promised".into()).unwrap(),
+        );
         let place = state.cell(leaves);
         state.transition(
             promised,

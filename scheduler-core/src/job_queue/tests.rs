@@ -120,7 +120,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
             .enumerate()
             .filter(|(index, _)| QUEUES[index % QUEUES.len()].0 == name)
             .map(|(index, (size, _))| Entry {
-                job: state.job_names[format!("pod:p{index:02}").as_str()],
+                job: state.job_of(&format!("pod:p{index:02}").into()).unwrap(),
                 rank: JobRank {
                     priority: Reverse(0),
                     growth: Growth::Below,
@@ -141,7 +141,12 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
     let fits: FxHashMap<JobKey, bool> = wants
         .iter()
         .enumerate()
-        .map(|(index, (_, fits))| (state.job_names[format!("pod:p{index:02}").as_str()], *fits))
+        .map(|(index, (_, fits))| {
+            (
+                state.job_of(&format!("pod:p{index:02}").into()).unwrap(),
+                *fits,
+            )
+        })
         .collect();
     by_queue.sort_by_key(|(key, _)| state.queues[*key].name.clone());
     let mut queue = JobQueue::new(false);

@@ -38,7 +38,7 @@ pub struct PodGroup {
 }
 
 /// How long what is left of a gang below its minimum may stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grace {
     /// It is never evicted for that.
     Never,
@@ -47,15 +47,6 @@ pub enum Grace {
 }
 
 impl PodGroup {
-    /// What decides between groups that are alike in all else.
-    pub(crate) fn tie_breaker(&self) -> Arc<str> {
-        if self.uid.is_empty() {
-            self.name.shared()
-        } else {
-            Arc::clone(&self.uid)
-        }
-    }
-
     /// A group of `default-queue` without sub-groups that needs `min` pods at once.
     /// `name`: `namespace/name`.
     #[must_use]
@@ -86,7 +77,7 @@ impl PodGroup {
 }
 
 /// An inner node of a group's tree.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SubGroup {
     /// Unique in the group.
     pub name: Option<SetName>,
@@ -117,7 +108,7 @@ impl SubGroup {
 }
 
 /// A leaf of a group's tree: pods of one kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PodSet {
     /// Unique in the group; `default` in a group without sub-groups.
     pub name: SetName,
@@ -128,7 +119,7 @@ pub struct PodSet {
 }
 
 /// Levels of a topology that a part of a group is bound to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TopologyRule {
     /// Which topology.
     pub topology: TopologyName,

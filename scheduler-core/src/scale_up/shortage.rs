@@ -345,7 +345,7 @@ fn waiting(state: &State, job: JobKey, tasks: &[TaskKey], place: usize, events: 
             last_start: None,
             stale_since: None,
             parked: None,
-            ..group.clone()
+            ..group.to_group(&row.name)
         }));
     }
     for task in tasks {

@@ -1,6 +1,7 @@
 //! The state of one core: rows of facts, cells of sums, indexes over both.
 //!
-//! - [`rows`]: what is known of each object; changed by events alone.
+//! - [`rows`], [`job_row`]: what is known of each object; changed by events alone.
+//! - [`names`]: rows by their names; [`column`]: values beside rows.
 //! - [`cell`]: what a decision may move, and the one setter with its journal.
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
@@ -17,7 +18,10 @@
 
 mod card_use;
 pub(crate) mod cell;
+pub(crate) mod column;
 mod extra_use;
+pub(crate) mod job_row;
+pub(crate) mod names;
 mod open;
 pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;
@@ -40,10 +44,13 @@ use crate::model::TaskOrder;
 use crate::model::Topology;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
+use column::Column;
+use job_row::{GroupRow, JobRow};
+use names::{NameOf, Names};
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
-    CardKey, CardRow, Evicted, JobKey, JobRow, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec,
-    SpecKey, SpecRow, TaskKey, TaskRow,
+    CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
+    SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
@@ -76,13 +83,13 @@ pub(crate) struct State {
 
     pub node_names: BTreeMap<NodeName, NodeKey>,
     pub card_names: BTreeMap<GpuUuid, CardKey>,
-    pub task_names: BTreeMap<PodUid, TaskKey>,
+    pub task_names: Names<TaskKey>,
     pub job_names: BTreeMap<GroupName, JobKey>,
     pub queue_names: BTreeMap<QueueName, QueueKey>,
     pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
     pub topologies: BTreeMap<TopologyName, Topology>,
 
-    pub task_cells: SecondaryMap<TaskKey, TaskCell>,
+    pub task_cells: Column<TaskKey, TaskCell>,
     pub node_use: SecondaryMap<NodeKey, NodeUse>,
     pub card_use: SecondaryMap<CardKey, CardUse>,
     pub queue_use: SecondaryMap<QueueKey, QueueUse>,
@@ -116,7 +123,7 @@ pub(crate) struct State {
     /// and priority.
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
     /// Under what each of them is listed, and how many such pods it has.
-    pub standing_at: SecondaryMap<JobKey, Standing>,
+    pub standing_at: Column<JobKey, Standing>,
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
@@ -184,6 +191,12 @@ impl Moved {
     }
 }
 
+impl NameOf<TaskKey> for SlotMap<TaskKey, Box<TaskRow>> {
+    fn name_of(&self, key: TaskKey) -> Option<&str> {
+        Some(self.get(key)?.uid.as_str())
+    }
+}
+
 /// A pod that counts nowhere for a moment.
 #[derive(Debug)]
 pub(crate) struct Lifted {
@@ -245,21 +258,51 @@ impl State {
         self.stirred += 1;
     }
 
+    /// The pod with that UID.
+    pub(crate) fn task_of(&self, uid: &PodUid) -> Option<TaskKey> {
+        self.task_names.get(uid.as_str(), &self.tasks)
+    }
+
+    /// The job with that name.
+    pub(crate) fn job_of(&self, name: &GroupName) -> Option<JobKey> {
+        self.job_names.get(name).copied()
+    }
+
+    /// All pods, in order of their UIDs.
+    pub(crate) fn tasks_by_uid(&self) -> Vec<TaskKey> {
+        let mut keys: Vec<TaskKey> = self.tasks.keys().collect();
+        keys.sort_unstable_by_key(|key| self.tasks.get(*key).map(|row| &row.uid));
+        keys
+    }
+
+    /// The name of a task's group, whether the group is there or not.
+    pub(crate) fn group_name<'a>(&'a self, row: &'a TaskRow) -> Option<&'a GroupName> {
+        let Some(job) = row.job.and_then(|job| self.jobs.get(job)) else {
+            return row.facts.foreign_group.as_ref();
+        };
+        Some(&job.name).filter(|_| !job.single)
+    }
+
     /// The group of a task, where it has one that is there.
-    pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&crate::model::PodGroup> {
+    pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&GroupRow> {
         self.jobs.get(row.job?)?.group.as_deref()
     }
 
     pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
         self.group_of(row)
-            .map_or(row.preemptible, |group| group.preemptible)
+            .map_or(row.facts.preemptible, |group| group.spec.preemptible)
     }
 
     /// Where a task stands in the order. Changes only while the task is detached.
     pub(crate) fn order(&self, row: &TaskRow) -> Order {
-        let (priority, created, uid) = match self.group_of(row) {
-            Some(group) => (group.priority, group.created, group.tie_breaker()),
-            None => (row.priority, row.created, row.uid.shared()),
+        let job = row.job.and_then(|job| self.jobs.get(job));
+        let (priority, created, uid) = match job.and_then(|job| Some((job, job.group.as_ref()?))) {
+            Some((job, group)) => (
+                group.spec.priority,
+                group.created,
+                group.tie_breaker(&job.name),
+            ),
+            None => (row.facts.priority, row.created, row.uid.shared()),
         };
         let priority = if self.by_priority { priority } else { 0 };
         let job = (Reverse(priority), created, uid);
@@ -437,101 +480,6 @@ impl State {
         let cell = lifted.cell.clone();
         self.transition(lifted.task, cell);
         self.give_back(lifted.given, &lifted.cell);
-    }
-
-    /// The row of a job, made if it is not there.
-    pub(crate) fn job(&mut self, name: &GroupName, single: bool) -> JobKey {
-        if let Some(key) = self.job_names.get(name) {
-            return *key;
-        }
-        let key = self.jobs.insert(Box::new(JobRow {
-            name: name.clone(),
-            group: None,
-            single,
-            root: None,
-            tasks: Vec::new(),
-            queue: None,
-            last_start: None,
-            stale_since: None,
-            stamp: 0,
-            unsteady: false,
-        }));
-        self.job_names.insert(name.clone(), key);
-        key
-    }
-
-    /// Whether the job is below its minimum is looked at again.
-    pub(crate) fn unsettle(&mut self, job: JobKey) {
-        if let Some(row) = self.jobs.get_mut(job)
-            && !row.unsteady
-            && !row.is_never_stale()
-        {
-            row.unsteady = true;
-            self.unsteady.push(job);
-        }
-    }
-
-    /// Puts a job into a queue. Its tasks must be detached: their sums are the queue's.
-    pub(crate) fn set_job_queue(&mut self, job: JobKey, queue: Option<&QueueName>) {
-        let new = queue.map(|name| self.queue(name));
-        let old = match self.jobs.get_mut(job) {
-            Some(row) => std::mem::replace(&mut row.queue, new),
-            None => None,
-        };
-        if old == new {
-            return;
-        }
-        if let Some(row) = new.and_then(|key| self.queues.get_mut(key)) {
-            row.users += 1;
-        }
-        if let Some(key) = old {
-            if let Some(row) = self.queues.get_mut(key) {
-                row.users = row.users.saturating_sub(1);
-            }
-            self.release_queue(key);
-        }
-    }
-
-    /// Puts a detached task into a job, in its order there.
-    pub(crate) fn join_job(&mut self, task: TaskKey, job: JobKey) {
-        let tasks = &self.tasks;
-        let Some((row, own)) = self.jobs.get_mut(job).zip(tasks.get(task)) else {
-            return;
-        };
-        let at = row.tasks.partition_point(|other| {
-            tasks
-                .get(*other)
-                .is_some_and(|other| other.in_job() < own.in_job())
-        });
-        // A pod of its own stays alone.
-        row.tasks
-            .reserve_exact(usize::from(row.single && row.tasks.is_empty()));
-        row.tasks.insert(at, task);
-    }
-
-    /// Takes a detached task out of its job.
-    pub(crate) fn leave_job(&mut self, task: TaskKey) {
-        let Some(job) = self.tasks.get_mut(task).and_then(|row| row.job.take()) else {
-            return;
-        };
-        if let Some(row) = self.jobs.get_mut(job) {
-            row.tasks.retain(|other| *other != task);
-        }
-        self.release_job(job);
-    }
-
-    /// Drops a job's row when neither a group nor a pod names it any more.
-    pub(crate) fn release_job(&mut self, key: JobKey) {
-        let unused = self
-            .jobs
-            .get(key)
-            .is_some_and(|row| row.group.is_none() && row.tasks.is_empty());
-        if unused {
-            self.set_job_queue(key, None);
-            if let Some(row) = self.jobs.remove(key) {
-                self.job_names.remove(&row.name);
-            }
-        }
     }
 
     /// The cells of a task, or those of none.

@@ -307,7 +307,7 @@ impl State {
         *looks += reached.len() as u64;
         let matched = reached.into_iter().filter(|task| {
             let row = self.tasks.get(*task);
-            row.is_some_and(|row| self.all_take(selectors, &row.namespace, &row.labels))
+            row.is_some_and(|row| self.all_take(selectors, &row.facts.namespace, &row.labels))
         });
         matched.collect()
     }

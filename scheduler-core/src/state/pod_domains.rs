@@ -290,7 +290,7 @@ mod tests {
         }
         let state = core.state_for_tests();
         let (task, node) = (
-            *state.task_names.values().next().unwrap(),
+            state.tasks_by_uid()[0],
             *state.node_names.values().next().unwrap(),
         );
         let spec = state.tasks.get(task).unwrap().spec;

@@ -27,11 +27,14 @@ impl State {
     /// The counted selectors that match a pod.
     pub(crate) fn counted_in(&self, row: &TaskRow) -> Option<Arc<Vec<CountKey>>> {
         let counts = &self.pod_counts;
-        let near = counts.index.matched.near(&row.namespace, row.labels.iter());
+        let near = counts
+            .index
+            .matched
+            .near(&row.facts.namespace, row.labels.iter());
         let near: BTreeSet<CountKey> = near.flat_map(|scoped| &scoped.keys).copied().collect();
         let matching = near.into_iter().filter(|key| {
             let what = counts.get(*key).map(|row| &row.what.who);
-            matches!(what, Some(Who::Matched(all)) if self.all_take(all, &row.namespace, &row.labels))
+            matches!(what, Some(Who::Matched(all)) if self.all_take(all, &row.facts.namespace, &row.labels))
         });
         let keys: Vec<CountKey> = matching.collect();
         (!keys.is_empty()).then(|| Arc::new(keys))
@@ -95,12 +98,12 @@ impl State {
     pub(crate) fn others_now(&self, row: &TaskRow) -> Option<Arc<Others>> {
         let known = self.specs.get(row.spec)?.spec.others.as_deref();
         let rules = known.map(|known| known.rules.clone()).unwrap_or_default();
-        let subject = if row.ours {
-            self.subject(&row.namespace, &row.labels, &rules.anti_affinity)
+        let subject = if row.facts.ours {
+            self.subject(&row.facts.namespace, &row.labels, &rules.anti_affinity)
         } else {
             None
         };
-        Others::of(self, &row.namespace, &row.labels, rules, subject)
+        Others::of(self, &row.facts.namespace, &row.labels, rules, subject)
     }
 
     /// Whom a detached pod matches and what it asks of others, as they are now.
@@ -135,7 +138,7 @@ impl State {
                 let reached = self.in_scope(&selector).into_iter();
                 tasks.extend(reached.filter(|task| {
                     let row = self.tasks.get(*task);
-                    row.is_some_and(|row| row.ours && looks.concerns(&row.labels))
+                    row.is_some_and(|row| row.facts.ours && looks.concerns(&row.labels))
                 }));
             }
             for task in tasks {

@@ -4,21 +4,24 @@
 //! there yet): then its fact is `None`, and it goes away with the last that names it.
 
 use crate::config::Workers;
+use crate::event::EvictRequest;
 use crate::ids::{
-    ContainerName, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName,
+    ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName,
+    SetName,
 };
 use crate::model::{
-    Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules,
-    PodGroup, PodRules, PodTerm, Queue, SubGroup, TaskOrder, Toleration,
+    Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules, Pod,
+    PodRules, PodTerm, Queue, TaskOrder, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
-use crate::state::texts::PodLabels;
+use crate::state::texts::{PodLabels, Texts};
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 slotmap::new_key_type! {
@@ -160,21 +163,14 @@ pub(crate) struct Pause {
 #[derive(Debug)]
 pub(crate) struct TaskRow {
     pub uid: PodUid,
-    pub namespace: Arc<str>,
     pub name: Arc<str>,
+    pub facts: Arc<PodFacts>,
     pub spec: SpecKey,
     pub labels: PodLabels,
     /// Where it is counted as one that a selector matches. `None`: nowhere.
     pub counted_in: Option<Arc<Vec<CountKey>>>,
     /// `None` for pods of other schedulers, and while the row is being made.
     pub job: Option<JobKey>,
-    /// False for pods of other schedulers.
-    pub ours: bool,
-    pub set: Option<SetName>,
-    pub queue: QueueName,
-    pub group: Option<GroupName>,
-    pub priority: i32,
-    pub preemptible: bool,
     pub created: Time,
     pub task_order: TaskOrder,
     /// The same without what plugins that are switched off say.
@@ -182,18 +178,7 @@ pub(crate) struct TaskRow {
     pub gated: bool,
     /// What the API server showed last.
     pub seen: Seen,
-    /// The decision in its grant, as seen.
-    pub granted_by: Option<crate::ids::DecisionId>,
-    /// After a refusal.
-    pub pause: Option<Box<Pause>>,
-    /// Nodes that refused it, least recent first.
-    pub avoid: Box<[NodeName]>,
-    /// Its eviction is under way, whatever the API server shows.
-    pub evicting: Option<crate::ids::DecisionId>,
-    /// An agent's last word on its grant: it holds no cards any more.
-    pub refused: Option<Box<Refused>>,
-    /// An agent wants it gone.
-    pub evict_request: Option<Box<crate::event::EvictRequest>>,
+    pub rare: Rare,
     /// What was said last about why it waits.
     pub said: Option<Arc<Why>>,
 }
@@ -202,6 +187,97 @@ impl TaskRow {
     /// What orders the pods of a job.
     pub(crate) fn in_job(&self) -> (TaskOrder, Time, &PodUid) {
         (self.in_order, self.created, &self.uid)
+    }
+}
+
+/// What the pods of one owner have alike. The fields are those of [`crate::model::Pod`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PodFacts {
+    pub namespace: Arc<str>,
+    /// False for pods of other schedulers.
+    pub ours: bool,
+    pub set: Option<SetName>,
+    pub queue: QueueName,
+    /// Of a pod of ours: its job's name.
+    pub foreign_group: Option<GroupName>,
+    pub priority: i32,
+    pub preemptible: bool,
+}
+
+impl PodFacts {
+    pub(crate) fn of(pod: &Pod, texts: &mut Texts) -> Arc<Self> {
+        texts.pod(Self {
+            namespace: Arc::clone(&pod.namespace),
+            ours: pod.ours,
+            set: pod.sub_group.clone(),
+            queue: pod.queue.clone(),
+            foreign_group: pod.group.clone().filter(|_| !pod.ours),
+            priority: pod.priority,
+            preemptible: pod.preemptible,
+        })
+    }
+
+    pub(crate) fn are(&self, pod: &Pod) -> bool {
+        self.namespace == pod.namespace
+            && self.ours == pod.ours
+            && self.set == pod.sub_group
+            && self.queue == pod.queue
+            && (pod.ours || self.foreign_group == pod.group)
+            && self.priority == pod.priority
+            && self.preemptible == pod.preemptible
+    }
+}
+
+/// [`RareFacts`] of a pod that has some. Most have none.
+#[derive(Debug, Default)]
+pub(crate) struct Rare(Option<Box<RareFacts>>);
+
+/// What grants, refusals, evictions and agents' wishes left of a pod.
+#[derive(Debug)]
+pub(crate) struct RareFacts {
+    /// The decision in its grant, as seen.
+    pub granted_by: Option<DecisionId>,
+    /// After a refusal.
+    pub pause: Option<Box<Pause>>,
+    /// Nodes that refused it, least recent first.
+    pub avoid: Vec<NodeName>,
+    /// Its eviction is under way, whatever the API server shows.
+    pub evicting: Option<DecisionId>,
+    /// An agent's last word on its grant: it holds no cards any more.
+    pub refused: Option<Box<Refused>>,
+    /// An agent wants it gone.
+    pub evict_request: Option<Box<EvictRequest>>,
+}
+
+impl RareFacts {
+    const NONE: Self = Self {
+        granted_by: None,
+        pause: None,
+        avoid: Vec::new(),
+        evicting: None,
+        refused: None,
+        evict_request: None,
+    };
+}
+
+impl Deref for Rare {
+    type Target = RareFacts;
+
+    fn deref(&self) -> &RareFacts {
+        static NONE: RareFacts = RareFacts::NONE;
+        self.0.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl Rare {
+    /// To note one.
+    pub(crate) fn noted(&mut self) -> &mut RareFacts {
+        self.0.get_or_insert_with(|| Box::new(RareFacts::NONE))
+    }
+
+    /// To end one. `None`: there is none.
+    pub(crate) fn if_any(&mut self) -> Option<&mut RareFacts> {
+        self.0.as_deref_mut()
     }
 }
 
@@ -358,29 +434,6 @@ pub(crate) struct SpecRow {
     pub verdicts: Option<Box<Verdicts>>,
 }
 
-/// A job: pods that are placed together.
-#[derive(Debug)]
-pub(crate) struct JobRow {
-    pub name: GroupName,
-    /// `None` for a pod of its own, or while the group is not there.
-    pub group: Option<Box<PodGroup>>,
-    /// The group's tree, where it has sub-groups.
-    pub root: Option<Arc<SubGroup>>,
-    /// True for a pod of its own.
-    pub single: bool,
-    /// In their order.
-    pub tasks: Vec<TaskKey>,
-    /// Another one whenever a pod of it has moved: what was computed from it is void.
-    pub stamp: u64,
-    pub queue: Option<QueueKey>,
-    /// When it last went from nothing to something.
-    pub last_start: Option<Time>,
-    /// Since when it runs below its minimum.
-    pub stale_since: Option<Time>,
-    /// It is in [`super::State::unsteady`].
-    pub unsteady: bool,
-}
-
 /// A queue.
 #[derive(Debug)]
 pub(crate) struct QueueRow {
@@ -445,6 +498,7 @@ pub(crate) struct Rest {
 mod tests {
     use super::*;
     use crate::state::cell::TaskCell;
+    use crate::state::job_row::JobRow;
 
     /// Of these there are as many as pods: 100,000 and more.
     #[test]
@@ -455,7 +509,7 @@ mod tests {
             size_of::<JobRow>(),
         );
         assert!(
-            sizes.0 <= 256 && sizes.1 <= 64 && sizes.2 <= 112,
+            sizes.0 <= 120 && sizes.1 <= 64 && sizes.2 <= 104,
             "{sizes:?}"
         );
     }

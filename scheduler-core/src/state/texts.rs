@@ -5,6 +5,8 @@
 //! shares what: equal is equal.
 
 use crate::model::Labels;
+use crate::state::job_row::GroupSpec;
+use crate::state::rows::PodFacts;
 use rustc_hash::FxHashSet;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -12,14 +14,26 @@ use std::sync::Arc;
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
-    texts: Shared<str>,
+    names: Shared<str>,
+    groups: Shared<GroupSpec>,
+    pods: Shared<PodFacts>,
     labels: Shared<Pairs>,
 }
 
 impl Texts {
     /// The copy of a text that everybody has.
     pub(crate) fn text(&mut self, text: &Arc<str>) -> Arc<str> {
-        self.texts.of(Arc::clone(text))
+        self.names.of(Arc::clone(text))
+    }
+
+    /// The copy of what many groups have alike.
+    pub(crate) fn group(&mut self, spec: GroupSpec) -> Arc<GroupSpec> {
+        self.groups.of(Arc::new(spec))
+    }
+
+    /// The copy of what many pods have alike.
+    pub(crate) fn pod(&mut self, facts: PodFacts) -> Arc<PodFacts> {
+        self.pods.of(Arc::new(facts))
     }
 
     /// The copy of labels that everybody has.
@@ -103,7 +117,7 @@ mod tests {
         for index in 0..1000 {
             texts.text(&Arc::from(format!("gone-{index}")));
         }
-        assert!(texts.texts.known.len() <= 64);
+        assert!(texts.names.known.len() <= 64);
         assert!(Arc::ptr_eq(&one, &texts.text(&Arc::from("team-a"))));
     }
 }

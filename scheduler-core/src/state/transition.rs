@@ -131,7 +131,7 @@ impl State {
     fn move_sums(&mut self, key: TaskKey, at: &TaskCell, way: Way) {
         let Some((spec, job, ours)) = self.tasks.get(key).and_then(|row| {
             let spec = self.specs.get(row.spec)?;
-            Some((Arc::clone(&spec.spec), row.job, row.ours))
+            Some((Arc::clone(&spec.spec), row.job, row.facts.ours))
         }) else {
             return;
         };

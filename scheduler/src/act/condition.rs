@@ -58,10 +58,10 @@ pub(super) async fn waiting(hands: &Hands, due: &Due) {
         uid: reason.pod.as_str(),
         kind: "PodScheduled",
         holds: false,
-        because: if reason.kind == scheduler_core::ReasonKind::Gated {
-            "SchedulingGated"
-        } else {
-            "Unschedulable"
+        because: match reason.kind {
+            scheduler_core::ReasonKind::Gated => "SchedulingGated",
+            _ if hands.asks_for_nodes => proto::names::scale_up::WAITING,
+            _ => "Unschedulable",
         },
         message: message(headline(&reason.line, &due.cards), &due.cards),
         since: due.since.to_string(),

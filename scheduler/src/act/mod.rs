@@ -86,6 +86,7 @@ struct Hands {
     budgets: bool,
     pools: Arc<BTreeMap<u64, String>>,
     grouping: crate::group::Shared,
+    asks_for_nodes: bool,
 }
 
 impl Hands {
@@ -114,6 +115,8 @@ pub struct Settings {
     pub pools: BTreeMap<u64, String>,
     /// The groups, which are annotated here, and whose members their pods become by a binding.
     pub grouping: crate::group::Shared,
+    /// Placeholders say to autoscalers what waits, and the pods that wait must not.
+    pub asks_for_nodes: bool,
     /// Told whether most of these writes are under way: what can wait does.
     pub busy: watch::Sender<bool>,
     /// For stamps.
@@ -147,6 +150,7 @@ pub async fn run(
         budgets: settings.respect_budgets,
         pools: Arc::new(settings.pools),
         grouping: settings.grouping,
+        asks_for_nodes: settings.asks_for_nodes,
     };
     let actor = Actor {
         hands,

@@ -90,8 +90,17 @@ pub(super) fn of(node: &KubeNode, managed: bool) -> Node {
             (condition.status != *fine).then(|| Arc::from(*words))
         })
         .collect();
+    let leaves = |taint: &Taint| LEAVING.contains(&&*taint.key);
+    if out.taints.iter().any(leaves) {
+        out.not_ready.push(Arc::from(WORDS_OF_LEAVING));
+    }
     out
 }
+
+/// Taints of nodes that an autoscaler is about to remove. A pod that tolerates every taint would be
+/// placed there all the same.
+const LEAVING: [&str; 2] = ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"];
+const WORDS_OF_LEAVING: &str = "node(s) were about to be removed by an autoscaler";
 
 fn taint(taint: &KubeTaint) -> Option<Taint> {
     Some(Taint {
@@ -192,6 +201,20 @@ mod tests {
         assert_eq!(node.extended.len(), 1, "{:?}", node.extended);
         assert_eq!(node.not_ready.len(), 1);
         assert!(node.managed);
+    }
+
+    #[test]
+    fn a_node_that_an_autoscaler_removes_takes_no_pod_whatever_it_tolerates() {
+        for (key, reasons) in [
+            ("ToBeDeletedByClusterAutoscaler", 1),
+            ("karpenter.sh/disrupted", 1),
+            ("nvidia.com/gpu", 0),
+        ] {
+            let node = json!({"metadata": {"name": "n"}, "status": {},
+                "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+            let node = of(&serde_json::from_value(node).unwrap(), true);
+            assert_eq!(node.not_ready.len(), reasons, "{key}");
+        }
     }
 
     #[test]

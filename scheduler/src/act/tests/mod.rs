@@ -96,6 +96,7 @@ impl Site {
                 respect_budgets: budgets,
                 pools: [(1, "pool-a".to_owned())].into(),
                 busy: watch::Sender::new(false),
+                asks_for_nodes: false,
                 grouping: grouping.clone(),
                 wall: crate::clock::Wall::machine(),
             },

@@ -40,6 +40,7 @@ mod resize;
 mod rollout;
 mod runtime;
 mod scale;
+mod scale_up;
 mod seed;
 mod seed_000;
 mod seed_001;
@@ -279,6 +280,7 @@ async fn test(
             fence::a_share_in_a_user_namespace_holds_as_any_other,
             fence::the_sm_time_of_a_share_is_its_own,
             shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
+            scale_up::who_waits_for_room_brings_the_nodes_it_needs_and_no_more,
             usage::a_queue_that_used_much_waits_behind_the_one_that_used_little,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,

@@ -1,0 +1,215 @@
+//! Jobs: pods that are placed together, and what is known of their groups.
+
+use super::State;
+use super::rows::{JobKey, QueueKey, TaskKey};
+use super::texts::Texts;
+use crate::ids::{GroupName, QueueName};
+use crate::model::{Grace, PodGroup, SubGroup};
+use crate::units::{Duration, Time};
+use std::sync::Arc;
+
+/// A pod group: what is its own. What many groups have alike is its [`GroupSpec`]; its name is
+/// the job's.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupRow {
+    pub spec: Arc<GroupSpec>,
+    pub uid: Arc<str>,
+    pub created: Time,
+    pub parked: Option<Arc<str>>,
+    pub last_start: Option<Time>,
+    pub stale_since: Option<Time>,
+}
+
+/// What many pod groups have alike. The fields are those of [`PodGroup`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupSpec {
+    pub queue: QueueName,
+    pub priority: i32,
+    pub preemptible: bool,
+    pub root: Arc<SubGroup>,
+    pub mark_unschedulable: bool,
+    pub staleness_grace: Option<Grace>,
+    pub preemption_delay: Duration,
+}
+
+impl GroupSpec {
+    /// No sub-groups, and one pod is enough.
+    pub(crate) fn needs_one(&self) -> bool {
+        self.root.is_plain() && self.root.sets.iter().all(|set| set.min <= 1)
+    }
+}
+
+impl GroupRow {
+    pub(crate) fn of(group: PodGroup, texts: &mut Texts) -> Self {
+        let spec = GroupSpec {
+            queue: group.queue,
+            priority: group.priority,
+            preemptible: group.preemptible,
+            root: Arc::new(group.root),
+            mark_unschedulable: group.mark_unschedulable,
+            staleness_grace: group.staleness_grace,
+            preemption_delay: group.preemption_delay,
+        };
+        Self {
+            spec: texts.group(spec),
+            uid: group.uid,
+            created: group.created,
+            parked: group.parked,
+            last_start: group.last_start,
+            stale_since: group.stale_since,
+        }
+    }
+
+    /// What decides between groups that are alike in all else. `name`: the group's.
+    pub(crate) fn tie_breaker(&self, name: &GroupName) -> Arc<str> {
+        if self.uid.is_empty() {
+            name.shared()
+        } else {
+            Arc::clone(&self.uid)
+        }
+    }
+
+    /// The group as its event had it.
+    pub(crate) fn to_group(&self, name: &GroupName) -> PodGroup {
+        let spec = &self.spec;
+        PodGroup {
+            name: name.clone(),
+            uid: Arc::clone(&self.uid),
+            queue: spec.queue.clone(),
+            priority: spec.priority,
+            preemptible: spec.preemptible,
+            created: self.created,
+            root: (*spec.root).clone(),
+            mark_unschedulable: spec.mark_unschedulable,
+            parked: self.parked.clone(),
+            last_start: self.last_start,
+            stale_since: self.stale_since,
+            staleness_grace: spec.staleness_grace,
+            preemption_delay: spec.preemption_delay,
+        }
+    }
+}
+
+/// A job: pods that are placed together.
+#[derive(Debug)]
+pub(crate) struct JobRow {
+    pub name: GroupName,
+    /// `None` for a pod of its own, or while the group is not there.
+    pub group: Option<Box<GroupRow>>,
+    /// True for a pod of its own.
+    pub single: bool,
+    /// In their order.
+    pub tasks: Vec<TaskKey>,
+    /// Another one whenever a pod of it has moved: what was computed from it is void.
+    pub stamp: u64,
+    pub queue: Option<QueueKey>,
+    /// When it last went from nothing to something.
+    pub last_start: Option<Time>,
+    /// Since when it runs below its minimum.
+    pub stale_since: Option<Time>,
+    /// It is in [`super::State::unsteady`].
+    pub unsteady: bool,
+}
+
+impl JobRow {
+    /// The group's tree, where it has sub-groups.
+    pub(crate) fn tree(&self) -> Option<&Arc<SubGroup>> {
+        let root = &self.group.as_ref()?.spec.root;
+        Some(root).filter(|root| !root.is_plain())
+    }
+}
+
+impl State {
+    /// The row of a job, made if it is not there.
+    pub(crate) fn job(&mut self, name: &GroupName, single: bool) -> JobKey {
+        if let Some(key) = self.job_of(name) {
+            return key;
+        }
+        let key = self.jobs.insert(Box::new(JobRow {
+            name: name.clone(),
+            group: None,
+            single,
+            tasks: Vec::new(),
+            queue: None,
+            last_start: None,
+            stale_since: None,
+            stamp: 0,
+            unsteady: false,
+        }));
+        self.job_names.insert(name.clone(), key);
+        key
+    }
+
+    /// Whether the job is below its minimum is looked at again.
+    pub(crate) fn unsettle(&mut self, job: JobKey) {
+        if let Some(row) = self.jobs.get_mut(job)
+            && !row.unsteady
+            && !row.is_never_stale()
+        {
+            row.unsteady = true;
+            self.unsteady.push(job);
+        }
+    }
+
+    /// Puts a job into a queue. Its tasks must be detached: their sums are the queue's.
+    pub(crate) fn set_job_queue(&mut self, job: JobKey, queue: Option<&QueueName>) {
+        let new = queue.map(|name| self.queue(name));
+        let old = match self.jobs.get_mut(job) {
+            Some(row) => std::mem::replace(&mut row.queue, new),
+            None => None,
+        };
+        if old == new {
+            return;
+        }
+        if let Some(row) = new.and_then(|key| self.queues.get_mut(key)) {
+            row.users += 1;
+        }
+        if let Some(key) = old {
+            if let Some(row) = self.queues.get_mut(key) {
+                row.users = row.users.saturating_sub(1);
+            }
+            self.release_queue(key);
+        }
+    }
+
+    /// Puts a detached task into a job, in its order there.
+    pub(crate) fn join_job(&mut self, task: TaskKey, job: JobKey) {
+        let tasks = &self.tasks;
+        let Some((row, own)) = self.jobs.get_mut(job).zip(tasks.get(task)) else {
+            return;
+        };
+        let at = row.tasks.partition_point(|other| {
+            tasks
+                .get(*other)
+                .is_some_and(|other| other.in_job() < own.in_job())
+        });
+        // The first pod of a job is the only one of most.
+        row.tasks.reserve_exact(usize::from(row.tasks.is_empty()));
+        row.tasks.insert(at, task);
+    }
+
+    /// Takes a detached task out of its job.
+    pub(crate) fn leave_job(&mut self, task: TaskKey) {
+        let Some(job) = self.tasks.get_mut(task).and_then(|row| row.job.take()) else {
+            return;
+        };
+        if let Some(row) = self.jobs.get_mut(job) {
+            row.tasks.retain(|other| *other != task);
+        }
+        self.release_job(job);
+    }
+
+    /// Drops a job's row when neither a group nor a pod names it any more.
+    pub(crate) fn release_job(&mut self, key: JobKey) {
+        let unused = self
+            .jobs
+            .get(key)
+            .is_some_and(|row| row.group.is_none() && row.tasks.is_empty());
+        if unused {
+            self.set_job_queue(key, None);
+            if let Some(row) = self.jobs.remove(key) {
+                self.job_names.remove(&row.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! New nodes for pods that wait: placeholder pods that autoscalers act on.
+//!
+//! Autoscalers know nothing of shares. So the scheduler plans which nodes would let its pods run,
+//! and creates for each such node one pod that never runs and asks for that node's whole GPUs.
+//!
+//! - [`Look`]: what a cycle has found no room for. In.
+//! - `templates`: what nodes of a group have, as a person wrote it or as the last one had it.
+//! - `book`: nodes that start, and since when each pod has had a node asked for. Pure.
+//! - `placeholder`: the pods, and the fewest writes to have the right ones. Pure.
+//! - `run`: plans apart from decisions, and writes. Out: placeholders, [`Asked`].
+//!
+//! A crash leaves placeholders behind; the next leader lists them, keeps those that are still
+//! needed and deletes the others.
+
+mod book;
+mod meters;
+mod placeholder;
+mod run;
+mod templates;
+
+pub use meters::ScaleUpMeters;
+pub(crate) use run::run;
+pub use templates::TemplateError;
+
+use crate::Config;
+use scheduler_core::ids::PodUid;
+use scheduler_core::scale_up::{Groups, NodeTemplate, Shortage, Unknown};
+use scheduler_core::units::{Mib, NanoGpu};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Between two looks of a cycle at what it has no room for.
+pub(crate) const PACE: std::time::Duration = std::time::Duration::from_secs(2);
+/// Pods that one look is about, the first in line. A plan for so many takes less than a second.
+pub(crate) const MOST_PODS: usize = 1_000;
+/// A card of a cluster without cards and without templates: requests for GPU memory count over
+/// it towards quotas. The largest card that is sold in numbers.
+const ANY_CARD: Mib = Mib(81_920);
+
+/// How new nodes are asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// What a person wrote of groups, in order of preference.
+    templates: Vec<NodeTemplate>,
+    unknown: Unknown,
+}
+
+impl Settings {
+    /// `None`: new nodes are nobody's business here.
+    ///
+    /// # Errors
+    /// What is wrong with the file of templates.
+    pub(crate) fn of(config: &Config) -> Result<Option<Self>, TemplateError> {
+        if !config.cluster_autoscaling {
+            return Ok(None);
+        }
+        let templates = match &config.node_templates {
+            Some(file) => templates::read(file)?,
+            None => Vec::new(),
+        };
+        Ok(Some(Self {
+            templates,
+            unknown: Unknown {
+                memory_counts_as: config.gpu_memory_to_fraction_ratio,
+                most: config.max_unknown_nodes,
+            },
+        }))
+    }
+}
+
+/// Who asks for nodes, for every shard.
+pub(crate) struct ScaleUp {
+    pub(crate) settings: Settings,
+    /// Writes only while leading.
+    pub(crate) client: kube::Client,
+    pub(crate) meters: Arc<ScaleUpMeters>,
+}
+
+impl ScaleUp {
+    /// One for the shard of that node pool.
+    pub(crate) fn line(&self, wall: crate::clock::Wall, pool: String) -> (Line, Links) {
+        let (settings, client) = (self.settings.clone(), self.client.clone());
+        Line::new(settings, client, wall, self.meters.clone(), pool)
+    }
+}
+
+/// What one cycle has no room for.
+#[derive(Clone, Debug)]
+pub(crate) struct Look {
+    pub(crate) shortage: Shortage,
+    pub(crate) config: scheduler_core::Config,
+}
+
+/// For whom nodes were asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked(pub(crate) BTreeMap<PodUid, Arc<str>>);
+
+/// The cycle's end.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) groups: Groups,
+    /// Memory of a card where none is known.
+    pub(crate) card: Mib,
+    pub(crate) looks: watch::Sender<Option<Look>>,
+    pub(crate) asked: watch::Receiver<Asked>,
+}
+
+/// The planner's.
+pub(crate) struct Links {
+    known: templates::Known,
+    unknown: Unknown,
+    looks: watch::Receiver<Option<Look>>,
+    asked: watch::Sender<Asked>,
+    pub(crate) client: kube::Client,
+    pub(crate) wall: crate::clock::Wall,
+    pub(crate) meters: Arc<ScaleUpMeters>,
+    /// Name of the shard's node pool.
+    pub(crate) pool: String,
+}
+
+impl Line {
+    /// One with its other end.
+    pub(crate) fn new(
+        settings: Settings,
+        client: kube::Client,
+        wall: crate::clock::Wall,
+        meters: Arc<ScaleUpMeters>,
+        pool: String,
+    ) -> (Self, Links) {
+        let (looks, looks_in) = watch::channel(None);
+        let (asked_out, asked) = watch::channel(Asked::default());
+        let cards = settings.templates.iter().flat_map(|group| &group.cards);
+        let card = cards.map(|card| card.total).min().unwrap_or(ANY_CARD);
+        let known = templates::Known::new(settings.templates);
+        let line = Self {
+            groups: known.groups(),
+            card,
+            looks,
+            asked,
+        };
+        let links = Links {
+            known,
+            unknown: settings.unknown,
+            looks: looks_in,
+            asked: asked_out,
+            client,
+            wall,
+            meters,
+            pool,
+        };
+        (line, links)
+    }
+}
+
+/// Parses `--gpu-memory-to-fraction-ratio`.
+///
+/// # Errors
+/// A sentence, for what is not above 0 and at most 1.
+pub(crate) fn ratio(text: &str) -> Result<NanoGpu, String> {
+    let ratio: f64 = text.parse().map_err(|_| "it must be a number".to_owned())?;
+    if !(ratio > 0.0 && ratio <= 1.0) {
+        return Err("it must be above 0 and at most 1".to_owned());
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "1 to 1,000,000,000"
+    )]
+    let nano = (ratio * 1e9).round().max(1.0) as u64;
+    Ok(NanoGpu(nano))
+}
