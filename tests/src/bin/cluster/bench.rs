@@ -97,7 +97,7 @@ async fn bind_to_started(
     Ok((share, plain))
 }
 
-async fn time_one(cluster: &Cluster, ns: &str, manifest: &Value) -> Result<Duration> {
+pub(crate) async fn time_one(cluster: &Cluster, ns: &str, manifest: &Value) -> Result<Duration> {
     let name = manifest["metadata"]["name"].as_str().context("a name")?;
     let pods = cluster.pods(ns);
     let parameters = WatchParams::default()
@@ -202,7 +202,7 @@ fn row(name: &str, mut times: Vec<Duration>) {
     );
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     quantile(&times, 0.5)
 }
@@ -221,13 +221,13 @@ fn quantile(sorted: &[Duration], part: f64) -> Duration {
         .unwrap_or_default()
 }
 
-fn millis(time: Duration) -> f64 {
+pub(crate) fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
 /// Upper bounds in seconds and cumulative counts of a Prometheus histogram, over all its
 /// label sets.
-fn histogram(metrics: &str, name: &str) -> Option<Vec<(f64, u64)>> {
+pub(crate) fn histogram(metrics: &str, name: &str) -> Option<Vec<(f64, u64)>> {
     let mut buckets: Vec<(f64, u64)> = Vec::new();
     for line in metrics
         .lines()
@@ -254,7 +254,7 @@ fn histogram(metrics: &str, name: &str) -> Option<Vec<(f64, u64)>> {
 
 /// The bound, in ms, of the bucket that holds this part of all calls.
 #[expect(clippy::cast_precision_loss)]
-fn bound(buckets: &[(f64, u64)], part: f64) -> String {
+pub(crate) fn bound(buckets: &[(f64, u64)], part: f64) -> String {
     let all = buckets.last().map_or(0, |bucket| bucket.1) as f64;
     let found = buckets.iter().find(|bucket| bucket.1 as f64 >= all * part);
     found.map_or_else(|| "?".to_owned(), |bucket| format!("{}", bucket.0 * 1000.0))

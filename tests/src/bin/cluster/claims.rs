@@ -2,9 +2,11 @@
 //! driver, the simulated driver.
 
 mod front;
+mod page;
 mod status;
 
 pub(crate) use front::*;
+pub(crate) use page::*;
 pub(crate) use status::*;
 
 use status::ready;
@@ -295,7 +297,16 @@ async fn with_driver(
     cards: u32,
     claim: impl AsyncFnOnce(&mut Cluster, &str) -> Result<()>,
 ) -> Result<()> {
-    cluster.aliquot(&Hardware::preset("T4", cards)).await?;
+    with_driver_on(cluster, &Hardware::preset("T4", cards), claim).await
+}
+
+/// The same on other cards.
+async fn with_driver_on(
+    cluster: &mut Cluster,
+    hardware: &Hardware,
+    claim: impl AsyncFnOnce(&mut Cluster, &str) -> Result<()>,
+) -> Result<()> {
+    cluster.aliquot(hardware).await?;
     let file = cluster.programs.tree.join("deploy/dra/dra.yaml");
     for document in documents(&std::fs::read_to_string(file)?)? {
         cluster.apply_one(&document).await?;

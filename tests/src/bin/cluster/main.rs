@@ -373,6 +373,8 @@ async fn test(
             claims::a_lost_card_ends_what_is_claimed_of_it,
             claims::a_pods_status_says_that_its_card_is_lost,
             claims::an_agent_writes_slices_of_its_own_node_alone,
+            claims::the_page_of_claims_is_done_as_it_stands,
+            claims::sixty_four_claims_at_once_each_start_with_what_they_were_allocated,
             traces::a_pods_way_through_scheduler_and_agent_is_one_trace_with_its_uid,
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
             strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,
