@@ -219,7 +219,7 @@ fn only_file(archive: &[u8]) -> String {
     assert_eq!(archive.len(), 1);
     let mut text = String::new();
     let mut file = archive.by_index(0).unwrap();
-    assert_eq!(file.name(), "snapshot.json");
+    assert_eq!(file.name().unwrap(), "snapshot.json");
     file.read_to_string(&mut text).unwrap();
     text
 }
