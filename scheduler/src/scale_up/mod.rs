@@ -3,11 +3,11 @@
 //! Autoscalers know nothing of shares. So the scheduler plans which nodes would let its pods run,
 //! and creates for each such node one pod that never runs and asks for that node's whole GPUs.
 //!
-//! - [`Look`]: what a cycle has found no room for. In.
+//! - `Look`: what a cycle has found no room for. In.
 //! - `templates`: what nodes of a group have, as a person wrote it or as the last one had it.
 //! - `book`: nodes that start, and since when each pod has had a node asked for. Pure.
 //! - `placeholder`: the pods, and the fewest writes to have the right ones. Pure.
-//! - `run`: plans apart from decisions, and writes. Out: placeholders, [`Asked`].
+//! - `run`: plans apart from decisions, and writes. Out: placeholders, `Asked`.
 //!
 //! A crash leaves placeholders behind; the next leader lists them, keeps those that are still
 //! needed and deletes the others.
