@@ -54,12 +54,13 @@ impl Driver {
         &self.pre_start.config
     }
 
-    /// Makes the share of one claim, and answers its device.
-    async fn prepare(&self, asked: &Claim) -> Result<Device, String> {
+    /// Makes the share of one claim, and answers its device. Adds to `asking` what questions to
+    /// the API server take.
+    async fn prepare(&self, asked: &Claim, asking: &mut Duration) -> Result<Device, String> {
         let node = &self.config().node_name;
         let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), &asked.namespace);
-        let object = get(&claims, "claim", asked, &asked.name).await?;
-        let made = self.make(asked, &object).await;
+        let object = get(&claims, "claim", asked, &asked.name, asking).await?;
+        let made = self.make(asked, &object, asking).await;
         let same = object.metadata.uid.as_deref() == Some(&asked.uid);
         if let Some(place) = Place::of(&object, node).filter(|_| same) {
             let result = made.as_ref().map(drop).map_err(Clone::clone);
@@ -68,11 +69,16 @@ impl Driver {
         made
     }
 
-    async fn make(&self, asked: &Claim, object: &ResourceClaim) -> Result<Device, String> {
+    async fn make(
+        &self,
+        asked: &Claim,
+        object: &ResourceClaim,
+        asking: &mut Duration,
+    ) -> Result<Device, String> {
         let node = &self.config().node_name;
         let allocated = request::allocated(object, asked, node)?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &asked.namespace);
-        let pod = get(&pods, "pod", asked, &allocated.pod.0).await?;
+        let pod = get(&pods, "pod", asked, &allocated.pod.0, asking).await?;
         let (identity, container) = request::holder(&pod, &allocated, node)?;
         let state = self.pre_start.state.borrow().clone();
         let claim = request::claim(&state, &allocated, identity, container)?;
@@ -105,12 +111,21 @@ impl Driver {
     }
 }
 
-async fn get<K>(api: &Api<K>, kind: &str, asked: &Claim, name: &str) -> Result<K, String>
+async fn get<K>(
+    api: &Api<K>,
+    kind: &str,
+    asked: &Claim,
+    name: &str,
+    asking: &mut Duration,
+) -> Result<K, String>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
     let failed = |why: &str| format!("{kind} {}/{name} cannot be read: {why}", asked.namespace);
-    match tokio::time::timeout(ASKS_WITHIN, api.get(name)).await {
+    let begin = Instant::now();
+    let answer = tokio::time::timeout(ASKS_WITHIN, api.get(name)).await;
+    *asking += begin.elapsed();
+    match answer {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(error)) => Err(failed(&in_words(&error))),
         Err(_) => Err(failed("the API server did not answer in time")),
@@ -135,9 +150,11 @@ impl DraPlugin for Driver {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let prepared = request.into_inner().claims.into_iter().map(async |asked| {
             let started = Instant::now();
-            let result = self.prepare(&asked).await;
+            let mut asking = Duration::ZERO;
+            let result = self.prepare(&asked, &mut asking).await;
             let _ = self.pre_start.notes.send(Note::Claimed {
                 took: started.elapsed(),
+                asking,
                 granted: result.is_ok(),
             });
             let answer = match result {

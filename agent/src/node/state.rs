@@ -182,6 +182,8 @@ pub enum Note {
     Claimed {
         /// Since the kubelet asked, waits and questions to the API server included.
         took: Duration,
+        /// What of it questions to the API server took.
+        asking: Duration,
         /// False: refused.
         granted: bool,
     },

@@ -32,6 +32,9 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 const ALLOCATE: [f64; 9] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.025, 0.1,
 ];
+/// A claim on a card that is shared already takes milliseconds; the first one of a card waits for
+/// its MPS server.
+const CLAIM_WORK: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 10.0];
 /// `PreStartContainer` waits up to 20 s for what is only late.
 /// Finer where most calls end: the time that the runtime is given to see a new CDI file.
 const PRESTART: [f64; 12] = [
@@ -108,6 +111,7 @@ pub struct Meters {
     allocate: Histogram,
     prestart: Histogram,
     claims: Family<Outcome, Histogram>,
+    claims_work: Family<Outcome, Histogram>,
     start_to_registered: Family<Resource, Gauge<f64, AtomicU64>>,
     registrations: Family<Resource, Counter>,
     refusals: Family<Final, Counter>,
@@ -132,6 +136,7 @@ impl Meters {
             allocate: Histogram::new(ALLOCATE),
             prestart: Histogram::new(PRESTART),
             claims: Family::new_with_constructor(|| Histogram::new(PRESTART)),
+            claims_work: Family::new_with_constructor(|| Histogram::new(CLAIM_WORK)),
             start_to_registered: Family::default(),
             registrations: Family::default(),
             refusals: Family::default(),
@@ -162,6 +167,11 @@ impl Meters {
             "aliquot_claim_prepare_seconds",
             "Time in which a claim was prepared or refused, waits and questions to the API server included",
             meters.claims.clone(),
+        );
+        registry.register(
+            "aliquot_claim_prepare_work_seconds",
+            "What of aliquot_claim_prepare_seconds is not spent on questions to the API server",
+            meters.claims_work.clone(),
         );
         registry.register(
             "aliquot_start_to_registered_seconds",
@@ -242,6 +252,7 @@ impl Meters {
         for outcome in [OutcomeWord::Ok, OutcomeWord::Error] {
             drop(meters.prepared.get_or_create(&Outcome { outcome }));
             drop(meters.claims.get_or_create(&Outcome { outcome }));
+            drop(meters.claims_work.get_or_create(&Outcome { outcome }));
             drop(meters.status_writes.get_or_create(&Outcome { outcome }));
         }
         for wrong in ["memory", "past-server", "clients"] {
@@ -274,9 +285,16 @@ impl Meters {
                 self.prestart.observe(took.as_secs_f64());
                 count(&self.prepared, *granted);
             }
-            Note::Claimed { took, granted } => {
-                let claims = self.claims.get_or_create(&Outcome::of(*granted));
+            Note::Claimed {
+                took,
+                asking,
+                granted,
+            } => {
+                let outcome = Outcome::of(*granted);
+                let claims = self.claims.get_or_create(&outcome);
                 claims.observe(took.as_secs_f64());
+                let work = self.claims_work.get_or_create(&outcome);
+                work.observe(took.saturating_sub(*asking).as_secs_f64());
             }
             Note::Registered {
                 resource,

@@ -136,6 +136,7 @@ async fn every_note_moves_its_metric() {
         },
         Note::Claimed {
             took,
+            asking: Duration::from_micros(1500),
             granted: true,
         },
         Note::PreStarted {
@@ -207,6 +208,11 @@ async fn every_note_moves_its_metric() {
         (r#"aliquot_allocate_seconds_bucket{le="0.001"}"#, "0"),
         ("aliquot_prestart_seconds_count", "2"),
         (r#"aliquot_claim_prepare_seconds_count{outcome="ok"}"#, "1"),
+        // Two milliseconds, of which one and a half was the API server's.
+        (
+            r#"aliquot_claim_prepare_work_seconds_bucket{le="0.001",outcome="ok"}"#,
+            "1",
+        ),
         (r#"aliquot_containers_prepared_total{outcome="ok"}"#, "1"),
         (r#"aliquot_containers_prepared_total{outcome="error"}"#, "1"),
         (

@@ -119,20 +119,24 @@ pub(crate) async fn sixty_four_claims_at_once_each_start_with_what_they_were_all
         #[expect(clippy::print_stdout, reason = "the figures are worth lines")]
         {
             println!("{CLAIMS} claims at once: all run after {took:?}");
-            let name = "aliquot_claim_prepare_seconds";
-            let alone = histogram(&alone, name).context("no histogram")?;
-            let mut crowded = histogram(&crowded, name).context("no histogram")?;
-            // Buckets count from the agent's start.
-            for (all, before) in crowded.iter_mut().zip(&alone) {
-                all.1 -= before.1;
-            }
-            for (what, buckets) in [("one at a time", alone), ("all at once", crowded)] {
-                println!(
-                    "prepare, {what}: {} calls, p50 <= {} ms, p99 <= {} ms",
-                    buckets.last().map_or(0, |bucket| bucket.1),
-                    bound(&buckets, 0.5),
-                    bound(&buckets, 0.99)
-                );
+            for (part, name) in [
+                ("in all", "aliquot_claim_prepare_seconds"),
+                ("own work", "aliquot_claim_prepare_work_seconds"),
+            ] {
+                let alone = histogram(&alone, name).context("no histogram")?;
+                let mut crowded = histogram(&crowded, name).context("no histogram")?;
+                // Buckets count from the agent's start.
+                for (all, before) in crowded.iter_mut().zip(&alone) {
+                    all.1 -= before.1;
+                }
+                for (what, buckets) in [("one at a time", alone), ("all at once", crowded)] {
+                    println!(
+                        "prepare, {what}, {part}: {} calls, p50 <= {} ms, p99 <= {} ms",
+                        buckets.last().map_or(0, |bucket| bucket.1),
+                        bound(&buckets, 0.5),
+                        bound(&buckets, 0.99)
+                    );
+                }
             }
             println!(
                 "bound to started, {PAIRS} pairs, medians: {:.0} ms with a claim, {:.0} ms without",
