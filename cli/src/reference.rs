@@ -387,7 +387,7 @@ fn pages() -> Vec<(PathBuf, String)> {
     }
     let mut pages = Vec::new();
     walk(&root().join("docs"), &mut pages);
-    for name in ["README.md", "ARCHITECTURE.md"] {
+    for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
         pages.push((root().join(name), source(name)));
     }
     assert!(pages.len() > 10);
