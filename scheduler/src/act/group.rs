@@ -74,9 +74,10 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
             Victim::action(evict.cause).to_owned(),
         ),
     ]);
-    if let Some((namespace, name)) = evictor(hands, evict) {
-        says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace);
-        says.insert(kai::EVICTOR_NAME.to_owned(), name);
+    let evictor = evict.in_favour_of.as_ref();
+    if let Some((namespace, name)) = evictor.and_then(|group| group.as_str().split_once('/')) {
+        says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace.to_owned());
+        says.insert(kai::EVICTOR_NAME.to_owned(), name.to_owned());
     }
     let told = about(hands, group).map(|about| Notice {
         about,
@@ -88,17 +89,6 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
     if let Some(notice) = told {
         hands.notices.say_with(notice, says);
     }
-}
-
-/// Namespace and name of the group that room was made for. A pod may have been decided about
-/// before its group was worked out: that is known by now.
-fn evictor(hands: &Hands, evict: &Evict) -> Option<(String, String)> {
-    let name = evict.in_favour_of.as_ref()?.as_str();
-    if let Some((namespace, name)) = name.split_once('/') {
-        return Some((namespace.to_owned(), name.to_owned()));
-    }
-    let membership = hands.grouping.memberships.of(name.strip_prefix("pod:")?)?;
-    Some((membership.namespace.clone(), membership.group.clone()))
 }
 
 /// A group that the watch does not show has no events.

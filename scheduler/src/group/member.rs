@@ -16,9 +16,7 @@ use std::sync::{Arc, Mutex};
 /// A pod's group, and the labels that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
-    /// Of the pod and of the group.
-    pub(crate) namespace: String,
-    /// Name of the group.
+    /// Name of the group, which is in the pod's namespace.
     pub(crate) group: String,
     /// The pod's sub-group, and the group's node pool if the pod names none.
     pub(crate) labels: BTreeMap<String, String>,
@@ -42,21 +40,9 @@ impl Membership {
             labels.insert(kai::NODE_POOL_LABEL.to_owned(), pool.clone());
         }
         Self {
-            namespace: pod.namespace().to_owned(),
             group: draft.name.clone(),
             labels,
             held,
-        }
-    }
-
-    /// Of a group of which nothing else is known.
-    #[cfg(test)]
-    pub(crate) fn named(namespace: &str, group: &str) -> Self {
-        Self {
-            namespace: namespace.to_owned(),
-            group: group.to_owned(),
-            labels: BTreeMap::new(),
-            held: false,
         }
     }
 
@@ -102,7 +88,7 @@ impl Memberships {
         locked(&self.0).get(uid).cloned()
     }
 
-    pub(crate) fn put(&self, uid: &str, membership: Arc<Membership>) {
+    pub(super) fn put(&self, uid: &str, membership: Arc<Membership>) {
         locked(&self.0).insert(uid.to_owned(), membership);
     }
 

@@ -59,8 +59,6 @@ mod write;
 pub use desk::{Settings, run};
 pub(crate) use draft::name_of_pod_alone;
 pub(crate) use known::KnownGroups;
-#[cfg(test)]
-pub(crate) use member::Membership;
 pub use need::must_wait;
 pub use shared::Shared;
 pub use tee::{Tee, Told};
