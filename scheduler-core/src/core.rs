@@ -103,6 +103,13 @@ impl Core {
         Some(self.state.tasks.get(task)?.created)
     }
 
+    /// Namespace and name of a pod. `None`: no such pod.
+    pub fn name_of(&self, pod: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
+        let task = self.state.task_of(pod)?;
+        let row = self.state.tasks.get(task)?;
+        Some((Arc::clone(&row.facts.namespace), Arc::clone(&row.name)))
+    }
+
     /// Why a pod waits, node by node and card by card. `None`: no such pod.
     pub fn explain(&self, pod: &PodUid) -> Option<Explanation> {
         explain::explain(&self.state, &self.config, pod)

@@ -16,7 +16,7 @@ use crate::status::{Meters, Status, Victim};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::usage::{Line, Told};
 use crate::watch::Fact;
-use scheduler_core::ids::QueueName;
+use scheduler_core::ids::{GroupName, PodUid, QueueName};
 use scheduler_core::units::Time;
 use scheduler_core::{Action, Core, Decision, Event, Outcome, Problem, text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -505,17 +505,29 @@ impl Cycle {
         }
     }
 
+    /// A pod that was decided before its group was: the group that it is to get. Only pods alone
+    /// are, and the name of their group follows from theirs.
+    fn group_to_be(&self, group: GroupName) -> GroupName {
+        let pod = group.as_str().strip_prefix("pod:").map(PodUid::from);
+        let named = pod.and_then(|pod| Some((self.core.name_of(&pod)?, pod)));
+        named.map_or(group, |((namespace, name), pod)| {
+            let group = crate::group::name_of_pod_alone(&name, pod.as_str());
+            GroupName::from(format!("{namespace}/{group}"))
+        })
+    }
+
     fn hand_on(&mut self, decision: Decision) {
         let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
         for action in decision.actions {
             match action {
                 Action::Bind(bind) => bindings.push(bind),
-                Action::Evict(evict) => {
+                Action::Evict(mut evict) => {
                     // Who goes for nobody else goes alone.
                     let set = match &evict.in_favour_of {
                         Some(group) => (Some(group.clone()), None),
                         None => (None, Some(evict.decision)),
                     };
+                    evict.in_favour_of = evict.in_favour_of.map(|group| self.group_to_be(group));
                     sets.entry(set).or_insert_with(Vec::new).push(evict);
                 }
             }
