@@ -89,6 +89,21 @@ name!(
     /// `namespace/name` of a pod group.
     GroupName
 );
+
+/// Before the UID of a pod. No namespace has a colon in its name.
+const POD_ALONE: &str = "pod:";
+
+impl GroupName {
+    /// What decisions call a pod that is in no group: there it is a group of its own.
+    pub(crate) fn of_pod_alone(pod: &PodUid) -> Self {
+        Self::from(format!("{POD_ALONE}{pod}"))
+    }
+
+    /// The pod that is called so. `None`: it is the name of a pod group.
+    pub fn pod_alone(&self) -> Option<PodUid> {
+        self.0.strip_prefix(POD_ALONE).map(PodUid::from)
+    }
+}
 name!(
     /// Name of a sub-group inside its group.
     SetName

@@ -6,19 +6,20 @@
 //! Nothing is decided before every kind of object was listed, nor without the lease. Where
 //! another scheduler is observed, nothing is handed on at all.
 
+mod decided;
+
 use crate::act::Work;
 use crate::clock::{Clock, Wall};
 use crate::convert::World;
 use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::scale_up::{self, Look};
-use crate::status::{Meters, Status, Victim};
+use crate::status::{Meters, Status};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::usage::{Line, Told};
 use crate::watch::Fact;
-use scheduler_core::ids::{GroupName, PodUid, QueueName};
-use scheduler_core::units::Time;
-use scheduler_core::{Action, Core, Decision, Event, Outcome, Problem, text};
+use scheduler_core::ids::QueueName;
+use scheduler_core::{Core, Event, Outcome, Problem, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +27,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Reasons of one decision that get a line per card; the others are answered on demand.
-const DETAILS: usize = 64;
-/// A reason has a line for so many cards at most.
-const CARD_LINES: usize = 64;
 /// Events taken in before the time is looked at again.
 const BATCH: usize = 4096;
 /// Between two looks at all queues and groups for those who report them.
@@ -477,85 +474,6 @@ impl Cycle {
         observer.decide(&self.core, now);
         self.observed = Instant::now() + observer.pause();
         self.wake_at = Some(begin + OBSERVED_AGAIN);
-    }
-
-    /// Who is bound how long after it was made, and who is told to leave.
-    fn count(&self, decision: &Decision, now: Time) {
-        let meters = &self.outputs.meters;
-        for action in &decision.actions {
-            match action {
-                Action::Bind(bind) => {
-                    if let Some(created) = self.core.created(&bind.pod) {
-                        let after = now.0.saturating_sub(created.0);
-                        meters.scheduled(Duration::from_millis(after));
-                    }
-                }
-                Action::Evict(evict) => {
-                    let name = evict.group.as_ref().map_or("", |group| group.as_str());
-                    let name = name.rsplit_once('/').map_or(name, |(_, name)| name);
-                    meters.evicted(&Victim {
-                        podgroup: name.to_owned(),
-                        namespace: evict.namespace.to_string(),
-                        uid: String::new(),
-                        nodepool: self.outputs.pool.clone(),
-                        action: Victim::action(evict.cause),
-                    });
-                }
-            }
-        }
-    }
-
-    /// A pod that was decided before its group was: the group that it is to get. Only pods alone
-    /// are, and the name of their group follows from theirs.
-    fn group_to_be(&self, group: GroupName) -> GroupName {
-        let pod = group.as_str().strip_prefix("pod:").map(PodUid::from);
-        let named = pod.and_then(|pod| Some((self.core.name_of(&pod)?, pod)));
-        named.map_or(group, |((namespace, name), pod)| {
-            let group = crate::group::name_of_pod_alone(&name, pod.as_str());
-            GroupName::from(format!("{namespace}/{group}"))
-        })
-    }
-
-    fn hand_on(&mut self, decision: Decision) {
-        let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
-        for action in decision.actions {
-            match action {
-                Action::Bind(bind) => bindings.push(bind),
-                Action::Evict(mut evict) => {
-                    // Who goes for nobody else goes alone.
-                    let set = match &evict.in_favour_of {
-                        Some(group) => (Some(group.clone()), None),
-                        None => (None, Some(evict.decision)),
-                    };
-                    evict.in_favour_of = evict.in_favour_of.map(|group| self.group_to_be(group));
-                    sets.entry(set).or_insert_with(Vec::new).push(evict);
-                }
-            }
-        }
-        for evictions in sets.into_values() {
-            self.send(Work::Evictions(evictions));
-        }
-        for bind in bindings {
-            self.send(Work::Bind(Box::new(bind)));
-        }
-        // After what is done: explaining takes a while.
-        for (at, mut reason) in decision.reasons.into_iter().enumerate() {
-            if let Some(line) = self.world.volumes_against(&reason.pod) {
-                reason.line = line.into();
-            }
-            let cards = if at < DETAILS {
-                self.core.explain_cards(&reason.pod, CARD_LINES)
-            } else {
-                Vec::new()
-            };
-            self.send(Work::Reason(reason, cards));
-        }
-        for (group, at) in decision.started {
-            self.send(Work::Started(group, at));
-        }
-        for (group, since) in decision.stale {
-            self.send(Work::Stale(group, since));
-        }
     }
 
     fn send(&self, work: Work) {

@@ -223,7 +223,7 @@ fn take_row(
     let facts = PodFacts::of(pod, &mut state.texts);
     let job = pod.ours.then(|| match &pod.group {
         Some(name) => state.job(name, false),
-        None => state.job(&GroupName::new(format!("pod:{}", pod.uid)), true),
+        None => state.job(&GroupName::of_pod_alone(&pod.uid), true),
     });
     let mut old_spec = None;
     if let Some(row) = state.tasks.get_mut(key) {

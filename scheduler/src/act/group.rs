@@ -74,8 +74,7 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
             Victim::action(evict.cause).to_owned(),
         ),
     ]);
-    let evictor = evict.in_favour_of.as_ref();
-    if let Some((namespace, name)) = evictor.and_then(|group| group.as_str().split_once('/')) {
+    if let Some((namespace, name)) = evictor(hands, evict) {
         says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace.to_owned());
         says.insert(kai::EVICTOR_NAME.to_owned(), name.to_owned());
     }
@@ -89,6 +88,14 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
     if let Some(notice) = told {
         hands.notices.say_with(notice, says);
     }
+}
+
+/// Namespace and name of the group that room was made for. Where pods alone get no groups, a name
+/// that the watch does not show is that of none.
+fn evictor<'a>(hands: &Hands, evict: &'a Evict) -> Option<(&'a str, &'a str)> {
+    let (namespace, name) = evict.in_favour_of.as_ref()?.as_str().split_once('/')?;
+    let there = || hands.grouping.known.reference(namespace, name).is_some();
+    (hands.grouping.groups_lone_pods() || there()).then_some((namespace, name))
 }
 
 /// A group that the watch does not show has no events.

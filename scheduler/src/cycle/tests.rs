@@ -73,3 +73,23 @@ async fn the_answer_to_what_was_already_seen_to_be_done_is_no_warning() {
     });
     assert!(cycle.said.is_empty(), "{:?}", cycle.said);
 }
+
+#[tokio::test]
+async fn evictions_in_favour_of_a_pod_alone_name_the_group_that_it_gets() {
+    let mut cycle = cycle();
+    let (work, mut handed) = mpsc::unbounded_channel();
+    cycle.outputs.work = work;
+    cycle.read("queue q\nnode n cpu=4000 pods=10 gpus=1\n");
+    cycle.read("pod low queue=q priority=50 gpus.main=1 on=n\n");
+    cycle.read("pod high queue=q priority=75 gpus.main=1 created=1\n");
+    let decision = cycle.core.decide(scheduler_core::units::Time(1));
+    cycle.hand_on(decision);
+    let Ok(Work::Evictions(evictions)) = handed.try_recv() else {
+        panic!("one is evicted for the other");
+    };
+    let [evict] = evictions.as_slice() else {
+        panic!("{evictions:?}");
+    };
+    let winner = evict.in_favour_of.as_ref().map(ToString::to_string);
+    assert_eq!(winner.as_deref(), Some("default/pg-high-high"));
+}

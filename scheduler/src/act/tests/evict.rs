@@ -97,7 +97,7 @@ async fn a_pod_that_its_agent_wants_gone_goes_whoever_made_it() {
 
 #[tokio::test]
 async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted() {
-    let mut site = Site::start_with(true).await;
+    let mut site = Site::start_with(true, LonePodGroups::Write).await;
     let pod = site.pod("p", true).await;
     site.bind(&pod, "n1");
     site.outcome().await;
@@ -137,7 +137,7 @@ async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted
 /// Pods that make room for one workload are of use together only.
 #[tokio::test]
 async fn where_a_budget_protects_one_pod_of_a_set_none_of_it_goes() {
-    let mut site = Site::start_with(true).await;
+    let mut site = Site::start_with(true, LonePodGroups::Write).await;
     let mut evictions = Vec::new();
     for name in ["a", "b", "c"] {
         let pod = site.pod(name, true).await;
@@ -276,4 +276,37 @@ async fn each_group_that_loses_pods_gets_one_event_with_kais_annotations() {
         ]
     );
     site.nothing_more().await;
+}
+
+#[tokio::test]
+async fn where_pods_alone_get_no_groups_no_event_names_one() {
+    let mut site = Site::start_with(false, LonePodGroups::Skip).await;
+    for name in ["g", "gang"] {
+        let mut group = api::PodGroup::new(name, api::kai::PodGroupSpec::default());
+        group.metadata.uid = Some(format!("u{name}"));
+        let key = (NS.to_owned(), name.to_owned());
+        site.grouping.known.there(&key, &group);
+    }
+    for (name, winner) in [("a", "pg-alone-u"), ("b", "gang")] {
+        let pod = site.pod(name, true).await;
+        let mut evict = eviction(site.decision(), &pod, EvictCause::Preempt);
+        evict.group = Some(format!("{NS}/g").as_str().into());
+        evict.in_favour_of = Some(format!("{NS}/{winner}").as_str().into());
+        site.work.send(Work::Evictions(vec![evict])).unwrap();
+        assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    }
+    // One for each pod, and two of the group.
+    events(&site, 4).await;
+    let api: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(site.client.clone(), NS);
+    let found = api.list(&kube::api::ListParams::default()).await.unwrap();
+    let winner = |event: k8s_openapi::api::events::v1::Event| {
+        let annotations = event.metadata.annotations?;
+        annotations.contains_key("evictor-action-type").then(|| {
+            let winner = annotations.get("evictor-pod-group-name");
+            winner.cloned().unwrap_or_default()
+        })
+    };
+    let mut winners: Vec<_> = found.items.into_iter().filter_map(winner).collect();
+    winners.sort_unstable();
+    assert_eq!(winners, ["", "gang"]);
 }

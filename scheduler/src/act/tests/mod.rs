@@ -71,10 +71,10 @@ struct Site {
 
 impl Site {
     async fn start() -> Self {
-        Self::start_with(false).await
+        Self::start_with(false, LonePodGroups::Write).await
     }
 
-    async fn start_with(budgets: bool) -> Self {
+    async fn start_with(budgets: bool, lone_pods: LonePodGroups) -> Self {
         let server = ApiServer::bind(Config::default()).await.unwrap();
         let handle = server.handle();
         let mut config = handle.config();
@@ -84,7 +84,7 @@ impl Site {
         tokio::spawn(server.serve(stop.clone()));
         let names = ["localhost".to_owned()];
         let trust = trust::establish(&client, NS, &names).await.unwrap();
-        let grouping = crate::group::Shared::new(client.clone(), LonePodGroups::Write);
+        let grouping = crate::group::Shared::new(client.clone(), lone_pods);
         let (work, todo) = mpsc::unbounded_channel();
         let (said, outcomes) = mpsc::unbounded_channel();
         tokio::spawn(run(
