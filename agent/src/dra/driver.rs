@@ -54,13 +54,13 @@ impl Driver {
         &self.pre_start.config
     }
 
-    /// Makes the share of one claim, and answers its device. Adds to `asking` what questions to
-    /// the API server take.
-    async fn prepare(&self, asked: &Claim, asking: &mut Duration) -> Result<Device, String> {
+    /// Makes the share of one claim, and answers its device. Adds to `waited` the time
+    /// in which this agent has nothing to do for it.
+    async fn prepare(&self, asked: &Claim, waited: &mut Duration) -> Result<Device, String> {
         let node = &self.config().node_name;
         let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), &asked.namespace);
-        let object = get(&claims, "claim", asked, &asked.name, asking).await?;
-        let made = self.make(asked, &object, asking).await;
+        let object = get(&claims, "claim", asked, &asked.name, waited).await?;
+        let made = self.make(asked, &object, waited).await;
         let same = object.metadata.uid.as_deref() == Some(&asked.uid);
         if let Some(place) = Place::of(&object, node).filter(|_| same) {
             let result = made.as_ref().map(drop).map_err(Clone::clone);
@@ -73,16 +73,16 @@ impl Driver {
         &self,
         asked: &Claim,
         object: &ResourceClaim,
-        asking: &mut Duration,
+        waited: &mut Duration,
     ) -> Result<Device, String> {
         let node = &self.config().node_name;
         let allocated = request::allocated(object, asked, node)?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &asked.namespace);
-        let pod = get(&pods, "pod", asked, &allocated.pod.0, asking).await?;
+        let pod = get(&pods, "pod", asked, &allocated.pod.0, waited).await?;
         let (identity, container) = request::holder(&pod, &allocated, node)?;
         let state = self.pre_start.state.borrow().clone();
         let claim = request::claim(&state, &allocated, identity, container)?;
-        let made = self.pre_start.claim(claim, allocated.alloc).await;
+        let made = self.pre_start.claim(claim, allocated.alloc, waited).await;
         made.map_err(|error| format!("claim {}: {error}", allocated.claim))?;
         Ok(device(allocated))
     }
@@ -116,7 +116,7 @@ async fn get<K>(
     kind: &str,
     asked: &Claim,
     name: &str,
-    asking: &mut Duration,
+    waited: &mut Duration,
 ) -> Result<K, String>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
@@ -124,7 +124,7 @@ where
     let failed = |why: &str| format!("{kind} {}/{name} cannot be read: {why}", asked.namespace);
     let begin = Instant::now();
     let answer = tokio::time::timeout(ASKS_WITHIN, api.get(name)).await;
-    *asking += begin.elapsed();
+    *waited += begin.elapsed();
     match answer {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(error)) => Err(failed(&in_words(&error))),
@@ -150,11 +150,11 @@ impl DraPlugin for Driver {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let prepared = request.into_inner().claims.into_iter().map(async |asked| {
             let started = Instant::now();
-            let mut asking = Duration::ZERO;
-            let result = self.prepare(&asked, &mut asking).await;
+            let mut waited = Duration::ZERO;
+            let result = self.prepare(&asked, &mut waited).await;
             let _ = self.pre_start.notes.send(Note::Claimed {
                 took: started.elapsed(),
-                asking,
+                waited,
                 granted: result.is_ok(),
             });
             let answer = match result {

@@ -131,7 +131,12 @@ impl PreStart {
     ///
     /// # Errors
     /// One readable line; the kubelet calls again.
-    pub async fn claim(&self, claim: Claim, alloc: AllocId) -> Result<(), PreStartError> {
+    pub async fn claim(
+        &self,
+        claim: Claim,
+        alloc: AllocId,
+        waited: &mut Duration,
+    ) -> Result<(), PreStartError> {
         let deadline = Instant::now() + self.config.prestart_wait();
         let refused = |why: Unready| PreStartError::Refused(why.reason);
         let share = loop {
@@ -140,13 +145,19 @@ impl PreStart {
                 Err(why) if !why.may_pass || Instant::now() >= deadline => {
                     return Err(refused(why));
                 }
-                Err(_) => tokio::time::sleep(AGAIN).await,
+                Err(_) => {
+                    tokio::time::sleep(AGAIN).await;
+                    *waited += AGAIN;
+                }
             }
         };
-        self.warm(&share, deadline).await.map_err(refused)?;
+        let warming = Instant::now();
+        let warm = self.warm(&share, deadline).await;
+        *waited += warming.elapsed();
+        warm.map_err(refused)?;
         let span = span_of(&share, alloc);
         let write = async {
-            self.write(&share, alloc).await?;
+            *waited += self.write(&share, alloc).await?;
             tracing::info!("prepared");
             Ok::<(), PreStartError>(())
         };
@@ -287,7 +298,8 @@ impl PreStart {
         }));
     }
 
-    async fn write(&self, share: &Share, alloc: AllocId) -> Result<(), PreStartError> {
+    /// Writes the share's CDI file. Returns how long the runtime was given to see it.
+    async fn write(&self, share: &Share, alloc: AllocId) -> Result<Duration, PreStartError> {
         let failed = |error: &dyn std::fmt::Display| PreStartError::Write(error.to_string());
         let state = self.state.borrow().clone();
         let (config, share) = (self.config.clone(), share.clone());
@@ -303,12 +315,13 @@ impl PreStart {
         });
         let done = work.await.map_err(|error| failed(&error))?;
         let (written, path) = done.map_err(|error| failed(&error))?;
+        let waiting = Instant::now();
         if written != Written::Unchanged {
             if let Some(name) = path.file_name() {
                 echo.heard(name).await;
             }
             tokio::time::sleep(self.config.cdi_settle()).await;
         }
-        Ok(())
+        Ok(waiting.elapsed())
     }
 }

@@ -182,8 +182,9 @@ pub enum Note {
     Claimed {
         /// Since the kubelet asked, waits and questions to the API server included.
         took: Duration,
-        /// What of it questions to the API server took.
-        asking: Duration,
+        /// What of it was spent waiting for others: the API server, the card's MPS server, and
+        /// the runtime, which has to see the CDI file.
+        waited: Duration,
         /// False: refused.
         granted: bool,
     },

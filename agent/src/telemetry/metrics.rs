@@ -32,8 +32,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 const ALLOCATE: [f64; 9] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.025, 0.1,
 ];
-/// A claim on a card that is shared already takes milliseconds; the first one of a card waits for
-/// its MPS server.
+/// An entry in the ledger and a small file: milliseconds, unless the disk is slow.
 const CLAIM_WORK: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 10.0];
 /// `PreStartContainer` waits up to 20 s for what is only late.
 /// Finer where most calls end: the time that the runtime is given to see a new CDI file.
@@ -170,7 +169,7 @@ impl Meters {
         );
         registry.register(
             "aliquot_claim_prepare_work_seconds",
-            "What of aliquot_claim_prepare_seconds is not spent on questions to the API server",
+            "The part of aliquot_claim_prepare_seconds in which the agent did not wait for the API server, the MPS server or the container runtime",
             meters.claims_work.clone(),
         );
         registry.register(
@@ -287,14 +286,14 @@ impl Meters {
             }
             Note::Claimed {
                 took,
-                asking,
+                waited,
                 granted,
             } => {
                 let outcome = Outcome::of(*granted);
                 let claims = self.claims.get_or_create(&outcome);
                 claims.observe(took.as_secs_f64());
                 let work = self.claims_work.get_or_create(&outcome);
-                work.observe(took.saturating_sub(*asking).as_secs_f64());
+                work.observe(took.saturating_sub(*waited).as_secs_f64());
             }
             Note::Registered {
                 resource,

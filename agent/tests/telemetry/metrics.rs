@@ -136,7 +136,7 @@ async fn every_note_moves_its_metric() {
         },
         Note::Claimed {
             took,
-            asking: Duration::from_micros(1500),
+            waited: Duration::from_micros(1500),
             granted: true,
         },
         Note::PreStarted {
@@ -208,7 +208,7 @@ async fn every_note_moves_its_metric() {
         (r#"aliquot_allocate_seconds_bucket{le="0.001"}"#, "0"),
         ("aliquot_prestart_seconds_count", "2"),
         (r#"aliquot_claim_prepare_seconds_count{outcome="ok"}"#, "1"),
-        // Two milliseconds, of which one and a half was the API server's.
+        // Two milliseconds, of which one and a half were waits.
         (
             r#"aliquot_claim_prepare_work_seconds_bucket{le="0.001",outcome="ok"}"#,
             "1",
