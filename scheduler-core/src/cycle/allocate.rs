@@ -329,7 +329,7 @@ impl Cycle<'_> {
         let started = gang
             .tasks()
             .any(|(_, status)| status.is_allocated() && status != Status::Promised);
-        let nodes = Arc::clone(&self.nodes);
+        let nodes = Arc::clone(&self.all);
         let mut mark = self.state.mark();
         let mut placed = self.place_job(job, &gang, &tasks, &nodes, Way::Real);
         if placed.is_ok()

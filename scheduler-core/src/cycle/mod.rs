@@ -41,12 +41,12 @@ mod waiting;
 use crate::action::{Decision, EvictCause, Promise, Tally};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang};
-use crate::job_queue::Entry;
 use crate::reason::Why;
-use crate::shares::{Shares, plus};
+use crate::shares::{Shares, Three, plus};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::node_set::NodeSet;
+use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use act::{bind, grants};
 pub(crate) use fragments::Fragments;
@@ -54,7 +54,7 @@ pub(crate) use reason::{hindrance, no_fit, released_line};
 use rest::Found;
 use rustc_hash::FxHashMap;
 use solve::Like;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting::Waiting;
 
@@ -77,6 +77,10 @@ pub(crate) struct Memory {
     waiting: Waiting,
     /// Who could sit nowhere then, whoever leaves.
     ceilings: ceiling::Ceilings,
+    /// What queues deserved then.
+    shares: Shares,
+    /// What topologies had then.
+    topologies: topology::Topologies,
     /// Where the last decision is to go on.
     turns: Turns,
 }
@@ -104,6 +108,8 @@ pub(crate) struct Cycle<'a> {
     acting: Step,
     /// All nodes, in order of name.
     pub nodes: Arc<[NodeKey]>,
+    /// The same as a set.
+    all: Arc<NodeSet>,
     /// Who was promised a place, in order.
     promised: Vec<TaskKey>,
     /// The last sequence number of the decisions before this one.
@@ -148,8 +154,12 @@ pub(crate) struct Cycle<'a> {
     ceilings: ceiling::Ceilings,
     /// Who may be moved, and for which requests that may help, while nothing has moved.
     moves: Option<consolidate::Moves>,
+    /// Nodes whose own rules let one of these in.
+    open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
-    scores: FxHashMap<String, BTreeMap<NodeKey, u8>>,
+    scores: FxHashMap<String, topology::Scores>,
+    /// What is known of topologies.
+    topologies: topology::Topologies,
 }
 
 /// Decides.
@@ -166,14 +176,21 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
-    let mut shares = Shares::compute(state, k);
+    let mut shares = std::mem::take(&mut memory.shares);
+    shares.update(state, k);
+    if config.verify && !shares.is_same(&Shares::compute(state, k)) {
+        state.contradicts("shares are out of date");
+    }
     shares.priority_in_quota = config.queue_priority_in_quota;
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
+    // Sets of nodes go by the ranks of the index.
+    state.refresh_rooms();
     let began = state.touched;
     let mut cycle = Cycle {
         shares,
         fragments,
+        all: Arc::new(NodeSet::first(nodes.len())),
         nodes,
         decision: Decision::default(),
         acting: Step::Allocate,
@@ -198,7 +215,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         outlook: hopeless::Outlook::default(),
         ceilings: std::mem::take(&mut memory.ceilings),
         moves: None,
+        open: FxHashMap::default(),
         scores: FxHashMap::default(),
+        topologies: std::mem::take(&mut memory.topologies),
         state,
         config,
     };
@@ -240,6 +259,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     memory.ceilings = cycle.ceilings.keep(began);
     memory.fragments = cycle.fragments;
+    memory.topologies = cycle.topologies.keep();
+    memory.shares = cycle.shares;
     let goes_on = goes_on || cycle.search_goes_on;
     if goes_on {
         memory.turns = cycle.turns;
@@ -308,24 +329,14 @@ impl Cycle<'_> {
         }
     }
 
-    /// A job as it stands in the queue of victims, by what its allocated pods hold.
-    fn victim_entry(&self, job: JobKey, gang: &Gang, part: Option<Arc<[TaskKey]>>) -> Entry {
-        let held = gang
-            .tasks()
+    /// What the allocated pods of a gang hold, in the count of queues.
+    fn held_by_gang(&self, gang: &Gang) -> Three {
+        gang.tasks()
             .filter(|(_, status)| {
                 matches!(status, Status::Assumed | Status::Bound | Status::Running)
             })
             .map(|(task, _)| self.shares.wanted(self.state, &[task], 0))
-            .fold([0; 3], plus);
-        Entry {
-            job,
-            rank: self.rank(job, gang),
-            wanted: [0; 3],
-            held,
-            part,
-            ready: true,
-            alone: None,
-        }
+            .fold([0; 3], plus)
     }
 
     /// The job is too young to evict others for.

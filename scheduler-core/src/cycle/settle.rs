@@ -75,7 +75,7 @@ impl Cycle<'_> {
             self.state.transition(task, TaskCell::of(Status::Pending));
             self.withdraw(task, cell.decision);
             if let Some(node) = cell.node
-                && self.place_task(task, &[node], Way::Promise).is_ok()
+                && self.place_on(task, node, Way::Promise)
             {
                 self.promise(task);
             }
@@ -106,6 +106,12 @@ impl Cycle<'_> {
         self.state.tasks.get(task)?.job
     }
 
+    /// Puts the pod on that node, if it fits there.
+    fn place_on(&mut self, task: TaskKey, node: NodeKey, way: Way) -> bool {
+        let nodes = self.state.rooms.set([node]);
+        self.place_task(task, &nodes, way).is_ok()
+    }
+
     /// Each once, in the pods' order.
     fn jobs_of(&self, tasks: &[TaskKey]) -> Vec<JobKey> {
         let mut jobs: Vec<JobKey> = Vec::new();
@@ -129,8 +135,7 @@ impl Cycle<'_> {
             self.state.transition(*task, TaskCell::of(Status::Pending));
         }
         for (task, node) in &places {
-            let placed =
-                node.is_some_and(|node| self.place_task(*task, &[node], Way::Real).is_ok());
+            let placed = node.is_some_and(|node| self.place_on(*task, node, Way::Real));
             if !placed || self.state.cell(*task).status != Status::Assumed {
                 self.state.rollback(mark);
                 return false;
