@@ -10,13 +10,14 @@
 //!    [`scenario`], [`trial`] and [`settle`], where none of [`ceiling`], [`repack`],
 //!    [`hopeless`] and [`history`] says no before; [`rest`] gives each its turn. [`keep`] is
 //!    ours: empty nodes that stay empty where moving will do.
-//! 4. Promises are reported and let go: the next decision makes them anew from what is
+//! 4. What stands in the end becomes actions, once: [`plan`], [`commit`].
+//! 5. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
-//! 5. Pods that stay have a [`reason`]; changed reasons are returned.
+//! 6. Pods that stay have a [`reason`]; changed reasons are returned.
 
-mod act;
 mod allocate;
 mod ceiling;
+mod commit;
 mod consolidate;
 mod find;
 mod fragments;
@@ -24,6 +25,7 @@ mod history;
 mod hopeless;
 mod keep;
 mod place;
+mod plan;
 mod preempt;
 mod reason;
 mod reclaim;
@@ -36,6 +38,7 @@ mod solve;
 mod stale;
 mod topology;
 mod trial;
+mod unwanted;
 mod waiting;
 
 use crate::action::{Decision, EvictCause, Promise, Tally};
@@ -48,8 +51,9 @@ use crate::state::cell::Status;
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::units::{Duration, Time};
-pub(crate) use act::{bind, grants};
+pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
+use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
 use rest::Found;
 use rustc_hash::FxHashMap;
@@ -112,13 +116,8 @@ pub(crate) struct Cycle<'a> {
     all: Arc<NodeSet>,
     /// Who was promised a place, in order.
     promised: Vec<TaskKey>,
-    /// The last sequence number of the decisions before this one.
-    since: u64,
-    /// Whose binding this decision took back: they wait for the next one, as a pod does
-    /// that was evicted.
-    withdrawn: BTreeSet<TaskKey>,
-    /// Jobs that this decision started, and when they had started before.
-    starts: Vec<(JobKey, Option<Time>)>,
+    /// What was decided so far.
+    plan: Plan,
     /// Why a job did not get what it wanted, for its pods.
     failures: FxHashMap<JobKey, Arc<Why>>,
     /// When something will change by time alone.
@@ -195,9 +194,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         decision: Decision::default(),
         acting: Step::Allocate,
         promised: Vec::new(),
-        since: state.sequence,
-        withdrawn: BTreeSet::new(),
-        starts: Vec::new(),
+        plan: Plan::default(),
         failures: FxHashMap::default(),
         wake: None,
         hopeless: FxHashMap::default(),
@@ -237,11 +234,12 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         let steps = cycle.decision.steps - before;
         cycle.tally().steps += steps;
     }
-    if !cycle.withdrawn.is_empty() {
+    if cycle.plan.displaced() > 0 {
         cycle.bind_where_nobody_leaves();
         let again = cycle.state.now.after(PERIOD);
         cycle.wake_at(again);
     }
+    cycle.commit();
     cycle.remember_evictions();
     cycle.wake_the_gone();
     cycle.tell_starts();
@@ -253,7 +251,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     let mut decision = cycle.decision;
     // Where bindings were taken back, who may be placed is another question in the next
     // decision.
-    if cycle.withdrawn.is_empty() {
+    if cycle.plan.displaced() == 0 {
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
@@ -310,7 +308,7 @@ impl Cycle<'_> {
 
     /// True while the pod may be placed: no gate, no pause, nothing wrong with it.
     fn may(&self, task: TaskKey) -> bool {
-        !self.withdrawn.contains(&task)
+        !self.plan.has_displaced(task)
             && self
                 .state
                 .tasks

@@ -401,7 +401,7 @@ impl Cycle<'_> {
                 used.promised.holds() > 0
                     && after.modes.iter().filter(|count| **count > 0).count() > 1
             });
-            if conflict && !self.displace(leaving.node, hold.card) {
+            if conflict && !self.move_promises(leaving.node, hold.card) {
                 self.state.rollback(mark);
                 return false;
             }
@@ -412,7 +412,7 @@ impl Cycle<'_> {
 
     /// Moves every promise on a card to another card of the node, of the same size (a fraction
     /// is worth something else on another), where no share stays.
-    fn displace(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
+    fn move_promises(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
         let Some(row) = self.state.nodes.get(node) else {
             return false;
         };

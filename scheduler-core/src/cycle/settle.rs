@@ -5,9 +5,9 @@
 
 use super::Cycle;
 use super::place::Way;
+use super::plan::is_new;
 use super::scenario::Scenario;
 use super::solve::Rules;
-use crate::action::Action;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
 
@@ -21,7 +21,7 @@ impl Cycle<'_> {
     ) {
         self.rearranged += 1;
         let mut promised = tasks.to_vec();
-        let withdrawn = self.withdrawn.len();
+        let displaced = self.plan.displaced();
         let mut leaves = false;
         for task in scenario.tasks() {
             let status = self.state.cell(task).status;
@@ -29,7 +29,7 @@ impl Cycle<'_> {
                 let message = rules.message(self, job, task);
                 leaves |= self.evict(task, Some(job), rules.cause(), &message);
             } else {
-                self.unsay_evict(task);
+                self.stays(task);
             }
         }
         // Victims that found a place, and what waits with them in their jobs and was
@@ -46,14 +46,14 @@ impl Cycle<'_> {
         // Where bindings were taken back and nobody else has to leave, there is nothing
         // to wait for. To promise it all would give the next decision the same state to
         // find the same in, for ever.
-        let free = !leaves && self.withdrawn.len() > withdrawn;
+        let free = !leaves && self.plan.displaced() > displaced;
         if free && self.bind_promised(&promised) {
             return;
         }
         for task in promised {
             self.promise(task);
         }
-        if self.withdrawn.len() > withdrawn {
+        if self.plan.displaced() > displaced {
             for unit in scenario.by_job() {
                 self.hold_back(unit.job);
             }
@@ -69,11 +69,10 @@ impl Cycle<'_> {
         }
         for (task, _) in gang.tasks() {
             let cell = self.state.cell(task);
-            if cell.status != Status::Assumed || !self.is_ours(cell.decision) {
+            if cell.status != Status::Assumed || !is_new(&cell) {
                 continue;
             }
-            self.state.transition(task, TaskCell::of(Status::Pending));
-            self.withdraw(task, cell.decision);
+            self.displace(task, TaskCell::of(Status::Pending));
             if let Some(node) = cell.node
                 && self.place_on(task, node, Way::Promise)
             {
@@ -86,8 +85,7 @@ impl Cycle<'_> {
     /// later one may have found that nobody needs to leave: then all promises wait for
     /// nothing, and the next decision would find the same state again, for ever.
     pub(super) fn bind_where_nobody_leaves(&mut self) {
-        let evicts = |action: &Action| matches!(action, Action::Evict(_));
-        if self.decision.actions.iter().any(evicts) {
+        if self.plan.evicts() {
             return;
         }
         // One that stays where it is, after all, has its eviction taken back and its promise

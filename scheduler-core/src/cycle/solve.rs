@@ -315,9 +315,10 @@ impl Cycle<'_> {
     fn is_being_bound(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
             row.tasks.iter().any(|task| {
-                self.state.task_cells.get(*task).is_some_and(|cell| {
-                    cell.status == Status::Assumed && !self.is_ours(cell.decision)
-                })
+                self.state
+                    .task_cells
+                    .get(*task)
+                    .is_some_and(|cell| cell.status == Status::Assumed && cell.decision.is_some())
             })
         })
     }
