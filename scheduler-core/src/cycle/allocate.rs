@@ -62,7 +62,7 @@ impl Cycle<'_> {
             if self.has_looked_enough() {
                 break;
             }
-            let (grown, turns) = (self.grown, self.plan.turns());
+            let (grown, acted) = (self.grown, self.plan.words());
             let tried = self.turns.placed.get(&job).copied();
             if tried == Some(false) {
                 hopes.of_groups.remove(&job);
@@ -95,7 +95,7 @@ impl Cycle<'_> {
             }
             stuck.clear();
             // A promise is looked for in each decision, and counts once.
-            if self.grown > grown && self.plan.turns() == turns {
+            if self.grown > grown && self.plan.words() == acted {
                 if tried.is_some() {
                     self.grown = grown;
                 }

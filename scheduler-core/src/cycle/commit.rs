@@ -16,14 +16,13 @@ use std::sync::Arc;
 
 impl Cycle<'_> {
     pub(super) fn commit(&mut self) {
-        let (words, starts) = self.plan.end();
-        for (task, word) in words {
+        for (task, word) in self.plan.take_words() {
             match word {
                 Word::Bind => self.commit_binding(task),
                 Word::Evict(eviction) => self.commit_eviction(task, eviction),
             }
         }
-        for (job, before) in starts {
+        for (job, before) in self.plan.take_starts() {
             let stands = self.gang(job).tasks().any(|(_, status)| {
                 let has_place = status.is_allocated();
                 has_place && status != Status::Promised
@@ -60,8 +59,7 @@ impl Cycle<'_> {
         let Some(bind) = bind(self.state, task, node, cell.holds(), &spec, id) else {
             return;
         };
-        let decision = Some(id);
-        self.state.transition(task, TaskCell { decision, ..cell });
+        self.state.name_decision(task, id);
         self.state.open.insert(
             id,
             OpenDecision {
@@ -118,11 +116,12 @@ impl Cycle<'_> {
 
     /// Reports promises and lets go of them: who waits waits, who is evicted leaves.
     pub(super) fn let_go_of_promises(&mut self) {
-        if !self.promised.is_empty() {
+        let promised = self.plan.promised();
+        if !promised.is_empty() {
             // What did not fit beside a promise may fit without it.
             self.state.loosened += 1;
         }
-        for task in std::mem::take(&mut self.promised) {
+        for task in promised {
             let cell = self.state.cell(task);
             let (Status::Promised, Some(node)) = (cell.status, cell.node) else {
                 continue;

@@ -114,8 +114,6 @@ pub(crate) struct Cycle<'a> {
     pub nodes: Arc<[NodeKey]>,
     /// The same as a set.
     all: Arc<NodeSet>,
-    /// Who was promised a place, in order.
-    promised: Vec<TaskKey>,
     /// What was decided so far.
     plan: Plan,
     /// Why a job did not get what it wanted, for its pods.
@@ -193,7 +191,6 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         nodes,
         decision: Decision::default(),
         acting: Step::Allocate,
-        promised: Vec::new(),
         plan: Plan::default(),
         failures: FxHashMap::default(),
         wake: None,

@@ -37,26 +37,33 @@ pub(super) enum Word {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// How often something was decided.
+    /// How often something was noted.
     turns: u64,
     /// What was decided last about each pod, and when.
     words: FxHashMap<TaskKey, (u64, Word)>,
     /// Pods that this decision had placed, and whose places a later search has taken: they wait
     /// for the next decision, as a pod does that was evicted.
     displaced: BTreeSet<TaskKey>,
-    /// Jobs that this decision has started, in that order, and when they had started before.
-    starts: Vec<(JobKey, Option<Time>)>,
+    /// Pods that have a place once others have left, and when each was given it.
+    promised: FxHashMap<TaskKey, u64>,
+    /// Jobs that this decision has started, when it did, and when they had started before.
+    starts: FxHashMap<JobKey, (u64, Option<Time>)>,
 }
 
 impl Plan {
-    fn note(&mut self, task: TaskKey, word: Word) {
+    fn turn(&mut self) -> u64 {
         self.turns += 1;
-        self.words.insert(task, (self.turns, word));
+        self.turns
     }
 
-    /// How often something was decided.
-    pub(super) fn turns(&self) -> u64 {
-        self.turns
+    fn note(&mut self, task: TaskKey, word: Word) {
+        let turn = self.turn();
+        self.words.insert(task, (turn, word));
+    }
+
+    /// How many pods are to be bound or to leave, as it stands.
+    pub(super) fn words(&self) -> usize {
+        self.words.len()
     }
 
     /// Some pod has to leave.
@@ -74,16 +81,35 @@ impl Plan {
         self.displaced.len()
     }
 
-    /// What was decided, in the order in which it was, and which jobs were started.
-    pub(super) fn end(&mut self) -> (Vec<(TaskKey, Word)>, Vec<(JobKey, Option<Time>)>) {
-        let words = std::mem::take(&mut self.words).into_iter();
-        let mut words: Vec<(u64, TaskKey, Word)> = words
-            .map(|(task, (turn, word))| (turn, task, word))
-            .collect();
-        words.sort_unstable_by_key(|(turn, _, _)| *turn);
-        let words = words.into_iter().map(|(_, task, word)| (task, word));
-        (words.collect(), std::mem::take(&mut self.starts))
+    /// The pod is promised no place any more.
+    pub(super) fn breaks_promise(&mut self, task: TaskKey) {
+        self.promised.remove(&task);
     }
+
+    /// Pods that are promised a place, in the order in which they were.
+    pub(super) fn promised(&self) -> Vec<TaskKey> {
+        let promised = self.promised.iter();
+        in_turn(promised.map(|(task, turn)| (*turn, *task)))
+    }
+
+    /// What was decided, in the order in which it was. There is nothing after that.
+    pub(super) fn take_words(&mut self) -> Vec<(TaskKey, Word)> {
+        let words = std::mem::take(&mut self.words).into_iter();
+        in_turn(words.map(|(task, (turn, word))| (turn, (task, word))))
+    }
+
+    /// Jobs that were started, in that order, and when they had started before.
+    pub(super) fn take_starts(&mut self) -> Vec<(JobKey, Option<Time>)> {
+        let starts = std::mem::take(&mut self.starts).into_iter();
+        in_turn(starts.map(|(job, (turn, before))| (turn, (job, before))))
+    }
+}
+
+/// Sorted by turn, of which there are no two alike.
+fn in_turn<T>(all: impl Iterator<Item = (u64, T)>) -> Vec<T> {
+    let mut all: Vec<(u64, T)> = all.collect();
+    all.sort_unstable_by_key(|(turn, _)| *turn);
+    all.into_iter().map(|(_, one)| one).collect()
 }
 
 /// It has, or is leaving, a place that this decision has given it: no one has acted on it yet.
@@ -116,9 +142,8 @@ impl Cycle<'_> {
 
     /// A place that the pod will have, kept for the rest of this decision.
     pub(super) fn promise(&mut self, task: TaskKey) {
-        if !self.promised.contains(&task) {
-            self.promised.push(task);
-        }
+        let turn = self.plan.turn();
+        self.plan.promised.entry(task).or_insert(turn);
     }
 
     /// A victim has to leave where it stands; one that has another place keeps it for the rest
@@ -220,10 +245,10 @@ impl Cycle<'_> {
         let now = self.state.now;
         if let Some(row) = self.state.jobs.get_mut(job) {
             let before = row.last_start.replace(now);
+            let turn = self.plan.turn();
             let starts = &mut self.plan.starts;
-            let known = starts.iter().position(|(started, _)| *started == job);
-            let before = known.map_or(before, |at| starts.remove(at).1);
-            starts.push((job, before));
+            let before = starts.get(&job).map_or(before, |(_, before)| *before);
+            starts.insert(job, (turn, before));
         }
     }
 }

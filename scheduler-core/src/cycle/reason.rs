@@ -197,7 +197,7 @@ impl Cycle<'_> {
             .into_iter()
             .filter_map(|job| self.state.jobs.get(job))
             .flat_map(|row| row.tasks.iter().copied())
-            .chain(self.promised.iter().copied())
+            .chain(self.plan.promised())
             .collect();
         // What holds for a gang is asked once, not by each of its pods.
         let mut of_gangs = FxHashMap::default();

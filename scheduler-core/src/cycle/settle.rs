@@ -10,6 +10,7 @@ use super::scenario::Scenario;
 use super::solve::Rules;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {
     pub(super) fn keep_solution(
@@ -90,12 +91,15 @@ impl Cycle<'_> {
         }
         // One that stays where it is, after all, has its eviction taken back and its promise
         // with it.
-        let mut promised = std::mem::take(&mut self.promised);
-        promised.retain(|task| self.state.cell(*task).status == Status::Promised);
-        self.promised.clone_from(&promised);
-        for job in self.jobs_of(&promised) {
-            let mut tasks = promised.clone();
-            tasks.retain(|task| self.job_of(*task) == Some(job));
+        let mut promised = self.plan.promised();
+        promised.retain(|task| {
+            let stands = self.state.cell(*task).status == Status::Promised;
+            if !stands {
+                self.plan.breaks_promise(*task);
+            }
+            stands
+        });
+        for (_, tasks) in self.by_job(&promised) {
             self.bind_promised(&tasks);
         }
     }
@@ -110,12 +114,18 @@ impl Cycle<'_> {
         self.place_task(task, &nodes, way).is_ok()
     }
 
-    /// Each once, in the pods' order.
-    fn jobs_of(&self, tasks: &[TaskKey]) -> Vec<JobKey> {
-        let mut jobs: Vec<JobKey> = Vec::new();
-        for job in tasks.iter().filter_map(|task| self.job_of(*task)) {
-            if !jobs.contains(&job) {
-                jobs.push(job);
+    /// The pods of each job, in their order.
+    fn by_job(&self, tasks: &[TaskKey]) -> Vec<(JobKey, Vec<TaskKey>)> {
+        let mut jobs: Vec<(JobKey, Vec<TaskKey>)> = Vec::new();
+        let mut at: FxHashMap<JobKey, usize> = FxHashMap::default();
+        for task in tasks {
+            let Some(job) = self.job_of(*task) else {
+                continue;
+            };
+            let at = *at.entry(job).or_insert(jobs.len());
+            match jobs.get_mut(at) {
+                Some((_, known)) => known.push(*task),
+                None => jobs.push((job, vec![*task])),
             }
         }
         jobs
@@ -139,9 +149,12 @@ impl Cycle<'_> {
                 return false;
             }
         }
-        let jobs = self.jobs_of(tasks);
+        let jobs = self.by_job(tasks);
         // Others of the gang were promised their places by an earlier search: it waits whole.
-        if jobs.iter().any(|job| self.gang(*job).must_wait_whole()) {
+        if jobs
+            .iter()
+            .any(|(job, _)| self.gang(*job).must_wait_whole())
+        {
             self.state.rollback(mark);
             return false;
         }
@@ -149,8 +162,10 @@ impl Cycle<'_> {
         for task in tasks {
             self.bind(*task);
         }
-        self.promised.retain(|task| !tasks.contains(task));
-        for job in jobs {
+        for task in tasks {
+            self.plan.breaks_promise(*task);
+        }
+        for (job, tasks) in jobs {
             let stood = self.gang(job).tasks().any(|(task, status)| {
                 status.is_allocated() && status != Status::Promised && !tasks.contains(&task)
             });
