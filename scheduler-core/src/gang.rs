@@ -23,22 +23,38 @@ pub(crate) struct Set {
     pub min: u32,
     /// In task order.
     pub tasks: Vec<(TaskKey, Status)>,
+    allocated: u32,
+    active: u32,
+    promised: u32,
 }
 
 impl Set {
-    fn count(&self, is: fn(Status) -> bool) -> u32 {
-        u32::try_from(self.tasks.iter().filter(|(_, status)| is(*status)).count())
-            .unwrap_or(u32::MAX)
+    fn new(name: SetName, min: u32) -> Self {
+        Self {
+            name,
+            min,
+            tasks: Vec::new(),
+            allocated: 0,
+            active: 0,
+            promised: 0,
+        }
+    }
+
+    fn add(&mut self, task: TaskKey, status: Status) {
+        self.tasks.push((task, status));
+        self.allocated += u32::from(status.is_allocated());
+        self.active += u32::from(status.is_active());
+        self.promised += u32::from(status == Status::Promised);
     }
 
     /// KAI's `numActiveAllocatedTasks`.
     pub(crate) fn allocated(&self) -> u32 {
-        self.count(Status::is_allocated)
+        self.allocated
     }
 
     /// KAI's `numActiveUsedTasks`.
     pub(crate) fn active(&self) -> u32 {
-        self.count(Status::is_active)
+        self.active
     }
 }
 
@@ -95,11 +111,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     let mut sets = Vec::new();
     match &job.group {
         Some(group) => collect(&group.spec.root, &mut sets, 0),
-        None => sets.push(Set {
-            name: default_set(),
-            min: 1,
-            tasks: Vec::new(),
-        }),
+        None => sets.push(Set::new(default_set(), 1)),
     }
     let tasks = job.tasks.iter().filter_map(|task| {
         let row = state.tasks.get(*task)?;
@@ -110,7 +122,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     if let [set] = sets.as_mut_slice() {
         for (name, task, status) in tasks {
             if name == set.name.as_str() {
-                set.tasks.push((task, status));
+                set.add(task, status);
             }
         }
     } else {
@@ -121,7 +133,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         let places: FxHashMap<&str, usize> = places.map(|(at, name)| (name.as_str(), at)).collect();
         for (name, task, status) in tasks {
             if let Some(at) = places.get(name) {
-                sets[*at].tasks.push((task, status));
+                sets[*at].add(task, status);
             }
         }
     }
@@ -137,11 +149,7 @@ fn collect(group: &SubGroup, into: &mut Vec<Set>, depth: u32) {
         return;
     }
     for set in &group.sets {
-        into.push(Set {
-            name: set.name.clone(),
-            min: set.min,
-            tasks: Vec::new(),
-        });
+        into.push(Set::new(set.name.clone(), set.min));
     }
     for inner in &group.groups {
         collect(inner, into, depth + 1);
@@ -416,20 +424,25 @@ impl Gang {
     /// The same job with some of its pods only.
     #[must_use]
     pub(crate) fn with(&self, keep: &dyn Fn(TaskKey) -> bool) -> Self {
-        let mut gang = self.clone();
-        for set in &mut gang.sets {
-            set.tasks.retain(|(task, _)| keep(*task));
+        let kept = |set: &Set| {
+            let mut kept = Set::new(set.name.clone(), set.min);
+            for (task, status) in set.tasks.iter().filter(|(task, _)| keep(*task)) {
+                kept.add(*task, *status);
+            }
+            kept
+        };
+        Self {
+            sets: self.sets.iter().map(kept).collect(),
+            root: self.root.clone(),
         }
-        gang
     }
 
     /// All waits: something of it was only promised, and what is really placed is below
     /// the minimum.
     pub(crate) fn must_wait_whole(&self) -> bool {
-        self.sets.iter().any(|set| {
-            let promised = set.count(|status| status == Status::Promised);
-            promised > 0 && set.allocated() - promised < set.min
-        })
+        self.sets
+            .iter()
+            .any(|set| set.promised > 0 && set.allocated - set.promised < set.min)
     }
 
     /// All pods in it.

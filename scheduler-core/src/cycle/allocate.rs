@@ -7,11 +7,10 @@ use super::waiting::Kind;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit;
-use crate::gang::Pick;
 use crate::job_queue::JobQueue;
 use crate::reason::Why;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, SpecKey, TaskKey};
+use crate::state::rows::{JobKey, SpecKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -104,7 +103,7 @@ impl Cycle<'_> {
             if self.rearranged != rearranged {
                 queue.arrange(self.state, &self.shares);
             }
-            if self.next_of(job).is_empty() {
+            if self.next_tasks(job).is_empty() {
                 hopes.of_groups.remove(&job);
             } else {
                 if self.is_enough(job) {
@@ -310,10 +309,6 @@ impl Cycle<'_> {
         }
     }
 
-    fn next_of(&self, job: JobKey) -> Vec<TaskKey> {
-        self.gang(job).next(Pick::Waiting, &|task| self.may(task))
-    }
-
     fn try_to_allocate(&mut self, job: JobKey) -> bool {
         let placed = self.allocate_job(job);
         self.tried(placed)
@@ -321,8 +316,8 @@ impl Cycle<'_> {
 
     /// True when something of the job was placed or promised.
     fn allocate_job(&mut self, job: JobKey) -> bool {
-        let gang = self.gang(job);
-        let tasks = gang.next(Pick::Waiting, &|task| self.may(task));
+        let gang = self.gang_of(job);
+        let tasks = self.next_tasks(job);
         if tasks.is_empty() {
             return false;
         }
@@ -354,8 +349,8 @@ impl Cycle<'_> {
             return false;
         }
         self.state.keep(mark);
-        let whole_waits = self.gang(job).must_wait_whole();
-        for task in tasks {
+        let whole_waits = self.gang_of(job).must_wait_whole();
+        for task in tasks.iter().copied() {
             let cell = self.state.cell(task);
             if whole_waits && cell.status == Status::Assumed {
                 self.state.transition(

@@ -57,7 +57,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
                 .set
                 .as_ref()
                 .map_or(crate::gang::DEFAULT_SET, |name| name.as_str());
-            if !group.spec.root.has_set(set) {
+            if !group.spec.has_set(set) {
                 return said(
                     ReasonKind::GroupDoesNotExist,
                     format!(

@@ -13,7 +13,7 @@ use super::Cycle;
 use super::rest::Found;
 use super::scenario::{Generator, Scenario, Taken, Unit};
 use crate::action::EvictCause;
-use crate::gang::{Gang, Pick};
+use crate::gang::Gang;
 use crate::job_queue::{Entry, JobQueue, Line};
 use crate::state::cell::{Mark, Status};
 use crate::state::node_set::NodeSet;
@@ -161,8 +161,8 @@ impl Cycle<'_> {
         {
             return None;
         }
+        let gang = self.gang_of(job);
         let row = self.state.jobs.get(job)?;
-        let gang = self.gang(job);
         let [set] = gang.sets.as_slice() else {
             return None;
         };
@@ -192,8 +192,8 @@ impl Cycle<'_> {
     }
 
     fn search_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
-        let gang = self.gang(job);
-        let tasks = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+        let gang = self.gang_of(job);
+        let tasks = self.next_tasks(job);
         // Who came before it in this action may have taken what it had.
         if tasks.is_empty() || !gang.is_ready(&|task| self.is_gated(task)) {
             return false;

@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 /// Up to so many jobs are put into their places in a queue one by one; more are sorted in.
 const FEW: usize = 4;
+/// Jobs of so many pods are kept as they stand.
+const MANY: usize = 8;
 
 /// What follows from where the pods of a job are.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub(super) struct Known {
     /// [`crate::state::rows::JobRow::stamp`] at that time.
     stamp: u64,
     pub next: Arc<[TaskKey]>,
+    /// Of a job of several pods.
+    gang: Option<Arc<Gang>>,
     /// What the first of these asks for.
     pub first: Option<SpecKey>,
     /// As one of those that want something.
@@ -328,6 +332,16 @@ impl Cycle<'_> {
         &self.waiting.known[&job]
     }
 
+    /// The job as it stands, which is not put together anew for each look at a large one.
+    pub(super) fn gang_of(&mut self, job: JobKey) -> Arc<Gang> {
+        let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
+        if pods < MANY {
+            return Arc::new(self.gang(job));
+        }
+        let gang = self.known(job).gang.clone();
+        gang.unwrap_or_else(|| Arc::new(self.gang(job)))
+    }
+
     fn learn(&self, job: JobKey, stamp: u64) -> Known {
         let gang = self.gang(job);
         let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
@@ -362,6 +376,9 @@ impl Cycle<'_> {
                 ready: gang.is_ready(&|task| self.is_gated(task)),
                 alone,
             },
+            gang: row
+                .is_some_and(|row| row.tasks.len() >= MANY)
+                .then(|| Arc::new(gang)),
         }
     }
 

@@ -100,10 +100,12 @@ impl SubGroup {
             && matches!(self.sets.as_slice(), [only] if only.topology.is_none())
     }
 
-    /// A set of that name is in it, or below it.
-    pub(crate) fn has_set(&self, name: &str) -> bool {
-        self.sets.iter().any(|set| set.name.as_str() == name)
-            || self.groups.iter().any(|inner| inner.has_set(name))
+    /// Adds the names of the sets in it and below it.
+    pub(crate) fn sets_into(&self, names: &mut Vec<SetName>) {
+        names.extend(self.sets.iter().map(|set| set.name.clone()));
+        for inner in &self.groups {
+            inner.sets_into(names);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::State;
 use super::rows::{JobKey, QueueKey, TaskKey};
 use super::texts::Texts;
-use crate::ids::{GroupName, QueueName};
+use crate::ids::{GroupName, QueueName, SetName};
 use crate::model::{Grace, PodGroup, SubGroup};
 use crate::units::{Duration, Time};
 use std::sync::Arc;
@@ -27,12 +27,20 @@ pub(crate) struct GroupSpec {
     pub priority: i32,
     pub preemptible: bool,
     pub root: Arc<SubGroup>,
+    /// Of the sets below the root, sorted.
+    sets: Arc<[SetName]>,
     pub mark_unschedulable: bool,
     pub staleness_grace: Option<Grace>,
     pub preemption_delay: Duration,
 }
 
 impl GroupSpec {
+    /// There is a set of that name.
+    pub(crate) fn has_set(&self, name: &str) -> bool {
+        let found = self.sets.binary_search_by(|set| set.as_str().cmp(name));
+        found.is_ok()
+    }
+
     /// No sub-groups, and one pod is enough.
     pub(crate) fn needs_one(&self) -> bool {
         self.root.is_plain() && self.root.sets.iter().all(|set| set.min <= 1)
@@ -41,7 +49,11 @@ impl GroupSpec {
 
 impl GroupRow {
     pub(crate) fn of(group: PodGroup, texts: &mut Texts) -> Self {
+        let mut sets = Vec::new();
+        group.root.sets_into(&mut sets);
+        sets.sort_unstable();
         let spec = GroupSpec {
+            sets: Arc::from(sets),
             queue: group.queue,
             priority: group.priority,
             preemptible: group.preemptible,

@@ -92,7 +92,7 @@ fn claim(desk: &mut Desk, queue: &Value, key: &str) -> Claim {
     #[expect(clippy::cast_precision_loss, reason = "billionths")]
     let usage = usage as f64 / 1e9;
     Claim {
-        name: name.to_owned(),
+        name: name.into(),
         priority: i32::try_from(queue["priority"].as_i64().unwrap()).unwrap(),
         created: Time(queue["created_s"].as_u64().unwrap()),
         quota: bound("quota"),
