@@ -160,7 +160,8 @@ fn capacity(state: &State, card: &Card) -> BTreeMap<String, DeviceCapacity> {
                 request_policy: Some(CapacityRequestPolicy {
                     default: Some(whole.clone()),
                     valid_range: Some(CapacityRequestPolicyRange {
-                        min: mib(1),
+                        // A claim of nothing is one that only looks, on a card that is full too.
+                        min: mib(0),
                         step: Some(mib(1)),
                         max: None,
                     }),

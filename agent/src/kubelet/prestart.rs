@@ -156,10 +156,13 @@ impl PreStart {
             }
         };
         for Prepared { alloc, share } in &prepared {
-            let warming = Instant::now();
-            let warm = self.warm(share, deadline).await;
-            *waited += warming.elapsed();
-            warm.map_err(refused)?;
+            // Who only looks at a card takes it in any mode.
+            if !share.wishes.observes {
+                let warming = Instant::now();
+                let warm = self.warm(share, deadline).await;
+                *waited += warming.elapsed();
+                warm.map_err(refused)?;
+            }
             let write = async {
                 *waited += self.write(share, *alloc).await?;
                 tracing::info!("prepared");

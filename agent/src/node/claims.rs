@@ -366,7 +366,13 @@ fn memory(
 ) -> Result<Mib, String> {
     let mut amounts = Vec::new();
     for (device, card) in devices.iter().zip(cards) {
-        let Some(memory) = device.memory.filter(|memory| memory.0 > 0) else {
+        if device.memory == Some(Mib(0)) {
+            return Err(format!(
+                "claim {claim} asks for no memory of card {}: a share has at least 1Mi",
+                card.uuid
+            ));
+        }
+        let Some(memory) = device.memory else {
             return Err(format!(
                 "the allocation of claim {claim} consumes no {} of device {}: it needs Kubernetes with the feature DRAConsumableCapacity, on by default from 1.36",
                 proto::names::dra::MEMORY,

@@ -107,7 +107,7 @@ fn a_card_is_one_device_of_memory_and_slots() {
         json["capacity"],
         serde_json::json!({
             "memory": {"value": "15000Mi", "requestPolicy":
-                {"default": "15000Mi", "validRange": {"min": "1Mi", "step": "1Mi"}}},
+                {"default": "15000Mi", "validRange": {"min": "0Mi", "step": "1Mi"}}},
             "slots": {"value": "48", "requestPolicy": {"default": "1", "validValues": ["1"]}},
         })
     );

@@ -180,6 +180,7 @@ fn offer(awaited: &[(Resource, &[u32])]) -> Offer {
     };
     let (share, whole) = devices(&inventory, terms);
     Offer {
+        any_whole: true,
         share,
         whole,
         awaited: awaited

@@ -49,6 +49,7 @@ use serde_json::{Value, json};
 use crate::accounts::{OTHER, account, rights_are, with_other_node};
 use crate::guard::Table;
 use crate::hostile::column_by_claim;
+use crate::modes::policy;
 
 /// For what the kubelet tries again with its own pauses.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -330,7 +331,8 @@ pub(crate) async fn with_driver_on(
     let outcome = claim(cluster, &ns).await;
     // Before the driver goes: without it the kubelet cannot end a pod that has a claim.
     let cleaned = cluster.clean().await;
-    outcome.and(cleaned)?;
+    let policies = policy(cluster, json!({})).await;
+    outcome.and(cleaned).and(policies)?;
     scheduler.stop().await?;
     let agent = &mut gpus(cluster)?.agent;
     agent.stop().await?;

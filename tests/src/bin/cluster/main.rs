@@ -391,6 +391,7 @@ async fn test(
             claims::a_pods_status_says_that_its_card_is_lost,
             claims::an_agent_writes_slices_of_its_own_node_alone,
             claims::the_page_of_claims_is_done_as_it_stands,
+            claims::from_annotations_to_claims_and_back_nothing_that_runs_is_touched,
             claims::sixty_four_claims_at_once_each_start_with_what_they_were_allocated,
             traces::a_pods_way_through_scheduler_and_agent_is_one_trace_with_its_uid,
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,

@@ -312,8 +312,11 @@ fn the_admin_closes_cards_to_a_front_and_what_is_held_stays() {
     let late = on(&mut world, 6, 1);
     let why = prepare(&mut world, &mut core, &late).unwrap_err();
     assert!(why.contains("by the plugin front alone"), "{why}");
+    assert!(core.offer().any_whole);
     fronts(&world, &mut core, Admin::Auto);
     prepare(&mut world, &mut core, &late).unwrap();
+    fronts(&world, &mut core, Admin::Dra);
+    assert!(!core.offer().any_whole);
 }
 
 #[test]

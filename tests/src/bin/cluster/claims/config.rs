@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::status::isolation_of;
-use super::{LIMIT, claim_spec, ledger_is, manifest, refused, with_driver};
+use super::{LIMIT, claim_spec, ledger_is, manifest, refused, template, with_driver};
 use crate::hostile::ended;
 
 /// A template with this configuration of aliquot.dev.
@@ -43,12 +43,20 @@ pub(crate) async fn a_claim_is_configured_or_told_why_not(cluster: &mut Cluster)
             (json!({ "onViolation": "Ignore" }), "Report, Evict or Kill"),
             (json!({ "minimumFence": "Best" }), "minimumFence is"),
         ] {
-            let why = cluster
-                .apply_one(&configured(ns, "bad", "1000Mi", fields.clone()))
-                .await;
-            let why = why.err().with_context(|| format!("{fields} is taken"))?;
-            ensure!(format!("{why:#}").contains(words), "{fields}: {why:#}");
+            // A policy acts a moment after it was made.
+            until(&format!("{fields} refused"), LIMIT, || async {
+                let bad = configured(ns, "bad", "1000Mi", fields.clone());
+                let why = cluster.apply_one(&bad).await.err();
+                let why = why.map(|why| format!("{why:#}")).unwrap_or_default();
+                Ok(Seen::when(why.contains(words), why))
+            })
+            .await?;
         }
+        let why = template(cluster, ns, "nothing", "0", &json!({}))
+            .await
+            .err();
+        let why = why.context("a share of nothing is taken")?;
+        ensure!(format!("{why:#}").contains("at least 1Mi"), "{why:#}");
         // A mode and a ceiling.
         let fields =
             json!({ "mode": "mps-isolated", "computePercent": 25, "minimumFence": "ServerLimit" });

@@ -26,12 +26,12 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
         let next = agent.command();
         let next = next
             .replace("--pod-uid", "new")
-            .replace("--listen", "127.0.0.1:9401");
+            .replace("--listen", "127.0.0.1:9410");
         let mut next = next.start(&logs)?;
         let mark = next.mark()?;
         until("both are registered", LIMIT, || async {
             let said = next.said()?;
-            let ready = aliquot_tests::http::get("127.0.0.1:9401", "/readyz").await?;
+            let ready = aliquot_tests::http::get("127.0.0.1:9410", "/readyz").await?;
             let both = said.contains("stands by") && ready.contains("stands by");
             let registered = said
                 .lines()

@@ -225,13 +225,19 @@ fn several_cards_are_one_share_in_a_mode_that_gives_several() {
             "different amounts",
         ),
         (5, vec![("gpu", 7, 10)], "no card of this node"),
-        (6, vec![("gpu", 2, 0)], "consumes no memory"),
+        (6, vec![("gpu", 2, 0)], "asks for no memory"),
     ] {
         taker(&mut world, n, &[("main", n, None)]);
         of = allocated(n, &devices, &[n]);
         let why = prepare(&mut world, &mut core, &of).unwrap_err();
         assert!(why.contains(words), "{why}");
     }
+    // A server that knows no amounts.
+    taker(&mut world, 9, &[("main", 9, None)]);
+    of = allocated(9, &[("gpu", 2, 10)], &[9]);
+    of.devices[0].memory = None;
+    let why = prepare(&mut world, &mut core, &of).unwrap_err();
+    assert!(why.contains("DRAConsumableCapacity"), "{why}");
     // A card that is in mode mps is none of several.
     let mps = claimed(&mut world, 7, 2, 100);
     prepare(&mut world, &mut core, &mps).unwrap();
