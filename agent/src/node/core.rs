@@ -14,7 +14,7 @@ use crate::hands::Termination;
 use crate::identity::{self, Resource};
 use crate::inventory::{Book, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
-use crate::ledger::{AllocId, Claim, Front, HolderKey, Ledger, ProofName};
+use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
 use crate::nvml::{Driver, Observation, Sample, Xid};
 use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{
@@ -484,13 +484,8 @@ impl Core {
             whole: &whole,
         };
         let (share, whole) = offer::devices(&self.inventory, terms);
-        let may = |card: &crate::inventory::Card| {
-            card.only_front != Some(Front::Dra) && card.switchable.contains(&Mode::Exclusive)
-        };
-        let cards = &self.inventory.cards;
         let mut held = self.held.keys();
-        let any_whole = cards.is_empty()
-            || cards.iter().any(may)
+        let any_whole = self.inventory.any_whole_beside_claims()
             || held.any(|(resource, _)| *resource == Resource::Whole);
         Offer {
             share,

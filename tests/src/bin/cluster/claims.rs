@@ -10,6 +10,7 @@ mod page;
 mod race;
 mod rollout;
 mod shared;
+mod slices;
 mod status;
 mod whole;
 
@@ -22,6 +23,7 @@ pub(crate) use page::*;
 pub(crate) use race::*;
 pub(crate) use rollout::*;
 pub(crate) use shared::*;
+pub(crate) use slices::*;
 pub(crate) use status::*;
 pub(crate) use whole::*;
 
@@ -33,21 +35,17 @@ use std::time::Duration;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{Gpus, Hardware};
 use aliquot_tests::manifest::documents;
-use aliquot_tests::node;
 use aliquot_tests::pod::describe;
 use aliquot_tests::share::{PROGRAM, pod, why_pending};
-use aliquot_tests::verdict::Write;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use kube::api::ListParams;
-use proto::names::{dra, object};
+use proto::names::dra;
 use serde_json::{Value, json};
 
-use crate::accounts::{OTHER, account, rights_are, with_other_node};
-use crate::guard::Table;
 use crate::hostile::column_by_claim;
 use crate::modes::policy;
 
@@ -271,34 +269,6 @@ pub(crate) async fn under_time_slicing_a_hostile_tenant_with_a_claim_gets_what_t
     cluster: &mut Cluster,
 ) -> Result<()> {
     column_by_claim(cluster, 3).await
-}
-
-pub(crate) async fn an_agent_writes_slices_of_its_own_node_alone(
-    cluster: &mut Cluster,
-) -> Result<()> {
-    with_driver(cluster, 1, async |cluster, ns| {
-        let may = "\nagent get resourceclaims.resource.k8s.io\nagent patch resourceclaims/status.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent watch resourceslices.resource.k8s.io\nagent create resourceslices.resource.k8s.io\nagent patch resourceslices.resource.k8s.io\n";
-        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/binding.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - gpu.example.com\nagent arbitrary-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\nscheduler get resourceslices.resource.k8s.io\n";
-        rights_are(cluster, may, may_not).await?;
-        let all = "/apis/resource.k8s.io/v1/resourceslices";
-        let slice = |name: &str, node: &str, driver: &str| json!({
-            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
-            "metadata": { "name": name },
-            "spec": { "driver": driver, "nodeName": node,
-                "pool": { "name": node, "generation": 1, "resourceSliceCount": 1 }, "devices": [] },
-        });
-        with_other_node(cluster, async |cluster| {
-            let policy = "aliquot-agent-slice";
-            let mut table = Table::new(cluster, policy, ns);
-            table.refused_write(Write::create(all, slice("a", OTHER, dra::DRIVER)), "own node");
-            table.refused_write(Write::create(all, slice("a", node::NAME, "gpu.example.com")), "slices of the driver");
-            table.admitted_write(Write::create(all, slice("a", node::NAME, dra::DRIVER)));
-            let agent = account(cluster, object::AGENT_ACCOUNT, Some(node::NAME)).await?;
-            table.by(agent).holds().await
-        })
-        .await
-    })
-    .await
 }
 
 /// With Kubernetes' own scheduler and the agent as DRA driver, for as long as `claim` runs.

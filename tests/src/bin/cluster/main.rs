@@ -390,6 +390,7 @@ async fn test(
             claims::a_lost_card_ends_what_is_claimed_of_it,
             claims::a_pods_status_says_that_its_card_is_lost,
             claims::an_agent_writes_slices_of_its_own_node_alone,
+            claims::a_slice_is_written_once_at_the_start_and_once_for_a_change,
             claims::the_page_of_claims_is_done_as_it_stands,
             claims::from_annotations_to_claims_and_back_nothing_that_runs_is_touched,
             claims::sixty_four_claims_at_once_each_start_with_what_they_were_allocated,
