@@ -109,6 +109,10 @@ pub struct Config {
     /// Shares by `ResourceClaim`, too, as Kubernetes' DRA driver `aliquot.dev`.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub dra: bool,
+    /// UID of the agent's own pod, where a new one comes before the old one ends (`maxSurge` of
+    /// its `DaemonSet`): it then stands by until it is alone on its node.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
     /// A container that holds devices without a grant for so long is evicted, milliseconds.
     /// Three times as long as `PreStartContainer` waits for a grant that is only late.
     #[arg(long, default_value_t = 60_000)]
@@ -187,16 +191,27 @@ impl Config {
             .join(proto::names::kubelet::SOCKET)
     }
 
-    /// Socket of the DRA driver.
+    /// Socket of the DRA driver; two agents of a node have two.
     pub fn dra_socket(&self) -> PathBuf {
         let plugins = self.kubelet_dir.join("plugins");
-        plugins.join(proto::names::dra::DRIVER).join("dra.sock")
+        let name = self.of_this_pod("dra");
+        plugins
+            .join(proto::names::dra::DRIVER)
+            .join(format!("{name}.sock"))
     }
 
     /// Where the kubelet looks for it.
     pub fn dra_registration_socket(&self) -> PathBuf {
         let registry = self.kubelet_dir.join("plugins_registry");
-        registry.join(format!("{}-reg.sock", proto::names::dra::DRIVER))
+        let name = self.of_this_pod(proto::names::dra::DRIVER);
+        registry.join(format!("{name}-reg.sock"))
+    }
+
+    fn of_this_pod(&self, name: &str) -> String {
+        match &self.pod_uid {
+            None => name.to_owned(),
+            Some(uid) => format!("{name}-{uid}"),
+        }
     }
 
     /// What the hook leaves, a file per `alloc_id`.

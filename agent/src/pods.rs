@@ -3,6 +3,8 @@
 //! Pure: a pod as Kubernetes has it → [`PodView`]; [`Pods`] is all of them. [`crate::cluster`]
 //! does the watching.
 
+mod walls;
+
 use api::grant::PodIdentity;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use proto::names;
@@ -24,11 +26,14 @@ pub struct PodView {
     pub deleting: bool,
     /// `spec.runtimeClassName`.
     pub runtime_class: Option<String>,
-    /// Those that ask for one of our resources, in the pod's order, init containers first.
+    /// Why it must not have a share by a claim, where it takes one: a way around its walls.
+    pub way_around: Option<String>,
+    /// Those that ask for one of our resources or take a claim, in the pod's order, init
+    /// containers first.
     pub containers: Vec<ContainerView>,
 }
 
-/// One container that asks for one of our resources.
+/// One container that asks for one of our resources, or takes a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerView {
     /// Its name.
@@ -39,8 +44,19 @@ pub struct ContainerView {
     pub tokens: u64,
     /// Whole cards that it asks for.
     pub whole: u64,
+    /// What it takes of claims, of whatever driver.
+    pub claims: Vec<Take>,
     /// Its container, without the runtime's prefix, while it runs.
     pub running: Option<String>,
+}
+
+/// What a container takes of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// Name of the `ResourceClaim`.
+    pub claim: String,
+    /// One of its requests; `None`: all.
+    pub request: Option<String>,
 }
 
 /// What a container is started as.
@@ -79,12 +95,18 @@ impl PodView {
                     .flatten()
             })
             .collect();
-        let containers = init
+        let containers: Vec<ContainerView> = init
             .iter()
             .map(|container| (container, init_kind(container)))
             .chain(app.iter().map(|container| (container, ContainerKind::App)))
-            .filter_map(|(container, kind)| ContainerView::of(container, kind, &statuses))
+            .filter_map(|(container, kind)| {
+                let claims = takes(pod, container);
+                ContainerView::of(container, kind, claims, &statuses)
+            })
             .collect();
+        let claims = containers
+            .iter()
+            .any(|container| !container.claims.is_empty());
         Some(Self {
             identity,
             grant: metadata
@@ -95,11 +117,21 @@ impl PodView {
             finished: matches!(phase, "Succeeded" | "Failed"),
             deleting: metadata.deletion_timestamp.is_some(),
             runtime_class: spec.and_then(|s| s.runtime_class_name.clone()),
+            way_around: spec.filter(|_| claims).and_then(walls::way_around),
             containers,
         })
     }
 
-    /// The container of that name, if it asks for one of our resources.
+    /// Whether one of its containers takes a claim of that name.
+    pub fn takes(&self, claim: &str) -> bool {
+        let mut takes = self
+            .containers
+            .iter()
+            .flat_map(|container| &container.claims);
+        takes.any(|take| take.claim == claim)
+    }
+
+    /// The container of that name, if it asks for one of our resources or takes a claim.
     pub fn container(&self, name: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|c| c.name == name)
     }
@@ -122,6 +154,7 @@ impl ContainerView {
     fn of(
         container: &Container,
         kind: ContainerKind,
+        claims: Vec<Take>,
         statuses: &[&ContainerStatus],
     ) -> Option<Self> {
         let asks = |resource: &str| {
@@ -130,7 +163,7 @@ impl ContainerView {
         };
         let tokens = asks(names::resource::SHARE).unwrap_or(0);
         let whole = asks(names::resource::GPU).unwrap_or(0);
-        if tokens == 0 && whole == 0 {
+        if tokens == 0 && whole == 0 && claims.is_empty() {
             return None;
         }
         let running = statuses
@@ -144,9 +177,46 @@ impl ContainerView {
             kind,
             tokens,
             whole,
+            claims,
             running,
         })
     }
+}
+
+/// What a container takes of its pod's claims: of those that it names, and of the one that
+/// Kubernetes' scheduler made for its extended resources (KEP-5004).
+fn takes(pod: &Pod, container: &Container) -> Vec<Take> {
+    let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
+    let resources = container.resources.as_ref();
+    let named = resources.and_then(|resources| resources.claims.as_deref());
+    let of_pod = spec.and_then(|spec| spec.resource_claims.as_deref());
+    let made = status.and_then(|status| status.resource_claim_statuses.as_deref());
+    let named = named.unwrap_or_default().iter().filter_map(|named| {
+        let mut of_pod = of_pod.unwrap_or_default().iter();
+        let of_pod = of_pod.find(|of| of.name == named.name)?;
+        let mut made = made.unwrap_or_default().iter();
+        let made = made.find(|made| made.name == named.name);
+        // Given by its name, or made by a template.
+        let object = of_pod.resource_claim_name.clone();
+        Some(Take {
+            claim: object.or_else(|| made?.resource_claim_name.clone())?,
+            request: named.request.clone(),
+        })
+    });
+    let asked = resources.and_then(|resources| resources.requests.as_ref());
+    let extended = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    let extended = extended.into_iter().flat_map(|extended| {
+        let mappings = extended.request_mappings.iter();
+        let of_this = mappings.filter(|mapping| {
+            let asks = asked.is_some_and(|asked| asked.contains_key(&mapping.resource_name));
+            mapping.container_name == container.name && asks
+        });
+        of_this.map(|mapping| Take {
+            claim: extended.resource_claim_name.clone(),
+            request: Some(mapping.request_name.clone()),
+        })
+    });
+    named.chain(extended).collect()
 }
 
 /// All pods of the node.
@@ -274,6 +344,49 @@ mod tests {
     }
 
     #[test]
+    fn what_a_container_takes_of_claims_is_read_in_all_ways_that_there_are() {
+        let view = pod(serde_json::json!({
+            "metadata": {"uid": "u", "namespace": "ns", "name": "p"},
+            "spec": {
+                "hostPID": true,
+                "resourceClaims": [
+                    {"name": "given", "resourceClaimName": "c"},
+                    {"name": "made", "resourceClaimTemplateName": "t"},
+                    {"name": "late", "resourceClaimTemplateName": "t"}],
+                "containers": [
+                    {"name": "all", "resources": {"claims": [{"name": "given"}]}},
+                    {"name": "one", "resources": {"claims":
+                        [{"name": "made", "request": "r"}, {"name": "late"}, {"name": "none"}]}},
+                    {"name": "whole", "resources": {"requests": {"nvidia.com/gpu": "1"}}},
+                    {"name": "other", "resources": {"requests": {"cpu": "1"}}}]},
+            "status": {
+                "resourceClaimStatuses": [{"name": "made", "resourceClaimName": "p-made"}],
+                "extendedResourceClaimStatus": {"resourceClaimName": "p-x", "requestMappings": [
+                    {"containerName": "whole", "resourceName": "nvidia.com/gpu", "requestName": "container-2-request-0"},
+                    {"containerName": "other", "resourceName": "nvidia.com/gpu", "requestName": "container-3-request-0"}]}}
+        }));
+        let takes: Vec<_> = view
+            .containers
+            .iter()
+            .flat_map(|c| {
+                c.claims
+                    .iter()
+                    .map(|t| (c.name.as_str(), t.claim.as_str(), t.request.as_deref()))
+            })
+            .collect();
+        assert_eq!(
+            takes,
+            [
+                ("all", "c", None),
+                ("one", "p-made", Some("r")),
+                ("whole", "p-x", Some("container-2-request-0")),
+            ]
+        );
+        assert!(view.takes("p-x") && !view.takes("other"));
+        assert!(view.way_around.unwrap().contains("hostPID"));
+    }
+
+    #[test]
     fn gone_is_told_from_not_seen_yet() {
         let one = |uid: &str| PodView {
             identity: PodIdentity {
@@ -285,6 +398,7 @@ mod tests {
             finished: false,
             deleting: false,
             runtime_class: None,
+            way_around: None,
             containers: Vec::new(),
         };
         let mut pods = Pods::default();

@@ -5,7 +5,7 @@
 
 use crate::identity::{Checkpoint, Resource};
 use crate::inventory::GpuUuid;
-use crate::ledger::{AllocId, Claim, Front, HolderKey, Ledger, Share, SharePhase};
+use crate::ledger::{AllocId, Claim, Front, Hold, HolderKey, Ledger, ProofName, Share, SharePhase};
 use crate::pods::{ContainerView, Pods, Standing};
 use api::Mode;
 pub use cdi::hook::{Limited, Proof};
@@ -35,10 +35,10 @@ pub const UNREADABLE_GRACE: Duration = Duration::from_secs(10);
 pub struct Local {
     /// `None` while it is unreadable or missing.
     pub checkpoint: Option<Checkpoint>,
-    /// Our CDI files; `None` for one that does not tell whose it is.
-    pub files: BTreeMap<AllocId, Option<Share>>,
+    /// Our CDI files: whose share each is; `None` for one that does not tell.
+    pub files: BTreeMap<AllocId, Option<Vec<Share>>>,
     /// What the hook left; `None` for a proof that was never readable.
-    pub proofs: BTreeMap<AllocId, Option<Proof>>,
+    pub proofs: BTreeMap<ProofName, Option<Proof>>,
     /// Folders of share files.
     pub folders: BTreeSet<AllocId>,
     /// Containers with a process: of those that proofs name, and those asked about.
@@ -98,21 +98,43 @@ impl Part {
 impl Local {
     /// What the hook left for this very share; `None` as well for what is not readable.
     pub fn proof_of(&self, share: &Share) -> Option<&Proof> {
-        let proof = self.proofs.get(&share.alloc_id?)?.as_ref()?;
+        let proof = self.proofs.get(&share.proof_name()?)?.as_ref()?;
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
     }
 
-    /// Whether an allocation may have a proof that cannot be read.
-    pub fn hides_proof(&self, alloc: AllocId) -> bool {
-        match self.proofs.get(&alloc) {
+    /// Whether there may be a proof of this name that cannot be read.
+    pub fn hides_proof(&self, name: &ProofName) -> bool {
+        match self.proofs.get(name) {
             Some(proof) => proof.is_none(),
             None => self.unreadable.contains_key(&Part::Proofs),
         }
     }
 
-    /// Whether the container that an allocation's proof names still has a process.
-    pub fn lives(&self, alloc: AllocId) -> bool {
-        let proof = self.proofs.get(&alloc).and_then(Option::as_ref);
+    /// Proofs of the containers of one allocation.
+    pub fn proofs_of(&self, alloc: AllocId) -> impl Iterator<Item = (&ProofName, &Option<Proof>)> {
+        let first = ProofName {
+            alloc,
+            holder: None,
+        };
+        let from = self.proofs.range(first..);
+        from.take_while(move |(name, _)| name.alloc == alloc)
+    }
+
+    /// Whether a container of an allocation has a process, or may have one.
+    pub fn may_live(&self, alloc: AllocId) -> bool {
+        let mut proofs = self.proofs_of(alloc).map(|(_, proof)| proof).peekable();
+        if proofs.peek().is_none() {
+            return self.unreadable.contains_key(&Part::Proofs);
+        }
+        proofs.any(|proof| {
+            let proof = proof.as_ref();
+            proof.is_none_or(|proof| self.living.contains(&proof.container_id))
+        })
+    }
+
+    /// Whether the container that a proof names still has a process.
+    pub fn lives(&self, name: &ProofName) -> bool {
+        let proof = self.proofs.get(name).and_then(Option::as_ref);
         proof.is_some_and(|proof| self.living.contains(&proof.container_id))
     }
 }
@@ -139,7 +161,7 @@ pub struct MintedIds {
 /// The bound shares as their CDI files tell them, for a ledger that is empty after a start.
 pub fn restore(local: &Local) -> Vec<Share> {
     let mut shares: BTreeMap<HolderKey, Share> = BTreeMap::new();
-    for share in local.files.values().flatten() {
+    for share in local.files.values().flatten().flatten() {
         let known = local.checkpoint.as_ref().is_none_or(|checkpoint| {
             let alloc = share.alloc_id;
             alloc.is_some_and(|alloc| checkpoint.holds(alloc))
@@ -170,7 +192,11 @@ pub fn proven<'a>(
             .flat_map(|c| &c.entries)
             .find(|entry| entry.pod_uid == claim.pod.uid && entry.container == claim.container)?;
         let alloc = entry.alloc?;
-        let proof = local.proofs.get(&alloc)?.as_ref()?;
+        let name = ProofName {
+            alloc,
+            holder: None,
+        };
+        let proof = local.proofs.get(&name)?.as_ref()?;
         if proof.pod_uid != claim.pod.uid || proof.container != claim.container {
             return None;
         }
@@ -232,7 +258,8 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
 pub struct Absences {
     /// Allocations that the kubelet does not record.
     unrecorded: BTreeMap<AllocId, Instant>,
-    /// Allocations that were prepared and not started when their pods were gone.
+    /// Allocations that were prepared and not started when their pods were gone; of claims also
+    /// those of which nothing is left.
     unstarted: BTreeMap<AllocId, Instant>,
 }
 
@@ -250,10 +277,11 @@ pub fn deaths(
     let unrecorded = &mut absences.unrecorded;
     let current = !local.unreadable.contains_key(&Part::Checkpoint);
     if let Some(checkpoint) = local.checkpoint.as_ref().filter(|_| current) {
-        unrecorded
-            .retain(|alloc, _| !checkpoint.holds(*alloc) && ledger.by_alloc(*alloc).is_some());
+        unrecorded.retain(|alloc, _| !checkpoint.holds(*alloc) && holds(ledger, *alloc));
         // A claim is not in it: the kubelet says by a call that it is done with one.
-        let plugin = ledger.shares().filter(|share| share.front == Front::Plugin);
+        let plugin = ledger
+            .shares()
+            .filter(|share| share.front() == Front::Plugin);
         for alloc in plugin.filter_map(|share| share.alloc_id) {
             if !checkpoint.holds(alloc) {
                 unrecorded.entry(alloc).or_insert(now);
@@ -267,7 +295,11 @@ pub fn deaths(
     };
     let mut unstarted = BTreeMap::new();
     let mut dead = Vec::new();
-    for share in ledger.shares() {
+    let mut claims: BTreeMap<AllocId, bool> = BTreeMap::new();
+    for share in ledger.all() {
+        if let Hold::Claim(alloc) = share.hold() {
+            claims.entry(alloc).or_insert(true);
+        }
         let standing = pods.standing(&share.pod.uid);
         let left = match standing {
             Standing::Present(pod) => pod.finished,
@@ -277,29 +309,48 @@ pub fn deaths(
                 .alloc_id
                 .is_some_and(|alloc| !waits(unrecorded.get(&alloc), MISSING_GRACE)),
         };
-        if !left || busy.contains(&share.pod.uid) {
-            continue;
-        }
-        let ended = match (share.alloc_id, local.proof_of(share)) {
-            (None, _) => true,
-            (Some(_), Some(proof)) => !local.living.contains(&proof.container_id),
-            // What cannot be read may name a container that lives.
-            (Some(alloc), None) if local.hides_proof(alloc) => false,
-            // The kubelet says that a pod is finished when nothing of it can start any more.
-            (Some(_), None) if matches!(standing, Standing::Present(_)) => true,
-            (Some(alloc), None) if unrecorded.contains_key(&alloc) => true,
-            (Some(alloc), None) => {
-                let since = absences.unstarted.get(&alloc).copied().unwrap_or(now);
-                unstarted.insert(alloc, since);
-                !waits(Some(&since), START_GRACE)
+        let mut ended = || {
+            if !left || busy.contains(&share.pod.uid) {
+                return false;
+            }
+            match (share.proof_name(), local.proof_of(share)) {
+                (None, _) => true,
+                (Some(_), Some(proof)) => !local.living.contains(&proof.container_id),
+                // What cannot be read may name a container that lives.
+                (Some(name), None) if local.hides_proof(&name) => false,
+                // The kubelet says that a pod is finished when nothing of it can start any more.
+                (Some(_), None) if matches!(standing, Standing::Present(_)) => true,
+                (Some(name), None) if unrecorded.contains_key(&name.alloc) => true,
+                (Some(name), None) => {
+                    let since = absences.unstarted.get(&name.alloc).copied().unwrap_or(now);
+                    unstarted.insert(name.alloc, since);
+                    !waits(Some(&since), START_GRACE)
+                }
             }
         };
-        if ended {
-            dead.push(share.key());
+        if ended() {
+            dead.push(share);
+        } else if let Hold::Claim(alloc) = share.hold() {
+            claims.insert(alloc, false);
         }
     }
+    // The kubelet says when it is done with a claim. Until then another pod may start with it
+    // that is not in the watch yet; a claim of which the kubelet says nothing is over after
+    // that time.
+    dead.retain(|share| match share.hold() {
+        Hold::Claim(alloc) if claims.get(&alloc) == Some(&true) => {
+            let since = absences.unstarted.get(&alloc).copied().unwrap_or(now);
+            unstarted.insert(alloc, since);
+            !waits(Some(&since), START_GRACE)
+        }
+        _ => true,
+    });
     absences.unstarted = unstarted;
-    dead
+    dead.into_iter().map(Share::key).collect()
+}
+
+fn holds(ledger: &Ledger, alloc: AllocId) -> bool {
+    ledger.by_alloc(alloc).next().is_some()
 }
 
 /// What lies on disk for allocations that nobody holds. Nothing before the pods were
@@ -312,12 +363,27 @@ pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId>
     local
         .files
         .keys()
-        .chain(local.proofs.keys())
+        .chain(local.proofs.keys().map(|name| &name.alloc))
         .chain(&local.folders)
         .copied()
-        .filter(|alloc| ledger.by_alloc(*alloc).is_none())
-        .filter(|alloc| !local.lives(*alloc) && !local.hides_proof(*alloc))
+        .filter(|alloc| !holds(ledger, *alloc))
+        .filter(|alloc| !local.may_live(*alloc))
         .collect()
+}
+
+/// Proofs of containers that a claim had and does not have any more.
+pub fn stale_proofs(ledger: &Ledger, local: &Local) -> Vec<ProofName> {
+    let stale = |name: &&ProofName| {
+        let Some(holder) = &name.holder else {
+            return false;
+        };
+        let has = |share: &Share| share.alloc_id == Some(name.alloc);
+        holds(ledger, name.alloc)
+            && !ledger.get(holder).is_some_and(has)
+            && !local.lives(name)
+            && !local.hides_proof(name)
+    };
+    local.proofs.keys().filter(stale).cloned().collect()
 }
 
 /// The phase of a share, and the container that the hook let start.
@@ -342,8 +408,8 @@ pub fn progress(share: &Share, local: &Local, pods: &Pods) -> (SharePhase, Optio
 /// A container that runs with an answer of ours and without the hook's proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unproven {
-    /// The answer.
-    pub alloc: AllocId,
+    /// The proof that there is not.
+    pub name: ProofName,
     /// The container, as the runtime names it.
     pub container_id: String,
     /// Its pod's `runtimeClassName`.
@@ -360,10 +426,12 @@ pub struct Suspicions {
 }
 
 /// Containers that run with an answer of ours and without the hook's proof: the runtime
-/// ignored the CDI name, or the hook. No container is judged while proofs or processes cannot
-/// be read, and none whose own proof cannot.
+/// ignored the CDI name, or the hook. Whose the answers are stands in the kubelet's checkpoint,
+/// and of claims in the ledger. No container is judged while proofs or processes cannot be
+/// read, and none whose own proof cannot.
 pub fn unproven(
     local: &Local,
+    ledger: &Ledger,
     pods: &Pods,
     suspicions: &mut Suspicions,
     now: Instant,
@@ -372,20 +440,32 @@ pub fn unproven(
     let mut suspects = BTreeMap::new();
     suspicions.doubted.clear();
     let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
-    for entry in entries {
-        let (Some(alloc), Standing::Present(pod)) = (entry.alloc, pods.standing(&entry.pod_uid))
-        else {
+    let answered = entries.filter_map(|entry| {
+        let key = HolderKey {
+            pod_uid: entry.pod_uid.clone(),
+            container: entry.container.clone(),
+        };
+        let name = ProofName {
+            alloc: entry.alloc?,
+            holder: None,
+        };
+        Some((key, name))
+    });
+    let claimed = ledger.all().filter(|share| share.claimed.is_some());
+    let claimed = claimed.filter_map(|share| Some((share.key(), share.proof_name()?)));
+    for (key, name) in answered.chain(claimed) {
+        let Standing::Present(pod) = pods.standing(&key.pod_uid) else {
             continue;
         };
         let running = pod
-            .container(&entry.container)
+            .container(&key.container)
             .and_then(ContainerView::runs)
             .filter(|_| !pod.finished);
         let Some(running) = running else { continue };
-        let unjudged = match local.proofs.get(&alloc) {
+        let unjudged = match local.proofs.get(&name) {
             Some(None) => true,
             // The proof is newer than what the API server says.
-            Some(Some(proof)) => proof.container_id == running || local.lives(alloc),
+            Some(Some(proof)) => proof.container_id == running || local.lives(&name),
             None => blind(Part::Proofs),
         };
         if unjudged || blind(Part::Processes) {
@@ -393,12 +473,8 @@ pub fn unproven(
         }
         suspicions.doubted.insert(running.to_owned());
         if local.living.contains(running) {
-            let key = HolderKey {
-                pod_uid: entry.pod_uid.clone(),
-                container: entry.container.clone(),
-            };
             let unproven = Unproven {
-                alloc,
+                name,
                 container_id: running.to_owned(),
                 runtime_class: pod.runtime_class.clone(),
             };

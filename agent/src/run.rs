@@ -4,11 +4,13 @@
 //! NVML library: libraries loaded from one path share their state.
 
 use crate::Config;
+use crate::dra::service::Service;
 use crate::inventory::Settings;
 use crate::kubelet::pod_resources::{self, Lister};
 use crate::kubelet::prestart::PreStart;
 use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
+use crate::node::lists::Lists;
 use crate::node::owner::{self, Outputs, Owner};
 use crate::node::{Core, Event, Obstacle, Terms, keeper};
 use crate::{cluster, dra, hands, identity::Resource, install, nvml, telemetry};
@@ -84,8 +86,24 @@ pub async fn run(
     // A caller that drops this future leaves no thread behind either.
     let _guard = end.clone().drop_guard();
     let mut tasks: JoinSet<Part> = JoinSet::new();
-    let _lock = alone(&config.run_dir).await?;
-    let result = start(&config, client, &end, started, &mut tasks);
+    let (driver, answering) = watch::channel(None);
+    let service = Service {
+        config: config.clone(),
+        driver: answering,
+        stop: end.clone(),
+    };
+    // The kubelet has it before the agent that it replaces has ended.
+    if config.dra && config.pod_uid.is_some() {
+        tasks.spawn(claimed(service.clone()));
+    }
+    let Some(_lock) = alone(&config, &stop, &mut tasks).await? else {
+        return Ok(());
+    };
+    if config.dra {
+        dra::service::sweep(&config).await;
+    }
+    let claims = config.dra.then_some(Claims { driver, service });
+    let result = start(&config, client, &end, started, claims, &mut tasks);
     let result = match result {
         Ok(()) => first_end(&mut tasks, &stop).await,
         Err(error) => Err(error),
@@ -99,22 +117,77 @@ pub async fn run(
 }
 
 /// Makes sure that no other agent serves this node: for as long as the lock lives. One that
-/// is just ending is waited for.
-async fn alone(run_dir: &Path) -> Result<Flock<File>, RunError> {
+/// is just ending is waited for; where this one came to replace it, for as long as that takes.
+/// `None`: told to stop before.
+async fn alone(
+    config: &Config,
+    stop: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) -> Result<Option<Flock<File>>, RunError> {
+    let run_dir = &config.run_dir;
     let path = run_dir.join("agent.lock");
     let until = Instant::now() + PREDECESSOR;
-    loop {
+    let lock = || -> Result<Option<Flock<File>>, RunError> {
         let open = || {
             std::fs::create_dir_all(run_dir)?;
             File::create(&path)
         };
         let file = open().map_err(RunError::Folders)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err(_) if Instant::now() < until => tokio::time::sleep(AGAIN).await,
-            Err(_) => return Err(RunError::NotAlone(path)),
+        Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
+    };
+    let mut standby = None;
+    let lock = loop {
+        if let Some(lock) = lock()? {
+            break Some(lock);
         }
+        if config.pod_uid.is_none() && Instant::now() >= until {
+            return Err(RunError::NotAlone(path));
+        }
+        if config.pod_uid.is_some() && standby.is_none() {
+            tracing::info!("stands by until the agent of this node has ended");
+            standby = Some(Standby::start(config)?);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(AGAIN) => {}
+            () = stop.cancelled() => break None,
+            Some(ended) = tasks.join_next() => {
+                ended.map_err(RunError::Failed)??;
+            }
+        }
+    };
+    if let Some(standby) = standby {
+        standby.end().await;
     }
+    Ok(lock)
+}
+
+/// Answers that the agent is well while it waits, so that the one before it is ended.
+struct Standby {
+    stop: CancellationToken,
+    served: tokio::task::JoinHandle<()>,
+}
+
+impl Standby {
+    fn start(config: &Config) -> Result<Self, RunError> {
+        let stop = CancellationToken::new();
+        let served = telemetry::standby(config, stop.clone())?;
+        Ok(Self {
+            stop,
+            served: tokio::spawn(served),
+        })
+    }
+
+    /// Its address is free then.
+    async fn end(self) {
+        self.stop.cancel();
+        let _ = self.served.await;
+    }
+}
+
+/// Where the DRA driver goes once there is one, and what the kubelet is served.
+struct Claims {
+    driver: watch::Sender<Option<dra::driver::Driver>>,
+    service: Service,
 }
 
 async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Result<(), RunError> {
@@ -136,6 +209,7 @@ fn start(
     client: kube::Client,
     end: &CancellationToken,
     started: Instant,
+    claims: Option<Claims>,
     tasks: &mut JoinSet<Part>,
 ) -> Result<(), RunError> {
     let mut disk = Disk::open(config).map_err(RunError::Folders)?;
@@ -159,6 +233,7 @@ fn start(
     // it would end servers whose tenants run.
     let (state_out, state) = watch::channel(Arc::new(core.state()));
     let (offer_out, offer) = watch::channel(Arc::new(core.offer()));
+    let lists = Lists::new(config.share_dir(), state.clone());
     let (disk_out, disk_requests) = mpsc::unbounded_channel();
     let (notes_out, notes) = mpsc::unbounded_channel();
     let outputs = Outputs {
@@ -189,6 +264,7 @@ fn start(
             config.reconcile_interval(),
             disk_requests,
             state.clone(),
+            lists.clone(),
             ear.clone(),
         ),
     ));
@@ -201,6 +277,7 @@ fn start(
         config: config.clone(),
         owner: ear.clone(),
         state: state.clone(),
+        lists,
         notes: notes_out.clone(),
     };
     for resource in served(config) {
@@ -238,12 +315,12 @@ fn start(
         cluster::run(
             config.clone(),
             client.clone(),
-            ear,
+            ear.clone(),
             state.clone(),
             end.clone(),
         ),
     ));
-    if config.dra {
+    if let Some(claims) = claims {
         let (words, heard) = mpsc::unbounded_channel();
         let driver = dra::driver::Driver {
             client: client.clone(),
@@ -256,7 +333,23 @@ fn start(
         tasks.spawn(named("the claims' device status", async move {
             let _ = stop.run_until_cancelled(status).await;
         }));
-        tasks.spawn(claimed(driver, state.clone(), end.clone()));
+        let reservations = dra::reservations::run(client.clone(), state.clone(), ear);
+        let stop = end.clone();
+        tasks.spawn(named("the pods of claims", async move {
+            let _ = stop.run_until_cancelled(reservations).await;
+        }));
+        let state_known = state.clone();
+        let registered = config.pod_uid.is_some();
+        tasks.spawn(async move {
+            // What is claimed is prepared from the first call on: the ledger is whole.
+            after_first_look(state_known).await;
+            claims.driver.send_replace(Some(driver));
+            if registered {
+                claims.service.stop.cancelled().await;
+                return Ok("the DRA driver");
+            }
+            claimed(claims.service).await
+        });
         let slice = dra::publish::run(config.clone(), client.clone(), state.clone());
         let end = end.clone();
         tasks.spawn(named("the node's ResourceSlice", async move {
@@ -277,14 +370,9 @@ fn start(
     Ok(())
 }
 
-/// The DRA driver. What is claimed is prepared from the first call on: the ledger is whole.
-async fn claimed(
-    driver: dra::driver::Driver,
-    state: watch::Receiver<Arc<crate::node::State>>,
-    end: CancellationToken,
-) -> Part {
-    after_first_look(state).await;
-    let ended = dra::registration::run(driver, end).await;
+/// Registers the DRA driver.
+async fn claimed(service: Service) -> Part {
+    let ended = dra::registration::run(service).await;
     ended.map_err(RunError::Dra)?;
     Ok("the DRA driver")
 }

@@ -6,7 +6,7 @@
 //! an old sample, or a process by anything but its cgroup.
 
 use crate::inventory::GpuUuid;
-use crate::ledger::{HolderKey, Ledger, Share};
+use crate::ledger::{Hold, Ledger, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Process, Sample};
 use api::{Mib, Mode};
@@ -72,11 +72,13 @@ impl Wrong {
     }
 }
 
-/// Something is to be done about a container.
+/// Something is to be done about what a container holds, or what the containers of a claim do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Whose share.
-    pub key: HolderKey,
+    /// Of which share.
+    pub hold: Hold,
+    /// The claim, `namespace/name`, where several containers have it.
+    pub claim: Option<String>,
     /// On which card.
     pub gpu: GpuUuid,
     /// What is wrong.
@@ -85,10 +87,8 @@ pub struct Finding {
     pub held: Mib,
     /// What they may; under pressure, what is kept for them.
     pub limit: Mib,
-    /// Its container, as the cgroup of one of its processes names it.
-    pub container_id: Option<String>,
     /// Its processes on the card.
-    pub pids: Vec<u32>,
+    pub own: Vec<Own>,
     /// Those of them that are wrong by themselves. A process that ends while lists are
     /// read is on one of them only, once.
     offenders: Vec<u32>,
@@ -96,21 +96,48 @@ pub struct Finding {
     pub sure: bool,
 }
 
+/// A process of a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// On the host.
+    pub pid: u32,
+    /// UID of its pod.
+    pub pod_uid: String,
+    /// Its container, as its cgroup names it.
+    pub container_id: Option<String>,
+}
+
+impl Own {
+    fn of(process: &Process) -> Self {
+        Self {
+            pid: process.pid,
+            pod_uid: process.origin.pod_uid.clone().unwrap_or_default(),
+            container_id: process.origin.container_id.clone(),
+        }
+    }
+}
+
 impl Finding {
     /// One sentence.
     pub fn text(&self) -> String {
         match self.wrong {
-            Wrong::Memory => format!(
-                "holds {} of card {}, {} were granted",
-                self.held, self.gpu, self.limit
-            ),
+            Wrong::Memory => match &self.claim {
+                None => format!(
+                    "holds {} of card {}, {} were granted",
+                    self.held, self.gpu, self.limit
+                ),
+                Some(claim) => format!(
+                    "is one of the containers of claim {claim}, which hold {} of card {} together, {} were granted",
+                    self.held, self.gpu, self.limit
+                ),
+            },
             Wrong::PastServer => format!(
                 "uses card {} past its MPS server and holds {}",
                 self.gpu, self.held
             ),
             Wrong::Clients => format!(
                 "has {} processes on the MPS server of card {} and leaves none to others",
-                self.pids.len(),
+                self.own.len(),
                 self.gpu
             ),
             Wrong::Pressure => format!(
@@ -124,7 +151,7 @@ impl Finding {
 /// What it remembers from sample to sample.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
-    suspects: BTreeMap<(HolderKey, GpuUuid, Wrong), Suspect>,
+    suspects: BTreeMap<(Hold, GpuUuid, Wrong), Suspect>,
     /// Of each watched card, the time of the last sample that was judged, or since when it is
     /// watched.
     judged: BTreeMap<GpuUuid, Instant>,
@@ -149,11 +176,11 @@ impl Watchdog {
         allowance: &Allowance,
         now: Instant,
     ) -> Vec<Finding> {
-        self.suspects.retain(|(key, ..), suspect| {
+        self.suspects.retain(|(hold, ..), suspect| {
             let recent = suspect
                 .last
                 .is_some_and(|last| now.saturating_duration_since(last) < FORGIVEN);
-            recent && ledger.get(key).is_some()
+            recent && ledger.holders(hold).next().is_some()
         });
         let mut findings = Vec::new();
         for card in &sample.cards {
@@ -163,7 +190,7 @@ impl Watchdog {
             }
             self.judged.insert(card.uuid.clone(), card.at);
             let parts = parts(&card.uuid, &card.processes, ledger, allowance.client_slots);
-            for share in ledger.on(&card.uuid) {
+            for share in ledger.holds_on(&card.uuid) {
                 let may = Part {
                     slack: allowance.slack,
                     clients: server_name(share).and_then(|name| parts.get(&name).copied()),
@@ -222,7 +249,7 @@ impl Watchdog {
     }
 
     fn strike(&mut self, mut finding: Finding, at: Instant) -> Option<Finding> {
-        let name = (finding.key.clone(), finding.gpu.clone(), finding.wrong);
+        let name = (finding.hold.clone(), finding.gpu.clone(), finding.wrong);
         let suspect = self.suspects.entry(name).or_default();
         let fresh = suspect.last.is_none();
         suspect.last = Some(at);
@@ -268,10 +295,10 @@ impl Watchdog {
         })
     }
 
-    /// What is held against a container, in one sentence each; none when all is well.
-    pub fn complaints(&self, key: &HolderKey) -> impl Iterator<Item = (Wrong, &str)> {
+    /// What is held against a share, in one sentence each; none when all is well.
+    pub fn complaints(&self, hold: &Hold) -> impl Iterator<Item = (Wrong, &str)> {
         let suspects = self.suspects.iter();
-        let acted = suspects.filter(move |((of, ..), one)| of == key && one.acted.is_some());
+        let acted = suspects.filter(move |((of, ..), one)| of == hold && one.acted.is_some());
         acted.map(|((.., wrong), suspect)| (*wrong, suspect.text.as_str()))
     }
 }
@@ -286,7 +313,10 @@ fn parts(
     slots: u32,
 ) -> BTreeMap<String, usize> {
     let mut counts: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for share in ledger.on(card).filter(|share| share.alloc_id.is_some()) {
+    for share in ledger
+        .holds_on(card)
+        .filter(|share| share.alloc_id.is_some())
+    {
         if let Some(name) = server_name(share) {
             let count = clients(share, processes, ledger).count();
             counts.entry(name).or_default().push(count);
@@ -311,8 +341,20 @@ fn clients<'a>(
     processes: &'a [Process],
     ledger: &'a Ledger,
 ) -> impl Iterator<Item = &'a Process> {
-    let clients = processes.iter().filter(|process| process.mps_client);
-    clients.filter(|process| is_of(process, share, ledger))
+    own(share, processes, ledger).filter(|process| process.mps_client)
+}
+
+/// Processes that count for a share, whichever of its containers they are of.
+fn own<'a>(
+    share: &'a Share,
+    processes: &'a [Process],
+    ledger: &'a Ledger,
+) -> impl Iterator<Item = &'a Process> {
+    let hold = share.hold();
+    let rows: Vec<&Share> = (ledger.shares()).filter(|row| row.hold() == hold).collect();
+    processes
+        .iter()
+        .filter(move |process| rows.iter().any(|row| is_of(process, row, ledger)))
 }
 
 /// Shares of a card that hold more than is kept for them, and how much more: the most first.
@@ -323,22 +365,22 @@ fn above(
     slack: Mib,
 ) -> Vec<(Mib, Finding)> {
     let mut above: Vec<(Mib, Finding)> = Vec::new();
-    for share in ledger.on(card).filter(|share| share.kept < share.memory) {
-        let own: Vec<&Process> = processes
-            .iter()
-            .filter(|process| is_of(process, share, ledger))
-            .collect();
+    for share in ledger
+        .holds_on(card)
+        .filter(|share| share.kept < share.memory)
+    {
+        let own: Vec<&Process> = own(share, processes, ledger).collect();
         let held = held_by(&own);
         if held.0 <= share.kept.0.saturating_add(slack.0) {
             continue;
         }
         let finding = Finding {
             limit: share.kept,
-            ..found(share, card, Wrong::Pressure, held, &own)
+            ..found(share, card, Wrong::Pressure, held, &own, ledger)
         };
         above.push((held.saturating_sub(share.kept), finding));
     }
-    above.sort_by(|(one, a), (other, b)| other.cmp(one).then_with(|| a.key.cmp(&b.key)));
+    above.sort_by(|(one, a), (other, b)| other.cmp(one).then_with(|| a.hold.cmp(&b.hold)));
     above
 }
 
@@ -386,17 +428,24 @@ fn held_by(own: &[&Process]) -> Mib {
         .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)))
 }
 
-fn found(share: &Share, card: &GpuUuid, wrong: Wrong, held: Mib, own: &[&Process]) -> Finding {
+fn found(
+    share: &Share,
+    card: &GpuUuid,
+    wrong: Wrong,
+    held: Mib,
+    own: &[&Process],
+    ledger: &Ledger,
+) -> Finding {
+    let hold = share.hold();
+    let several = ledger.holders(&hold).nth(1).is_some();
     Finding {
-        key: share.key(),
+        hold,
+        claim: share.claim_name().filter(|_| several),
         gpu: card.clone(),
         wrong,
         held,
         limit: share.memory,
-        container_id: own
-            .iter()
-            .find_map(|process| process.origin.container_id.clone()),
-        pids: own.iter().map(|process| process.pid).collect(),
+        own: own.iter().map(|process| Own::of(process)).collect(),
         offenders: Vec::new(),
         sure: false,
     }
@@ -419,14 +468,11 @@ fn against(
     if share.mode == Mode::Exclusive {
         return Vec::new();
     }
-    let own: Vec<&Process> = processes
-        .iter()
-        .filter(|process| is_of(process, share, ledger))
-        .collect();
+    let own: Vec<&Process> = own(share, processes, ledger).collect();
     let held = held_by(&own);
     let finding = |wrong, offenders| Finding {
         offenders,
-        ..found(share, card, wrong, held, &own)
+        ..found(share, card, wrong, held, &own, ledger)
     };
     let served = share.is_served();
     let mut findings = Vec::new();
@@ -441,25 +487,27 @@ fn against(
     if held.0 > share.memory.0.saturating_add(may.slack.0) {
         findings.push(finding(Wrong::Memory, Vec::new()));
     }
-    let clients: Vec<u32> = clients(share, processes, ledger).map(|p| p.pid).collect();
+    let clients: Vec<Own> = clients(share, processes, ledger).map(Own::of).collect();
     if may.clients.is_some_and(|part| clients.len() > part) {
         findings.push(Finding {
-            pids: clients,
+            own: clients,
             ..finding(Wrong::Clients, Vec::new())
         });
     }
     findings
 }
 
-/// Whether a process counts for a share. Where a pod has one share, every process of the
-/// pod does: a container that just started again has another id than was written down.
+/// Whether a process counts for a share, as one of its containers has it. Where a pod has one
+/// share, every process of the pod does: a container that just started again has another id
+/// than was written down.
 pub fn is_of(process: &Process, share: &Share, ledger: &Ledger) -> bool {
     if process.origin.pod_uid.as_deref() != Some(share.pod.uid.as_str()) {
         return false;
     }
+    let hold = share.hold();
     let mut others = ledger
         .shares()
-        .filter(|other| other.pod.uid == share.pod.uid && other.container != share.container);
+        .filter(|other| other.pod.uid == share.pod.uid && other.hold() != hold);
     if others.next().is_none() {
         return true;
     }

@@ -106,8 +106,11 @@ impl TimeSlice {
 
 /// What the agent does about a container or process that takes what it was not granted.
 /// `Report`: an event and a metric. `Evict`: the scheduler evicts the pod too, and after 30 s
-/// the agent kills its processes. `Kill`: the agent kills its processes at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// the agent kills its processes. `Kill`: the agent kills its processes at once. Stricter ones
+/// come later.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum Reaction {
     /// Told and counted.
     Report,
@@ -121,10 +124,6 @@ pub enum Reaction {
 /// What the admin wants of one card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [{
-    "rule": "!(has(self.front) && self.front == 'dra' && has(self.mode) && self.mode == 'exclusive')",
-    "message": "a card with front dra is shared by claims: set another mode than exclusive, or front plugin"
-}]))]
 pub struct GpuPolicy {
     /// Which card.
     #[schemars(length(min = 1, max = 64))]
@@ -267,6 +266,11 @@ pub struct GrantStatus {
     /// What is held against it, or befell it; empty when all is well.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub complaint: String,
+    /// The `ResourceClaim` that it is given by, in the pod's namespace; empty: by the scheduler's
+    /// grant. The containers of one claim have a row each and its share together: what it
+    /// grants counts once.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub claim: String,
 }
 
 /// A GPU process without a grant.

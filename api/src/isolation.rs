@@ -15,6 +15,8 @@ pub struct Held<'a> {
     pub read_back: u64,
     /// MiB that one CUDA process can get to until the watchdog ends it; 0 while not known.
     pub reach: u64,
+    /// Containers that have the share together, by one claim; 1: its own.
+    pub holders: usize,
 }
 
 /// The reason of a condition that is true.
@@ -68,8 +70,12 @@ impl Held<'_> {
             mib if mib <= self.granted => format!("reach {mib} MiB"),
             mib => format!("reach {mib} MiB until the watchdog acts"),
         };
+        let together = match self.holders {
+            0 | 1 => String::new(),
+            many => format!(", one limit for the {many} containers of its claim together"),
+        };
         format!(
-            "container {}: {fence}, {} MiB granted, {read_back}, {reach}",
+            "container {}: {fence}, {} MiB granted, {read_back}, {reach}{together}",
             self.container, self.granted
         )
     }

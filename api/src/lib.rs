@@ -6,6 +6,7 @@
 //! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
 //!   CRDs define them.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
+//! - [`share_config`]: what a claim asks of its devices beside cards and memory.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
 //!
 //! Never talks to anything: parsing, printing, signing, checking.
@@ -17,10 +18,12 @@ pub mod isolation;
 pub mod kai;
 pub mod quantity;
 pub mod request;
+pub mod share_config;
 pub mod units;
 
 pub use gpu_node::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use grant::{Grant, GrantError, Signer, Verifier};
 pub use kai::{Config, PodGroup, Queue, SchedulingShard, Topology};
 pub use request::{PodRequest, RequestError};
+pub use share_config::ShareConfig;
 pub use units::{Mib, Mode, NanoGpu};

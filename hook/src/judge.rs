@@ -1,8 +1,16 @@
 //! Expected and seen → let through, or one line that says why not.
 
 use crate::state::{Bundle, State};
-use cdi::hook::{Arguments, ArgumentsError};
+use cdi::hook::{Arguments, ArgumentsError, Holders, Whose};
 use cdi::{ContainerEdits, Spec};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// For a pod that the agent has not heard of yet: the kubelet hears of it at the same time.
+pub const LISTED_WITHIN: Duration = Duration::from_secs(2);
+/// Between two looks at the file.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Why the container must not start. One line each; the kubelet shows it in the pod's
 /// events, and its back-off tries again.
@@ -40,6 +48,21 @@ pub enum HookError {
         /// Who is here.
         seen: String,
     },
+    /// The agent found that the pod must not have the share.
+    #[error("{0}")]
+    Refused(String),
+    /// It is none of the containers that the share is for.
+    #[error(
+        "container {container} of pod {pod_uid} is not among those that this GPU share is for{why}"
+    )]
+    NotListed {
+        /// UID of its pod.
+        pod_uid: String,
+        /// Its name.
+        container: String,
+        /// Why nothing is listed, where that is so.
+        why: String,
+    },
     /// The runtime injected what the CDI file said before.
     #[error("the container was given an older version of its GPU share; it is tried again")]
     Stale,
@@ -64,28 +87,72 @@ pub enum HookError {
     Proof(String),
 }
 
-/// Whether the container may have what was injected into it.
+/// Whether this is a container that the share is for. For one that the agent has not listed
+/// yet waits until `until`.
+///
+/// # Errors
+/// It is another, or it is not known that it is one.
+pub fn admit(expected: &Arguments, state: &State, until: Instant) -> Result<(), HookError> {
+    let (seen_pod, seen_container) = (state.pod_uid()?, state.container()?);
+    match &expected.whose {
+        Whose::Container { pod_uid, container } => {
+            let pairs = [
+                ("pod", pod_uid, seen_pod),
+                ("container", container, seen_container),
+            ];
+            for (what, expected, seen) in pairs {
+                if expected != seen {
+                    return Err(HookError::NotTheHolder {
+                        what,
+                        expected: expected.clone(),
+                        seen: seen.to_owned(),
+                    });
+                }
+            }
+            Ok(())
+        }
+        Whose::Listed(file) => loop {
+            let why = match listed(file, &expected.alloc, seen_pod, seen_container)? {
+                Listed::Yes => return Ok(()),
+                Listed::NotYet => String::new(),
+                Listed::Unknown(error) => format!(": {}: {error}", file.display()),
+            };
+            if Instant::now() >= until {
+                return Err(HookError::NotListed {
+                    pod_uid: seen_pod.to_owned(),
+                    container: seen_container.to_owned(),
+                    why,
+                });
+            }
+            std::thread::sleep(AGAIN);
+        },
+    }
+}
+
+enum Listed {
+    Yes,
+    NotYet,
+    /// The file does not say.
+    Unknown(io::Error),
+}
+
+fn listed(file: &Path, alloc: &str, pod_uid: &str, container: &str) -> Result<Listed, HookError> {
+    let holders = match Holders::read(file, alloc) {
+        Ok(holders) => holders,
+        Err(error) => return Ok(Listed::Unknown(error)),
+    };
+    match holders.admits(pod_uid, container) {
+        Ok(()) => Ok(Listed::Yes),
+        Err(None) => Ok(Listed::NotYet),
+        Err(Some(why)) => Err(HookError::Refused(why.to_owned())),
+    }
+}
+
+/// Whether the container has what was meant to be injected into it.
 ///
 /// # Errors
 /// The first thing that is not as it was expected to be.
-pub fn judge(
-    expected: &Arguments,
-    state: &State,
-    injected: Option<(&Spec, &Bundle)>,
-) -> Result<(), HookError> {
-    let pairs = [
-        ("pod", &expected.pod_uid, state.pod_uid()?),
-        ("container", &expected.container, state.container()?),
-    ];
-    for (what, expected, seen) in pairs {
-        if expected != seen {
-            return Err(HookError::NotTheHolder {
-                what,
-                expected: expected.clone(),
-                seen: seen.to_owned(),
-            });
-        }
-    }
+pub fn judge(expected: &Arguments, injected: Option<(&Spec, &Bundle)>) -> Result<(), HookError> {
     let Some((spec, bundle)) = injected else {
         return Ok(());
     };
@@ -156,8 +223,10 @@ mod tests {
 
     fn expected() -> Arguments {
         Arguments {
-            pod_uid: "u".into(),
-            container: "c".into(),
+            whose: Whose::Container {
+                pod_uid: "u".into(),
+                container: "c".into(),
+            },
             alloc: "0a".into(),
             digest: Some(cdi::digest(&spec())),
             proof: "/p".into(),
@@ -191,8 +260,9 @@ mod tests {
     fn the_holder_with_its_own_share_passes() {
         let bundle = bundle(&["PATH=/bin", "LIMIT=2000", "EMPTY="]);
         let seen = Some((&spec(), &bundle));
-        assert_eq!(judge(&expected(), &state(), seen), Ok(()));
-        assert_eq!(judge(&expected(), &state(), None), Ok(()));
+        assert_eq!(judge(&expected(), seen), Ok(()));
+        assert_eq!(judge(&expected(), None), Ok(()));
+        assert_eq!(admit(&expected(), &state(), Instant::now()), Ok(()));
     }
 
     #[test]
@@ -203,7 +273,7 @@ mod tests {
         ] {
             let mut state = state();
             state.annotations.insert(key.into(), "other".into());
-            let refusal = judge(&expected(), &state, None).unwrap_err();
+            let refusal = admit(&expected(), &state, Instant::now()).unwrap_err();
             assert!(
                 matches!(refusal, HookError::NotTheHolder { what: found, .. } if found == what),
                 "{refusal}"
@@ -212,12 +282,53 @@ mod tests {
     }
 
     #[test]
+    fn one_of_several_containers_is_waited_for_and_any_other_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("holders.json");
+        let expected = Arguments {
+            whose: Whose::Listed(file.clone()),
+            ..expected()
+        };
+        let admitted = |wait: Duration| admit(&expected, &state(), Instant::now() + wait);
+        let list = |text: &str| {
+            let temporary = folder.path().join("new");
+            std::fs::write(&temporary, text).unwrap();
+            std::fs::rename(temporary, &file).unwrap();
+        };
+        let of = |uid: &str, refused: &str| {
+            format!(
+                r#"{{"version":1,"allocId":"0a","holders":[{{"podUid":"{uid}","podName":"p","container":"c"}}],"refused":[{refused}]}}"#
+            )
+        };
+        // Without a list nobody may, and it is said why.
+        let refusal = admitted(Duration::ZERO).unwrap_err().to_string();
+        assert!(refusal.contains("No such file"), "{refusal}");
+        list("{");
+        let refusal = admitted(Duration::ZERO).unwrap_err();
+        assert!(matches!(refusal, HookError::NotListed { .. }), "{refusal}");
+        list(&of("other", ""));
+        let refusal = admitted(AGAIN).unwrap_err().to_string();
+        assert!(refusal.ends_with("this GPU share is for"), "{refusal}");
+        // Of one that must not, nothing is waited for.
+        list(&of("other", r#"{"podUid":"u","why":"it is privileged"}"#));
+        let refusal = admitted(Duration::from_mins(1)).unwrap_err();
+        assert_eq!(refusal, HookError::Refused("it is privileged".into()));
+        list(&of("other", ""));
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| admitted(Duration::from_mins(1)));
+            std::thread::sleep(AGAIN * 3);
+            list(&of("u", ""));
+            assert_eq!(late.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
     fn old_content_is_refused() {
         let bundle = bundle(&["LIMIT=9000", "EMPTY="]);
         let mut newer = spec();
         newer.devices[0].container_edits.env[0] = "LIMIT=9000".into();
         assert_eq!(
-            judge(&expected(), &state(), Some((&newer, &bundle))),
+            judge(&expected(), Some((&newer, &bundle))),
             Err(HookError::Stale)
         );
     }
@@ -230,7 +341,7 @@ mod tests {
         };
         let seen = Some((&spec(), &bundle(&[])));
         assert_eq!(
-            judge(&expected, &state(), seen),
+            judge(&expected, seen),
             Err(HookError::NoDevice("0b".into()))
         );
     }
@@ -244,7 +355,7 @@ mod tests {
             (&["LIMIT=2000"], ""),
         ];
         for (env, other) in table {
-            let refusal = judge(&expected(), &state(), Some((&spec(), &bundle(env)))).unwrap_err();
+            let refusal = judge(&expected(), Some((&spec(), &bundle(env)))).unwrap_err();
             assert!(
                 matches!(&refusal, HookError::Overridden { seen, .. } if seen == other),
                 "{env:?}: {refusal}"

@@ -6,7 +6,8 @@
 //!
 //! - [`cdi::hook::Arguments`]: the command line, as the agent wrote it.
 //! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.
-//! - [`mod@judge`]: pure: expected and seen → let through, or one line that says why not.
+//! - [`mod@judge`]: expected and seen → let through, or one line that says why not. Whose the
+//!   share of a claim is stands in a file of the agent's, for which it waits a moment.
 //! - [`limit`]: limits that a driver keeps per cgroup (r615 and later): the container's
 //!   process is in its leaf cgroup by then.
 //! - [`proof`]: the file that tells the agent that it ran.
@@ -24,13 +25,13 @@ pub mod limit;
 pub mod proof;
 pub mod state;
 
-pub use judge::{HookError, judge};
+pub use judge::{HookError, admit, judge};
 pub use limit::Host;
 pub use state::{Bundle, State};
 
 use cdi::hook::Arguments;
 use std::io::Read;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// Everything from the command line to the proof.
 ///
@@ -44,6 +45,7 @@ pub fn create_runtime(
 ) -> Result<(), HookError> {
     let expected = Arguments::parse(arguments)?;
     let state = State::read(standard_input)?;
+    admit(&expected, &state, Instant::now() + judge::LISTED_WITHIN)?;
     let injected = match &expected.spec {
         None => None,
         Some(path) => {
@@ -54,7 +56,6 @@ pub fn create_runtime(
     };
     judge(
         &expected,
-        &state,
         injected.as_ref().map(|(spec, bundle)| (spec, bundle)),
     )?;
     let limited = match &expected.limit {

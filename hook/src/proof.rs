@@ -21,12 +21,13 @@ pub fn leave(
     limited: Option<Limited>,
     now: SystemTime,
 ) -> Result<(), HookError> {
+    let (pod_uid, container) = (state.pod_uid()?, state.container()?);
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let proof = Proof {
         version: PROOF_VERSION,
         alloc_id: expected.alloc.clone(),
-        pod_uid: expected.pod_uid.clone(),
-        container: expected.container.clone(),
+        pod_uid: pod_uid.to_owned(),
+        container: container.to_owned(),
         container_id: state.id.clone(),
         pid: state.pid,
         digest: expected
@@ -38,7 +39,7 @@ pub fn leave(
         limited,
     };
     let text = proof.to_json();
-    let path = &expected.proof;
+    let path = &expected.proof_of(pod_uid, container);
     let refuse = |error| HookError::Proof(format!("{}: {error}", path.display()));
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(HookError::Proof(format!("{} is no file", path.display())));

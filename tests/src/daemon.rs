@@ -61,6 +61,15 @@ impl Command {
         self.arg(arg)
     }
 
+    /// The same with another value, or with this one where it had none.
+    #[must_use]
+    pub fn replace(mut self, flag: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        let old = format!("{flag}=");
+        self.args
+            .retain(|arg| !arg.to_string_lossy().starts_with(&old));
+        self.flag(flag, value)
+    }
+
     #[must_use]
     pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.insert(key.into(), value.into());

@@ -4,7 +4,7 @@
 //! workload. Goes out: manifests; afterwards the grant, the report from inside the
 //! container, the agent's ledger. Must never decide what is right: claims do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -187,7 +187,14 @@ impl Cluster {
             .context("a GpuNode without a status")?;
         for gpu in status.gpus {
             let kept = |grant: &GrantStatus| grant.request_mib.unwrap_or(grant.memory_mib).0;
-            let sum: u64 = gpu.grants.iter().map(kept).sum();
+            // What the containers of one claim have together counts once.
+            let mut claims = BTreeSet::new();
+            let mut first = |grant: &&GrantStatus| {
+                let namespace = grant.pod.split('/').next().unwrap_or_default().to_owned();
+                grant.claim.is_empty() || claims.insert((namespace, grant.claim.clone()))
+            };
+            let counted = gpu.grants.iter().filter(|grant| first(grant));
+            let sum: u64 = counted.map(kept).sum();
             anyhow::ensure!(
                 sum <= gpu.grantable_mib.0 && sum == gpu.granted_mib.0,
                 "{}: {sum} MiB are kept, granted says {}, grantable {}",

@@ -173,7 +173,7 @@ fn same_objects(helm: &Path) {
 }
 
 #[test]
-fn shares_by_claim_add_their_objects_and_what_the_agent_needs_of_the_kubelet() {
+fn shares_by_claim_add_their_objects_and_a_flag_of_the_agent() {
     for helm in helms() {
         let without = rendered(&helm, "aliquot-system", &[]);
         let mut with = rendered(&helm, "aliquot-system", &["--set", "dra.enabled=true"]);
@@ -187,16 +187,6 @@ fn shares_by_claim_add_their_objects_and_what_the_agent_needs_of_the_kubelet() {
         let (mut before, after) = (spec(&without), spec(&with));
         let add = |list: &mut Value, item: Value| list.as_array_mut().unwrap().push(item);
         add(&mut before["containers"][0]["args"], json!("--dra=true"));
-        for (name, path) in [
-            ("plugins", "/var/lib/kubelet/plugins/aliquot.dev"),
-            ("plugins-registry", "/var/lib/kubelet/plugins_registry"),
-        ] {
-            let volume =
-                json!({ "name": name, "hostPath": { "path": path, "type": "DirectoryOrCreate" } });
-            add(&mut before["volumes"], volume);
-            let mount = json!({ "name": name, "mountPath": path });
-            add(&mut before["containers"][0]["volumeMounts"], mount);
-        }
         assert_eq!(before, after);
         with.insert(agent.clone(), without[&agent].clone());
         assert!(with == without, "something else changed");

@@ -4,18 +4,18 @@
 //! says nothing of the others. The kubelet shows the sentence in the pod's events and tries
 //! again.
 
-use super::request::{self, Allocated};
+use super::request;
 use super::status::{Place, Word};
 use crate::Config;
 use crate::cluster::in_words;
 use crate::kubelet::prestart::PreStart;
 use crate::ledger::AllocId;
 use crate::node::Note;
+use crate::node::claims::Prepared;
+use crate::node::claims::parts::Allocated;
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
-use proto::dra::dra_plugin_server::DraPlugin;
 use proto::dra::{
     Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
     NodePrepareResourcesResponse, NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest,
@@ -25,7 +25,7 @@ use proto::names;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::Status;
 
 /// Longest time for one question to the API server; the kubelet allows 45 s for a call.
 const ASKS_WITHIN: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// The DRA driver of this node.
 #[derive(Clone)]
 pub struct Driver {
-    /// Reads claims and pods.
+    /// Reads claims.
     pub client: Client,
     /// Makes shares, as for the other front.
     pub pre_start: PreStart,
@@ -54,12 +54,12 @@ impl Driver {
         &self.pre_start.config
     }
 
-    /// Makes the share of one claim, and answers its device. Adds to `waited` the time
+    /// Makes the shares of one claim, and answers its devices. Adds to `waited` the time
     /// in which this agent has nothing to do for it.
-    async fn prepare(&self, asked: &Claim, waited: &mut Duration) -> Result<Device, String> {
+    async fn prepare(&self, asked: &Claim, waited: &mut Duration) -> Result<Vec<Device>, String> {
         let node = &self.config().node_name;
         let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), &asked.namespace);
-        let object = get(&claims, "claim", asked, &asked.name, waited).await?;
+        let object = get(&claims, asked, waited).await?;
         let made = self.make(asked, &object, waited).await;
         let same = object.metadata.uid.as_deref() == Some(&asked.uid);
         if let Some(place) = Place::of(&object, node).filter(|_| same) {
@@ -74,17 +74,17 @@ impl Driver {
         asked: &Claim,
         object: &ResourceClaim,
         waited: &mut Duration,
-    ) -> Result<Device, String> {
-        let node = &self.config().node_name;
-        let allocated = request::allocated(object, asked, node)?;
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &asked.namespace);
-        let pod = get(&pods, "pod", asked, &allocated.pod.0, waited).await?;
-        let (identity, container) = request::holder(&pod, &allocated, node)?;
-        let state = self.pre_start.state.borrow().clone();
-        let claim = request::claim(&state, &allocated, identity, container)?;
-        let made = self.pre_start.claim(claim, allocated.alloc, waited).await;
-        made.map_err(|error| format!("claim {}: {error}", allocated.claim))?;
-        Ok(device(allocated))
+    ) -> Result<Vec<Device>, String> {
+        let allocated = request::allocated(object, asked, &self.config().node_name)?;
+        let made = self.pre_start.claim(&allocated, waited).await;
+        let prepared = made.map_err(|error| error.to_string());
+        // Some sentences name the claim already.
+        let claim = allocated.claim();
+        let prepared = prepared.map_err(|why| match why.contains(&claim) {
+            true => why,
+            false => format!("claim {claim}: {why}"),
+        })?;
+        Ok(devices(&allocated, &prepared))
     }
 
     /// Frees the share of one claim. The kubelet asks once nothing of its pod can run any
@@ -96,7 +96,7 @@ impl Driver {
         };
         let deadline = Instant::now() + self.config().prestart_wait();
         loop {
-            let freed = self.pre_start.owner.unprepare(alloc).await;
+            let freed = self.pre_start.owner.unprepare(&asked.uid).await;
             match freed.map_err(|stopped| stopped.to_string())? {
                 Ok(()) => {
                     let _ = self.words.send(Word::Unprepared(alloc));
@@ -111,19 +111,15 @@ impl Driver {
     }
 }
 
-async fn get<K>(
-    api: &Api<K>,
-    kind: &str,
+async fn get(
+    claims: &Api<ResourceClaim>,
     asked: &Claim,
-    name: &str,
     waited: &mut Duration,
-) -> Result<K, String>
-where
-    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-{
-    let failed = |why: &str| format!("{kind} {}/{name} cannot be read: {why}", asked.namespace);
+) -> Result<ResourceClaim, String> {
+    let name = &asked.name;
+    let failed = |why: &str| format!("claim {}/{name} cannot be read: {why}", asked.namespace);
     let begin = Instant::now();
-    let answer = tokio::time::timeout(ASKS_WITHIN, api.get(name)).await;
+    let answer = tokio::time::timeout(ASKS_WITHIN, claims.get(name)).await;
     *waited += begin.elapsed();
     match answer {
         Ok(Ok(object)) => Ok(object),
@@ -132,23 +128,39 @@ where
     }
 }
 
-fn device(allocated: Allocated) -> Device {
-    Device {
-        request_names: vec![allocated.request],
-        pool_name: allocated.pool,
-        device_name: allocated.device,
-        cdi_device_ids: vec![format!("{}={}", names::cdi::KIND, allocated.alloc)],
-        share_id: allocated.share_id,
+/// Each of the claim's devices. The edit of a part is that of one of them: the kubelet hands all
+/// that a container takes to the runtime, and an edit must come once.
+fn devices(allocated: &Allocated, prepared: &[Prepared]) -> Vec<Device> {
+    let mut open: Vec<&Prepared> = prepared.iter().collect();
+    let mut devices = Vec::new();
+    for device in &allocated.devices {
+        let edits = |part: &&Prepared| {
+            let claimed = part.share.claimed.as_ref();
+            claimed.and_then(|of| of.requests.first()) == Some(&device.request)
+        };
+        let part = open.iter().position(edits).map(|at| open.remove(at));
+        let name = |part: &Prepared| format!("{}={}", names::cdi::KIND, part.alloc);
+        devices.push(Device {
+            request_names: vec![device.request.clone()],
+            pool_name: device.pool.clone(),
+            device_name: device.device.clone(),
+            cdi_device_ids: part.map(name).into_iter().collect(),
+            share_id: device.share_id.clone(),
+        });
     }
+    devices
 }
 
-#[tonic::async_trait]
-impl DraPlugin for Driver {
-    async fn node_prepare_resources(
+impl Driver {
+    /// `NodePrepareResources`.
+    ///
+    /// # Errors
+    /// Never: what is wrong with a claim stands in its own answer.
+    pub async fn prepare_all(
         &self,
-        request: Request<NodePrepareResourcesRequest>,
-    ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
-        let prepared = request.into_inner().claims.into_iter().map(async |asked| {
+        request: NodePrepareResourcesRequest,
+    ) -> Result<NodePrepareResourcesResponse, Status> {
+        let prepared = request.claims.into_iter().map(async |asked| {
             let started = Instant::now();
             let mut waited = Duration::ZERO;
             let result = self.prepare(&asked, &mut waited).await;
@@ -158,8 +170,8 @@ impl DraPlugin for Driver {
                 granted: result.is_ok(),
             });
             let answer = match result {
-                Ok(device) => NodePrepareResourceResponse {
-                    devices: vec![device],
+                Ok(devices) => NodePrepareResourceResponse {
+                    devices,
                     error: String::new(),
                 },
                 Err(error) => {
@@ -174,18 +186,22 @@ impl DraPlugin for Driver {
             (asked.uid, answer)
         });
         let claims = join_all(prepared).await.into_iter().collect();
-        Ok(Response::new(NodePrepareResourcesResponse { claims }))
+        Ok(NodePrepareResourcesResponse { claims })
     }
 
-    async fn node_unprepare_resources(
+    /// `NodeUnprepareResources`.
+    ///
+    /// # Errors
+    /// Never, as above.
+    pub async fn unprepare_all(
         &self,
-        request: Request<NodeUnprepareResourcesRequest>,
-    ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
-        let freed = request.into_inner().claims.into_iter().map(async |asked| {
+        request: NodeUnprepareResourcesRequest,
+    ) -> Result<NodeUnprepareResourcesResponse, Status> {
+        let freed = request.claims.into_iter().map(async |asked| {
             let error = self.unprepare(&asked).await.err().unwrap_or_default();
             (asked.uid, NodeUnprepareResourceResponse { error })
         });
         let claims = join_all(freed).await.into_iter().collect();
-        Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
+        Ok(NodeUnprepareResourcesResponse { claims })
     }
 }

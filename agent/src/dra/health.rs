@@ -6,6 +6,7 @@
 use super::slice;
 use crate::inventory::Health;
 use crate::node::State;
+use crate::node::claims::parts::device_name;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use proto::dra_health::dra_resource_health_server::DraResourceHealth;
@@ -39,7 +40,7 @@ fn devices(state: &State) -> Vec<(String, HealthStatus, String)> {
     };
     slice::cards(state)
         .map(|card| {
-            let name = slice::device_name(&card.uuid);
+            let name = device_name(&card.uuid);
             (name, health(&card.health), card.health.reason().to_owned())
         })
         .collect()

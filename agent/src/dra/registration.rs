@@ -2,8 +2,7 @@
 //! connects to the endpoint in the plugin's answer.
 
 use super::authority;
-use super::driver::Driver;
-use super::health::Monitor;
+use super::service::Service;
 use crate::kubelet::session::bind;
 use futures::StreamExt as _;
 use proto::dra::dra_plugin_server::DraPluginServer;
@@ -18,7 +17,6 @@ use std::path::PathBuf;
 use tokio::io::DuplexStream;
 use tokio::net::UnixStream;
 use tokio_stream::wrappers::UnixListenerStream;
-use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -63,27 +61,24 @@ impl Registration for Registrar {
     }
 }
 
-/// Serves the driver, then says that it is there, until `stop`. Both sockets go at the end,
+/// Serves the driver, then says that it is there, until its `stop`. Both sockets go at the end,
 /// so that the kubelet forgets a driver that is away.
 ///
 /// # Errors
 /// When a socket cannot be made or a server ends.
-pub async fn run(driver: Driver, stop: CancellationToken) -> io::Result<()> {
-    let endpoint = driver.config().dra_socket();
-    let registry = driver.config().dra_registration_socket();
+pub async fn run(service: Service) -> io::Result<()> {
+    let endpoint = service.config.dra_socket();
+    let registry = service.config.dra_registration_socket();
+    let stop = service.stop.clone();
     for folder in [&endpoint, &registry]
         .iter()
         .filter_map(|path| path.parent())
     {
         std::fs::create_dir_all(folder)?;
     }
-    let monitor = Monitor {
-        state: driver.pre_start.state.clone(),
-        stop: stop.clone(),
-    };
     let serve = Server::builder()
-        .add_service(DraPluginServer::new(driver))
-        .add_service(DraResourceHealthServer::new(monitor))
+        .add_service(DraPluginServer::new(service.clone()))
+        .add_service(DraResourceHealthServer::new(service))
         .serve_with_incoming_shutdown(
             UnixListenerStream::new(bind(&endpoint)?),
             stop.clone().cancelled_owned(),

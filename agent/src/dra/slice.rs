@@ -4,11 +4,13 @@
 //! from being allocated again is a taint (KEP-5055), so that the device stays in the pool while
 //! claims hold it.
 
-use super::mode_of;
 use crate::fence;
-use crate::inventory::{Card, GpuUuid};
+use crate::inventory::Card;
 use crate::ledger::Front;
 use crate::node::State;
+use crate::node::claims::mode;
+use crate::node::claims::parts::device_name;
+use api::Mode;
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
     DeviceTaint, ResourcePool, ResourceSliceSpec,
@@ -51,9 +53,17 @@ pub(super) fn cards(state: &State) -> impl Iterator<Item = &Card> {
         .take(MOST_DEVICES)
 }
 
-/// The device of a card: its UUID as a DNS label, `gpu-...`.
-pub fn device_name(card: &GpuUuid) -> String {
-    card.as_str().to_ascii_lowercase()
+/// The mode that a share of this card alone has now, or would get; `exclusive` where the card
+/// is used whole, or can be used in no other way. `None`: nothing new can be on it.
+fn mode_of(state: &State, card: &Card) -> Option<Mode> {
+    if state.ledger.mode_of(&card.uuid) == Some(Mode::Exclusive) {
+        return Some(Mode::Exclusive);
+    }
+    let shared = mode::of(&state.ledger, state.policy.as_ref(), &[card], None).ok();
+    shared.or_else(|| {
+        let idle = state.ledger.mode_of(&card.uuid).is_none();
+        (idle && card.switchable.contains(&Mode::Exclusive)).then_some(Mode::Exclusive)
+    })
 }
 
 fn device(state: &State, card: &Card) -> Device {
@@ -61,7 +71,7 @@ fn device(state: &State, card: &Card) -> Device {
         name: device_name(&card.uuid),
         allow_multiple_allocations: Some(true),
         attributes: Some(attributes(state, card)),
-        capacity: Some(capacity(card)),
+        capacity: Some(capacity(state, card)),
         taints: Some(taints(state, card)).filter(|taints| !taints.is_empty()),
         ..Device::default()
     }
@@ -84,6 +94,13 @@ fn attributes(state: &State, card: &Card) -> BTreeMap<String, DeviceAttribute> {
     let mode = mode_of(state, card);
     let fence = mode.and_then(fence::of_mode).map(|range| range.least);
     let all = [
+        (
+            "whole",
+            Some(DeviceAttribute {
+                bool: Some(card.switchable.contains(&Mode::Exclusive)),
+                ..DeviceAttribute::default()
+            }),
+        ),
         ("uuid", text(card.uuid.as_str())),
         ("productName", text(&card.product)),
         ("mode", mode.and_then(|mode| text(mode.as_str()))),
@@ -128,11 +145,14 @@ fn pci(text: &str) -> Option<String> {
     Some(format!("{domain}:{rest}").to_ascii_lowercase())
 }
 
-/// A claim that names no amount takes the whole card, and each takes one client slot.
-fn capacity(card: &Card) -> BTreeMap<String, DeviceCapacity> {
+/// A claim that names no amount takes the whole card, and each takes one client slot. In mode
+/// `mps-isolated` each share has an MPS server of its own, whose memory is nobody's: that of the
+/// next one is in the card's reserve, those that are there are taken off here.
+fn capacity(state: &State, card: &Card) -> BTreeMap<String, DeviceCapacity> {
     let mib = |mib: u64| Quantity(format!("{mib}Mi"));
     let one = Quantity("1".to_owned());
-    let whole = mib(card.capacity().0);
+    let servers = state.ledger.servers_of_shares(card);
+    let whole = mib(card.capacity().saturating_sub(servers).0);
     BTreeMap::from([
         (
             names::MEMORY.to_owned(),
@@ -140,7 +160,8 @@ fn capacity(card: &Card) -> BTreeMap<String, DeviceCapacity> {
                 request_policy: Some(CapacityRequestPolicy {
                     default: Some(whole.clone()),
                     valid_range: Some(CapacityRequestPolicyRange {
-                        min: mib(1),
+                        // A claim of nothing is one that only looks, on a card that is full too.
+                        min: mib(0),
                         step: Some(mib(1)),
                         max: None,
                     }),

@@ -7,11 +7,12 @@
 
 use super::request;
 use crate::cluster::in_words;
-use crate::ledger::{AllocId, Front, Share, SharePhase};
+use crate::ledger::{AllocId, Claimed, Share, SharePhase};
 use crate::node::State;
+use crate::node::claims::parts::device_name;
+use api::Mode;
 use api::isolation::{self, Held};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{Patch, PatchParams};
@@ -87,9 +88,12 @@ impl Place {
 struct Entry {
     place: Place,
     refused: Option<String>,
-    written: Vec<Condition>,
+    written: Said,
     earliest: Instant,
 }
+
+/// The conditions of each of a claim's devices.
+type Said = Vec<Vec<Condition>>;
 
 /// Writes for ever.
 pub async fn run(
@@ -106,21 +110,20 @@ pub async fn run(
     else {
         return;
     };
-    // Prepared by an agent before this one, which knew their names.
-    let before = now
-        .ledger
-        .shares()
-        .filter(|share| share.front == Front::Dra);
-    let mut unnamed: Vec<(Instant, Share)> = before
-        .map(|share| (Instant::now(), share.clone()))
-        .collect();
+    // Prepared by an agent before this one, which knew what they say.
+    let mut unread: BTreeMap<AllocId, (Instant, String, Claimed)> = BTreeMap::new();
+    for share in now.ledger.all() {
+        let alloc = |of: &Claimed| AllocId::of_claim(&of.uid);
+        let claimed = share.claimed.as_ref();
+        if let Some((alloc, claimed)) = claimed.and_then(|of| Some((alloc(of)?, of))) {
+            let namespace = share.pod.namespace.clone();
+            unread.insert(alloc, (Instant::now(), namespace, claimed.clone()));
+        }
+    }
     loop {
         let now = state.borrow_and_update().clone();
-        unnamed.retain(|(_, share)| {
-            let known = share
-                .alloc_id
-                .is_some_and(|alloc| book.contains_key(&alloc));
-            !known && now.ledger.get(&share.key()).is_some()
+        unread.retain(|alloc, (_, _, claimed)| {
+            !book.contains_key(alloc) && rows(&now, &claimed.uid).next().is_some()
         });
         let (due, next) = due(&book, &now);
         if let Some((alloc, conditions)) = due {
@@ -128,8 +131,9 @@ pub async fn run(
             continue;
         }
         let at = Instant::now();
-        if let Some((again, share)) = unnamed.iter_mut().find(|(again, _)| *again <= at) {
-            match timeout(PATIENCE, find(&client, share, &node)).await {
+        let mut due = unread.values_mut().filter(|(again, ..)| *again <= at);
+        if let Some((again, namespace, claimed)) = due.next() {
+            match timeout(PATIENCE, find(&client, namespace, claimed, &node)).await {
                 Ok(Some(entry)) => drop(book.insert(entry.place.alloc, entry)),
                 Ok(None) | Err(_) => *again = at + RETRY,
             }
@@ -137,7 +141,7 @@ pub async fn run(
         }
         let next = next
             .into_iter()
-            .chain(unnamed.iter().map(|(again, _)| *again))
+            .chain(unread.values().map(|(again, ..)| *again))
             .min();
         tokio::select! {
             word = words.recv() => match word {
@@ -171,7 +175,7 @@ fn hear(book: &mut BTreeMap<AllocId, Entry>, word: Word) {
 fn due(
     book: &BTreeMap<AllocId, Entry>,
     state: &State,
-) -> (Option<(AllocId, Vec<Condition>)>, Option<Instant>) {
+) -> (Option<(AllocId, Said)>, Option<Instant>) {
     let (at, mut next) = (Instant::now(), None);
     for (alloc, entry) in book {
         let conditions = conditions(entry, state, Timestamp::now());
@@ -190,7 +194,7 @@ async fn settle(
     client: &Client,
     book: &mut BTreeMap<AllocId, Entry>,
     alloc: AllocId,
-    conditions: Vec<Condition>,
+    conditions: Said,
 ) {
     let Some(entry) = book.get_mut(&alloc) else {
         return;
@@ -216,17 +220,14 @@ async fn settle(
     }
 }
 
-async fn write(
-    client: &Client,
-    place: &Place,
-    conditions: &[Condition],
-) -> Result<(), kube::Error> {
+async fn write(client: &Client, place: &Place, conditions: &Said) -> Result<(), kube::Error> {
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), &place.namespace);
     let devices: Vec<AllocatedDeviceStatus> = place
         .devices
         .iter()
-        .map(|device| AllocatedDeviceStatus {
-            conditions: Some(conditions.to_vec()),
+        .zip(conditions)
+        .map(|(device, conditions)| AllocatedDeviceStatus {
+            conditions: Some(conditions.clone()),
             ..device.clone()
         })
         .collect();
@@ -243,51 +244,65 @@ async fn write(
         .map(drop)
 }
 
-/// Whose share it is: by its pod's claims.
-async fn find(client: &Client, share: &Share, node: &str) -> Option<Entry> {
-    let pods = Api::<Pod>::namespaced(client.clone(), &share.pod.namespace);
-    let claims = Api::<ResourceClaim>::namespaced(client.clone(), &share.pod.namespace);
-    let pod = pods.get_opt(&share.pod.name).await.ok()??;
-    for (_, name) in request::claims_of(&pod) {
-        let Some(claim) = claims.get_opt(name).await.ok()? else {
-            continue;
-        };
-        let place = Place::of(&claim, node);
-        let Some(place) = place.filter(|place| Some(place.alloc) == share.alloc_id) else {
-            continue;
-        };
-        let devices = claim
-            .status
-            .and_then(|status| status.devices)
-            .unwrap_or_default();
-        let key = |device: &AllocatedDeviceStatus| {
-            let device = device.clone();
-            (device.driver, device.pool, device.device, device.share_id)
-        };
-        let first = place.devices.first().map(key);
-        let written = devices
-            .into_iter()
-            .find(|device| Some(key(device)) == first);
-        return Some(Entry {
-            place,
-            refused: None,
-            written: written
-                .and_then(|device| device.conditions)
-                .unwrap_or_default(),
-            earliest: Instant::now(),
+/// What a claim says of its devices, by its name.
+async fn find(client: &Client, namespace: &str, claimed: &Claimed, node: &str) -> Option<Entry> {
+    let claims = Api::<ResourceClaim>::namespaced(client.clone(), namespace);
+    let claim = claims.get_opt(&claimed.name).await.ok()??;
+    let place = Place::of(&claim, node).filter(|place| place.uid == claimed.uid)?;
+    let told = claim.status.and_then(|status| status.devices);
+    let told = told.unwrap_or_default();
+    let written = place.devices.iter().map(|device| {
+        let mut told = told.iter();
+        let same = told.find(|told| {
+            let key = |of: &&AllocatedDeviceStatus| {
+                let of = (*of).clone();
+                (of.driver, of.pool, of.device, of.share_id)
+            };
+            key(told) == key(&device)
         });
-    }
-    None
+        same.and_then(|told| told.conditions.clone())
+            .unwrap_or_default()
+    });
+    Some(Entry {
+        written: written.collect(),
+        place,
+        refused: None,
+        earliest: Instant::now(),
+    })
 }
 
-/// What is to be said of a claim now; each condition's time changes with its status alone.
-fn conditions(entry: &Entry, state: &State, now: Timestamp) -> Vec<Condition> {
-    let before = |kind: &str| {
-        entry
-            .written
-            .iter()
-            .find(|condition| condition.type_ == kind)
-    };
+/// The rows of a claim.
+fn rows<'a>(state: &'a State, uid: &'a str) -> impl Iterator<Item = &'a Share> {
+    let of = move |share: &&Share| share.claimed.as_ref().is_some_and(|of| of.uid == uid);
+    state.ledger.all().filter(of)
+}
+
+/// What is to be said of a claim's devices now.
+fn conditions(entry: &Entry, state: &State, now: Timestamp) -> Said {
+    let devices = entry.place.devices.iter().enumerate();
+    devices
+        .map(|(at, device)| {
+            let before = entry.written.get(at).map(Vec::as_slice);
+            of_device(
+                entry,
+                &device.device,
+                before.unwrap_or_default(),
+                state,
+                now,
+            )
+        })
+        .collect()
+}
+
+/// What is to be said of one device; each condition's time changes with its status alone.
+fn of_device(
+    entry: &Entry,
+    device: &str,
+    written: &[Condition],
+    state: &State,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let before = |kind: &str| written.iter().find(|condition| condition.type_ == kind);
     let condition = |kind: &str, holds: bool, reason: &str, message: &str| {
         let status = if holds { "True" } else { "False" };
         let since = before(kind).filter(|before| before.status == status);
@@ -304,27 +319,38 @@ fn conditions(entry: &Entry, state: &State, now: Timestamp) -> Vec<Condition> {
     if let Some(why) = &entry.refused {
         return vec![condition(READY, false, "Refused", why)];
     }
-    let mut all = vec![condition(READY, true, "Prepared", "")];
-    let share = state.ledger.by_alloc(entry.place.alloc);
+    let refused = state
+        .claims
+        .get(&entry.place.uid)
+        .map(|claim| &claim.refused);
+    let refused: Vec<&str> = refused
+        .into_iter()
+        .flatten()
+        .map(|(_, why)| why.as_str())
+        .collect();
+    let mut all = vec![condition(READY, true, "Prepared", &refused.join("\n"))];
     let isolation = names::condition::ISOLATION_VERIFIED;
-    let running = share.filter(|share| share.phase == SharePhase::Running);
+    // A whole card has no fence, and neither has the sight of one.
+    let running: Vec<&Share> = rows(state, &entry.place.uid)
+        .filter(|share| share.mode != Mode::Exclusive && share.phase == SharePhase::Running)
+        .filter(|share| share.gpus.iter().any(|card| device_name(card) == device))
+        .collect();
     // Of a fence that is not known yet nothing is said that was not said before.
-    let told = running.filter(|share| share.fence.is_some() || before(isolation).is_some());
-    if let Some(share) = told {
-        let held = held(share);
-        let reason = isolation::reason([held]);
-        let mut message = held.line();
-        if let Some(complaint) = state.complaints.get(&share.key()) {
-            message = format!(
-                "{message}\ncontainer {} {}",
-                share.container, complaint.text
-            );
+    let known = running.iter().all(|share| share.fence.is_some());
+    if !running.is_empty() && (known || before(isolation).is_some()) {
+        let held: Vec<Held<'_>> = running.iter().map(|share| held(share, state)).collect();
+        let reason = isolation::reason(held.iter().copied());
+        let mut lines: Vec<String> = held.iter().map(|held| held.line()).collect();
+        for share in running {
+            if let Some(complaint) = state.complaints.get(&share.key()) {
+                lines.push(format!("container {} {}", share.container, complaint.text));
+            }
         }
         all.push(condition(
             isolation,
             reason == isolation::READ_BACK,
             reason,
-            &message,
+            &lines.join("\n"),
         ));
     } else if let Some(before) = before(isolation) {
         all.push(before.clone());
@@ -332,7 +358,7 @@ fn conditions(entry: &Entry, state: &State, now: Timestamp) -> Vec<Condition> {
     all
 }
 
-fn held(share: &Share) -> Held<'_> {
+fn held<'a>(share: &'a Share, state: &State) -> Held<'a> {
     let fence = share.fence.as_ref();
     Held {
         container: &share.container,
@@ -342,13 +368,14 @@ fn held(share: &Share) -> Held<'_> {
             .and_then(|fence| fence.limit)
             .map_or(0, |limit| limit.0),
         reach: fence.map_or(0, |fence| fence.reach.0),
+        holders: state.ledger.holders(&share.hold()).count(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Ledger;
+    use crate::ledger::{HolderKey, HolderRow, Ledger};
 
     const UID: &str = "0000000a-0000-0000-0000-00000000000b";
 
@@ -374,9 +401,19 @@ mod tests {
     }
 
     fn node(phase: SharePhase, fence: Option<u64>) -> State {
-        let record = r#"{"version":1,"pod":{"uid":"u","namespace":"ns","name":"p"},"container":"main",
-            "gpus":["GPU-0"],"memoryMib":2000,"computePercent":100,"mode":"mps","decision":"","front":"dra"}"#;
-        let mut share = Share::from_record(AllocId::of_claim(UID).unwrap(), record).unwrap();
+        let record = format!(
+            r#"{{"version":1,"gpus":["GPU-0"],"memoryMib":2000,"computePercent":100,"mode":"mps","decision":"",
+            "claim":{{"namespace":"ns","claimed":{{"uid":"{UID}","name":"c","requests":["gpu"]}},"wishes":{{}}}}}}"#
+        );
+        let holder = HolderRow {
+            key: HolderKey {
+                pod_uid: "u".into(),
+                container: "main".into(),
+            },
+            pod_name: "p".into(),
+        };
+        let alloc = AllocId::of_claim(UID).unwrap();
+        let mut share = Share::of_file(alloc, &record, &[holder]).unwrap().remove(0);
         share.phase = phase;
         share.fence = fence.map(|limit| crate::fence::ActiveFence {
             level: api::units::Fence::ServerLimit,
@@ -391,8 +428,8 @@ mod tests {
         }
     }
 
-    fn said(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
-        conditions
+    fn said(conditions: &Said) -> Vec<(&str, &str, &str)> {
+        conditions[0]
             .iter()
             .map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str()))
             .collect()
@@ -419,7 +456,7 @@ mod tests {
         entry.refused = Some("x".repeat(LONGEST + 1));
         let refused = conditions(&entry, &State::default(), early);
         assert_eq!(said(&refused), [(READY, "False", "Refused")]);
-        assert_eq!(refused[0].message.len(), LONGEST);
+        assert_eq!(refused[0][0].message.len(), LONGEST);
         entry.written = refused;
         entry.refused = None;
         let ready = (READY, "True", "Prepared");
@@ -443,7 +480,7 @@ mod tests {
         );
         let lost = conditions(&entry, &node(SharePhase::Running, None), late);
         assert_eq!(said(&lost), [ready, (isolation, "False", "NotReadBack")]);
-        assert_eq!(lost[1].last_transition_time, Time(late));
+        assert_eq!(lost[0][1].last_transition_time, Time(late));
     }
 
     #[test]
@@ -463,7 +500,7 @@ mod tests {
         book.get_mut(&alloc).unwrap().earliest = Instant::now();
         let (now, _) = due(&book, &state);
         let (_, conditions) = now.unwrap();
-        assert_eq!(conditions[0].message, "9 MiB left");
+        assert_eq!(conditions[0][0].message, "9 MiB left");
         book.get_mut(&alloc).unwrap().written = conditions;
         assert!(due(&book, &state) == (None, None));
         hear(&mut book, Word::Unprepared(alloc));

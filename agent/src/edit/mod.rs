@@ -12,7 +12,7 @@ pub use driver::{DriverFiles, trimmed, without_graphics};
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};
 use api::Mode;
-use cdi::hook::{Arguments, Limit};
+use cdi::hook::{Arguments, Limit, Whose};
 use cdi::{ContainerEdits, Device, Hook, Mount, Spec};
 use driver::text;
 use proto::names;
@@ -156,8 +156,13 @@ fn own(
         .join(format!("{}{id}.json", names::cdi::FILE_PREFIX));
     let limit = limit.filter(|_| share.mode != Mode::Exclusive);
     let arguments = Arguments {
-        pod_uid: share.pod.uid.clone(),
-        container: share.container.clone(),
+        whose: match share.claimed {
+            Some(_) => Whose::Listed(holders_file(&places.share_dir, alloc)),
+            None => Whose::Container {
+                pod_uid: share.pod.uid.clone(),
+                container: share.container.clone(),
+            },
+        },
         alloc: id.clone(),
         // Put in place by the seal.
         digest: None,
@@ -186,6 +191,11 @@ fn own(
     }
 }
 
+/// `share/<alloc_id>/holders.json` below the folder of shares.
+pub fn holders_file(share_dir: &Path, alloc: AllocId) -> PathBuf {
+    share_dir.join(alloc.to_string()).join("holders.json")
+}
+
 /// `share/<alloc_id>/share.json` below the folder of shares.
 pub fn share_file(share_dir: &Path, alloc: AllocId) -> PathBuf {
     share_dir.join(alloc.to_string()).join("share.json")
@@ -195,7 +205,8 @@ fn options(list: &[&str]) -> Vec<String> {
     list.iter().map(|option| (*option).to_owned()).collect()
 }
 
-/// What a container reads of its share, for humans and tools.
+/// What a container reads of its share, for humans and tools. The containers of one claim
+/// read the same.
 ///
 /// # Panics
 /// Never: strings and integers always print.
@@ -204,8 +215,12 @@ pub fn share_text(share: &Share) -> String {
     #[serde(rename_all = "camelCase")]
     struct File<'a> {
         version: u32,
-        pod: String,
-        container: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pod: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        container: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        claim: Option<String>,
         gpus: Vec<&'a str>,
         memory_mib: u64,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -214,10 +229,12 @@ pub fn share_text(share: &Share) -> String {
         mode: &'a str,
         decision: &'a str,
     }
+    let own = share.claimed.is_none();
     let file = File {
         version: 1,
-        pod: share.pod.to_string(),
-        container: &share.container,
+        pod: own.then(|| share.pod.to_string()),
+        container: own.then_some(&share.container),
+        claim: share.claim_name(),
         gpus: share.gpus.iter().map(GpuUuid::as_str).collect(),
         memory_mib: share.memory.0,
         request_mib: (share.kept < share.memory).then_some(share.kept.0),

@@ -12,7 +12,7 @@ pub use checkpoint::{Checkpoint, CheckpointError, Entry};
 pub use witness::{by_list, contradicts};
 
 use crate::inventory::GpuUuid;
-use crate::ledger::{AllocId, Claim, Front};
+use crate::ledger::{AllocId, Claim, Wishes};
 use crate::node::Node;
 use crate::pods::{ContainerView, PodView};
 use api::grant::{ContainerGrant, GrantError, Verifier};
@@ -254,7 +254,8 @@ pub fn ungranted(
         compute_percent: 100,
         mode: Mode::Exclusive,
         decision: String::new(),
-        front: Front::Plugin,
+        claimed: None,
+        wishes: Wishes::default(),
     }
 }
 
@@ -275,7 +276,8 @@ fn to_claim(pod: &PodView, granted: &ContainerGrant, decision: String) -> Claim 
         compute_percent: granted.compute_percent.clamp(1, 100),
         mode: granted.mode,
         decision,
-        front: Front::Plugin,
+        claimed: None,
+        wishes: Wishes::default(),
     }
 }
 

@@ -22,6 +22,7 @@ fn container(name: &str, kind: ContainerKind) -> ContainerView {
         kind,
         tokens: 1,
         whole: 0,
+        claims: Vec::new(),
         running: None,
     }
 }
@@ -37,6 +38,7 @@ fn pod(uid: &str, grant: Option<String>) -> PodView {
         finished: false,
         deleting: false,
         runtime_class: None,
+        way_around: None,
         containers: vec![
             container("init", ContainerKind::Init),
             container("main", ContainerKind::App),

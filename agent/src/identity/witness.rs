@@ -65,7 +65,8 @@ pub fn by_list(
         pod_uid: pod.identity.uid.clone(),
         container: container.name.clone(),
     };
-    let init = pod.containers.iter().any(|c| c.kind == ContainerKind::Init);
+    let init =
+        (pod.containers.iter()).any(|c| c.kind == ContainerKind::Init && c.tokens.max(c.whole) > 0);
     let one = found.next().is_none() && !init;
     match allocated(&key).filter(|_| one) {
         Some(alloc) => Ok(Holder {

@@ -60,6 +60,15 @@ impl Inventory {
     pub fn card(&self, uuid: &GpuUuid) -> Option<&Card> {
         self.cards.iter().find(|card| card.uuid == *uuid)
     }
+
+    /// Whether some card can be had whole by another way than a claim. Of cards that are not
+    /// known yet it is to be expected.
+    pub fn any_whole_beside_claims(&self) -> bool {
+        let may = |card: &Card| {
+            card.only_front != Some(Front::Dra) && card.switchable.contains(&Mode::Exclusive)
+        };
+        self.cards.is_empty() || self.cards.iter().any(may)
+    }
 }
 
 /// One card.

@@ -23,6 +23,8 @@ pub struct Offer {
     pub whole: Vec<Device>,
     /// Cards of claims that the kubelet has not allocated for yet, oldest first.
     pub awaited: Vec<Awaited>,
+    /// Some card can be had whole by this way, or is.
+    pub any_whole: bool,
 }
 
 /// A claim that the kubelet will allocate for.

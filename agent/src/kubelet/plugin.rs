@@ -35,6 +35,8 @@ pub(super) struct Plugin {
     pub(super) notes: mpsc::UnboundedSender<Note>,
     pub(super) pre_start: PreStart,
     pub(super) random: SystemRandom,
+    /// As the registration said.
+    pub(super) pre_start_required: bool,
     /// How many streams are open: the kubelet's hold on us.
     pub(super) streams: watch::Sender<Streams>,
     /// Ends the streams, and with them the registration.
@@ -56,7 +58,7 @@ impl DevicePlugin for Plugin {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(options()))
+        Ok(Response::new(options(self.pre_start_required)))
     }
 
     type ListAndWatchStream =
@@ -162,9 +164,9 @@ impl DevicePlugin for Plugin {
 }
 
 /// What the kubelet is told we can.
-pub(super) fn options() -> DevicePluginOptions {
+pub(super) fn options(pre_start_required: bool) -> DevicePluginOptions {
     DevicePluginOptions {
-        pre_start_required: true,
+        pre_start_required,
         get_preferred_allocation_available: true,
     }
 }

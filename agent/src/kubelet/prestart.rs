@@ -14,7 +14,10 @@ mod warmth;
 use super::pod_resources::Lister;
 use crate::Config;
 use crate::identity::{self, Checkpoint, Resource};
-use crate::ledger::{AllocId, Claim, Share};
+use crate::ledger::{AllocId, Share};
+use crate::node::claims::Prepared;
+use crate::node::claims::parts::Allocated;
+use crate::node::lists::Lists;
 use crate::node::{Ask, Note, Outcome, Owner, RefusedGrant, Source, State, Unready};
 use cdi::dir::{OwnDir, Written};
 use echo::Echo;
@@ -46,6 +49,8 @@ pub struct PreStart {
     pub owner: Owner,
     /// What it decided.
     pub state: watch::Receiver<Arc<State>>,
+    /// Who may have which share of a claim.
+    pub lists: Lists,
     /// Where refusals go.
     pub notes: mpsc::UnboundedSender<Note>,
 }
@@ -127,21 +132,20 @@ impl PreStart {
     }
 
     /// Prepares what a claim was allocated: the same from the ledger on, without the question
-    /// whose it is.
+    /// whose it is. Adds to `waited` the time in which there was nothing to do.
     ///
     /// # Errors
     /// One readable line; the kubelet calls again.
     pub async fn claim(
         &self,
-        claim: Claim,
-        alloc: AllocId,
+        allocated: &Allocated,
         waited: &mut Duration,
-    ) -> Result<(), PreStartError> {
+    ) -> Result<Vec<Prepared>, PreStartError> {
         let deadline = Instant::now() + self.config.prestart_wait();
         let refused = |why: Unready| PreStartError::Refused(why.reason);
-        let share = loop {
-            match self.owner.prepare_claim(claim.clone(), alloc).await? {
-                Ok(share) => break share,
+        let prepared = loop {
+            match self.owner.prepare_claim(allocated.clone()).await? {
+                Ok(prepared) => break prepared,
                 Err(why) if !why.may_pass || Instant::now() >= deadline => {
                     return Err(refused(why));
                 }
@@ -151,17 +155,22 @@ impl PreStart {
                 }
             }
         };
-        let warming = Instant::now();
-        let warm = self.warm(&share, deadline).await;
-        *waited += warming.elapsed();
-        warm.map_err(refused)?;
-        let span = span_of(&share, alloc);
-        let write = async {
-            *waited += self.write(&share, alloc).await?;
-            tracing::info!("prepared");
-            Ok::<(), PreStartError>(())
-        };
-        write.instrument(span).await
+        for Prepared { alloc, share } in &prepared {
+            // Who only looks at a card takes it in any mode.
+            if !share.wishes.observes {
+                let warming = Instant::now();
+                let warm = self.warm(share, deadline).await;
+                *waited += warming.elapsed();
+                warm.map_err(refused)?;
+            }
+            let write = async {
+                *waited += self.write(share, *alloc).await?;
+                tracing::info!("prepared");
+                Ok::<(), PreStartError>(())
+            };
+            write.instrument(span_of(share, *alloc)).await?;
+        }
+        Ok(prepared)
     }
 
     /// Asks the core until nothing is late any more, or time is up.
@@ -303,10 +312,13 @@ impl PreStart {
         let failed = |error: &dyn std::fmt::Display| PreStartError::Write(error.to_string());
         let state = self.state.borrow().clone();
         let (config, share) = (self.config.clone(), share.clone());
+        let lists = self.lists.clone();
         let mut echo = Echo::watch(&config.cdi_dir);
         let work = tokio::task::spawn_blocking(move || -> Result<(Written, PathBuf), String> {
             let spec = made(&config, &state, &share, alloc).map_err(|e| e.to_string())?;
+            let turn = lists.turn();
             put_share_file(&config.share_dir(), &share, alloc).map_err(|e| e.to_string())?;
+            lists.write(&turn, alloc).map_err(|e| e.to_string())?;
             let dir = OwnDir::new(&config.cdi_dir, names::cdi::FILE_PREFIX);
             let id = alloc.to_string();
             let path = dir.path_of(&id).map_err(|e| e.to_string())?;

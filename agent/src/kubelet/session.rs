@@ -73,6 +73,8 @@ enum Ended {
     NewKubelet,
     #[error("our socket was removed")]
     Removed,
+    #[error("the kubelet is to call PreStartContainer, or not to any more")]
+    OtherOptions,
     #[error("the kubelet's stream ended")]
     HungUp,
     #[error("the kubelet opened no stream")]
@@ -106,7 +108,7 @@ impl Session {
             }
             let at_once = match ended {
                 Ended::Stopped => return,
-                Ended::NewKubelet | Ended::Removed => true,
+                Ended::NewKubelet | Ended::Removed | Ended::OtherOptions => true,
                 ended => {
                     tracing::warn!(resource = self.resource.name(), reason = %ended, "not registered");
                     // It has waited for the kubelet already.
@@ -141,6 +143,7 @@ impl Session {
             Err(error) => return Ended::Bind(error),
         };
         kubelet.remember();
+        let pre_start_required = self.pre_start_required();
         let (streams, mut opened) = watch::channel(Streams::default());
         let close = stop.child_token();
         let plugin = Plugin {
@@ -150,6 +153,7 @@ impl Session {
             notes: self.notes.clone(),
             pre_start: self.pre_start.clone(),
             random: SystemRandom::new(),
+            pre_start_required,
             streams,
             stop: close.clone(),
         };
@@ -163,7 +167,7 @@ impl Session {
         let mut serve = std::pin::pin!(serve.fuse());
         let ended = {
             let life = async {
-                match self.register(&dir).await {
+                match self.register(&dir, pre_start_required).await {
                     Ok(()) => {}
                     Err(ended @ Ended::Connect(_)) => {
                         return tokio::time::timeout(pause, kubelet.changed())
@@ -175,6 +179,7 @@ impl Session {
                 tokio::select! {
                     ended = holds(&mut opened) => ended,
                     ended = kubelet.changed() => ended,
+                    ended = self.other_options(pre_start_required) => ended,
                 }
             };
             tokio::select! {
@@ -201,7 +206,25 @@ impl Session {
         ended
     }
 
-    async fn register(&self, dir: &Path) -> Result<(), Ended> {
+    /// Whether the kubelet is to call `PreStartContainer`. Where no card can be had whole by this
+    /// way, `nvidia.com/gpu` is served by claims (KEP-5004), and a kubelet before 1.37 would call
+    /// it for their containers too, in vain: kubernetes/kubernetes#141426.
+    fn pre_start_required(&self) -> bool {
+        self.resource == Resource::Share || self.offer.borrow().any_whole
+    }
+
+    /// Until the answer to that is another.
+    async fn other_options(&self, now: bool) -> Ended {
+        let mut offer = self.offer.clone();
+        while offer.changed().await.is_ok() {
+            if self.pre_start_required() != now {
+                return Ended::OtherOptions;
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn register(&self, dir: &Path, pre_start_required: bool) -> Result<(), Ended> {
         let socket = dir.join(names::SOCKET);
         let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
             .map_err(Ended::Connect)?
@@ -214,7 +237,7 @@ impl Session {
             version: names::VERSION.to_owned(),
             endpoint: self.endpoint().to_owned(),
             resource_name: self.resource.name().to_owned(),
-            options: Some(options()),
+            options: Some(options(pre_start_required)),
         };
         RegistrationClient::new(channel)
             .register(request)

@@ -1,6 +1,6 @@
 //! What may enter the ledger. The one place that compares limits with cards.
 
-use super::{AllocId, Front, HolderKey, Ledger, Share, SharePhase};
+use super::{AllocId, Claimed, Front, Hold, HolderKey, Ledger, Share, SharePhase, Wishes};
 use crate::fence;
 use crate::inventory::{Card, GpuUuid, Inventory};
 use api::grant::PodIdentity;
@@ -27,8 +27,10 @@ pub struct Claim {
     pub mode: Mode,
     /// The decision that it came from.
     pub decision: String,
-    /// Which of the two it is.
-    pub front: Front,
+    /// The claim whose allocation it is; `None`: it is a grant.
+    pub claimed: Option<Claimed>,
+    /// What the claim asks for beside that.
+    pub wishes: Wishes,
 }
 
 impl Claim {
@@ -39,9 +41,20 @@ impl Claim {
             container: self.container.clone(),
         }
     }
-}
 
-impl Claim {
+    /// What it counts with, once it is bound to this allocation.
+    fn hold(&self, alloc: Option<AllocId>) -> Hold {
+        match (&self.claimed, alloc) {
+            (Some(_), Some(alloc)) => Hold::Claim(alloc),
+            _ => Hold::Container(self.key()),
+        }
+    }
+
+    /// Which of the two it is.
+    fn front(&self) -> Front {
+        Front::of(self.claimed.as_ref())
+    }
+
     /// The share of a container that was bound before this agent started.
     pub fn bound(&self, alloc: AllocId) -> Share {
         Share {
@@ -56,7 +69,9 @@ impl Claim {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// A container has one MPS pipe directory.
-    #[error("mode mps gives a container one card, the grant names {0}")]
+    #[error(
+        "mode mps gives a container one card, and not {0}: mps-isolated and time-slicing give several"
+    )]
     SeveralCards(usize),
     /// A grant without a card or a limit.
     #[error("the grant names {0}")]
@@ -179,7 +194,7 @@ impl Ledger {
         if there.is_some_and(|share| share.alloc_id.is_some() || share.is_of(claim)) {
             return Ok(());
         }
-        self.fits(claim, &claim.gpus, inventory)?;
+        self.fits(claim, None, &claim.gpus, inventory)?;
         self.shares
             .insert(key, Share::reserved(claim, claim.gpus.clone()));
         Ok(())
@@ -226,9 +241,9 @@ impl Ledger {
             ..claim.clone()
         };
         let before = self.shares.get(&key);
-        let by_claim = claim.front == Front::Dra;
+        let by_claim = claim.front() == Front::Dra;
         if before.is_some_and(|share| {
-            (by_claim || share.front == Front::Dra)
+            (by_claim || share.front() == Front::Dra)
                 && share.alloc_id.is_some_and(|other| other != alloc)
         }) {
             return Err(Refused::TwoShares {
@@ -241,7 +256,9 @@ impl Ledger {
         let again = before.is_some_and(|share| share.alloc_id == Some(alloc) && share.gpus == gpus);
         let mut dropped = Vec::new();
         if again {
-            healthy(&gpus, inventory)?;
+            if !claim.wishes.observes {
+                healthy(&gpus, inventory)?;
+            }
         } else {
             for uuid in gpus.iter().filter(|uuid| !claim.gpus.contains(*uuid)) {
                 dropped.extend(
@@ -253,10 +270,10 @@ impl Ledger {
             }
             // On a race the claim wins: a grant of which nothing has started is taken back
             // when its pod asks for it, and placed again.
-            for uuid in gpus.iter().filter(|_| by_claim) {
+            for uuid in gpus.iter().filter(|_| by_claim && !claim.wishes.observes) {
                 dropped.extend(
                     self.on(uuid)
-                        .filter(|other| other.front == Front::Plugin && other.alloc_id.is_none())
+                        .filter(|other| other.front() == Front::Plugin && other.alloc_id.is_none())
                         .map(Share::key),
                 );
             }
@@ -264,7 +281,7 @@ impl Ledger {
             for reservation in &dropped {
                 without.shares.remove(reservation);
             }
-            without.fits(claim, &gpus, inventory)?;
+            without.fits(claim, Some(alloc), &gpus, inventory)?;
         }
         for reservation in &dropped {
             self.shares.remove(reservation);
@@ -287,6 +304,22 @@ impl Ledger {
         self.shares.insert(share.key(), share);
     }
 
+    /// Lets another container have what this hold is: nothing more is kept for it.
+    pub fn join(&mut self, hold: &Share, pod: PodIdentity, container: String) -> Share {
+        let share = Share {
+            pod,
+            container,
+            phase: SharePhase::Prepared,
+            fence: None,
+            container_id: None,
+            used: Mib(0),
+            sm_percent: None,
+            ..hold.clone()
+        };
+        self.shares.insert(share.key(), share.clone());
+        share
+    }
+
     /// Frees what a container held.
     pub fn release(&mut self, key: &HolderKey) -> Option<Share> {
         self.shares.remove(key)
@@ -300,12 +333,22 @@ impl Ledger {
     }
 
     /// Whether `claim` may hold `gpus` beside all others.
-    fn fits(&self, claim: &Claim, gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {
+    fn fits(
+        &self,
+        claim: &Claim,
+        alloc: Option<AllocId>,
+        gpus: &[GpuUuid],
+        inventory: &Inventory,
+    ) -> Result<(), Refused> {
         if claim.mode == Mode::Mps && gpus.len() > 1 {
             return Err(Refused::SeveralCards(gpus.len()));
         }
         if gpus.is_empty() {
             return Err(Refused::Empty("no card"));
+        }
+        if claim.wishes.observes {
+            let unknown = gpus.iter().find(|uuid| inventory.card(uuid).is_none());
+            return unknown.map_or(Ok(()), |uuid| Err(Refused::UnknownCard(uuid.clone())));
         }
         if claim.kept == Mib(0) {
             return Err(Refused::Empty("no memory"));
@@ -314,38 +357,54 @@ impl Ledger {
             let card = inventory
                 .card(uuid)
                 .ok_or_else(|| Refused::UnknownCard(uuid.clone()))?;
-            self.fits_card(claim, card, inventory.driver_limits)?;
+            let hold = claim.hold(alloc);
+            self.fits_card(claim, &hold, card, inventory.driver_limits)?;
         }
         healthy(gpus, inventory)
     }
 
-    fn fits_card(&self, claim: &Claim, card: &Card, driver_limits: bool) -> Result<(), Refused> {
+    fn fits_card(
+        &self,
+        claim: &Claim,
+        hold: &Hold,
+        card: &Card,
+        driver_limits: bool,
+    ) -> Result<(), Refused> {
         if !card.switchable.contains(&claim.mode) {
             return Err(Refused::NotSwitchable {
                 card: card.uuid.clone(),
                 mode: claim.mode,
             });
         }
-        if let Some(only) = card.only_front.filter(|only| *only != claim.front) {
+        if let Some(only) = card.only_front.filter(|only| *only != claim.front()) {
             return Err(Refused::OnlyFront {
                 card: card.uuid.clone(),
                 only: only.as_str(),
             });
         }
-        let key = claim.key();
         let mut kept = Mib(0);
         let mut slots = 0_u32;
         let mut largest: Option<&Share> = None;
-        for other in self.on(&card.uuid).filter(|share| share.key() != key) {
-            if other.front != claim.front {
+        let mut minimum = card
+            .minimum_fence
+            .into_iter()
+            .chain(claim.wishes.minimum_fence)
+            .min();
+        for other in self
+            .holds_on(&card.uuid)
+            .filter(|share| share.hold() != *hold)
+        {
+            if other.front() != claim.front() {
                 return Err(Refused::OtherFront {
                     card: card.uuid.clone(),
-                    is: other.front.as_str(),
+                    is: other.front().as_str(),
                     holder: other.pod.to_string(),
                 });
             }
             // An init container and its pod's app container hold a whole card in turn.
-            let in_turn = other.mode == Mode::Exclusive && other.pod.uid == claim.pod.uid;
+            let in_turn = claim.claimed.is_none()
+                && other.mode == Mode::Exclusive
+                && other.pod.uid == claim.pod.uid;
             if other.mode != claim.mode || (claim.mode == Mode::Exclusive && !in_turn) {
                 return Err(Refused::Taken {
                     card: card.uuid.clone(),
@@ -356,12 +415,14 @@ impl Ledger {
             if !in_turn {
                 kept = Mib(kept.0.saturating_add(other.kept.0));
                 slots = slots.saturating_add(1);
+                // Strongest first.
+                minimum = minimum.into_iter().chain(other.wishes.minimum_fence).min();
                 largest = largest
                     .filter(|largest| largest.memory >= other.memory)
                     .or(Some(other));
             }
         }
-        if let Some((largest, minimum)) = largest.zip(card.minimum_fence)
+        if let Some((largest, minimum)) = largest.zip(minimum)
             && fence::needs_one_size(claim.mode, Some(minimum), driver_limits)
             && largest.memory != claim.memory
         {
@@ -374,7 +435,7 @@ impl Ledger {
             });
         }
         let wanted = claim.kept;
-        let grantable = self.grantable_beside(card, claim.mode, &key);
+        let grantable = self.grantable_beside(card, claim.mode, hold);
         let free = grantable.saturating_sub(kept);
         if wanted > free {
             return Err(Refused::Memory {
@@ -426,7 +487,8 @@ impl Share {
             compute_percent: claim.compute_percent,
             mode: claim.mode,
             decision: claim.decision.clone(),
-            front: claim.front,
+            claimed: claim.claimed.clone(),
+            wishes: claim.wishes.clone(),
             phase: SharePhase::Reserved,
             alloc_id: None,
             fence: None,
@@ -443,7 +505,7 @@ impl Share {
             && self.compute_percent == claim.compute_percent
             && self.mode == claim.mode
             && self.decision == claim.decision
-            && self.front == claim.front
+            && self.claimed == claim.claimed
     }
 }
 

@@ -5,37 +5,56 @@
 //! What is kept for a share is its limit, or less where it may burst.
 
 mod admit;
+mod alloc;
 mod record;
 mod share;
 
 pub use admit::{Claim, Refused};
-pub use record::key as record_key;
-pub use share::{AllocId, Front, HolderKey, Share, SharePhase};
+pub use alloc::{AllocId, ProofName};
+pub use record::{HolderRow, key as record_key};
+pub use share::{Claimed, Front, Hold, HolderKey, Share, SharePhase, Wishes};
 
 use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Every share on the node, one per container that holds cards.
+/// Every share on the node, one per container that holds cards; and who sees cards without a
+/// share of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     shares: BTreeMap<HolderKey, Share>,
 }
 
 impl Ledger {
-    /// All shares, by pod UID and container.
-    pub fn shares(&self) -> impl Iterator<Item = &Share> {
+    /// All that has a row: shares, and who only sees its cards.
+    pub fn all(&self) -> impl Iterator<Item = &Share> {
         self.shares.values()
     }
 
-    /// The share of one container.
+    /// All shares, by pod UID and container.
+    pub fn shares(&self) -> impl Iterator<Item = &Share> {
+        self.all().filter(|share| !share.wishes.observes)
+    }
+
+    /// Of each [`Hold`] one share: what is summed over these counts nothing twice.
+    pub fn holds(&self) -> impl Iterator<Item = &Share> {
+        once(self.shares())
+    }
+
+    /// What one container has, a share or the sight of its cards.
     pub fn get(&self, key: &HolderKey) -> Option<&Share> {
         self.shares.get(key)
     }
 
-    /// The share that one allocation is bound to.
-    pub fn by_alloc(&self, alloc: AllocId) -> Option<&Share> {
-        self.shares().find(|share| share.alloc_id == Some(alloc))
+    /// What one allocation is bound to; several where a claim has several containers.
+    pub fn by_alloc(&self, alloc: AllocId) -> impl Iterator<Item = &Share> {
+        self.all()
+            .filter(move |share| share.alloc_id == Some(alloc))
+    }
+
+    /// The containers of a hold.
+    pub fn holders<'a>(&'a self, hold: &'a Hold) -> impl Iterator<Item = &'a Share> {
+        self.all().filter(move |share| share.hold() == *hold)
     }
 
     /// Shares on one card.
@@ -43,12 +62,17 @@ impl Ledger {
         self.shares().filter(move |share| share.gpus.contains(card))
     }
 
+    /// Of each [`Hold`] on one card one share.
+    pub fn holds_on<'a>(&'a self, card: &'a GpuUuid) -> impl Iterator<Item = &'a Share> {
+        once(self.on(card))
+    }
+
     /// Sum of what is kept on a card. Two containers of one pod that hold the card whole
     /// hold it one after the other (an init container is lent the app's card): they count once.
     pub fn granted(&self, card: &GpuUuid) -> Mib {
         let mut whole = Mib(0);
         let mut parts = Mib(0);
-        for share in self.on(card) {
+        for share in self.holds_on(card) {
             if share.mode == Mode::Exclusive {
                 whole = whole.max(share.kept);
             } else {
@@ -68,22 +92,30 @@ impl Ledger {
     }
 
     /// The same for a share that is to be placed beside the others, or again.
-    fn grantable_beside(&self, card: &Card, mode: Mode, key: &HolderKey) -> Mib {
+    fn grantable_beside(&self, card: &Card, mode: Mode, hold: &Hold) -> Mib {
         if mode == Mode::MpsIsolated {
-            self.grantable_in(card, |share| share.key() != *key)
+            self.grantable_in(card, |share| share.hold() != *hold)
         } else {
             card.grantable
         }
     }
 
     fn grantable_in(&self, card: &Card, counts: impl Fn(&Share) -> bool) -> Mib {
+        card.grantable.saturating_sub(self.servers(card, counts))
+    }
+
+    /// What the servers of shares in mode `mps-isolated` hold of a card, beside the shares.
+    pub fn servers_of_shares(&self, card: &Card) -> Mib {
+        self.servers(card, |_| true)
+    }
+
+    fn servers(&self, card: &Card, counts: impl Fn(&Share) -> bool) -> Mib {
         let servers = self
-            .on(&card.uuid)
+            .holds_on(&card.uuid)
             .filter(|share| share.mode == Mode::MpsIsolated && counts(share))
             .count();
         let servers = u64::try_from(servers).unwrap_or(u64::MAX);
-        let held = Mib(card.server_reserve.0.saturating_mul(servers));
-        card.grantable.saturating_sub(held)
+        Mib(card.server_reserve.0.saturating_mul(servers))
     }
 
     /// The mode that a card is in while something holds it.
@@ -101,16 +133,25 @@ impl Ledger {
 
     /// The way by which a card is granted while something holds it.
     pub fn front_of(&self, card: &GpuUuid) -> Option<Front> {
-        self.on(card).map(|share| share.front).next()
+        self.on(card).map(Share::front).next()
     }
 
     /// Client slots taken on a card.
     pub fn slots_used(&self, card: &GpuUuid) -> u32 {
         u32::try_from(
-            self.on(card)
+            self.holds_on(card)
                 .filter(|share| share.mode != Mode::Exclusive)
                 .count(),
         )
         .unwrap_or(u32::MAX)
     }
+}
+
+/// The first of each [`Hold`].
+fn once<'a>(shares: impl Iterator<Item = &'a Share>) -> impl Iterator<Item = &'a Share> {
+    let mut seen = BTreeSet::new();
+    shares.filter(move |share| match share.hold() {
+        Hold::Container(_) => true,
+        Hold::Claim(alloc) => seen.insert(alloc),
+    })
 }

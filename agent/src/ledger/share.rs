@@ -1,70 +1,33 @@
 //! One container's hold on one or several cards.
 
+use super::{AllocId, ProofName};
 use crate::fence::ActiveFence;
 use crate::inventory::GpuUuid;
+use api::gpu_node::Reaction;
 use api::grant::PodIdentity;
+use api::units::Fence;
 use api::{Mib, Mode};
 use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// Name of one answer to the kubelet's `Allocate`: 128 random bits, 32 hex digits. Of a claim
-/// it is the claim's UID.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AllocId(u128);
-
-impl AllocId {
-    /// From random bits.
-    pub fn new(bits: u128) -> Self {
-        Self(bits)
-    }
-
-    /// From 32 lower-case hex digits; `None` for anything else.
-    pub fn parse(text: &str) -> Option<Self> {
-        let digits = text
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        if text.len() != 32 || !digits {
-            return None;
-        }
-        u128::from_str_radix(text, 16).ok().map(Self)
-    }
-}
-
-impl AllocId {
-    /// Of a `ResourceClaim`: its UID's 128 bits, so that what was prepared for a claim is found
-    /// by its UID alone. `None` for a UID that is no UUID; the API server makes no other.
-    pub fn of_claim(uid: &str) -> Option<Self> {
-        let places = [8, 13, 18, 23];
-        let dashes = uid.match_indices('-').map(|(place, _)| place);
-        (uid.len() == 36 && dashes.eq(places)).then_some(())?;
-        Self::parse(&uid.replace('-', ""))
-    }
-}
-
-impl fmt::Display for AllocId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl fmt::Debug for AllocId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+use std::collections::BTreeSet;
 
 /// By which way shares of a card are granted. A card has one at a time, as it has one mode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Front {
     /// By the scheduler's signed grant, over the kubelet's device-plugin API.
-    #[default]
     Plugin,
     /// By a `ResourceClaim`'s allocation, over the kubelet's DRA API.
     Dra,
 }
 
 impl Front {
+    /// Of what is given by this claim, or by none.
+    pub fn of(claimed: Option<&Claimed>) -> Self {
+        match claimed {
+            None => Self::Plugin,
+            Some(_) => Self::Dra,
+        }
+    }
+
     /// The name in messages and in the `ResourceSlice`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,7 +46,50 @@ pub struct HolderKey {
     pub container: String,
 }
 
-/// One container's hold.
+/// The `ResourceClaim` that a share is given by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Claimed {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.name`, in the namespace of its pods.
+    pub name: String,
+    /// The requests of the claim whose devices the share is. A container takes all of them.
+    pub requests: BTreeSet<String>,
+}
+
+/// What counts once: what one container holds, or what all containers of a claim, or of one
+/// part of it, hold together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    /// By annotation.
+    Container(HolderKey),
+    /// By claim: one share with one limit, however many containers it has.
+    Claim(AllocId),
+}
+
+/// What a claim, or its class, asks for beside cards and memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Wishes {
+    /// No weaker fence, whatever comes beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_fence: Option<Fence>,
+    /// What happens to its containers where they hold more than the share, in place of the
+    /// node's: by the class, which is an admin's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_violation: Option<Reaction>,
+    /// What happens at least: by the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<Reaction>,
+    /// It sees its cards and has no share of them: nothing of it is counted, and nothing is
+    /// limited.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub observes: bool,
+}
+
+/// One container's hold. The containers of one claim have a row each, alike but for who they
+/// are and what they use: see [`Hold`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Whose pod.
@@ -103,8 +109,10 @@ pub struct Share {
     pub mode: Mode,
     /// The decision that it came from; empty for a pod that another scheduler placed.
     pub decision: String,
-    /// By which way it was granted.
-    pub front: Front,
+    /// The claim that it is given by; `None`: by the scheduler's grant.
+    pub claimed: Option<Claimed>,
+    /// What the claim asks for beside that.
+    pub wishes: Wishes,
     /// How far it has come.
     pub phase: SharePhase,
     /// The allocation it is bound to, from `Prepared` on.
@@ -113,7 +121,7 @@ pub struct Share {
     pub fence: Option<ActiveFence>,
     /// The container as the runtime names it, without `containerd://`, once the hook ran.
     pub container_id: Option<String>,
-    /// What its processes hold now, summed over its cards.
+    /// What its processes hold now, summed over its cards: of this container alone.
     pub used: Mib,
     /// Per cent of SM time that its processes had in the last second, summed over them and
     /// its cards; `None` where the driver does not attribute it.
@@ -132,6 +140,33 @@ impl Share {
             pod_uid: self.pod.uid.clone(),
             container: self.container.clone(),
         }
+    }
+
+    /// What counts once.
+    pub fn hold(&self) -> Hold {
+        match (&self.claimed, self.alloc_id) {
+            (Some(_), Some(alloc)) => Hold::Claim(alloc),
+            _ => Hold::Container(self.key()),
+        }
+    }
+
+    /// By which way it was granted.
+    pub fn front(&self) -> Front {
+        Front::of(self.claimed.as_ref())
+    }
+
+    /// `namespace/name` of its claim.
+    pub fn claim_name(&self) -> Option<String> {
+        let claimed = self.claimed.as_ref()?;
+        Some(format!("{}/{}", self.pod.namespace, claimed.name))
+    }
+
+    /// Name of the file in which the hook proves that it let this container start.
+    pub fn proof_name(&self) -> Option<ProofName> {
+        Some(ProofName {
+            alloc: self.alloc_id?,
+            holder: self.claimed.is_some().then(|| self.key()),
+        })
     }
 }
 

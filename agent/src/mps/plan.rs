@@ -21,7 +21,7 @@ pub fn plan(state: &State) -> Plan {
     let mut largest: BTreeMap<&GpuUuid, (Mib, u8)> = BTreeMap::new();
     let mut isolated: Vec<(String, &Share)> = Vec::new();
     let mut sliced: BTreeSet<&GpuUuid> = BTreeSet::new();
-    for share in state.ledger.shares() {
+    for share in state.ledger.holds() {
         match share.mode {
             Mode::Mps => {
                 for card in &share.gpus {
@@ -128,7 +128,8 @@ mod tests {
             kept: Mib(memory),
             compute_percent: percent,
             mode,
-            front: crate::ledger::Front::Plugin,
+            claimed: None,
+            wishes: crate::ledger::Wishes::default(),
             decision: String::new(),
             phase: SharePhase::Reserved,
             alloc_id: (mode == Mode::MpsIsolated).then(|| AllocId::new(7)),

@@ -6,6 +6,7 @@
 mod settle;
 mod ungranted;
 
+use super::claims::{Claimants, Listed};
 use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
 use crate::fence::{Ceilings, ComputeModeWatch};
@@ -13,7 +14,7 @@ use crate::hands::Termination;
 use crate::identity::{self, Resource};
 use crate::inventory::{Book, GpuUuid, Inventory, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
-use crate::ledger::{AllocId, Claim, HolderKey, Ledger};
+use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
 use crate::nvml::{Driver, Observation, Sample, Xid};
 use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{
@@ -75,6 +76,8 @@ pub enum Event {
     Pools(BTreeMap<GpuUuid, Pool>),
     /// The disk was read.
     Local(Local),
+    /// The pods that a claim is reserved for were read: its UID, and theirs.
+    Reserved(String, BTreeSet<String>),
     /// The kubelet was answered.
     Minted {
         /// Our answer's name.
@@ -104,8 +107,12 @@ pub enum Obstacle {
 /// What the owner does for the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Remove CDI file, share folder and proof.
+    /// Remove CDI file, share folder and proofs.
     Forget(AllocId),
+    /// Remove the proof of a container whose claim goes on without it.
+    ForgetProof(ProofName),
+    /// Write down who may have the share of a claim.
+    List(AllocId),
     /// Tell telemetry.
     Tell(Note),
     /// End processes of a container.
@@ -124,6 +131,12 @@ pub struct Core {
     pub(super) verifier: Option<Verifier>,
     ca: String,
     pub(super) policy: Option<Policy>,
+    /// By the UIDs of prepared claims: the pods that they were reserved for, when that was read.
+    pub(super) reserved: BTreeMap<String, BTreeSet<String>>,
+    /// By the UIDs of prepared claims, their pods on this node.
+    pub(super) claimants: BTreeMap<String, Claimants>,
+    /// Who may have which share of a claim, as it was listed last.
+    pub(super) listed: BTreeMap<AllocId, Listed>,
     /// Of pods with a true grant, with the order in which they were seen.
     claims: BTreeMap<HolderKey, (u64, Claim)>,
     next_claim: u64,
@@ -145,9 +158,9 @@ pub struct Core {
     long_unreadable: Option<(Part, String)>,
     suspicions: Suspicions,
     unproven: BTreeMap<HolderKey, Unproven>,
-    /// Allocations whose containers this agent let start: one without proof is no container
-    /// of an earlier agent's time.
-    pub(super) let_start: BTreeSet<AllocId>,
+    /// Proofs of containers that this agent let start: one without is no container of an
+    /// earlier agent's time.
+    pub(super) let_start: BTreeSet<ProofName>,
     /// Who holds devices without a grant, and since when.
     ungranted_since: BTreeMap<HolderKey, Instant>,
     /// Who did for too long.
@@ -179,6 +192,9 @@ impl Core {
             verifier: None,
             ca: String::new(),
             policy: None,
+            reserved: BTreeMap::new(),
+            claimants: BTreeMap::new(),
+            listed: BTreeMap::new(),
             claims: BTreeMap::new(),
             next_claim: 0,
             local: Local::default(),
@@ -267,6 +283,7 @@ impl Core {
             }
             Event::Pools(pools) => self.pools = pools,
             Event::Local(local) => self.take_local(local, now),
+            Event::Reserved(claim, pods) => drop(self.reserved.insert(claim, pods)),
             Event::Minted {
                 alloc,
                 resource,
@@ -431,7 +448,7 @@ impl Core {
         let (key, _) = self
             .unproven
             .iter()
-            .find(|(_, unproven)| !self.let_start.contains(&unproven.alloc))?;
+            .find(|(_, unproven)| !self.let_start.contains(&unproven.name))?;
         Some(format!(
             "container {} of pod {} has run since before this agent started, without proof that the OCI hook ran: restart the pod",
             key.container,
@@ -467,10 +484,14 @@ impl Core {
             whole: &whole,
         };
         let (share, whole) = offer::devices(&self.inventory, terms);
+        let mut held = self.held.keys();
+        let any_whole = self.inventory.any_whole_beside_claims()
+            || held.any(|(resource, _)| *resource == Resource::Whole);
         Offer {
             share,
             whole,
             awaited: self.awaited(),
+            any_whole,
         }
     }
 
@@ -539,6 +560,7 @@ impl Core {
             node: self.node.clone(),
             inventory: self.inventory.clone(),
             ledger: self.ledger.clone(),
+            claims: self.claimants.clone(),
             complaints: self.complaints(),
             evicted_strangers: self.evicted_strangers(),
             mode_faults: self.mode_faults.clone(),

@@ -5,13 +5,16 @@
 
 use super::containers::Containers;
 use super::core::Event;
+use super::lists::Lists;
 use super::owner::Owner;
 use super::state::State;
 use crate::Config;
+use crate::edit;
 use crate::identity::Checkpoint;
-use crate::ledger::{AllocId, Share, record_key};
+use crate::ledger::{AllocId, HolderKey, HolderRow, ProofName, Share, record_key};
 use crate::reconcile::{Local, Part, Proof};
 use cdi::dir::{DirError, OwnDir};
+use cdi::hook::Holders;
 use futures::StreamExt as _;
 use inotify::{EventMask, Inotify, WatchMask};
 use proto::names;
@@ -28,9 +31,9 @@ const QUIET: Duration = Duration::from_millis(30);
 const PROOF_EVENTS: WatchMask = WatchMask::MOVED_TO.union(WatchMask::CLOSE_WRITE);
 
 /// Whose a file is; `None` for one that does not tell.
-type Told = Option<Share>;
+type Told = Option<Vec<Share>>;
 /// As [`Local::proofs`].
-type Proofs = BTreeMap<AllocId, Option<Proof>>;
+type Proofs = BTreeMap<ProofName, Option<Proof>>;
 
 /// Reads and clears our folders. Blocking.
 #[derive(Debug)]
@@ -83,11 +86,7 @@ impl Disk {
             or_old(Part::Checkpoint, error);
             old.checkpoint
         });
-        let files = self.files().unwrap_or_else(|error| {
-            or_old(Part::CdiFiles, error);
-            old.files
-        });
-        let folders = names_in(&self.share_dir).unwrap_or_else(|error| {
+        let folders = names_in(&self.share_dir, AllocId::parse).unwrap_or_else(|error| {
             or_old(Part::ShareFiles, error);
             old.folders
         });
@@ -95,6 +94,10 @@ impl Disk {
         if let Some(error) = missed {
             or_old(Part::Proofs, error);
         }
+        let files = self.files(&proofs).unwrap_or_else(|error| {
+            or_old(Part::CdiFiles, error);
+            old.files
+        });
         let living = self
             .containers
             .living(proofs.values().flatten(), doubted)
@@ -138,11 +141,14 @@ impl Disk {
         }
     }
 
-    fn files(&mut self) -> Result<BTreeMap<AllocId, Told>, String> {
+    fn files(&mut self, proofs: &Proofs) -> Result<BTreeMap<AllocId, Told>, String> {
         let ids = self.cdi.ids().map_err(|error| error.to_string())?;
         let mut files = BTreeMap::new();
         for alloc in ids.iter().filter_map(|id| AllocId::parse(id)) {
-            if let Some(told) = self.file(alloc).map_err(|error| error.to_string())? {
+            if let Some(told) = self
+                .file(alloc, proofs)
+                .map_err(|error| error.to_string())?
+            {
                 files.insert(alloc, told);
             }
         }
@@ -151,7 +157,7 @@ impl Disk {
     }
 
     /// `None`: there is no such file any more.
-    fn file(&mut self, alloc: AllocId) -> Result<Option<Told>, DirError> {
+    fn file(&mut self, alloc: AllocId, proofs: &Proofs) -> Result<Option<Told>, DirError> {
         let id = alloc.to_string();
         let path = self.cdi.path_of(&id)?;
         let modified = match std::fs::metadata(&path).and_then(|metadata| metadata.modified()) {
@@ -174,7 +180,7 @@ impl Disk {
             Ok(Some(spec)) => spec
                 .annotations
                 .get(&record_key())
-                .and_then(|record| Share::from_record(alloc, record)),
+                .and_then(|record| Share::of_file(alloc, record, &self.holders(alloc, proofs))),
             Err(error @ DirError::Io { .. }) => return Err(error),
             Err(error) => {
                 tracing::warn!(%alloc, %error, "a CDI file of ours is malformed");
@@ -185,22 +191,50 @@ impl Disk {
         Ok(Some(told))
     }
 
+    /// The containers of a claim: those that its file lists, and those that the hook let start,
+    /// should that file be lost.
+    fn holders(&self, alloc: AllocId, proofs: &Proofs) -> Vec<HolderRow> {
+        let file = edit::holders_file(&self.share_dir, alloc);
+        let listed = Holders::read(&file, &alloc.to_string()).unwrap_or_else(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(%alloc, %error, "the list of a claim's containers is not readable");
+            }
+            Holders::default()
+        });
+        let row = |pod_uid: String, container: String, pod_name: String| HolderRow {
+            key: HolderKey { pod_uid, container },
+            pod_name,
+        };
+        let mut rows: Vec<HolderRow> = listed
+            .holders
+            .into_iter()
+            .map(|one| row(one.pod_uid, one.container, one.pod_name))
+            .collect();
+        let proven = proofs.keys().filter(|name| name.alloc == alloc);
+        for key in proven.filter_map(|name| name.holder.clone()) {
+            if !rows.iter().any(|row| row.key == key) {
+                rows.push(row(key.pod_uid, key.container, String::new()));
+            }
+        }
+        rows
+    }
+
     /// All proofs, and what went wrong. One that is lost while its container lives stays:
     /// the hook did run.
     fn proofs(&self, old: &Proofs, old_living: &BTreeSet<String>) -> (Proofs, Option<String>) {
-        let ids = match names_in(&self.proof_dir) {
-            Ok(ids) => ids,
+        let names = match names_in(&self.proof_dir, ProofName::parse) {
+            Ok(names) => names,
             Err(error) => return (old.clone(), Some(error)),
         };
         let mut missed = None;
         let mut proofs = Proofs::new();
-        for alloc in ids {
-            let path = self.proof_dir.join(alloc.to_string());
-            let before = || old.get(&alloc).cloned().flatten();
+        for name in names {
+            let path = self.proof_dir.join(name.to_string());
+            let before = || old.get(&name).cloned().flatten();
             let proof = match std::fs::read(&path) {
                 Ok(bytes) => Proof::parse(&bytes)
                     .inspect_err(
-                        |error| tracing::warn!(%alloc, error, "a proof of the hook is malformed"),
+                        |error| tracing::warn!(%name, error, "a proof of the hook is malformed"),
                     )
                     .ok(),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -209,33 +243,33 @@ impl Disk {
                     before()
                 }
             };
-            proofs.insert(alloc, proof);
+            proofs.insert(name, proof);
         }
-        for (alloc, proof) in old {
+        for (name, proof) in old {
             if let Some(proof) = proof
-                && !proofs.contains_key(alloc)
+                && !proofs.contains_key(name)
                 && old_living.contains(&proof.container_id)
             {
-                if let Err(error) = self.put_back(*alloc, proof) {
+                if let Err(error) = self.put_back(name, proof) {
                     missed = Some(error.to_string());
                 }
-                proofs.insert(*alloc, Some(proof.clone()));
+                proofs.insert(name.clone(), Some(proof.clone()));
             }
         }
         (proofs, missed)
     }
 
     /// Never over a newer proof.
-    fn put_back(&self, alloc: AllocId, proof: &Proof) -> io::Result<()> {
-        let path = self.proof_dir.join(alloc.to_string());
-        let temporary = self.proof_dir.join(format!(".{alloc}.agent"));
+    fn put_back(&self, name: &ProofName, proof: &Proof) -> io::Result<()> {
+        let path = self.proof_dir.join(name.to_string());
+        let temporary = self.proof_dir.join(format!(".{name}.agent"));
         std::fs::write(&temporary, proof.to_json())?;
         let linked = std::fs::hard_link(&temporary, path);
         std::fs::remove_file(temporary)?;
         match linked {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => {
-                tracing::warn!(%alloc, "the proof of a running container was gone");
+                tracing::warn!(%name, "the proof of a running container was gone");
                 Ok(())
             }
         }
@@ -248,22 +282,35 @@ impl Disk {
         if let Err(error) = self.cdi.remove(&id) {
             tracing::warn!(%alloc, %error, "a CDI file stays");
         }
-        let folder = self.share_dir.join(&id);
-        let gone = [
-            std::fs::remove_dir_all(folder),
-            std::fs::remove_file(self.proof_dir.join(&id)),
-        ];
-        for error in gone.into_iter().filter_map(Result::err) {
-            if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(%alloc, %error, "something of a dead allocation stays");
-            }
+        unless_gone(std::fs::remove_dir_all(self.share_dir.join(&id)), &id);
+        // Those that are there now, and not only those that were there at the last look.
+        let proofs = names_in(&self.proof_dir, ProofName::parse).unwrap_or_default();
+        for name in proofs.iter().filter(|name| name.alloc == alloc) {
+            self.forget_proof(name);
         }
         self.read.remove(&alloc);
-        self.last.proofs.remove(&alloc);
+    }
+
+    /// Removes the proof of a container whose claim goes on without it.
+    pub fn forget_proof(&mut self, name: &ProofName) {
+        let text = name.to_string();
+        unless_gone(std::fs::remove_file(self.proof_dir.join(&text)), &text);
+        self.last.proofs.remove(name);
     }
 }
 
-fn names_in(folder: &Path) -> Result<BTreeSet<AllocId>, String> {
+fn unless_gone(removed: io::Result<()>, name: &str) {
+    if let Err(error) = removed
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(name, %error, "something of a dead allocation stays");
+    }
+}
+
+fn names_in<T: Ord>(
+    folder: &Path,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<BTreeSet<T>, String> {
     let told = |error: io::Error| format!("{}: {error}", folder.display());
     let mut names = BTreeSet::new();
     let entries = match std::fs::read_dir(folder) {
@@ -276,18 +323,22 @@ fn names_in(folder: &Path) -> Result<BTreeSet<AllocId>, String> {
     };
     for entry in entries {
         let name = entry.map_err(told)?.file_name();
-        names.extend(name.to_str().and_then(AllocId::parse));
+        names.extend(name.to_str().and_then(&parse));
     }
     Ok(names)
 }
 
 /// What the disk's task is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskRequest {
     /// Something may have changed.
     Look,
     /// Remove what is left of an allocation.
     Forget(AllocId),
+    /// Remove a proof of a container whose claim goes on.
+    ForgetProof(ProofName),
+    /// List who may have the share of a claim.
+    List(AllocId),
 }
 
 /// Tells that the hook has left something. Without inotify, the interval must do.
@@ -339,6 +390,7 @@ pub async fn run(
     interval: Duration,
     mut requests: mpsc::UnboundedReceiver<DiskRequest>,
     state: watch::Receiver<Arc<State>>,
+    lists: Lists,
     owner: Owner,
 ) {
     let mut proofs = ProofEvents::new(&disk.proof_dir);
@@ -352,27 +404,34 @@ pub async fn run(
             () = proofs.changed() => DiskRequest::Look,
             () = tokio::time::sleep(interval) => DiskRequest::Look,
         };
-        let mut forget = Vec::new();
-        let mut take = |request| {
-            if let DiskRequest::Forget(alloc) = request {
-                forget.push(alloc);
-            }
-        };
-        take(first);
-        if first == DiskRequest::Look {
+        let wait = first == DiskRequest::Look;
+        let mut tasks = vec![first];
+        if wait {
             tokio::time::sleep(QUIET).await;
         }
         while let Ok(request) = requests.try_recv() {
-            take(request);
+            tasks.push(request);
         }
-        // A binding that was made meanwhile is in the state before its file is written.
-        let state = state.borrow().clone();
-        forget.retain(|alloc| state.ledger.by_alloc(*alloc).is_none());
+        let (state, lists) = (state.clone(), lists.clone());
         let work = tokio::task::spawn_blocking(move || {
-            for alloc in forget {
-                disk.forget(alloc);
+            for task in tasks {
+                // A claim that is prepared again has the name that it had: what was bound
+                // meanwhile is in the state before its file is written.
+                let turn = lists.turn();
+                let bound = |alloc| state.borrow().ledger.by_alloc(alloc).next().is_some();
+                match task {
+                    DiskRequest::Forget(alloc) if !bound(alloc) => disk.forget(alloc),
+                    DiskRequest::ForgetProof(name) => disk.forget_proof(&name),
+                    DiskRequest::List(alloc) => {
+                        if let Err(error) = lists.write(&turn, alloc) {
+                            tracing::warn!(%alloc, %error, "the list of a claim's containers is not written");
+                        }
+                    }
+                    DiskRequest::Look | DiskRequest::Forget(_) => {}
+                }
             }
-            let local = disk.look(&state.doubted);
+            let doubted = state.borrow().doubted.clone();
+            let local = disk.look(&doubted);
             (disk, local)
         });
         let Ok((back, local)) = work.await else {
@@ -400,7 +459,7 @@ mod tests {
             told(&mut proofs).await;
         }
         // As a look makes it.
-        names_in(&dir).unwrap();
+        names_in(&dir, AllocId::parse).unwrap();
         told(&mut proofs).await;
         std::fs::write(dir.join("one"), "").unwrap();
         told(&mut proofs).await;
@@ -418,7 +477,11 @@ mod tests {
         };
         let mut disk = Disk::open(&config).unwrap();
         let alloc = AllocId::new(7);
-        let file = config.proof_dir().join(alloc.to_string());
+        let name = ProofName {
+            alloc,
+            holder: None,
+        };
+        let file = config.proof_dir().join(name.to_string());
         let proof = Proof {
             version: cdi::hook::PROOF_VERSION,
             alloc_id: alloc.to_string(),
@@ -429,7 +492,7 @@ mod tests {
             let local = disk.look(&BTreeSet::new());
             (local.unreadable.contains_key(&Part::Proofs), local.proofs)
         };
-        let good = BTreeMap::from([(alloc, Some(proof.clone()))]);
+        let good = BTreeMap::from([(name, Some(proof.clone()))]);
         std::fs::write(&file, proof.to_json()).unwrap();
         assert_eq!(look(), (false, good.clone()));
         // The file alone.

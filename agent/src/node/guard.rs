@@ -5,11 +5,11 @@ use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
 use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Inventory, Stranger};
-use crate::ledger::{Front, HolderKey, Ledger, Share};
+use crate::ledger::{Front, Hold, HolderKey, Ledger, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
-use crate::watchdog::{self, Allowance, Finding, Watchdog, Wrong, is_of};
+use crate::watchdog::{self, Allowance, Finding, Own, Watchdog, Wrong, is_of};
 use api::gpu_node::Reaction;
 use api::{Mib, Mode};
 use proto::mps::{Observation, ServerPhase, ServerState};
@@ -41,7 +41,7 @@ pub(super) struct Guard {
     /// A card of which no sample could be judged for too long.
     blind: Option<GpuUuid>,
     /// Shares that something is to be done about: since when, and when that was seen last.
-    wrong: BTreeMap<HolderKey, [Instant; 2]>,
+    wrong: BTreeMap<Hold, [Instant; 2]>,
     broken: BTreeMap<String, Broken>,
     strangers: BTreeMap<(GpuUuid, u32), Met>,
 }
@@ -82,8 +82,26 @@ impl Core {
             .unwrap_or(Reaction::Kill)
     }
 
-    fn is_present(&self, share: &Share) -> bool {
-        matches!(self.pods.standing(&share.pod.uid), Standing::Present(_))
+    /// What happens to containers that hold more than their share, where no claim says more.
+    pub(super) fn on_violation(&self) -> Reaction {
+        self.reaction(Wrong::Memory)
+    }
+
+    /// The same for one share: its class may say anything, its claim only more.
+    fn reaction_to(&self, wrong: Wrong, share: &Share) -> Reaction {
+        let nodes = self.reaction(wrong);
+        if wrong == Wrong::Pressure {
+            return nodes;
+        }
+        let without = share.wishes.on_violation.unwrap_or(nodes);
+        share
+            .wishes
+            .at_least
+            .map_or(without, |own| own.max(without))
+    }
+
+    fn is_present(&self, pod_uid: &str) -> bool {
+        matches!(self.pods.standing(pod_uid), Standing::Present(_))
     }
 
     /// Which cards are to be sampled, and how closely.
@@ -186,13 +204,15 @@ impl Core {
             return false;
         }
         let (ledger, pods) = (&self.ledger, &self.pods);
-        self.guard.wrong.retain(|key, [_, last]| {
+        self.guard.wrong.retain(|hold, [_, last]| {
             let recent = now.saturating_duration_since(*last) < RELIEVED;
-            let leaves =
-                matches!(pods.standing(&key.pod_uid), Standing::Present(pod) if pod.deleting);
-            (recent || leaves) && ledger.get(key).is_some()
+            let leaves = |share: &Share| {
+                matches!(pods.standing(&share.pod.uid), Standing::Present(pod) if pod.deleting)
+            };
+            let mut holders = ledger.holders(hold).peekable();
+            holders.peek().is_some() && (recent || holders.any(leaves))
         });
-        let wrong = self.guard.wrong.entry(finding.key.clone());
+        let wrong = self.guard.wrong.entry(finding.hold.clone());
         let [since, last] = wrong.or_insert([now, now]);
         *last = now;
         now.saturating_duration_since(*since) >= EVICTION_GRACE
@@ -200,14 +220,21 @@ impl Core {
 
     /// `overdue`: the pod's grace period after an eviction is over.
     fn react(&self, finding: &Finding, overdue: bool, effects: &mut Vec<Effect>) {
-        let Some(share) = self.ledger.get(&finding.key) else {
+        // Of several containers the one that the first process is of stands for all.
+        let of_first = |share: &&Share| {
+            let mut own = finding.own.iter();
+            own.any(|own| own.pod_uid == share.pod.uid && own.container_id == share.container_id)
+        };
+        let holders = || self.ledger.holders(&finding.hold);
+        let Some(share) = holders().find(of_first).or_else(|| holders().next()) else {
             return;
         };
-        let action = match self.reaction(finding.wrong) {
+        let present = holders().any(|share| self.is_present(&share.pod.uid));
+        let action = match self.reaction_to(finding.wrong, share) {
             _ if !finding.sure => "warned",
             Reaction::Report => "reported",
             // There is no pod to evict any more, and its container is still there.
-            Reaction::Evict if overdue || !self.is_present(share) => "killed",
+            Reaction::Evict if overdue || !present => "killed",
             Reaction::Evict => "evicted",
             Reaction::Kill => "killed",
         };
@@ -218,13 +245,27 @@ impl Core {
             action,
             text: finding.text(),
         }));
-        if action == "killed" {
-            let client = finding.wrong != Wrong::PastServer;
+        if action != "killed" {
+            return;
+        }
+        let client = finding.wrong != Wrong::PastServer;
+        let server = client.then(|| server_name(share)).flatten();
+        let mut containers: BTreeMap<(&str, Option<&str>), Vec<u32>> = BTreeMap::new();
+        for Own {
+            pid,
+            pod_uid,
+            container_id,
+        } in &finding.own
+        {
+            let container = (pod_uid.as_str(), container_id.as_deref());
+            containers.entry(container).or_default().push(*pid);
+        }
+        for ((pod_uid, container_id), pids) in containers {
             effects.push(Effect::End(Termination {
-                pod_uid: share.pod.uid.clone(),
-                container_id: finding.container_id.clone(),
-                pids: finding.pids.clone(),
-                server: client.then(|| server_name(share)).flatten(),
+                pod_uid: pod_uid.to_owned(),
+                container_id: container_id.map(str::to_owned),
+                pids,
+                server: server.clone(),
                 reason: finding.text(),
             }));
         }
@@ -398,12 +439,14 @@ impl Core {
             let Some(pod_uid) = stranger.pod_uid else {
                 continue;
             };
-            // A share of its own pod is what it got the card by.
-            let mut shares = self.ledger.on(&card);
-            let reaction = if shares.any(|share| share.pod.uid == pod_uid) {
-                self.reaction(Wrong::PastServer)
-            } else {
-                on_stranger
+            let on_card = |share: &&Share| share.pod.uid == pod_uid && share.gpus.contains(&card);
+            let own = self.ledger.all().find(on_card);
+            let reaction = match own {
+                // It was let in to look at the card.
+                Some(share) if share.wishes.observes => Reaction::Report,
+                // A share of its own pod is what it got the card by.
+                Some(share) => self.reaction_to(Wrong::PastServer, share),
+                None => on_stranger,
             };
             let name = (card.clone(), stranger.pid);
             let met = self.guard.strangers.entry(name).or_insert(Met {
@@ -458,9 +501,8 @@ impl Core {
 
     /// What is held against containers, or befell them.
     pub(super) fn complaints(&self) -> BTreeMap<HolderKey, Complaint> {
-        let evict = self.reaction(Wrong::Memory) == Reaction::Evict;
         let of = |share: &Share| -> Option<Complaint> {
-            let key = share.key();
+            let evict = self.reaction_to(Wrong::Memory, share) == Reaction::Evict;
             let sick = share.gpus.iter().find_map(|uuid| {
                 let card = self.inventory.card(uuid)?;
                 (!card.health.is_healthy()).then_some(card)
@@ -469,7 +511,7 @@ impl Core {
                 return Some(Complaint {
                     text: format!("card {} is unhealthy: {}", card.uuid, card.health.reason()),
                     // A claim's pod is evicted by its device's taint, unless it tolerates that.
-                    evict: card.health.is_lasting() && share.front == Front::Plugin,
+                    evict: card.health.is_lasting() && share.front() == Front::Plugin,
                 });
             }
             let wrong = share.gpus.iter().find_map(|uuid| self.wrong_mode_of(uuid));
@@ -477,8 +519,10 @@ impl Core {
                 return Some(Complaint { text, evict: false });
             }
             // One for which its pod must go is not hidden by one that is only reported.
-            let held: Vec<(Wrong, &str)> = self.guard.watchdog.complaints(&key).collect();
-            let evicts = |(wrong, _): &&(Wrong, &str)| self.reaction(*wrong) == Reaction::Evict;
+            let hold = share.hold();
+            let held: Vec<(Wrong, &str)> = self.guard.watchdog.complaints(&hold).collect();
+            let evicts =
+                |(wrong, _): &&(Wrong, &str)| self.reaction_to(*wrong, share) == Reaction::Evict;
             let evicting = held.iter().find(evicts);
             if let Some((_, text)) = evicting.or(held.first()) {
                 return Some(Complaint {

@@ -4,18 +4,20 @@
 //! - [`core`]: pure: events in, effects out.
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
-//! - `claims`: pure: the same for the DRA front.
+//! - [`claims`]: pure: the same for the DRA front.
 //! - [`owner`]: the task around it.
 //! - [`keeper`]: keeps the MPS supervisor at the plan.
 //! - `containers`: which containers still have a process.
 //! - [`disk`]: reads what lies on disk, removes what the core says.
+//! - [`lists`]: writes down who may have the share of a claim.
 
-mod claims;
+pub mod claims;
 mod containers;
 pub mod core;
 pub mod disk;
 mod guard;
 pub mod keeper;
+pub mod lists;
 pub mod owner;
 pub mod prepare;
 pub mod state;

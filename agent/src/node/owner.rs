@@ -2,13 +2,15 @@
 //!
 //! Must never wait for anything but its next message: what is slow is another task's.
 
+use super::claims::Prepared;
+use super::claims::parts::Allocated;
 use super::core::{Core, Effect, Event};
 use super::disk::DiskRequest;
 use super::prepare::{Ask, Outcome, Unready};
 use super::state::{Note, State};
 use crate::hands;
 use crate::kubelet::offer::Offer;
-use crate::ledger::{AllocId, Claim, Share};
+use crate::ledger::AllocId;
 use crate::nvml::Watched;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,9 +28,12 @@ pub enum Message {
     /// Bind what these IDs are for.
     Prepare(Ask, oneshot::Sender<Vec<Outcome>>),
     /// Enter what a claim was allocated.
-    PrepareClaim(Box<Claim>, AllocId, oneshot::Sender<Result<Share, Unready>>),
-    /// Free what a claim had.
-    Unprepare(AllocId, oneshot::Sender<Result<(), String>>),
+    PrepareClaim(
+        Box<Allocated>,
+        oneshot::Sender<Result<Vec<Prepared>, Unready>>,
+    ),
+    /// Free what the claim of this UID had.
+    Unprepare(String, oneshot::Sender<Result<(), String>>),
     /// The second witness disagreed.
     Unbind(AllocId),
 }
@@ -79,12 +84,11 @@ impl Owner {
     /// The agent is stopping.
     pub async fn prepare_claim(
         &self,
-        claim: Claim,
-        alloc: AllocId,
-    ) -> Result<Result<Share, Unready>, Stopped> {
+        allocated: Allocated,
+    ) -> Result<Result<Vec<Prepared>, Unready>, Stopped> {
         let (answer, result) = oneshot::channel();
         self.messages
-            .send(Message::PrepareClaim(Box::new(claim), alloc, answer))
+            .send(Message::PrepareClaim(Box::new(allocated), answer))
             .map_err(|_| Stopped)?;
         result.await.map_err(|_| Stopped)
     }
@@ -93,10 +97,10 @@ impl Owner {
     ///
     /// # Errors
     /// The agent is stopping.
-    pub async fn unprepare(&self, alloc: AllocId) -> Result<Result<(), String>, Stopped> {
+    pub async fn unprepare(&self, uid: &str) -> Result<Result<(), String>, Stopped> {
         let (answer, result) = oneshot::channel();
         self.messages
-            .send(Message::Unprepare(alloc, answer))
+            .send(Message::Unprepare(uid.to_owned(), answer))
             .map_err(|_| Stopped)?;
         result.await.map_err(|_| Stopped)
     }
@@ -163,13 +167,13 @@ pub async fn run(
                 answer = Some(answers(to, outcomes));
                 effects
             }
-            Message::PrepareClaim(claim, alloc, to) => {
-                let (result, effects) = core.prepare_claim(&claim, alloc, now);
+            Message::PrepareClaim(allocated, to) => {
+                let (result, effects) = core.prepare_claim(&allocated, now);
                 answer = Some(answers(to, result));
                 effects
             }
-            Message::Unprepare(alloc, to) => {
-                let (result, effects) = core.unprepare(alloc, now);
+            Message::Unprepare(uid, to) => {
+                let (result, effects) = core.unprepare(&uid, now);
                 if result.is_err() {
                     // What it was judged by may be seconds old.
                     let _ = outputs.disk.send(DiskRequest::Look);
@@ -189,6 +193,12 @@ pub async fn run(
             match effect {
                 Effect::Forget(alloc) => {
                     let _ = outputs.disk.send(DiskRequest::Forget(alloc));
+                }
+                Effect::ForgetProof(name) => {
+                    let _ = outputs.disk.send(DiskRequest::ForgetProof(name));
+                }
+                Effect::List(alloc) => {
+                    let _ = outputs.disk.send(DiskRequest::List(alloc));
                 }
                 Effect::End(termination) => {
                     let _ = outputs.ends.send(termination);

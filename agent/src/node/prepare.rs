@@ -212,13 +212,18 @@ impl Core {
         picked: Option<&BTreeSet<GpuUuid>>,
         now: Instant,
     ) -> Result<Share, Unready> {
-        if let Some(minimum) = self.minimum_fence() {
-            // Strongest first; a whole card needs no fence.
-            let fence = fence::best(claim.mode, self.inventory.driver_limits);
-            if let Some(fence) = fence.filter(|fence| *fence > minimum) {
+        // Strongest first; a whole card needs no fence.
+        let best = fence::best(claim.mode, self.inventory.driver_limits);
+        let minima = [
+            ("node", self.minimum_fence()),
+            ("claim", claim.wishes.minimum_fence),
+        ];
+        for (whose, minimum) in minima {
+            let Some(minimum) = minimum else { continue };
+            if let Some(best) = best.filter(|best| *best > minimum) {
                 return Err(Unready {
                     reason: format!(
-                        "the node's minimum fence is {minimum}, mode {} gives at best {fence}",
+                        "the {whose}'s minimum fence is {minimum}, mode {} gives at best {best}",
                         claim.mode
                     ),
                     may_pass: false,
@@ -240,7 +245,7 @@ impl Core {
                 decision: claim.decision.clone(),
             });
         }
-        self.let_start.insert(alloc);
+        self.let_start.extend(share.proof_name());
         Ok(share)
     }
 
@@ -284,7 +289,8 @@ impl Core {
     /// Takes a binding back whose second witness disagrees: it stays reserved.
     pub fn unbind(&mut self, alloc: AllocId, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if let Some(key) = self.ledger.by_alloc(alloc).map(Share::key) {
+        let key = self.ledger.by_alloc(alloc).map(Share::key).next();
+        if let Some(key) = key {
             self.ledger.release(&key);
         }
         self.identified(alloc, false);

@@ -1,6 +1,7 @@
 //! [`State`]: the one value that kubelet, MPS and telemetry read, through
 //! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
 
+use super::claims::Claimants;
 use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
 use crate::reconcile::Part;
@@ -19,6 +20,8 @@ pub struct State {
     pub inventory: Inventory,
     /// Who holds what.
     pub ledger: Ledger,
+    /// By their UIDs the claims in the ledger: pods that wait for one, and that must not have it.
+    pub claims: BTreeMap<String, Claimants>,
     /// What is held against containers, or befell them.
     pub complaints: BTreeMap<HolderKey, Complaint>,
     /// Processes on a card without a grant whose pods should be evicted: by card and pid.

@@ -32,6 +32,14 @@ pub fn router(pages: Pages) -> Router {
         .with_state(pages)
 }
 
+/// Of an agent that waits for another one to end.
+pub fn standby() -> Router {
+    let well = || async { "ok: stands by until the agent of this node has ended\n" };
+    Router::new()
+        .route("/healthz", get(well))
+        .route("/readyz", get(well))
+}
+
 async fn metrics(Extract(pages): Extract<Pages>) -> Response {
     let mut text = String::new();
     match encode(&mut text, &pages.registry) {

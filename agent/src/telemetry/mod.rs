@@ -145,6 +145,36 @@ pub async fn run(inputs: Inputs) -> Result<(), TelemetryError> {
     result
 }
 
+/// The same of an agent that stands by: it is alive and ready, and has nothing to show. Until
+/// `stop`.
+///
+/// # Errors
+/// The address cannot be had.
+pub fn standby(
+    config: &Config,
+    stop: CancellationToken,
+) -> Result<impl Future<Output = ()> + use<>, TelemetryError> {
+    let listener = match config.listen {
+        None => None,
+        Some(address) => {
+            let listen = |source| TelemetryError::Listen { address, source };
+            let listener = std::net::TcpListener::bind(address).map_err(listen)?;
+            listener.set_nonblocking(true).map_err(listen)?;
+            Some(TcpListener::from_std(listener).map_err(listen)?)
+        }
+    };
+    Ok(async move {
+        match listener {
+            None => stop.cancelled().await,
+            Some(listener) => {
+                let _ = axum::serve(listener::Bounded::new(listener), http::standby())
+                    .with_graceful_shutdown(stop.cancelled_owned())
+                    .await;
+            }
+        }
+    })
+}
+
 /// Counts what happened, and keeps refusals for the streams.
 async fn take_notes(
     mut notes: mpsc::UnboundedReceiver<Note>,

@@ -149,6 +149,7 @@ fn grant(state: &State, share: &Share) -> GrantStatus {
         fence: share.fence.map(|fence| fence.level),
         reach_mib: share.fence.map(|fence| fence.reach),
         complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
+        claim: (share.claimed.as_ref()).map_or_else(String::new, |claimed| claimed.name.clone()),
     }
 }
 

@@ -206,7 +206,11 @@ fn each_card_is_judged_by_its_own_time_and_one_that_never_can_be_is_reported() {
         let expected: &[&str] = if n >= 50 { &["GPU-0"] } else { &[] };
         assert_eq!(blind, expected, "{n}");
     }
-    assert!(judged.iter().all(|finding| finding.key == shares[1].key()));
+    assert!(
+        judged
+            .iter()
+            .all(|finding| finding.hold == shares[1].hold())
+    );
     assert!(judged.iter().any(|finding| finding.sure));
     assert_eq!(watchdog.stale(), 60);
     // No share has a limit to keep there any more.
@@ -239,19 +243,19 @@ fn what_others_hold_is_not_held_against_it() {
         now += Duration::from_millis(100);
     }
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].key, shares[2].key());
+    assert_eq!(found[0].hold, shares[2].hold());
     assert_eq!(
         found[0].text(),
         "holds 600 MiB of card GPU-0, 500 MiB were granted"
     );
     assert_eq!(
         watchdog
-            .complaints(&shares[2].key())
+            .complaints(&shares[2].hold())
             .next()
             .map(|(_, text)| text),
         Some(&*found[0].text())
     );
-    assert_eq!(watchdog.complaints(&shares[1].key()).next(), None);
+    assert_eq!(watchdog.complaints(&shares[1].hold()).next(), None);
 }
 
 #[test]
@@ -367,7 +371,7 @@ fn pressed(shares: &[Share], held: &[(&str, u64)], room: u64) -> Vec<String> {
         let found = watchdog.press(&sample, &ledger, Mib(16), room, now);
         assert!(found.iter().all(|finding| finding.wrong == Wrong::Pressure));
         let sure = found.into_iter().filter(|finding| finding.sure);
-        stopped.extend(sure.map(|finding| finding.key.pod_uid));
+        stopped.extend(sure.map(|finding| finding.own[0].pod_uid.clone()));
     }
     stopped
 }
@@ -410,4 +414,82 @@ fn an_old_sample_takes_nothing_from_anybody() {
         let found = watchdog.press(&old, &ledger, Mib(16), |_| Some(Mib(0)), late);
         assert_eq!(found, []);
     }
+}
+
+/// One container of a claim of 2000 MiB.
+fn of_claim(pod: &str, container: &str) -> Share {
+    let claimed = crate::ledger::Claimed {
+        uid: "c".into(),
+        name: "claim".into(),
+        requests: ["gpu".to_owned()].into(),
+    };
+    let mut share = Share {
+        claimed: Some(claimed),
+        ..share(pod, container, "mps-isolated", 2000)
+    };
+    share.container_id = Some(format!("c-{container}"));
+    share
+}
+
+#[test]
+fn the_containers_of_a_claim_are_held_to_its_limit_together() {
+    let shares = [
+        of_claim("a", "main"),
+        of_claim("a", "side"),
+        of_claim("b", "other"),
+    ];
+    let ledger = ledger(&shares);
+    let each = |mib: [u64; 3]| {
+        let names = [("a", "main"), ("a", "side"), ("b", "other")];
+        names
+            .iter()
+            .zip(mib)
+            .map(|((pod, container), mib)| process(pod, container, mib, true))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(acts(&ledger, &each([700, 701, 599])), []);
+    let together = each([700, 701, 700]);
+    let acted = acts(&ledger, &together);
+    assert!(matches!(acted[..], [(1, Wrong::Memory), ..]), "{acted:?}");
+    // Once, with all that it is held by.
+    let mut watchdog = Watchdog::default();
+    let start = Instant::now();
+    let late = start + Duration::from_millis(100);
+    watchdog.judge(&sample(start, &together), &ledger, &ALLOWED, start);
+    let found = watchdog.judge(&sample(late, &together), &ledger, &ALLOWED, late);
+    let [finding] = &found[..] else {
+        panic!("{found:?}");
+    };
+    let pods: Vec<&str> = finding.own.iter().map(|own| own.pod_uid.as_str()).collect();
+    assert_eq!((finding.held, pods), (Mib(2101), vec!["a", "a", "b"]));
+    assert!(
+        finding
+            .text()
+            .contains("claim n/claim, which hold 2101 MiB")
+    );
+    for share in &shares {
+        assert!(watchdog.complaints(&share.hold()).next().is_some());
+    }
+}
+
+#[test]
+fn a_claims_containers_count_as_one_share_of_their_servers_clients() {
+    let mut isolated = [of_claim("a", "main"), of_claim("a", "side")];
+    for share in &mut isolated {
+        share.mode = Mode::Mps;
+    }
+    let other = share("z", "main", "mps", 100);
+    let ledger = ledger(&[isolated[0].clone(), isolated[1].clone(), other]);
+    // Twelve clients for two shares: six each, whatever containers they are of.
+    let clients = |mine: u64| {
+        let own = (1..=mine).map(|n| {
+            let container = if n % 2 == 0 { "main" } else { "side" };
+            process("a", container, n, true)
+        });
+        own.chain((1..=12 - mine).map(|n| process("z", "main", n, true)))
+            .collect::<Vec<_>>()
+    };
+    let kinds = |found: Vec<(usize, Wrong)>| found.first().map(|(_, wrong)| *wrong);
+    assert_eq!(kinds(acts(&ledger, &clients(6))), None);
+    assert_eq!(kinds(acts(&ledger, &clients(7))), Some(Wrong::Clients));
 }

@@ -56,7 +56,8 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         kept: Mib(memory),
         compute_percent: 50,
         mode: Mode::Mps,
-        front: agent::ledger::Front::Plugin,
+        claimed: None,
+        wishes: agent::ledger::Wishes::default(),
         decision: format!("d-{pod}"),
         phase: SharePhase::Running,
         alloc_id: Some(AllocId::new(0xab)),
@@ -89,6 +90,7 @@ pub(crate) fn state() -> State {
     let mut ledger = Ledger::default();
     ledger.restore(share("p", 0, 2000));
     State {
+        claims: std::collections::BTreeMap::new(),
         node: Node {
             name: "n1".into(),
             uid: "node-uid".into(),

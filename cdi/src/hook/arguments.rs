@@ -8,6 +8,7 @@ pub const COMMAND: &str = "create-runtime";
 
 const POD_UID: &str = "--pod-uid";
 const CONTAINER: &str = "--container";
+const HOLDERS: &str = "--holders";
 const ALLOC: &str = "--alloc";
 const PROOF: &str = "--proof";
 const SPEC: &str = "--spec";
@@ -17,9 +18,10 @@ const LIMIT_SMI: &str = "--limit-smi";
 const LIMIT_NEEDED: &str = "--limit-needed";
 
 /// In the order in which they are written.
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 11] = [
     POD_UID,
     CONTAINER,
+    HOLDERS,
     ALLOC,
     digest::FLAG,
     PROOF,
@@ -30,19 +32,31 @@ const FLAGS: [&str; 10] = [
     LIMIT_NEEDED,
 ];
 
+/// Whose a share is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// One container's.
+    Container {
+        /// `metadata.uid` of the pod.
+        pod_uid: String,
+        /// The container's name.
+        container: String,
+    },
+    /// That of the containers that a file names: a claim's, whose pods come and go.
+    Listed(PathBuf),
+}
+
 /// What a container must be, and where the hook says that it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments {
-    /// `metadata.uid` of the pod.
-    pub pod_uid: String,
-    /// The container's name.
-    pub container: String,
+    /// Which container it must be.
+    pub whose: Whose,
     /// The allocation, which is also the CDI device's name.
     pub alloc: String,
     /// Of the CDI file that the hook is part of. `None` only before the file is sealed
     /// ([`crate::seal`]).
     pub digest: Option<Digest>,
-    /// Where the proof goes.
+    /// Where the proof goes; of one of several containers, beside it: [`Arguments::proof_of`].
     pub proof: PathBuf,
     /// The CDI file; without it digest and environment are not compared.
     pub spec: Option<PathBuf>,
@@ -75,9 +89,16 @@ impl Arguments {
         let text = |path: &PathBuf| path.to_string_lossy().into_owned();
         let digest = self.digest.as_ref().map(Digest::to_string);
         let limit = self.limit.as_ref();
+        let (pod_uid, container, holders) = match &self.whose {
+            Whose::Container { pod_uid, container } => {
+                (Some(pod_uid.clone()), Some(container.clone()), None)
+            }
+            Whose::Listed(file) => (None, None, Some(text(file))),
+        };
         let values = [
-            Some(self.pod_uid.clone()),
-            Some(self.container.clone()),
+            pod_uid,
+            container,
+            holders,
             Some(self.alloc.clone()),
             Some(digest.unwrap_or_default()),
             Some(text(&self.proof)),
@@ -126,6 +147,7 @@ impl Arguments {
         let [
             pod_uid,
             container,
+            holders,
             alloc,
             digest,
             proof,
@@ -141,15 +163,40 @@ impl Arguments {
         let digest = need(digest::FLAG, digest)?
             .parse()
             .map_err(|error| ArgumentsError(format!("{}: {error}", digest::FLAG)))?;
+        let whose = match (pod_uid, container, holders) {
+            (None, None, Some(file)) => Whose::Listed(file.into()),
+            (pod_uid, container, None) => Whose::Container {
+                pod_uid: need(POD_UID, pod_uid)?,
+                container: need(CONTAINER, container)?,
+            },
+            _ => {
+                return Err(ArgumentsError(format!(
+                    "{HOLDERS} goes with neither {POD_UID} nor {CONTAINER}"
+                )));
+            }
+        };
         Ok(Self {
-            pod_uid: need(POD_UID, pod_uid)?,
-            container: need(CONTAINER, container)?,
+            whose,
             alloc: need(ALLOC, alloc)?,
             digest: Some(digest),
             proof: need(PROOF, proof)?.into(),
             spec: spec.map(PathBuf::from),
             limit: limit([mib, gpus, smi, needed])?,
         })
+    }
+}
+
+impl Arguments {
+    /// Where the proof of this container goes.
+    #[must_use]
+    pub fn proof_of(&self, pod_uid: &str, container: &str) -> PathBuf {
+        match &self.whose {
+            Whose::Container { .. } => self.proof.clone(),
+            Whose::Listed(_) => {
+                let name = super::proof_name(&self.alloc, pod_uid, container);
+                self.proof.with_file_name(name)
+            }
+        }
     }
 }
 
@@ -186,8 +233,12 @@ mod tests {
     #[test]
     fn a_full_line_is_read() {
         let read = Arguments::parse(&arguments(&full())).unwrap();
-        assert_eq!(read.pod_uid, "u");
-        assert_eq!(read.container, "c");
+        let whose = Whose::Container {
+            pod_uid: "u".into(),
+            container: "c".into(),
+        };
+        assert_eq!(read.whose, whose);
+        assert_eq!(read.proof_of("v", "d"), PathBuf::from("/p"));
         assert_eq!(read.alloc, "0a");
         assert_eq!(read.digest.unwrap().to_string(), "0".repeat(64));
         assert_eq!(read.proof, PathBuf::from("/p"));
@@ -200,6 +251,11 @@ mod tests {
         assert_eq!(read.print(), arguments(&line));
         let limit = read.limit.unwrap();
         assert_eq!((limit.mib, limit.gpus.len(), limit.needed), (2000, 2, true));
+        let line = full().replace("--pod-uid u --container c", "--holders /h");
+        let read = Arguments::parse(&arguments(&line)).unwrap();
+        assert_eq!(read.print(), arguments(&line));
+        assert_eq!(read.whose, Whose::Listed("/h".into()));
+        assert_eq!(read.proof_of("v", "d"), PathBuf::from("/0a.v.d"));
     }
 
     #[test]
@@ -208,6 +264,11 @@ mod tests {
             (String::new(), "the command is"),
             ("create-container".to_owned(), "the command is"),
             (full().replace("--pod-uid u ", ""), "--pod-uid is missing"),
+            (
+                full().replace("--container c ", ""),
+                "--container is missing",
+            ),
+            (full() + " --holders /h", "goes with neither"),
             (full().replace("--alloc 0a ", ""), "--alloc is missing"),
             (full() + " --alloc 0b", "--alloc is given twice"),
             (full() + " --force yes", "\"--force\" is not known"),

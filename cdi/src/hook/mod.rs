@@ -1,7 +1,10 @@
-//! What the agent and the hook say to each other: arguments there, a proof file back.
+//! What the agent and the hook say to each other: arguments and a list of holders there, a
+//! proof file back.
 
 mod arguments;
+mod holders;
 mod proof;
 
-pub use arguments::{Arguments, ArgumentsError, COMMAND, Limit};
-pub use proof::{Limited, PROOF_VERSION, Proof};
+pub use arguments::{Arguments, ArgumentsError, COMMAND, Limit, Whose};
+pub use holders::{HOLDERS_VERSION, Holder, Holders, Refused};
+pub use proof::{Limited, PROOF_VERSION, Proof, proof_name};

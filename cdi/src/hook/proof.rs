@@ -5,6 +5,13 @@ use serde::{Deserialize, Serialize};
 /// The only version of [`Proof`] so far.
 pub const PROOF_VERSION: u32 = 1;
 
+/// Name of the proof of one of several containers of an allocation. Neither a UID nor a
+/// container's name has a dot.
+#[must_use]
+pub fn proof_name(alloc: &str, pod_uid: &str, container: &str) -> String {
+    format!("{alloc}.{pod_uid}.{container}")
+}
+
 /// What the hook leaves when it lets a container start. A container that is started again
 /// overwrites its earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -141,15 +141,10 @@
 {{- end -}}
 {{- end }}
 
-{{- /* The agent as DRA driver: its flag, and the folders of the kubelet in which its sockets are. In: {root, object}. */}}
+{{- /* The agent as DRA driver. In: {root, object}. */}}
 {{- define "aliquot.dra" -}}
-{{- $spec := .object.spec.template.spec -}}
-{{- $container := first $spec.containers -}}
+{{- $container := first .object.spec.template.spec.containers -}}
 {{- $_ := set $container "args" (append $container.args "--dra=true") -}}
-{{- range $name, $path := dict "plugins" "/var/lib/kubelet/plugins/aliquot.dev" "plugins-registry" "/var/lib/kubelet/plugins_registry" -}}
-  {{- $_ := set $spec "volumes" (append $spec.volumes (dict "name" $name "hostPath" (dict "path" $path "type" "DirectoryOrCreate"))) -}}
-  {{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" $name "mountPath" $path)) -}}
-{{- end -}}
 {{- end }}
 
 {{- /* How hard the guard is, and where it does not look. In: {root, object}. */}}

@@ -103,5 +103,6 @@ fn held(share: &HeldShare) -> Held<'_> {
         granted: share.memory_mib,
         read_back: share.observed_limit_mib,
         reach: share.reach_mib,
+        holders: usize::try_from(share.holders).unwrap_or(usize::MAX),
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::inventory::Health;
-use crate::ledger::{AllocId, Claim, Ledger};
+use crate::inventory::{GpuUuid, Health};
+use crate::ledger::{AllocId, Claim, Claimed, Ledger, Wishes};
 use crate::node::{Node, Readiness};
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
@@ -78,7 +78,12 @@ fn grant(front: Front, mode: Mode, state: &State) -> Ledger {
         compute_percent: 100,
         mode,
         decision: String::new(),
-        front,
+        claimed: (front == Front::Dra).then(|| Claimed {
+            uid: "c".into(),
+            name: "c".into(),
+            requests: ["gpu".to_owned()].into(),
+        }),
+        wishes: Wishes::default(),
     };
     let mut ledger = Ledger::default();
     let alloc = AllocId::new(1);
@@ -102,13 +107,14 @@ fn a_card_is_one_device_of_memory_and_slots() {
         json["capacity"],
         serde_json::json!({
             "memory": {"value": "15000Mi", "requestPolicy":
-                {"default": "15000Mi", "validRange": {"min": "1Mi", "step": "1Mi"}}},
+                {"default": "15000Mi", "validRange": {"min": "0Mi", "step": "1Mi"}}},
             "slots": {"value": "48", "requestPolicy": {"default": "1", "validValues": ["1"]}},
         })
     );
     assert_eq!(
         json["attributes"],
         serde_json::json!({
+            "whole": {"bool": true},
             "uuid": {"string": "GPU-0A"},
             "productName": {"string": "Tesla T4"},
             "mode": {"string": "mps"},
@@ -171,7 +177,7 @@ fn what_takes_nothing_new_is_tainted_and_says_why() {
             "NoSchedule",
         ),
         (
-            |state| state.inventory.cards[0].switchable = vec![Mode::Exclusive],
+            |state| state.inventory.cards[0].switchable.clear(),
             names::TAINT_NOT_OFFERING,
             "",
             "NoSchedule",
@@ -206,10 +212,31 @@ fn a_claims_share_has_the_mode_that_its_card_is_in() {
     assert_eq!(mode(&state), Some(Mode::TimeSlicing));
     state.ledger = grant(Front::Dra, Mode::Mps, &state);
     assert_eq!(mode(&state), Some(Mode::Mps));
-    state.inventory.cards[0].switchable = vec![Mode::TimeSlicing];
-    assert_eq!(mode(&state), Some(Mode::TimeSlicing));
-    state.inventory.cards[0].switchable.clear();
+    // Nothing comes beside it any more.
+    state.inventory.cards[0].switchable = vec![Mode::Exclusive, Mode::TimeSlicing];
     assert_eq!(mode(&state), None);
+    state.ledger = Ledger::default();
+    state.inventory.cards[0].switchable = vec![Mode::Exclusive];
+    assert_eq!(mode(&state), Some(Mode::Exclusive));
+    state.ledger = grant(Front::Dra, Mode::Exclusive, &state);
+    assert_eq!(mode(&state), Some(Mode::Exclusive));
+    state.inventory.cards[0].only_mode = Some(Mode::Exclusive);
+    state.ledger = Ledger::default();
+    assert_eq!(mode(&state), Some(Mode::Exclusive));
+}
+
+#[test]
+fn the_memory_of_servers_of_isolated_shares_is_not_offered() {
+    let mut state = node(vec![card(0)]);
+    let memory = |state: &State| {
+        let capacity = devices(state).remove(0).capacity.unwrap();
+        capacity[names::MEMORY].value.0.clone()
+    };
+    state.inventory.cards[0].switchable.push(Mode::MpsIsolated);
+    state.ledger = grant(Front::Dra, Mode::Mps, &state);
+    assert_eq!(memory(&state), "15000Mi");
+    state.ledger = grant(Front::Dra, Mode::MpsIsolated, &state);
+    assert_eq!(memory(&state), "14936Mi");
 }
 
 #[test]

@@ -55,7 +55,8 @@ fn claim(pod: &str, mode: Mode, gpus: &[u32]) -> Claim {
         kept: Mib(1),
         compute_percent: 100,
         mode,
-        front: crate::ledger::Front::Plugin,
+        claimed: None,
+        wishes: crate::ledger::Wishes::default(),
         decision: "d".into(),
     }
 }
@@ -179,6 +180,7 @@ fn offer(awaited: &[(Resource, &[u32])]) -> Offer {
     };
     let (share, whole) = devices(&inventory, terms);
     Offer {
+        any_whole: true,
         share,
         whole,
         awaited: awaited

@@ -58,7 +58,8 @@ fn claim(pod: u32, mode: Mode, gpus: &[u32], memory: u64) -> Claim {
         kept: Mib(memory),
         compute_percent: 100,
         mode,
-        front: Front::Plugin,
+        claimed: None,
+        wishes: Wishes::default(),
         decision: format!("d{pod}"),
     }
 }
@@ -172,7 +173,7 @@ fn what_this_agent_cannot_do_is_refused_for_good_with_a_reason() {
     for (claim, text) in [
         (
             claim(1, Mode::Mps, &[0, 1], 1),
-            "mode mps gives a container one card, the grant names 2",
+            "mode mps gives a container one card, and not 2: mps-isolated and time-slicing give several",
         ),
         (claim(1, Mode::Mps, &[], 1), "the grant names no card"),
         (claim(1, Mode::Mps, &[0], 0), "the grant names no memory"),
@@ -408,4 +409,97 @@ proptest! {
             }
         }
     }
+}
+
+/// The same by claim, for one of its containers.
+fn of_claim(uid: u32, container: &str, claim: Claim) -> Claim {
+    Claim {
+        container: container.into(),
+        claimed: Some(Claimed {
+            uid: uid.to_string(),
+            name: "c".into(),
+            requests: ["gpu".to_owned()].into(),
+        }),
+        ..claim
+    }
+}
+
+#[test]
+fn what_several_containers_of_a_claim_have_counts_once() {
+    for mode in [Mode::Mps, Mode::MpsIsolated, Mode::TimeSlicing] {
+        let (mut ledger, node) = (Ledger::default(), node(1));
+        let card = &uuids(&[0])[0];
+        let mut bind = |uid: u32, container: &str, memory| {
+            let claim = of_claim(uid, container, claim(1, mode, &[0], memory));
+            let alloc = AllocId::new(uid.into());
+            ledger
+                .bind(&claim, alloc, None, &node)
+                .map_err(|why| why.to_string())
+        };
+        // The server of another isolated share takes 64 MiB.
+        bind(1, "main", 900).unwrap();
+        bind(1, "side", 900).unwrap();
+        let why = bind(2, "third", 101).unwrap_err();
+        assert!(why.contains("left of"), "{why}");
+        let room = if mode == Mode::MpsIsolated { 36 } else { 100 };
+        bind(2, "third", room).unwrap();
+        assert_eq!(ledger.granted(card), Mib(900 + room));
+        assert_eq!(ledger.slots_used(card), 2);
+        assert_eq!(
+            (ledger.on(card).count(), ledger.holds_on(card).count()),
+            (3, 2)
+        );
+        let one = ledger.by_alloc(AllocId::new(1)).next().cloned().unwrap();
+        ledger.join(&one, claim(9, mode, &[0], 0).pod, "main".into());
+        assert_eq!(ledger.granted(card), Mib(900 + room));
+        assert_eq!(ledger.holders(&one.hold()).count(), 3);
+    }
+}
+
+#[test]
+fn a_claim_that_asks_for_a_fence_keeps_it_whatever_comes_later() {
+    let (mut ledger, node) = (Ledger::default(), node(1));
+    let mut bind = |uid: u32, minimum, memory| {
+        let mut claim = of_claim(uid, "main", claim(uid, Mode::Mps, &[0], memory));
+        claim.wishes.minimum_fence = minimum;
+        let alloc = AllocId::new(uid.into());
+        ledger
+            .bind(&claim, alloc, None, &node)
+            .map(drop)
+            .map_err(|why| why.to_string())
+    };
+    bind(1, Some(Fence::ServerLimit), 200).unwrap();
+    let why = bind(2, None, 100).unwrap_err();
+    assert!(
+        why.contains("one size (minimum fence ServerLimit): ns/p1 holds 200 MiB"),
+        "{why}"
+    );
+    bind(2, None, 200).unwrap();
+    let why = bind(3, Some(Fence::ServerLimit), 100).unwrap_err();
+    assert!(why.contains("one size"), "{why}");
+    bind(3, Some(Fence::ClientLimit), 200).unwrap();
+}
+
+#[test]
+fn who_only_sees_a_card_is_not_counted_and_not_in_the_way() {
+    let (mut ledger, node) = (Ledger::default(), node(1));
+    let card = &uuids(&[0])[0];
+    ledger
+        .reserve(&claim(1, Mode::Mps, &[0], 1000), &node)
+        .unwrap();
+    let mut look = of_claim(2, "main", claim(2, Mode::Exclusive, &[0], 0));
+    look.wishes.observes = true;
+    let mut sick = node.clone();
+    sick.cards[0].health = Health::Unhealthy {
+        reason: "lost".into(),
+        lasting: true,
+    };
+    ledger.bind(&look, AllocId::new(2), None, &sick).unwrap();
+    assert_eq!(ledger.mode_of(card), Some(Mode::Mps));
+    assert_eq!(ledger.front_of(card), Some(Front::Plugin));
+    assert_eq!((ledger.shares().count(), ledger.all().count()), (1, 2));
+    assert_eq!(ledger.slots_used(card), 1);
+    look.gpus = uuids(&[7]);
+    let why = ledger.bind(&look, AllocId::new(3), None, &node);
+    assert!(why.is_err());
 }

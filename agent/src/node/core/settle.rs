@@ -5,7 +5,7 @@ use super::{Core, Effect};
 use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
 use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Health};
-use crate::ledger::{AllocId, Claim, HolderKey, Share, SharePhase};
+use crate::ledger::{AllocId, Claim, HolderKey, ProofName, Share, SharePhase};
 use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
@@ -41,6 +41,7 @@ impl Core {
             .and_then(|(part, _)| Some((*part, self.local.unreadable.get(part)?.clone())));
         self.held = reconcile::held(&self.local, &self.minted, &self.pods);
         self.take_stock(now, effects);
+        self.admit_pods(effects);
         let busy = self.busy();
         let dead = reconcile::deaths(
             &self.ledger,
@@ -58,6 +59,9 @@ impl Core {
         if self.restored && self.verifier.is_some() && !self.node.uid.is_empty() {
             for alloc in reconcile::orphans(&self.ledger, &self.local, &self.pods) {
                 self.forget(alloc, effects);
+            }
+            for name in reconcile::stale_proofs(&self.ledger, &self.local) {
+                self.forget_proof(name, effects);
             }
         }
         self.compare_modes(now, effects);
@@ -78,9 +82,14 @@ impl Core {
             effects.push(Effect::Tell(Note::Freed {
                 pod: share.pod.to_string(),
             }));
-            // At once: as long as its file is there, its container could start.
-            if let Some(alloc) = share.alloc_id.filter(|_| self.pods.synced()) {
-                self.forget(alloc, effects);
+            let Some(alloc) = share.alloc_id.filter(|_| self.pods.synced()) else {
+                return;
+            };
+            let others = self.ledger.by_alloc(alloc).next().is_some();
+            match share.proof_name().filter(|_| others) {
+                Some(name) => self.forget_proof(name, effects),
+                // At once: as long as its file is there, its container could start.
+                None => self.forget(alloc, effects),
             }
         }
     }
@@ -89,8 +98,8 @@ impl Core {
     /// is on its cards. What a card that does not answer had is no longer known.
     pub(in crate::node) fn lives(&self, share: &Share) -> bool {
         let started = share
-            .alloc_id
-            .is_some_and(|alloc| self.local.lives(alloc) || self.local.hides_proof(alloc));
+            .proof_name()
+            .is_some_and(|name| self.local.lives(&name) || self.local.hides_proof(&name));
         let mut cards = share.gpus.iter().filter(|card| self.book.answers(card));
         let on = |card| {
             let mut processes = self.book.processes(card).iter();
@@ -102,9 +111,15 @@ impl Core {
     /// Removes what lies on disk for an allocation that no container holds any more.
     fn forget(&mut self, alloc: AllocId, effects: &mut Vec<Effect>) {
         self.local.files.remove(&alloc);
-        self.local.proofs.remove(&alloc);
+        self.local.proofs.retain(|name, _| name.alloc != alloc);
         self.local.folders.remove(&alloc);
         effects.push(Effect::Forget(alloc));
+    }
+
+    /// Removes the proof of a container whose claim goes on without it.
+    fn forget_proof(&mut self, name: ProofName, effects: &mut Vec<Effect>) {
+        self.local.proofs.remove(&name);
+        effects.push(Effect::ForgetProof(name));
     }
 
     fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
@@ -157,7 +172,7 @@ impl Core {
         // The admin closed its card to grants before anything of it started.
         let closed = |share: &Share| {
             let mut cards = share.gpus.iter().filter_map(|gpu| self.inventory.card(gpu));
-            cards.any(|card| card.only_front.is_some_and(|only| only != share.front))
+            cards.any(|card| card.only_front.is_some_and(|only| only != share.front()))
         };
         let idle = |share: &Share| share.alloc_id.is_none() && !busy.contains(&share.pod.uid);
         let reserved: Vec<HolderKey> = self
@@ -182,7 +197,7 @@ impl Core {
 
     /// How far each share has come, and what it uses.
     fn follow(&mut self, now: Instant) {
-        let keys: Vec<HolderKey> = self.ledger.shares().map(Share::key).collect();
+        let keys: Vec<HolderKey> = self.ledger.all().map(Share::key).collect();
         for key in keys {
             let Some(share) = self.ledger.get(&key) else {
                 continue;
@@ -242,8 +257,11 @@ impl Core {
             self.processes(share, container).map(|process| process.pid)
         };
         let ceilings = share.gpus.first().and_then(|card| self.ceilings.get(card));
+        // The driver limits each container: of several it does not hold the sum.
+        let alone = self.ledger.holders(&share.hold()).nth(1).is_none();
+        let limited = self.limited(share).filter(|_| alone);
         let evidence = Evidence {
-            driver: self.limited(share).and_then(|limited| limited.mib).map(Mib),
+            driver: limited.and_then(|limited| limited.mib).map(Mib),
             server: (server > 0).then_some(Mib(server)),
             // A daemon that reads back whole GiB may give as much as it was last told to.
             ceiling: ceilings
@@ -335,9 +353,15 @@ impl Core {
     }
 
     fn suspect(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        let found = reconcile::unproven(&self.local, &self.pods, &mut self.suspicions, now);
+        let found = reconcile::unproven(
+            &self.local,
+            &self.ledger,
+            &self.pods,
+            &mut self.suspicions,
+            now,
+        );
         let late = self.unproven.iter().any(|(key, unproven)| {
-            let proof = self.local.proofs.get(&unproven.alloc);
+            let proof = self.local.proofs.get(&unproven.name);
             !found.contains_key(key) && proof.is_some_and(Option::is_some)
         });
         let old = (self.cdi_ignored.as_ref())
@@ -358,7 +382,7 @@ impl Core {
                 container: key.container.clone(),
             }));
             // What ran before this agent did may have had its proof; it is left alone.
-            if !self.let_start.contains(&unproven.alloc) {
+            if !self.let_start.contains(&unproven.name) {
                 continue;
             }
             // A class of its own says nothing of the runtime that everybody else has.
@@ -386,6 +410,6 @@ impl Core {
         self.unproven = found;
         let ledger = &self.ledger;
         self.let_start
-            .retain(|alloc| ledger.by_alloc(*alloc).is_some());
+            .retain(|name| ledger.by_alloc(name.alloc).next().is_some());
     }
 }

@@ -80,8 +80,8 @@ fn new_core() -> Core {
 struct World {
     pods: BTreeMap<String, PodView>,
     checkpoint: Checkpoint,
-    files: BTreeMap<AllocId, Option<Share>>,
-    proofs: BTreeMap<AllocId, Option<Proof>>,
+    files: BTreeMap<AllocId, Option<Vec<Share>>>,
+    proofs: BTreeMap<ProofName, Option<Proof>>,
     /// Containers with a process.
     living: BTreeSet<String>,
     unreadable: BTreeMap<Part, String>,
@@ -179,11 +179,13 @@ impl World {
             finished: false,
             deleting: false,
             runtime_class: None,
+            way_around: None,
             containers: vec![ContainerView {
                 name: "main".into(),
                 kind: ContainerKind::App,
                 tokens: u64::from(!whole),
                 whole: u64::from(whole),
+                claims: Vec::new(),
                 running: None,
             }],
         };
@@ -257,7 +259,7 @@ impl World {
             if let Ok(share) = &outcome.result {
                 let alloc = share.alloc_id.unwrap();
                 let written = Share::from_record(alloc, &share.to_record());
-                self.files.insert(alloc, Some(written.unwrap()));
+                self.files.insert(alloc, Some(vec![written.unwrap()]));
             }
             if outcome.identity().uid == uid {
                 own = Some(outcome.result.map_err(|why| why.reason));
@@ -268,9 +270,13 @@ impl World {
 
     fn carry_out(&mut self, effects: Vec<Effect>) {
         for effect in effects {
-            if let Effect::Forget(alloc) = effect {
-                self.files.remove(&alloc);
-                self.proofs.remove(&alloc);
+            match effect {
+                Effect::Forget(alloc) => {
+                    self.files.remove(&alloc);
+                    self.proofs.retain(|name, _| name.alloc != alloc);
+                }
+                Effect::ForgetProof(name) => drop(self.proofs.remove(&name)),
+                _ => {}
             }
         }
     }
@@ -281,11 +287,11 @@ impl World {
     }
 
     fn prove(&mut self, uid: &str) {
-        let proven = self.files.iter().find_map(|(alloc, share)| {
-            let share = share.as_ref()?;
-            (share.pod.uid == uid).then(|| (*alloc, share.container.clone()))
+        let proven = self.files.values().flatten().flatten().find_map(|share| {
+            let name = share.proof_name()?;
+            (share.pod.uid == uid).then(|| (name, share.container.clone()))
         });
-        if let Some((alloc, container)) = proven {
+        if let Some((name, container)) = proven {
             let proof = Proof {
                 pod_uid: uid.to_owned(),
                 container,
@@ -293,7 +299,7 @@ impl World {
                 ..Proof::default()
             };
             self.living.insert(proof.container_id.clone());
-            self.proofs.insert(alloc, Some(proof));
+            self.proofs.insert(name, Some(proof));
         }
     }
 }

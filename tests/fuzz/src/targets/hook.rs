@@ -2,9 +2,9 @@
 
 use crate::{Shape, Target};
 use agent::ledger::{AllocId, Share};
-use aliquot_hook::{Bundle, State, judge};
+use aliquot_hook::{Bundle, State, admit, judge};
 use cdi::Spec;
-use cdi::hook::{Arguments, Proof};
+use cdi::hook::{Arguments, Proof, Whose};
 use serde_json::{Value, json};
 
 pub(super) const GUARD: Target = Target {
@@ -49,6 +49,7 @@ pub(super) const ARGUMENTS: Target = Target {
         "create-runtime",
         "--pod-uid",
         "--container",
+        "--holders",
         "--alloc",
         "--digest",
         "--proof",
@@ -113,8 +114,10 @@ fn share() -> (Arguments, Spec) {
         "devices": [{"name": "0a", "containerEdits": {"env": ["LIMIT=2000", "EMPTY="]}}]}))
         .expect("a spec");
     let expected = Arguments {
-        pod_uid: "u-1".into(),
-        container: "main".into(),
+        whose: Whose::Container {
+            pod_uid: "u-1".into(),
+            container: "main".into(),
+        },
         alloc: "0a".into(),
         digest: Some(cdi::digest(&spec)),
         proof: "/p".into(),
@@ -149,7 +152,8 @@ fn guard(input: &[u8]) {
             Err(_) => return,
         },
     };
-    if judge(&expected, &state, Some((&spec, &bundle))).is_err() {
+    let admitted = admit(&expected, &state, std::time::Instant::now());
+    if admitted.is_err() || judge(&expected, Some((&spec, &bundle))).is_err() {
         return;
     }
     assert_eq!(spec, own, "another CDI file than was promised");
@@ -247,7 +251,8 @@ fn argument_seeds() -> Vec<Vec<u8>> {
     let limited = format!(
         "{full}\n--limit-mib\n2000\n--limit-gpus\nGPU-a,GPU-b\n--limit-smi\n/usr/bin/nvidia-smi\n--limit-needed\ntrue"
     );
-    vec![full.into_bytes(), limited.into_bytes()]
+    let listed = full.replace("--pod-uid\nu\n--container\nc", "--holders\n/h");
+    vec![full.into_bytes(), limited.into_bytes(), listed.into_bytes()]
 }
 
 /// The proof as the hook writes it and the agent reads it; a CDI file's record of a share.

@@ -1,13 +1,31 @@
 //! Shares by `ResourceClaim`: real kube-scheduler, kubelet and containerd, the agent as DRA
 //! driver, the simulated driver.
 
+mod cards;
+mod config;
+mod faults;
 mod front;
+mod observer;
 mod page;
+mod race;
+mod rollout;
+mod shared;
+mod slices;
 mod status;
+mod whole;
 
+pub(crate) use cards::*;
+pub(crate) use config::*;
+pub(crate) use faults::*;
 pub(crate) use front::*;
+pub(crate) use observer::*;
 pub(crate) use page::*;
+pub(crate) use race::*;
+pub(crate) use rollout::*;
+pub(crate) use shared::*;
+pub(crate) use slices::*;
 pub(crate) use status::*;
+pub(crate) use whole::*;
 
 use status::ready;
 
@@ -17,21 +35,19 @@ use std::time::Duration;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{Gpus, Hardware};
 use aliquot_tests::manifest::documents;
-use aliquot_tests::node;
 use aliquot_tests::pod::describe;
 use aliquot_tests::share::{PROGRAM, pod, why_pending};
-use aliquot_tests::verdict::Write;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use kube::api::ListParams;
-use proto::names::{dra, object};
+use proto::names::dra;
 use serde_json::{Value, json};
 
-use crate::accounts::{OTHER, account, rights_are, with_other_node};
-use crate::guard::Table;
+use crate::hostile::column_by_claim;
+use crate::modes::policy;
 
 /// For what the kubelet tries again with its own pauses.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -160,52 +176,26 @@ pub(crate) async fn a_claim_that_cannot_be_honoured_is_refused_with_one_sentence
         privileged["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
         let mut host_pid = base("host-pid");
         host_pid["spec"]["hostPID"] = json!(true);
-        let mut two = base("two-containers");
-        let mut second = two["spec"]["containers"][0].clone();
-        second["name"] = json!("second");
-        two["spec"]["containers"]
-            .as_array_mut()
-            .context("containers")?
-            .push(second);
-        template(cluster, ns, "two", "1000Mi", &json!({ "count": 2 })).await?;
-        let count = manifest(ns, "count", "two", "report hold");
-        for (pod, words) in [
-            (privileged, "is privileged"),
-            (host_pid, "sets hostPID"),
-            (two, "exactly one container"),
-            (count, "several devices"),
-        ] {
+        // Two of its shares in one container, by two claims.
+        let mut two = base("two-claims");
+        let claims = &mut two["spec"]["resourceClaims"];
+        *claims = json!([
+            { "name": "gpu", "resourceClaimTemplateName": "share" },
+            { "name": "more", "resourceClaimTemplateName": "share" },
+        ]);
+        two["spec"]["containers"][0]["resources"] =
+            json!({ "claims": [{ "name": "gpu" }, { "name": "more" }] });
+        for (pod, words) in [(privileged, "is privileged"), (host_pid, "sets hostPID")] {
             cluster.apply_one(&pod).await?;
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             refused(cluster, ns, name, words).await?;
             cluster.delete_pod(ns, name).await?;
         }
-        // An object that two pods name.
-        cluster
-            .apply_one(&json!({
-                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-                "metadata": { "namespace": ns, "name": "shared" },
-                "spec": claim_spec("1000Mi", &json!({})),
-            }))
-            .await?;
-        let named = |name: &str| {
-            let mut pod = base(name);
-            pod["spec"]["resourceClaims"] =
-                json!([{ "name": "gpu", "resourceClaimName": "shared" }]);
-            pod
-        };
-        cluster.apply_one(&named("one")).await?;
-        cluster.pod_phase(ns, "one", "Running").await?;
-        cluster.apply_one(&named("other")).await?;
-        until("the other pod refused", LIMIT, || async {
-            let events = cluster.events_of(ns, "other").await?.join(" | ");
-            Ok(Seen::when(
-                events.contains("this GPU share belongs to pod"),
-                events,
-            ))
-        })
-        .await?;
-        ledger_is(cluster, ns, &[("one", 1000)]).await.map(drop)
+        // One of its claims is prepared, and the other one says why it is not.
+        cluster.apply_one(&two).await?;
+        says(cluster, ns, "two-claims", "holds another share already").await?;
+        cluster.delete_pod(ns, "two-claims").await?;
+        ledger_is(cluster, ns, &[]).await.map(drop)
     })
     .await
 }
@@ -263,32 +253,22 @@ async fn health_is(cluster: &Cluster, ns: &str, name: &str, wanted: &str) -> Res
     .await
 }
 
-pub(crate) async fn an_agent_writes_slices_of_its_own_node_alone(
+pub(crate) async fn under_mps_a_hostile_tenant_with_a_claim_gets_what_the_table_says(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    with_driver(cluster, 1, async |cluster, ns| {
-        let may = "\nagent get resourceclaims.resource.k8s.io\nagent patch resourceclaims/status.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent watch resourceslices.resource.k8s.io\nagent create resourceslices.resource.k8s.io\nagent patch resourceslices.resource.k8s.io\n";
-        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/binding.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - gpu.example.com\nagent arbitrary-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\nscheduler get resourceslices.resource.k8s.io\n";
-        rights_are(cluster, may, may_not).await?;
-        let all = "/apis/resource.k8s.io/v1/resourceslices";
-        let slice = |name: &str, node: &str, driver: &str| json!({
-            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
-            "metadata": { "name": name },
-            "spec": { "driver": driver, "nodeName": node,
-                "pool": { "name": node, "generation": 1, "resourceSliceCount": 1 }, "devices": [] },
-        });
-        with_other_node(cluster, async |cluster| {
-            let policy = "aliquot-agent-slice";
-            let mut table = Table::new(cluster, policy, ns);
-            table.refused_write(Write::create(all, slice("a", OTHER, dra::DRIVER)), "own node");
-            table.refused_write(Write::create(all, slice("a", node::NAME, "gpu.example.com")), "slices of the driver");
-            table.admitted_write(Write::create(all, slice("a", node::NAME, dra::DRIVER)));
-            let agent = account(cluster, object::AGENT_ACCOUNT, Some(node::NAME)).await?;
-            table.by(agent).holds().await
-        })
-        .await
-    })
-    .await
+    column_by_claim(cluster, 1).await
+}
+
+pub(crate) async fn under_mps_isolated_a_hostile_tenant_with_a_claim_gets_what_the_table_says(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    column_by_claim(cluster, 2).await
+}
+
+pub(crate) async fn under_time_slicing_a_hostile_tenant_with_a_claim_gets_what_the_table_says(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    column_by_claim(cluster, 3).await
 }
 
 /// With Kubernetes' own scheduler and the agent as DRA driver, for as long as `claim` runs.
@@ -301,7 +281,7 @@ async fn with_driver(
 }
 
 /// The same on other cards.
-async fn with_driver_on(
+pub(crate) async fn with_driver_on(
     cluster: &mut Cluster,
     hardware: &Hardware,
     claim: impl AsyncFnOnce(&mut Cluster, &str) -> Result<()>,
@@ -321,7 +301,8 @@ async fn with_driver_on(
     let outcome = claim(cluster, &ns).await;
     // Before the driver goes: without it the kubelet cannot end a pod that has a claim.
     let cleaned = cluster.clean().await;
-    outcome.and(cleaned)?;
+    let policies = policy(cluster, json!({})).await;
+    outcome.and(cleaned).and(policies)?;
     scheduler.stop().await?;
     let agent = &mut gpus(cluster)?.agent;
     agent.stop().await?;
@@ -344,7 +325,7 @@ fn claim_spec(memory: &str, more: &Value) -> Value {
     json!({ "devices": { "requests": [{ "name": "gpu", "exactly": exactly }] } })
 }
 
-async fn template(
+pub(crate) async fn template(
     cluster: &Cluster,
     ns: &str,
     name: &str,
@@ -360,13 +341,41 @@ async fn template(
     Ok(())
 }
 
-fn manifest(ns: &str, name: &str, template: &str, script: &str) -> Value {
+pub(crate) fn manifest(ns: &str, name: &str, template: &str, script: &str) -> Value {
     let mut pod = pod(ns, name, &[], script);
     pod["spec"]["schedulerName"] = json!("default-scheduler");
     pod["spec"]["resourceClaims"] =
         json!([{ "name": "gpu", "resourceClaimTemplateName": template }]);
     pod["spec"]["containers"][0]["resources"] = json!({ "claims": [{ "name": "gpu" }] });
     pod
+}
+
+/// A claim of its own, that pods name.
+async fn object(cluster: &Cluster, ns: &str, name: &str, memory: &str, more: &Value) -> Result<()> {
+    let claim = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": { "namespace": ns, "name": name },
+        "spec": claim_spec(memory, more),
+    });
+    cluster.apply_one(&claim).await.map(drop)
+}
+
+/// A pod whose container takes the claim of this name.
+fn naming(ns: &str, name: &str, claim: &str, script: &str) -> Value {
+    let mut pod = manifest(ns, name, "", script);
+    pod["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": claim }]);
+    pod
+}
+
+/// Another container of a pod, that takes the same.
+fn beside(pod: &mut Value, name: &str, script: &str) -> Result<()> {
+    let containers = pod["spec"]["containers"].as_array_mut();
+    let containers = containers.context("containers")?;
+    let mut container = containers[0].clone();
+    container["name"] = json!(name);
+    container["env"] = json!([{ "name": "SIM_WORKLOAD", "value": script }]);
+    containers.push(container);
+    Ok(())
 }
 
 async fn claim_pod(
@@ -445,6 +454,15 @@ async fn refused(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result
     );
     let refused = |ready: &Condition| ready.status == "False" && ready.message.contains(words);
     ready(cluster, ns, name, refused).await.map(drop)
+}
+
+/// A sentence stands in a pod's events.
+async fn says(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {
+    until(&format!("{name}: {words}"), LIMIT, || async {
+        let events = cluster.events_of(ns, name).await?.join(" | ");
+        Ok(Seen::when(events.contains(words), events))
+    })
+    .await
 }
 
 async fn device_until(

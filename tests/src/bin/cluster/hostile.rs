@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
+use crate::claims::{self, with_driver_on};
 use crate::modes::policy;
 
 mod table;
@@ -69,44 +70,109 @@ pub(crate) async fn under_time_slicing_a_hostile_tenant_gets_what_the_table_says
     column(cluster, 3).await
 }
 
+/// By which way tenants ask for what they are granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By annotation, under our scheduler.
+    Annotation,
+    /// By claim, under Kubernetes' own.
+    Claim,
+}
+
 /// One column under every driver that it is run with.
 async fn column(cluster: &mut Cluster, at: usize) -> Result<()> {
-    let column = &COLUMNS[at];
-    let mut wrong = Vec::new();
-    for (driver, version) in DRIVERS.into_iter().enumerate() {
-        let rows: Vec<&Row> = (TABLE.iter().filter(|row| row.is_run(column, driver))).collect();
-        if rows.is_empty() {
+    for driver in 0..DRIVERS.len() {
+        if rows(at, driver).is_empty() {
             continue;
         }
-        let cards = json!({
-            "preset": "RTX-6000-Ada", "count": TABLE.len(), "context_mib": CONTEXT,
-        });
-        let hardware = Hardware::described(json!({ "cards": [cards] })).driver(version);
-        cluster.aliquot(&hardware).await?;
-        let wanted = json!({
-            "defaultMode": column.mode.as_str(), "reserveMib": column.reserve,
-        });
-        policy(cluster, wanted).await?;
-        let seen = every_row(cluster, column, &rows).await;
-        policy(cluster, json!({})).await?;
-        for (row, seen) in rows.iter().zip(seen.with_context(|| version.to_owned())?) {
-            let line = format!("{version}: {}: {}", row.what, seen.words());
-            #[expect(clippy::print_stdout, reason = "how near it came to what it may get")]
-            {
-                println!("  {line}");
-            }
-            if !row.outcome(at, driver).covers(seen) {
-                wrong.push(line);
-            }
+        cluster.aliquot(&hardware(driver)).await?;
+        let ns = cluster.namespace().await?;
+        every_outcome(cluster, &ns, at, driver, Way::Annotation).await?;
+    }
+    Ok(())
+}
+
+/// One column with tenants that have claims, under the first driver.
+pub(crate) async fn column_by_claim(cluster: &mut Cluster, at: usize) -> Result<()> {
+    with_driver_on(cluster, &hardware(0), async |cluster, ns| {
+        every_outcome(cluster, ns, at, 0, Way::Claim).await
+    })
+    .await
+}
+
+fn rows(at: usize, driver: usize) -> Vec<&'static Row> {
+    let column = &COLUMNS[at];
+    TABLE
+        .iter()
+        .filter(|row| row.is_run(column, driver))
+        .collect()
+}
+
+fn hardware(driver: usize) -> Hardware {
+    let cards = json!({
+        "preset": "RTX-6000-Ada", "count": TABLE.len(), "context_mib": CONTEXT,
+    });
+    Hardware::described(json!({ "cards": [cards] })).driver(DRIVERS[driver])
+}
+
+/// Every row of a column, against what the table says.
+async fn every_outcome(
+    cluster: &Cluster,
+    ns: &str,
+    at: usize,
+    driver: usize,
+    way: Way,
+) -> Result<()> {
+    let (column, version) = (&COLUMNS[at], DRIVERS[driver]);
+    let wanted = json!({
+        "defaultMode": column.mode.as_str(), "reserveMib": column.reserve,
+    });
+    policy(cluster, wanted).await?;
+    let rows = rows(at, driver);
+    let seen = every_row(cluster, ns, column, &rows, way).await;
+    policy(cluster, json!({})).await?;
+    let mut wrong = Vec::new();
+    for (row, seen) in rows.iter().zip(seen.with_context(|| version.to_owned())?) {
+        let line = format!("{version}: {}: {}", row.what, seen.words());
+        #[expect(clippy::print_stdout, reason = "how near it came to what it may get")]
+        {
+            println!("  {line}");
+        }
+        if !row.outcome(at, driver).covers(seen) {
+            wrong.push(line);
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
 
+/// A pod with so many MiB.
+async fn share(
+    cluster: &Cluster,
+    ns: &str,
+    name: &str,
+    mib: u64,
+    script: &str,
+    way: Way,
+) -> Result<Value> {
+    Ok(match way {
+        Way::Annotation => pod(ns, name, &[("gpu-memory", &mib.to_string())], script),
+        Way::Claim => {
+            let template = format!("m{mib}");
+            claims::template(cluster, ns, &template, &format!("{mib}Mi"), &json!({})).await?;
+            claims::manifest(ns, name, &template, script)
+        }
+    })
+}
+
 /// Runs rows side by side. Answers what became of each.
-async fn every_row(cluster: &mut Cluster, column: &Column, rows: &[&Row]) -> Result<Vec<Outcome>> {
-    let ns = cluster.namespace().await?;
+async fn every_row(
+    cluster: &Cluster,
+    ns: &str,
+    column: &Column,
+    rows: &[&Row],
+    way: Way,
+) -> Result<Vec<Outcome>> {
     let go = Path::new("/tmp").join(format!("go-{ns}"));
     std::fs::create_dir_all(&go)?;
     let mut tenants = Vec::new();
@@ -119,11 +185,12 @@ async fn every_row(cluster: &mut Cluster, column: &Column, rows: &[&Row]) -> Res
             "grow 100 hold"
         };
         let script = format!("await /go/now {} {appetite}", row.before);
-        tenants.push(tenant(&ns, at, &script, &go));
+        let tenant = share(cluster, ns, &name(at), SHARE, &script, way).await?;
+        tenants.push(waiting(tenant, &go));
         if at == 0 || column.each {
-            let mib = column.neighbour.to_string();
-            let annotations = [("gpu-memory", mib.as_str())];
-            neighbours.push(pod(&ns, &format!("n{at}"), &annotations, "alloc 500 hold"));
+            let name = format!("n{at}");
+            let script = "alloc 500 hold";
+            neighbours.push(share(cluster, ns, &name, column.neighbour, script, way).await?);
         }
     }
     let pairs = neighbours.len();
@@ -143,14 +210,14 @@ async fn every_row(cluster: &mut Cluster, column: &Column, rows: &[&Row]) -> Res
         }
         for pod in pods {
             let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-            cluster.pod_phase(&ns, name, "Running").await?;
+            cluster.pod_phase(ns, name, "Running").await?;
         }
     }
     let beside = neighbours_of(cluster, pairs).await?;
-    let outcomes = outcomes(cluster, &ns, column, rows, &go).await;
+    let outcomes = outcomes(cluster, ns, column, rows, &go).await;
     std::fs::remove_dir_all(&go)?;
     let outcomes = outcomes?;
-    let pods = cluster.pods(&ns);
+    let pods = cluster.pods(ns);
     for (at, row) in rows.iter().enumerate() {
         let Some(neighbour) = beside.get(&name(at)) else {
             continue;
@@ -177,9 +244,7 @@ fn name(row: usize) -> String {
 }
 
 /// A tenant that begins when there is a file `now` in `go`.
-fn tenant(ns: &str, row: usize, script: &str, go: &Path) -> Value {
-    let mib = SHARE.to_string();
-    let mut manifest = pod(ns, &name(row), &[("gpu-memory", &mib)], script);
+fn waiting(mut manifest: Value, go: &Path) -> Value {
     let spec = &mut manifest["spec"];
     spec["volumes"] = json!([{ "name": "go", "hostPath": { "path": go } }]);
     spec["containers"][0]["volumeMounts"] = json!([{ "name": "go", "mountPath": "/go" }]);

@@ -26,7 +26,7 @@ fn gpus(cluster: &mut Cluster) -> Result<&mut Gpus> {
 }
 
 /// It works: it takes memory within its limit, on the card that it was granted.
-async fn works(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
+pub(crate) async fn works(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
     until(
         &format!("{name} works"),
         Duration::from_secs(40),
@@ -45,7 +45,7 @@ async fn works(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
 }
 
 /// Processes of a pod's containers, on this machine.
-fn processes(uid: &str) -> Vec<i32> {
+fn processes(uid: &str, sandboxes: bool) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -53,7 +53,7 @@ fn processes(uid: &str) -> Vec<i32> {
             let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
             let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             // Not the sandbox's.
-            cgroup.contains(uid) && !command.starts_with(b"/bin/sleep")
+            cgroup.contains(uid) && (sandboxes || !command.starts_with(b"/bin/sleep"))
         })
         .collect()
 }
@@ -117,7 +117,7 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
     cluster.node.kubelet.start_again()?;
     // It knows its pods again when it lets somebody into one.
     let knows = works(cluster, &ns, "pod").await;
-    for pid in processes(&uid) {
+    for pid in processes(&uid, false) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
     // The kubelet asks no plugin for a container that it has started before, and the file
@@ -328,8 +328,22 @@ pub(crate) async fn a_node_that_lost_all_that_a_reboot_loses_comes_back(
         manifest["spec"]["restartPolicy"] = json!("Always");
         cluster.run_share(&manifest).await?;
     }
+    lose_what_a_reboot_loses(cluster, &ns).await?;
+    for name in ["one", "two"] {
+        works(cluster, &ns, name).await?;
+    }
+    let names = [format!("{ns}/one"), format!("{ns}/two")];
+    cluster
+        .ledger_is(&[(&names[0], "main", 3000), (&names[1], "main", 3000)])
+        .await?;
+    cluster.limits_hold().await
+}
+
+/// Ends kubelet, agent, MPS daemons and the processes of a namespace's pods, removes what lies in
+/// memory, and starts the node again.
+pub(crate) async fn lose_what_a_reboot_loses(cluster: &mut Cluster, ns: &str) -> Result<()> {
     let uids: Vec<String> = cluster
-        .pods(&ns)
+        .pods(ns)
         .list(&ListParams::default())
         .await?
         .iter()
@@ -339,7 +353,7 @@ pub(crate) async fn a_node_that_lost_all_that_a_reboot_loses_comes_back(
     let gpus = gpus(cluster)?;
     gpus.agent.kill().await?;
     gpus.mps.kill().await?;
-    for pid in uids.iter().flat_map(|uid| processes(uid)) {
+    for pid in uids.iter().flat_map(|uid| processes(uid, true)) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
     for pid in mps_programs() {
@@ -349,15 +363,7 @@ pub(crate) async fn a_node_that_lost_all_that_a_reboot_loses_comes_back(
     gpus.mps.start_again()?;
     gpus.agent.start_again()?;
     cluster.node.kubelet.start_again()?;
-    cluster.node_ready().await?;
-    for name in ["one", "two"] {
-        works(cluster, &ns, name).await?;
-    }
-    let names = [format!("{ns}/one"), format!("{ns}/two")];
-    cluster
-        .ledger_is(&[(&names[0], "main", 3000), (&names[1], "main", 3000)])
-        .await?;
-    cluster.limits_hold().await
+    cluster.node_ready().await
 }
 
 /// MPS daemons and servers in this process namespace.

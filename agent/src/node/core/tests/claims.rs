@@ -1,30 +1,72 @@
 //! Claims about shares by `ResourceClaim`: the same ledger by another front.
 
-use super::*;
-use crate::ledger::{Claim, Front};
+mod common;
 
-/// What claim `n` was allocated of a card, for a pod of that number.
-fn claimed(world: &mut World, n: u32, card: u32, mib: u64) -> (Claim, AllocId) {
-    let mut pod = world.pod(n, false, card, mib);
-    pod.grant = None;
-    pod.containers.clear();
-    world.pods.insert(pod.identity.uid.clone(), pod.clone());
-    let claim = Claim {
-        pod: pod.identity,
-        container: "main".into(),
-        gpus: vec![uuid(card)],
-        memory: Mib(mib),
-        kept: Mib(mib),
-        compute_percent: 100,
-        mode: Mode::Mps,
-        decision: String::new(),
-        front: Front::Dra,
+use super::*;
+use crate::ledger::Front;
+use crate::node::claims::parts::{Allocated, Config, Device, device_name};
+use crate::pods::Take;
+
+/// The claim of this number, by its UID.
+fn alloc(claim: u32) -> AllocId {
+    AllocId::new(1000 + u128::from(claim))
+}
+
+/// What claim `n` was allocated of cards: request, card and MiB of each; and the numbers of the
+/// pods that it is reserved for.
+fn allocated(n: u32, devices: &[(&str, u32, u64)], pods: &[u32]) -> Allocated {
+    let device = |(request, card, mib): &(&str, u32, u64)| Device {
+        request: (*request).to_owned(),
+        pool: "n1".into(),
+        device: device_name(&uuid(*card)),
+        share_id: Some(format!("{request}-{card}")),
+        memory: Some(Mib(*mib)),
+        observes: false,
+        config: Config::default(),
     };
-    (claim, AllocId::new(1000 + u128::from(n)))
+    Allocated {
+        uid: format!("c{n}"),
+        alloc: alloc(n),
+        namespace: "ns".into(),
+        name: format!("c{n}"),
+        devices: devices.iter().map(device).collect(),
+        reserved: pods
+            .iter()
+            .map(|pod| (format!("u{pod}"), format!("p{pod}")))
+            .collect(),
+    }
+}
+
+/// A pod of this number, and what its containers take of which claim.
+fn taker(world: &mut World, n: u32, containers: &[(&str, u32, Option<&str>)]) -> PodView {
+    let mut pod = world.pod(n, false, 0, 1);
+    pod.grant = None;
+    pod.containers = containers
+        .iter()
+        .map(|(name, claim, request)| ContainerView {
+            name: (*name).to_owned(),
+            kind: ContainerKind::App,
+            tokens: 0,
+            whole: 0,
+            claims: vec![Take {
+                claim: format!("c{claim}"),
+                request: request.map(str::to_owned),
+            }],
+            running: None,
+        })
+        .collect();
+    world.pods.insert(pod.identity.uid.clone(), pod.clone());
+    pod
+}
+
+/// What claim `n` was allocated of a card, for the one container of a pod of that number.
+fn claimed(world: &mut World, n: u32, card: u32, mib: u64) -> Allocated {
+    taker(world, n, &[("main", n, None)]);
+    allocated(n, &[("gpu", card, mib)], &[n])
 }
 
 /// A node, and what two claims were allocated: 600 MiB of card 0, and 500 MiB of that card.
-fn two_claims(card: u32) -> (World, Core, [(Claim, AllocId); 2]) {
+fn two_claims(card: u32) -> (World, Core, [Allocated; 2]) {
     let mut world = World::new();
     let core = world.started();
     let claims = [
@@ -35,32 +77,63 @@ fn two_claims(card: u32) -> (World, Core, [(Claim, AllocId); 2]) {
 }
 
 /// A core that knows the pods, and what it says of this claim.
-fn prepare(world: &mut World, core: &mut Core, of: &(Claim, AllocId)) -> Result<(), String> {
+fn prepare(world: &mut World, core: &mut Core, of: &Allocated) -> Result<(), String> {
     let pods = world.pods.values().cloned().collect();
-    core.apply(Event::PodsListed(pods), world.now);
-    let (result, _) = core.prepare_claim(&of.0, of.1, world.now);
-    let share = result.map_err(|why| why.reason)?;
-    world.files.insert(of.1, Some(share));
+    world.tell(core, Event::PodsListed(pods));
+    let (result, effects) = core.prepare_claim(of, world.now);
+    world.carry_out(effects);
+    result.map_err(|why| why.reason)?;
+    write(world, core);
     Ok(())
 }
 
-fn prove(world: &mut World, of: &(Claim, AllocId)) {
-    let container_id = format!("c{}", of.0.pod.name);
+/// As the disk has it then.
+fn write(world: &mut World, core: &Core) {
+    let mut files: BTreeMap<AllocId, Vec<Share>> = BTreeMap::new();
+    for share in core.ledger.all().filter(|share| share.claimed.is_some()) {
+        files
+            .entry(share.alloc_id.unwrap())
+            .or_default()
+            .push(share.clone());
+    }
+    world
+        .files
+        .extend(files.into_iter().map(|(alloc, rows)| (alloc, Some(rows))));
+}
+
+/// The container of a pod runs.
+fn prove(world: &mut World, of: AllocId, pod: u32, container: &str) {
+    let key = HolderKey {
+        pod_uid: format!("u{pod}"),
+        container: container.into(),
+    };
     let proof = Proof {
-        pod_uid: of.0.pod.uid.clone(),
-        container: "main".into(),
-        container_id: container_id.clone(),
+        pod_uid: key.pod_uid.clone(),
+        container: container.into(),
+        container_id: format!("c-u{pod}-{container}"),
         ..Proof::default()
     };
-    world.proofs.insert(of.1, Some(proof));
-    world.living.insert(container_id);
+    world.living.insert(proof.container_id.clone());
+    let name = ProofName {
+        alloc: of,
+        holder: Some(key),
+    };
+    world.proofs.insert(name, Some(proof));
+}
+
+fn look(world: &mut World, core: &mut Core) {
+    let local = world.local();
+    world.tell(core, Event::Local(local));
 }
 
 fn held(core: &Core) -> Vec<AllocId> {
-    core.ledger
-        .shares()
+    let mut held: Vec<AllocId> = core
+        .ledger
+        .all()
         .filter_map(|share| share.alloc_id)
-        .collect()
+        .collect();
+    held.dedup();
+    held
 }
 
 #[test]
@@ -68,16 +141,20 @@ fn a_claim_counts_as_a_share_does_and_is_prepared_as_often_as_it_is_asked() {
     let (mut world, mut core, [first, second]) = two_claims(0);
     prepare(&mut world, &mut core, &first).unwrap();
     prepare(&mut world, &mut core, &first).unwrap();
-    assert_eq!(held(&core), [first.1]);
+    assert_eq!(held(&core), [alloc(1)]);
     let why = prepare(&mut world, &mut core, &second).unwrap_err();
     assert!(why.contains("400 MiB left"), "{why}");
-    // A container has one share; a claim one holder.
-    let another = (first.0.clone(), AllocId::new(7));
+    // A container has one share.
+    let mut pod = world.pods["u1"].clone();
+    let take = Take {
+        claim: "c3".into(),
+        request: None,
+    };
+    pod.containers[0].claims.push(take);
+    world.pods.insert("u1".into(), pod);
+    let another = allocated(3, &[("gpu", 1, 100)], &[1]);
     let why = prepare(&mut world, &mut core, &another).unwrap_err();
     assert!(why.contains("holds another share already"), "{why}");
-    let taken = (second.0.clone(), first.1);
-    let why = prepare(&mut world, &mut core, &taken).unwrap_err();
-    assert!(why.contains("still holds it"), "{why}");
 }
 
 #[test]
@@ -85,10 +162,10 @@ fn a_claim_waits_for_its_pod_and_a_pod_that_left_gets_nothing() {
     let mut world = World::new();
     let mut core = world.started();
     let of = claimed(&mut world, 1, 0, 600);
-    let (result, _) = core.prepare_claim(&of.0, of.1, world.now);
+    let (result, _) = core.prepare_claim(&of, world.now);
     assert!(result.unwrap_err().may_pass);
     core.apply(Event::PodGone("u1".into()), world.now);
-    let (result, _) = core.prepare_claim(&of.0, of.1, world.now);
+    let (result, _) = core.prepare_claim(&of, world.now);
     assert!(!result.unwrap_err().may_pass);
     assert_eq!(held(&core), []);
 }
@@ -99,17 +176,17 @@ fn a_new_agent_has_the_claims_that_lie_on_disk_and_the_kubelets_file_does_not_na
     for of in [&first, &second] {
         prepare(&mut world, &mut core, of).unwrap();
     }
-    prove(&mut world, &first);
+    prove(&mut world, alloc(1), 1, "main");
     let mut core = world.started();
     world.now += Duration::from_mins(10);
     let effects = core.apply(Event::Local(world.local()), world.now);
     assert!(
         !effects
             .iter()
-            .any(|effect| matches!(effect, Effect::Forget(_))),
+            .any(|effect| matches!(effect, Effect::Forget(_) | Effect::ForgetProof(_))),
         "{effects:?}"
     );
-    assert_eq!(held(&core), [first.1, second.1]);
+    assert_eq!(held(&core), [alloc(1), alloc(2)]);
     assert_eq!(core.ledger.front_of(&uuid(0)), Some(Front::Dra));
 }
 
@@ -119,22 +196,22 @@ fn what_the_kubelet_is_done_with_is_free_once_nothing_of_it_lives() {
     let mut core = world.started();
     let of = claimed(&mut world, 1, 0, 600);
     prepare(&mut world, &mut core, &of).unwrap();
-    prove(&mut world, &of);
-    core.apply(Event::Local(world.local()), world.now);
-    let (result, _) = core.unprepare(of.1, world.now);
+    prove(&mut world, alloc(1), 1, "main");
+    look(&mut world, &mut core);
+    let (result, _) = core.unprepare("c1", world.now);
     assert!(result.unwrap_err().contains("still runs"));
-    assert_eq!(held(&core), [of.1]);
+    assert_eq!(held(&core), [alloc(1)]);
     world.living.clear();
-    core.apply(Event::Local(world.local()), world.now);
-    let (result, effects) = core.unprepare(of.1, world.now);
+    look(&mut world, &mut core);
+    let (result, effects) = core.unprepare("c1", world.now);
     assert_eq!(result, Ok(()));
-    assert!(effects.contains(&Effect::Forget(of.1)), "{effects:?}");
+    assert!(effects.contains(&Effect::Forget(alloc(1))), "{effects:?}");
     assert_eq!(held(&core), []);
     // Asked again, and of what never was.
-    assert_eq!(core.unprepare(of.1, world.now).0, Ok(()));
+    assert_eq!(core.unprepare("c1", world.now).0, Ok(()));
     // Before the disk was read, nothing is said of what is free.
-    assert!(new_core().unprepare(of.1, world.now).0.is_err());
-    let early = new_core().prepare_claim(&of.0, of.1, world.now).0;
+    assert!(new_core().unprepare("c1", world.now).0.is_err());
+    let early = new_core().prepare_claim(&of, world.now).0;
     assert!(early.unwrap_err().may_pass);
 }
 
@@ -144,15 +221,19 @@ fn a_pod_deleted_by_force_keeps_its_claim_while_its_container_lives() {
     let mut core = world.started();
     let of = claimed(&mut world, 1, 0, 600);
     prepare(&mut world, &mut core, &of).unwrap();
-    prove(&mut world, &of);
-    core.apply(Event::Local(world.local()), world.now);
+    prove(&mut world, alloc(1), 1, "main");
+    look(&mut world, &mut core);
     world.pods.clear();
     core.apply(Event::PodGone("u1".into()), world.now);
     world.now += Duration::from_mins(10);
-    core.apply(Event::Local(world.local()), world.now);
-    assert_eq!(held(&core), [of.1]);
+    look(&mut world, &mut core);
+    assert_eq!(held(&core), [alloc(1)]);
     world.living.clear();
-    core.apply(Event::Local(world.local()), world.now);
+    look(&mut world, &mut core);
+    // The kubelet says so a moment later; where it never does, it is over all the same.
+    assert_eq!(held(&core), [alloc(1)]);
+    world.now += reconcile::START_GRACE;
+    look(&mut world, &mut core);
     assert_eq!(held(&core), []);
 }
 
@@ -166,13 +247,13 @@ fn a_card_has_one_front_and_on_a_race_the_claim_wins() {
     assert_eq!(core.ledger.front_of(&uuid(0)), Some(Front::Plugin));
     let of = claimed(&mut world, 2, 0, 600);
     prepare(&mut world, &mut core, &of).unwrap();
-    assert_eq!(held(&core), [of.1]);
+    assert_eq!(held(&core), [alloc(2)]);
     assert_eq!(core.ledger.shares().count(), 1);
     // Its card offers the other front nothing, the others do.
     assert!(!offered(&core, 0) && offered(&core, 1));
     step(&mut world, &mut core, &Step::Allocate(1));
     step(&mut world, &mut core, &Step::PreStart(1));
-    assert_eq!(held(&core), [of.1]);
+    assert_eq!(held(&core), [alloc(2)]);
     // What runs is not taken back.
     step(&mut world, &mut core, &Step::Bind(3, false, 1, 300));
     step(&mut world, &mut core, &Step::Allocate(3));
@@ -231,8 +312,11 @@ fn the_admin_closes_cards_to_a_front_and_what_is_held_stays() {
     let late = on(&mut world, 6, 1);
     let why = prepare(&mut world, &mut core, &late).unwrap_err();
     assert!(why.contains("by the plugin front alone"), "{why}");
+    assert!(core.offer().any_whole);
     fronts(&world, &mut core, Admin::Auto);
     prepare(&mut world, &mut core, &late).unwrap();
+    fronts(&world, &mut core, Admin::Dra);
+    assert!(!core.offer().any_whole);
 }
 
 #[test]
@@ -259,5 +343,31 @@ fn a_claim_outlives_an_api_server_that_is_away_as_long_as_it_may_run() {
     core.apply(Event::Local(world.local()), world.now);
     world.now += Duration::from_mins(10);
     core.apply(Event::Local(world.local()), world.now);
-    assert_eq!(held(&core), [of.1]);
+    assert_eq!(held(&core), [alloc(1)]);
+}
+
+#[test]
+fn a_claims_container_that_never_met_the_hook_closes_the_node() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let of = claimed(&mut world, 1, 0, 600);
+    prepare(&mut world, &mut core, &of).unwrap();
+    let mut pod = world.pods["u1"].clone();
+    pod.containers[0].running = Some("x".into());
+    world.living.insert("x".into());
+    world.tell(&mut core, Event::Pod(Box::new(pod)));
+    look(&mut world, &mut core);
+    world.now += reconcile::PROOF_GRACE;
+    let effects = core.apply(Event::Local(world.local()), world.now);
+    let ended = effects.iter().any(
+        |effect| matches!(effect, Effect::End(end) if end.container_id.as_deref() == Some("x")),
+    );
+    assert!(ended, "{effects:?}");
+    let why = core.state().not_offering.unwrap();
+    assert!(why.contains("ignores CDI"), "{why}");
+    // With its proof all is well.
+    prove(&mut world, alloc(1), 1, "main");
+    world.living.remove("x");
+    look(&mut world, &mut core);
+    assert_eq!(core.state().not_offering, None);
 }

@@ -87,7 +87,7 @@ fn a_proof_that_cannot_be_read_is_not_taken_for_none() {
             world.unreadable.insert(Part::Proofs, "no".into());
         }
         if garbage {
-            world.proofs = proofs.keys().map(|alloc| (*alloc, None)).collect();
+            world.proofs = proofs.keys().map(|name| (name.clone(), None)).collect();
         }
         // The agent starts, and never could read the proof.
         let mut core = world.started();

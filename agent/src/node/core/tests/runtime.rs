@@ -75,8 +75,8 @@ fn nobody_is_judged_while_proofs_or_processes_cannot_be_read() {
     let mut world = World::new();
     let mut core = world.started();
     without_proof(&mut world, &mut core, None);
-    let alloc = core.ledger.shares().next().unwrap().alloc_id.unwrap();
-    world.proofs.insert(alloc, None);
+    let name = core.ledger.shares().next().unwrap().proof_name().unwrap();
+    world.proofs.insert(name, None);
     assert!(looks(&mut world, &mut core).is_empty());
 }
 

@@ -12,7 +12,10 @@ use anyhow::{Context, Result, ensure};
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::{gpus, ledger_is, manifest, template, waits, with_driver, with_driver_on};
+use super::{
+    claim_pod, container_of, gpus, ledger_is, manifest, template, waits, with_driver,
+    with_driver_on,
+};
 use crate::bench::{bound, histogram, median, millis, time_one};
 use crate::modes::policy;
 
@@ -20,43 +23,136 @@ const PAGE: &str = "docs/claims.md";
 /// The card of the page's example.
 const CARD: &str = "GPU-6f0a1c9e-0000-0000-0000-000000000000";
 
-/// The page's YAML as it stands, but for names that are this cluster's own: the card and the
-/// image.
-fn examples(page: &str, card: &str) -> Result<Vec<Value>> {
-    let mut found = Vec::new();
-    for block in page.split("```yaml\n").skip(1) {
+/// The YAML of a section of the page as it stands, but for names that are this cluster's own:
+/// the card. The first section has no heading.
+fn section(cluster: &Cluster, heading: &str, card: &str) -> Result<Vec<Value>> {
+    let page = std::fs::read_to_string(cluster.programs.tree.join(PAGE))?;
+    let mut sections = page.split("\n## ");
+    let found = match heading {
+        "" => sections.next(),
+        heading => sections.find(|section| section.starts_with(&format!("{heading}\n"))),
+    };
+    let found = found.with_context(|| format!("{PAGE} has no section {heading}"))?;
+    let mut objects = Vec::new();
+    for block in found.split("```yaml\n").skip(1) {
         let block = block.split("```").next().context("a block without end")?;
-        found.extend(documents(&block.replace(CARD, card))?);
+        objects.extend(documents(&block.replace(CARD, card))?);
     }
-    Ok(found)
+    ensure!(!objects.is_empty(), "{PAGE}: {heading:?} has no YAML");
+    Ok(objects)
 }
 
-pub(crate) async fn the_page_of_claims_is_done_as_it_stands(cluster: &mut Cluster) -> Result<()> {
-    with_driver(cluster, 1, async |cluster, ns| {
-        // There is a status once the agent has followed it.
-        policy(cluster, json!({})).await?;
-        let status = cluster.gpu_node().await?.status.context("no status")?;
-        let card = status.gpus.first().context("no card")?.uuid.clone();
-        let page = std::fs::read_to_string(cluster.programs.tree.join(PAGE))?;
-        let mut pods = 0;
-        for mut object in examples(&page, &card)? {
-            if object["kind"] == "GpuNode" {
+/// Applies what a user would; the names of the pods, which run.
+async fn done(cluster: &Cluster, ns: &str, objects: &[Value]) -> Result<Vec<String>> {
+    let mut pods = Vec::new();
+    for object in objects {
+        let mut object = object.clone();
+        match object["kind"].as_str() {
+            Some("GpuNode") => {
                 policy(cluster, object["spec"].clone()).await?;
                 continue;
             }
-            object["metadata"]["namespace"] = json!(ns);
-            if object["kind"] == "Pod" {
-                pods += 1;
-                let container = &mut object["spec"]["containers"][0];
-                container["image"] = json!(IMAGE);
-                container["env"] = json!([{ "name": "SIM_WORKLOAD", "value": "report hold" }]);
+            // Its labels are this namespace's.
+            Some("Namespace") => {
+                for (label, value) in object["metadata"]["labels"]
+                    .as_object()
+                    .into_iter()
+                    .flatten()
+                {
+                    let label = format!("{label}={}", value.as_str().unwrap_or_default());
+                    cluster
+                        .kubectl
+                        .run(&["label", "namespace", ns, &label])
+                        .await?;
+                }
+                continue;
             }
-            cluster.apply_one(&object).await?;
+            Some("Pod") => {
+                pods.push(
+                    object["metadata"]["name"]
+                        .as_str()
+                        .context("a name")?
+                        .to_owned(),
+                );
+                let containers = object["spec"]["containers"].as_array_mut();
+                for container in containers.into_iter().flatten() {
+                    container["image"] = json!(IMAGE);
+                    container["env"] = json!([{ "name": "SIM_WORKLOAD", "value": "report hold" }]);
+                }
+            }
+            _ => {}
         }
-        ensure!(pods == 1, "{pods} pods in {PAGE}");
-        cluster.pod_phase(ns, "by-claim", "Running").await?;
-        ledger_is(cluster, ns, &[("by-claim", 2000)]).await?;
-        // Its classes: the card is in mode mps now.
+        object["metadata"]["namespace"] = json!(ns);
+        cluster.apply_one(&object).await?;
+    }
+    for pod in &pods {
+        cluster.pod_phase(ns, pod, "Running").await?;
+    }
+    Ok(pods)
+}
+
+pub(crate) async fn the_page_of_claims_is_done_as_it_stands(cluster: &mut Cluster) -> Result<()> {
+    with_driver(cluster, 2, async |cluster, ns| {
+        // There is a status once the agent has followed it.
+        policy(cluster, json!({})).await?;
+        let status = cluster.gpu_node().await?.status.context("no status")?;
+        let first = status.gpus.first().context("no card")?;
+        let (card, whole) = (first.uuid.clone(), first.grantable_mib.0);
+        let rows = |rows: &[(&str, &str, u64)]| -> Vec<(String, String, u64)> {
+            let row = |(pod, container, mib): &(&str, &str, u64)| {
+                (format!("{ns}/{pod}"), (*container).to_owned(), *mib)
+            };
+            rows.iter().map(row).collect()
+        };
+        for (heading, held) in [
+            ("", rows(&[("by-claim", "main", 2000)])),
+            (
+                "Several containers and pods",
+                rows(&[
+                    ("server", "main", 4000),
+                    ("server", "side", 4000),
+                    ("helper", "main", 4000),
+                ]),
+            ),
+            (
+                "Several cards",
+                rows(&[
+                    ("on-two-cards", "main", 2000),
+                    ("on-two-cards", "main", 2000),
+                ]),
+            ),
+            ("Whole cards", rows(&[("with-a-card", "main", whole)])),
+            (
+                "What a claim can ask for beside cards and memory",
+                rows(&[("with-config", "main", 2000)]),
+            ),
+            ("Monitoring", Vec::new()),
+        ] {
+            let objects = section(cluster, heading, &card)?;
+            let pods = done(cluster, ns, &objects).await.context(heading)?;
+            ensure!(!pods.is_empty(), "{PAGE}: no pod in {heading:?}");
+            let held: Vec<(&str, &str, u64)> = held
+                .iter()
+                .map(|(pod, container, mib)| (pod.as_str(), container.as_str(), *mib))
+                .collect();
+            cluster.ledger_is(&held).await.context(heading)?;
+            for pod in &pods {
+                cluster.delete_pod(ns, pod).await?;
+            }
+            cluster.ledger_is(&[]).await.context(heading)?;
+        }
+        // What one front has, by the admin's word.
+        done(
+            cluster,
+            ns,
+            &section(cluster, "One front at a time", &card)?,
+        )
+        .await?;
+        claim_pod(cluster, ns, "by-front", "1000Mi", "report hold").await?;
+        cluster.pod_phase(ns, "by-front", "Running").await?;
+        let on = ledger_is(cluster, ns, &[("by-front", 1000)]).await?;
+        ensure!(on[0].0 == card, "{on:?} and not {card}");
+        // Its classes: the card is in mode mps now, and the other one takes no claims.
         for mode in ["time-slicing", "mps-isolated", "mps"] {
             let class = json!({ "deviceClassName": format!("{mode}.share.aliquot.dev") });
             template(cluster, ns, mode, "1000Mi", &class).await?;
@@ -67,8 +163,53 @@ pub(crate) async fn the_page_of_claims_is_done_as_it_stands(cluster: &mut Cluste
         for mode in ["time-slicing", "mps-isolated"] {
             waits(cluster, ns, mode).await?;
         }
-        ledger_is(cluster, ns, &[("by-claim", 2000), ("mps", 1000)]).await?;
-        policy(cluster, json!({})).await
+        ledger_is(cluster, ns, &[("by-front", 1000), ("mps", 1000)])
+            .await
+            .map(drop)
+    })
+    .await
+}
+
+/// The agent is another one, with the flag or without.
+async fn serves_claims(cluster: &mut Cluster, serves: bool) -> Result<()> {
+    let agent = &mut gpus(cluster)?.agent;
+    agent.stop().await?;
+    agent.start_again_with(|command| command.replace("--dra", serves.to_string()))
+}
+
+pub(crate) async fn from_annotations_to_claims_and_back_nothing_that_runs_is_touched(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        let steps = section(cluster, "From annotations to claims and back", "")?;
+        let [to_claims, back] = &steps[..] else {
+            anyhow::bail!("{} steps in {PAGE}", steps.len())
+        };
+        let granted = |name: &str| pod(ns, name, &[("gpu-memory", "2000")], "report hold");
+        serves_claims(cluster, false).await?;
+        cluster.run_share(&granted("granted")).await?;
+        let before = container_of(cluster, ns, "granted").await?;
+        serves_claims(cluster, true).await?;
+        done(cluster, ns, std::slice::from_ref(to_claims)).await?;
+        claim_pod(cluster, ns, "claimed", "2000Mi", "report hold").await?;
+        waits(cluster, ns, "claimed").await?;
+        ensure!(
+            before == container_of(cluster, ns, "granted").await?,
+            "it was touched"
+        );
+        cluster.delete_pod(ns, "granted").await?;
+        cluster.pod_phase(ns, "claimed", "Running").await?;
+        let before = container_of(cluster, ns, "claimed").await?;
+        done(cluster, ns, std::slice::from_ref(back)).await?;
+        cluster.apply_one(&granted("again")).await?;
+        super::unbound(cluster, ns, "again").await?;
+        ensure!(
+            before == container_of(cluster, ns, "claimed").await?,
+            "it was touched"
+        );
+        cluster.delete_pod(ns, "claimed").await?;
+        cluster.pod_phase(ns, "again", "Running").await?;
+        ledger_is(cluster, ns, &[("again", 2000)]).await.map(drop)
     })
     .await
 }

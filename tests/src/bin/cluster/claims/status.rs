@@ -78,6 +78,15 @@ pub(crate) async fn a_claims_device_status_is_written_by_the_agent_of_its_node_a
     .await
 }
 
+/// What a pod's condition says of its fence; empty while it says nothing.
+pub(super) async fn isolation_of(cluster: &Cluster, ns: &str, name: &str) -> Result<String> {
+    let pod = cluster.pods(ns).get(name).await?;
+    let conditions = pod.status.and_then(|status| status.conditions);
+    let mut conditions = conditions.unwrap_or_default().into_iter();
+    let one = conditions.find(|one| one.type_ == ISOLATION_VERIFIED);
+    Ok(one.and_then(|one| one.message).unwrap_or_default())
+}
+
 /// Waits until a pod's claim says of its fence, word for word, what the pod's condition says,
 /// and that ends with `words`.
 async fn as_the_pod(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {

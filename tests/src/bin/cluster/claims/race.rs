@@ -1,0 +1,100 @@
+//! Both fronts at once for one idle card.
+
+use std::time::Duration;
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::pod::{describe, phase_of};
+use aliquot_tests::share::pod;
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+
+use super::{LIMIT, manifest, template, with_driver};
+
+/// Of so many, both ways must win some: else it is no race.
+pub(crate) async fn both_fronts_race_for_one_idle_card(cluster: &mut Cluster) -> Result<()> {
+    race(cluster, 15).await
+}
+
+/// `rounds` times.
+pub(crate) async fn race(cluster: &mut Cluster, rounds: usize) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        template(cluster, ns, "share", "2000Mi", &json!({})).await?;
+        let (mut granted, mut claimed) = (0, 0);
+        for round in 0..rounds {
+            let (one, other) = (format!("g{round}"), format!("c{round}"));
+            let by_grant = pod(ns, &one, &[("gpu-memory", "2000")], "report hold");
+            let by_claim = manifest(ns, &other, "share", "report hold");
+            let first = won(cluster, ns, round, by_grant, by_claim)
+                .await
+                .with_context(|| format!("round {round}"))?;
+            if first == one {
+                granted += 1;
+            } else {
+                claimed += 1;
+            }
+        }
+        #[expect(clippy::print_stdout, reason = "the figures are worth a line")]
+        {
+            println!("{rounds} races: {granted} by annotation, {claimed} by claim");
+        }
+        ensure!(granted > 0 && claimed > 0, "{granted} to {claimed}");
+        Ok(())
+    })
+    .await
+}
+
+/// Applies both at once; the name of the one that runs, once the other one was let in too.
+async fn won(
+    cluster: &mut Cluster,
+    ns: &str,
+    round: usize,
+    by_grant: Value,
+    by_claim: Value,
+) -> Result<String> {
+    // Kubernetes' scheduler is the quicker one; ours has a start now and then.
+    let (one, other, ahead) = match round % 3 {
+        0 => (by_grant, by_claim, 80),
+        1 => (by_claim, by_grant, 0),
+        _ => (by_grant, by_claim, 0),
+    };
+    cluster.apply_one(&one).await?;
+    tokio::time::sleep(Duration::from_millis(ahead)).await;
+    cluster.apply_one(&other).await?;
+    let pods = cluster.pods(ns);
+    let first = until("one of them runs", LIMIT, || async {
+        let all = pods.list(&ListParams::default()).await?.items;
+        let up: Vec<&Pod> = all
+            .iter()
+            .filter(|pod| phase_of(pod) == "Running")
+            .collect();
+        let said: Vec<String> = all.iter().map(describe).collect();
+        ensure!(up.len() < 2, "both run");
+        let first = up.first().and_then(|pod| pod.metadata.name.clone());
+        Ok(Seen::from_option(first, said.join("; ")))
+    })
+    .await?;
+    // The card is one front's, whatever the other scheduler believes.
+    cluster.limits_hold().await?;
+    let second = [&one, &other]
+        .iter()
+        .filter_map(|pod| pod["metadata"]["name"].as_str())
+        .find(|name| *name != first)
+        .context("two pods")?
+        .to_owned();
+    // The other one waits, and has the card when the first has left it.
+    let waits = cluster.pods(ns).get(&second).await?;
+    ensure!(phase_of(&waits) == "Pending", "{}", describe(&waits));
+    cluster.delete_pod(ns, &first).await?;
+    let runs = |pod: &Pod| phase_of(pod) == "Running";
+    cluster
+        .pod_until(ns, &second, "runs in its turn", runs)
+        .await?;
+    cluster.delete_pod(ns, &second).await?;
+    pods.delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await?;
+    cluster.ledger_is(&[]).await?;
+    Ok(first)
+}

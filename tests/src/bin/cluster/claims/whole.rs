@@ -1,0 +1,155 @@
+//! Whole cards by claim, and by the claim that Kubernetes' scheduler makes for an extended
+//! resource.
+
+use std::time::Duration;
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::pod::describe;
+use aliquot_tests::share::pod;
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use serde_json::{Value, json};
+
+use super::{LIMIT, claim_pod, gpus, ledger_is, manifest, template, waits, with_driver};
+use crate::modes::policy;
+
+const CLASS: &str = "gpu.aliquot.dev";
+
+pub(crate) async fn a_whole_card_by_claim_is_one_pods_alone(cluster: &mut Cluster) -> Result<()> {
+    with_driver(cluster, 2, async |cluster, ns| {
+        let class = json!({ "deviceClassName": CLASS });
+        template(cluster, ns, "whole", "", &class).await?;
+        cluster
+            .apply_one(&manifest(ns, "whole", "whole", "report grow 100 hold"))
+            .await?;
+        cluster.pod_phase(ns, "whole", "Running").await?;
+        let grown = cluster.said(ns, "whole", "main", "grow").await?;
+        let status = cluster.gpu_node().await?.status.context("no status")?;
+        let total = status.gpus.first().context("no card")?.total_mib.0;
+        let held = grown["held_mib"].as_u64().context("no held_mib")?;
+        // Without a fence it has what the driver has.
+        ensure!(held > total - 500, "{grown} of {total}");
+        // The second card is one that is shared, and then there is no whole one.
+        claim_pod(cluster, ns, "share", "1000Mi", "report hold").await?;
+        cluster.pod_phase(ns, "share", "Running").await?;
+        cluster
+            .apply_one(&manifest(ns, "second", "whole", "report hold"))
+            .await?;
+        waits(cluster, ns, "second").await?;
+        cluster.delete_pod(ns, "share").await?;
+        cluster.pod_phase(ns, "second", "Running").await?;
+        // Now no card takes a share.
+        claim_pod(cluster, ns, "late", "1000Mi", "report hold").await?;
+        waits(cluster, ns, "late").await?;
+        for name in ["whole", "second", "late"] {
+            cluster.delete_pod(ns, name).await?;
+        }
+        // Part of a whole card is nothing.
+        template(cluster, ns, "part", "1000Mi", &class).await?;
+        cluster
+            .apply_one(&manifest(ns, "part", "part", "report hold"))
+            .await?;
+        super::refused(cluster, ns, "part", "asks for card").await?;
+        cluster.delete_pod(ns, "part").await?;
+        // A card that is for whole use alone takes no share, and is claimed whole.
+        let cards: Vec<Value> = status
+            .gpus
+            .iter()
+            .map(|card| json!({ "uuid": card.uuid, "front": "dra", "mode": "exclusive" }))
+            .collect();
+        policy(cluster, json!({ "gpus": cards })).await?;
+        claim_pod(cluster, ns, "share", "1000Mi", "report hold").await?;
+        waits(cluster, ns, "share").await?;
+        cluster
+            .apply_one(&manifest(ns, "alone", "whole", "report hold"))
+            .await?;
+        cluster.pod_phase(ns, "alone", "Running").await?;
+        cluster.delete_pod(ns, "alone").await?;
+        cluster.delete_pod(ns, "share").await?;
+        policy(cluster, json!({})).await
+    })
+    .await
+}
+
+pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_scheduler_makes(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 2, async |cluster, ns| {
+        policy(cluster, json!({ "defaultFront": "dra" })).await?;
+        // The device plugin has none to give.
+        let nodes: Api<Node> = Api::all(cluster.client.clone());
+        until("no card at the plugin", LIMIT, || async {
+            let node = nodes.get(aliquot_tests::node::NAME).await?;
+            let status = node.status.context("no status")?;
+            let allocatable = status.allocatable.unwrap_or_default();
+            let gpus = allocatable
+                .get("nvidia.com/gpu")
+                .map(|amount| amount.0.clone());
+            Ok(Seen::when(
+                gpus.as_deref().is_none_or(|gpus| gpus == "0"),
+                format!("{gpus:?}"),
+            ))
+        })
+        .await?;
+        // Two containers, a card each: parts of the one claim that is made for them.
+        let mut asks = pod(ns, "asks", &[], "report hold");
+        asks["spec"]["schedulerName"] = json!("default-scheduler");
+        let one = json!({ "limits": { "nvidia.com/gpu": "1" } });
+        asks["spec"]["containers"][0]["resources"] = one.clone();
+        let mut second = asks["spec"]["containers"][0].clone();
+        second["name"] = json!("second");
+        asks["spec"]["containers"]
+            .as_array_mut()
+            .context("containers")?
+            .push(second);
+        asks["spec"]["initContainers"] = json!([{
+            "name": "first", "image": aliquot_tests::share::IMAGE, "resources": one,
+            "env": [{ "name": "SIM_WORKLOAD", "value": "report" }],
+        }]);
+        cluster.apply_one(&asks).await?;
+        let running = cluster.pod_phase(ns, "asks", "Running").await?;
+        let made = running
+            .status
+            .as_ref()
+            .and_then(|status| status.extended_resource_claim_status.as_ref());
+        ensure!(made.is_some(), "no claim was made: {}", describe(&running));
+        let name = format!("{ns}/asks");
+        let mut cards = Vec::new();
+        for container in ["main", "second"] {
+            let report = cluster.said(ns, "asks", container, "report").await?;
+            let devices = report["devices"].as_array().context("no devices")?;
+            ensure!(devices.len() == 1, "{container}: {report}");
+            cards.push(devices[0]["uuid"].to_string());
+        }
+        ensure!(cards[0] != cards[1], "{cards:?}");
+        let rows = cluster.ledger().await?;
+        let of = |container: &str| {
+            rows.iter()
+                .filter(|(_, row)| row.pod == name && row.container == container)
+                .count()
+        };
+        ensure!(
+            of("main") == 1 && of("second") == 1 && of("first") == 1,
+            "{rows:?}"
+        );
+        // There is no third one.
+        let mut third = pod(ns, "third", &[], "report hold");
+        third["spec"]["schedulerName"] = json!("default-scheduler");
+        third["spec"]["containers"][0]["resources"] =
+            json!({ "limits": { "nvidia.com/gpu": "1" } });
+        cluster.apply_one(&third).await?;
+        waits(cluster, ns, "third").await?;
+        // An agent that starts anew knows what it is.
+        gpus(cluster)?.agent.kill().await?;
+        gpus(cluster)?.agent.start_again()?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        cluster.delete_pod(ns, "asks").await?;
+        cluster.pod_phase(ns, "third", "Running").await?;
+        cluster.delete_pod(ns, "third").await?;
+        ledger_is(cluster, ns, &[]).await?;
+        policy(cluster, json!({})).await
+    })
+    .await
+}
