@@ -25,6 +25,8 @@
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
+//! - `history`: what cards, queues and tenants had, bounded, from what agents and the API server
+//!   said.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
 //! - [`serve`]: the one way in which all of these are served; `lock`: how all take a mutex.
 //!
@@ -39,6 +41,7 @@ pub mod convert;
 pub mod cycle;
 mod cycles;
 mod doors;
+mod history;
 pub mod group;
 pub mod leader;
 mod lease;
