@@ -95,7 +95,7 @@ fn run(source: &str) -> Result<(Vec<Decision>, Vec<String>), String> {
     }
     shadow.feed(&pending)?;
     if rounds.is_empty() {
-        let settled = shadow.settle_in_time();
+        let settled = shadow.settle_in_time(|_| {});
         shadow.problems.extend(settled.of_time());
         rounds = settled.rounds;
     }

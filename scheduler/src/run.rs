@@ -310,7 +310,7 @@ async fn start(
     let mut flows = page::Flows { facts, heard };
     if let Some(listener) = doors.page {
         let access = if config.page_is_open {
-            page::Access::Anybody
+            page::Access::Anybody(client.clone())
         } else {
             page::Access::Tokens(trust.clone(), client.clone())
         };
@@ -318,6 +318,8 @@ async fn start(
             views: views.clone(),
             status,
             questions: questions_out,
+            prometheus: config.prometheus_url.clone(),
+            wall: wall.clone(),
         };
         let name = &config.scheduler_name;
         let (onward, parts) = page::start(name, listener, access, flows, sources, end);

@@ -7,7 +7,8 @@ use crate::failure::{Failure, NO, Outcome};
 use crate::manifest;
 use crate::report::{Cell, Output, Report, Tone};
 use crate::shadow::{Shadow, Source};
-use scheduler_core::{Action, Decision};
+use scheduler::trial::is_placed;
+use scheduler_core::Action;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// The report, and whether every pod of the manifests gets a place.
 fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Failure> {
     // What would happen anyway is not these manifests' doing.
-    shadow.settle_in_time();
+    shadow.settle_in_time(|_| {});
     let mut intake = Intake::default();
     // Queues, groups and classes first: pods may come before them in a file.
     let pods = [
@@ -73,7 +74,7 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
     for object in objects.iter().filter(is_pod) {
         intake.take(&mut shadow, object)?;
     }
-    let settled = shadow.settle_in_time();
+    let settled = shadow.settle_in_time(|_| {});
     let rounds = &settled.rounds;
     let mine = |uid: &scheduler_core::ids::PodUid| intake.pods.iter().any(|(pod, _)| pod == uid);
     let placed = intake
@@ -116,17 +117,6 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
         "actions": report.table.objects(), "notes": intake.notes,
     }));
     Ok((report, all))
-}
-
-fn is_placed(rounds: &[Decision], uid: &scheduler_core::ids::PodUid) -> bool {
-    let bound = |decision: &Decision| {
-        let binds = |action: &Action| matches!(action, Action::Bind(bind) if bind.pod == *uid);
-        decision.actions.iter().any(binds)
-    };
-    let promised = rounds
-        .last()
-        .is_some_and(|last| last.promises.iter().any(|promise| promise.pod == *uid));
-    promised || rounds.iter().any(bound)
 }
 
 #[cfg(test)]

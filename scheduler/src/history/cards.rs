@@ -7,7 +7,7 @@ use super::columns::{Columns, Places, mean};
 use super::{PERIOD, Span};
 use scheduler_core::units::{Duration, Time};
 
-const FIVE_MINUTES: Duration = Duration::seconds(300);
+pub(super) const FIVE_MINUTES: Duration = Duration::seconds(300);
 /// Columns of an hour.
 const FINE: u64 = 120;
 /// Columns of a day.
@@ -168,6 +168,7 @@ impl Cards {
     fn fleet_mean(&self, coarse: u64) -> Option<FleetPoint> {
         let slots = coarse * TEN..(coarse + 1) * TEN;
         let points = slots.filter_map(|slot| self.fleet_fine.get(0, slot));
+        let points = points.filter(|point| point.cards > 0);
         let of = |field: fn(FleetPoint) -> u64| mean(points.clone().map(field));
         Some(FleetPoint {
             cards: of(|point| point.cards)?,
@@ -176,14 +177,6 @@ impl Cards {
             used: of(|point| point.used)?,
             idle: of(|point| point.idle)?,
         })
-    }
-
-    /// Between two points of an answer.
-    pub(crate) fn step(span: Span) -> Duration {
-        match span {
-            Span::Hour => PERIOD,
-            Span::Day | Span::Fortnight => FIVE_MINUTES,
-        }
     }
 
     /// A card's points until now, each with when it begins, the oldest first: of a day at most.
@@ -222,14 +215,16 @@ impl Cards {
 
     /// The points of all cards together.
     pub(crate) fn fleet(&self, span: Span, now: Time) -> Vec<(Time, Option<FleetPoint>)> {
+        let heard = |point: &FleetPoint| point.cards > 0;
         if span == Span::Hour {
             let slots = self.fleet_fine.reach(self.fleet_fine.slot(now));
+            let point = |slot| self.fleet_fine.get(0, slot).filter(heard);
             return slots
-                .map(|slot| (self.fleet_fine.begin(slot), self.fleet_fine.get(0, slot)))
+                .map(|slot| (self.fleet_fine.begin(slot), point(slot)))
                 .collect();
         }
         let point = |slot| match self.fleet_coarse.get(0, slot) {
-            Some(point) => Some(point).filter(|point| point.cards > 0),
+            Some(point) => Some(point).filter(heard),
             None => self.fleet_mean(slot),
         };
         let slots = self.fleet_coarse.reach(self.fleet_coarse.slot(now));
@@ -280,7 +275,10 @@ mod tests {
         let hour = cards.points("GPU-1", Span::Hour, now);
         assert_eq!(hour.len(), 120);
         let point = |granted, used| Some(CardPoint { granted, used });
-        assert_eq!(hour[119], (Time((first + 299) * PERIOD.0), point(40_000, 29_900)));
+        assert_eq!(
+            hour[119],
+            (Time((first + 299) * PERIOD.0), point(40_000, 29_900))
+        );
         assert_eq!(hour[0].1, point(40_000, 18_000));
         let day = cards.points("GPU-1", Span::Day, now);
         assert_eq!(day.len(), 288);

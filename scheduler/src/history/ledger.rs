@@ -1,13 +1,13 @@
 //! What each tenant was granted and did not use, by the hour, for 14 days. Pure.
 //!
-//! A tenant is a queue, a namespace and a workload. An hour has an entry for each tenant that
+//! A tenant is a queue, a namespace and a workload, with a product of cards. An hour has an entry for each tenant that
 //! held something in it. Where that would be too much, the oldest hours no longer tell workloads
 //! apart, then namespaces, then queues; no hour is lost before 14 days are over.
 
 use super::cards::CardNow;
 use super::columns::Long;
 use scheduler_core::units::{Duration, Time};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 const HOUR: Duration = Duration::seconds(3600);
@@ -25,12 +25,16 @@ pub(crate) struct Tenant {
     pub(crate) namespace: Arc<str>,
     /// `Job/train`; empty: several, or not known.
     pub(crate) owner: Arc<str>,
+    /// Of the cards.
+    pub(crate) product: Arc<str>,
 }
 
 /// A share on one card now.
 #[derive(Clone, Debug)]
 pub(crate) struct Held<'a> {
+    /// Its product counts for nothing: that of the card is below.
     pub(crate) tenant: &'a Tenant,
+    pub(crate) product: &'a str,
     /// MiB that are kept for it.
     pub(crate) granted: u64,
     /// MiB in use; `None`: not known.
@@ -51,7 +55,7 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.gpu = self.gpu.saturating_add(other.gpu);
         self.granted = self.granted.saturating_add(other.granted);
         self.unused = self.unused.saturating_add(other.unused);
@@ -133,6 +137,21 @@ struct Hour {
     folded: u8,
 }
 
+/// Texts that many share, each once in memory. There are few.
+#[derive(Debug, Default)]
+struct Words(BTreeSet<Arc<str>>);
+
+impl Words {
+    fn once(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(text) {
+            return known.clone();
+        }
+        let text: Arc<str> = text.into();
+        self.0.insert(text.clone());
+        text
+    }
+}
+
 /// Numbers for tenants, while an entry names them.
 #[derive(Debug, Default)]
 struct Tenants {
@@ -177,7 +196,10 @@ impl Tenants {
 
     fn bytes(&self) -> usize {
         let own = size_of::<Tenant>() + 2 * size_of::<usize>();
-        let texts = self.numbers.keys().map(|tenant| own + tenant.owner.len() + 16);
+        let texts = self
+            .numbers
+            .keys()
+            .map(|tenant| own + tenant.owner.len() + 16);
         // A tree's nodes are at least half full.
         texts.sum::<usize>()
             + self.numbers.len() * 2 * size_of::<(Arc<Tenant>, u32)>()
@@ -190,6 +212,7 @@ impl Tenants {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     tenants: Tenants,
+    products: Words,
     hours: VecDeque<Hour>,
     /// The hour that is not over.
     open: BTreeMap<u32, Used>,
@@ -232,23 +255,29 @@ impl Ledger {
         }
         self.idle.seconds += seconds;
         for share in shares {
-            let unused = share.used.map_or(0, |used| share.granted.saturating_sub(used));
+            let unused = share
+                .used
+                .map_or(0, |used| share.granted.saturating_sub(used));
             let more = Used {
                 gpu: share.part * seconds / 1_000_000,
                 granted: share.granted * seconds,
                 unused: unused * seconds,
             };
-            self.entry(share.tenant).add(more);
+            self.entry(share.tenant, share.product).add(more);
         }
     }
 
     /// The open hour's entry of a tenant. Where there are too many, workloads share one.
-    fn entry(&mut self, tenant: &Tenant) -> &mut Used {
-        let known = self.tenants.numbers.get(tenant).copied();
+    fn entry(&mut self, tenant: &Tenant, product: &str) -> &mut Used {
+        let tenant = Tenant {
+            product: self.products.once(product),
+            ..tenant.clone()
+        };
+        let known = self.tenants.numbers.get(&tenant).copied();
         let number = match known {
             Some(number) if self.open.contains_key(&number) => number,
-            _ if self.open.len() < MOST_TENANTS / 2 => self.tenants.number(tenant),
-            _ => self.tenants.number(&folded(tenant, 1)),
+            _ if self.open.len() < MOST_TENANTS / 2 => self.tenants.number(&tenant),
+            _ => self.tenants.number(&folded(&tenant, 1)),
         };
         if !self.open.contains_key(&number) {
             self.tenants.take(number);
@@ -297,7 +326,9 @@ impl Ledger {
         self.entries = self.entries + sums.len() - hour.entries.len();
         sums.keys().for_each(|number| self.tenants.take(*number));
         let entries = sums.into_iter();
-        let entries = entries.map(|(number, used)| Entry::of(number, used)).collect();
+        let entries = entries
+            .map(|(number, used)| Entry::of(number, used))
+            .collect();
         for entry in std::mem::replace(&mut hour.entries, entries) {
             self.tenants.give_back(entry.tenant);
         }
@@ -321,7 +352,9 @@ impl Ledger {
         let open = self.open.iter();
         let open = Hour {
             at: self.at,
-            entries: open.map(|(number, used)| Entry::of(*number, *used)).collect(),
+            entries: open
+                .map(|(number, used)| Entry::of(*number, *used))
+                .collect(),
             idle: self.idle,
             folded: 0,
         };
@@ -368,6 +401,7 @@ fn folded(tenant: &Tenant, level: u8) -> Tenant {
         queue: up_to(2, &tenant.queue),
         namespace: up_to(1, &tenant.namespace),
         owner: Arc::default(),
+        product: up_to(2, &tenant.product),
     }
 }
 
@@ -380,12 +414,14 @@ mod tests {
             queue: queue.into(),
             namespace: "ns".into(),
             owner: owner.into(),
+            product: "L4".into(),
         }
     }
 
     fn held(tenant: &Tenant, granted: u64, used: Option<u64>) -> Held<'_> {
         Held {
             tenant,
+            product: "L4",
             granted,
             used,
             part: granted * 1_000_000_000 / 20_000,

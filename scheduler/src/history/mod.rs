@@ -16,10 +16,10 @@ mod ledger;
 mod marks;
 mod queues;
 
-pub(crate) use cards::{CardNow, CardPoint, FleetPoint};
-pub(crate) use ledger::{Hours, Held, Idle, Tenant, Used};
+pub(crate) use cards::{CardNow, FleetPoint};
+pub(crate) use ledger::{Held, Tenant, Used};
 pub(crate) use marks::{Mark, MarkKind};
-pub(crate) use queues::{QueueNow, QueuePoint};
+pub(crate) use queues::QueueNow;
 
 use cards::Cards;
 use ledger::Ledger;
@@ -39,6 +39,24 @@ pub(crate) enum Span {
     Day,
     /// The last 14 days; of queues alone.
     Fortnight,
+}
+
+impl Span {
+    /// Between two points of a card.
+    pub(crate) fn of_cards(self) -> Duration {
+        match self {
+            Self::Hour => PERIOD,
+            Self::Day | Self::Fortnight => cards::FIVE_MINUTES,
+        }
+    }
+
+    /// Between two points of a queue.
+    pub(crate) fn of_queues(self) -> Duration {
+        match self {
+            Self::Hour => queues::MINUTE,
+            Self::Day | Self::Fortnight => queues::HOUR,
+        }
+    }
 }
 
 /// What is there at one moment.

@@ -7,8 +7,8 @@ use super::Span;
 use super::columns::{Columns, Places, Short, mean};
 use scheduler_core::units::{Duration, Time};
 
-const MINUTE: Duration = Duration::seconds(60);
-const HOUR: Duration = Duration::seconds(3600);
+pub(super) const MINUTE: Duration = Duration::seconds(60);
+pub(super) const HOUR: Duration = Duration::seconds(3600);
 const MINUTES: u64 = 60;
 const HOURS: u64 = 14 * 24;
 /// Queues that are remembered at most, those that are gone included: 32 MB.
@@ -110,14 +110,6 @@ impl Queues {
     fn of_hour(&self, place: usize, hour: u64) -> impl Iterator<Item = QueuePoint> + Clone {
         let minutes = hour * MINUTES..(hour + 1) * MINUTES;
         minutes.filter_map(move |minute| self.minutes.get(place, minute)?.point())
-    }
-
-    /// Between two points of an answer.
-    pub(crate) fn step(span: Span) -> Duration {
-        match span {
-            Span::Hour => MINUTE,
-            Span::Day | Span::Fortnight => HOUR,
-        }
     }
 
     /// A queue's points until now, each with when it begins, the oldest first. Without the queue

@@ -18,7 +18,9 @@ impl Cluster {
             cards: (0..CARDS)
                 .map(|at| format!("GPU-{at:08x}-0000-0000-0000-000000000000"))
                 .collect(),
-            queues: (0..QUEUES).map(|at| format!("department-{at:04}")).collect(),
+            queues: (0..QUEUES)
+                .map(|at| format!("department-{at:04}"))
+                .collect(),
             tenants: Vec::new(),
         }
     }
@@ -32,6 +34,7 @@ impl Cluster {
                 queue: self.queues[(at % QUEUES) as usize].as_str().into(),
                 namespace: format!("namespace-{:04}", at % 200).into(),
                 owner: format!("Job/training-of-a-model-{round}-{at}").into(),
+                product: "".into(),
             })
             .collect();
         let cards = (0..).zip(&self.cards).map(|(at, uuid): (u64, _)| CardNow {
@@ -41,13 +44,16 @@ impl Cluster {
             granted: 60_000 + (at + slot) % 1000,
             used: (at * 7 + slot * 13) % 60_000,
         });
-        let queues = (0..).zip(&self.queues).map(|(at, name): (u64, _)| QueueNow {
-            name,
-            held: u128::from((at + slot) % 900) * 100_000_000,
-            waiting: u32::try_from((at + slot) % 300).unwrap(),
-        });
+        let queues = (0..)
+            .zip(&self.queues)
+            .map(|(at, name): (u64, _)| QueueNow {
+                name,
+                held: u128::from((at + slot) % 900) * 100_000_000,
+                waiting: u32::try_from((at + slot) % 300).unwrap(),
+            });
         let shares = (0..CARDS * 2).map(|at| Held {
             tenant: &self.tenants[(at % (CARDS / 2)) as usize],
+            product: "NVIDIA H100 80GB HBM3",
             granted: 30_000,
             used: Some((at + slot) % 30_000),
             part: 370_000_000,
@@ -94,7 +100,9 @@ fn four_thousand_cards_and_a_thousand_queues_take_eight_mebibytes() {
     let points = |span| history.cards.points(uuid, span, now);
     assert_eq!(points(Span::Hour).iter().flat_map(|(_, p)| p).count(), 120);
     assert_eq!(points(Span::Day).iter().flat_map(|(_, p)| p).count(), 288);
-    let queue = history.queues.points("department-0007", Span::Fortnight, now);
+    let queue = history
+        .queues
+        .points("department-0007", Span::Fortnight, now);
     assert_eq!(queue.iter().flat_map(|(_, p)| p).count(), 14 * 24);
     let hours = history.ledger.since(Time(0));
     assert_eq!(hours.from, Some(Time(begin + 24 * 3_600_000)));
@@ -112,7 +120,12 @@ fn the_same_samples_give_the_same_answers() {
         let now = Time(50 * PERIOD.0);
         let cards = history.cards.points(&cluster.cards[3], Span::Hour, now);
         let queue = history.queues.points("department-0007", Span::Day, now);
-        (cards, queue, history.cards.fleet(Span::Hour, now), history.ledger.since(Time(0)))
+        (
+            cards,
+            queue,
+            history.cards.fleet(Span::Hour, now),
+            history.ledger.since(Time(0)),
+        )
     };
     assert_eq!(answers(), answers());
 }
@@ -133,6 +146,7 @@ fn what_nobody_looked_at_is_not_counted_and_a_clock_that_steps_back_is_waited_fo
         };
         let share = Held {
             tenant: &tenant,
+            product: "",
             granted: 1000,
             used: Some(500),
             part: 1_000_000_000,

@@ -35,11 +35,15 @@ function merge(old, node) {
   }
   // What a person types into stays his; listeners of buttons are those of the first.
   if (['INPUT', 'SELECT', 'TEXTAREA'].includes(old.nodeName)) return;
-  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
+  // What was drawn, opened or placed since stays as it is.
+  const own = { CANVAS: ['width', 'height', 'style', 'data-drawn'], DETAILS: ['open'] }[old.nodeName] ?? (old.id === 'tip' ? ['style', 'hidden'] : []);
+  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
+  if (own.includes('hidden')) return;
   for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) {
     if (name === 'style') old.style.width = node.style.width;
     else old.setAttribute(name, value);
   }
+  if (old.nodeName === 'CANVAS') return;
   show(old, [...node.childNodes]);
 }
 
