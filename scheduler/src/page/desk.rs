@@ -28,7 +28,7 @@ const DEFAULT_PRIORITY: i32 = 50;
 /// Notes taken before the next query is looked at.
 const BATCH: usize = 1024;
 /// Between two looks at the clock for the next sample of the history.
-const TICK: Duration = Duration::from_millis(250);
+const TICK: Duration = Duration::from_millis(100);
 /// Holds a share that no pod of this scheduler was granted.
 const UNKNOWN: &str = "";
 

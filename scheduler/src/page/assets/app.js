@@ -1,6 +1,6 @@
 // Which page, its data every two seconds, and the token that the data needs.
 
-import { h, show } from './dom.js';
+import { h, renew, show } from './dom.js';
 import { fleetReset } from './fleet.js';
 import { route } from './views.js';
 
@@ -13,6 +13,7 @@ const leave = document.getElementById('leave');
 let here = null; // The route that is shown.
 let shown = null; // The answer that is shown.
 let timer = 0;
+let renewed = false; // The address changed, and fields are to say so.
 let turn = 0; // Answers of older turns are dropped.
 
 function say(words, bad = false) {
@@ -87,6 +88,8 @@ async function load() {
       put('Nothing to show', [h('p', {}, body.error)]);
     } else {
       shown = { wanted, body, more };
+      if (renewed) renew();
+      renewed = false;
       redraw();
     }
     say('Live');
@@ -138,6 +141,13 @@ function move(first) {
     put('No such page', [h('p', {}, 'Choose one above.')]);
     return;
   }
+  if (same && shown && next.instant) {
+    // Another picture of what is there already.
+    shown = { ...shown, wanted: next };
+    renew();
+    redraw();
+  }
+  renewed = same;
   if (!same) {
     main.replaceChildren(h('p', {}, 'Loading…'));
     // Who goes to another page by keyboard begins at its top.

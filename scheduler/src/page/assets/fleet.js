@@ -9,8 +9,9 @@ const COLOURS = { granted: 'Granted', used: 'Really used', idle: 'Idle though gr
 const QUEUES = 9; // Told apart by colour; the others share one.
 const GROUPS = 100; // Rows of the table at once.
 
-const model = { token: '', nodes: new Map(), keys: [], version: 0 };
+const model = { token: '', nodes: new Map(), keys: [], groups: new Map() };
 let layout = null; // Of the picture that is shown.
+const layouts = new Map(); // By what cards are grouped by, while nothing changes.
 let chosen = 0; // The cell that has the focus.
 let drawn = 0; // Milliseconds that the last picture took, for those who measure.
 
@@ -35,14 +36,14 @@ function take(answer) {
   for (const name of answer.gone) model.nodes.delete(name);
   model.token = answer.token;
   model.keys = answer.keys;
-  if (answer.nodes.length || answer.gone.length || answer.whole) model.version += 1;
+  if (answer.nodes.length || answer.gone.length || answer.whole) model.groups.clear();
 }
 
 const natural = new Intl.Collator('en', { numeric: true });
 
 /** Groups in order of name, each with its cards. Kept until something changes. */
 function grouped(by) {
-  if (model.grouped?.by === by && model.grouped.version === model.version) return model.grouped.groups;
+  if (model.groups.has(by)) return model.groups.get(by);
   const groups = new Map();
   const key = model.keys.indexOf(by);
   const nodes = [...model.nodes.values()].sort((a, b) => natural.compare(a.name, b.name));
@@ -54,7 +55,7 @@ function grouped(by) {
     }
   }
   const sorted = by === 'node' ? [...groups] : [...groups].sort(([a], [b]) => natural.compare(a, b));
-  model.grouped = { by, version: model.version, groups: sorted };
+  model.groups.set(by, sorted);
   return sorted;
 }
 
@@ -232,6 +233,7 @@ const open = (at) => {
 };
 
 let colourNow = 'granted';
+let byNow = 'node';
 
 function listeners() {
   const focus = (canvas) => {
@@ -300,6 +302,7 @@ export function fleet(data, { parameters, span }) {
   const colour = COLOURS[parameters.get('colour')] ? parameters.get('colour') : 'granted';
   const by = ['product', ...model.keys].includes(parameters.get('group')) ? parameters.get('group') : 'node';
   colourNow = colour;
+  byNow = by;
   const groups = grouped(by);
   const total = groups.reduce((sum, [, cards]) => sum + cards.length, 0);
   const go = (change) => {
@@ -330,8 +333,12 @@ export function fleetAfter() {
   const canvas = document.getElementById('map');
   if (!canvas) return;
   const width = Math.max(240, Math.floor(canvas.parentElement.clientWidth));
-  const groups = model.grouped?.groups ?? [];
-  if (!layout || layout.groups !== groups || layout.width !== width) layout = { ...arrange(groups, width), groups };
+  const groups = grouped(byNow);
+  layout = layouts.get(byNow);
+  if (layout?.groups !== groups || layout.width !== width) {
+    layout = { ...arrange(groups, width), groups };
+    layouts.set(byNow, layout);
+  }
   chosen = Math.min(chosen, Math.max(0, layout.cells.length - 1));
   draw(colourNow);
   if (document.activeElement === canvas) tell(chosen, canvas);

@@ -149,7 +149,7 @@ export function route(hash) {
   const at = encodeURIComponent;
   switch (page) {
     case '': return { page: '', data: 'api/overview', view: overview, span };
-    case 'fleet': return { page, data: fleetData, view: fleet, after: fleetAfter, span, parameters };
+    case 'fleet': return { page, data: fleetData, view: fleet, after: fleetAfter, instant: true, span, parameters };
     case 'cards': return { page, data: list('cards'), view: cards, span };
     case 'card': return { page: 'cards', data: index === undefined ? `api/cards/${at(id)}` : `api/cards/${at(id)}/${at(index)}`, view: card, span,
       more: (body) => ({ time: timeOf('card', body.uuid, parameters) }) };
