@@ -172,28 +172,55 @@ impl<C: Connect + Clone + Send + Sync + 'static> Door<C> {
         self.ask("query_range", "matrix", &form).await
     }
 
+    /// What a page of the server has, below its address.
+    ///
+    /// # Errors
+    /// One sentence on why it has nothing.
+    pub async fn page(&self, page: &str) -> Result<String, String> {
+        let request = Request::get(self.below(page)).body(Full::default());
+        let (status, body) = self.send(request).await?;
+        let body = String::from_utf8_lossy(&body).into_owned();
+        if status.is_success() {
+            return Ok(body);
+        }
+        Err(format!(
+            "{}: it answered {status}: {}",
+            self.shown,
+            words(&body)
+        ))
+    }
+
+    fn below(&self, page: &str) -> String {
+        let path = self.uri.path().trim_end_matches('/');
+        let scheme = self.uri.scheme_str().unwrap_or("http");
+        format!("{scheme}://{}{path}{page}", self.shown)
+    }
+
     async fn ask<A: DeserializeOwned>(
         &self,
         what: &str,
         kind: &str,
         form: &[(&str, &str)],
     ) -> Result<A, String> {
-        let path = self.uri.path().trim_end_matches('/');
         let form = form_urlencoded::Serializer::new(String::new())
             .extend_pairs(form)
             .finish();
-        let mut request = Request::post(format!(
-            "{}://{}{path}/api/v1/{what}",
-            self.uri.scheme_str().unwrap_or("http"),
-            self.shown,
-        ))
-        .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let request = Request::post(self.below(&format!("/api/v1/{what}")))
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Full::new(Bytes::from(form)));
+        let (status, body) = self.send(request).await?;
+        read(status, &body, kind).map_err(|why| format!("{}: {why}", self.shown))
+    }
+
+    async fn send(
+        &self,
+        request: http::Result<Request<Full<Bytes>>>,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let mut request = request.map_err(|error| error.to_string())?;
         if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization);
+            let headers = request.headers_mut();
+            headers.insert(AUTHORIZATION, authorization.clone());
         }
-        let request = request
-            .body(Full::new(Bytes::from(form)))
-            .map_err(|error| error.to_string())?;
         let said = |why: String| format!("{}: {why}", self.shown);
         let answer = self.client.request(request).await.map_err(|error| {
             let cause = error
@@ -210,7 +237,7 @@ impl<C: Connect + Clone + Send + Sync + 'static> Door<C> {
                 said(words(&error.to_string()))
             }
         })?;
-        read(head.status, &body.to_bytes(), kind).map_err(said)
+        Ok((head.status, body.to_bytes()))
     }
 }
 

@@ -378,7 +378,7 @@ fn since(share: &mut LiveShare, old: Option<&LiveShare>, known: bool, now: Time)
 
 /// What the desk needs beside notes.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct Inputs {
     pub(super) notes: mpsc::UnboundedReceiver<Note>,
     pub(super) asked: mpsc::Receiver<Asked>,
     pub(super) views: watch::Receiver<Views>,
@@ -387,7 +387,7 @@ pub(super) struct Desk {
 }
 
 /// Until nobody asks any more, or there is no news.
-pub(super) async fn run(mut desk: Desk) {
+pub(super) async fn run(mut desk: Inputs) {
     let now = |wall: &Wall| Time(u64::try_from(wall.now().as_millisecond()).unwrap_or_default());
     let mut rows = Rows::new(now(&desk.wall));
     let mut tick = tokio::time::interval(TICK);

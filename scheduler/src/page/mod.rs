@@ -32,15 +32,16 @@ use crate::telemetry::HeardReceiver;
 use crate::trust::Trust;
 use crate::watch::Fact;
 use caller::Callers;
-use desk::Desk;
+use desk::Asked;
 use scheduler_core::units::Time;
+use serde_json::Value;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use tap::Tap;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Queries that wait for the desk.
@@ -70,6 +71,46 @@ pub enum Access {
     Anybody(kube::Client),
 }
 
+/// Where the desk is asked.
+#[derive(Clone, Debug)]
+pub struct Desk(mpsc::Sender<Asked>);
+
+/// What is asked there.
+#[derive(Debug)]
+pub struct Questions(mpsc::Receiver<Asked>);
+
+/// Both ends.
+pub fn desk() -> (Desk, Questions) {
+    let (to, from) = mpsc::channel(QUERIES);
+    (Desk(to), Questions(from))
+}
+
+impl Desk {
+    /// What was granted and not used, by `queue`, `namespace` or `owner`, in the last so many
+    /// hours; as the page has it, with everything. `None`: the desk has ended.
+    ///
+    /// # Errors
+    /// There is nothing else that it can be told apart by.
+    pub async fn report(&self, by: &str, hours: u64) -> Result<Option<Value>, String> {
+        let by = serde_json::from_value(Value::from(by))
+            .map_err(|_| format!("{by} is none of queue, namespace and owner"))?;
+        let report = answer::Report {
+            by,
+            hours: Some(hours),
+        };
+        let (to, answer) = oneshot::channel();
+        let query = answer::Query::Report(report);
+        let asked = Asked::Query(query, answer::Rights::all(), to);
+        if self.0.send(asked).await.is_err() {
+            return Ok(None);
+        }
+        Ok(match answer.await {
+            Ok(answer::Answer::Json(value)) => Some(value),
+            _ => None,
+        })
+    }
+}
+
 /// What comes in on its way to the cycle.
 #[derive(Debug)]
 pub struct Flows {
@@ -88,16 +129,16 @@ pub fn start(
     listener: TcpListener,
     access: Access,
     flows: Flows,
+    (desk, questions): (Desk, Questions),
     sources: Sources,
     stop: &CancellationToken,
 ) -> (Flows, Vec<(&'static str, Part)>) {
     let begun = sources.wall.now().as_millisecond();
     let begun = Time(u64::try_from(begun).unwrap_or_default());
     let (tap, onward, notes) = Tap::new(scheduler, flows, begun);
-    let (asked_out, asked) = mpsc::channel(QUERIES);
-    let desk = desk::run(Desk {
+    let keeping = desk::run(desk::Inputs {
         notes,
-        asked,
+        asked: questions.0,
         views: sources.views,
         status: sources.status,
         wall: sources.wall,
@@ -110,7 +151,7 @@ pub fn start(
     let routes = door::routes(door::Door {
         callers: callers.map(Arc::new),
         client: client.clone(),
-        asked: asked_out,
+        asked: desk.0,
         questions: sources.questions,
         scheduler: scheduler.into(),
         prometheus: sources.prometheus.map(Arc::from),
@@ -137,7 +178,7 @@ pub fn start(
     };
     let parts = vec![
         ("the page's tap", until(Box::pin(tap.run()))),
-        ("the page's desk", until(Box::pin(desk))),
+        ("the page's desk", until(Box::pin(keeping))),
         ("the page", serving),
     ];
     (onward, parts)

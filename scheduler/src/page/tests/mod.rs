@@ -149,7 +149,7 @@ impl Site {
         let (views_out, views) = watch::channel(Views::default());
         let (status_out, status) = watch::channel(Status::default());
         let (queries, asked_of_desk) = mpsc::channel(QUERIES);
-        tokio::spawn(desk::run(Desk {
+        tokio::spawn(desk::run(desk::Inputs {
             notes,
             asked: asked_of_desk,
             views,
