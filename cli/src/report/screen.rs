@@ -54,6 +54,12 @@ pub(crate) fn drawable() -> Option<(u16, u16)> {
     size.filter(|(width, height)| *width > NARROW && *height > 4)
 }
 
+/// Columns and lines to lay a text out for; 100 and 30 where standard output is no terminal.
+pub(crate) fn size() -> (usize, usize) {
+    let (width, height) = drawable().unwrap_or((100, 30));
+    (width.into(), height.into())
+}
+
 /// Where texts follow each other.
 #[derive(Debug, Default)]
 pub(crate) struct Screen {

@@ -66,7 +66,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn text(args: &Args, scene: &Scene) -> String {
     match args.output.format {
-        Format::Table | Format::Wide => scene.render(),
+        Format::Table | Format::Wide => {
+            let (width, _) = crate::report::size();
+            scene.render(width, crate::report::colours())
+        }
         _ => {
             let nodes: Vec<_> = scene.nodes.values().cloned().collect();
             let table = crate::inventory::cards_table(&nodes);
