@@ -259,7 +259,9 @@ async fn perform(
             line = &mut limit, if waits => {
                 waits = false;
                 stage.tell(&line)?;
-                stage.tell("Its neighbours on the card run on: nothing of theirs was touched.")?;
+                if let Some(line) = story::neighbours(&seen.borrow()) {
+                    stage.tell(&line)?;
+                }
             }
             changed = seen.changed() => {
                 changed?;

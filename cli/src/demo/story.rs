@@ -159,6 +159,26 @@ pub(crate) fn pod(
     })
 }
 
+/// Who runs on beside the greedy tenant, on the same card; `None`: not all of them do.
+pub(crate) fn neighbours(scene: &Scene) -> Option<String> {
+    let holder = format!("{NAMESPACE}/{GREEDY}");
+    let mut cards = scene.cards();
+    let (_, card) = cards.find(|(_, card)| card.grants.iter().any(|one| one.pod == holder))?;
+    let names: Vec<&str> = card
+        .grants
+        .iter()
+        .filter_map(|grant| grant.pod.split_once('/'))
+        .filter(|(_, name)| *name != GREEDY)
+        .filter(|(namespace, name)| {
+            let pod = scene.pod(namespace, name);
+            pod.is_some_and(|pod| phase(pod) == "Running")
+        })
+        .map(|(_, name)| name)
+        .collect();
+    let all = names.len() + 1 == card.grants.len() && !names.is_empty();
+    all.then(|| format!("On the same card {} run on.", names.join(" and ")))
+}
+
 /// What is not as told; empty when all is.
 pub(crate) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
     let mut missing: Vec<String> = roles

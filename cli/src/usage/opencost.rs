@@ -41,7 +41,10 @@ pub(super) fn costs(uses: &Uses, by: By, prices: Option<&Prices>) -> Value {
             costs.push(json!({
                 "id": id(key, product), "providerId": name, "resourceName": name,
                 "resourceType": "GPU share", "accountName": name, "chargeCategory": "Usage",
-                "description": format!("GPU shares of {} {name}", by.as_str()),
+                "description": match by {
+                    By::Owner => format!("GPU shares of {name}"),
+                    _ => format!("GPU shares of {} {name}", by.as_str()),
+                },
                 "billedCost": of.gpu * price, "listCost": of.gpu * price, "listUnitPrice": price,
                 "usageQuantity": of.gpu, "usageUnit": "GPU-hours", "labels": labels,
             }));
