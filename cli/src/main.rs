@@ -1,7 +1,7 @@
 //! `aliquot`: the command line, one file or folder per verb.
 //!
 //! - [`connect`]: the way into a cluster; [`report`]: what is answered, and how it is
-//!   printed; [`failure`]: one sentence and an exit code.
+//!   printed; [`failure`]: one sentence and an exit code; [`progress`]: where long work is.
 //! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and who waits.
 //! - [`shadow`]: the scheduler's core, fed by lists; [`queues`]: the tree of queues.
 //! - [`usage`]: `report`: what was granted and not used.
@@ -28,6 +28,7 @@ mod hook;
 mod inventory;
 mod keys;
 mod manifest;
+mod progress;
 mod queues;
 mod record;
 #[cfg(test)]
