@@ -59,6 +59,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_file_in_the_docs_is_one() {
+        let page = include_str!("../../../docs/status-page.md");
+        let blocks = page.split("```yaml\n").skip(1);
+        let mut blocks = blocks.filter_map(|block| block.split("```").next());
+        let block = blocks.find(|block| block.contains("gpuHour")).unwrap();
+        let prices = Prices::parse(block).unwrap();
+        assert_eq!(prices.currency, "EUR");
+        assert!(prices.of("NVIDIA H100 80GB HBM3") > prices.of("another"));
+    }
+
+    #[test]
     fn a_product_without_a_price_has_the_general_one_and_nonsense_is_refused() {
         let prices = Prices::parse("currency: USD\ngpuHour: 2\nproducts: {L4: 0.5}").unwrap();
         assert_eq!((prices.of("L4"), prices.of("H100")), (0.5, 2.0));

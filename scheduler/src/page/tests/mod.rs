@@ -133,6 +133,11 @@ struct Site {
 
 impl Site {
     fn start(facts_in: Vec<Fact>) -> Self {
+        Self::beside(facts_in, None)
+    }
+
+    /// Beside a Prometheus at this URL.
+    fn beside(facts_in: Vec<Fact>, prometheus: Option<&str>) -> Self {
         let (facts, facts_out) = mpsc::unbounded_channel();
         let (heard, heard_out) = crate::telemetry::channel(None);
         let flows = Flows {
@@ -166,7 +171,7 @@ impl Site {
                 asked: queries,
                 questions: questions_out,
                 scheduler: "us".into(),
-                prometheus: None,
+                prometheus: prometheus.map(Arc::from),
                 trials: Arc::new(Semaphore::new(1)),
             }),
             facts,

@@ -341,3 +341,85 @@ async fn the_report_sums_what_was_granted_and_hides_what_the_reader_may_not_list
     assert_eq!(answer["cards"], Value::Null);
     assert_eq!(answer["hidden"]["grantedMibHours"], 2000 * seconds / 3600);
 }
+
+/// A server that answers each range query with one series of `value`, and notes the query.
+async fn prometheus(value: &'static str) -> (String, Arc<std::sync::Mutex<Vec<String>>>) {
+    let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let noted = asked.clone();
+    let answer = async move |body: String| {
+        let pairs: std::collections::HashMap<String, String> =
+            form_urlencoded::parse(body.as_bytes())
+                .into_owned()
+                .collect();
+        noted.lock().unwrap().push(pairs["query"].clone());
+        let start: f64 = pairs["start"].parse().unwrap();
+        axum::Json(
+            json!({"status": "success", "data": {"resultType": "matrix", "result": [
+            {"metric": {"queue_name": "paid"}, "values": [[start, value]]}]}}),
+        )
+    };
+    let routes = Router::new().route("/api/v1/query_range", axum::routing::post(answer));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    (url, asked)
+}
+
+#[tokio::test]
+async fn ranges_come_from_prometheus_by_our_own_queries_and_as_far_as_a_reader_may_see() {
+    let (url, asked) = prometheus("2097152").await;
+    let site = Site::beside(everything(), Some(&url));
+    site.rows("/api/cards", "admin", 2).await;
+    let range = "from=1767225600000&until=1767312000000";
+    let (code, time) = site
+        .json(&format!("/api/time?of=fleet&{range}"), "admin")
+        .await;
+    assert_eq!(code, StatusCode::OK, "{time}");
+    assert_eq!(
+        (&time["source"], &time["range"]),
+        (&json!("prometheus"), &json!(true))
+    );
+    assert_eq!(time["series"]["granted"][0], 2);
+    assert_eq!(time["step"], 288_000);
+    let (_, time) = site
+        .json(&format!("/api/time?of=waiting&{range}"), "tenant")
+        .await;
+    assert_eq!(time["series"]["paid"][0], 2_097_152);
+    let before = asked.lock().unwrap().len();
+    for (path, token, code) in [
+        ("of=fleet", "tenant", StatusCode::FORBIDDEN),
+        ("of=card&name=GPU-n1", "tenant", StatusCode::FORBIDDEN),
+        ("of=queue&name=paid", "nobody", StatusCode::FORBIDDEN),
+        ("of=pod&name=b/y", "tenant", StatusCode::NOT_FOUND),
+        ("of=fleet", "stranger", StatusCode::UNAUTHORIZED),
+    ] {
+        let path = format!("/api/time?{path}&{range}");
+        assert_eq!(site.json(&path, token).await.0, code, "{path} {token}");
+    }
+    assert_eq!(
+        asked.lock().unwrap().len(),
+        before,
+        "Prometheus was not asked"
+    );
+    let pod = format!("/api/time?of=pod&name=a/x&{range}");
+    assert_eq!(site.json(&pod, "tenant").await.0, StatusCode::OK);
+    let last = asked.lock().unwrap().last().cloned().unwrap();
+    assert!(last.contains("namespace=\"a\",pod=\"x\""), "{last}");
+    // What it cannot answer is one sentence, without its address's password.
+    let gone = Site::beside(everything(), Some("http://me:secret@127.0.0.1:1"));
+    gone.rows("/api/cards", "admin", 2).await;
+    let (code, answer) = gone
+        .json(&format!("/api/time?of=fleet&{range}"), "admin")
+        .await;
+    assert_eq!(code, StatusCode::BAD_GATEWAY);
+    let error = answer["error"].as_str().unwrap();
+    assert!(
+        error.contains("127.0.0.1:1") && !error.contains("secret"),
+        "{error}"
+    );
+    let (_, local) = gone.json("/api/time?of=fleet", "admin").await;
+    assert_eq!(
+        local["source"], "scheduler",
+        "what is remembered is there all the same"
+    );
+}
