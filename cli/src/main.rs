@@ -1,9 +1,10 @@
 //! `aliquot`: the command line, one file or folder per verb.
 //!
 //! - [`connect`]: the way into a cluster; [`report`]: what is answered, and how it is
-//!   printed; [`failure`]: one sentence and an exit code.
+//!   printed; [`failure`]: one sentence and an exit code; [`progress`]: where long work is.
 //! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and who waits.
 //! - [`shadow`]: the scheduler's core, fed by lists; [`queues`]: the tree of queues.
+//! - [`usage`]: `report`: what was granted and not used.
 //! - [`explain`]: why a pod waits.
 //! - [`trial`]: `fit`, `simulate`: pods that are not there yet; [`manifest`]: their files.
 //! - [`record`]: `snapshot`, `replay`; [`actions`]: what was decided, as a table.
@@ -27,6 +28,7 @@ mod hook;
 mod inventory;
 mod keys;
 mod manifest;
+mod progress;
 mod queues;
 mod record;
 #[cfg(test)]
@@ -35,6 +37,7 @@ mod report;
 mod shadow;
 mod top;
 mod trial;
+mod usage;
 mod view;
 
 use crate::failure::end;
@@ -61,6 +64,8 @@ enum Verb {
     Cards(inventory::Args),
     /// Who holds which part of which card, and what holds them to it.
     Shares(inventory::ShareArgs),
+    /// What was granted and not used, by queue, namespace or workload, and what that costs.
+    Report(usage::Args),
     /// The tree of queues: quota, limit, fair share, used, pending.
     Queues(queues::Args),
     /// Why a pod waits, card by card, and the cheapest change that would let it run.
@@ -110,6 +115,7 @@ fn main() -> ExitCode {
         Verb::Nodes(args) => end("nodes", inventory::nodes(&args)),
         Verb::Cards(args) => end("cards", inventory::cards(&args)),
         Verb::Shares(args) => end("shares", inventory::shares(&args)),
+        Verb::Report(args) => end("report", usage::run(&args)),
         Verb::Queues(args) => end("queues", queues::run(&args)),
         Verb::Explain(args) => end("explain", explain::run(&args)),
         Verb::Fit(args) => end("fit", trial::fit(&args)),

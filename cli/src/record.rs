@@ -9,6 +9,7 @@
 use crate::actions;
 use crate::connect::block_on;
 use crate::failure::{Failure, Outcome};
+use crate::progress::Progress;
 use crate::report::{Output, Report, say};
 use crate::shadow::{Shadow, Source, read};
 use scheduler_core::units::Time;
@@ -76,7 +77,9 @@ fn run(source: &str) -> Result<(Vec<Decision>, Vec<String>), String> {
     let mut rounds = Vec::new();
     // What stands before a `decide` keeps its line's number.
     let mut pending = String::new();
+    let mut progress = Progress::of("lines", source.lines().count());
     for (at, line) in source.lines().enumerate() {
+        progress.step();
         let mut words = line.split_whitespace();
         if words.next() != Some("decide") {
             pending.push_str(line);
@@ -94,8 +97,10 @@ fn run(source: &str) -> Result<(Vec<Decision>, Vec<String>), String> {
         rounds.push(shadow.decide());
     }
     shadow.feed(&pending)?;
+    drop(progress);
     if rounds.is_empty() {
-        let settled = shadow.settle_in_time();
+        let mut progress = Progress::of("decisions", 0);
+        let settled = shadow.settle_in_time(|_| progress.step());
         shadow.problems.extend(settled.of_time());
         rounds = settled.rounds;
     }

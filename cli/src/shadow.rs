@@ -15,20 +15,16 @@ use scheduler::config::Strategy;
 use scheduler::convert::World;
 use scheduler::shard::{Live, Shard};
 use scheduler::telemetry::Heard;
+use scheduler::trial::{self, Settled, Taken};
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::ids::PodUid;
-use scheduler_core::model::Phase;
 use scheduler_core::units::{Duration, Time};
-use scheduler_core::{
-    Action, Core, Decision, Event, Outcome, OutcomeResult, PodReason, QueueView, Step, text,
-};
-use std::collections::BTreeSet;
+use scheduler_core::{Core, Decision, Event, QueueView, Step, text};
+use serde_json::Value;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// At the end of the UID of a pod that was evicted here and made anew.
-pub(crate) const ANEW: &str = "-anew";
 /// KAI's classes and their values.
 const CLASSES: [(&str, i32); 4] = [
     ("train", 50),
@@ -36,12 +32,6 @@ const CLASSES: [(&str, i32); 4] = [
     ("build", 100),
     ("inference", 125),
 ];
-/// Decisions in a row, each with what came of the last.
-const ROUNDS: usize = 64;
-/// So long nothing happens before time is stopped. By then a search for room that rests
-/// in between has had all the steps that it may ever have at once.
-const QUIET: Duration = Duration::seconds(180);
-
 /// Where the state comes from, and how its scheduler is set.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Source {
@@ -159,38 +149,6 @@ impl Objects {
             csi_capacities: cluster.list().await.unwrap_or_default(),
         })
     }
-}
-
-/// What came of deciding again and again.
-#[derive(Debug)]
-pub(crate) struct Settled {
-    /// The decisions, one after another, but for those that time alone brought and that
-    /// said nothing.
-    pub(crate) rounds: Vec<Decision>,
-    /// How much later than the first the last action was decided.
-    pub(crate) took: Duration,
-    /// A search for room is not at its end yet.
-    pub(crate) searching: bool,
-}
-
-impl Settled {
-    /// What there is to say of time.
-    pub(crate) fn of_time(&self) -> Vec<String> {
-        let took = (self.took.0 > 0)
-            .then(|| format!("The last of it is decided after {}.", seconds(self.took)));
-        let searching = self.searching.then(|| {
-            format!(
-                "A search for room was not at its end when nothing had happened for {}.",
-                seconds(QUIET)
-            )
-        });
-        took.into_iter().chain(searching).collect()
-    }
-}
-
-/// In words, rounded up.
-pub(crate) fn seconds(time: Duration) -> String {
-    format!("{} s", time.0.div_ceil(1000))
 }
 
 /// A core that nobody acts for.
@@ -373,120 +331,34 @@ impl Shadow {
         self.core.decide(self.now)
     }
 
-    /// Decides until nothing more happens: every binding is taken by the API server, every
-    /// evicted pod leaves at once and is made anew by its controller. No time goes by.
-    /// Answers the decision of each round.
+    /// Decides until nothing more happens, and no time goes by. Answers the decision of each
+    /// round; see [`trial::settle`].
     pub(crate) fn settle(&mut self) -> Vec<Decision> {
-        self.settle_within(Duration(0)).rounds
+        trial::settle(&mut self.core, &mut self.now, Duration(0), |_| {}).rounds
     }
 
-    /// The same, and when nothing is left to happen, time goes on to when the scheduler
-    /// would look again by itself: a search for room has rested, a minimum run time is
-    /// over, a pause after a refusal. Until nothing happens for [`QUIET`].
-    pub(crate) fn settle_in_time(&mut self) -> Settled {
-        self.settle_within(QUIET)
+    /// The same, and where nothing is left to happen, time goes on. `after` hears of each
+    /// decision.
+    pub(crate) fn settle_in_time(&mut self, after: impl FnMut(&Decision)) -> Settled {
+        trial::settle(&mut self.core, &mut self.now, trial::QUIET, after)
     }
 
-    fn settle_within(&mut self, quiet: Duration) -> Settled {
-        let begin = self.now;
-        let (mut last, mut waited) = (begin, false);
-        let mut rounds: Vec<Decision> = Vec::new();
-        for _ in 0..ROUNDS {
-            let decision = self.decide();
-            self.carry_out(&decision);
-            if !decision.actions.is_empty() {
-                last = self.now;
-            }
-            let over = decision.actions.is_empty() && !decision.cut_short;
-            let next = self.next(&decision, last.after(quiet));
-            let said = rounds.last().is_none_or(|before| {
-                !over || !decision.reasons.is_empty() || before.promises != decision.promises
-            });
-            if said || !waited {
-                rounds.push(decision);
-            }
-            waited = next.is_some();
-            match next {
-                Some(at) => self.now = at,
-                None if over => break,
-                None => {}
-            }
-        }
-        let cut_short = rounds.last().is_some_and(|last| last.cut_short);
-        Settled {
-            rounds,
-            took: Duration(last.0 - begin.0),
-            searching: cut_short || self.searches(),
-        }
-    }
-
-    /// Decides until a decision does something, or nothing happens for [`QUIET`]; with how
-    /// much later than now that is.
+    /// Decides until a decision does something, or nothing happens for long; with how much
+    /// later than now that is.
     pub(crate) fn decide_in_time(&mut self) -> (Duration, Decision) {
-        let begin = self.now;
-        let mut decision = self.decide();
-        for _ in 0..ROUNDS {
-            if !decision.actions.is_empty() {
-                break;
-            }
-            match self.next(&decision, begin.after(QUIET)) {
-                Some(at) => self.now = at,
-                None if decision.cut_short => {}
-                None => break,
-            }
-            let said = std::mem::take(&mut decision.reasons);
-            decision = self.decide();
-            // Only what has changed is said again.
-            let again = |old: &PodReason| decision.reasons.iter().any(|new| new.pod == old.pod);
-            let still: Vec<PodReason> = said.into_iter().filter(|old| !again(old)).collect();
-            decision.reasons.extend(still);
-        }
-        (Duration(self.now.0 - begin.0), decision)
+        trial::decide_in_time(&mut self.core, &mut self.now)
     }
 
-    /// When the scheduler looks again by itself, where nothing happens before.
-    fn next(&self, decision: &Decision, until: Time) -> Option<Time> {
-        let idle = decision.actions.is_empty() && !decision.cut_short;
-        let again = decision.wake_at.filter(|_| idle);
-        again.filter(|at| *at > self.now && *at <= until)
-    }
-
-    /// Some search for room rests, and is not at its end.
-    fn searches(&self) -> bool {
-        let mut events = self.events().into_iter();
-        events.any(|event| matches!(event, Event::Rest(_)))
-    }
-
-    /// Everything that was asked for is done.
-    fn carry_out(&mut self, decision: &Decision) {
-        let mut evicted = BTreeSet::new();
-        for action in &decision.actions {
-            self.apply(Event::Outcome(Outcome {
-                decision: action.decision(),
-                result: OutcomeResult::Confirmed,
-            }));
-            if let Action::Evict(evict) = action {
-                evicted.insert(evict.pod.clone());
-            }
+    /// Takes in a pod that is not there; `number` tells it from others.
+    ///
+    /// # Errors
+    /// Why the webhook would refuse it.
+    pub(crate) fn take_pod(&mut self, object: &Value, number: u64) -> Result<Taken, String> {
+        let taken = trial::take_pod(&mut self.world, object, number, self.now)?;
+        for event in taken.events.clone() {
+            self.apply(event);
         }
-        if !evicted.is_empty() {
-            self.make_anew(&evicted);
-        }
-    }
-
-    fn make_anew(&mut self, evicted: &BTreeSet<PodUid>) {
-        let gone = self.events().into_iter().filter_map(|event| match event {
-            Event::Pod(pod) if evicted.contains(&pod.uid) => Some(pod),
-            _ => None,
-        });
-        let gone: Vec<_> = gone.collect();
-        for mut pod in gone {
-            self.apply(Event::PodGone(pod.uid.clone()));
-            pod.uid = PodUid::new(format!("{}{ANEW}", pod.uid));
-            pod.phase = Phase::Pending;
-            pod.created = self.now;
-            self.apply(Event::Pod(pod));
-        }
+        Ok(taken)
     }
 }
 
@@ -501,6 +373,8 @@ pub(crate) fn clock() -> Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use scheduler::trial::seconds;
+    use scheduler_core::Action;
 
     #[test]
     fn what_agents_wrote_is_read_as_if_they_had_said_it() {
@@ -550,7 +424,7 @@ pod late queue=rich created=2 gpus.main=1
     #[test]
     fn time_goes_on_to_where_a_search_that_rests_goes_on() {
         let mut at_once = owed("");
-        let settled = at_once.settle_in_time();
+        let settled = at_once.settle_in_time(|_| {});
         assert_eq!((settled.took, settled.searching), (Duration(0), false));
         assert_eq!(settled.of_time(), Vec::<String>::new());
 
@@ -558,7 +432,7 @@ pod late queue=rich created=2 gpus.main=1
         let still = owed(rests).settle();
         assert!(still.iter().all(|round| round.actions.is_empty()));
         let mut shadow = owed(rests);
-        let settled = shadow.settle_in_time();
+        let settled = shadow.settle_in_time(|_| {});
         let bound =
             |action: &Action| matches!(action, Action::Bind(bind) if bind.pod.as_str() == "late");
         let mut actions = settled.rounds.iter().flat_map(|round| &round.actions);
@@ -585,7 +459,7 @@ pod late queue=rich created=2 gpus.main=1
                 "queue poor gpu=0/-1/1000000 reclaim-min-runtime={}\nlife pod:guest last-start=100000\n",
                 minutes * 60_000
             );
-            let settled = owed(&more).settle_in_time();
+            let settled = owed(&more).settle_in_time(|_| {});
             let evicts = |round: &Decision| !round.actions.is_empty();
             assert_eq!(settled.rounds.iter().any(evicts), evicted, "{settled:?}");
             let took = if evicted { minutes * 60 } else { 0 };

@@ -3,6 +3,7 @@
 //! Pure: objects in, lines out. Reads only what every user of the cluster can read,
 //! `GpuNode`s and pods.
 
+use crate::report::{Tone, painted};
 use api::GpuNode;
 use api::gpu_node::GpuStatus;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,8 +12,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Width of a bar.
-const BAR: u8 = 12;
+/// Of a bar.
+const WIDEST: usize = 120;
 
 /// What is known at one moment.
 #[derive(Clone, Debug, Default)]
@@ -48,50 +49,44 @@ impl Scene {
         })
     }
 
-    /// The table, ending in a newline.
-    pub(crate) fn render(&self) -> String {
+    /// Cards as bars with their shares, then who waits and why; ends in a newline. No line of a
+    /// card is wider than `width`.
+    pub(crate) fn render(&self, width: usize, coloured: bool) -> String {
         let mut text = String::new();
-        let width = |lengths: &mut dyn Iterator<Item = usize>, least: usize| {
-            lengths.max().unwrap_or_default().max(least)
-        };
-        let nodes = width(&mut self.nodes.keys().map(String::len), 4);
-        let products = width(&mut self.cards().map(|(_, card)| card.product.len()), 7);
-        let _ = writeln!(
-            text,
-            "{:nodes$}  GPU  {:products$}  {:>13}  {:>6}  {:width$}  MODE",
-            "NODE",
-            "PRODUCT",
-            "MIB GRANTED",
-            "USED",
-            "",
-            width = usize::from(BAR),
-        );
+        let paint = |text: &str, tone| painted(text, tone, coloured);
         for (node, card) in self.cards() {
             let mode = match card.mode {
                 Some(mode) if !card.grants.is_empty() => mode.to_string(),
                 _ => "free".to_owned(),
             };
+            let head = format!("{node} / {}  {}  {mode}", card.index, card.product);
+            let sums = format!(
+                "  {} of {} MiB granted, {} used",
+                card.granted_mib.0, card.grantable_mib.0, card.used_mib.0
+            );
+            let _ = write!(
+                text,
+                "{}{}",
+                paint(&head, Tone::Plain),
+                paint(&sums, Tone::Dim)
+            );
             let state = match crate::inventory::card_state(card) {
                 "ready" => String::new(),
                 word if card.health_reason.is_empty() => format!("  {word}"),
                 word => format!("  {word}: {}", card.health_reason),
             };
-            let _ = writeln!(
-                text,
-                "{node:nodes$}  {:>3}  {:products$}  {:>6}/{:<6}  {:>6}  {}  {mode}{state}",
-                card.index,
-                card.product,
-                card.granted_mib.0,
-                card.grantable_mib.0,
-                card.used_mib.0,
-                bar(card),
-            );
+            let _ = writeln!(text, "{}", paint(&state, Tone::Bad));
+            let (bar, names) = bar(card, width.clamp(20, WIDEST));
+            let _ = writeln!(text, "  {}", paint(&bar, Tone::Good));
+            if !names.is_empty() {
+                let _ = writeln!(text, "  {}", paint(&names, Tone::Dim));
+            }
             for stranger in &card.strangers {
-                let _ = writeln!(
-                    text,
-                    "{:nodes$}       └ no grant: process {} ({})  {} MiB",
-                    "", stranger.pid, stranger.command, stranger.memory_mib.0
+                let line = format!(
+                    "no grant: process {} ({})  {} MiB",
+                    stranger.pid, stranger.command, stranger.memory_mib.0
                 );
+                let _ = writeln!(text, "    {}", paint(&line, Tone::Bad));
             }
             for grant in &card.grants {
                 let phase = if grant.phase == "Running" {
@@ -103,21 +98,19 @@ impl Scene {
                     .fence
                     .map(|fence| format!(", held by {fence}"))
                     .unwrap_or_default();
+                let line = format!("{}  {} MiB{fence}{phase}", grant.pod, grant.memory_mib.0);
                 let complaint = match grant.complaint.as_str() {
                     "" => String::new(),
                     complaint => format!("  {complaint}"),
                 };
-                let _ = writeln!(
-                    text,
-                    "{:nodes$}       └ {}  {} MiB{fence}{phase}{complaint}",
-                    "", grant.pod, grant.memory_mib.0
-                );
+                let (line, complaint) = (paint(&line, Tone::Plain), paint(&complaint, Tone::Bad));
+                let _ = writeln!(text, "    {line}{complaint}");
             }
         }
         if self.nodes.is_empty() {
             text.push_str("(no agent has reported yet)\n");
         }
-        self.render_others(&mut text);
+        self.render_others(&mut text, coloured);
         text
     }
 
@@ -136,7 +129,8 @@ impl Scene {
         json!({"cards": cards.collect::<Vec<_>>(), "pods": pods.collect::<Vec<_>>()})
     }
 
-    fn render_others(&self, text: &mut String) {
+    fn render_others(&self, text: &mut String, coloured: bool) {
+        let paint = |text: &str, tone| painted(text, tone, coloured);
         let mut waiting = String::new();
         let mut over = String::new();
         for ((namespace, name), pod) in &self.pods {
@@ -147,13 +141,15 @@ impl Scene {
             let why = why(pod);
             match phase.unwrap_or("Pending") {
                 "Pending" => {
-                    let _ = writeln!(waiting, "  {namespace}/{name}");
+                    let pod = paint(&format!("{namespace}/{name}"), Tone::Warn);
+                    let _ = writeln!(waiting, "  {pod}");
                     for line in why.lines().filter(|line| !line.trim().is_empty()) {
-                        let _ = writeln!(waiting, "      {}", line.trim());
+                        let _ = writeln!(waiting, "      {}", paint(line.trim(), Tone::Plain));
                     }
                 }
                 "Running" => {}
                 other => {
+                    let why = paint(&why, Tone::Plain);
                     let _ = writeln!(over, "  {namespace}/{name}  {other}  {why}");
                 }
             }
@@ -167,21 +163,32 @@ impl Scene {
     }
 }
 
-/// `█` used, `▒` granted and not used, `░` free.
-fn bar(card: &GpuStatus) -> String {
-    let all = card.grantable_mib.0;
-    let places = |mib: u64| {
-        let part = (mib.min(all) * u64::from(BAR)).div_ceil(all.max(1));
-        u8::try_from(part).unwrap_or(BAR)
-    };
-    let (used, granted) = (places(card.used_mib.0), places(card.granted_mib.0));
-    (0..BAR)
-        .map(|place| match place {
-            _ if place < used => '█',
-            _ if place < granted => '▒',
-            _ => '░',
-        })
-        .collect()
+/// A card as a bar of that width: its shares one after the other, then what is free; and the
+/// names of the shares below their parts, where there is room.
+fn bar(card: &GpuStatus, width: usize) -> (String, String) {
+    let cells = width.saturating_sub(4).max(10) as u64;
+    let all = card.grantable_mib.0.max(1);
+    let (mut bar, mut names) = (String::new(), String::new());
+    let (mut held, mut at) = (0, 0);
+    for (number, grant) in card.grants.iter().enumerate() {
+        held += grant.request_mib.unwrap_or(grant.memory_mib).0;
+        // A share that is there is seen.
+        let end = ((held.min(all) * cells).div_ceil(all))
+            .max(at + 1)
+            .min(cells);
+        let part = usize::try_from(end - at).unwrap_or(0);
+        bar.push_str(&["█", "▓"][number % 2].repeat(part));
+        let name = grant.pod.rsplit('/').next().unwrap_or_default();
+        let name: String = if part >= 4 {
+            name.chars().take(part - 1).collect()
+        } else {
+            String::new()
+        };
+        let _ = write!(names, "{name:part$}");
+        at = end;
+    }
+    bar.push_str(&"░".repeat(usize::try_from(cells - at).unwrap_or(0)));
+    (bar, names.trim_end().to_owned())
 }
 
 /// Why the scheduler has not placed a pod, if it said so.
@@ -309,13 +316,15 @@ mod tests {
     #[test]
     fn a_scene_shows_cards_holders_and_reasons() {
         assert_eq!(
-            scene().render(),
+            scene().render(44, false),
             "\
-NODE    GPU  PRODUCT      MIB GRANTED    USED                MODE
-node-1    0  NVIDIA L4   12000/20000     3000  ██▒▒▒▒▒▒░░░░  mps
-             └ demo/a  2000 MiB
-             └ demo/b  10000 MiB
-node-1    1  NVIDIA L4       0/20000        0  ░░░░░░░░░░░░  free
+node-1 / 0  NVIDIA L4  mps  12000 of 20000 MiB granted, 3000 used
+  ████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░
+  a   b
+    demo/a  2000 MiB
+    demo/b  10000 MiB
+node-1 / 1  NVIDIA L4  free  0 of 20000 MiB granted, 0 used
+  ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
 
 WAITING
   demo/c
@@ -323,6 +332,16 @@ WAITING
       node-1/0: shared
 "
         );
+        let coloured = scene().render(44, true);
+        assert!(coloured.contains("\x1b[32m████▓"), "{coloured}");
+        // Many small shares are all seen, and no bar is longer than it may be.
+        let many: Vec<(String, u64)> = (0..60).map(|at| (format!("p{at}"), 10)).collect();
+        let many: Vec<(&str, u64)> = many
+            .iter()
+            .map(|(name, mib)| (name.as_str(), *mib))
+            .collect();
+        let (long, _) = bar(&card(0, &many), 44);
+        assert_eq!(long.chars().count(), 40);
     }
 
     #[test]
@@ -368,7 +387,7 @@ WAITING
         };
         assert_eq!(
             missing(&[role("a"), role("b")], &scene),
-            ["the two shares are on different cards"]
+            ["the shares are on different cards"]
         );
     }
 }

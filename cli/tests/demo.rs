@@ -122,6 +122,8 @@ fn once_tells_the_story_and_leaves_nothing_behind() {
         "demo/training-1",
         "demo/inference  2000 MiB",
         "demo/notebook",
+        "demo/greedy  4000 MiB",
+        "the next 250 were refused: out of memory.",
         "WAITING\n  demo/later\n",
         "As told, after ",
     ] {

@@ -65,6 +65,15 @@ pub struct Config {
     /// so there is no flag.
     #[arg(skip)]
     pub page_is_open: bool,
+    /// Prometheus, or what speaks its API, such as `http://prometheus.monitoring:9090`: the status
+    /// page takes from it the ranges of time that this process does not remember.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ALIQUOT_PROMETHEUS_URL",
+        hide_env_values = true
+    )]
+    pub prometheus_url: Option<String>,
     /// Where an OpenTelemetry collector takes spans by OTLP over gRPC, such as
     /// `http://collector:4317`; none are made when unset.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]

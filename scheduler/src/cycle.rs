@@ -84,6 +84,12 @@ pub struct Outputs {
 pub enum Question {
     /// The state as the events that rebuild it, as text.
     Snapshot(oneshot::Sender<String>),
+    /// The state as the events that rebuild it, and the settings in force, of the shard that has
+    /// this queue. Nothing is answered where none has.
+    State(
+        QueueName,
+        oneshot::Sender<(Vec<Event>, scheduler_core::Config)>,
+    ),
     /// The settings in force.
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
@@ -486,6 +492,11 @@ impl Cycle {
             Question::Of(_, question) => self.answer(*question),
             Question::Snapshot(to) => {
                 let _ = to.send(text::write(&self.core.snapshot()));
+            }
+            Question::State(queue, to) => {
+                if self.core.queues().iter().any(|view| view.queue == queue) {
+                    let _ = to.send((self.core.snapshot(), self.core.config().clone()));
+                }
             }
             Question::Settings(to) => {
                 let _ = to.send(self.core.config().clone());

@@ -22,10 +22,14 @@
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - `lease`: which replica acts; [`leader`]: the client whose writes only that one sends.
 //! - [`observe`]: what would be done where another scheduler decides; then nothing acts.
+//! - [`trial`]: what would be decided, tried on a copy of the core.
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
+//! - `history`: what cards, queues and tenants had, bounded, from what agents and the API server
+//!   said.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
+//! - [`prometheus`]: a client of Prometheus' API.
 //! - [`serve`]: the one way in which all of these are served; `lock`: how all take a mutex.
 //!
 //! Decides nothing itself.
@@ -40,6 +44,7 @@ pub mod cycle;
 mod cycles;
 mod doors;
 pub mod group;
+mod history;
 pub mod leader;
 mod lease;
 pub mod limits;
@@ -47,6 +52,7 @@ mod lock;
 pub mod neighbour;
 pub mod observe;
 pub mod page;
+pub mod prometheus;
 pub mod report;
 mod run;
 pub mod scale_up;
@@ -55,6 +61,7 @@ pub mod shard;
 pub mod snapshot;
 pub mod status;
 pub mod telemetry;
+pub mod trial;
 pub mod trust;
 mod unfollowed;
 pub mod usage;

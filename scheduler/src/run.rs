@@ -194,12 +194,14 @@ async fn start(
     });
     let (questions_out, questions) = mpsc::channel(QUESTIONS);
     let (admits_out, admits) = watch::channel(false);
+    let desk = doors.page.is_some().then(page::desk);
     if let Some(door) = doors.metrics {
         let pages = router(Pages {
             registry: Arc::new(registry),
             status: status.clone(),
             admits: (!config.observe).then_some(admits),
             questions: questions_out.clone(),
+            desk: desk.as_ref().map(|(desk, _)| desk.clone()),
         });
         let pages = pages.merge(snapshot::router(
             client.clone(),
@@ -308,9 +310,9 @@ async fn start(
     ));
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
-    if let Some(listener) = doors.page {
+    if let (Some(listener), Some(desk)) = (doors.page, desk) {
         let access = if config.page_is_open {
-            page::Access::Anybody
+            page::Access::Anybody(client.clone())
         } else {
             page::Access::Tokens(trust.clone(), client.clone())
         };
@@ -318,9 +320,11 @@ async fn start(
             views: views.clone(),
             status,
             questions: questions_out,
+            prometheus: config.prometheus_url.clone(),
+            wall: wall.clone(),
         };
         let name = &config.scheduler_name;
-        let (onward, parts) = page::start(name, listener, access, flows, sources, end);
+        let (onward, parts) = page::start(name, listener, access, flows, desk, sources, end);
         flows = onward;
         for (name, part) in parts {
             tasks.spawn(async move { part.await.map_err(RunError::Pages).map(|()| name) });

@@ -53,6 +53,7 @@ pub mod node;
 pub mod observer;
 pub mod operator;
 pub mod pod;
+pub mod progress;
 pub mod proxy;
 pub mod random_cluster;
 pub mod registry;

@@ -1,6 +1,6 @@
 //! Runs claims one after the other on a shared cluster, and reports.
 //!
-//! Comes in: a table of named claims and a filter. Goes out: one line per claim, the
+//! Comes in: a table of named claims and a filter. Goes out: `N claims`, one line per claim, the
 //! ends of the logs where one failed, and `N passed, N failed` alone on the last line.
 //! Must never let one claim's failure hide another's result: each is caught, timed,
 //! and cleaned up after.
@@ -17,6 +17,7 @@ use futures::future::LocalBoxFuture;
 
 use crate::cluster::Cluster;
 use crate::daemon;
+use crate::progress::Progress;
 
 /// No claim takes longer; one that does has failed. `ALIQUOT_CLAIM_SECONDS` says another limit,
 /// for claims that are made larger by a variable of their own.
@@ -80,24 +81,30 @@ pub enum Failure {
 
 /// Runs them. Answers whether all held.
 pub async fn run(cluster: &mut Cluster, claims: &[Claim], failure: Failure) -> bool {
+    println!("{} claims", claims.len());
+    let progress = Progress::of("claims", claims.len());
     let (mut passed, mut failed) = (0_usize, Vec::new());
     for claim in claims {
-        if one(cluster, claim).await {
+        if one(cluster, claim, &progress).await {
             passed += 1;
         } else {
             failed.push(claim);
         }
+        progress.step();
     }
     let mut flaky = Vec::new();
     if failure == Failure::Retried && failed.len() <= FLAKY {
+        progress.more(failed.len());
         for claim in std::mem::take(&mut failed) {
-            if one(cluster, claim).await {
+            if one(cluster, claim, &progress).await {
                 flaky.push(claim.name);
             } else {
                 failed.push(claim);
             }
+            progress.step();
         }
     }
+    drop(progress);
     if !failed.is_empty() || !flaky.is_empty() {
         println!("logs are kept in {}", cluster.work.logs().display());
     }
@@ -110,7 +117,7 @@ pub async fn run(cluster: &mut Cluster, claims: &[Claim], failure: Failure) -> b
 }
 
 /// Runs one and reports it. Answers whether it held.
-async fn one(cluster: &mut Cluster, claim: &Claim) -> bool {
+async fn one(cluster: &mut Cluster, claim: &Claim, progress: &Progress) -> bool {
     let begin = Instant::now();
     let marks = marks(cluster);
     let mut outcome = attempt(cluster, claim).await;
@@ -131,7 +138,7 @@ async fn one(cluster: &mut Cluster, claim: &Claim) -> bool {
         }
     }
     let seconds = begin.elapsed().as_secs_f32();
-    match &outcome {
+    progress.beside(|| match &outcome {
         Ok(()) => println!("ok {} {seconds:.1}s", claim.name),
         Err(error) => {
             println!("FAIL {}: {error:#} ({seconds:.1}s)", claim.name);
@@ -141,7 +148,7 @@ async fn one(cluster: &mut Cluster, claim: &Claim) -> bool {
                 println!("  {name} had ended and was started again.");
             }
         }
-    }
+    });
     outcome.is_ok()
 }
 

@@ -2,31 +2,34 @@
 //!
 //! - `place`: its directory; `reaper`: who cleans up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`: what is applied; `tale`, `tell`: told stories (`--story`); `watch`: what is seen.
+//! - `story`: what is applied; `tale`, `tell`: told stories (`--story`); `watch`: what is seen;
+//!   `log`: what happened; `stage`: where it is shown.
 //!
-//! In: the command line. Out: a table on standard output, an exit code. Never touches
+//! In: the command line. Out: a picture on a terminal, a log elsewhere, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
 
 mod cluster;
 mod driver;
 mod embed;
+mod log;
 mod place;
 pub(crate) mod reaper;
+mod stage;
 pub(crate) mod story;
 mod tale;
 mod tell;
 mod watch;
 
-use crate::manifest;
-use crate::report::Screen;
 use crate::view::Scene;
+use crate::{manifest, report};
 use anyhow::Context as _;
-use cluster::Cluster;
+use cluster::{Cluster, Hands};
 use driver::Cards;
 use futures::FutureExt as _;
 use place::Place;
 use reaper::Reaper;
 use serde_json::Value;
+use stage::Stage;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,6 +41,8 @@ use tokio::sync::watch as channel;
 
 /// Changes that come closer together than this are shown as one.
 const QUIET: Duration = Duration::from_millis(100);
+/// What containers write is looked at again after so long.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Flags of `aliquot demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -190,7 +195,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     let acting = async {
         match args.story {
             Some(tale) => tell::tell(tale, &client, &hands, seen).await,
-            None => perform(args, &client, &page, objects, seen, begin).await,
+            None => perform(args, (&client, &hands), &page, objects, seen, begin).await,
         }
     };
     let outcome = tokio::select! {
@@ -207,33 +212,17 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
 /// Applies, then shows: once, or for ever.
 async fn perform(
     args: &Args,
-    client: &kube::Client,
+    (client, hands): (&kube::Client, &Hands),
     page: &str,
     objects: Vec<Value>,
     mut seen: channel::Receiver<Scene>,
     begin: Instant,
 ) -> anyhow::Result<ExitCode> {
-    if !args.once {
-        let how = match &args.kubeconfig_out {
-            Some(path) => format!("kubectl --kubeconfig {}", path.display()),
-            None => "--kubeconfig-out FILE gives kubectl a way in".to_owned(),
-        };
-        say(&format!(
-            "A cluster of {} with {} x {} each; {how}; Ctrl-C ends it.\n\
-            Its status page: {page}\n\n",
-            if args.nodes == 1 {
-                "1 node".to_owned()
-            } else {
-                format!("{} nodes", args.nodes)
-            },
-            args.gpu.count,
-            args.gpu.preset,
-        ));
-    }
+    let mut stage = Stage::new(begin, args.once, head(args, page));
     let deadline = begin + Duration::from_secs(args.deadline);
-    let mut screen = Screen::new();
+    let told = objects.is_empty();
     let roles = {
-        let applying = if objects.is_empty() {
+        let applying = if told {
             tell(args, client, seen.clone(), deadline).left_future()
         } else {
             bring(client, objects).right_future()
@@ -245,28 +234,75 @@ async fn perform(
                 changed = seen.changed() => {
                     changed?;
                     tokio::time::sleep(QUIET).await;
-                    show(&mut screen, args, &seen.borrow_and_update())?;
+                    stage.see(&seen.borrow_and_update())?;
                 }
+                () = stage.resized() => stage.draw()?,
             }
         }
     };
     if args.once {
-        return settle(&roles, seen, deadline, begin).await;
+        let limit = told.then_some(hands);
+        return settle(&roles, limit, seen, deadline, begin).await;
     }
+    let scenes = seen.clone();
+    let limit = async {
+        if !told {
+            return std::future::pending().await;
+        }
+        limit(hands, scenes).await
+    };
+    tokio::pin!(limit);
+    let mut waits = true;
     loop {
-        show(&mut screen, args, &seen.borrow_and_update())?;
-        seen.changed().await?;
-        tokio::time::sleep(QUIET).await;
+        stage.see(&seen.borrow_and_update())?;
+        tokio::select! {
+            line = &mut limit, if waits => {
+                waits = false;
+                stage.tell(&line)?;
+                if let Some(line) = story::neighbours(&seen.borrow()) {
+                    stage.tell(&line)?;
+                }
+            }
+            changed = seen.changed() => {
+                changed?;
+                tokio::time::sleep(QUIET).await;
+            }
+            () = stage.resized() => stage.draw()?,
+        }
     }
 }
 
-/// The table, unless it is wanted at the end alone.
-fn show(screen: &mut Screen, args: &Args, scene: &Scene) -> anyhow::Result<()> {
-    if args.once {
-        return Ok(());
+/// What is said before everything else.
+fn head(args: &Args, page: &str) -> String {
+    let how = match &args.kubeconfig_out {
+        Some(path) => format!("kubectl --kubeconfig {}", path.display()),
+        None => "--kubeconfig-out FILE gives kubectl a way in".to_owned(),
+    };
+    let nodes = match args.nodes {
+        1 => "1 node".to_owned(),
+        many => format!("{many} nodes"),
+    };
+    format!(
+        "A cluster of {nodes} with {} x {} each; {how}; Ctrl-C ends it.\nIts status page: {page}\n",
+        args.gpu.count, args.gpu.preset,
+    )
+}
+
+/// A scene as it is printed.
+fn picture(scene: &Scene) -> String {
+    scene.render(report::size().0, report::colours())
+}
+
+/// Waits until the greedy tenant runs into its limit; what it wrote then.
+async fn limit(hands: &Hands, seen: channel::Receiver<Scene>) -> String {
+    loop {
+        let scene = seen.borrow().clone();
+        let log = hands.log(&scene, story::GREEDY);
+        if let Some(told) = log.and_then(|log| tale::refused(&log, story::GREEDY)) {
+            return told;
+        }
+        tokio::time::sleep(AGAIN).await;
     }
-    let shown = screen.show(&scene.render());
-    shown.map_err(|failure| anyhow::anyhow!(failure.sentence))
 }
 
 /// The story, step by step: the next begins when the last is placed.
@@ -321,6 +357,7 @@ async fn bring(client: &kube::Client, objects: Vec<Value>) -> anyhow::Result<Vec
 /// Waits until all is as told, prints, and says what is missing where it is not.
 async fn settle(
     roles: &[Role],
+    hands: Option<&Hands>,
     mut seen: channel::Receiver<Scene>,
     deadline: Instant,
     begin: Instant,
@@ -328,13 +365,26 @@ async fn settle(
     let told = seen.wait_for(|scene| story::missing(roles, scene).is_empty());
     let in_time = tokio::time::timeout_at(deadline.into(), told).await.is_ok();
     let scene = seen.borrow().clone();
-    say(&scene.render());
-    if in_time {
+    say(&picture(&scene));
+    let refused = match hands.filter(|_| in_time) {
+        Some(hands) => {
+            let limit = limit(hands, seen.clone());
+            tokio::time::timeout_at(deadline.into(), limit).await.ok()
+        }
+        None => None,
+    };
+    if let Some(line) = &refused {
+        say(&format!("\n{line}\n"));
+    }
+    if in_time && (hands.is_none() || refused.is_some()) {
         say(&format!(
             "\nAs told, after {:.1} s.\n",
             begin.elapsed().as_secs_f64()
         ));
         return Ok(ExitCode::SUCCESS);
+    }
+    if in_time {
+        complain("missing: demo/greedy: has not run into its limit");
     }
     for line in story::missing(roles, &scene) {
         complain(&format!("missing: {line}"));

@@ -1,7 +1,8 @@
 //! The story that the demo tells, and whether it came out as told.
 //!
-//! Whole cards, two shares that meet on one card, and one pod that must wait: sized by the
-//! cluster so that this is so whatever `--nodes` and `--gpu` say. Pure: objects and a
+//! Whole cards, two shares that meet on one card, one pod that must wait, and a tenant that runs
+//! into its limit beside them: sized by the cluster so that this is so whatever `--nodes` and
+//! `--gpu` say. Pure: objects and a
 //! verdict; applying and watching are others'.
 
 use crate::view::Scene;
@@ -68,6 +69,28 @@ fn queue(name: &str, parent: Option<&str>, limit: f64) -> Value {
     queue
 }
 
+/// Name of the pod that takes all it can get.
+pub(crate) const GREEDY: &str = "greedy";
+
+/// A tenant that takes more and more until it is refused, beside the other shares.
+fn greedy() -> Step {
+    let script = ["workload", "grow", "250", "hold"];
+    Step {
+        role: Role {
+            namespace: NAMESPACE.to_owned(),
+            name: GREEDY.to_owned(),
+            want: Want::Share,
+        },
+        object: pod(
+            GREEDY,
+            "product",
+            &json!({"gpu-memory": "4000"}),
+            &json!({}),
+            &script,
+        ),
+    }
+}
+
 /// The pods, in the order in which they are applied.
 pub(crate) fn steps(nodes: u32, cards: u32) -> Vec<Step> {
     let mut steps = Vec::new();
@@ -102,6 +125,7 @@ pub(crate) fn steps(nodes: u32, cards: u32) -> Vec<Step> {
         ));
     }
     steps.push(whole("later".to_owned(), 1, Want::Waits));
+    steps.push(greedy());
     steps
 }
 
@@ -135,6 +159,26 @@ pub(crate) fn pod(
     })
 }
 
+/// Who runs on beside the greedy tenant, on the same card; `None`: not all of them do.
+pub(crate) fn neighbours(scene: &Scene) -> Option<String> {
+    let holder = format!("{NAMESPACE}/{GREEDY}");
+    let mut cards = scene.cards();
+    let (_, card) = cards.find(|(_, card)| card.grants.iter().any(|one| one.pod == holder))?;
+    let names: Vec<&str> = card
+        .grants
+        .iter()
+        .filter_map(|grant| grant.pod.split_once('/'))
+        .filter(|(_, name)| *name != GREEDY)
+        .filter(|(namespace, name)| {
+            let pod = scene.pod(namespace, name);
+            pod.is_some_and(|pod| phase(pod) == "Running")
+        })
+        .map(|(_, name)| name)
+        .collect();
+    let all = names.len() + 1 == card.grants.len() && !names.is_empty();
+    all.then(|| format!("On the same card {} run on.", names.join(" and ")))
+}
+
 /// What is not as told; empty when all is.
 pub(crate) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
     let mut missing: Vec<String> = roles
@@ -150,7 +194,7 @@ pub(crate) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
         .collect();
     homes.dedup();
     if missing.is_empty() && homes.len() > 1 {
-        missing.push("the two shares are on different cards".to_owned());
+        missing.push("the shares are on different cards".to_owned());
     }
     missing
 }

@@ -76,15 +76,7 @@ fn limit() -> Vec<Beat> {
         Beat::Apply(share("greedy", "4000", &["grow", "250", "hold"])),
         Beat::Until("greedy runs into its limit", |seen| {
             let log = (seen.log)("greedy")?;
-            let line: Value = log
-                .lines()
-                .filter_map(|line| serde_json::from_str(line).ok())
-                .find(|line: &Value| line.get("refused_at_mib").is_some())?;
-            Some(format!(
-                "greedy had {} MiB, context included; the next 250 were refused: {}.",
-                line["held_mib"],
-                line["name"].as_str().unwrap_or("out of memory"),
-            ))
+            refused(&log, "greedy")
         }),
         Beat::Until("polite still runs, on the same card", |seen| {
             let scene = seen.scene;
@@ -97,6 +89,19 @@ fn limit() -> Vec<Beat> {
             "The pod's condition aliquot.dev/IsolationVerified says which fence that is, what was read back of it, and how far a hostile program would get.",
         ),
     ]
+}
+
+/// What a program that took more and more wrote when it was refused.
+pub(super) fn refused(log: &str, name: &str) -> Option<String> {
+    let line: Value = log
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .find(|line: &Value| line.get("refused_at_mib").is_some())?;
+    Some(format!(
+        "{name} had {} MiB, context included; the next 250 were refused: {}.",
+        line["held_mib"],
+        line["name"].as_str().unwrap_or("out of memory"),
+    ))
 }
 
 fn card() -> Vec<Beat> {

@@ -32,7 +32,10 @@ pub(super) async fn tell(
     for beat in tale.beats() {
         match beat {
             Beat::Say(words) => say(&format!("{words}\n")),
-            Beat::Show => say(&format!("\n{}\n", seen.borrow_and_update().render())),
+            Beat::Show => say(&format!(
+                "\n{}\n",
+                super::picture(&seen.borrow_and_update())
+            )),
             Beat::Apply(object) => {
                 manifest::apply(client, &object).await?;
             }
@@ -55,7 +58,7 @@ pub(super) async fn tell(
                         told?
                     )),
                     Err(_) => {
-                        say(&format!("\n{}\n", seen.borrow().render()));
+                        say(&format!("\n{}\n", super::picture(&seen.borrow())));
                         super::complain(&format!(
                             "aliquot demo: the story stops here: {what} did not come within {} s",
                             PATIENCE.as_secs()

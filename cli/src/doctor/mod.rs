@@ -10,6 +10,7 @@ mod node;
 
 use crate::connect::{Where, block_on};
 use crate::failure::{NO, Outcome};
+use crate::progress::Progress;
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -106,7 +107,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     } else {
         block_on(async {
             let cluster = args.place.connect().await?;
+            let mut progress = Progress::of("asking the API server", 0);
+            progress.spin();
             let seen = cluster::Seen::look(&cluster).await?;
+            drop(progress);
             Ok(cluster::findings(&seen))
         })?
     };

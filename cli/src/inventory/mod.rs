@@ -60,6 +60,16 @@ pub(crate) fn cards_table(nodes: &[GpuNode]) -> Table {
     cards::table(nodes)
 }
 
+/// One row per node.
+pub(crate) fn nodes_table(nodes: &[GpuNode]) -> Table {
+    nodes::table(nodes)
+}
+
+/// One row per container and card.
+pub(crate) fn shares_table(nodes: &[GpuNode]) -> Table {
+    shares::table(nodes, None)
+}
+
 /// Whether a card can be used, in one word.
 pub(crate) fn card_state(card: &GpuStatus) -> &'static str {
     cards::state(card).0

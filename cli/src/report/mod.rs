@@ -10,8 +10,8 @@ mod print;
 mod screen;
 mod table;
 
-pub(crate) use print::{Format, Output, say};
-pub(crate) use screen::{Follow, Screen};
+pub(crate) use print::{Format, Output, colours, painted, say};
+pub(crate) use screen::{Follow, Screen, clipped, drawable, size};
 pub(crate) use table::{Cell, Column, Table, Tone};
 
 use serde_json::Value;

@@ -169,7 +169,7 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
 }
 
 /// Names and messages come from anybody: what would steer a terminal is left out.
-fn painted(text: &str, tone: Tone, coloured: bool) -> String {
+pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     let text: String = text.chars().filter(|c| !c.is_control()).collect();
     let code = match tone {
         _ if !coloured || text.is_empty() => return text,

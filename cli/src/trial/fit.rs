@@ -5,9 +5,9 @@ use crate::connect::block_on;
 use crate::failure::{Failure, NO, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use crate::shadow::{Shadow, Source};
-use proto::names::{request, resource};
+use scheduler::trial::Wanted;
 use scheduler_core::{Action, Decision};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
@@ -89,7 +89,7 @@ fn fitted(shadow: &Shadow, args: &Args) -> Result<(Report, bool), Failure> {
         return Err(Failure::no(format!("there is no queue {}", args.queue)));
     }
     let wanted = args.count.unwrap_or(MOST);
-    let object = pod(args, &shadow.scheduler);
+    let object = asked(args).pod(&shadow.scheduler);
     let mut intake = Intake::default();
     for _ in 0..wanted {
         intake.take(&mut shadow, &object)?;
@@ -146,37 +146,20 @@ fn fitted(shadow: &Shadow, args: &Args) -> Result<(Report, bool), Failure> {
     Ok((report, enough))
 }
 
-/// A pod with that request.
-fn pod(args: &Args, scheduler: &str) -> Value {
-    let mut annotations = Map::new();
-    let mut limits = Map::new();
-    let mut note = |key: &str, value: Option<String>| {
-        if let Some(value) = value {
-            annotations.insert(key.to_owned(), json!(value));
-        }
-    };
-    note(request::MEMORY, args.gpu_memory.map(|mib| mib.to_string()));
-    note(request::FRACTION, args.gpu_fraction.clone());
-    note(request::NUM_DEVICES, args.devices.map(|n| n.to_string()));
-    note(request::COMPUTE, args.gpu_compute.map(|n| n.to_string()));
-    if let Some(gpus) = args.gpus {
-        limits.insert(resource::GPU.to_owned(), json!(gpus.to_string()));
+/// The request in words.
+fn asked(args: &Args) -> Wanted {
+    Wanted {
+        memory: args.gpu_memory,
+        fraction: args.gpu_fraction.clone(),
+        gpus: args.gpus,
+        devices: args.devices,
+        compute: args.gpu_compute,
+        queue: args.queue.clone(),
+        class: String::new(),
+        cpu: args.cpu.clone(),
+        main_memory: args.memory.clone(),
+        node_labels: args.node_label.clone(),
     }
-    for (name, amount) in [("cpu", &args.cpu), ("memory", &args.memory)] {
-        limits.insert(name.to_owned(), json!(amount));
-    }
-    let selector: Map<String, Value> = args
-        .node_label
-        .iter()
-        .map(|(key, value)| (key.clone(), json!(value)))
-        .collect();
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"generateName": "fit-", "annotations": annotations,
-            "labels": {proto::names::kai::QUEUE_LABEL: args.queue}},
-        "spec": {"schedulerName": scheduler, "nodeSelector": selector,
-            "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]},
-    })
 }
 
 #[derive(Debug, Default)]

@@ -2,15 +2,12 @@
 
 use crate::failure::Failure;
 use crate::shadow::Shadow;
-use k8s_openapi::api::core::v1::Pod;
+use scheduler::trial::UID;
 use scheduler::watch::{Fact, Seen};
-use scheduler_core::Event;
 use scheduler_core::ids::PodUid;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// How the UIDs of pods begin that were never anywhere.
-const UID: &str = "simulated-";
 /// A workload is taken apart into so many pods at most.
 const MOST_PODS: u64 = 10_000;
 
@@ -190,32 +187,14 @@ impl Intake {
             ));
             return Ok(());
         }
-        let amended = scheduler::admission::amended(&object)
+        self.count += 1;
+        let taken = shadow
+            .take_pod(&object, self.count)
             .map_err(|why| Failure::input(format!("{shown} would be refused: {why}")))?;
-        let warnings = amended.warnings.iter();
+        let warnings = taken.warnings.iter();
         self.notes
             .extend(warnings.map(|warning| format!("{shown}: {warning}")));
-        let mut pod: Pod = typed(&amended.pod, shown)?;
-        self.count += 1;
-        let name = match (&pod.metadata.name, &pod.metadata.generate_name) {
-            (Some(name), _) => name.clone(),
-            (None, Some(prefix)) => format!("{prefix}{}", self.count),
-            (None, None) => format!("pod-{}", self.count),
-        };
-        let uid = PodUid::new(format!("{UID}{:06}", self.count));
-        pod.metadata.name = Some(name.clone());
-        pod.metadata.uid = Some(uid.to_string());
-        pod.status = None;
-        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-        let events = shadow.take(Fact::Pod(Seen::There(Box::new(pod))));
-        // Newer than everything that is there.
-        for event in events {
-            if let Event::Pod(mut pod) = event {
-                pod.created = shadow.now;
-                shadow.apply(Event::Pod(pod));
-            }
-        }
-        self.pods.push((uid, format!("{namespace}/{name}")));
+        self.pods.push((taken.uid, taken.name));
         Ok(())
     }
 }

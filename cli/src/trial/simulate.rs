@@ -5,9 +5,11 @@ use crate::actions;
 use crate::connect::block_on;
 use crate::failure::{Failure, NO, Outcome};
 use crate::manifest;
+use crate::progress::Progress;
 use crate::report::{Cell, Output, Report, Tone};
 use crate::shadow::{Shadow, Source};
-use scheduler_core::{Action, Decision};
+use scheduler::trial::is_placed;
+use scheduler_core::Action;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,7 +42,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
         objects.extend(documents);
     }
     let report = block_on(async {
+        let mut progress = Progress::of("reading the cluster", 0);
+        progress.spin();
         let shadow = args.source.load().await?;
+        drop(progress);
         let (report, all) = simulated(shadow, &objects)?;
         args.output.print(&report)?;
         Ok(all)
@@ -55,7 +60,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// The report, and whether every pod of the manifests gets a place.
 fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Failure> {
     // What would happen anyway is not these manifests' doing.
-    shadow.settle_in_time();
+    let mut progress = Progress::of("deciding what would happen anyway", 0);
+    shadow.settle_in_time(|_| progress.step());
+    drop(progress);
+    let mut progress = Progress::of("manifests", objects.len());
     let mut intake = Intake::default();
     // Queues, groups and classes first: pods may come before them in a file.
     let pods = [
@@ -67,13 +75,20 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
         "Job",
     ];
     let is_pod = |object: &&Value| pods.contains(&object["kind"].as_str().unwrap_or_default());
-    for object in objects.iter().filter(|object| !is_pod(object)) {
+    let others = objects.iter().filter(|object| !is_pod(object));
+    for object in others.chain(objects.iter().filter(is_pod)) {
         intake.take(&mut shadow, object)?;
+        progress.step();
     }
-    for object in objects.iter().filter(is_pod) {
-        intake.take(&mut shadow, object)?;
-    }
-    let settled = shadow.settle_in_time();
+    drop(progress);
+    let mut progress = Progress::of("pods with a place", intake.pods.len());
+    let mut bound = 0;
+    let settled = shadow.settle_in_time(|decision| {
+        let binds = |action: &&Action| matches!(action, Action::Bind(_));
+        bound += decision.actions.iter().filter(binds).count();
+        progress.at(bound.min(intake.pods.len()));
+    });
+    drop(progress);
     let rounds = &settled.rounds;
     let mine = |uid: &scheduler_core::ids::PodUid| intake.pods.iter().any(|(pod, _)| pod == uid);
     let placed = intake
@@ -116,17 +131,6 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
         "actions": report.table.objects(), "notes": intake.notes,
     }));
     Ok((report, all))
-}
-
-fn is_placed(rounds: &[Decision], uid: &scheduler_core::ids::PodUid) -> bool {
-    let bound = |decision: &Decision| {
-        let binds = |action: &Action| matches!(action, Action::Bind(bind) if bind.pod == *uid);
-        decision.actions.iter().any(binds)
-    };
-    let promised = rounds
-        .last()
-        .is_some_and(|last| last.promises.iter().any(|promise| promise.pod == *uid));
-    promised || rounds.iter().any(bound)
 }
 
 #[cfg(test)]

@@ -207,7 +207,7 @@ impl Browser {
     /// Waits until the content says this.
     pub(crate) fn says(&mut self, text: &str) {
         self.until(&format!(
-            "document.querySelector('main').innerText.includes({})",
+            "document.querySelector('main')?.innerText.includes({}) ?? false",
             json!(text)
         ));
     }
@@ -231,14 +231,41 @@ impl Browser {
         }
     }
 
-    /// Presses a key: `Tab` or `Enter`.
+    /// Presses a key, by its name in events.
     pub(crate) fn press(&mut self, key: &str) {
-        let code = if key == "Tab" { 9 } else { 13 };
-        let text = if key == "Tab" { "" } else { "\r" };
+        let (code, text) = match key {
+            "Tab" => (9, ""),
+            "Enter" => (13, "\r"),
+            "Escape" => (27, ""),
+            "End" => (35, ""),
+            "Home" => (36, ""),
+            "ArrowLeft" => (37, ""),
+            "ArrowUp" => (38, ""),
+            "ArrowRight" => (39, ""),
+            "ArrowDown" => (40, ""),
+            other => panic!("no key {other}"),
+        };
         for kind in ["keyDown", "keyUp"] {
             let event = json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text});
             self.call("Input.dispatchKeyEvent", event);
         }
+    }
+
+    /// Moves the mouse to a point of what a selector finds first, from its corner.
+    pub(crate) fn hover(&mut self, selector: &str, x: f64, y: f64) {
+        let place = self.evaluate(&format!(
+            "(() => {{ const r = document.querySelector({}).getBoundingClientRect(); return [r.x, r.y]; }})()",
+            json!(selector)
+        ));
+        let at = |index: usize, more: f64| place[index].as_f64().unwrap() + more;
+        let event = json!({"type": "mouseMoved", "x": at(0, x), "y": at(1, y)});
+        self.call("Input.dispatchMouseEvent", event);
+    }
+
+    /// Runs a script in every page before its own.
+    pub(crate) fn before(&mut self, script: &str) {
+        let script = json!({"source": script});
+        self.call("Page.addScriptToEvaluateOnNewDocument", script);
     }
 
     pub(crate) fn dark(&mut self, dark: bool) {

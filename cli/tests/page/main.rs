@@ -2,11 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 mod browser;
+mod fleet;
+mod hour;
 mod site;
 
 use browser::Browser;
 use serde_json::json;
-use site::{Demo, Site};
+use site::{Demo, Site, Sized};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -59,17 +61,33 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.says("is heard");
     browser.says("ClientLimit");
     picture(&mut browser, "page-card.png");
+    // From a share to its pod's way, with the id of its trace.
+    browser.click("tbody td a[href^='#/pod/'], tbody th a[href^='#/pod/']");
+    browser.until("document.querySelector('h1')?.textContent.startsWith('demo/') ?? false");
+    browser.says("fence verified");
+    for step in ["asked", "bound", "running"] {
+        let step = json!(step);
+        browser.until(&format!(
+            "[...document.querySelectorAll('ol.story b')].some((b) => b.textContent === {step})"
+        ));
+    }
+    browser.until("/^[0-9a-f]{32}$/.test(document.querySelector('dd code')?.textContent ?? '')");
+    picture(&mut browser, "page-pod.png");
 
     browser.click("nav a[href='#/queues']");
     browser.heading("Queues");
     browser.says("research in company");
     picture(&mut browser, "page-queues.png");
+    who_would_give_way(&mut browser);
+    browser.click("nav a[href='#/queues']");
+    browser.heading("Queues");
     browser.click("a[href='#/pods?queue=research']");
     browser.heading("Pods that do not run yet");
     browser.says("demo/later");
     browser.click("tbody tr th a");
     browser.heading("demo/later");
     browser.says("Place in the queue");
+    browser.says("waits");
     browser.says("held as a whole GPU");
     browser.dark(true);
     picture(&mut browser, "page-pod-dark.png");
@@ -84,6 +102,26 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     assert_eq!(browser.complaints(), none);
     let elsewhere = |url: &&String| !url.starts_with(&demo.page);
     assert_eq!(browser.requests.iter().find(elsewhere), None);
+}
+
+/// The form is filled in as by hand; the answer is the scheduler's own.
+fn who_would_give_way(browser: &mut Browser) {
+    browser.click("a[href='#/whatif']");
+    browser.heading("Who would give way?");
+    browser.evaluate(
+        "document.getElementById('of').value = 'product'; document.getElementById('kind').value = 'memory'; \
+         document.getElementById('amount').value = '2000'; 0",
+    );
+    browser.click("#ask-now");
+    browser.says("1 of 1 pod gets a place; no pod gives way.");
+    browser.says("node-2");
+    browser.evaluate("document.getElementById('amount').value = 'lots'; 0");
+    browser.evaluate("document.getElementById('amount').focus()");
+    browser.press("Enter");
+    browser.until("document.getElementById('verdict')?.classList.contains('bad') ?? false");
+    // What was refused is a complaint of the browser's, too.
+    let told = browser.complaints();
+    assert!(told.iter().all(|one| one.contains("400")), "{told:?}");
 }
 
 #[test]
@@ -127,7 +165,7 @@ fn the_page_is_used_by_keyboard_and_read_out() {
         let at = browser.evaluate("document.activeElement.textContent");
         reached.push(at.as_str().unwrap().to_owned());
     }
-    assert_eq!(reached, ["Skip to content", "Overview", "Cards", "Queues"]);
+    assert_eq!(reached, ["Skip to content", "Overview", "Fleet", "Cards"]);
     browser.evaluate("document.querySelector(\"nav a[href='#/cards']\").focus()");
     browser.press("Enter");
     browser.heading("Cards");
@@ -199,7 +237,11 @@ fn a_token_is_asked_for_and_a_wrong_one_is_refused_in_a_sentence() {
     let Some(mut browser) = Browser::start() else {
         return;
     };
-    let site = Site::start(false, 3);
+    let site = Site::start(Sized {
+        open: false,
+        nodes: 3,
+        ..Sized::default()
+    });
     let token = site.token();
     browser.open(&site.page);
     browser.heading("Who are you?");
@@ -227,7 +269,10 @@ fn five_thousand_nodes_are_looked_through_a_page_at_a_time() {
     let Some(mut browser) = Browser::start() else {
         return;
     };
-    let site = Site::start(true, 5000);
+    let site = Site::start(Sized {
+        nodes: 5000,
+        ..Sized::default()
+    });
     browser.open(&format!("{}#/cards", site.page));
     browser.until("document.getElementById('words')?.textContent.endsWith('of 40,000') ?? false");
     let mut measure = |what: &str, action: &str, done: &str| {

@@ -70,6 +70,8 @@ impl Demo {
         let mut command = aliquot(&["demo", "--kubeconfig-out"]);
         let child = command
             .arg(desk.path().join("kubeconfig"))
+            .arg("--prometheus-out")
+            .arg(desk.path().join("targets.json"))
             .args(flags)
             .env("TMPDIR", desk.path())
             .stdout(Stdio::null())
@@ -98,10 +100,14 @@ impl Demo {
         path.display().to_string()
     }
 
-    pub(crate) fn ask(&self, args: &[&str]) -> Said {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = aliquot(args);
         command.env("KUBECONFIG", self.kubeconfig());
-        command.output().unwrap().into()
+        command
+    }
+
+    pub(crate) fn ask(&self, args: &[&str]) -> Said {
+        self.command(args).output().unwrap().into()
     }
 
     /// As [`Self::ask`], and it must go well.

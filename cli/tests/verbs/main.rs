@@ -3,6 +3,7 @@
 
 mod cluster;
 mod pages;
+mod terminal;
 mod wrong;
 
 use cluster::{Demo, until};
@@ -63,8 +64,64 @@ fn every_read_verb_answers_in_every_format() {
     the_core_is_asked_offline_too(&demo);
     a_card_is_cordoned_and_opened_again(&demo);
     another_key_signs_and_the_former_one_is_revoked(&demo);
+    terminal::verbs_are_live_on_a_terminal(&demo);
+    what_was_granted_is_reported(&demo);
     pages::the_quickstart_does_what_it_says(&demo);
     pages::manifests_of_the_pages_can_be_applied(&demo);
+}
+
+/// The scheduler's memory, in every form.
+fn what_was_granted_is_reported(demo: &Demo) {
+    let targets = std::fs::read_to_string(demo.path("targets.json")).unwrap();
+    let targets: Value = serde_json::from_str(&targets).unwrap();
+    let scheduler = format!("http://{}", targets[0]["targets"][0].as_str().unwrap());
+    let report =
+        |args: &[&str]| demo.told(&[&["report", "--scheduler", &scheduler], args].concat());
+    // It looks every 30 s.
+    until("a sum", || {
+        let said = report(&["-o", "json"]).json();
+        let rows = said["rows"].as_array()?;
+        rows.iter()
+            .any(|row| row["gpuHours"].as_f64() > Some(0.0))
+            .then_some(())
+    });
+    let prices = demo.write("prices.yaml", "currency: EUR\ngpuHour: 1000\n");
+    let said = report(&["--prices", &prices, "-o", "json"]).json();
+    let rows = said["rows"].as_array().unwrap();
+    let queues: Vec<&str> = rows
+        .iter()
+        .map(|row| row["queue"].as_str().unwrap())
+        .collect();
+    assert!(
+        queues.contains(&"research") && queues.contains(&"product"),
+        "{said}"
+    );
+    for row in rows {
+        let hours = row["gpuHours"].as_f64().unwrap();
+        assert!(
+            (row["cost"].as_f64().unwrap() - hours * 1000.0).abs() < 1.0,
+            "{row}"
+        );
+    }
+    let table = report(&["--by", "owner"]).out;
+    assert!(
+        table.contains("Pod/notebook") && table.contains("granted to no pod"),
+        "{table}"
+    );
+    let csv = report(&["--by", "namespace", "-o", "csv"]).out;
+    assert!(
+        csv.starts_with("namespace,gpuHours,unusedGpuHours,"),
+        "{csv}"
+    );
+    let opencost = report(&["--opencost", "--prices", &prices]).json();
+    assert_eq!(
+        (&opencost["domain"], &opencost["currency"]),
+        (&Value::from("aliquot.dev"), &Value::from("EUR"))
+    );
+    assert!(!opencost["costs"].as_array().unwrap().is_empty());
+    let none = demo.ask(&["report"]);
+    assert_eq!(none.code, Some(1), "{none:?}");
+    assert!(none.err.contains("give --scheduler URL"), "{none:?}");
 }
 
 /// A snapshot answers as the cluster did.

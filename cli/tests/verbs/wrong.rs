@@ -44,6 +44,7 @@ fn without_a_cluster_every_verb_says_what_to_do() {
         &["keys", "list"],
         &["keys", "rotate"],
         &["snapshot"],
+        &["report"],
         &["doctor"],
     ] {
         refused(verb, 2, "give --kubeconfig FILE or set KUBECONFIG");

@@ -55,8 +55,10 @@ struct Reader {
     cards: bool,
     queues: bool,
     all_pods: bool,
-    /// Asked for already, and the answer.
+    /// Whether its pods may be listed, by namespace, as far as that was asked for.
     namespaces: HashMap<String, bool>,
+    /// The same of its events.
+    events: HashMap<String, bool>,
 }
 
 /// Judges tokens.
@@ -167,6 +169,38 @@ impl Callers {
             .collect())
     }
 
+    /// Whether the owner of the token may list the events of this namespace.
+    ///
+    /// # Errors
+    /// The API server could not be asked.
+    pub(super) async fn events(
+        &self,
+        Digested(digest): Digested,
+        namespace: &str,
+    ) -> Result<bool, CallerError> {
+        let Some(Known {
+            verdict: Ok(reader),
+            ..
+        }) = self.recall(&digest)
+        else {
+            return Ok(false);
+        };
+        if let Some(may) = reader.events.get(namespace) {
+            return Ok(*may);
+        }
+        let may = self
+            .may(&reader.user, "", "events", Some(namespace))
+            .await?;
+        if let Some(Known {
+            verdict: Ok(reader),
+            ..
+        }) = locked(&self.known).get_mut(&digest)
+        {
+            reader.events.insert(namespace.to_owned(), may);
+        }
+        Ok(may)
+    }
+
     async fn judge(&self, token: &str) -> Result<Result<Reader, String>, CallerError> {
         // A token for the page alone is good for nothing else, even if it leaks here; one for
         // the API server is taken too, as browsers and `kubectl` have no other.
@@ -192,6 +226,7 @@ impl Callers {
             queues,
             all_pods: pods,
             namespaces: HashMap::new(),
+            events: HashMap::new(),
         }))
     }
 

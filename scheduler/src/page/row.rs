@@ -1,11 +1,15 @@
 //! An object as the API server or an agent has it → what is shown of it.
 
+use crate::history::Tenant;
 use api::request::{Amount, GpuRequest};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
-use proto::names::kai;
+use proto::names::{grant, kai};
 use proto::telemetry::NodeState;
+use scheduler_core::units::Time;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A pod of ours that does not run yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +73,7 @@ pub(super) fn pod(pod: &Pod, scheduler: &str) -> Option<PodRow> {
 }
 
 /// `2000 MiB`, `0.5 GPU`, `2 x 0.5 GPU`, `8 GPUs`, `no GPU`; several joined by `+`.
-fn asks(pod: &Pod) -> String {
+pub(super) fn asks(pod: &Pod) -> String {
     let asked = match api::request::of(pod) {
         Ok(asked) => asked,
         Err(error) => return error.to_string(),
@@ -137,29 +141,155 @@ fn why(pod: &Pod) -> String {
     status.message.clone().unwrap_or_default()
 }
 
+/// A pod by its UID, in 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Uid(u128);
+
+impl Uid {
+    /// Its 32 digits; of a UID that has others, as mirror pods may, a digest.
+    pub(super) fn of(text: &str) -> Self {
+        let digits: String = text.chars().filter(|one| *one != '-').collect();
+        if digits.len() == 32
+            && let Ok(number) = u128::from_str_radix(&digits, 16)
+        {
+            return Self(number);
+        }
+        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest.as_ref()[..16]);
+        Self(u128::from_be_bytes(bytes))
+    }
+}
+
+/// Who holds what a pod was granted; `None`: it was granted nothing, or has ended.
+pub(super) fn tenant(pod: &Pod) -> Option<Tenant> {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let text = pod.annotations().get(grant::GRANT)?;
+    let queue = api::Grant::peek(text).ok().and_then(|grant| grant.queue);
+    let queue = queue.unwrap_or_default();
+    let owners = pod.owner_references();
+    let owner = owners.iter().find(|owner| owner.controller == Some(true));
+    Some(Tenant {
+        queue: queue.into(),
+        namespace: pod.namespace().unwrap_or_default().into(),
+        owner: match owner {
+            Some(owner) => workload(pod, owner),
+            None => format!("Pod/{}", pod.name_any()),
+        }
+        .into(),
+        product: Arc::default(),
+    })
+}
+
+/// `Job/train`; of a replica set that a Deployment made, the Deployment.
+fn workload(pod: &Pod, owner: &OwnerReference) -> String {
+    let hash = pod.labels().get("pod-template-hash");
+    let deployment = hash
+        .filter(|_| owner.kind == "ReplicaSet")
+        .and_then(|hash| owner.name.strip_suffix(hash.as_str())?.strip_suffix('-'));
+    match deployment {
+        Some(name) => format!("Deployment/{name}"),
+        None => format!("{}/{}", owner.kind, owner.name),
+    }
+}
+
+/// An eviction, as the scheduler writes it on the pod: when, and its words.
+pub(super) fn evicted(pod: &Pod) -> Option<(Time, &str)> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let told = conditions.iter().find(|condition| {
+        condition.type_ == "DisruptionTarget"
+            && condition.status == "True"
+            && condition.reason.as_deref() == Some("PreemptionByScheduler")
+    })?;
+    let at = told.last_transition_time.as_ref()?.0.as_millisecond();
+    let words = told.message.as_deref().unwrap_or_default();
+    Some((Time(u64::try_from(at).ok()?), words))
+}
+
+/// A node's labels by which cards can be grouped: those that many nodes may share.
+pub(super) fn labels(node: &Node) -> Vec<(String, String)> {
+    let name = node.name_any();
+    let shared = |(key, value): (&String, &String)| {
+        (*value != name && !value.is_empty()).then(|| (key.clone(), value.clone()))
+    };
+    node.labels().iter().filter_map(shared).collect()
+}
+
 /// What changes too fast for a `GpuNode`, as an agent said it last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Live {
-    /// MiB in use, by card.
-    pub(super) used: BTreeMap<String, u64>,
-    /// MiB in use, by pod UID and container.
-    pub(super) shares: BTreeMap<(String, String), u64>,
+    /// By UUID.
+    pub(super) cards: BTreeMap<String, LiveCard>,
+    /// By pod UID and container.
+    pub(super) shares: BTreeMap<(String, String), LiveShare>,
+}
+
+/// A card; amounts in MiB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LiveCard {
+    pub(super) total: u64,
+    pub(super) grantable: u64,
+    pub(super) granted: u64,
+    pub(super) used: u64,
+    /// Why it is not healthy; empty: it is.
+    pub(super) fault: String,
+}
+
+/// A share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LiveShare {
+    /// MiB in use, over all its cards.
+    pub(super) used: u64,
+    pub(super) cards: Vec<String>,
+    pub(super) namespace: String,
+    pub(super) phase: String,
+    /// What is held against it or befell it; empty: nothing.
+    pub(super) complaint: String,
+    pub(super) alloc: String,
+    /// When it was first heard to be prepared, and to run; `None`: it was so from the start.
+    pub(super) prepared: Option<Time>,
+    pub(super) running: Option<Time>,
 }
 
 /// See [`Live`].
 pub(super) fn live(state: &NodeState) -> Live {
-    let cards = state.gpus.iter();
-    let shares = state.shares.iter();
+    let cards = state.gpus.iter().map(|gpu| {
+        let card = LiveCard {
+            total: gpu.memory_total_mib,
+            grantable: gpu.memory_grantable_mib,
+            granted: gpu.memory_granted_mib,
+            used: gpu.memory_used_mib,
+            fault: if gpu.health == "Unhealthy" {
+                format!("unhealthy: {}", gpu.health_reason)
+            } else {
+                String::new()
+            },
+        };
+        (gpu.uuid.clone(), card)
+    });
+    let shares = state.shares.iter().map(|share| {
+        let key = (share.pod_uid.clone(), share.container.clone());
+        let live = LiveShare {
+            used: share.memory_used_mib,
+            cards: share.gpu_uuids.clone(),
+            namespace: share.pod_namespace.clone(),
+            phase: share.phase.clone(),
+            complaint: share.complaint.clone(),
+            alloc: share.alloc_id.clone(),
+            prepared: None,
+            running: None,
+        };
+        (key, live)
+    });
     Live {
-        used: cards
-            .map(|gpu| (gpu.uuid.clone(), gpu.memory_used_mib))
-            .collect(),
-        shares: shares
-            .map(|share| {
-                let key = (share.pod_uid.clone(), share.container.clone());
-                (key, share.memory_used_mib)
-            })
-            .collect(),
+        cards: cards.collect(),
+        shares: shares.collect(),
     }
 }
 
@@ -224,5 +354,42 @@ mod tests {
         let row = row.unwrap();
         assert_eq!(row.why, "main: ContainerCreating");
         assert_eq!(row.node.as_deref(), Some("n1"));
+    }
+
+    #[test]
+    fn who_pays_is_the_grants_word_and_the_workload_is_what_made_the_pod() {
+        let of = |patch: Value| {
+            let grant = json!({"v": 1, "key": "", "cluster": "", "pod": {"uid": "u1", "namespace": "ns", "name": "p"},
+                "node": {"name": "n", "uid": "n"}, "containers": [], "decision": "1-1", "queue": "paid"});
+            let grant = format!("c2ln.{grant}");
+            let mut object = json!({
+                "metadata": {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"kai.scheduler/queue": "claimed"},
+                    "annotations": {"aliquot.dev/grant": grant}},
+                "spec": {"containers": [{"name": "main"}]},
+            });
+            json_patch::merge(&mut object, &patch);
+            let pod: Pod = serde_json::from_value(object).unwrap();
+            tenant(&pod)
+                .map(|tenant| format!("{}|{}|{}", tenant.queue, tenant.namespace, tenant.owner))
+        };
+        let owned = |kind: &str, name: &str| {
+            json!({"metadata": {"labels": {"pod-template-hash": "5d9"}, "ownerReferences": [
+                {"apiVersion": "v1", "kind": kind, "name": name, "uid": "o", "controller": true}]}})
+        };
+        for (patch, expected) in [
+            (json!({}), Some("paid|ns|Pod/p")),
+            (owned("Job", "train-1"), Some("paid|ns|Job/train-1")),
+            (
+                owned("ReplicaSet", "web-5d9"),
+                Some("paid|ns|Deployment/web"),
+            ),
+            (owned("ReplicaSet", "web"), Some("paid|ns|ReplicaSet/web")),
+            (json!({"status": {"phase": "Succeeded"}}), None),
+            (json!({"metadata": {"annotations": null}}), None),
+        ] {
+            assert_eq!(of(patch.clone()).as_deref(), expected, "{patch}");
+        }
+        assert_eq!(Uid::of("00000000-0000-0000-0000-00000000000a"), Uid(10));
+        assert_ne!(Uid::of("mirror"), Uid::of("mirror2"));
     }
 }

@@ -1,15 +1,16 @@
 //! Rows that are there, by key; after a new listing, those that it did not name are gone.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 /// See above.
 #[derive(Debug)]
-pub(super) struct Shelf<V> {
+pub(super) struct Shelf<V, K = String> {
     /// `true`: a listing that is under way has not named it yet.
-    rows: BTreeMap<String, (V, bool)>,
+    rows: BTreeMap<K, (V, bool)>,
 }
 
-impl<V> Default for Shelf<V> {
+impl<V, K> Default for Shelf<V, K> {
     fn default() -> Self {
         Self {
             rows: BTreeMap::new(),
@@ -19,19 +20,31 @@ impl<V> Default for Shelf<V> {
 
 /// What happens to a shelf.
 #[derive(Clone, Debug)]
-pub(super) enum Change<V> {
+pub(super) enum Change<V, K = String> {
     /// Everything is named anew.
     Begin,
     /// There, as it is now.
-    Put(String, V),
+    Put(K, V),
     /// Gone.
-    Drop(String),
+    Drop(K),
     /// That was everything.
     End,
 }
 
-impl<V> Shelf<V> {
-    pub(super) fn change(&mut self, change: Change<V>) {
+impl<V, K> Change<V, K> {
+    /// The same, with another row.
+    pub(super) fn map<W>(self, of: impl FnOnce(V) -> W) -> Change<W, K> {
+        match self {
+            Self::Begin => Change::Begin,
+            Self::Put(key, row) => Change::Put(key, of(row)),
+            Self::Drop(key) => Change::Drop(key),
+            Self::End => Change::End,
+        }
+    }
+}
+
+impl<V, K: Ord> Shelf<V, K> {
+    pub(super) fn change(&mut self, change: Change<V, K>) {
         match change {
             Change::Begin => self
                 .rows
@@ -47,11 +60,14 @@ impl<V> Shelf<V> {
         }
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&V> {
+    pub(super) fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
         self.rows.get(key).map(|(row, _)| row)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &V)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.rows.iter().map(|(key, (row, _))| (key, row))
     }
 

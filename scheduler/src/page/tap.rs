@@ -1,15 +1,19 @@
 //! Passes facts and agents' words on in their order, and leaves notes for the desk.
 
 use super::Flows;
-use super::row::{self, Live, PodRow};
+use super::row::{self, Live, PodRow, Uid};
 use super::shelf::Change;
+use crate::history::{Mark, MarkKind, Tenant};
 use crate::telemetry::{self, Heard, HeardSender};
 use crate::watch::{Fact, Seen};
-use api::GpuNode;
+use api::{GpuNode, Topology};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
+use proto::telemetry::Refusal;
+use scheduler_core::units::Time;
 use std::collections::HashSet;
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// One thing for the desk.
@@ -21,10 +25,20 @@ pub(super) enum Note {
     Node(Change<Box<GpuNode>>),
     /// Values of priority classes, by name.
     Class(Change<Rank>),
+    /// Who holds what a pod was granted.
+    Tenant(Change<Tenant, Uid>),
+    /// Labels of nodes, by name.
+    Labels(Change<Vec<(String, String)>>),
+    /// Keys of node labels that a topology names, by the topology's name.
+    Topology(Change<Vec<String>>),
+    /// Something happened; the mark's queue is that of this pod.
+    Mark(Mark, Uid),
     /// An agent is heard.
     Live(String, Live),
     /// It is heard no more.
     Silent(String),
+    /// It does not honour a grant.
+    Refusal(String, Refusal),
 }
 
 /// A priority class.
@@ -44,6 +58,12 @@ pub(super) struct Tap {
     notes: mpsc::UnboundedSender<Note>,
     /// Pods that the desk knows.
     known: HashSet<String>,
+    /// Pods that were granted something.
+    tenants: HashSet<Uid>,
+    /// Pods whose eviction is noted.
+    evicted: HashSet<Uid>,
+    /// When the first notes are taken: what happened before is not noted.
+    begun: Time,
 }
 
 impl Tap {
@@ -51,6 +71,7 @@ impl Tap {
     pub(super) fn new(
         scheduler: &str,
         flows: Flows,
+        begun: Time,
     ) -> (Self, Flows, mpsc::UnboundedReceiver<Note>) {
         let (facts, facts_out) = mpsc::unbounded_channel();
         let (heard, heard_out) = telemetry::channel(None);
@@ -62,6 +83,9 @@ impl Tap {
             heard,
             notes,
             known: HashSet::new(),
+            tenants: HashSet::new(),
+            evicted: HashSet::new(),
+            begun,
         };
         let onward = Flows {
             facts: facts_out,
@@ -93,23 +117,73 @@ impl Tap {
     }
 
     fn fact(&mut self, fact: &Fact) {
-        let note = match fact {
-            Fact::Pod(seen) => match self.pod(seen) {
-                Some(change) => Note::Pod(change),
-                None => return,
-            },
-            Fact::GpuNode(seen) => Note::Node(change(seen, |node: &GpuNode| {
+        match fact {
+            Fact::Pod(seen) => {
+                self.holder(seen);
+                if let Some(change) = self.pod(seen) {
+                    self.say(Note::Pod(change));
+                }
+            }
+            Fact::GpuNode(seen) => self.say(Note::Node(change(seen, |node: &GpuNode| {
                 let mut node = node.clone();
                 node.metadata.managed_fields = None;
                 Box::new(node)
-            })),
-            Fact::Class(seen) => Note::Class(change(seen, |class: &PriorityClass| Rank {
-                value: class.value.unwrap_or_default(),
-                default: class.global_default == Some(true),
-            })),
-            _ => return,
+            }))),
+            Fact::Node(seen) => self.say(Note::Labels(change(seen, row::labels))),
+            Fact::Topology(seen) => {
+                let keys = |topology: &Topology| {
+                    let levels = topology.spec.levels.iter();
+                    levels.map(|level| level.node_label.clone()).collect()
+                };
+                self.say(Note::Topology(change(seen, keys)));
+            }
+            Fact::Class(seen) => {
+                self.say(Note::Class(change(seen, |class: &PriorityClass| Rank {
+                    value: class.value.unwrap_or_default(),
+                    default: class.global_default == Some(true),
+                })))
+            }
+            _ => {}
+        }
+    }
+
+    /// Who holds what, and who is told to leave.
+    fn holder(&mut self, seen: &Seen<Pod>) {
+        let pod = match seen {
+            Seen::Listing => return self.say(Note::Tenant(Change::Begin)),
+            Seen::Listed => return self.say(Note::Tenant(Change::End)),
+            Seen::There(pod) | Seen::Gone(pod) => pod,
         };
-        self.say(note);
+        let Some(uid) = pod.metadata.uid.as_deref().map(Uid::of) else {
+            return;
+        };
+        if let Some((at, words)) = row::evicted(pod)
+            && at >= self.begun
+            && self.evicted.insert(uid)
+        {
+            let mark = Mark {
+                at,
+                kind: MarkKind::Evicted,
+                card: Arc::default(),
+                queue: Arc::default(),
+                namespace: pod.namespace().unwrap_or_default().into(),
+                words: words.into(),
+            };
+            self.say(Note::Mark(mark, uid));
+        }
+        let there = matches!(seen, Seen::There(_));
+        match row::tenant(pod).filter(|_| there) {
+            Some(tenant) => {
+                // Of a pod that holds something nothing of this changes.
+                self.tenants.insert(uid);
+                self.say(Note::Tenant(Change::Put(uid, tenant)));
+            }
+            None if self.tenants.remove(&uid) => self.say(Note::Tenant(Change::Drop(uid))),
+            None => {}
+        }
+        if !there {
+            self.evicted.remove(&uid);
+        }
     }
 
     fn pod(&mut self, seen: &Seen<Pod>) -> Option<Change<PodRow>> {
@@ -136,7 +210,9 @@ impl Tap {
         match heard {
             Heard::State { node, state } => self.say(Note::Live(node.clone(), row::live(state))),
             Heard::Lost { node } => self.say(Note::Silent(node.clone())),
-            Heard::Refusal { .. } => {}
+            Heard::Refusal { node, refusal } => {
+                self.say(Note::Refusal(node.clone(), refusal.clone()));
+            }
         }
     }
 

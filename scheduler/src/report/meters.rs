@@ -52,6 +52,7 @@ pub struct QueueMeters {
     requested: [Series; 3],
     quota: [Series; 3],
     limit: [Series; 3],
+    waiting: Series,
     capacity: Family<Resource, Gauge<f64, AtomicU64>>,
     known: Mutex<BTreeSet<Of>>,
 }
@@ -120,7 +121,13 @@ impl QueueMeters {
                 kai.register(name, help, series.clone());
             }
         }
-        registry.sub_registry_with_prefix("aliquot_scheduler").register(
+        let ours = registry.sub_registry_with_prefix("aliquot_scheduler");
+        ours.register(
+            "queue_waiting_pods",
+            "Pods of the queue that wait to be placed",
+            meters.waiting.clone(),
+        );
+        ours.register(
             "capacity",
             "What all nodes have together, by resource, with kube-state-metrics' names and units: GPUs, cores, bytes",
             meters.capacity.clone(),
@@ -146,7 +153,9 @@ impl QueueMeters {
             &self.quota,
             &self.limit,
         ];
-        sets.into_iter().flatten().chain([&self.info])
+        sets.into_iter()
+            .flatten()
+            .chain([&self.info, &self.waiting])
     }
 
     /// Sets all of them; queues that are gone are shown no more.
@@ -162,6 +171,7 @@ impl QueueMeters {
         for view in views {
             let of = Of::queue(view);
             self.info.get_or_create(&of).set(1.0);
+            self.waiting.get_or_create(&of).set(view.waiting.into());
             let requested = std::array::from_fn(|at| view.held[at].saturating_add(view.wanted[at]));
             set(&self.fair, FAIR, &of, view.fair.unwrap_or_default());
             set(&self.held, HELD, &of, view.held);

@@ -84,6 +84,15 @@ async fn ask(faces: &[Face], question: Question) {
                 let _ = face.questions.send(*question).await;
             }
         }
+        Question::State(queue, to) => {
+            let has = |face: &&Face| {
+                let views = face.views.borrow();
+                views.queues.iter().any(|view| view.queue == queue)
+            };
+            if let Some(face) = faces.iter().find(has) {
+                let _ = face.questions.send(Question::State(queue, to)).await;
+            }
+        }
         Question::Explain(pod, to) => {
             let of = |to| Question::Explain(pod.clone(), to);
             let _ = to.send(first(faces, of).await);

@@ -1,7 +1,7 @@
 //! Metrics, health and the state, as pages.
 //!
 //! - `meters`: counters and times; `kai`: under KAI's names; `pages`: `/metrics`, `/healthz`,
-//!   `/readyz`, `/readyz/scheduling`, `/snapshot`, `/explain`, `/observed`; `requests`: what is
+//!   `/readyz`, `/readyz/scheduling`, `/snapshot`, `/explain`, `/observed`, `/report`; `requests`: what is
 //!   asked of the API server,
 //!   counted.
 //!

@@ -1,8 +1,10 @@
 //! `/metrics`, `/healthz`, `/readyz`, `/readyz/scheduling`, and for people: `/snapshot`,
-//! `/explain?pod=UID`, `/observed`; `?shard=NAME` where there are several.
+//! `/explain?pod=UID`, `/observed`; `?shard=NAME` where there are several;
+//! `/report?by=queue&hours=24`.
 
 use super::Status;
 use crate::cycle::Question;
+use crate::page::Desk;
 use axum::Router;
 use axum::extract::{Query, State as Extract};
 use axum::http::{StatusCode, header};
@@ -28,6 +30,8 @@ pub struct Pages {
     pub admits: Option<watch::Receiver<bool>>,
     /// To the cycle.
     pub questions: mpsc::Sender<Question>,
+    /// To the desk of the status page; `None`: there is none.
+    pub desk: Option<Desk>,
 }
 
 /// All pages.
@@ -40,6 +44,7 @@ pub fn router(pages: Pages) -> Router {
         .route("/snapshot", get(snapshot))
         .route("/explain", get(explain))
         .route("/observed", get(observed))
+        .route("/report", get(report))
         .with_state(pages)
 }
 
@@ -125,6 +130,25 @@ async fn observed(Extract(pages): Extract<Pages>, Query(of): Query<Where>) -> Re
         )
             .into_response(),
         Err(_) => gone(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Span {
+    by: String,
+    hours: u64,
+}
+
+/// What was granted and not used, as `aliquot report` reads it.
+async fn report(Extract(pages): Extract<Pages>, Query(of): Query<Span>) -> Response {
+    let Some(desk) = &pages.desk else {
+        let why = "nothing is remembered: start the scheduler with --page\n";
+        return (StatusCode::NOT_FOUND, why).into_response();
+    };
+    match desk.report(&of.by, of.hours).await {
+        Ok(Some(report)) => axum::Json(report).into_response(),
+        Ok(None) => gone(),
+        Err(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
     }
 }
 

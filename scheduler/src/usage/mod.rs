@@ -21,11 +21,11 @@ mod ring;
 mod run;
 mod window;
 
+pub(crate) use crate::prometheus::url;
 pub use desk::{Desk, State};
 pub use meters::UsageMeters;
 pub use past::Past;
 pub(crate) use past::REACH;
-pub(crate) use prometheus::url;
 pub use ring::Ring;
 pub(crate) use run::{Line, run};
 pub use window::{Cron, Window};

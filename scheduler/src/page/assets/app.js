@@ -1,6 +1,7 @@
 // Which page, its data every two seconds, and the token that the data needs.
 
-import { h, show } from './dom.js';
+import { h, renew, show } from './dom.js';
+import { fleetReset } from './fleet.js';
 import { route } from './views.js';
 
 const EVERY = 2000;
@@ -10,8 +11,9 @@ const state = document.getElementById('state');
 const leave = document.getElementById('leave');
 
 let here = null; // The route that is shown.
-let tag = ''; // Of the data that is shown.
+let shown = null; // The answer that is shown.
 let timer = 0;
+let renewed = false; // The address changed, and fields are to say so.
 let turn = 0; // Answers of older turns are dropped.
 
 function say(words, bad = false) {
@@ -34,13 +36,39 @@ function ask(why) {
     event.preventDefault();
     sessionStorage.setItem(KEY, document.getElementById('token').value.trim());
     main.replaceChildren();
-    tag = '';
     load();
   };
   put('Who are you?', [h('p', { class: 'bad', id: 'why' }, why),
     h('p', {}, 'This page shows what your Kubernetes token may list. To make one: '), h('pre', {}, 'kubectl create token ACCOUNT --duration 8h'),
     h('form', { id: 'ask', onsubmit: take }, h('label', {}, 'Token', field), h('button', { id: 'enter' }, 'Show'))]);
   document.getElementById('token').focus();
+}
+
+// By address: what was answered last, and its tag.
+const known = new Map();
+
+class Unknown extends Error {}
+
+async function get(address, headers) {
+  const before = known.get(address);
+  const answer = await fetch(address, { headers: before ? { ...headers, 'if-none-match': before.tag } : headers, cache: 'no-store' });
+  if (answer.status === 304) return before.body;
+  const body = await answer.json();
+  if (answer.status === 401) throw new Unknown(body.error);
+  if (!answer.ok) return { error: body.error };
+  known.set(address, { tag: answer.headers.get('etag') ?? '', body });
+  return body;
+}
+
+/** What the page needs; the answers of other pages are forgotten. */
+async function gather(wanted, headers) {
+  const address = typeof wanted.data === 'function' ? wanted.data() : wanted.data;
+  const body = await get(address, headers);
+  const places = body.error || !wanted.more ? [] : Object.entries(wanted.more(body));
+  const answers = await Promise.all(places.map(async ([name, place]) => [name, await get(place, headers)]));
+  const used = new Set([address, ...places.map(([, place]) => place)]);
+  for (const place of known.keys()) if (!used.has(place)) known.delete(place);
+  return { body, more: Object.fromEntries(answers) };
 }
 
 async function load() {
@@ -51,36 +79,47 @@ async function load() {
   const token = sessionStorage.getItem(KEY);
   const headers = {};
   if (token) headers.authorization = `Bearer ${token}`;
-  if (tag) headers['if-none-match'] = tag;
   leave.hidden = !token;
   try {
-    const answer = await fetch(wanted.data, { headers, cache: 'no-store' });
+    const { body, more } = await gather(wanted, headers);
     if (mine !== turn) return;
-    if (answer.status === 401) {
-      const body = await answer.json();
-      sessionStorage.removeItem(KEY);
-      leave.hidden = true;
-      say('');
-      if (!document.getElementById('ask')) ask(token ? body.error : '');
-      return;
-    }
-    if (answer.status !== 304) {
-      const body = await answer.json();
-      if (mine !== turn) return;
-      if (answer.ok) {
-        tag = answer.headers.get('etag') ?? '';
-        put(...wanted.view(body, wanted));
-      } else {
-        tag = '';
-        put('Nothing to show', [h('p', {}, body.error)]);
-      }
+    if (body.error) {
+      shown = null;
+      put('Nothing to show', [h('p', {}, body.error)]);
+    } else {
+      shown = { wanted, body, more };
+      if (renewed) renew();
+      renewed = false;
+      redraw();
     }
     say('Live');
   } catch (error) {
     if (mine !== turn) return;
+    if (error instanceof Unknown) {
+      forget();
+      leave.hidden = true;
+      say('');
+      if (!document.getElementById('ask')) ask(token ? error.message : '');
+      return;
+    }
     say('No answer: what is shown may be old', true);
   }
-  schedule();
+  if (!wanted.once) schedule();
+}
+
+/** The last answer once more: somebody moved a cursor, or the window. */
+function redraw() {
+  if (!shown || shown.wanted !== here) return;
+  const { wanted, body, more } = shown;
+  put(...wanted.view(body, { ...wanted, more }));
+  wanted.after?.();
+}
+
+function forget() {
+  sessionStorage.removeItem(KEY);
+  known.clear();
+  fleetReset();
+  shown = null;
 }
 
 function schedule() {
@@ -90,9 +129,8 @@ function schedule() {
 
 function move(first) {
   const next = route(location.hash || '#/');
-  const same = next && here && next.data.split('?')[0] === here.data.split('?')[0];
+  const same = next && here && next.view === here.view && next.uid === here.uid && next.name === here.name;
   here = next;
-  tag = '';
   for (const link of document.querySelectorAll('nav a')) {
     const on = next && link.getAttribute('href') === `#/${next.page}`;
     if (on) link.setAttribute('aria-current', 'page');
@@ -103,6 +141,13 @@ function move(first) {
     put('No such page', [h('p', {}, 'Choose one above.')]);
     return;
   }
+  if (same && shown && next.instant) {
+    // Another picture of what is there already.
+    shown = { ...shown, wanted: next };
+    renew();
+    redraw();
+  }
+  renewed = same;
   if (!same) {
     main.replaceChildren(h('p', {}, 'Loading…'));
     // Who goes to another page by keyboard begins at its top.
@@ -112,11 +157,13 @@ function move(first) {
 }
 
 leave.addEventListener('click', () => {
-  sessionStorage.removeItem(KEY);
+  forget();
   main.replaceChildren();
-  tag = '';
   load();
 });
+window.addEventListener('redraw', redraw);
+window.addEventListener('resize', redraw);
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
 window.addEventListener('hashchange', () => { if (location.hash !== '#main') move(false); });
 document.addEventListener('visibilitychange', () => { if (!document.hidden) load(); });
 document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); main.focus(); });

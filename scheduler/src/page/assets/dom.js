@@ -15,6 +15,11 @@ export function h(name, attributes = {}, ...children) {
 
 /** Puts `fresh` in the place of what `root` holds; what did not change stays, focus included. */
 export function show(root, ...fresh) {
+  put(root, ...fresh);
+  renewing = false;
+}
+
+function put(root, ...fresh) {
   const wanted = fresh.flat().filter(Boolean);
   while (root.childNodes.length > wanted.length) root.lastChild.remove();
   wanted.forEach((node, at) => {
@@ -23,6 +28,11 @@ export function show(root, ...fresh) {
     else merge(old, node);
   });
 }
+
+let renewing = false;
+
+/** The next things that are put there say what fields have, too. */
+export function renew() { renewing = true; }
 
 function merge(old, node) {
   if (old.nodeType !== node.nodeType || old.nodeName !== node.nodeName || old.id !== node.id) {
@@ -33,14 +43,25 @@ function merge(old, node) {
     if (old.data !== node.data) old.data = node.data;
     return;
   }
-  // What a person types into stays his; listeners of buttons are those of the first.
-  if (['INPUT', 'SELECT', 'TEXTAREA'].includes(old.nodeName)) return;
-  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
+  // What a person types into stays as it is, until the address says otherwise; listeners of buttons
+  // are those of the first.
+  if (['INPUT', 'SELECT', 'TEXTAREA'].includes(old.nodeName)) {
+    if (!renewing || old === document.activeElement) return;
+    const { value } = node;
+    if (old.nodeName === 'SELECT') old.replaceChildren(...node.childNodes);
+    old.value = value;
+    return;
+  }
+  // What was drawn, opened or placed since stays as it is.
+  const own = { CANVAS: ['width', 'height', 'style', 'data-drawn'], DETAILS: ['open'] }[old.nodeName] ?? (old.id === 'tip' ? ['style', 'hidden'] : []);
+  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
+  if (own.includes('hidden')) return;
   for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) {
     if (name === 'style') old.style.width = node.style.width;
     else old.setAttribute(name, value);
   }
-  show(old, [...node.childNodes]);
+  if (old.nodeName === 'CANVAS') return;
+  put(old, [...node.childNodes]);
 }
 
 /** Granted and used of what can be granted, as a bar with words. */

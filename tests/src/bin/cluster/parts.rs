@@ -7,6 +7,7 @@
 
 use std::process::{ExitCode, Stdio};
 
+use aliquot_tests::progress::Progress;
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -47,10 +48,11 @@ pub(crate) async fn run() -> Result<ExitCode> {
         .iter()
         .filter_map(|(child, _)| Some(Pid::from_raw(i32::try_from(child.id()?).ok()?)))
         .collect();
+    let progress = Progress::of("claims", 0);
     let mut parts = std::pin::pin!(futures::future::join_all(
         running
             .into_iter()
-            .map(|(child, lines)| follow(child, lines))
+            .map(|(child, lines)| follow(child, lines, &progress))
     ));
     // An interrupt from a terminal reaches every part by itself.
     let ended = loop {
@@ -75,28 +77,35 @@ pub(crate) async fn run() -> Result<ExitCode> {
 async fn follow(
     mut child: Child,
     mut lines: Lines<BufReader<ChildStdout>>,
+    progress: &Progress,
 ) -> Result<([u32; 2], u8)> {
     let (mut failure, mut counts) = (Vec::new(), [0, 0]);
+    let say = |line: String| progress.beside(|| println!("{line}"));
     while let Some(line) = lines.next_line().await? {
         let begins = line.starts_with("ok ") || line.starts_with("FAIL ");
         let sums = sums(&line);
         if begins || sums.is_some() {
             // What belongs together stays together.
-            for line in std::mem::take(&mut failure) {
-                println!("{line}");
-            }
+            std::mem::take(&mut failure).into_iter().for_each(say);
         }
-        match sums {
-            Some(sums) => counts = sums,
-            None if line.starts_with("ok ") || failure.is_empty() && !begins => println!("{line}"),
-            None => failure.push(line),
+        if begins {
+            progress.step();
+        }
+        match (claims(&line), sums) {
+            (Some(count), _) => progress.more(count),
+            (None, Some(sums)) => counts = sums,
+            _ if line.starts_with("ok ") || failure.is_empty() && !begins => say(line),
+            _ => failure.push(line),
         }
     }
-    for line in failure {
-        println!("{line}");
-    }
+    failure.into_iter().for_each(say);
     let code = child.wait().await?.code().unwrap_or(1);
     Ok((counts, u8::try_from(code).unwrap_or(1)))
+}
+
+/// `N claims`.
+fn claims(line: &str) -> Option<usize> {
+    line.strip_suffix(" claims")?.parse().ok()
 }
 
 /// `N passed, N failed`.
@@ -123,5 +132,9 @@ mod tests {
     fn the_last_line_of_a_part_is_added_and_no_other() {
         assert_eq!(sums("12 passed, 3 failed"), Some([12, 3]));
         assert_eq!(sums("ok a::b 3 passed, 4 failed s"), None);
+        assert_eq!(
+            (claims("93 claims"), claims("ok claims::a 2 claims s")),
+            (Some(93), None)
+        );
     }
 }

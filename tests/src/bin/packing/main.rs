@@ -17,6 +17,7 @@ mod steady;
 mod through;
 mod trace;
 
+use aliquot_tests::progress::Progress;
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use living::Living;
@@ -175,12 +176,16 @@ fn main() -> Result<()> {
     println!("unallocated GPUs, per cent        100 % arrived            130 % arrived   seconds");
     for policy in args.policies {
         let start = Instant::now();
-        let runs: Vec<Run> = trace
-            .orders
-            .iter()
-            .take(args.seeds)
-            .map(|order| policy.run(&trace, order, budget))
+        let orders = trace.orders.iter().take(args.seeds);
+        let progress = Progress::of("orders", orders.len());
+        let runs: Vec<Run> = orders
+            .map(|order| {
+                let run = policy.run(&trace, order, budget);
+                progress.step();
+                run
+            })
             .collect();
+        drop(progress);
         let seconds = start.elapsed().as_secs_f64() / runs.len().max(1) as f64;
         let column = |arrived| {
             let of: Vec<f64> = runs
@@ -235,12 +240,15 @@ fn steady(trace: &Trace, args: &Args, budget: Budget) {
         "moves",
         "seconds"
     );
-    for (index, order) in trace.orders.iter().enumerate().take(args.seeds) {
+    let orders = trace.orders.iter().enumerate().take(args.seeds);
+    let progress = Progress::of("runs", orders.len() * args.policies.len());
+    for (index, order) in orders {
         for policy in &args.policies {
             let start = Instant::now();
             let seed = 42 + index as u64;
             let came = policy.steady(trace, order, budget, &plan, seed);
-            println!(
+            progress.step();
+            let line = format!(
                 "{:<22} {seed:>4} {:11.2} {:12.1} {:11.2} {:12.2} {:6.2} {:6.2} {:7.4} {:8.1}",
                 policy.name(),
                 came.unallocated * 100.0,
@@ -252,6 +260,7 @@ fn steady(trace: &Trace, args: &Args, budget: Budget) {
                 came.moves,
                 start.elapsed().as_secs_f64(),
             );
+            progress.beside(|| println!("{line}"));
         }
     }
 }

@@ -1,13 +1,20 @@
 //! `aliquot top`: cards with what is granted, used and free, shares under them, and who waits.
 //!
-//! In: `GpuNode`s and pods, by `list` alone. Out: one text, redrawn while it changes.
+//! In: `GpuNode`s and pods, by `list` alone. On a terminal it is live: `model` has what is shown
+//! and what keys do, `draw` makes lines of it, `terminal` has keyboard and screen. Anything else,
+//! and a terminal of 40 columns, gets lines.
+
+mod draw;
+mod model;
+mod terminal;
 
 use crate::connect::{Cluster, Where, block_on};
 use crate::failure::{Failure, Outcome};
-use crate::report::{Output, Report, Screen, say};
+use crate::report::{Format, Output, Report, Screen, drawable, say};
 use crate::view::{Scene, is_shown};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -34,14 +41,20 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     block_on(async {
         let cluster = args.place.connect().await?;
-        let mut screen = Screen::new();
-        let first = text(args, &look(args, &cluster).await?);
-        if args.once || !matches!(args.output.format, crate::report::Format::Table) {
-            return say(&first);
+        let scene = look(args, &cluster).await?;
+        let table = matches!(args.output.format, Format::Table | Format::Wide);
+        if args.once || !table {
+            return say(&text(args, &scene));
         }
-        screen.show(&first)?;
+        let every = Duration::from_secs(args.interval);
+        if drawable().is_some() && std::io::stdin().is_terminal() {
+            let again = async || look(args, &cluster).await;
+            return terminal::run(scene, every, again).await;
+        }
+        let mut screen = Screen::new();
+        screen.show(&text(args, &scene))?;
         loop {
-            tokio::time::sleep(Duration::from_secs(args.interval)).await;
+            tokio::time::sleep(every).await;
             match look(args, &cluster).await {
                 Ok(scene) => screen.show(&text(args, &scene))?,
                 Err(failure) => screen.show(&format!("{} (trying again)\n", failure.sentence))?,
@@ -53,7 +66,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn text(args: &Args, scene: &Scene) -> String {
     match args.output.format {
-        crate::report::Format::Table | crate::report::Format::Wide => scene.render(),
+        Format::Table | Format::Wide => {
+            let (width, _) = crate::report::size();
+            scene.render(width, crate::report::colours())
+        }
         _ => {
             let nodes: Vec<_> = scene.nodes.values().cloned().collect();
             let table = crate::inventory::cards_table(&nodes);

@@ -1,15 +1,20 @@
 //! HTTP: the page's files for everybody, its data for whom the API server knows.
 //!
+//! - `lists`: what the desk answers; `asks`: what is asked of others on the way: the API server,
+//!   Prometheus, the core.
+//!
 //! Every answer has an `ETag`: who looks again and nothing changed gets no body.
 
-use super::answer::{
-    Answer, CARD_COLUMNS, CARD_STATES, POD_COLUMNS, POD_STATES, Pods, Query, Rights, Span,
-};
+mod asks;
+mod lists;
+
+use super::answer::{Answer, Pods, Query, Rights};
 use super::caller::{CallerError, Callers};
 use super::desk::Asked;
 use crate::cycle::Question;
 use axum::Router;
-use axum::extract::{Path, Query as Parameters, State as Extract};
+use axum::extract::Query as Parameters;
+use axum::extract::rejection::QueryRejection;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -17,83 +22,95 @@ use axum::routing::get;
 use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Nothing from elsewhere, nothing in line, in nobody's frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Path, kind, content.
-const FILES: [(&str, &str, &str); 7] = [
+const FILES: [(&str, &str, &str); 10] = [
     (
         "/",
         "text/html; charset=utf-8",
-        include_str!("assets/index.html"),
+        include_str!("../assets/index.html"),
     ),
     (
         "/page.css",
         "text/css; charset=utf-8",
-        include_str!("assets/page.css"),
+        include_str!("../assets/page.css"),
     ),
     (
         "/icon.svg",
         "image/svg+xml",
-        include_str!("assets/icon.svg"),
+        include_str!("../assets/icon.svg"),
     ),
     (
         "/app.js",
         "text/javascript; charset=utf-8",
-        include_str!("assets/app.js"),
+        include_str!("../assets/app.js"),
     ),
     (
         "/dom.js",
         "text/javascript; charset=utf-8",
-        include_str!("assets/dom.js"),
+        include_str!("../assets/dom.js"),
     ),
     (
         "/list.js",
         "text/javascript; charset=utf-8",
-        include_str!("assets/list.js"),
+        include_str!("../assets/list.js"),
     ),
     (
         "/views.js",
         "text/javascript; charset=utf-8",
-        include_str!("assets/views.js"),
+        include_str!("../assets/views.js"),
+    ),
+    (
+        "/fleet.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/fleet.js"),
+    ),
+    (
+        "/chart.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/chart.js"),
+    ),
+    (
+        "/pages.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/pages.js"),
     ),
 ];
 
-#[derive(Clone, Debug)]
-struct Door {
-    /// `None`: whoever reaches it may see everything.
-    callers: Option<Arc<Callers>>,
-    asked: mpsc::Sender<Asked>,
-    questions: mpsc::Sender<Question>,
+/// Who is asked, and for whom.
+#[derive(Clone)]
+pub(super) struct Door {
+    /// `None`: all readers may see everything.
+    pub(super) callers: Option<Arc<Callers>>,
+    /// To the API server, as this scheduler.
+    pub(super) client: kube::Client,
+    /// To the desk.
+    pub(super) asked: mpsc::Sender<Asked>,
+    /// To the cycle.
+    pub(super) questions: mpsc::Sender<Question>,
+    /// Name of this scheduler in pods' specs.
+    pub(super) scheduler: Arc<str>,
+    /// URL of Prometheus, where there is one.
+    pub(super) prometheus: Option<Arc<str>>,
+    /// One request is tried at a time: each takes a copy of the core.
+    pub(super) trials: Arc<Semaphore>,
 }
 
 /// All routes.
-pub(super) fn routes(
-    callers: Option<Callers>,
-    asked: mpsc::Sender<Asked>,
-    questions: mpsc::Sender<Question>,
-) -> Router {
-    let door = Door {
-        callers: callers.map(Arc::new),
-        asked,
-        questions,
-    };
+pub(super) fn routes(door: Door) -> Router {
     let mut routes = Router::new();
     for (path, kind, text) in FILES {
         let file = async move |headers: HeaderMap| tagged(&headers, kind, text.to_owned());
         routes = routes.route(path, get(file));
     }
     routes
-        .route("/api/overview", get(overview))
-        .route("/api/cards", get(cards))
-        .route("/api/cards/{uuid}", get(card))
-        .route("/api/queues", get(queues))
-        .route("/api/pods", get(pods))
-        .route("/api/pods/{uid}", get(pod))
-        .route("/api/health", get(health))
+        .merge(lists::routes())
+        .merge(asks::routes())
         .with_state(door)
         .layer(from_fn(guarded))
 }
@@ -152,11 +169,7 @@ impl Door {
         let Some(callers) = &self.callers else {
             return Ok(Rights::all());
         };
-        let token = bearer(headers).ok_or_else(|| {
-            let text = "a Kubernetes token is needed: `kubectl create token ACCOUNT` makes one";
-            Refusal(StatusCode::UNAUTHORIZED, text.to_owned())
-        })?;
-        let (token, mut rights) = callers.rights(token).await?;
+        let (token, mut rights) = callers.rights(shown(headers)?).await?;
         if rights.pods != Pods::All {
             let (to, answer) = oneshot::channel();
             let asked = self.asked.send(Asked::Namespaces(to)).await;
@@ -165,6 +178,14 @@ impl Door {
             rights.pods = Pods::In(callers.namespaces(token, wanted).await?);
         }
         Ok(rights)
+    }
+
+    async fn may_list_events(&self, headers: &HeaderMap, namespace: &str) -> Result<bool, Refusal> {
+        let Some(callers) = &self.callers else {
+            return Ok(true);
+        };
+        let (token, _) = callers.rights(shown(headers)?).await?;
+        Ok(callers.events(token, namespace).await?)
     }
 
     async fn ask(&self, headers: &HeaderMap, query: Query) -> Result<Value, Refusal> {
@@ -186,80 +207,22 @@ impl Door {
         let value = self.ask(headers, query).await?;
         Ok(tagged(headers, "application/json", value.to_string()))
     }
-
-    /// Where the pod could go, a line per node and card; nothing where the cycle is gone.
-    async fn explain(&self, uid: &str) -> Option<String> {
-        let (to, answer) = oneshot::channel();
-        let question = Question::Explain(uid.into(), to);
-        self.questions.send(question).await.ok()?;
-        let text = answer.await.ok()??;
-        // The first line is the reason, which is shown already.
-        Some(text.split_once('\n')?.1.to_owned())
-    }
 }
 
 type Answered = Result<Response, Refusal>;
 
-async fn overview(Extract(door): Extract<Door>, headers: HeaderMap) -> Answered {
-    door.answer(&headers, Query::Overview).await
+/// The parameters of a request.
+fn read<P>(parameters: Result<Parameters<P>, QueryRejection>) -> Result<P, Refusal> {
+    let bad = |error: QueryRejection| Refusal(StatusCode::BAD_REQUEST, error.body_text());
+    parameters.map(|Parameters(read)| read).map_err(bad)
 }
 
-async fn cards(
-    Extract(door): Extract<Door>,
-    headers: HeaderMap,
-    span: Result<Parameters<Span>, axum::extract::rejection::QueryRejection>,
-) -> Answered {
-    let span = checked(span, &CARD_COLUMNS, &CARD_STATES)?;
-    door.answer(&headers, Query::Cards(span)).await
-}
-
-async fn card(
-    Extract(door): Extract<Door>,
-    headers: HeaderMap,
-    Path(uuid): Path<String>,
-) -> Answered {
-    door.answer(&headers, Query::Card(uuid)).await
-}
-
-async fn queues(Extract(door): Extract<Door>, headers: HeaderMap) -> Answered {
-    door.answer(&headers, Query::Queues).await
-}
-
-async fn pods(
-    Extract(door): Extract<Door>,
-    headers: HeaderMap,
-    span: Result<Parameters<Span>, axum::extract::rejection::QueryRejection>,
-) -> Answered {
-    let span = checked(span, &POD_COLUMNS, &POD_STATES)?;
-    door.answer(&headers, Query::Pods(span)).await
-}
-
-async fn pod(
-    Extract(door): Extract<Door>,
-    headers: HeaderMap,
-    Path(uid): Path<String>,
-) -> Answered {
-    let mut value = door.ask(&headers, Query::Pod(uid.clone())).await?;
-    // Names of cards are for those who may see cards.
-    if value["node"].is_null() && door.rights(&headers).await?.cards {
-        value["explain"] = json!(door.explain(&uid).await);
-    }
-    Ok(tagged(&headers, "application/json", value.to_string()))
-}
-
-async fn health(Extract(door): Extract<Door>, headers: HeaderMap) -> Answered {
-    door.answer(&headers, Query::Health).await
-}
-
-fn checked(
-    span: Result<Parameters<Span>, axum::extract::rejection::QueryRejection>,
-    columns: &[&str],
-    states: &[&str],
-) -> Result<Span, Refusal> {
-    let bad = |text: String| Refusal(StatusCode::BAD_REQUEST, text);
-    let Parameters(span) = span.map_err(|error| bad(error.body_text()))?;
-    span.check(columns, states).map_err(bad)?;
-    Ok(span)
+/// The token of a request.
+fn shown(headers: &HeaderMap) -> Result<&str, Refusal> {
+    bearer(headers).ok_or_else(|| {
+        let text = "a Kubernetes token is needed: `kubectl create token ACCOUNT` makes one";
+        Refusal(StatusCode::UNAUTHORIZED, text.to_owned())
+    })
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -1,5 +1,8 @@
 //! Over HTTP, with an API server that knows three people.
 
+mod seen;
+mod time;
+
 use super::*;
 use crate::watch::Seen;
 use api::gpu_node::{GpuNodeStatus, GpuStatus, GrantStatus};
@@ -8,11 +11,12 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::client::Body as KubeBody;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use tower::{ServiceExt as _, service_fn};
 
 /// `admin` may list everything, `tenant` queues and the pods of `a`, `nobody` nothing.
@@ -31,7 +35,9 @@ fn judge(path: &str, body: &Value) -> Value {
     assert_eq!(what["verb"], "list");
     let allowed = match spec["user"].as_str().unwrap() {
         "admin" => true,
-        "tenant" => what["resource"] == "queues" || what["namespace"] == "a",
+        "tenant" => {
+            what["resource"] == "queues" || what["resource"] == "pods" && what["namespace"] == "a"
+        }
         _ => false,
     };
     json!({"allowed": allowed})
@@ -42,6 +48,11 @@ fn client(asked: Arc<AtomicUsize>) -> kube::Client {
         asked.fetch_add(1, Ordering::Relaxed);
         async move {
             let (parts, body) = request.into_parts();
+            if parts.method == "GET" {
+                let (code, found) = seen::object(&parts.uri);
+                let body = KubeBody::from(found.to_string().into_bytes());
+                return Ok(Response::builder().status(code).body(body).unwrap());
+            }
             let bytes = body.collect().await.unwrap().to_bytes();
             let mut review: Value = serde_json::from_slice(&bytes).unwrap();
             review["metadata"] = json!({});
@@ -52,6 +63,9 @@ fn client(asked: Arc<AtomicUsize>) -> kube::Client {
     });
     kube::Client::new(service, "default")
 }
+
+/// 2026-01-01T00:00:00Z.
+const START: i64 = 1_767_225_600;
 
 fn grant(pod: &str) -> GrantStatus {
     GrantStatus {
@@ -109,38 +123,65 @@ struct Site {
     onward: Flows,
     /// Questions to the API server.
     asked: Arc<AtomicUsize>,
-    _heard: crate::telemetry::HeardSender,
-    _held: (
-        watch::Sender<Views>,
-        watch::Sender<Status>,
-        mpsc::Receiver<Question>,
-    ),
+    heard: crate::telemetry::HeardSender,
+    views: watch::Sender<Views>,
+    questions: Option<mpsc::Receiver<Question>>,
+    /// What the clock shows, in seconds since 1970.
+    clock: Arc<AtomicI64>,
+    _status: watch::Sender<Status>,
 }
 
 impl Site {
     fn start(facts_in: Vec<Fact>) -> Self {
+        Self::beside(facts_in, None)
+    }
+
+    /// Beside a Prometheus at this URL.
+    fn beside(facts_in: Vec<Fact>, prometheus: Option<&str>) -> Self {
         let (facts, facts_out) = mpsc::unbounded_channel();
         let (heard, heard_out) = crate::telemetry::channel(None);
         let flows = Flows {
             facts: facts_out,
             heard: heard_out,
         };
-        let (tap, onward, told) = Tap::new("us", flows);
+        let clock = Arc::new(AtomicI64::new(START));
+        let wall = {
+            let clock = clock.clone();
+            Wall::reads(move || Timestamp::from_second(clock.load(Ordering::Relaxed)).unwrap())
+        };
+        let (tap, onward, notes) = Tap::new("us", flows, Time(0));
         tokio::spawn(tap.run());
         let (views_out, views) = watch::channel(Views::default());
         let (status_out, status) = watch::channel(Status::default());
         let (queries, asked_of_desk) = mpsc::channel(QUERIES);
-        tokio::spawn(desk::run(told, asked_of_desk, views, status));
+        tokio::spawn(desk::run(desk::Inputs {
+            notes,
+            asked: asked_of_desk,
+            views,
+            status,
+            wall,
+        }));
         let (questions_out, questions) = mpsc::channel(1);
         let asked = Arc::new(AtomicUsize::new(0));
-        let callers = Callers::new(client(asked.clone()));
+        let client = client(asked.clone());
         let site = Self {
-            routes: door::routes(Some(callers), queries, questions_out),
+            routes: door::routes(door::Door {
+                callers: Some(Arc::new(Callers::new(client.clone()))),
+                client,
+                asked: queries,
+                questions: questions_out,
+                scheduler: "us".into(),
+                prometheus: prometheus.map(Arc::from),
+                trials: Arc::new(Semaphore::new(1)),
+            }),
             facts,
             onward,
             asked,
-            _heard: heard,
-            _held: (views_out, status_out, questions),
+            heard,
+            views: views_out,
+            questions: Some(questions),
+            clock,
+            _status: status_out,
         };
         for fact in facts_in {
             site.facts.send(fact).unwrap();

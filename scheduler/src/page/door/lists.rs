@@ -1,0 +1,108 @@
+//! What the desk answers by itself.
+
+use super::{Answered, Door, Refusal, read};
+use crate::page::answer::{
+    CARD_COLUMNS, CARD_STATES, POD_COLUMNS, POD_STATES, Query, Report, Span, Which,
+};
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query as Parameters, State as Extract};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
+use serde::Deserialize;
+
+pub(super) fn routes() -> Router<Door> {
+    Router::new()
+        .route("/api/overview", get(overview))
+        .route("/api/cards", get(cards))
+        .route("/api/cards/{uuid}", get(card))
+        .route("/api/cards/{node}/{index}", get(card_at))
+        .route("/api/fleet", get(fleet))
+        .route("/api/queues", get(queues))
+        .route("/api/pods", get(pods))
+        .route("/api/report", get(report))
+        .route("/api/health", get(health))
+}
+
+async fn overview(Extract(door): Extract<Door>, headers: HeaderMap) -> Answered {
+    door.answer(&headers, Query::Overview).await
+}
+
+async fn cards(
+    Extract(door): Extract<Door>,
+    headers: HeaderMap,
+    span: Result<Parameters<Span>, QueryRejection>,
+) -> Answered {
+    let span = checked(span, &CARD_COLUMNS, &CARD_STATES)?;
+    door.answer(&headers, Query::Cards(span)).await
+}
+
+async fn card(
+    Extract(door): Extract<Door>,
+    headers: HeaderMap,
+    Path(uuid): Path<String>,
+) -> Answered {
+    door.answer(&headers, Query::Card(Which::Uuid(uuid))).await
+}
+
+async fn card_at(
+    Extract(door): Extract<Door>,
+    headers: HeaderMap,
+    Path((node, index)): Path<(String, u32)>,
+) -> Answered {
+    let which = Which::At(node, index);
+    door.answer(&headers, Query::Card(which)).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Since {
+    #[serde(default)]
+    since: String,
+}
+
+async fn fleet(
+    Extract(door): Extract<Door>,
+    headers: HeaderMap,
+    since: Result<Parameters<Since>, QueryRejection>,
+) -> Answered {
+    let Since { since } = read(since)?;
+    door.answer(&headers, Query::Fleet(since)).await
+}
+
+async fn report(
+    Extract(door): Extract<Door>,
+    headers: HeaderMap,
+    report: Result<Parameters<Report>, QueryRejection>,
+) -> Answered {
+    let report = read(report)?;
+    door.answer(&headers, Query::Report(report)).await
+}
+
+async fn queues(Extract(door): Extract<Door>, headers: HeaderMap) -> Answered {
+    door.answer(&headers, Query::Queues).await
+}
+
+async fn pods(
+    Extract(door): Extract<Door>,
+    headers: HeaderMap,
+    span: Result<Parameters<Span>, QueryRejection>,
+) -> Answered {
+    let span = checked(span, &POD_COLUMNS, &POD_STATES)?;
+    door.answer(&headers, Query::Pods(span)).await
+}
+
+async fn health(Extract(door): Extract<Door>, headers: HeaderMap) -> Answered {
+    door.answer(&headers, Query::Health).await
+}
+
+fn checked(
+    span: Result<Parameters<Span>, QueryRejection>,
+    columns: &[&str],
+    states: &[&str],
+) -> Result<Span, Refusal> {
+    let span = read(span)?;
+    span.check(columns, states)
+        .map_err(|text| Refusal(StatusCode::BAD_REQUEST, text))?;
+    Ok(span)
+}

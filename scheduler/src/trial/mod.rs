@@ -1,0 +1,236 @@
+//! What the core would decide, tried on a copy of it: nothing is carried out.
+//!
+//! - [`settle`], [`decide_in_time`]: one decision after another, each with what came of the last.
+//! - [`take_pod`]: a pod that is not there, as the webhook would amend and the watch show it.
+//! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: who would give way to it.
+//!
+//! The command line's `simulate`, `fit`, `explain` and `replay` and the status page ask here.
+
+mod wanted;
+
+pub use wanted::{Victim, Wanted, WhatIf, what_if};
+
+use crate::convert::World;
+use crate::watch::{Fact, Seen};
+use k8s_openapi::api::core::v1::Pod;
+use scheduler_core::ids::PodUid;
+use scheduler_core::model::Phase;
+use scheduler_core::units::{Duration, Time};
+use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, PodReason};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// At the end of the UID of a pod that was evicted here and made anew.
+pub const ANEW: &str = "-anew";
+/// How the UIDs of pods begin that were never anywhere.
+pub const UID: &str = "simulated-";
+/// Decisions in a row, each with what came of the last.
+const ROUNDS: usize = 64;
+/// So long nothing happens before time is stopped. By then a search for room that rests
+/// in between has had all the steps that it may ever have at once.
+pub const QUIET: Duration = Duration::seconds(180);
+
+/// What came of deciding again and again.
+#[derive(Debug)]
+pub struct Settled {
+    /// The decisions, one after another, but for those that time alone brought and that
+    /// said nothing.
+    pub rounds: Vec<Decision>,
+    /// How much later than the first the last action was decided.
+    pub took: Duration,
+    /// A search for room is not at its end yet.
+    pub searching: bool,
+}
+
+impl Settled {
+    /// What there is to say of time.
+    pub fn of_time(&self) -> Vec<String> {
+        let took = (self.took.0 > 0)
+            .then(|| format!("The last of it is decided after {}.", seconds(self.took)));
+        let searching = self.searching.then(|| {
+            format!(
+                "A search for room was not at its end when nothing had happened for {}.",
+                seconds(QUIET)
+            )
+        });
+        took.into_iter().chain(searching).collect()
+    }
+}
+
+/// In words, rounded up.
+pub fn seconds(time: Duration) -> String {
+    format!("{} s", time.0.div_ceil(1000))
+}
+
+/// Decides until nothing more happens: every binding is taken by the API server, every
+/// evicted pod leaves at once and is made anew by its controller. When nothing is left to
+/// happen, time goes on to when the scheduler would look again by itself (a search for room has
+/// rested, a minimum run time is over), until nothing happens for `quiet`. `after` hears of each
+/// decision.
+pub fn settle(
+    core: &mut Core,
+    now: &mut Time,
+    quiet: Duration,
+    mut after: impl FnMut(&Decision),
+) -> Settled {
+    let begin = *now;
+    let (mut last, mut waited) = (begin, false);
+    let mut rounds: Vec<Decision> = Vec::new();
+    for _ in 0..ROUNDS {
+        let decision = core.decide(*now);
+        after(&decision);
+        carry_out(core, *now, &decision);
+        if !decision.actions.is_empty() {
+            last = *now;
+        }
+        let over = decision.actions.is_empty() && !decision.cut_short;
+        let next = next(&decision, *now, last.after(quiet));
+        let said = rounds.last().is_none_or(|before| {
+            !over || !decision.reasons.is_empty() || before.promises != decision.promises
+        });
+        if said || !waited {
+            rounds.push(decision);
+        }
+        waited = next.is_some();
+        match next {
+            Some(at) => *now = at,
+            None if over => break,
+            None => {}
+        }
+    }
+    let cut_short = rounds.last().is_some_and(|last| last.cut_short);
+    Settled {
+        rounds,
+        took: Duration(last.0 - begin.0),
+        searching: cut_short || searches(core),
+    }
+}
+
+/// Decides until a decision does something, or nothing happens for [`QUIET`]; with how
+/// much later than now that is.
+pub fn decide_in_time(core: &mut Core, now: &mut Time) -> (Duration, Decision) {
+    let begin = *now;
+    let mut decision = core.decide(*now);
+    for _ in 0..ROUNDS {
+        if !decision.actions.is_empty() {
+            break;
+        }
+        match next(&decision, *now, begin.after(QUIET)) {
+            Some(at) => *now = at,
+            None if decision.cut_short => {}
+            None => break,
+        }
+        let said = std::mem::take(&mut decision.reasons);
+        decision = core.decide(*now);
+        // Only what has changed is said again.
+        let again = |old: &PodReason| decision.reasons.iter().any(|new| new.pod == old.pod);
+        let still: Vec<PodReason> = said.into_iter().filter(|old| !again(old)).collect();
+        decision.reasons.extend(still);
+    }
+    (Duration(now.0 - begin.0), decision)
+}
+
+/// When the scheduler looks again by itself, where nothing happens before.
+fn next(decision: &Decision, now: Time, until: Time) -> Option<Time> {
+    let idle = decision.actions.is_empty() && !decision.cut_short;
+    let again = decision.wake_at.filter(|_| idle);
+    again.filter(|at| *at > now && *at <= until)
+}
+
+/// Some search for room rests, and is not at its end.
+fn searches(core: &Core) -> bool {
+    let mut events = core.snapshot().into_iter();
+    events.any(|event| matches!(event, Event::Rest(_)))
+}
+
+/// Everything that was asked for is done.
+fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
+    let mut evicted = BTreeSet::new();
+    for action in &decision.actions {
+        core.apply(Event::Outcome(Outcome {
+            decision: action.decision(),
+            result: OutcomeResult::Confirmed,
+        }));
+        if let Action::Evict(evict) = action {
+            evicted.insert(evict.pod.clone());
+        }
+    }
+    if evicted.is_empty() {
+        return;
+    }
+    let gone = core.snapshot().into_iter().filter_map(|event| match event {
+        Event::Pod(pod) if evicted.contains(&pod.uid) => Some(pod),
+        _ => None,
+    });
+    let gone: Vec<_> = gone.collect();
+    for mut pod in gone {
+        core.apply(Event::PodGone(pod.uid.clone()));
+        pod.uid = PodUid::new(format!("{}{ANEW}", pod.uid));
+        pod.phase = Phase::Pending;
+        pod.created = now;
+        core.apply(Event::Pod(pod));
+    }
+}
+
+/// A pod that was taken in.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// Its UID, which begins with [`UID`].
+    pub uid: PodUid,
+    /// `namespace/name`.
+    pub name: String,
+    /// What the webhook would warn of.
+    pub warnings: Vec<String>,
+    /// What it is to the core. Newer than everything that is there.
+    pub events: Vec<Event>,
+}
+
+/// Takes in a pod that is not there, as the webhook would amend it and the watch show it.
+/// `number` tells it from others of the same trial; `now` is when it is made.
+///
+/// # Errors
+/// One sentence on why the webhook would refuse it.
+pub fn take_pod(
+    world: &mut World,
+    object: &Value,
+    number: u64,
+    now: Time,
+) -> Result<Taken, String> {
+    let amended = crate::admission::amended(object).map_err(|why| why.to_string())?;
+    let mut pod: Pod =
+        serde_json::from_value(amended.pod).map_err(|why| format!("it is no pod: {why}"))?;
+    let name = match (&pod.metadata.name, &pod.metadata.generate_name) {
+        (Some(name), _) => name.clone(),
+        (None, Some(prefix)) => format!("{prefix}{number}"),
+        (None, None) => format!("pod-{number}"),
+    };
+    let uid = PodUid::new(format!("{UID}{number:06}"));
+    pod.metadata.name = Some(name.clone());
+    pod.metadata.uid = Some(uid.to_string());
+    pod.status = None;
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let mut events = world.take(Fact::Pod(Seen::There(Box::new(pod))));
+    for event in &mut events {
+        if let Event::Pod(pod) = event {
+            pod.created = now;
+        }
+    }
+    Ok(Taken {
+        uid,
+        name: format!("{namespace}/{name}"),
+        warnings: amended.warnings,
+        events,
+    })
+}
+
+/// Whether a pod has a place, or one as soon as what is leaving there has left.
+pub fn is_placed(rounds: &[Decision], uid: &PodUid) -> bool {
+    let bound = |decision: &Decision| {
+        let binds = |action: &Action| matches!(action, Action::Bind(bind) if bind.pod == *uid);
+        decision.actions.iter().any(binds)
+    };
+    let promised = rounds
+        .last()
+        .is_some_and(|last| last.promises.iter().any(|promise| promise.pod == *uid));
+    promised || rounds.iter().any(bound)
+}
