@@ -24,15 +24,17 @@ fn count(rules: &PodRules) -> usize {
 }
 
 /// The rules of a pod whose namespace and labels are known already; of one that is not ours
-/// only what keeps others away. What cannot be read is `unsupported`.
+/// only what its terms do to others. What cannot be read is `unsupported`.
 pub(super) fn read(spec: &PodSpec, pod: &mut Pod) {
     pod.ports = ports(spec);
     let rules = rules(spec, pod);
     match rules {
         // It waits, and keeps away whom it avoids where it stands.
-        Ok(rules) if pod.ours && count(&rules) > MOST => {
-            let what = format!("more than {MOST} rules about other pods");
-            pod.unsupported.push(what.into());
+        Ok(rules) if count(&rules) > MOST => {
+            if pod.ours {
+                let what = format!("more than {MOST} rules about other pods");
+                pod.unsupported.push(what.into());
+            }
             pod.pods.anti_affinity = rules.anti_affinity;
         }
         Ok(rules) => pod.pods = rules,
@@ -50,12 +52,6 @@ fn rules(spec: &PodSpec, pod: &Pod) -> Result<PodRules, String> {
         terms.map(|one| term(&one, pod)).collect()
     };
     let anti_affinity = terms(away.required_during_scheduling_ignored_during_execution)?;
-    if !pod.ours {
-        return Ok(PodRules {
-            anti_affinity,
-            ..PodRules::default()
-        });
-    }
     let preferred = near.preferred_during_scheduling_ignored_during_execution;
     let preferred = preferred.into_iter().flatten().map(|one| (1, one));
     let unwanted = away.preferred_during_scheduling_ignored_during_execution;
@@ -66,11 +62,19 @@ fn rules(spec: &PodSpec, pod: &Pod) -> Result<PodRules, String> {
             term: term(&one.pod_affinity_term, pod)?,
         })
     });
+    let preferred = preferred.collect::<Result<_, String>>()?;
+    if !pod.ours {
+        return Ok(PodRules {
+            anti_affinity,
+            preferred,
+            ..PodRules::default()
+        });
+    }
     let spread = spec.topology_spread_constraints.iter().flatten();
     Ok(PodRules {
         affinity: terms(near.required_during_scheduling_ignored_during_execution)?,
         anti_affinity,
-        preferred: preferred.collect::<Result<_, String>>()?,
+        preferred,
         spread: spread
             .map(|one| self::spread(one, pod))
             .collect::<Result<_, _>>()?,
