@@ -60,7 +60,7 @@ mod unfollowed;
 pub mod usage;
 pub mod watch;
 
-pub use config::Config;
+pub use config::{Config, Role};
 pub use doors::{Doors, Listeners};
 pub use leader::ApiAccess;
 pub use run::{RunError, run, run_in, run_on};

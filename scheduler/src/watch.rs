@@ -79,6 +79,21 @@ pub enum Fact {
 /// Where facts go. Unbounded: the reader never waits for anything but these.
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
+/// Follows queues alone until `stop`.
+pub async fn queues(client: Client, queues: impl Fn(&Seen<Queue>), stop: CancellationToken) {
+    let (facts, mut told) = mpsc::unbounded_channel();
+    let followed = follow(readable(client), &facts, |seen| {
+        queues(&seen);
+        Fact::Queue(seen)
+    });
+    let taken = async { while told.recv().await.is_some() {} };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        _ = async { tokio::join!(followed, taken) } => {}
+    }
+}
+
 /// Follows everything until `stop`. When `relist` changes, pods and groups are listed anew: a
 /// watch may lag behind what another replica wrote. `queues` sees each fact about a queue first.
 pub async fn run(

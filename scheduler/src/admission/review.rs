@@ -38,17 +38,16 @@ pub fn objects(
 }
 
 /// Resizes of pods are taken, or refused.
-pub async fn resizes(review: Review, questions: &mpsc::Sender<Question>) -> Value {
-    let response = match review.try_into() {
-        Ok(request) => judge_resize(&request, questions).await,
+pub(super) async fn resizes(review: Review, questions: Option<&mpsc::Sender<Question>>) -> Value {
+    match review.try_into() {
+        Ok(request) => written(judge_resize(&request, questions).await),
         Err(error) => unreadable(&error),
-    };
-    written(response)
+    }
 }
 
 async fn judge_resize(
     request: &AdmissionRequest<DynamicObject>,
-    questions: &mpsc::Sender<Question>,
+    questions: Option<&mpsc::Sender<Question>>,
 ) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     let pod = |object: &Option<DynamicObject>| {
@@ -58,11 +57,13 @@ async fn judge_resize(
         (Ok(old), Ok(new)) => (old, new),
         (Err(why), _) | (_, Err(why)) => return response.deny(line(&why)),
     };
-    match resize::against(&old, &new, questions).await {
+    match resize::against(&old, &new, !request.dry_run, questions).await {
         None => response,
         Some(why) => {
             let namespace = request.namespace.as_deref().unwrap_or_default();
-            tracing::info!(namespace, pod = request.name, "resize refused: {why}");
+            if questions.is_some() {
+                tracing::info!(namespace, pod = request.name, "resize refused: {why}");
+            }
             response.deny(line(&why))
         }
     }
@@ -73,14 +74,14 @@ fn answer(
     review: Review,
     judge: impl Fn(&AdmissionRequest<DynamicObject>) -> AdmissionResponse,
 ) -> Value {
-    written(match review.try_into() {
-        Ok(request) => judge(&request),
+    match review.try_into() {
+        Ok(request) => written(judge(&request)),
         Err(error) => unreadable(&error),
-    })
+    }
 }
 
-fn unreadable(error: &impl std::fmt::Display) -> AdmissionResponse {
-    AdmissionResponse::invalid(line(&error.to_string()))
+pub(super) fn unreadable(error: &impl std::fmt::Display) -> Value {
+    written(AdmissionResponse::invalid(line(&error.to_string())))
 }
 
 fn written(response: AdmissionResponse) -> Value {
