@@ -193,7 +193,6 @@ async fn start(
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
     let usage_meters = Arc::new(UsageMeters::registered(&mut registry));
     let scale_up_meters = Arc::new(ScaleUpMeters::registered(&mut registry));
-    let scale_up = scale_up::Settings::of(config)?;
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
     let client = counted(access.client()?, Arc::clone(&meters));
 
@@ -257,6 +256,7 @@ async fn start(
         };
         return admit(config, admission, client, show.status, end, tasks).await;
     }
+    let scale_up = scale_up::Settings::of(config)?;
     neighbour::clear(&client, &territory).await?;
     let names = config.names();
     let trust = trust::establish(&client, &config.namespace, &names).await?;

@@ -20,8 +20,7 @@
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
 //!   [`crowd`]: many nodes with agents, whom this process speaks for.
-//! - [`proxy`]: between a scheduler and the API server, to do it harm; [`service`]: one
-//!   address for several replicas.
+//! - [`proxy`]: between a scheduler and the API server, to do it harm.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`chance`]: random numbers by a seed.
@@ -57,7 +56,6 @@ pub mod proxy;
 pub mod random_cluster;
 pub mod registry;
 pub mod scheduler;
-pub mod service;
 pub mod share;
 pub mod stand_in;
 pub mod suite;

@@ -288,7 +288,8 @@ fn changed(helm: &Path) {
             "global.imagePullSecrets={s}",
         ],
     );
-    for name in [&scheduler, &agent, &mps] {
+    let admission = key("Deployment", "aliquot-admission");
+    for name in [&scheduler, &admission, &agent, &mps] {
         assert_eq!(container(&image[name])["image"], "reg.example/x/aliquot:v9");
         let secrets = &image[name]["spec"]["template"]["spec"]["imagePullSecrets"];
         assert_eq!(*secrets, json!([{"name": "s"}]));
@@ -314,6 +315,9 @@ fn changed(helm: &Path) {
     ] {
         has(&ha[&scheduler], flag);
     }
+    // Of how queues are checked admission knows what the scheduler knows.
+    has(&ha[&admission], "--quiet-ms=5");
+    has(&ha[&admission], "--role=admission");
 
     let host = rendered(helm, "a", &["--set", "driver.root=host"]);
     for name in [&agent, &mps] {
@@ -377,7 +381,11 @@ fn changed(helm: &Path) {
             "networkPolicy.monitoringFrom[0].ipBlock.cidr=10.0.0.0/8",
         ],
     );
-    for (name, rule) in [("aliquot-scheduler", 2), ("aliquot-agent", 0)] {
+    for (name, rule) in [
+        ("aliquot-scheduler", 2),
+        ("aliquot-admission", 1),
+        ("aliquot-agent", 0),
+    ] {
         let ingress = &network[&key("NetworkPolicy", name)]["spec"]["ingress"];
         let wanted = json!([{"ipBlock": {"cidr": "10.0.0.0/8"}}]);
         assert_eq!(ingress[rule]["from"], wanted, "{name}");
@@ -584,7 +592,8 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "defaultQueue.parentResources" | "defaultQueue.childResources" => {
             json!({"gpu": {"quota": 8}})
         }
-        "scheduler.resources" | "nodeAgent.resources" | "mps.resources" => {
+        "scheduler.resources" | "admission.resources" | "nodeAgent.resources"
+        | "mps.resources" => {
             json!({"limits": {"memory": "7Gi"}})
         }
         path if path.ends_with("olerations") => json!([{"key": "x", "operator": "Exists"}]),

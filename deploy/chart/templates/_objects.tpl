@@ -59,6 +59,29 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Scheduler and admission alike: whose pods are theirs, where they run. In: {root, object}. */}}
+{{- define "aliquot.deployment" -}}
+{{- $values := .root.Values -}}
+{{- $spec := .object.spec.template.spec -}}
+{{- $container := first $spec.containers -}}
+{{- $args := $container.args -}}
+{{- with $values.scheduler.name }}{{ $args = append $args (printf "--scheduler-name=%s" .) }}{{ end -}}
+{{- with $values.podgrouper.queueLabelKey -}}
+  {{- if ne . "kai.scheduler/queue" }}{{ $args = append $args (printf "--queue-label-key=%s" .) }}{{ end -}}
+{{- end -}}
+{{- with $values.global.nodePoolLabelKey }}{{ $args = append $args (printf "--node-pool-label-key=%s" .) }}{{ end -}}
+{{- if kindIs "slice" $values.scheduler.args }}{{ $args = concat $args $values.scheduler.args }}{{ end -}}
+{{- $_ := set $container "args" $args -}}
+{{- with $values.global.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
+{{- with $values.global.nodeSelector }}{{ $_ := set $spec "nodeSelector" (merge (deepCopy .) $spec.nodeSelector) }}{{ end -}}
+{{- with $values.global.affinity }}{{ $_ := set $spec "affinity" . }}{{ end -}}
+{{- with $values.global.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end -}}
+{{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
+{{- $mine := ternary $values.admission $values.scheduler (eq .object.metadata.name "aliquot-admission") -}}
+{{- with $mine.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
+{{- if gt (int $mine.replicas) 0 }}{{ $_ := set .object.spec "replicas" (int $mine.replicas) }}{{ end -}}
+{{- end }}
+
 {{- /* In: {root, object}. */}}
 {{- define "aliquot.scheduler" -}}
 {{- $values := .root.Values -}}
@@ -68,15 +91,10 @@
 {{- with $values.scheduler.placementStrategy -}}
   {{- $args = concat $args (list (printf "--gpu-placement=%s" .) (printf "--cpu-placement=%s" .)) -}}
 {{- end -}}
-{{- with $values.scheduler.name }}{{ $args = append $args (printf "--scheduler-name=%s" .) }}{{ end -}}
-{{- with $values.podgrouper.queueLabelKey -}}
-  {{- if ne . "kai.scheduler/queue" }}{{ $args = append $args (printf "--queue-label-key=%s" .) }}{{ end -}}
-{{- end -}}
 {{- with $values.podgrouper.args -}}
   {{- with .defaultPrioritiesConfigMapName }}{{ $args = append $args (printf "--default-priorities-configmap-name=%s" .) }}{{ end -}}
   {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
 {{- end -}}
-{{- with $values.global.nodePoolLabelKey }}{{ $args = append $args (printf "--node-pool-label-key=%s" .) }}{{ end -}}
 {{- with include "aliquot.shard" .root -}}
   {{- $args = append $args "--config=/etc/aliquot/shards.yaml" -}}
   {{- $_ := set $spec "volumes" (append ($spec.volumes | default list) (dict "name" "shards" "configMap" (dict "name" "aliquot-shards"))) -}}
@@ -96,17 +114,7 @@
     {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/node-templates" (toYaml . | sha256sum)) ($metadata.annotations | default dict)) -}}
   {{- end -}}
 {{- end -}}
-{{- if kindIs "slice" $values.scheduler.args }}{{ $args = concat $args $values.scheduler.args }}{{ end -}}
 {{- $_ := set $container "args" $args -}}
-{{- with $values.global.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
-{{- with $values.scheduler.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
-{{- with $values.global.nodeSelector }}{{ $_ := set $spec "nodeSelector" (merge (deepCopy .) $spec.nodeSelector) }}{{ end -}}
-{{- with $values.global.affinity }}{{ $_ := set $spec "affinity" . }}{{ end -}}
-{{- with $values.global.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end -}}
-{{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
-{{- if gt (int $values.scheduler.replicas) 0 -}}
-  {{- $_ := set .object.spec "replicas" (int $values.scheduler.replicas) -}}
-{{- end -}}
 {{- end }}
 
 {{- /* Agent and MPS supervisor alike: where they run, where the driver is. In: {root, object}. */}}
