@@ -592,8 +592,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "defaultQueue.parentResources" | "defaultQueue.childResources" => {
             json!({"gpu": {"quota": 8}})
         }
-        "scheduler.resources" | "admission.resources" | "nodeAgent.resources"
-        | "mps.resources" => {
+        "scheduler.resources" | "admission.resources" | "nodeAgent.resources" | "mps.resources" => {
             json!({"limits": {"memory": "7Gi"}})
         }
         path if path.ends_with("olerations") => json!([{"key": "x", "operator": "Exists"}]),

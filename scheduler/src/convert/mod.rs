@@ -22,6 +22,7 @@ mod cards;
 mod classes;
 mod config_maps;
 pub(crate) mod csi;
+mod hindrance;
 mod isolation;
 mod namespaces;
 mod node;
@@ -42,6 +43,7 @@ use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
 use classes::Classes;
+use hindrance::Hindrance;
 pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
@@ -403,7 +405,7 @@ impl World {
         if self.observing {
             converted
                 .unsupported
-                .retain(|rule| &**rule != pod::NO_TOKEN);
+                .retain(|rule| **rule != *Hindrance::NoToken.to_string());
         }
         self.narrow(&pod, &mut converted);
         self.look_up(&pod, &mut converted);

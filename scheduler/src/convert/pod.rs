@@ -4,6 +4,7 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::classes::Classes;
+use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
 use super::{pod_rules, resources, rules};
 use api::grant::{Asked, Grant};
@@ -20,7 +21,6 @@ use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
 
 /// What is said of a share that nobody admitted.
-pub(super) const NO_TOKEN: &str = "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)";
 /// See [`given_up_at`].
 const PATIENCE_MS: u64 = 120_000;
 
@@ -113,7 +113,9 @@ pub(super) fn of(
             let pending = matches!(phase, Phase::Pending);
             out.gpus = asked.containers.iter().map(ask).collect();
             if ours && pending {
-                out.unsupported.extend(not_as_admitted(spec, &asked));
+                let hindrance = not_as_admitted(spec, &asked);
+                out.unsupported
+                    .extend(hindrance.map(|why| Arc::from(why.to_string())));
             }
         }
         // Nobody can tell what it means; admission refuses such pods when it is there.
@@ -143,7 +145,7 @@ pub(super) fn held_to_request(ask: &mut ContainerAsk) {
 fn not_as_admitted(
     spec: &k8s_openapi::api::core::v1::PodSpec,
     asked: &api::request::PodRequest,
-) -> Option<Arc<str>> {
+) -> Option<Hindrance> {
     let inits = spec.init_containers.iter().flatten();
     let containers: Vec<_> = inits.chain(&spec.containers).collect();
     asked.containers.iter().find_map(|asked| {
@@ -156,16 +158,15 @@ fn not_as_admitted(
             limits.get(name)
         };
         if has(proto::names::resource::SHARE).is_none() {
-            return Some(Arc::from(NO_TOKEN));
+            return Some(Hindrance::NoToken);
         }
         let (name, amount) = share.counted();
         let admitted = has(name).and_then(quantity::up);
-        (admitted != Some(amount)).then(|| {
-            Arc::from(format!(
-                "container {} asks for {amount} of {name} and was admitted with {} (its annotations were changed after it was made: delete it and make it anew)",
-                asked.name,
-                has(name).map_or("none", |quantity| quantity.0.as_str()),
-            ))
+        (admitted != Some(amount)).then(|| Hindrance::OtherAmount {
+            container: asked.name.clone(),
+            amount,
+            name,
+            admitted: has(name).map_or("none".to_owned(), |quantity| quantity.0.clone()),
         })
     })
 }
