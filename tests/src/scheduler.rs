@@ -142,6 +142,8 @@ impl Scheduler {
             .flag("--role", "scheduler")
             .flag("--webhook", format!("0.0.0.0:{answers}"))
             .flag("--address", "127.0.0.1")
+            // Where agents look for it.
+            .flag("--certificate-names", ADDRESS)
             .flag("--leader-elect", "true")
             .flag("--identity", &replica.name)
             .flag("--telemetry", format!("0.0.0.0:{telemetry}"))
