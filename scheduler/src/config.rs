@@ -1,6 +1,7 @@
 //! Flags of the scheduler: wiring, and KAI's settings of the core under KAI's names.
 
 use crate::admission::OverSubscription;
+use crate::bursts::Bursts;
 use crate::group::TypesAt;
 use crate::limits::Limits;
 use proto::names::{kai, object};
@@ -147,6 +148,11 @@ pub struct Config {
     /// false each share that is placed from then on is held to its request.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub bursts: bool,
+    /// The largest ratio of a share's limit to its request, such as 2 or 1.5. Each share with a
+    /// higher limit that is placed from then on is held to so many times its request; its pod is
+    /// warned of that when it is created. Whatever a pod names when unset.
+    #[arg(long, value_name = "RATIO", value_parser = Bursts::parse)]
+    pub max_burst_ratio: Option<Bursts>,
     /// How large pod groups and the tree of queues may be.
     #[command(flatten)]
     pub limits: Limits,
@@ -252,6 +258,12 @@ impl Config {
             name.push_str(&subdomain(pool));
         }
         name
+    }
+
+    /// How far above its request a share may be held.
+    pub fn bursts(&self) -> Bursts {
+        let most = self.max_burst_ratio.unwrap_or(Bursts::ANY);
+        if self.bursts { most } else { Bursts::NONE }
     }
 
     /// Whether `SchedulingShard` objects are this scheduler's: they do not say whose they are.

@@ -594,6 +594,7 @@ impl Admission {
             limits: config.limits,
             queues,
             over_subscription: config.queue_over_subscription,
+            bursts: config.bursts(),
             core,
         };
         let (door, admits) = (self.door, self.admits);

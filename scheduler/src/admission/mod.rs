@@ -29,6 +29,7 @@ pub use configuration::Reach;
 pub use queues::{OverSubscription, QueueTree};
 pub use resize::Core;
 
+use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::serve::Door;
 use crate::trust::Certificates;
@@ -73,6 +74,8 @@ pub struct Rules {
     pub queues: watch::Receiver<QueueTree>,
     /// What the webhook answers where the quotas of children exceed their parent's.
     pub over_subscription: OverSubscription,
+    /// How far above its request a share may be held.
+    pub bursts: Bursts,
     /// Who judges resizes.
     pub core: Core,
 }
@@ -108,7 +111,10 @@ pub async fn run(
     let configuration = Configuration::new(&settings, certificates.ca_pem());
     let core = rules.core.clone();
     let routes = Router::new()
-        .route(PODS, post(async |Json(sent)| Json(review::pods(sent))))
+        .route(
+            PODS,
+            post(async move |Json(sent)| Json(review::pods(sent, rules.bursts))),
+        )
         .route(
             OBJECTS,
             post(async move |Json(sent)| {

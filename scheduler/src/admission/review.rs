@@ -2,6 +2,7 @@
 
 use super::amend::{self, Amended};
 use super::{OverSubscription, QueueTree, queues, resize, validate};
+use crate::bursts::Bursts;
 use crate::cycle::Question;
 use crate::limits::Limits;
 use base64::Engine as _;
@@ -21,8 +22,8 @@ const MAX_WARNINGS: usize = 16;
 pub type Review = AdmissionReview<DynamicObject>;
 
 /// Pods are amended, or refused.
-pub fn pods(review: Review) -> Value {
-    answer(review, judge)
+pub fn pods(review: Review, bursts: Bursts) -> Value {
+    answer(review, |request| judge(request, bursts))
 }
 
 /// Queues, pod groups and topologies are taken, or refused.
@@ -107,7 +108,7 @@ fn line(text: &str) -> String {
         .collect()
 }
 
-fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+fn judge(request: &AdmissionRequest<DynamicObject>, bursts: Bursts) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     let Some(object) = &request.object else {
         return response.deny("there is no pod in the request");
@@ -117,7 +118,11 @@ fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
         Err(error) => return response.deny(line(&format!("the pod cannot be read: {error}"))),
     };
     match amend::amended(&pod) {
-        Ok(amended) => allow(response, &pod, &amended),
+        Ok(mut amended) => {
+            let cut = bursts.warnings(&amended.request);
+            amended.warnings.extend(cut);
+            allow(response, &pod, &amended)
+        }
         Err(refusal) => {
             let namespace = request.namespace.as_deref().unwrap_or_default();
             tracing::info!(namespace, pod = request.name, "refused: {refusal}");
@@ -194,7 +199,7 @@ mod tests {
             },
         });
         let review = serde_json::from_value(review).expect("a review");
-        let mut answer = pods(review);
+        let mut answer = pods(review, Bursts::parse("2").unwrap());
         answer["response"].take()
     }
 
@@ -379,6 +384,25 @@ mod tests {
         );
         let pod = json!({"metadata": {"annotations": {"gpu-memory": "5"}}, "spec": {"containers": [{"name": "c"}]}});
         assert_eq!(respond(pod)["warnings"], Value::Null);
+    }
+
+    #[test]
+    fn a_limit_that_the_admin_cuts_is_warned_of() {
+        let warnings = |limit: &str| {
+            let annotations = json!({"gpu-memory": "1000", "gpu-memory.limit": limit});
+            let pod = json!({"metadata": {"annotations": annotations},
+                "spec": {"containers": [{"name": "c"}]}});
+            let response = respond(pod);
+            assert_eq!(response["allowed"], true);
+            response["warnings"].clone()
+        };
+        assert_eq!(warnings("2000Mi"), Value::Null);
+        assert_eq!(
+            warnings("2001Mi"),
+            json!([
+                "container c: its limit of GPU memory is not followed: the admin holds shares to 2 times their requests"
+            ])
+        );
     }
 
     #[test]

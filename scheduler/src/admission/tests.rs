@@ -42,6 +42,7 @@ impl Site {
                 limits: Limits::default(),
                 queues: watch::channel(QueueTree::default()).1,
                 over_subscription: OverSubscription::None,
+                bursts: Bursts::ANY,
                 core: Core {
                     own: None,
                     leases: Api::default_namespaced(client.clone()),

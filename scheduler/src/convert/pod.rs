@@ -7,6 +7,7 @@ use super::classes::Classes;
 use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
 use super::{pod_rules, resources, rules};
+use crate::bursts::Bursts;
 use api::grant::{Asked, Grant};
 use api::quantity;
 use api::request::{Amount as AskedAmount, GpuRequest};
@@ -133,11 +134,23 @@ pub(super) fn of(
     Some(out)
 }
 
-/// The request is the limit.
-pub(super) fn held_to_request(ask: &mut ContainerAsk) {
-    if let Ask::Share(share) = &mut ask.ask {
-        share.burst = None;
-    }
+/// The limit is no higher than the admin lets it be.
+pub(super) fn hold(ask: &mut ContainerAsk, bursts: Bursts) {
+    let Ask::Share(share) = &mut ask.ask else {
+        return;
+    };
+    share.burst = match (share.amount, share.burst) {
+        (Amount::Memory(Mib(request)), Some(Amount::Memory(Mib(limit)))) => {
+            let limit = bursts.limit(request, limit);
+            limit.map(|limit| Amount::Memory(Mib(limit)))
+        }
+        (Amount::Fraction(NanoGpu(request)), Some(Amount::Fraction(NanoGpu(limit)))) => {
+            let limit = bursts.limit(request, limit);
+            limit.map(|limit| Amount::Fraction(NanoGpu(limit)))
+        }
+        // A limit is of the same kind as its request.
+        _ => None,
+    };
 }
 
 /// A share whose token is missing, or is for another amount than its annotations ask for by
