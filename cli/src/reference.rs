@@ -493,6 +493,13 @@ fn reasons() -> String {
         };
         let _ = writeln!(text, "| `{reason}` | {when} |");
     }
+    let watch = source("scheduler/src/watch.rs");
+    let (_, reason) = watch.split_once("reason: ").unwrap();
+    let reason = literals(reason).swap_remove(0);
+    let _ = writeln!(
+        text,
+        "\n## Events of other objects\n\n| reason | when |\n|---|---|\n| `{reason}` | a queue, a pod group, a topology or a `GpuNode` that the API server took and that cannot be read counts as not there |"
+    );
     text.push_str("\n## Why a pod waits\n\nThe kind of the leading reason, in metrics and in `aliquot explain -o json`.\n\n| kind | meaning |\n|---|---|\n");
     for (kind, words) in variants(&core, "ReasonKind") {
         let _ = writeln!(text, "| `{kind}` | {} |", cell(&words));

@@ -22,6 +22,7 @@ use crate::{
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
+use kube::runtime::events::Reporter;
 use prometheus_client::registry::Registry;
 use proto::names::object;
 use std::io;
@@ -34,6 +35,8 @@ use tokio_util::sync::CancellationToken;
 
 /// After a stop, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Objects that cannot be read and of which nobody was told yet: more than one kind has.
+const UNREADABLE: usize = 64;
 /// Questions of people that wait.
 pub(crate) const QUESTIONS: usize = 16;
 
@@ -322,12 +325,28 @@ async fn start(
 
     let relist = watch::Sender::new(0);
     let (facts_out, facts) = mpsc::unbounded_channel();
+    let (complaints, unreadable) = mpsc::channel(UNREADABLE);
+    let reporter = Reporter {
+        controller: config.scheduler_name.clone(),
+        instance: Some(identity.clone()),
+    };
+    tasks.spawn(named(
+        "the complaints",
+        facts::complain(
+            leaders.clone(),
+            reporter,
+            leading.clone(),
+            unreadable,
+            end.clone(),
+        ),
+    ));
     tasks.spawn(named(
         "the watches",
         facts::run(
             client.clone(),
             facts_out,
             move |queue| queues_out.send_modify(|tree| tree.note(queue)),
+            Some(complaints),
             relist.subscribe(),
             end.clone(),
         ),
@@ -483,6 +502,7 @@ fn observe(
             client.clone(),
             facts_out,
             |_| {},
+            None,
             relist.subscribe(),
             end.clone(),
         ),

@@ -496,7 +496,7 @@ fn kais_values(helm: &Path) {
         "defaultPriorityClasses.enabled=false",
     ]);
     for flag in [
-        "--config=/etc/aliquot/shards.yaml",
+        "--node-pool=",
         "--queue-label-key=example.com/queue",
         "--default-priorities-configmap-name=types",
         "--default-priorities-configmap-namespace=kai",
@@ -508,13 +508,6 @@ fn kais_values(helm: &Path) {
         );
     }
     assert_eq!(pod(&set)["priorityClassName"], "system-cluster-critical");
-    let mounts = &pod(&set)["containers"][0]["volumeMounts"];
-    let mounted = mounts.as_array().unwrap().iter();
-    assert!(
-        mounted
-            .clone()
-            .any(|mount| mount["mountPath"] == "/etc/aliquot")
-    );
     let agent = &set[&key("DaemonSet", "aliquot-agent")]["spec"]["template"]["spec"];
     let tolerations = agent["tolerations"].as_array().unwrap();
     assert!(tolerations.contains(&json!({ "operator": "Exists" })));
@@ -524,11 +517,11 @@ fn kais_values(helm: &Path) {
     assert_eq!(below["parentQueue"], "top");
     assert_eq!(below["resources"]["gpu"]["quota"], json!(8));
     assert_eq!(below["resources"]["gpu"]["limit"], json!(-1));
-    // The scheduler reads that file as it reads any other.
-    let shards = &set[&key("ConfigMap", "aliquot-shards")]["data"]["shards.yaml"];
+    // A file with the object means the same, and no key of it is unknown.
+    let object = &set[&key("SchedulingShard", "default")];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shards.yaml");
-    std::fs::write(&path, shards.as_str().unwrap()).unwrap();
+    std::fs::write(&path, object.to_string()).unwrap();
     let config = scheduler::Config {
         config: Some(path),
         ..scheduler::Config::default()

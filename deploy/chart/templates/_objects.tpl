@@ -43,6 +43,13 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Somebody else's SchedulingShard of that name is left as it is. In: the root; out: "yes" where there is one. */}}
+{{- define "aliquot.foreignShard" -}}
+{{- $there := lookup "kai.scheduler/v1" "SchedulingShard" "" "default" -}}
+{{- $release := (($there.metadata | default dict).annotations | default dict) | dig "meta.helm.sh/release-name" "" -}}
+{{- if and $there (ne $release .Release.Name) }}yes{{ end -}}
+{{- end }}
+
 {{- /* A default queue by KAI's values. In: {root, object}; the object is changed. */}}
 {{- define "aliquot.queue" -}}
 {{- $queue := .root.Values.defaultQueue -}}
@@ -95,14 +102,7 @@
   {{- with .defaultPrioritiesConfigMapName }}{{ $args = append $args (printf "--default-priorities-configmap-name=%s" .) }}{{ end -}}
   {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
 {{- end -}}
-{{- with include "aliquot.shard" .root -}}
-  {{- $args = append $args "--config=/etc/aliquot/shards.yaml" -}}
-  {{- $_ := set $spec "volumes" (append ($spec.volumes | default list) (dict "name" "shards" "configMap" (dict "name" "aliquot-shards"))) -}}
-  {{- $_ := set $container "volumeMounts" (append ($container.volumeMounts | default list) (dict "name" "shards" "mountPath" "/etc/aliquot" "readOnly" true)) -}}
-  {{- /* The file is read at the start: another one makes other pods. */}}
-  {{- $metadata := $.object.spec.template.metadata -}}
-  {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/shards" (sha256sum .)) ($metadata.annotations | default dict)) -}}
-{{- end -}}
+{{- with include "aliquot.shard" .root }}{{ $args = append $args "--node-pool=" }}{{ end -}}
 {{- if $values.global.clusterAutoscaling -}}
   {{- $args = append $args "--cluster-autoscaling" -}}
   {{- with $values.nodeTemplates -}}

@@ -134,7 +134,8 @@ fn object(notice: Notice, annotations: Annotations, reporter: &Reporter) -> Obje
     } = notice;
     Object {
         metadata: ObjectMeta {
-            namespace: about.namespace.clone(),
+            // Of an object in no namespace they are there, as client-go has it.
+            namespace: Some(about.namespace.clone().unwrap_or("default".to_owned())),
             name: about
                 .name
                 .as_ref()

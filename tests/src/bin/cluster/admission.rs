@@ -195,11 +195,20 @@ pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let share = pod(&ns, "share", &[("gpu-memory", "2000")], "report hold");
     let ran = cluster.run_share(&share).await;
+    let told = until("an event on the group", Duration::from_secs(20), || async {
+        let path = "jsonpath={.items[*].note}";
+        let of = "--field-selector=reason=Unreadable,regarding.name=absurd";
+        let events = ["get", "events.events.k8s.io", "-n", &ns, of, "-o", path];
+        let notes = cluster.kubectl.run(&events).await?;
+        Ok(Seen::when(notes.contains("it counts as not there"), notes))
+    })
+    .await;
     let delete = ["delete", "podgroup", "absurd", "-n", &ns];
     cluster.kubectl.run(&delete).await?;
     let required = json!({ "op": "add", "path": REQUIRED, "value": ["spec"] });
     define(cluster, required).await?;
     ran?;
+    told?;
     cluster.delete_pod(&ns, "share").await?;
     Ok(())
 }
