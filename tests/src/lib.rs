@@ -20,7 +20,8 @@
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
 //!   [`crowd`]: many nodes with agents, whom this process speaks for.
-//! - [`proxy`]: between a scheduler and the API server, to do it harm.
+//! - [`proxy`]: between a scheduler and the API server, to do it harm; [`prometheus`]: a real
+//!   one, that reads our pages.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`chance`]: random numbers by a seed.
@@ -52,6 +53,7 @@ pub mod node;
 pub mod observer;
 pub mod operator;
 pub mod pod;
+pub mod prometheus;
 pub mod proxy;
 pub mod random_cluster;
 pub mod registry;
