@@ -280,13 +280,174 @@ fn variants(text: &str, name: &str) -> Vec<(String, String)> {
     found
 }
 
+/// String literals of Rust code, without comments and the words of panics.
+fn literals(code: &str) -> Vec<String> {
+    let (mut found, mut rest) = (Vec::new(), String::new());
+    let is_read = |line: &&str| !line.trim().starts_with("//") && !line.contains("expect(\"");
+    for line in code.lines().filter(is_read) {
+        rest.push_str(line);
+        rest.push('\n');
+    }
+    let mut chars = rest.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c == '\'' && chars.peek() == Some(&'"') {
+            chars.next();
+        }
+        if c != '"' {
+            continue;
+        }
+        let mut literal = String::new();
+        while let Some(c) = chars.next().filter(|c| *c != '"') {
+            match (c, chars.peek().copied()) {
+                ('\\', Some('n')) => drop(chars.next()),
+                ('\\', Some(escaped)) => {
+                    chars.next();
+                    literal.push(escaped);
+                }
+                _ => literal.push(c),
+            }
+        }
+        found.push(literal);
+    }
+    found
+}
+
+/// The sentences in a part of a file, from a line that begins so to the end of its block, or in
+/// all of it; what changes in them is `…`.
+fn sentences(path: &str, begin: &str) -> Vec<String> {
+    let file = source(path);
+    let shipped = file.split("#[cfg(test)]").next().unwrap_or_default();
+    let (_, part) = shipped
+        .split_once(begin)
+        .unwrap_or_else(|| panic!("{path} has no {begin}"));
+    let ends = ["\n}\n", "\n];\n"]
+        .into_iter()
+        .filter_map(|end| part.find(end));
+    let part = match ends.min() {
+        Some(end) if !begin.is_empty() => &part[..end],
+        _ => part,
+    };
+    let mut found = Vec::new();
+    for literal in literals(part).into_iter().filter(|one| one.contains(' ')) {
+        let (mut sentence, mut inside) = (String::new(), false);
+        let mut chars = literal.chars().peekable();
+        while let Some(c) = chars.next() {
+            match c {
+                // Doubled, they are braces.
+                '{' | '}' if !inside && chars.peek() == Some(&c) => {
+                    chars.next();
+                    sentence.push(c);
+                }
+                '{' => {
+                    inside = true;
+                    sentence.push('…');
+                }
+                '}' => inside = false,
+                _ if !inside => sentence.push(c),
+                _ => {}
+            }
+        }
+        if !found.contains(&sentence) && sentence.chars().any(char::is_alphabetic) {
+            found.push(sentence);
+        }
+    }
+    assert!(!found.is_empty(), "{path}: {begin} says nothing");
+    found
+}
+
+/// Every sentence that ends what cannot be done, by who says it.
+fn all_sentences(text: &mut String) {
+    let parts: [(&str, &[(&str, &str)]); 7] = [
+        (
+            "What keeps a pod from a node",
+            &[
+                (
+                    "scheduler-core/src/reason.rs",
+                    "impl fmt::Display for NodeNo {",
+                ),
+                ("scheduler/src/convert/node.rs", "const CONDITIONS"),
+            ],
+        ),
+        (
+            "What keeps a pod from a card",
+            &[(
+                "scheduler-core/src/reason.rs",
+                "impl fmt::Display for CardNo {",
+            )],
+        ),
+        (
+            "What keeps a pod from every node",
+            &[
+                (
+                    "scheduler-core/src/cycle/reason.rs",
+                    "pub(crate) fn hindrance(",
+                ),
+                ("scheduler-core/src/capacity.rs", "fn over_limit("),
+                ("scheduler-core/src/capacity.rs", "fn over_quota("),
+                ("scheduler-core/src/apply/pod.rs", "fn spec_of("),
+                (
+                    "scheduler/src/convert/hindrance.rs",
+                    "pub(super) enum Hindrance {",
+                ),
+                ("scheduler/src/unfollowed.rs", "pub(crate) fn of<'a>("),
+                (
+                    "scheduler/src/unfollowed.rs",
+                    "pub(crate) fn semi_preemptible(",
+                ),
+            ],
+        ),
+        (
+            "What a pod is refused for",
+            &[
+                ("api/src/request/error.rs", "pub enum RequestError {"),
+                ("scheduler/src/admission/amend.rs", "pub enum AmendError {"),
+            ],
+        ),
+        (
+            "What a resize is refused for",
+            &[(
+                "scheduler/src/admission/resize.rs",
+                "pub(super) async fn against(",
+            )],
+        ),
+        (
+            "What a queue, a pod group or a topology is refused for",
+            &[
+                ("scheduler/src/admission/validate.rs", "enum Invalid {"),
+                ("scheduler/src/admission/validate.rs", "fn minimums("),
+                ("scheduler/src/admission/queues.rs", ""),
+            ],
+        ),
+        (
+            "What a `SchedulingShard` is told",
+            &[
+                ("scheduler/src/shard/spec.rs", ""),
+                ("scheduler/src/shard/usage.rs", ""),
+                ("scheduler/src/shard/live.rs", ""),
+            ],
+        ),
+    ];
+    text.push_str("\n## Sentences\n\nWhat is not taken, and what cannot be placed, is told in one of these; `…` is what differs.\n");
+    for (title, from) in parts {
+        let _ = writeln!(text, "\n### {title}\n");
+        for (path, begin) in from {
+            for sentence in sentences(path, begin) {
+                let _ = writeln!(text, "- {}", cell(&sentence));
+            }
+        }
+    }
+}
+
 fn reasons() -> String {
     let core = source("scheduler-core/src/action.rs");
     let mut text = format!(
         "{HEAD}# Events and reasons\n\n## Events of a pod\n\nIn `events.k8s.io/v1`, by the scheduler's name; `aliquot events` lists them.\n\n| reason | in |\n|---|---|\n"
     );
     let folder = root().join("scheduler/src/act");
-    let mut seen = std::collections::BTreeMap::new();
+    let mut seen = std::collections::BTreeSet::new();
+    let grouper = source("scheduler/src/group/voice.rs");
+    let (_, reason) = grouper.split_once("const REASON: &str = ").unwrap();
+    seen.insert((literals(reason).swap_remove(0), "grouping".to_owned()));
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|extension| extension != "rs") {
@@ -294,19 +455,19 @@ fn reasons() -> String {
         }
         let file = std::fs::read_to_string(&path).unwrap();
         let shipped = file.split("#[cfg(test)]").next().unwrap_or_default();
-        for line in shipped.lines() {
-            let reason = line
-                .trim()
-                .strip_prefix("reason: \"")
-                .and_then(|rest| rest.split('"').next());
-            if let Some(reason) = reason {
-                let what = path.file_stem().unwrap().to_string_lossy().into_owned();
-                seen.insert(reason.to_owned(), what);
+        let what = path.file_stem().unwrap().to_string_lossy().into_owned();
+        for value in shipped.split("reason: ").skip(1) {
+            // One of several by an `if`, too.
+            let value = value.split_once(",\n").map_or(value, |(value, _)| value);
+            let of_events = |one: &String| one.chars().all(char::is_alphabetic);
+            for reason in literals(value).into_iter().filter(of_events) {
+                seen.insert((reason, what.clone()));
             }
         }
     }
     let (of_groups, of_pods): (Vec<_>, Vec<_>) =
         seen.into_iter().partition(|(_, what)| what == "group");
+    assert!(of_pods.len() > 7, "{of_pods:?}");
     for (reason, what) in of_pods {
         let _ = writeln!(text, "| `{reason}` | {what} |");
     }
@@ -332,6 +493,13 @@ fn reasons() -> String {
         };
         let _ = writeln!(text, "| `{reason}` | {when} |");
     }
+    let watch = source("scheduler/src/watch.rs");
+    let (_, reason) = watch.split_once("reason: ").unwrap();
+    let reason = literals(reason).swap_remove(0);
+    let _ = writeln!(
+        text,
+        "\n## Events of other objects\n\n| reason | when |\n|---|---|\n| `{reason}` | a queue, a pod group, a topology or a `GpuNode` that the API server took and that cannot be read counts as not there |"
+    );
     text.push_str("\n## Why a pod waits\n\nThe kind of the leading reason, in metrics and in `aliquot explain -o json`.\n\n| kind | meaning |\n|---|---|\n");
     for (kind, words) in variants(&core, "ReasonKind") {
         let _ = writeln!(text, "| `{kind}` | {} |", cell(&words));
@@ -341,6 +509,7 @@ fn reasons() -> String {
     for (cause, (_, words)) in causes.iter().zip(variants(&core, "EvictCause")) {
         let _ = writeln!(text, "| `{cause}` | {} |", cell(&words));
     }
+    all_sentences(&mut text);
     text
 }
 

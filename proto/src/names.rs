@@ -207,6 +207,8 @@ pub mod object {
     pub const AGENT_ACCOUNT: &str = "aliquot-agent";
     /// `ServiceAccount` of the scheduler.
     pub const SCHEDULER_ACCOUNT: &str = "aliquot-scheduler";
+    /// `ServiceAccount` of admission.
+    pub const ADMISSION_ACCOUNT: &str = "aliquot-admission";
     /// Headless Service that names every scheduler replica.
     pub const TELEMETRY_SERVICE: &str = "aliquot-telemetry";
     /// Service of the status page.
@@ -217,6 +219,8 @@ pub mod object {
     pub const WEBHOOK_CONFIGURATION: &str = "aliquot";
     /// Lease of the deciding replica.
     pub const LEASE: &str = "aliquot-scheduler";
+    /// Annotation of the lease: where its holder answers for the core, `https://HOST:PORT`.
+    pub const LEASE_ADDRESS: &str = "aliquot.dev/address";
 }
 
 /// Of this program, the same for all that are built together.

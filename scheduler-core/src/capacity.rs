@@ -8,8 +8,9 @@ use crate::model::QueueResource;
 use crate::reason::{About, Why};
 use crate::shares::{Three, less};
 use crate::state::State;
-use crate::state::rows::{JobKey, QueueKey};
+use crate::state::rows::{JobKey, QueueKey, TaskRow};
 use crate::units::{Bound, Bytes, CpuMilli};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const NAMES: [&str; 3] = ["GPUs", "CPU cores", "memory"];
@@ -35,30 +36,85 @@ pub struct Request {
 }
 
 /// Whether a pod that stands may have that much: what is more than it has counts on top of what
-/// its queues hold. One that does not stand is judged where it is placed. `None`: no such pod.
+/// its queues hold and of what `granted` adds to it. One that does not stand is judged where it is
+/// placed. `None`: no such pod.
+///
+/// `granted`: what pods were let have before and do not show yet. Of the pod itself it counts
+/// nothing: what it asks for now takes its place.
 pub(crate) fn may_have(
     state: &State,
     pod: &PodUid,
     request: Request,
+    granted: &[(PodUid, Request)],
 ) -> Option<Result<(), Arc<str>>> {
     let key = state.task_of(pod)?;
     let row = state.tasks.get(key)?;
-    let spec = &state.specs.get(row.spec)?.spec;
     let Some(job) = row.job.filter(|_| state.cell(key).status.is_active()) else {
         return Some(Ok(()));
     };
+    let mut beside = Beside::default();
+    for (other, request) in granted.iter().filter(|(other, _)| other != pod) {
+        beside.add(state, other, *request);
+    }
+    let wanted = more(state, row, request)?;
+    let over = over_beside(state, job, wanted, Check::All, &beside);
+    Some(over.map_or(Ok(()), |why| Err(Arc::clone(&why.line))))
+}
+
+/// What is asked for beyond what the pod has.
+fn more(state: &State, row: &TaskRow, request: Request) -> Option<Three> {
+    let spec = &state.specs.get(row.spec)?.spec;
     let has = [0, spec.cpu.0.into(), spec.memory.0.into()];
     let wants = [
         0,
         request.cpu.unwrap_or(spec.cpu).0.into(),
         request.memory.unwrap_or(spec.memory).0.into(),
     ];
-    let over = over(state, job, less(wants, has), Check::All);
-    Some(over.map_or(Ok(()), |why| Err(Arc::clone(&why.line))))
+    Some(less(wants, has))
+}
+
+/// What queues will hold beyond what they do: of all pods, and of those that cannot be preempted.
+#[derive(Debug, Default)]
+struct Beside(BTreeMap<QueueKey, [Three; 2]>);
+
+impl Beside {
+    fn add(&mut self, state: &State, pod: &PodUid, request: Request) -> Option<()> {
+        let key = state.task_of(pod)?;
+        let row = state.tasks.get(key)?;
+        let job = row.job.filter(|_| state.cell(key).status.is_active())?;
+        let job = state.jobs.get(job)?;
+        let more = more(state, row, request)?;
+        for queue in &state.queues.get(job.queue?)?.chain {
+            let [all, kept] = self.0.entry(*queue).or_default();
+            *all = plus(*all, more);
+            if !job.is_preemptible(state) {
+                *kept = plus(*kept, more);
+            }
+        }
+        Some(())
+    }
+
+    fn of(&self, queue: QueueKey) -> [Three; 2] {
+        self.0.get(&queue).copied().unwrap_or_default()
+    }
+}
+
+fn plus(one: Three, other: Three) -> Three {
+    std::array::from_fn(|index| one[index] + other[index])
 }
 
 /// `None`: it may.
 pub(crate) fn over(state: &State, job: JobKey, wanted: Three, check: Check) -> Option<Arc<Why>> {
+    over_beside(state, job, wanted, check, &Beside::default())
+}
+
+fn over_beside(
+    state: &State,
+    job: JobKey,
+    wanted: Three,
+    check: Check,
+    beside: &Beside,
+) -> Option<Arc<Why>> {
     let row = state.jobs.get(job)?;
     let why = |kind, (queue, index, line): (QueueKey, usize, String)| {
         Arc::new(Why {
@@ -71,7 +127,7 @@ pub(crate) fn over(state: &State, job: JobKey, wanted: Three, check: Check) -> O
     let chain = &state.queues.get(row.queue?)?.chain;
     if check == Check::All {
         for queue in chain {
-            if let Some(over) = over_limit(state, *queue, wanted) {
+            if let Some(over) = over_limit(state, *queue, wanted, beside.of(*queue)[0]) {
                 return Some(why(ReasonKind::OverLimit, over));
             }
         }
@@ -81,7 +137,7 @@ pub(crate) fn over(state: &State, job: JobKey, wanted: Three, check: Check) -> O
     }
     chain
         .iter()
-        .find_map(|queue| over_quota(state, *queue, wanted))
+        .find_map(|queue| over_quota(state, *queue, wanted, beside.of(*queue)[1]))
         .map(|over| why(ReasonKind::NonPreemptibleOverQuota, over))
 }
 
@@ -91,9 +147,9 @@ const ORDER: [usize; 3] = [1, 2, 0];
 /// Which queue, which resource, and the words.
 type Over = (QueueKey, usize, String);
 
-fn over_limit(state: &State, queue: QueueKey, wanted: Three) -> Option<Over> {
+fn over_limit(state: &State, queue: QueueKey, wanted: Three, beside: Three) -> Option<Over> {
     let limits = bounds(state, queue, |resource| resource.limit)?;
-    let used = state.queue_use.get(queue)?.allocated;
+    let used = plus(state.queue_use.get(queue)?.allocated, beside);
     ORDER.into_iter().find_map(|index| {
         let Bound::Exactly(limit) = limits[index] else {
             return None;
@@ -116,9 +172,9 @@ fn over_limit(state: &State, queue: QueueKey, wanted: Three) -> Option<Over> {
     })
 }
 
-fn over_quota(state: &State, queue: QueueKey, wanted: Three) -> Option<Over> {
+fn over_quota(state: &State, queue: QueueKey, wanted: Three, beside: Three) -> Option<Over> {
     let quotas = bounds(state, queue, |resource| resource.quota)?;
-    let used = state.queue_use.get(queue)?.non_preemptible;
+    let used = plus(state.queue_use.get(queue)?.non_preemptible, beside);
     ORDER.into_iter().find_map(|index| {
         let Bound::Exactly(quota) = quotas[index] else {
             return None;
@@ -187,7 +243,7 @@ mod tests {
                 cpu: cpu.map(CpuMilli),
                 memory: memory.map(Bytes),
             };
-            let said = core.may_have(&PodUid::new(pod), request)?;
+            let said = core.may_have(&PodUid::new(pod), request, &[])?;
             Some(said.map_err(|why| why.to_string()))
         };
         assert_eq!(may("low", Some(3000), None), Some(Ok(())));
@@ -212,5 +268,54 @@ mod tests {
         // Where it goes is judged then.
         assert_eq!(may("late", Some(64_000), None), Some(Ok(())));
         assert_eq!(may("nobody", Some(1), None), None);
+    }
+
+    #[test]
+    fn what_others_were_let_have_counts_until_they_show_it() {
+        let mut core = Core::new(Config::verified());
+        for event in text::read(CLUSTER).expect("a cluster") {
+            assert_eq!(core.apply(event), Vec::new());
+        }
+        let cpu = |cpu: u64| Request {
+            cpu: Some(CpuMilli(cpu)),
+            memory: None,
+        };
+        let of = |pod: &str, milli: u64| (PodUid::new(pod), cpu(milli));
+        let may = |core: &mut Core, pod: &str, milli: u64, granted: &[(PodUid, Request)]| {
+            let said = core.may_have(&PodUid::new(pod), cpu(milli), granted);
+            said.expect("a pod").map_err(|why| why.to_string())
+        };
+        // Each alone may have the core that is left of the queue's 4, and of the department's
+        // 6 there is half a one more.
+        assert_eq!(may(&mut core, "low", 3000, &[]), Ok(()));
+        let high = [of("high", 1500)];
+        assert_eq!(may(&mut core, "low", 2500, &high), Ok(()));
+        let why = may(&mut core, "low", 2501, &high).unwrap_err();
+        assert!(
+            why.contains("Limit is 4 CPU cores, currently 3.5 CPU cores allocated"),
+            "{why}"
+        );
+        // In a queue beside it: the department's limit alone is the same.
+        let low = [of("low", 2500)];
+        assert_eq!(may(&mut core, "beside", 2500, &low), Ok(()));
+        let why = may(&mut core, "beside", 2501, &low).unwrap_err();
+        assert!(why.starts_with("top quota has reached"), "{why}");
+        // What cannot be preempted counts against the quota of 2 cores; what can does not.
+        assert_eq!(may(&mut core, "high", 2000, &low[..0]), Ok(()));
+        assert_eq!(may(&mut core, "high", 1500, &low), Ok(()));
+        // Its own is replaced, and what is shown, or is of nobody, adds nothing.
+        let own = [
+            of("low", 3000),
+            of("high", 1000),
+            of("nobody", 9000),
+            of("late", 9000),
+        ];
+        assert_eq!(may(&mut core, "low", 3000, &own), Ok(()));
+        let shows = text::read("pod high queue=q priority=100 cpu=1500 phase=running on=n1\n");
+        for event in shows.expect("a pod") {
+            core.apply(event);
+        }
+        assert_eq!(may(&mut core, "low", 2500, &high), Ok(()));
+        assert!(may(&mut core, "low", 2501, &high).is_err());
     }
 }

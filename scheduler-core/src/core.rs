@@ -116,10 +116,16 @@ impl Core {
     }
 
     /// Whether a pod that stands may have that much in all. `Err`: why not, in KAI's words for a
-    /// limit or a quota of its queue or of one above it. `None`: no such pod.
-    pub fn may_have(&mut self, pod: &PodUid, request: Request) -> Option<Result<(), Arc<str>>> {
+    /// limit or a quota of its queue or of one above it. `None`: no such pod. `granted`: what pods
+    /// were let have before; it counts as far as they do not show it yet.
+    pub fn may_have(
+        &mut self,
+        pod: &PodUid,
+        request: Request,
+        granted: &[(PodUid, Request)],
+    ) -> Option<Result<(), Arc<str>>> {
         self.state.refresh_queues();
-        capacity::may_have(&self.state, pod, request)
+        capacity::may_have(&self.state, pod, request, granted)
     }
 
     /// The lines of [`Core::explain`] about cards, each with its node, and about pods that may

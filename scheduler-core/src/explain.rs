@@ -42,6 +42,9 @@ pub struct NodeVerdict {
     pub node: NodeName,
     /// True when the pod fits there now, queues left aside.
     pub fits: bool,
+    /// What pods near it are worth to the pod, and the pod to them: the raw score of Kubernetes'
+    /// `InterPodAffinity`.
+    pub preference: i64,
     /// Reasons of the node, KAI's wording; empty when it fits.
     pub reasons: Vec<Arc<str>>,
     /// A line per card that will not do, such as
@@ -70,9 +73,10 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     explanation.nodes = state
         .node_names
         .iter()
-        .filter(|(_, key)| state.nodes.get(**key).is_some_and(|row| row.node.is_some()))
-        .map(
-            |(name, key)| match fit::node(state, spec, *key, config, false) {
+        .filter_map(|(name, key)| Some((name, key, state.nodes.get(*key)?.node.as_ref()?)))
+        .map(|(name, key, node)| {
+            let preference = fit::pods::preference(state, spec, *key, node);
+            match fit::node(state, spec, *key, config, false) {
                 Ok(seat) => {
                     if !seat.now {
                         later.get_or_insert(name);
@@ -80,6 +84,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                     NodeVerdict {
                         node: name.clone(),
                         fits: seat.now,
+                        preference,
                         reasons: if seat.now {
                             Vec::new()
                         } else {
@@ -91,6 +96,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                 Err(no) => NodeVerdict {
                     node: name.clone(),
                     fits: false,
+                    preference,
                     reasons: no
                         .why
                         .iter()
@@ -102,8 +108,8 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                         .map(|line| Arc::from(line.text(state)))
                         .collect(),
                 },
-            },
-        )
+            }
+        })
         .collect();
     if let Some(why) = cycle::hindrance(state, row) {
         explanation.kind = Some(why.kind);

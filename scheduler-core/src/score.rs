@@ -88,7 +88,7 @@ pub(crate) fn node(
         }),
     };
     let pods = if config.has(Plugin::PodAffinity) {
-        pods::preference(state, spec, key).saturating_mul(10)
+        pods::preference(state, spec, key, node).saturating_mul(10)
     } else {
         0
     };

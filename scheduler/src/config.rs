@@ -1,12 +1,13 @@
 //! Flags of the scheduler: wiring, and KAI's settings of the core under KAI's names.
 
 use crate::admission::OverSubscription;
+use crate::bursts::Bursts;
 use crate::group::TypesAt;
 use crate::limits::Limits;
 use proto::names::{kai, object};
 use scheduler_core::Placement;
 use scheduler_core::units::{Duration, NanoGpu};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 /// Wiring and settings of one scheduler.
@@ -33,6 +34,9 @@ pub struct Config {
     /// another name than KAI's.
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     pub shard: Option<String>,
+    /// What this process does; `deploy/` runs both parts apart.
+    #[arg(long, value_enum, default_value_t = Role::All)]
+    pub role: Role,
     /// Where keys, certificates and the lease are kept.
     #[arg(long, default_value = proto::names::NAMESPACE)]
     pub namespace: String,
@@ -94,6 +98,10 @@ pub struct Config {
     /// Name of this replica in the lease; the host's name when unset.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
+    /// Address of this replica, at which admission and other replicas ask it about resizes while
+    /// it holds the lease; the host of `--webhook-url` when unset.
+    #[arg(long, env = "POD_IP", value_name = "IP")]
+    pub address: Option<IpAddr>,
 
     /// How nodes are chosen for pods with GPUs.
     #[arg(long, value_enum, default_value_t = Strategy::Binpack)]
@@ -149,6 +157,11 @@ pub struct Config {
     /// false each share that is placed from then on is held to its request.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub bursts: bool,
+    /// The largest ratio of a share's limit to its request, such as 2 or 1.5. Each share with a
+    /// higher limit that is placed from then on is held to so many times its request; its pod is
+    /// warned of that when it is created. Whatever a pod names when unset.
+    #[arg(long, value_name = "RATIO", value_parser = Bursts::parse)]
+    pub max_burst_ratio: Option<Bursts>,
     /// How large pod groups and the tree of queues may be.
     #[command(flatten)]
     pub limits: Limits,
@@ -167,6 +180,17 @@ pub struct Config {
     /// At most so long after the first change before deciding, milliseconds.
     #[arg(long, default_value_t = 100)]
     pub patience_ms: u64,
+}
+
+/// Which parts of a scheduler a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Role {
+    /// It admits pods and schedules them.
+    All,
+    /// It schedules; admission is another process.
+    Scheduler,
+    /// It admits pods, and goes on while no scheduler runs.
+    Admission,
 }
 
 /// `placementStrategy`.
@@ -245,6 +269,12 @@ impl Config {
         name
     }
 
+    /// How far above its request a share may be held.
+    pub fn bursts(&self) -> Bursts {
+        let most = self.max_burst_ratio.unwrap_or(Bursts::ANY);
+        if self.bursts { most } else { Bursts::NONE }
+    }
+
     /// Whether `SchedulingShard` objects are this scheduler's: they do not say whose they are.
     pub fn reads_shards(&self) -> bool {
         self.shard.is_some() || self.scheduler_name == proto::names::kai::SCHEDULER_NAME
@@ -263,6 +293,16 @@ impl Config {
     pub fn lone_pods_wait(&self) -> bool {
         self.default_priorities_configmap_name.is_some()
             && self.lone_pod_groups == LonePodGroups::Write
+    }
+
+    /// Where admission and other replicas reach this one, whose webhook listens on that port.
+    /// `None`: nobody knows.
+    pub fn own_url(&self, port: u16) -> Option<String> {
+        let address = self
+            .address
+            .map(|ip| format!("https://{}", SocketAddr::new(ip, port)));
+        let alone = self.role == Role::All;
+        address.or_else(|| self.webhook_url.clone().filter(|_| alone))
     }
 
     /// Names under which this process is reached, for its certificate.

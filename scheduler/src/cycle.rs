@@ -7,6 +7,7 @@
 //! another scheduler is observed, nothing is handed on at all.
 
 mod decided;
+mod granted;
 
 use crate::act::Work;
 use crate::clock::{Clock, Wall};
@@ -18,7 +19,8 @@ use crate::status::{Meters, Status};
 use crate::telemetry::{Heard, HeardReceiver};
 use crate::usage::{Line, Told};
 use crate::watch::Fact;
-use scheduler_core::ids::QueueName;
+use granted::Granted;
+use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::{Core, Event, Outcome, Problem, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -93,13 +95,19 @@ pub enum Question {
     /// The settings in force.
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
-    Explain(scheduler_core::ids::PodUid, oneshot::Sender<Option<String>>),
-    /// Whether a pod that stands may have so much. `None`: no such pod.
-    Resize(
-        scheduler_core::ids::PodUid,
-        scheduler_core::Request,
-        oneshot::Sender<Option<Result<(), Arc<str>>>>,
-    ),
+    Explain(PodUid, oneshot::Sender<Option<String>>),
+    /// Whether a pod that stands may have so much, beside all that was let through before. Answered
+    /// only by the replica that acts. `None`: no such pod.
+    Resize {
+        /// Which pod.
+        pod: PodUid,
+        /// What it is to have.
+        request: scheduler_core::Request,
+        /// False for a dry run: others need not reckon with it.
+        lasts: bool,
+        /// The answer.
+        to: oneshot::Sender<Option<Result<(), Arc<str>>>>,
+    },
     /// Something of the shard of that name, where there are several.
     Of(String, Box<Question>),
     /// Where another scheduler decides otherwise. `None`: none is observed.
@@ -145,6 +153,7 @@ pub async fn run(
         taking_in: Duration::ZERO,
         observed: Instant::now(),
         swept: Instant::now(),
+        granted: Granted::default(),
     };
     // Who leads from the start has listed nothing before.
     let mut led = *inputs.leading.borrow();
@@ -196,7 +205,7 @@ pub async fn run(
                 let told = inputs.usage.told.borrow_and_update().clone();
                 cycle.use_told(told);
             }
-            Some(question) = inputs.questions.recv() => cycle.answer(question),
+            Some(question) = inputs.questions.recv() => cycle.answer(question, leading),
             Some(outcome) = inputs.outcomes.recv() => {
                 cycle.end(outcome);
                 for _ in 0..BATCH {
@@ -255,6 +264,7 @@ struct Cycle {
     /// An observer decides again no sooner.
     observed: Instant,
     swept: Instant,
+    granted: Granted,
 }
 
 impl Cycle {
@@ -487,9 +497,9 @@ impl Cycle {
         let _ = self.outputs.work.send(work);
     }
 
-    fn answer(&mut self, question: Question) {
+    fn answer(&mut self, question: Question, leading: bool) {
         match question {
-            Question::Of(_, question) => self.answer(*question),
+            Question::Of(_, question) => self.answer(*question, leading),
             Question::Snapshot(to) => {
                 let _ = to.send(text::write(&self.core.snapshot()));
             }
@@ -506,10 +516,17 @@ impl Cycle {
                 let observer = self.observer.as_ref();
                 let _ = to.send(observer.map(|observer| observer.report(now)));
             }
-            Question::Resize(pod, request, to) => {
-                // Before everything is known a queue seems to hold less than it does.
-                if self.world.missing().is_empty() {
-                    let _ = to.send(self.core.may_have(&pod, request));
+            Question::Resize {
+                pod,
+                request,
+                lasts,
+                to,
+            } => {
+                // Before everything is known a queue seems to hold less than it does, and what
+                // another replica lets through is not known here.
+                if leading && self.world.missing().is_empty() {
+                    let granted = &mut self.granted;
+                    let _ = to.send(granted.may_have(&mut self.core, &pod, request, lasts));
                 }
             }
             Question::Explain(pod, to) => {

@@ -79,11 +79,7 @@ pub(crate) fn start(
         let world = world
             .of_shard(&shard.pool, live)
             .with_usage(shard.usage.as_ref());
-        let world = if config.bursts {
-            world
-        } else {
-            world.without_bursts()
-        };
+        let world = world.with_bursts(config.bursts());
         let meters = outputs.meters.clone();
         let (world, observer) = if config.observe {
             let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);

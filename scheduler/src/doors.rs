@@ -1,6 +1,6 @@
 //! Where requests come in: the addresses that a scheduler listens at.
 
-use crate::Config;
+use crate::config::{Config, Role};
 use crate::run::RunError;
 use crate::serve::Door;
 use std::net::SocketAddr;
@@ -50,23 +50,24 @@ impl Listeners {
     /// # Errors
     /// One of them is taken.
     pub async fn bind(config: &Config) -> Result<Self, RunError> {
-        // Who observes serves neither, and must not be in the way of who does.
-        let served = |address| {
-            if config.observe {
-                SocketAddr::from(([127, 0, 0, 1], 0))
-            } else {
-                address
-            }
+        // Who observes serves neither, and must not be in the way of who does; who admits pods
+        // hears no agents, and has no page.
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let schedules = !config.observe && config.role != Role::Admission;
+        let (webhook, telemetry) = match (config.observe, schedules) {
+            (true, _) => (nowhere, nowhere),
+            (false, true) => (config.webhook, config.telemetry),
+            (false, false) => (config.webhook, nowhere),
         };
         Ok(Self {
-            webhook: listen(served(config.webhook)).await?,
-            telemetry: listen(served(config.telemetry)).await?,
+            webhook: listen(webhook).await?,
+            telemetry: listen(telemetry).await?,
             metrics: match config.metrics {
                 Some(address) => Some(listen(address).await?),
                 None => None,
             },
             page: match config.page {
-                Some(address) if !config.observe => Some(listen(address).await?),
+                Some(address) if schedules => Some(listen(address).await?),
                 _ => None,
             },
         })

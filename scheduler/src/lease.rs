@@ -11,6 +11,7 @@ use crate::leader::Grantor;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
+use proto::names::object;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -116,7 +117,18 @@ impl Election {
     }
 }
 
-/// By the lease of that name, says in `leading` whether this replica decides, and to `grantor`
+/// Who would hold a lease.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    /// The lease's name.
+    pub lease: String,
+    /// Its own name in it.
+    pub identity: String,
+    /// Where other replicas and admission ask it; `None`: nowhere.
+    pub address: Option<String>,
+}
+
+/// By a lease, says in `leading` whether this replica decides, and to `grantor`
 /// until when it may write, until `stop`; the lease is given back when what is under way then
 /// has ended.
 ///
@@ -124,14 +136,14 @@ impl Election {
 /// It was held and is lost: `leading` is false by then, and the process ought to end.
 pub(crate) async fn run(
     leases: Api<Lease>,
-    name: String,
-    identity: String,
+    candidate: Candidate,
     leading: watch::Sender<bool>,
     grantor: Grantor,
     wall: Wall,
     stop: CancellationToken,
 ) -> Result<(), LeaseError> {
-    let mut election = Election::new(name, identity);
+    let address = candidate.address;
+    let mut election = Election::new(candidate.lease, candidate.identity);
     let mut pause = tokio::time::interval(RETRY);
     pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let name = election.name.clone();
@@ -146,7 +158,7 @@ pub(crate) async fn run(
         };
         let round = async {
             pause.tick().await;
-            attempt(&leases, &mut election, &wall).await
+            attempt(&leases, &mut election, address.as_deref(), &wall).await
         };
         let outcome = tokio::select! {
             biased;
@@ -192,7 +204,12 @@ pub(crate) async fn run(
 }
 
 /// Whether we hold it now.
-async fn attempt(leases: &Api<Lease>, election: &mut Election, wall: &Wall) -> kube::Result<bool> {
+async fn attempt(
+    leases: &Api<Lease>,
+    election: &mut Election,
+    address: Option<&str>,
+    wall: &Wall,
+) -> kube::Result<bool> {
     let found = leases.get_opt(&election.name).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
     let sent = Instant::now();
@@ -200,26 +217,42 @@ async fn attempt(leases: &Api<Lease>, election: &mut Election, wall: &Wall) -> k
         return Ok(false);
     };
     let parameters = PostParams::default();
-    let written = match found {
-        Some(mut lease) => {
-            lease.spec = Some(*spec);
-            leases.replace(&election.name, &parameters, &lease).await
-        }
-        None => {
-            let lease = Lease {
-                metadata: ObjectMeta {
-                    name: Some(election.name.clone()),
-                    ..ObjectMeta::default()
-                },
-                spec: Some(*spec),
-            };
-            leases.create(&parameters, &lease).await
-        }
+    let is_new = found.is_none();
+    let mut lease = found.unwrap_or_else(|| Lease {
+        metadata: ObjectMeta {
+            name: Some(election.name.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: None,
+    });
+    lease.spec = Some(*spec);
+    let annotations = lease.metadata.annotations.get_or_insert_default();
+    match address {
+        Some(address) => annotations.insert(object::LEASE_ADDRESS.to_owned(), address.to_owned()),
+        None => annotations.remove(object::LEASE_ADDRESS),
+    };
+    let written = if is_new {
+        leases.create(&parameters, &lease).await
+    } else {
+        leases.replace(&election.name, &parameters, &lease).await
     };
     // A conflict: somebody was quicker, which the next round sees.
     written?;
     election.held(sent);
     Ok(true)
+}
+
+/// Where the holder of a lease is asked. `None`: nobody holds it, or it does not say.
+pub(crate) async fn holder(leases: &Api<Lease>, name: &str) -> kube::Result<Option<String>> {
+    let lease = leases.get_opt(name).await?;
+    let held = lease.filter(|lease| {
+        let holder = lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.holder_identity.as_ref());
+        holder.is_some_and(|holder| !holder.is_empty())
+    });
+    Ok(held.and_then(|lease| lease.metadata.annotations?.remove(object::LEASE_ADDRESS)))
 }
 
 /// So that the next one need not wait. Best effort: it waits otherwise.
@@ -247,7 +280,6 @@ async fn release(leases: &Api<Lease>, election: &Election) {
 mod tests {
     use super::*;
     use crate::leader::leadership;
-    use proto::names::object;
 
     fn wall() -> jiff::Timestamp {
         jiff::Timestamp::UNIX_EPOCH
@@ -336,8 +368,11 @@ mod tests {
             let stop = CancellationToken::new();
             let task = run(
                 Api::namespaced(client.clone(), "default"),
-                object::LEASE.to_owned(),
-                name.to_owned(),
+                Candidate {
+                    lease: object::LEASE.to_owned(),
+                    identity: name.to_owned(),
+                    address: Some(format!("https://{name}")),
+                },
                 leading,
                 leadership().0,
                 Wall::machine(),
@@ -368,8 +403,11 @@ mod tests {
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(
             Api::namespaced(client.clone(), "default"),
-            object::LEASE.to_owned(),
-            "a".into(),
+            Candidate {
+                lease: object::LEASE.to_owned(),
+                identity: "a".to_owned(),
+                address: None,
+            },
             leading,
             leadership().0,
             Wall::machine(),

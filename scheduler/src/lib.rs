@@ -13,7 +13,8 @@
 //! - [`neighbour`]: who else is there; nothing starts beside another for the same pods.
 //! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
-//! - [`limits`]: how large an object may be that decisions read.
+//! - [`limits`]: how large an object may be that decisions read; [`bursts`]: how far above its
+//!   request a share may be held.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
 //! - [`convert`]: a fact into the core's events; [`usage`]: what queues used in the past.
 //! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time;
@@ -37,6 +38,7 @@
 
 pub mod act;
 pub mod admission;
+pub mod bursts;
 pub mod clock;
 pub mod config;
 pub mod convert;
@@ -67,7 +69,7 @@ mod unfollowed;
 pub mod usage;
 pub mod watch;
 
-pub use config::Config;
+pub use config::{Config, Role};
 pub use doors::{Doors, Listeners};
 pub use leader::ApiAccess;
 pub use run::{RunError, run, run_in, run_on};

@@ -3,6 +3,7 @@
 use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
 use crate::clock::Wall;
+use crate::config::Role;
 use crate::cycle::{Inputs, Outputs, Question};
 use crate::doors::{Doors, Listeners};
 use crate::leader::ApiAccess;
@@ -12,7 +13,7 @@ use crate::scale_up::{self, ScaleUp, ScaleUpMeters};
 use crate::serve::Door;
 use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
-use crate::trust::{self, Trust};
+use crate::trust::{self, Certificates};
 use crate::usage::{self, UsageMeters};
 use crate::{
     Config, cycles, group, leader, lease, neighbour, page, shard, snapshot, telemetry,
@@ -21,7 +22,9 @@ use crate::{
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
+use kube::runtime::events::Reporter;
 use prometheus_client::registry::Registry;
+use proto::names::object;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,6 +35,8 @@ use tokio_util::sync::CancellationToken;
 
 /// After a stop, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Objects that cannot be read and of which nobody was told yet: more than one kind has.
+const UNREADABLE: usize = 64;
 /// Questions of people that wait.
 pub(crate) const QUESTIONS: usize = 16;
 
@@ -59,6 +64,11 @@ pub enum RunError {
     /// No room for another scheduler.
     #[error(transparent)]
     Neighbour(#[from] neighbour::NeighbourError),
+    /// Admission would not find it.
+    #[error(
+        "--role=scheduler needs --leader-elect=true: admission finds the scheduler by its lease"
+    )]
+    NoLease,
     /// Keys or certificates.
     #[error(transparent)]
     Trust(#[from] trust::TrustError),
@@ -177,13 +187,15 @@ async fn start(
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) -> Result<(), RunError> {
+    if config.role == Role::Scheduler && !config.leader_elect {
+        return Err(RunError::NoLease);
+    }
     let identity = config.identity.clone().unwrap_or_else(identity);
     let mut registry = Registry::default();
     let meters = Arc::new(Meters::registered(&mut registry));
     let queue_meters = Arc::new(QueueMeters::registered(&mut registry));
     let usage_meters = Arc::new(UsageMeters::registered(&mut registry));
     let scale_up_meters = Arc::new(ScaleUpMeters::registered(&mut registry));
-    let scale_up = scale_up::Settings::of(config)?;
     let agent_meters = Arc::new(telemetry::AgentMeters::registered(&mut registry));
     let client = counted(access.client()?, Arc::clone(&meters));
 
@@ -197,9 +209,14 @@ async fn start(
     let desk = doors.page.is_some().then(page::desk);
     if let Some(door) = doors.metrics {
         let pages = router(Pages {
-            registry: Arc::new(registry),
+            // Who admits alone has nothing to count.
+            registry: Arc::new(if config.role == Role::Admission {
+                Registry::default()
+            } else {
+                registry
+            }),
             status: status.clone(),
-            admits: (!config.observe).then_some(admits),
+            admits: (!config.observe && config.role != Role::Scheduler).then_some(admits),
             questions: questions_out.clone(),
             desk: desk.as_ref().map(|(desk, _)| desk.clone()),
         });
@@ -235,6 +252,16 @@ async fn start(
         scheduler: config.scheduler_name.clone(),
         pools: plan.pools(),
     };
+    if config.role == Role::Admission {
+        neighbour::alone(&client, &territory).await?;
+        let admission = Admission {
+            door: doors.webhook,
+            own: None,
+            admits: admits_out,
+        };
+        return admit(config, admission, client, show.status, end, tasks).await;
+    }
+    let scale_up = scale_up::Settings::of(config)?;
     neighbour::clear(&client, &territory).await?;
     let names = config.names();
     let trust = trust::establish(&client, &config.namespace, &names).await?;
@@ -248,17 +275,16 @@ async fn start(
             end.clone(),
         ),
     ));
+    let (leading_out, leading) = watch::channel(!config.leader_elect);
     let (queues_out, queues) = watch::channel(admission::QueueTree::default());
-    let door = doors.webhook;
-    let rules = admission::Rules {
-        limits: config.limits,
-        queues,
-        over_subscription: config.queue_over_subscription,
-        questions: questions_out.clone(),
+    let own_url = doors.webhook.port().and_then(|port| config.own_url(port));
+    let admission = Admission {
+        door: doors.webhook,
+        own: Some((questions_out.clone(), leading.clone())),
+        admits: admits_out,
     };
-    tasks.spawn(serve_admission(
-        config, door, rules, &trust, &client, admits_out, end,
-    ));
+    let certificates = trust.certificates();
+    tasks.spawn(admission.serve(config, queues, certificates, &client, end));
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
@@ -272,15 +298,18 @@ async fn start(
         });
     }
 
-    let (leading_out, leading) = watch::channel(!config.leader_elect);
     let (grantor, leadership) = leader::leadership();
     if config.leader_elect {
         let (client, end) = (client.clone(), end.clone());
         let leases = kube::Api::namespaced(client, &config.namespace);
-        let (name, identity) = (config.lease(), identity.clone());
+        let candidate = lease::Candidate {
+            lease: config.lease(),
+            identity: identity.clone(),
+            address: own_url,
+        };
         let wall = wall.clone();
         tasks.spawn(async move {
-            lease::run(leases, name, identity, leading_out, grantor, wall, end).await?;
+            lease::run(leases, candidate, leading_out, grantor, wall, end).await?;
             Ok("the lease")
         });
     } else {
@@ -298,12 +327,28 @@ async fn start(
 
     let relist = watch::Sender::new(0);
     let (facts_out, facts) = mpsc::unbounded_channel();
+    let (complaints, unreadable) = mpsc::channel(UNREADABLE);
+    let reporter = Reporter {
+        controller: config.scheduler_name.clone(),
+        instance: Some(identity.clone()),
+    };
+    tasks.spawn(named(
+        "the complaints",
+        facts::complain(
+            leaders.clone(),
+            reporter,
+            leading.clone(),
+            unreadable,
+            end.clone(),
+        ),
+    ));
     tasks.spawn(named(
         "the watches",
         facts::run(
             client.clone(),
             facts_out,
             move |queue| queues_out.send_modify(|tree| tree.note(queue)),
+            Some(complaints),
             relist.subscribe(),
             end.clone(),
         ),
@@ -461,6 +506,7 @@ fn observe(
             client.clone(),
             facts_out,
             |_| {},
+            None,
             relist.subscribe(),
             end.clone(),
         ),
@@ -530,29 +576,95 @@ fn group_pods(
     onward
 }
 
-fn serve_admission(
-    config: &Config,
+/// What admits pods, and where it is asked.
+struct Admission {
     door: Door,
-    rules: admission::Rules,
-    trust: &Trust,
-    client: &Client,
+    /// The core of this process, and whether it acts; `None`: admission is all that it does.
+    own: Option<(mpsc::Sender<Question>, watch::Receiver<bool>)>,
     admits: watch::Sender<bool>,
-    end: &CancellationToken,
-) -> impl Future<Output = Part> + use<> {
-    let settings = admission::Settings {
-        reach: match &config.webhook_url {
-            Some(url) => Reach::Url(url.clone()),
-            None => Reach::Service,
-        },
-        namespace: config.namespace.clone(),
-        scheduler_name: config.scheduler_name.clone(),
-        exempt_namespaces: config.exempt_namespaces.clone(),
-    };
-    let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
-    async move {
-        admission::run(door, settings, rules, trust, client, admits, end).await?;
-        Ok("admission")
+}
+
+impl Admission {
+    /// Serves all of it, or resizes alone where the rest is another process's.
+    fn serve(
+        self,
+        config: &Config,
+        queues: watch::Receiver<admission::QueueTree>,
+        certificates: &Certificates,
+        client: &Client,
+        end: &CancellationToken,
+    ) -> BoxFuture<'static, Part> {
+        let core = admission::Core {
+            own: self.own,
+            leases: kube::Api::namespaced(client.clone(), &config.namespace),
+            lease: config.lease(),
+            server_name: format!("{}.{}.svc", object::WEBHOOK_SERVICE, config.namespace),
+        };
+        let (certificates, end) = (certificates.clone(), end.clone());
+        if config.role == Role::Scheduler {
+            let served = admission::serve_resizes(self.door, core, certificates, end);
+            return async move { Ok(served.await.map(|()| "the answers about resizes")?) }.boxed();
+        }
+        let settings = admission::Settings {
+            reach: match &config.webhook_url {
+                Some(url) => Reach::Url(url.clone()),
+                None => Reach::Service,
+            },
+            namespace: config.namespace.clone(),
+            scheduler_name: config.scheduler_name.clone(),
+            exempt_namespaces: config.exempt_namespaces.clone(),
+        };
+        let rules = admission::Rules {
+            limits: config.limits,
+            queues,
+            over_subscription: config.queue_over_subscription,
+            bursts: config.bursts(),
+            core,
+        };
+        let (door, admits) = (self.door, self.admits);
+        let served = admission::run(
+            door,
+            settings,
+            rules,
+            certificates,
+            client.clone(),
+            admits,
+            end,
+        );
+        async move { Ok(served.await.map(|()| "admission")?) }.boxed()
     }
+}
+
+/// Starts what admits pods, and nothing that decides.
+async fn admit(
+    config: &Config,
+    admission: Admission,
+    client: Client,
+    status: watch::Sender<Status>,
+    end: &CancellationToken,
+    tasks: &mut JoinSet<Part>,
+) -> Result<(), RunError> {
+    let names = config.names();
+    let certificates = trust::certificates(&client, &config.namespace, &names).await?;
+    let (queues_out, queues) = watch::channel(admission::QueueTree::default());
+    tasks.spawn(admission.serve(config, queues, &certificates, &client, end));
+    tasks.spawn(named(
+        "the watch of queues",
+        facts::queues(
+            client,
+            move |queue| queues_out.send_modify(|tree| tree.note(queue)),
+            end.clone(),
+        ),
+    ));
+    tasks.spawn(named("the certificate's keeper", {
+        let end = end.clone();
+        async move {
+            certificates.keep(names, end).await;
+            // Its page of health asks whether it is there.
+            drop(status);
+        }
+    }));
+    Ok(())
 }
 
 pub(crate) async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {

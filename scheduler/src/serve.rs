@@ -44,6 +44,16 @@ pub enum Door {
     Routes(oneshot::Sender<Router>),
 }
 
+impl Door {
+    /// Where it listens, if it does.
+    pub(crate) fn port(&self) -> Option<u16> {
+        match self {
+            Self::Port(listener) => listener.local_addr().ok().map(|address| address.port()),
+            Self::Routes(_) => None,
+        }
+    }
+}
+
 /// Serves these routes until `stop`: HTTP/1.1 and HTTP/2. Whose request it is stands in its
 /// extensions as `ConnectInfo<SocketAddr>`.
 ///

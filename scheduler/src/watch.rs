@@ -1,21 +1,24 @@
 //! The API server's objects, as facts in the order in which they came.
 //!
 //! One watch per kind, with backoff, for ever. A kind whose definition is not installed
-//! counts as empty until it is. Out: [`Fact`]s; nothing is kept here.
+//! counts as empty until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
 
+use crate::act::notice::{self, Annotations, Notice};
 use crate::convert::csi::limits;
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, EnvVar, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+    ConfigMap, Container, EnvVar, Namespace, Node, ObjectReference, PersistentVolume,
+    PersistentVolumeClaim, Pod,
 };
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
+use kube::runtime::events::Reporter;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
@@ -79,15 +82,74 @@ pub enum Fact {
 /// Where facts go. Unbounded: the reader never waits for anything but these.
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
+/// An object that the API server took and nobody here can read.
+#[derive(Clone, Debug)]
+pub struct Unreadable {
+    /// Which.
+    pub about: ObjectReference,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// Where they are told of. As many as wait; the log names all.
+pub type Complaints = mpsc::Sender<Unreadable>;
+
+/// Tells each by an event on it, while this replica acts, until `stop`.
+pub(crate) async fn complain(
+    client: Client,
+    reporter: Reporter,
+    mut leading: watch::Receiver<bool>,
+    mut unreadable: mpsc::Receiver<Unreadable>,
+    stop: CancellationToken,
+) {
+    let telling = async {
+        while let Some(Unreadable { about, why }) = unreadable.recv().await {
+            if leading.wait_for(|leading| *leading).await.is_err() {
+                return;
+            }
+            let notice = Notice {
+                about,
+                warning: true,
+                reason: "Unreadable",
+                action: "Reading",
+                note: format!("it counts as not there, correct or delete it: {why}"),
+            };
+            notice::publish(&client, &reporter, notice, Annotations::new()).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = telling => {}
+    }
+}
+
+/// Follows queues alone until `stop`.
+pub async fn queues(client: Client, queues: impl Fn(&Seen<Queue>), stop: CancellationToken) {
+    let (facts, mut told) = mpsc::unbounded_channel();
+    let followed = follow(readable(client, None), &facts, |seen| {
+        queues(&seen);
+        Fact::Queue(seen)
+    });
+    let taken = async { while told.recv().await.is_some() {} };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        _ = async { tokio::join!(followed, taken) } => {}
+    }
+}
+
 /// Follows everything until `stop`. When `relist` changes, pods and groups are listed anew: a
 /// watch may lag behind what another replica wrote. `queues` sees each fact about a queue first.
 pub async fn run(
     client: Client,
     facts: Facts,
     queues: impl Fn(&Seen<Queue>),
+    complaints: Option<Complaints>,
     relist: watch::Receiver<u64>,
     stop: CancellationToken,
 ) {
+    let complaints = &complaints;
     // The priority of a pod and of a group is its class's, and which of a pod's volumes count is
     // what nodes say: they are listed after these, and again when these change.
     let (classes, class) = watch::channel(0);
@@ -102,7 +164,7 @@ pub async fn run(
                 relist.clone()
             ),
             follow_anew(
-                || readable(client.clone()),
+                || readable(client.clone(), complaints.clone()),
                 &facts,
                 Fact::Group,
                 [class],
@@ -111,12 +173,24 @@ pub async fn run(
             follow_classes(client.clone(), &facts, classes),
             follow_limits(client.clone(), &facts, limits),
             follow(all(client.clone()), &facts, Fact::Node),
-            follow(readable(client.clone()), &facts, Fact::GpuNode),
-            follow(readable(client.clone()), &facts, |seen| {
-                queues(&seen);
-                Fact::Queue(seen)
-            }),
-            follow(readable(client.clone()), &facts, Fact::Topology),
+            follow(
+                readable(client.clone(), complaints.clone()),
+                &facts,
+                Fact::GpuNode
+            ),
+            follow(
+                readable(client.clone(), complaints.clone()),
+                &facts,
+                |seen| {
+                    queues(&seen);
+                    Fact::Queue(seen)
+                }
+            ),
+            follow(
+                readable(client.clone(), complaints.clone()),
+                &facts,
+                Fact::Topology
+            ),
             follow(all(client.clone()), &facts, Fact::Shard),
             follow(all(client.clone()), &facts, Fact::Config),
             follow(all(client.clone()), &facts, Fact::Namespace),
@@ -325,9 +399,9 @@ macro_rules! custom {
 
 custom!(PodGroup, Queue, Topology, GpuNode);
 
-/// The objects that can be read. One that cannot counts as not there, and is named in the log:
-/// it must not keep the others from being seen.
-fn readable<K: Custom>(client: Client) -> Events<K> {
+/// The objects that can be read. One that cannot counts as not there, and is named in the log and
+/// in `complaints`: it must not keep the others from being seen.
+fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events<K> {
     let mut last = String::new();
     let mut read = move |guard: DeserializeGuard<K>| {
         guard.0.map_err(|invalid| {
@@ -341,6 +415,13 @@ fn readable<K: Custom>(client: Client) -> Events<K> {
                     "it cannot be read, and counts as not there: correct or delete it"
                 );
                 last = text;
+                let unreadable = Unreadable {
+                    about: bare.object_ref(&()),
+                    why: invalid.error,
+                };
+                if let Some(complaints) = &complaints {
+                    let _ = complaints.try_send(unreadable);
+                }
             }
             bare
         })
@@ -456,7 +537,7 @@ mod tests {
         make(groups, group).await;
         let (facts, mut told) = mpsc::unbounded_channel();
         let relist = watch::channel(0).1;
-        tokio::spawn(run(client.clone(), facts, |_| {}, relist, stop));
+        tokio::spawn(run(client.clone(), facts, |_| {}, None, relist, stop));
         let is_group = |fact: &Fact| matches!(fact, Fact::Group(Seen::There(_)));
         until(&mut told, is_group).await;
         let class = json!({"metadata": {"name": "high"}, "value": 125});
@@ -506,8 +587,10 @@ mod tests {
         make(groups.clone(), group("absurd", Value::Null)).await;
         make(groups.clone(), group("fine", json!({}))).await;
         let (facts, mut told) = mpsc::unbounded_channel();
+        let (complaints, mut unreadable) = mpsc::channel(8);
         let relist = watch::channel(0).1;
-        tokio::spawn(run(client.clone(), facts, |_| {}, relist, stop));
+        let complaints = Some(complaints);
+        tokio::spawn(run(client.clone(), facts, |_| {}, complaints, relist, stop));
         let of_group = |fact: &Fact| matches!(fact, Fact::Group(_));
         let mut seen = Vec::new();
         while !matches!(seen.last(), Some(Fact::Group(Seen::Listed))) {
@@ -520,6 +603,13 @@ mod tests {
             _ => None,
         };
         assert_eq!(seen.iter().filter_map(named).collect::<Vec<_>>(), ["fine"]);
+        let first = unreadable.recv().await.expect("the absurd one");
+        assert_eq!(first.about.kind.as_deref(), Some("PodGroup"));
+        assert_eq!(first.about.name.as_deref(), Some("absurd"));
+        assert!(
+            first.about.uid.is_some() && !first.why.is_empty(),
+            "{first:?}"
+        );
         // What can be read no more is gone.
         let patch = kube::api::Patch::Merge(json!({ "spec": null }));
         let params = kube::api::PatchParams::default();
@@ -527,5 +617,7 @@ mod tests {
         patched.expect("patched");
         let fact = until(&mut told, |fact| named(fact).is_some()).await;
         assert!(matches!(fact, Fact::Group(Seen::Gone(_))), "{fact:?}");
+        let second = unreadable.recv().await.expect("what was fine");
+        assert_eq!(second.about.name.as_deref(), Some("fine"));
     }
 }

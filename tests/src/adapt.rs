@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::gpu;
 use crate::machine::ADDRESS;
-use crate::scheduler::WEBHOOK_PORT;
+use crate::scheduler::{ADMISSION_METRICS_PORT, ANSWERS_PORT, WEBHOOK_PORT};
 
 /// Whether it makes pods.
 pub fn is_workload(object: &Value) -> bool {
@@ -38,8 +38,9 @@ pub fn adapt(object: &mut Value) -> Result<()> {
     if !is_workload(object) {
         return Ok(());
     }
-    let scheduler = object["kind"] == "Deployment";
-    if scheduler {
+    let deployment = object["kind"] == "Deployment";
+    let admits = object["metadata"]["name"] == "aliquot-admission";
+    if deployment {
         // The node's ports are there once.
         object["spec"]["replicas"] = json!(1);
         object["spec"]["strategy"] = json!({"type": "Recreate"});
@@ -49,15 +50,21 @@ pub fn adapt(object: &mut Value) -> Result<()> {
         "ip": ADDRESS,
         "hostnames": [format!("{}.{NAMESPACE}.svc", object::TELEMETRY_SERVICE)],
     }]);
-    if scheduler {
+    if deployment {
         spec["hostNetwork"] = json!(true);
     }
     let container = &mut spec["containers"][0];
-    let args = container["args"].as_array_mut().context("its args")?;
-    if scheduler {
+    if admits {
+        listens_at(container, "metrics", ADMISSION_METRICS_PORT)?;
+        let args = container["args"].as_array_mut().context("its args")?;
         args.push(json!(format!("--webhook-url={}", webhook_url())));
+    } else if deployment {
+        listens_at(container, "webhook", ANSWERS_PORT)?;
+    }
+    if deployment {
         return Ok(());
     }
+    let args = container["args"].as_array_mut().context("its args")?;
     // Where the stand-in has the driver's library.
     for arg in args {
         if let Some(text) = arg.as_str() {
@@ -71,5 +78,17 @@ pub fn adapt(object: &mut Value) -> Result<()> {
     // The stand-ins of NVIDIA's programs find their driver by it.
     let env = container["env"].as_array_mut().context("its env")?;
     env.push(json!({"name": "SIM_ROOT", "value": gpu::DRIVER_ROOT}));
+    Ok(())
+}
+
+/// A port of the node that no other of these programs has.
+fn listens_at(container: &mut Value, name: &str, port: u16) -> Result<()> {
+    let ports = container["ports"].as_array_mut().context("its ports")?;
+    let of_name = ports.iter_mut().find(|one| one["name"] == name);
+    of_name.context("no such port")?["containerPort"] = json!(port);
+    let args = container["args"].as_array_mut().context("its args")?;
+    let flag = format!("--{name}=");
+    args.retain(|arg| !arg.as_str().is_some_and(|arg| arg.starts_with(&flag)));
+    args.push(json!(format!("{flag}0.0.0.0:{port}")));
     Ok(())
 }

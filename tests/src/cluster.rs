@@ -28,7 +28,7 @@ use crate::node::{self, Node, Place};
 use crate::operator::Operator;
 use crate::pod::describe;
 use crate::registry::Registry;
-use crate::scheduler::{self, Replica, Scheduler};
+use crate::scheduler::{self, Admission, Replica, Scheduler};
 use crate::stand_in;
 use crate::wait::{Seen, until};
 use crate::{machine, token};
@@ -69,6 +69,7 @@ pub struct Cluster {
     pub node: Node,
     pub registry: Registry,
     /// The programs under test, once a claim has asked for them.
+    pub admission: Option<Admission>,
     pub scheduler: Option<Scheduler>,
     pub gpus: Option<Gpus>,
     /// The operators that claims have asked for; they stay.
@@ -121,6 +122,7 @@ impl Cluster {
             control_plane,
             node,
             registry,
+            admission: None,
             scheduler: None,
             gpus: None,
             operators: Vec::new(),
@@ -169,6 +171,9 @@ impl Cluster {
         self.control_plane.alive()?;
         self.registry.alive()?;
         self.node.alive()?;
+        self.admission
+            .as_mut()
+            .map_or(Ok(()), |admission| admission.daemon.alive())?;
         self.scheduler
             .as_mut()
             .map_or(Ok(()), |scheduler| scheduler.daemon.alive())?;
@@ -186,6 +191,9 @@ impl Cluster {
         }
         if let Some(mut scheduler) = self.scheduler.take() {
             scheduler.daemon.stop().await?;
+        }
+        if let Some(mut admission) = self.admission.take() {
+            admission.daemon.stop().await?;
         }
         for daemon in [&mut self.node.containerd, &mut self.node.kubelet] {
             if daemon.alive().is_err() {
@@ -207,6 +215,7 @@ impl Cluster {
         );
         if self.scheduler.is_none() {
             self.install().await?;
+            self.admit().await?;
             self.scheduler = Some(self.start_scheduler(Replica::only()).await?);
             for (reference, recipe) in stand_in::images(&self.programs) {
                 self.serve_image(&recipe, reference).await?;
@@ -268,6 +277,21 @@ impl Cluster {
             authority: self.control_plane.authority(),
         };
         Scheduler::start(&self.client, &place, replica).await
+    }
+
+    /// Starts admission, unless it runs.
+    pub async fn admit(&mut self) -> Result<()> {
+        if self.admission.is_none() {
+            let (state, logs) = (self.work.state(), self.work.logs());
+            let place = gpu::Place {
+                programs: &self.programs,
+                state: &state,
+                logs: &logs,
+                authority: self.control_plane.authority(),
+            };
+            self.admission = Some(Admission::start(&self.client, &place).await?);
+        }
+        Ok(())
     }
 
     /// Ends the scheduler that runs and starts this one in its place.

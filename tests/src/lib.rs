@@ -20,8 +20,8 @@
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
 //!   [`crowd`]: many nodes with agents, whom this process speaks for.
-//! - [`proxy`]: between a scheduler and the API server, to do it harm; [`service`]: one
-//!   address for several replicas.
+//! - [`proxy`]: between a scheduler and the API server, to do it harm; [`prometheus`]: a real
+//!   one, that reads our pages.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`chance`]: random numbers by a seed.
@@ -54,11 +54,11 @@ pub mod observer;
 pub mod operator;
 pub mod pod;
 pub mod progress;
+pub mod prometheus;
 pub mod proxy;
 pub mod random_cluster;
 pub mod registry;
 pub mod scheduler;
-pub mod service;
 pub mod share;
 pub mod stand_in;
 pub mod suite;

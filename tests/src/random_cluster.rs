@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 
 const ZONE: &str = "zone";
 const HOST: &str = "kubernetes.io/hostname";
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 const DRIVERS: [&str; 2] = ["disk.example.com", "file.example.com"];
 /// Of each namespace.
 const CLAIMS: [&str; 3] = ["data", "logs", "model"];
@@ -155,7 +157,13 @@ fn pod(chance: &mut Chance, name: &str) -> Value {
     });
     if chance.one_in(3) {
         let terms: Vec<Value> = (0..=chance.below(2)).map(|_| term(chance)).collect();
-        pod["spec"]["affinity"]["podAntiAffinity"] = required(&terms);
+        pod["spec"]["affinity"]["podAntiAffinity"][REQUIRED] = json!(terms);
+    }
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        if chance.one_in(4) {
+            let terms: Vec<Value> = (0..=chance.below(2)).map(|_| weighed(chance)).collect();
+            pod["spec"]["affinity"][kind][PREFERRED] = json!(terms);
+        }
     }
     if chance.one_in(3) {
         let volumes = (0..=chance.below(2)).map(|at| {
@@ -165,10 +173,6 @@ fn pod(chance: &mut Chance, name: &str) -> Value {
         pod["spec"]["volumes"] = volumes.collect();
     }
     pod
-}
-
-fn required(terms: &[Value]) -> Value {
-    json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms })
 }
 
 fn placed(chance: &mut Chance, at: usize, nodes: usize) -> Value {
@@ -188,7 +192,7 @@ fn placed(chance: &mut Chance, at: usize, nodes: usize) -> Value {
 fn wishes(chance: &mut Chance, pod: &mut Value) {
     if chance.one_in(3) {
         let terms: Vec<Value> = (0..=chance.below(2)).map(|_| term(chance)).collect();
-        pod["spec"]["affinity"]["podAffinity"] = required(&terms);
+        pod["spec"]["affinity"]["podAffinity"][REQUIRED] = json!(terms);
     }
     if chance.one_in(2) {
         let all = (0..=chance.below(2)).map(|_| spread(chance));
@@ -204,7 +208,7 @@ fn wishes(chance: &mut Chance, pod: &mut Value) {
             2 => json!({ "key": ZONE, "operator": "Exists" }),
             _ => json!({ "key": ZONE, "operator": "In", "values": ["a", "c"] }),
         };
-        pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        pod["spec"]["affinity"]["nodeAffinity"][REQUIRED] =
             json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
     }
     if chance.one_in(3) {
@@ -249,6 +253,11 @@ fn term(chance: &mut Chance) -> Value {
         _ => {}
     }
     term
+}
+
+fn weighed(chance: &mut Chance) -> Value {
+    let weight = [1, 10, 100][chance.below(3)];
+    json!({ "weight": weight, "podAffinityTerm": term(chance) })
 }
 
 fn spread(chance: &mut Chance) -> Value {

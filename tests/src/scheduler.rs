@@ -1,10 +1,9 @@
-//! The scheduler as a process, and what `deploy/` gives it.
+//! Scheduler and admission as processes, and what `deploy/` gives them.
 //!
 //! Comes in: the manifests of `deploy/`. Goes out: everything in them applied but the
-//! workloads, which run here as processes, and the scheduler running with the token of
-//! its service account. The API server calls its webhook by URL, since nothing routes
-//! Services here.
-//! Must never lend the scheduler more rights than `deploy/` gives its service account.
+//! workloads, which run here as processes, each with the token of its service account. The API
+//! server calls the webhook by URL, since nothing routes Services here.
+//! Must never lend a program more rights than `deploy/` gives its service account.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +25,10 @@ use crate::wait::{Seen, until};
 use crate::wall::WallClock;
 
 pub(crate) const WEBHOOK_PORT: u16 = 8443;
+/// Where admission's health is.
+pub(crate) const ADMISSION_METRICS_PORT: u16 = 9403;
+/// Where the scheduler answers about resizes.
+pub(crate) const ANSWERS_PORT: u16 = 8445;
 /// Of the status page.
 pub const PAGE_PORT: u16 = 8444;
 /// Where the scheduler shows its metrics and its health.
@@ -70,16 +73,12 @@ pub fn manifests(tree: &Path) -> Result<Vec<Value>> {
 pub struct Replica {
     /// Of the process, its log, and in the lease.
     pub name: String,
-    /// Ports of webhook, telemetry and metrics.
+    /// Ports of its answers about resizes, of telemetry and metrics.
     pub ports: [u16; 3],
     /// Of the status page, where it has one.
     pub page: Option<u16>,
-    /// Where the API server calls the webhook.
-    pub webhook_url: String,
     /// Where it finds the API server.
     pub api: String,
-    /// Whether it acts only while it holds the lease.
-    pub elects: bool,
     /// Flags beside those that follow from the rest.
     pub args: Vec<String>,
     /// The wall clock that it sees, if not the machine's.
@@ -87,30 +86,26 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// The only one, which needs no lease.
+    /// The only one.
     pub fn only() -> Self {
         Self {
             name: "scheduler".to_owned(),
-            ports: [WEBHOOK_PORT, proto::names::telemetry::PORT, 9401],
-            webhook_url: adapt::webhook_url(),
+            ports: [ANSWERS_PORT, proto::names::telemetry::PORT, 9401],
             page: Some(PAGE_PORT),
             api: control_plane::url(),
-            elects: false,
             // All that is not timed recomputes every sum after each change.
             args: vec!["--verify".to_owned()],
             wall: None,
         }
     }
 
-    /// The `number`th of several, from 1. The API server calls their webhooks at one
-    /// address, as it would their Service.
+    /// The `number`th of several, from 1.
     pub fn of_several(number: u16, api: String) -> Self {
         let first = 8500 + 10 * number;
         Self {
             name: format!("scheduler-{number}"),
             ports: [first, first + 1, first + 2],
             page: None,
-            elects: true,
             api,
             ..Self::only()
         }
@@ -138,32 +133,19 @@ pub struct Scheduler {
 impl Scheduler {
     /// Starts it; the manifests stand already.
     pub async fn start(client: &Client, place: &Place<'_>, replica: Replica) -> Result<Self> {
-        let folder = place.state.join(&replica.name);
-        fs::create_dir_all(&folder)?;
-        let file = folder.join("scheduler.token");
-        let tokens = Refresher::start(
-            client.clone(),
-            vec![AccountToken {
-                namespace: NAMESPACE.to_owned(),
-                account: object::SCHEDULER_ACCOUNT.to_owned(),
-                node: None,
-                audience: None,
-                file: file.clone(),
-            }],
-        )
-        .await?;
-        let kubeconfig = Self::kubeconfig(place.state, &replica.name);
-        token::write_kubeconfig(
-            &kubeconfig,
-            &replica.api,
-            &place.authority,
-            &Credential::File(file),
-        )?;
-        let [webhook, telemetry, _] = replica.ports;
+        let account = object::SCHEDULER_ACCOUNT;
+        let (kubeconfig, tokens) =
+            credentials(client, place, &replica.name, account, &replica.api).await?;
+        let [answers, telemetry, _] = replica.ports;
         let program = place.programs.ours.join("aliquot-scheduler");
         let mut command = Command::new(&replica.name, program)
-            .flag("--webhook", format!("0.0.0.0:{webhook}"))
-            .flag("--webhook-url", &replica.webhook_url)
+            .flag("--role", "scheduler")
+            .flag("--webhook", format!("0.0.0.0:{answers}"))
+            .flag("--address", "127.0.0.1")
+            // Where agents look for it.
+            .flag("--certificate-names", ADDRESS)
+            .flag("--leader-elect", "true")
+            .flag("--identity", &replica.name)
             .flag("--telemetry", format!("0.0.0.0:{telemetry}"))
             .flag("--metrics", replica.metrics())
             .env("KUBECONFIG", kubeconfig)
@@ -177,11 +159,6 @@ impl Scheduler {
                 .env("ALIQUOT_SIM_CLOCK", wall.file());
         }
         command = command.args(&replica.args);
-        if replica.elects {
-            command = command
-                .flag("--leader-elect", "true")
-                .flag("--identity", &replica.name);
-        }
         let daemon = command.start(place.logs)?;
         Ok(Self {
             daemon,
@@ -216,4 +193,58 @@ impl Scheduler {
         })
         .await
     }
+}
+
+/// What admits pods.
+#[derive(Debug)]
+pub struct Admission {
+    pub daemon: Daemon,
+    _tokens: Refresher,
+}
+
+impl Admission {
+    /// Starts it; the manifests stand already.
+    pub async fn start(client: &Client, place: &Place<'_>) -> Result<Self> {
+        let (name, account) = ("admission", object::ADMISSION_ACCOUNT);
+        let api = control_plane::url();
+        let (kubeconfig, tokens) = credentials(client, place, name, account, &api).await?;
+        let daemon = Command::new(name, place.programs.ours.join("aliquot-scheduler"))
+            .flag("--role", "admission")
+            .flag("--webhook", format!("0.0.0.0:{WEBHOOK_PORT}"))
+            .flag("--webhook-url", adapt::webhook_url())
+            .flag("--metrics", format!("127.0.0.1:{ADMISSION_METRICS_PORT}"))
+            .env("KUBECONFIG", kubeconfig)
+            .env("RUST_LOG", "info")
+            .start(place.logs)?;
+        Ok(Self {
+            daemon,
+            _tokens: tokens,
+        })
+    }
+}
+
+/// Those of an account, for the process of that name.
+async fn credentials(
+    client: &Client,
+    place: &Place<'_>,
+    name: &str,
+    account: &str,
+    api: &str,
+) -> Result<(PathBuf, Refresher)> {
+    fs::create_dir_all(place.state.join(name))?;
+    let file = place.state.join(name).join("scheduler.token");
+    let tokens = Refresher::start(
+        client.clone(),
+        vec![AccountToken {
+            namespace: NAMESPACE.to_owned(),
+            account: account.to_owned(),
+            node: None,
+            audience: None,
+            file: file.clone(),
+        }],
+    )
+    .await?;
+    let kubeconfig = Scheduler::kubeconfig(place.state, name);
+    token::write_kubeconfig(&kubeconfig, api, &place.authority, &Credential::File(file))?;
+    Ok((kubeconfig, tokens))
 }

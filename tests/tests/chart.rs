@@ -278,7 +278,8 @@ fn changed(helm: &Path) {
             "global.imagePullSecrets={s}",
         ],
     );
-    for name in [&scheduler, &agent, &mps] {
+    let admission = key("Deployment", "aliquot-admission");
+    for name in [&scheduler, &admission, &agent, &mps] {
         assert_eq!(container(&image[name])["image"], "reg.example/x/aliquot:v9");
         let secrets = &image[name]["spec"]["template"]["spec"]["imagePullSecrets"];
         assert_eq!(*secrets, json!([{"name": "s"}]));
@@ -304,6 +305,9 @@ fn changed(helm: &Path) {
     ] {
         has(&ha[&scheduler], flag);
     }
+    // Of how queues are checked admission knows what the scheduler knows.
+    has(&ha[&admission], "--quiet-ms=5");
+    has(&ha[&admission], "--role=admission");
 
     let host = rendered(helm, "a", &["--set", "driver.root=host"]);
     for name in [&agent, &mps] {
@@ -367,7 +371,11 @@ fn changed(helm: &Path) {
             "networkPolicy.monitoringFrom[0].ipBlock.cidr=10.0.0.0/8",
         ],
     );
-    for (name, rule) in [("aliquot-scheduler", 2), ("aliquot-agent", 0)] {
+    for (name, rule) in [
+        ("aliquot-scheduler", 2),
+        ("aliquot-admission", 1),
+        ("aliquot-agent", 0),
+    ] {
         let ingress = &network[&key("NetworkPolicy", name)]["spec"]["ingress"];
         let wanted = json!([{"ipBlock": {"cidr": "10.0.0.0/8"}}]);
         assert_eq!(ingress[rule]["from"], wanted, "{name}");
@@ -478,7 +486,7 @@ fn kais_values(helm: &Path) {
         "defaultPriorityClasses.enabled=false",
     ]);
     for flag in [
-        "--config=/etc/aliquot/shards.yaml",
+        "--node-pool=",
         "--queue-label-key=example.com/queue",
         "--default-priorities-configmap-name=types",
         "--default-priorities-configmap-namespace=kai",
@@ -490,13 +498,6 @@ fn kais_values(helm: &Path) {
         );
     }
     assert_eq!(pod(&set)["priorityClassName"], "system-cluster-critical");
-    let mounts = &pod(&set)["containers"][0]["volumeMounts"];
-    let mounted = mounts.as_array().unwrap().iter();
-    assert!(
-        mounted
-            .clone()
-            .any(|mount| mount["mountPath"] == "/etc/aliquot")
-    );
     let agent = &set[&key("DaemonSet", "aliquot-agent")]["spec"]["template"]["spec"];
     let tolerations = agent["tolerations"].as_array().unwrap();
     assert!(tolerations.contains(&json!({ "operator": "Exists" })));
@@ -506,11 +507,11 @@ fn kais_values(helm: &Path) {
     assert_eq!(below["parentQueue"], "top");
     assert_eq!(below["resources"]["gpu"]["quota"], json!(8));
     assert_eq!(below["resources"]["gpu"]["limit"], json!(-1));
-    // The scheduler reads that file as it reads any other.
-    let shards = &set[&key("ConfigMap", "aliquot-shards")]["data"]["shards.yaml"];
+    // A file with the object means the same, and no key of it is unknown.
+    let object = &set[&key("SchedulingShard", "default")];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shards.yaml");
-    std::fs::write(&path, shards.as_str().unwrap()).unwrap();
+    std::fs::write(&path, object.to_string()).unwrap();
     let config = scheduler::Config {
         config: Some(path),
         ..scheduler::Config::default()
@@ -574,7 +575,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "defaultQueue.parentResources" | "defaultQueue.childResources" => {
             json!({"gpu": {"quota": 8}})
         }
-        "scheduler.resources" | "nodeAgent.resources" | "mps.resources" => {
+        "scheduler.resources" | "admission.resources" | "nodeAgent.resources" | "mps.resources" => {
             json!({"limits": {"memory": "7Gi"}})
         }
         path if path.ends_with("olerations") => json!([{"key": "x", "operator": "Exists"}]),

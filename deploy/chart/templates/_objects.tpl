@@ -43,6 +43,13 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Somebody else's SchedulingShard of that name is left as it is. In: the root; out: "yes" where there is one. */}}
+{{- define "aliquot.foreignShard" -}}
+{{- $there := lookup "kai.scheduler/v1" "SchedulingShard" "" "default" -}}
+{{- $release := (($there.metadata | default dict).annotations | default dict) | dig "meta.helm.sh/release-name" "" -}}
+{{- if and $there (ne $release .Release.Name) }}yes{{ end -}}
+{{- end }}
+
 {{- /* A default queue by KAI's values. In: {root, object}; the object is changed. */}}
 {{- define "aliquot.queue" -}}
 {{- $queue := .root.Values.defaultQueue -}}
@@ -59,6 +66,29 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Scheduler and admission alike: whose pods are theirs, where they run. In: {root, object}. */}}
+{{- define "aliquot.deployment" -}}
+{{- $values := .root.Values -}}
+{{- $spec := .object.spec.template.spec -}}
+{{- $container := first $spec.containers -}}
+{{- $args := $container.args -}}
+{{- with $values.scheduler.name }}{{ $args = append $args (printf "--scheduler-name=%s" .) }}{{ end -}}
+{{- with $values.podgrouper.queueLabelKey -}}
+  {{- if ne . "kai.scheduler/queue" }}{{ $args = append $args (printf "--queue-label-key=%s" .) }}{{ end -}}
+{{- end -}}
+{{- with $values.global.nodePoolLabelKey }}{{ $args = append $args (printf "--node-pool-label-key=%s" .) }}{{ end -}}
+{{- if kindIs "slice" $values.scheduler.args }}{{ $args = concat $args $values.scheduler.args }}{{ end -}}
+{{- $_ := set $container "args" $args -}}
+{{- with $values.global.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
+{{- with $values.global.nodeSelector }}{{ $_ := set $spec "nodeSelector" (merge (deepCopy .) $spec.nodeSelector) }}{{ end -}}
+{{- with $values.global.affinity }}{{ $_ := set $spec "affinity" . }}{{ end -}}
+{{- with $values.global.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end -}}
+{{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
+{{- $mine := ternary $values.admission $values.scheduler (eq .object.metadata.name "aliquot-admission") -}}
+{{- with $mine.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
+{{- if gt (int $mine.replicas) 0 }}{{ $_ := set .object.spec "replicas" (int $mine.replicas) }}{{ end -}}
+{{- end }}
+
 {{- /* In: {root, object}. */}}
 {{- define "aliquot.scheduler" -}}
 {{- $values := .root.Values -}}
@@ -68,23 +98,11 @@
 {{- with $values.scheduler.placementStrategy -}}
   {{- $args = concat $args (list (printf "--gpu-placement=%s" .) (printf "--cpu-placement=%s" .)) -}}
 {{- end -}}
-{{- with $values.scheduler.name }}{{ $args = append $args (printf "--scheduler-name=%s" .) }}{{ end -}}
-{{- with $values.podgrouper.queueLabelKey -}}
-  {{- if ne . "kai.scheduler/queue" }}{{ $args = append $args (printf "--queue-label-key=%s" .) }}{{ end -}}
-{{- end -}}
 {{- with $values.podgrouper.args -}}
   {{- with .defaultPrioritiesConfigMapName }}{{ $args = append $args (printf "--default-priorities-configmap-name=%s" .) }}{{ end -}}
   {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
 {{- end -}}
-{{- with $values.global.nodePoolLabelKey }}{{ $args = append $args (printf "--node-pool-label-key=%s" .) }}{{ end -}}
-{{- with include "aliquot.shard" .root -}}
-  {{- $args = append $args "--config=/etc/aliquot/shards.yaml" -}}
-  {{- $_ := set $spec "volumes" (append ($spec.volumes | default list) (dict "name" "shards" "configMap" (dict "name" "aliquot-shards"))) -}}
-  {{- $_ := set $container "volumeMounts" (append ($container.volumeMounts | default list) (dict "name" "shards" "mountPath" "/etc/aliquot" "readOnly" true)) -}}
-  {{- /* The file is read at the start: another one makes other pods. */}}
-  {{- $metadata := $.object.spec.template.metadata -}}
-  {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/shards" (sha256sum .)) ($metadata.annotations | default dict)) -}}
-{{- end -}}
+{{- with include "aliquot.shard" .root }}{{ $args = append $args "--node-pool=" }}{{ end -}}
 {{- if $values.global.clusterAutoscaling -}}
   {{- $args = append $args "--cluster-autoscaling" -}}
   {{- with $values.nodeTemplates -}}
@@ -96,17 +114,7 @@
     {{- $_ := set $metadata "annotations" (merge (dict "aliquot.dev/node-templates" (toYaml . | sha256sum)) ($metadata.annotations | default dict)) -}}
   {{- end -}}
 {{- end -}}
-{{- if kindIs "slice" $values.scheduler.args }}{{ $args = concat $args $values.scheduler.args }}{{ end -}}
 {{- $_ := set $container "args" $args -}}
-{{- with $values.global.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
-{{- with $values.scheduler.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
-{{- with $values.global.nodeSelector }}{{ $_ := set $spec "nodeSelector" (merge (deepCopy .) $spec.nodeSelector) }}{{ end -}}
-{{- with $values.global.affinity }}{{ $_ := set $spec "affinity" . }}{{ end -}}
-{{- with $values.global.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end -}}
-{{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
-{{- if gt (int $values.scheduler.replicas) 0 -}}
-  {{- $_ := set .object.spec "replicas" (int $values.scheduler.replicas) -}}
-{{- end -}}
 {{- end }}
 
 {{- /* Agent and MPS supervisor alike: where they run, where the driver is. In: {root, object}. */}}

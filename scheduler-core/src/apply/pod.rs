@@ -513,23 +513,24 @@ pub(super) fn holds(
     holds
 }
 
-/// What its place has to do with other pods'. Of one that is not ours only whom it keeps away.
+/// What its place has to do with other pods'. Of one that is not ours only what its terms do to
+/// others.
 fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<Others>> {
     if pod.pods.is_empty() && state.pod_counts.is_empty() {
         return None;
     }
     let labels = state.texts.labels(&pod.labels);
-    let anti_affinity = &pod.pods.anti_affinity;
     if !pod.ours {
         let rules = PodRules {
-            anti_affinity: anti_affinity.clone(),
+            anti_affinity: pod.pods.anti_affinity.clone(),
+            preferred: pod.pods.preferred.clone(),
             ..PodRules::default()
         };
-        return Others::of(state, &pod.namespace, &labels, rules, None);
+        return Others::of(state, &pod.namespace, &labels, rules, None, false);
     }
     let namespace = state.texts.text(&pod.namespace);
-    let subject = state.subject(&namespace, &labels, anti_affinity);
-    Others::of(state, &namespace, &labels, pod.pods.clone(), subject)
+    let subject = state.subject(&namespace, &labels, &pod.pods);
+    Others::of(state, &namespace, &labels, pod.pods.clone(), subject, true)
 }
 
 /// The request signature, with what cannot be meant about it.

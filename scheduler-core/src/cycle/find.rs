@@ -27,7 +27,8 @@ pub(super) struct Found {
 }
 
 impl Cycle<'_> {
-    /// The index is in the order in which nodes are ranked for such a pod.
+    /// The index is in the order in which nodes are ranked for such a pod, whose domains are up
+    /// to date.
     pub(super) fn is_sorted_for(&self, spec: &SpecRow) -> bool {
         let packs = if spec.wants_gpus() {
             self.config.gpu_placement == Placement::Binpack
@@ -36,6 +37,7 @@ impl Cycle<'_> {
             self.config.cpu_placement == Placement::Binpack
         };
         let others = spec.spec.others.as_ref();
+        let domains = spec.asks.as_ref().and_then(|asks| asks.domains.as_ref());
         packs
             && !self
                 .config
@@ -46,6 +48,7 @@ impl Cycle<'_> {
             && spec.spec.rules.preferred.is_empty()
             && self.state.soft_nodes == 0
             && !others.is_some_and(|others| others.prefers())
+            && domains.is_none_or(|domains| domains.worth().is_none())
     }
 }
 

@@ -259,7 +259,10 @@ fn attachments(state: &State, spec: &SpecRow, key: NodeKey, node: &Node, room: &
         let has = u128::from(node.extended.get(volumes).copied().unwrap_or(0));
         let all = used(volumes);
         room.now &= now == 0 || all.used + now <= has;
-        later == 0 || all.used + all.promised + later <= has + all.releasing
+        // A node that has more than its limit takes a pod with a volume that is attached, also
+        // where the pods that have it leave.
+        let stays_attached = now == 0 && room.now && !room.promise;
+        stays_attached || later == 0 || all.used + all.promised + later <= has + all.releasing
     })
 }
 

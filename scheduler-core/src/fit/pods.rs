@@ -127,30 +127,34 @@ fn taken_by(port: &HostPort) -> impl Iterator<Item = crate::ids::ResourceName> {
     names.into_iter().flatten()
 }
 
-/// What pods near the node are worth to it: the weights of its preferred terms, each as often
-/// as there are such pods (kube-scheduler's raw score, which KAI does not normalize).
-pub(crate) fn preference(state: &State, spec: &SpecRow, key: NodeKey) -> i64 {
-    let prefers = |row: &SpecRow| {
-        row.asks
-            .as_ref()
-            .is_some_and(|asks| !asks.preferred.is_empty())
+/// What pods near the node are worth to it, and it to them: the weights of its preferred terms,
+/// each as often as there are such pods, and of theirs that speak of it (kube-scheduler's raw
+/// score with the arguments that KAI gives: required terms count nothing, and it does not
+/// normalize).
+pub(crate) fn preference(state: &State, spec: &SpecRow, key: NodeKey, node: &Node) -> i64 {
+    let may_prefer = |row: &SpecRow| {
+        let others = row.spec.others.as_ref();
+        let own = row.asks.as_ref().map(|asks| &asks.preferred);
+        own.is_some_and(|own| !own.is_empty())
+            || others.is_some_and(|others| others.subject.is_some())
     };
-    if !prefers(spec) {
+    if !may_prefer(spec) {
         return 0;
     }
     let spec = &*state.with_domains(spec);
     let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
         return 0;
     };
+    let domains = asks.domains.as_ref();
+    let theirs = domains.and_then(|domains| Some(domains.worth()?.is(&node.labels)));
     let worth = |(count, preferred): (&CountKey, &crate::model::PreferredTerm)| {
         let domain = state.domain(key, &state.pod_counts.get(*count)?.what)?;
         let used = state.pods_by_domain(asks, *count)?.get(&domain)?;
-        let pods = (used.used + used.promised).saturating_sub(used.releasing);
-        let pods = i64::try_from(pods).unwrap_or(i64::MAX);
-        Some(pods.saturating_mul(i64::from(preferred.weight)))
+        Some(used.pods().saturating_mul(i64::from(preferred.weight)))
     };
     let all = asks.preferred.iter().zip(&others.rules.preferred);
-    all.filter_map(worth).fold(0, i64::saturating_add)
+    all.filter_map(worth)
+        .fold(theirs.unwrap_or(0), i64::saturating_add)
 }
 
 /// How uneven the domains of its preferred spread would be: less is better.

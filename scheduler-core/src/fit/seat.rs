@@ -351,9 +351,9 @@ fn candidate(
         .as_ref()
         .is_none_or(|card| card.pool != Pool::WholeOnly);
     let offer_now = if shown {
-        card::share(state, row, used.held, share, mode)
+        card::share(state, row, used.held, share, mode).ok()
     } else {
-        Err(crate::reason::CardNo::PoolWhole)
+        None
     };
     let opens = after.holds() == 0;
     let whole = card::whole_usable(state, row).is_ok();
@@ -366,8 +366,8 @@ fn candidate(
         + full(after.limits).min(u64::MAX.into());
     Ok(Candidate {
         key,
-        offer: *offer_now.as_ref().unwrap_or(&offer_later),
-        now: offer_now.is_ok(),
+        offer: offer_now.unwrap_or(offer_later),
+        now: offer_now.is_some(),
         opens,
         costs_whole: opens && card::whole_in_time(state, row),
         rank: match (opens, placement) {

@@ -185,6 +185,7 @@ impl Sums {
     fn count_pod(&mut self, state: &State, row: &TaskRow, spec: &SpecRow, cell: &TaskCell) {
         let rules = spec.spec.others.as_ref().map(|others| &others.rules);
         let terms = rules.map_or(&[][..], |rules| rules.anti_affinity.as_slice());
+        let preferred = rules.map_or(&[][..], |rules| rules.preferred.as_slice());
         for (key, counted) in state.pod_counts.rows() {
             if !counted.is_counted() {
                 continue;
@@ -195,6 +196,16 @@ impl Sums {
                 Who::Avoiding(pods) => terms.iter().any(|term| {
                     term.pods == *pods && Some(&term.topology_key) == what.topology_key.as_ref()
                 }),
+                Who::Preferring(pods, weight) => {
+                    let mut same = preferred.iter().filter(|one| {
+                        let key = Some(&one.term.topology_key);
+                        one.term.pods == *pods && key == what.topology_key.as_ref()
+                    });
+                    let first = same.next().map(|one| one.weight);
+                    first.is_some_and(|first| {
+                        first + same.map(|one| one.weight).sum::<i32>() == *weight
+                    })
+                }
             };
             for (node, how) in cell.taken().filter(|_| is_counted) {
                 if let Some(domain) = state.domain(node, what) {

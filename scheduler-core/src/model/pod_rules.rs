@@ -100,7 +100,7 @@ pub struct PodRules {
     pub affinity: Vec<PodTerm>,
     /// Not near such a pod, by any term; nor does such a pod come near this one.
     pub anti_affinity: Vec<PodTerm>,
-    /// Rather near, or rather not.
+    /// Rather near, or rather not; the same for such a pod that is to be placed.
     pub preferred: Vec<PreferredTerm>,
     /// Spread over domains.
     pub spread: Vec<Spread>,
@@ -110,6 +110,13 @@ impl PodRules {
     /// It has none.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Of whom those of its terms speak that count for other pods while it has a place.
+    pub(crate) fn told(&self) -> impl Iterator<Item = &PodSelector> {
+        let preferred = self.preferred.iter().map(|one| &one.term);
+        let terms = self.anti_affinity.iter().chain(preferred);
+        terms.map(|term| &term.pods)
     }
 }
 

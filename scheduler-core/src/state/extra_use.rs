@@ -14,6 +14,12 @@ impl ExtraUse {
         self.used + self.promised > self.releasing
     }
 
+    /// Pods of a domain, without those that leave and with those that are promised a place there.
+    pub(crate) fn pods(&self) -> i64 {
+        let pods = (self.used + self.promised).saturating_sub(self.releasing);
+        i64::try_from(pods).unwrap_or(i64::MAX)
+    }
+
     /// What several pods use together, as one: it is leaving when the last of them is.
     pub(crate) fn as_one(&self) -> Self {
         let is_there = self.used > 0;

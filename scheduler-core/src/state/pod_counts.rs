@@ -1,8 +1,8 @@
 //! How many pods stand in which domain, of those that other pods' rules speak of.
 //!
 //! Each selector that a rule of a known pod has is counted once per topology key
-//! ([`Counted`]): pods that it matches, and, for anti-affinity, pods that have it. Counts are
-//! cells: they move with the pods ([`State::transition`]) and are undone with them. Which pods
+//! ([`Counted`]): pods that it matches, and, for required anti-affinity and for preferences,
+//! pods that have it. Counts are cells: they move with the pods ([`State::transition`]) and are undone with them. Which pods
 //! a selector matches is found out when the selector, the pod or its namespace comes or
 //! changes. In a cluster without such rules there is nothing to count and nothing is done.
 //!
@@ -40,13 +40,15 @@ pub(crate) enum Who {
     Matched(Vec<PodSelector>),
     /// Those that have this in their required anti-affinity.
     Avoiding(PodSelector),
+    /// Those that prefer such pods near by, or away, with that weight in all.
+    Preferring(PodSelector, i32),
 }
 
 impl Who {
-    fn selectors(&self) -> &[PodSelector] {
+    pub(super) fn selectors(&self) -> &[PodSelector] {
         match self {
             Self::Matched(all) => all,
-            Self::Avoiding(one) => std::slice::from_ref(one),
+            Self::Avoiding(one) | Self::Preferring(one, _) => std::slice::from_ref(one),
         }
     }
 }
@@ -90,8 +92,8 @@ pub(crate) struct PodCounts {
     rows: SlotMap<CountKey, CountRow>,
     keys: BTreeMap<Counted, CountKey>,
     pub(crate) index: PodIndex,
-    /// Anti-affinity that came or went, and looks at other labels than those before it: what
-    /// it sees in the pods that it may speak of is another thing now.
+    /// Terms of pods that came or went, and look at other labels than those before them: what
+    /// they see in the pods that they may speak of is another thing now.
     pub(super) looked_at: Vec<(PodSelector, LooksAt)>,
     /// What is known of namespaces.
     pub namespaces: BTreeMap<Arc<str>, Labels>,
@@ -137,6 +139,7 @@ impl PodCounts {
         self.version += 1;
         self.moved += 1;
         self.index.avoided.namespace_changed(self.version);
+        self.index.preferred.namespace_changed(self.version);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -152,8 +155,8 @@ impl PodCounts {
             return ExtraUse::default();
         };
         row.changed = self.version;
-        if matches!(row.what.who, Who::Avoiding(_)) {
-            self.index.avoided.changed(&row.scopes, self.version);
+        if let Some(register) = self.index.register_of(&row.what.who) {
+            register.changed(&row.scopes, self.version);
         }
         // Who is spread looks at each node on its own.
         if row.what.topology_key.is_none() {
@@ -214,18 +217,29 @@ impl State {
             .map(|one| &one.term)
             .map(one)
             .collect();
-        // A pod is one of those who avoid others once, however often it says so.
-        let avoids: BTreeSet<Counted> = rules.anti_affinity.iter().map(avoiding).collect();
+        // A pod is one of those who avoid others once, however often it says so. Of what it
+        // prefers each term counts.
+        let mut terms: BTreeSet<Counted> = rules.anti_affinity.iter().map(avoiding).collect();
+        let mut weights = BTreeMap::<&PodTerm, i32>::new();
+        for one in &rules.preferred {
+            let weight = weights.entry(&one.term).or_default();
+            *weight = weight.saturating_add(one.weight);
+        }
+        terms.extend(weights.into_iter().map(|(term, weight)| Counted {
+            who: Who::Preferring(term.pods.clone(), weight),
+            topology_key: Some(Arc::clone(&term.topology_key)),
+        }));
+        let asked = |counted: Vec<Counted>| if others.ours { counted } else { Vec::new() };
         let mut keys = |counted: Vec<Counted>| -> Box<[CountKey]> {
             let keys = counted.into_iter().map(|one| self.count_one(one));
             keys.collect()
         };
         Some(Box::new(PodAsks {
-            affinity: keys(affinity),
-            anti_affinity: keys(rules.anti_affinity.iter().map(one).collect()),
-            avoids: keys(avoids.into_iter().collect()),
-            preferred: keys(preferred),
-            spread: keys(spread),
+            affinity: keys(asked(affinity)),
+            anti_affinity: keys(asked(rules.anti_affinity.iter().map(one).collect())),
+            preferred: keys(asked(preferred)),
+            spread: keys(asked(spread)),
+            terms: keys(terms.into_iter().collect()),
             domains: None,
         }))
     }
@@ -248,17 +262,21 @@ impl State {
             counts.members -= row.members.unwrap_or(0).min(counts.members);
             counts.uncounted -= usize::from(!row.is_counted()).min(counts.uncounted);
             match (row.what.who, row.members) {
-                (Who::Avoiding(selector), _) => {
-                    if let Some(looks) = counts.index.avoided.leave(key, &selector) {
-                        counts.looked_at.push((selector, looks));
-                    }
-                }
                 (Who::Matched(selectors), Some(_)) => {
                     if let Some(first) = selectors.first() {
                         counts.index.matched.leave(key, first);
                     }
                 }
                 (Who::Matched(_), None) => {}
+                (who, _) => {
+                    let selector = who.selectors().first();
+                    let left = counts.index.register_of(&who).zip(selector);
+                    if let Some((left, selector)) = left
+                        && let Some(looks) = left.leave(key, selector)
+                    {
+                        counts.looked_at.push((selector.clone(), looks));
+                    }
+                }
             }
         }
     }
@@ -285,16 +303,17 @@ impl State {
         });
         counts.keys.insert(what.clone(), key);
         match what.who {
-            // Nobody has it yet.
-            Who::Avoiding(selector) => {
-                if let Some(looks) = counts.index.avoided.enter(key, &selector) {
-                    counts.looked_at.push((selector, looks));
-                }
-            }
             Who::Matched(selectors) => {
                 counts.index.matched.enter(key, &first);
                 self.index_for(&first);
                 self.count_matched(key, &selectors);
+            }
+            // Nobody has it yet.
+            who => {
+                let entered = counts.index.register_of(&who);
+                if let Some(looks) = entered.and_then(|entered| entered.enter(key, &first)) {
+                    counts.looked_at.push((first, looks));
+                }
             }
         }
         key
@@ -441,9 +460,9 @@ impl State {
         };
         let counted_in = row.counted_in.clone();
         let asks = self.specs.get(row.spec).and_then(|spec| spec.asks.as_ref());
-        let avoids: Vec<CountKey> = asks.map_or(Vec::new(), |asks| asks.avoids.to_vec());
+        let terms: Vec<CountKey> = asks.map_or(Vec::new(), |asks| asks.terms.to_vec());
         let matched = counted_in.iter().flat_map(|keys| keys.iter());
-        for key in matched.chain(&avoids) {
+        for key in matched.chain(&terms) {
             self.move_count(*key, node, how, way);
         }
     }

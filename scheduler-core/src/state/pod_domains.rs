@@ -1,18 +1,20 @@
 //! What a search asks about other pods, found out once before it looks at nodes: over which
-//! domains a pod is spread, which ones anti-affinity of others keeps closed to it, and where the
-//! pods are of selectors that are not counted. kube-scheduler's plugins do the same in their
+//! domains a pod is spread, which ones anti-affinity of others keeps closed to it, what
+//! preferences of others make each worth, and where the pods are of selectors that are not
+//! counted. kube-scheduler's plugins do the same in their
 //! `PreFilter`.
 
 use super::State;
 use super::cell::{ExtraUse, TaskCell};
 use super::pod_counts::{CountKey, CountRow, Who};
+use super::pod_index::Register;
 use super::rows::{PodAsks, SpecKey, SpecRow, Subject};
 use super::spreading::Spreading;
 use super::transition::Way;
-use crate::model::Labels;
+use crate::model::{Labels, PodSelector};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Of one request signature.
@@ -28,6 +30,8 @@ pub(crate) struct Domains {
     summed: BTreeMap<CountKey, ByDomain>,
     /// Which domains are closed.
     closed: Option<Closed>,
+    /// What each is worth to pods that are there.
+    worth: Option<Worth>,
 }
 
 /// Pods by domain.
@@ -57,18 +61,47 @@ impl Closed {
     }
 }
 
+/// What the preferences of pods that have a place make of the domains for a pod.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Worth {
+    /// [`State::worth_changed`] at that time.
+    changed: u64,
+    /// By topology key; domains that are worth nothing are missing.
+    of: Vec<(Arc<str>, Sums)>,
+}
+
+/// What each domain of one topology key is worth.
+type Sums = FxHashMap<Arc<str>, i64>;
+
+impl Worth {
+    /// Of a node with these labels.
+    pub(crate) fn is(&self, labels: &Labels) -> i64 {
+        let all = self.of.iter().filter_map(|(key, domains)| {
+            let domain = labels.get(key)?;
+            domains.get(domain).copied()
+        });
+        all.fold(0, i64::saturating_add)
+    }
+}
+
 impl Domains {
     /// The large parts, of which there is one set at a time.
     fn forget(&mut self) {
-        if self.closed.is_some() || !self.summed.is_empty() {
+        if self.closed.is_some() || self.worth.is_some() || !self.summed.is_empty() {
             self.at = None;
             self.closed = None;
+            self.worth = None;
             self.summed = BTreeMap::new();
         }
     }
 
     pub(crate) fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
+    }
+
+    /// `None`: no preference of another pod speaks of it.
+    pub(crate) fn worth(&self) -> Option<&Worth> {
+        self.worth.as_ref().filter(|worth| !worth.of.is_empty())
     }
 }
 
@@ -196,6 +229,13 @@ impl State {
                 .filter(|known| known.changed == changed)
                 .unwrap_or_else(|| self.closed_to(subject, changed, &mut looks))
         });
+        domains.worth = others.subject.as_ref().map(|subject| {
+            let changed = self.worth_changed(subject);
+            let known = domains.worth.take();
+            known
+                .filter(|known| known.changed == changed)
+                .unwrap_or_else(|| self.worth_to(subject, changed, &mut looks))
+        });
         domains.at = Some(at);
         (domains, looks)
     }
@@ -229,33 +269,75 @@ impl State {
         near.map(|scoped| scoped.changed).max().unwrap_or(0)
     }
 
+    /// Another one whenever what preferences of others say to such a pod may be something else.
+    fn worth_changed(&self, subject: &Subject) -> u64 {
+        let preferred = &self.pod_counts.index.preferred;
+        let near = preferred.near(&subject.namespace, subject.labels.iter());
+        near.map(|scoped| scoped.changed).max().unwrap_or(0)
+    }
+
+    /// The terms of that register which speak of such a pod and that pods with a place have, each
+    /// with its topology key. `looks`: how many terms and domains there were.
+    fn spoken<'a>(
+        &'a self,
+        register: &'a Register,
+        subject: &'a Subject,
+        looks: &mut u64,
+    ) -> Vec<(&'a Arc<str>, &'a CountRow)> {
+        let namespace = self.pod_counts.namespaces.get(&subject.namespace);
+        let label = |key: &str| subject.labels.get(key).map(|value| &**value);
+        let near = register.near(&subject.namespace, subject.labels.iter());
+        // A term that names the namespace and looks at its labels as well is of two scopes.
+        let keys: BTreeSet<CountKey> = near.flat_map(|scoped| &scoped.keys).copied().collect();
+        let rows = keys.into_iter().filter_map(|key| {
+            *looks += 1;
+            let row = self.pod_counts.get(key)?;
+            let speaks = |pods: &PodSelector| {
+                pods.takes_namespace(&subject.namespace, namespace) && pods.takes_labels(label)
+            };
+            if row.domains.is_empty() || !row.what.who.selectors().iter().all(speaks) {
+                return None;
+            }
+            *looks += row.domains.len() as u64 / 4;
+            Some((row.what.topology_key.as_ref()?, row))
+        });
+        rows.collect()
+    }
+
+    /// Adds up the preferences of all pods that have a place.
+    fn worth_to(&self, subject: &Subject, changed: u64, looks: &mut u64) -> Worth {
+        let mut worth = BTreeMap::<&Arc<str>, Sums>::new();
+        let preferred = &self.pod_counts.index.preferred;
+        for (topology, row) in self.spoken(preferred, subject, looks) {
+            let Who::Preferring(_, weight) = row.what.who else {
+                continue;
+            };
+            let domains = worth.entry(topology).or_default();
+            for (domain, used) in &row.domains {
+                let sum = domains.entry(Arc::clone(domain)).or_default();
+                *sum = sum.saturating_add(used.pods().saturating_mul(i64::from(weight)));
+            }
+        }
+        for domains in worth.values_mut() {
+            domains.retain(|_, sum| *sum != 0);
+        }
+        worth.retain(|_, domains| !domains.is_empty());
+        let of = worth.into_iter();
+        Worth {
+            changed,
+            of: of.map(|(key, sums)| (Arc::clone(key), sums)).collect(),
+        }
+    }
+
     /// Adds up the anti-affinity of all pods that have a place.
     fn closed_to(&self, subject: &Subject, changed: u64, looks: &mut u64) -> Closed {
-        let avoided = &self.pod_counts.index.avoided;
-        let namespace = self.pod_counts.namespaces.get(&subject.namespace);
         let mut closed = BTreeMap::<&Arc<str>, Stays>::new();
-        for scoped in avoided.near(&subject.namespace, subject.labels.iter()) {
-            for key in &scoped.keys {
-                *looks += 1;
-                let row = self.pod_counts.get(*key);
-                let Some(row) = row.filter(|row| !row.domains.is_empty()) else {
-                    continue;
-                };
-                let (Who::Avoiding(pods), Some(topology)) = (&row.what.who, &row.what.topology_key)
-                else {
-                    continue;
-                };
-                let label = |key: &str| subject.labels.get(key).map(|value| &**value);
-                if !pods.takes_namespace(&subject.namespace, namespace) || !pods.takes_labels(label)
-                {
-                    continue;
-                }
-                let domains = closed.entry(topology).or_default();
-                *looks += row.domains.len() as u64 / 4;
-                for (domain, used) in &row.domains {
-                    let stays = domains.entry(Arc::clone(domain)).or_default();
-                    *stays |= used.stays();
-                }
+        let avoided = &self.pod_counts.index.avoided;
+        for (topology, row) in self.spoken(avoided, subject, looks) {
+            let domains = closed.entry(topology).or_default();
+            for (domain, used) in &row.domains {
+                let stays = domains.entry(Arc::clone(domain)).or_default();
+                *stays |= used.stays();
             }
         }
         let of = closed.into_iter();

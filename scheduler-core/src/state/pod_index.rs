@@ -2,7 +2,7 @@
 //! a look at all of either.
 
 use super::State;
-use super::pod_counts::CountKey;
+use super::pod_counts::{CountKey, Who};
 use super::rows::TaskKey;
 use super::texts::PodLabels;
 use crate::model::PodSelector;
@@ -206,6 +206,8 @@ pub(crate) struct PodIndex {
     pub(super) matched: Register,
     /// Selectors of required anti-affinity.
     pub(super) avoided: Register,
+    /// Selectors of preferred affinity and anti-affinity.
+    pub(super) preferred: Register,
     /// Pods by namespace.
     members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
     /// And by the values of labels that some selector demanded there.
@@ -215,7 +217,17 @@ pub(crate) struct PodIndex {
 impl PodIndex {
     /// Some selector looks at the labels of namespaces.
     pub(super) fn looks_at_namespaces(&self) -> bool {
-        self.matched.looks_at_namespaces() || self.avoided.looks_at_namespaces()
+        let registers = [&self.matched, &self.avoided, &self.preferred];
+        registers.into_iter().any(Register::looks_at_namespaces)
+    }
+
+    /// Where terms of pods stand. `None`: of pods that are only matched.
+    pub(super) fn register_of(&mut self, who: &Who) -> Option<&mut Register> {
+        match who {
+            Who::Matched(_) => None,
+            Who::Avoiding(_) => Some(&mut self.avoided),
+            Who::Preferring(..) => Some(&mut self.preferred),
+        }
     }
 
     pub(super) fn members(&self, namespace: &str) -> Vec<TaskKey> {

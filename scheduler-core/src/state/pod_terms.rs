@@ -1,12 +1,12 @@
 //! Whom selectors speak of, and what follows for the pods: where they are counted, and what
-//! anti-affinity of others sees in them.
+//! terms of others see in them.
 
 use super::State;
 use super::pod_counts::{CountKey, Who};
 use super::pod_index::{Scope, Scoped};
 use super::rows::{Others, Spec, Subject, TaskKey, TaskRow};
 use super::texts::PodLabels;
-use crate::model::{Labels, PodSelector, PodTerm};
+use crate::model::{Labels, PodRules, PodSelector};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -40,23 +40,26 @@ impl State {
         (!keys.is_empty()).then(|| Arc::new(keys))
     }
 
-    /// What anti-affinity of others sees in such a pod; `own`: its own terms may speak of it too.
+    /// What terms of others see in such a pod; `own`: its own terms may speak of it too.
     pub(crate) fn subject(
         &self,
         namespace: &Arc<str>,
         labels: &PodLabels,
-        own: &[PodTerm],
+        own: &PodRules,
     ) -> Option<Subject> {
-        let near = self.pod_counts.index.avoided.near(namespace, labels.iter());
+        let index = &self.pod_counts.index;
+        let registers = [&index.avoided, &index.preferred].into_iter();
+        let near = registers.flat_map(|register| register.near(namespace, labels.iter()));
         let near: Vec<&Scoped> = near.collect();
-        let may_speak = |term: &&PodTerm| Scope::may_speak(&term.pods, namespace, labels);
-        let own: Vec<&PodTerm> = own.iter().filter(may_speak).collect();
+        let own: Vec<&PodSelector> = own
+            .told()
+            .filter(|pods| Scope::may_speak(pods, namespace, labels))
+            .collect();
         if near.is_empty() && own.is_empty() {
             return None;
         }
         let is_looked_at = |(key, _): &(&Arc<str>, &Arc<str>)| {
-            own.iter()
-                .any(|term| term.pods.labels_looked_at().contains(key))
+            own.iter().any(|pods| pods.labels_looked_at().contains(key))
                 || near.iter().any(|scoped| scoped.looks_at(key))
         };
         let labels = labels.iter().filter(is_looked_at);
@@ -99,11 +102,19 @@ impl State {
         let known = self.specs.get(row.spec)?.spec.others.as_deref();
         let rules = known.map(|known| known.rules.clone()).unwrap_or_default();
         let subject = if row.facts.ours {
-            self.subject(&row.facts.namespace, &row.labels, &rules.anti_affinity)
+            self.subject(&row.facts.namespace, &row.labels, &rules)
         } else {
             None
         };
-        Others::of(self, &row.facts.namespace, &row.labels, rules, subject)
+        let ours = row.facts.ours;
+        Others::of(
+            self,
+            &row.facts.namespace,
+            &row.labels,
+            rules,
+            subject,
+            ours,
+        )
     }
 
     /// Whom a detached pod matches and what it asks of others, as they are now.
@@ -127,8 +138,8 @@ impl State {
         self.release_spec(old);
     }
 
-    /// Anti-affinity came into the cluster or left it with the last event that looks at other
-    /// labels than what was there: whoever it may speak of is another subject to it.
+    /// Terms came into the cluster or left it with the last event that look at other labels than
+    /// what was there: each pod of which they may speak is another subject to them.
     pub(crate) fn settle_subjects(&mut self) {
         while !self.pod_counts.looked_at.is_empty() {
             let moved = std::mem::take(&mut self.pod_counts.looked_at);

@@ -334,12 +334,14 @@ pub(crate) struct Others {
     pub is_near_itself: bool,
     /// Of each constraint of its spread, whether the pod itself is counted.
     pub counts_itself: Vec<bool>,
-    /// What anti-affinity of other pods sees in it. `None`: there is none that may speak of it.
+    /// What terms of other pods see in it. `None`: there is none that may speak of it.
     pub subject: Option<Subject>,
+    /// False for another scheduler's pod: only what its terms do to others counts.
+    pub ours: bool,
 }
 
-/// What anti-affinity of other pods sees in a pod: to two that are alike in this every term
-/// does the same.
+/// What anti-affinity and preferences of other pods see in a pod: to two that are alike in this
+/// every term does the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Subject {
     pub namespace: Arc<str>,
@@ -355,6 +357,7 @@ impl Others {
         labels: &PodLabels,
         rules: PodRules,
         subject: Option<Subject>,
+        ours: bool,
     ) -> Option<Arc<Self>> {
         if rules.is_empty() && subject.is_none() {
             return None;
@@ -370,6 +373,7 @@ impl Others {
                 .collect(),
             rules,
             subject,
+            ours,
         }))
     }
 
@@ -378,7 +382,7 @@ impl Others {
         !self.rules.affinity.is_empty() || self.rules.spread.iter().any(|spread| spread.required)
     }
 
-    /// Some nodes are better than others because of other pods.
+    /// Some nodes are better than others because of what it says of other pods.
     pub(crate) fn prefers(&self) -> bool {
         !self.rules.preferred.is_empty() || self.rules.spread.iter().any(|spread| !spread.required)
     }
@@ -391,8 +395,8 @@ pub(crate) struct PodAsks {
     pub anti_affinity: Box<[CountKey]>,
     pub preferred: Box<[CountKey]>,
     pub spread: Box<[CountKey]>,
-    /// It is one of those who avoid others: counted there, not asked.
-    pub avoids: Box<[CountKey]>,
+    /// It is one of those who avoid others, or prefer them: counted there, not asked.
+    pub terms: Box<[CountKey]>,
     /// What was found out for a search, as of the last one.
     pub domains: Option<Box<Domains>>,
 }
@@ -400,7 +404,7 @@ pub(crate) struct PodAsks {
 impl PodAsks {
     /// Every count that it names.
     pub(crate) fn all(&self) -> impl Iterator<Item = CountKey> {
-        self.asked().chain(self.avoids.iter().copied())
+        self.asked().chain(self.terms.iter().copied())
     }
 
     /// Every count that an answer to it depends on.

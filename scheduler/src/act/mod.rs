@@ -16,7 +16,7 @@ mod condition;
 mod evict;
 mod group;
 mod leave;
-mod notice;
+pub(crate) mod notice;
 mod pace;
 mod report;
 mod volume;

@@ -1,7 +1,9 @@
 //! Kubernetes events about pods and pod groups: best effort, never in the way of a decision.
 //!
-//! An event with annotations is an object of its own: `Recorder` has no annotations, and counts
-//! an event on as the one before it, whatever its text.
+//! An event of a pod that comes again within minutes is counted on, whatever its text, as
+//! kube-scheduler's are (`Recorder`): the pod's condition has the words of now. Events of groups,
+//! those with annotations, and why a pod has no group are objects of their own ([`publish`]): each
+//! is said once, and its text is what is new.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -19,7 +21,7 @@ const WAITING: usize = 4096;
 const MAX_NOTE: usize = 1024;
 
 /// A pod, as an event names it.
-pub(super) fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+pub(crate) fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
@@ -32,17 +34,17 @@ pub(super) fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
 
 /// One event.
 #[derive(Clone, Debug)]
-pub(super) struct Notice {
-    pub(super) about: ObjectReference,
-    pub(super) warning: bool,
+pub(crate) struct Notice {
+    pub(crate) about: ObjectReference,
+    pub(crate) warning: bool,
     /// KAI's reasons.
-    pub(super) reason: &'static str,
-    pub(super) action: &'static str,
-    pub(super) note: String,
+    pub(crate) reason: &'static str,
+    pub(crate) action: &'static str,
+    pub(crate) note: String,
 }
 
 /// What tools read of an event.
-pub(super) type Annotations = BTreeMap<String, String>;
+pub(crate) type Annotations = BTreeMap<String, String>;
 
 /// Where they are left.
 #[derive(Clone, Debug)]
@@ -76,21 +78,34 @@ pub(super) fn channel(
         };
         let recorder = Recorder::new(client.clone(), reporter.clone());
         while let Some((notice, annotations)) = receiver.recv().await {
-            let published = if annotations.is_empty() {
+            if annotations.is_empty() && notice.about.kind.as_deref() == Some("Pod") {
                 let (event, about) = plain(notice);
-                recorder.publish(&event, &about).await
+                told(recorder.publish(&event, &about).await);
             } else {
-                let event = annotated(notice, annotations, &reporter);
-                let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
-                let api: Api<Object> = Api::namespaced(client.clone(), namespace);
-                api.create(&PostParams::default(), &event).await.map(drop)
-            };
-            if let Err(error) = published {
-                tracing::debug!(%error, "an event is not published");
+                publish(&client, &reporter, notice, annotations).await;
             }
         }
     };
     (Notices(sender), publishing)
+}
+
+/// Publishes an event as an object of its own.
+pub(crate) async fn publish(
+    client: &Client,
+    reporter: &Reporter,
+    notice: Notice,
+    annotations: Annotations,
+) {
+    let event = object(notice, annotations, reporter);
+    let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<Object> = Api::namespaced(client.clone(), namespace);
+    told(api.create(&PostParams::default(), &event).await.map(drop));
+}
+
+fn told(published: kube::Result<()>) {
+    if let Err(error) = published {
+        tracing::debug!(%error, "an event is not published");
+    }
 }
 
 fn plain(notice: Notice) -> (Event, ObjectReference) {
@@ -108,7 +123,7 @@ fn plain(notice: Notice) -> (Event, ObjectReference) {
     (event, notice.about)
 }
 
-fn annotated(notice: Notice, annotations: Annotations, reporter: &Reporter) -> Object {
+fn object(notice: Notice, annotations: Annotations, reporter: &Reporter) -> Object {
     let now = Timestamp::now();
     let Notice {
         about,
@@ -119,12 +134,13 @@ fn annotated(notice: Notice, annotations: Annotations, reporter: &Reporter) -> O
     } = notice;
     Object {
         metadata: ObjectMeta {
-            namespace: about.namespace.clone(),
+            // Of an object in no namespace they are there, as client-go has it.
+            namespace: Some(about.namespace.clone().unwrap_or("default".to_owned())),
             name: about
                 .name
                 .as_ref()
                 .map(|name| format!("{name}.{:x}", now.as_nanosecond())),
-            annotations: Some(annotations),
+            annotations: (!annotations.is_empty()).then_some(annotations),
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(now)),

@@ -5,7 +5,7 @@
 //! of a node. Admission may look at a pod several times: the second look changes nothing.
 
 use api::quantity;
-use api::request::{self, Admitted, GpuRequest, RequestError, ShareRequest};
+use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRequest};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proto::names::resource;
@@ -48,6 +48,8 @@ pub struct Amended {
     pub pod: Value,
     /// What it says and is not followed, one sentence each.
     pub warnings: Vec<String>,
+    /// What it asks for.
+    pub request: PodRequest,
 }
 
 /// The pod as it is to be.
@@ -98,7 +100,11 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
     if shares {
         strip_zero(&mut pod);
     }
-    Ok(Amended { pod, warnings })
+    Ok(Amended {
+        pod,
+        warnings,
+        request,
+    })
 }
 
 /// Token and amount, as limit and as request: extended resources want both alike.

@@ -12,7 +12,9 @@
 //! resources stay as they were made, and no token can be given later. Other pods that name it,
 //! and the other kinds: `Ignore`, since the core copes with whatever they say.
 //!
-//! Every replica serves it, leader or not, from the moment that it has its certificate.
+//! Whoever serves it does so from the moment that it has its certificate, leader or not. It needs no
+//! core but for resizes: as a process of its own (`--role=admission`) it goes on while no scheduler
+//! runs, and what it lets in waits.
 
 mod amend;
 mod apart;
@@ -25,16 +27,17 @@ mod validate;
 pub use amend::{AmendError, amended};
 pub use configuration::Reach;
 pub use queues::{OverSubscription, QueueTree};
+pub use resize::Core;
 
-use crate::cycle::Question;
+use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::serve::Door;
-use crate::trust::Trust;
+use crate::trust::Certificates;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use configuration::Configuration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Where pods are sent.
@@ -43,6 +46,8 @@ const PODS: &str = "/mutate-pods";
 const OBJECTS: &str = "/validate";
 /// Where resizes of pods are sent.
 const RESIZES: &str = "/validate-resize";
+/// Where the replica that acts is asked by those who do not.
+const RESIZES_PASSED_ON: &str = "/validate-resize/passed-on";
 /// An object as it was and as it is to be, of which the API server takes 3 MiB each: what is
 /// not read here is let through.
 const MAX_BODY: usize = 8 << 20;
@@ -69,8 +74,10 @@ pub struct Rules {
     pub queues: watch::Receiver<QueueTree>,
     /// What the webhook answers where the quotas of children exceed their parent's.
     pub over_subscription: OverSubscription,
-    /// What the core is asked.
-    pub questions: mpsc::Sender<Question>,
+    /// How far above its request a share may be held.
+    pub bursts: Bursts,
+    /// Who judges resizes.
+    pub core: Core,
 }
 
 /// Both webhook configurations as they are kept in the cluster, with this authority (PEM).
@@ -96,15 +103,18 @@ pub async fn run(
     door: Door,
     settings: Settings,
     rules: Rules,
-    trust: Trust,
+    certificates: Certificates,
     client: kube::Client,
     admits: watch::Sender<bool>,
     stop: CancellationToken,
 ) -> Result<(), AdmissionError> {
-    let configuration = Configuration::new(&settings, trust.ca_pem());
-    let questions = rules.questions.clone();
+    let configuration = Configuration::new(&settings, certificates.ca_pem());
+    let core = rules.core.clone();
     let routes = Router::new()
-        .route(PODS, post(async |Json(sent)| Json(review::pods(sent))))
+        .route(
+            PODS,
+            post(async move |Json(sent)| Json(review::pods(sent, rules.bursts))),
+        )
         .route(
             OBJECTS,
             post(async move |Json(sent)| {
@@ -113,12 +123,8 @@ pub async fn run(
                 Json(answer)
             }),
         )
-        .route(
-            RESIZES,
-            post(async move |Json(sent)| Json(review::resizes(sent, &questions).await)),
-        )
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .route("/healthz", get(async || "ok"));
+        .merge(resizes(core, certificates.clone()))
+        .layer(DefaultBodyLimit::max(MAX_BODY));
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();
     let serving = {
@@ -127,7 +133,7 @@ pub async fn run(
         let port = matches!(door, Door::Port(_));
         let serve = async move {
             admits.send_replace(true);
-            trust.serve(door, routes, stop).await
+            certificates.serve(door, routes, stop).await
         };
         async move {
             // Without a socket its caller is of this runtime, and so is its clock.
@@ -144,6 +150,34 @@ pub async fn run(
         ended = serving => Ok(ended?),
         () = configuration.keep(client, end) => Ok(()),
     }
+}
+
+/// Serves who passes resizes on, where admission is another process's, until `stop`.
+///
+/// # Errors
+/// The listener broke.
+pub async fn serve_resizes(
+    door: Door,
+    core: Core,
+    certificates: Certificates,
+    stop: CancellationToken,
+) -> Result<(), AdmissionError> {
+    let routes = resizes(core, certificates.clone()).layer(DefaultBodyLimit::max(MAX_BODY));
+    Ok(certificates.serve(door, routes, stop).await?)
+}
+
+fn resizes(core: Core, certificates: Certificates) -> Router {
+    let passed_on = core.clone();
+    Router::new()
+        .route(
+            RESIZES,
+            post(async move |Json(sent)| Json(core.judge(sent, &certificates).await)),
+        )
+        .route(
+            RESIZES_PASSED_ON,
+            post(async move |Json(sent)| Json(passed_on.judge_passed_on(sent).await)),
+        )
+        .route("/healthz", get(async || "ok"))
 }
 
 #[cfg(test)]

@@ -3,31 +3,130 @@
 //! As KAI has it (`pod_resize_validator.go`): what is asked for beyond what the pod takes now,
 //! of a resource whose request changes, counts on top of what each queue above the pod holds.
 //! KAI reads that from the status of queues, which is a moment old; here the core is asked,
-//! which counts it. Two resizes that are asked for at once may both pass all the same.
+//! which counts it, and what was let through before and is not stored yet.
+//!
+//! One core answers for all: that of the replica which acts. Everybody else passes a resize on to
+//! it, at the address in the lease.
 
+use super::review::{self, Review};
 use crate::convert::resources;
 use crate::cycle::Question;
+use crate::lease;
+use crate::trust::Certificates;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use kube::{Api, ResourceExt as _};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use scheduler_core::Request;
+use serde_json::Value;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// The core answers between two decisions; the API server waits five seconds.
 const ANSWER: Duration = Duration::from_secs(4);
 
-/// What is against it, as one sentence.
+/// Where the core of the replica that acts is asked.
+#[derive(Clone, Debug)]
+pub struct Core {
+    /// This process's own, and whether it acts; `None`: it has none.
+    pub own: Option<(mpsc::Sender<Question>, watch::Receiver<bool>)>,
+    /// Where leases are.
+    pub leases: Api<Lease>,
+    /// The scheduler's lease.
+    pub lease: String,
+    /// A name in the certificates of all replicas.
+    pub server_name: String,
+}
+
+/// Why the replica that acts was not asked.
+#[derive(Debug, thiserror::Error)]
+enum PassOnError {
+    #[error("lease {0} names no replica that holds it and its address")]
+    NobodyActs(String),
+    #[error("the address in the lease: {0}")]
+    Address(#[from] http::uri::InvalidUri),
+    #[error("the authority: {0}")]
+    Authority(#[from] rustls::pki_types::pem::Error),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Ask(#[from] kube::Error),
+}
+
+impl Core {
+    /// Judges a resize, here or at the replica that acts.
+    pub(super) async fn judge(&self, sent: Value, certificates: &Certificates) -> Value {
+        let own = self.own.as_ref().filter(|(_, acts)| *acts.borrow());
+        if let Some((questions, _)) = own {
+            return judge_here(sent, Some(questions)).await;
+        }
+        // Where no request changes nobody need be asked.
+        let unasked = judge_here(sent.clone(), None).await;
+        if unasked["response"]["allowed"] == true {
+            return unasked;
+        }
+        match tokio::time::timeout(ANSWER, self.pass_on(&sent, certificates)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a resize is not passed on to the replica that acts");
+                unasked
+            }
+            Err(_) => unasked,
+        }
+    }
+
+    /// The same for whoever passed it on: it is not passed on again.
+    pub(super) async fn judge_passed_on(&self, sent: Value) -> Value {
+        let own = self.own.as_ref().filter(|(_, acts)| *acts.borrow());
+        judge_here(sent, own.map(|(questions, _)| questions)).await
+    }
+
+    async fn pass_on(
+        &self,
+        sent: &Value,
+        certificates: &Certificates,
+    ) -> Result<Value, PassOnError> {
+        let address = lease::holder(&self.leases, &self.lease).await?;
+        let address = address.ok_or_else(|| PassOnError::NobodyActs(self.lease.clone()))?;
+        let mut config = kube::Config::new(address.parse()?);
+        let authority = CertificateDer::from_pem_slice(certificates.ca_pem().as_bytes())?;
+        config.root_cert = Some(vec![authority.to_vec()]);
+        config.tls_server_name = Some(self.server_name.clone());
+        config.default_retry = false;
+        let request = http::Request::post(super::RESIZES_PASSED_ON)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(sent.to_string().into_bytes())?;
+        Ok(kube::Client::try_from(config)?.request(request).await?)
+    }
+}
+
+/// By this core; `None`: nobody is there to be asked.
+async fn judge_here(sent: Value, questions: Option<&mpsc::Sender<Question>>) -> Value {
+    match serde_json::from_value::<Review>(sent) {
+        Ok(review) => review::resizes(review, questions).await,
+        Err(error) => review::unreadable(&error),
+    }
+}
+
+/// What is against it, as one sentence. `lasts`: it is no dry run.
 pub(super) async fn against(
     old: &Pod,
     new: &Pod,
-    questions: &mpsc::Sender<Question>,
+    lasts: bool,
+    questions: Option<&mpsc::Sender<Question>>,
 ) -> Option<String> {
-    let wanted = wanted(old, new)?;
+    let request = wanted(old, new)?;
     let uid = new.uid()?;
     let (to, answer) = oneshot::channel();
     let answer = async {
-        let question = Question::Resize(uid.as_str().into(), wanted, to);
-        questions.send(question).await.ok()?;
+        let question = Question::Resize {
+            pod: uid.as_str().into(),
+            request,
+            lasts,
+            to,
+        };
+        questions?.send(question).await.ok()?;
         answer.await.ok()
     };
     let who = || {
@@ -86,16 +185,19 @@ mod tests {
     ) -> (Option<String>, Option<(PodUid, Request)>) {
         let (to, mut questions) = mpsc::channel(1);
         let core = async {
-            let Some(Question::Resize(uid, request, to)) = questions.recv().await else {
+            let Some(Question::Resize {
+                pod, request, to, ..
+            }) = questions.recv().await
+            else {
                 return None;
             };
             if let Some(answer) = answers.first() {
                 to.send(answer.clone()).unwrap();
             }
-            Some((uid, request))
+            Some((pod, request))
         };
         let old = pod("1", "1Gi");
-        let ask = async move { against(&old, &new, &to).await };
+        let ask = async move { against(&old, &new, true, Some(&to)).await };
         tokio::join!(ask, core)
     }
 
@@ -131,8 +233,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_core_that_is_busy_is_waited_for_no_longer_than_the_api_server_waits() {
         let (to, questions) = mpsc::channel(1);
-        let why = against(&pod("1", "1"), &pod("2", "1"), &to).await.unwrap();
+        let (old, new) = (pod("1", "1"), pod("2", "1"));
+        let why = against(&old, &new, true, Some(&to)).await.unwrap();
         assert!(why.ends_with("Try again"), "{why}");
         drop(questions);
+        let why = against(&old, &new, true, None).await.unwrap();
+        assert!(why.ends_with("Try again"), "{why}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::amend::{self, Amended};
 use super::{OverSubscription, QueueTree, queues, resize, validate};
+use crate::bursts::Bursts;
 use crate::cycle::Question;
 use crate::limits::Limits;
 use base64::Engine as _;
@@ -21,8 +22,8 @@ const MAX_WARNINGS: usize = 16;
 pub type Review = AdmissionReview<DynamicObject>;
 
 /// Pods are amended, or refused.
-pub fn pods(review: Review) -> Value {
-    answer(review, judge)
+pub fn pods(review: Review, bursts: Bursts) -> Value {
+    answer(review, |request| judge(request, bursts))
 }
 
 /// Queues, pod groups and topologies are taken, or refused.
@@ -38,17 +39,16 @@ pub fn objects(
 }
 
 /// Resizes of pods are taken, or refused.
-pub async fn resizes(review: Review, questions: &mpsc::Sender<Question>) -> Value {
-    let response = match review.try_into() {
-        Ok(request) => judge_resize(&request, questions).await,
+pub(super) async fn resizes(review: Review, questions: Option<&mpsc::Sender<Question>>) -> Value {
+    match review.try_into() {
+        Ok(request) => written(judge_resize(&request, questions).await),
         Err(error) => unreadable(&error),
-    };
-    written(response)
+    }
 }
 
 async fn judge_resize(
     request: &AdmissionRequest<DynamicObject>,
-    questions: &mpsc::Sender<Question>,
+    questions: Option<&mpsc::Sender<Question>>,
 ) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     let pod = |object: &Option<DynamicObject>| {
@@ -58,11 +58,13 @@ async fn judge_resize(
         (Ok(old), Ok(new)) => (old, new),
         (Err(why), _) | (_, Err(why)) => return response.deny(line(&why)),
     };
-    match resize::against(&old, &new, questions).await {
+    match resize::against(&old, &new, !request.dry_run, questions).await {
         None => response,
         Some(why) => {
             let namespace = request.namespace.as_deref().unwrap_or_default();
-            tracing::info!(namespace, pod = request.name, "resize refused: {why}");
+            if questions.is_some() {
+                tracing::info!(namespace, pod = request.name, "resize refused: {why}");
+            }
             response.deny(line(&why))
         }
     }
@@ -73,14 +75,14 @@ fn answer(
     review: Review,
     judge: impl Fn(&AdmissionRequest<DynamicObject>) -> AdmissionResponse,
 ) -> Value {
-    written(match review.try_into() {
-        Ok(request) => judge(&request),
+    match review.try_into() {
+        Ok(request) => written(judge(&request)),
         Err(error) => unreadable(&error),
-    })
+    }
 }
 
-fn unreadable(error: &impl std::fmt::Display) -> AdmissionResponse {
-    AdmissionResponse::invalid(line(&error.to_string()))
+pub(super) fn unreadable(error: &impl std::fmt::Display) -> Value {
+    written(AdmissionResponse::invalid(line(&error.to_string())))
 }
 
 fn written(response: AdmissionResponse) -> Value {
@@ -106,7 +108,7 @@ fn line(text: &str) -> String {
         .collect()
 }
 
-fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+fn judge(request: &AdmissionRequest<DynamicObject>, bursts: Bursts) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     let Some(object) = &request.object else {
         return response.deny("there is no pod in the request");
@@ -116,7 +118,11 @@ fn judge(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
         Err(error) => return response.deny(line(&format!("the pod cannot be read: {error}"))),
     };
     match amend::amended(&pod) {
-        Ok(amended) => allow(response, &pod, &amended),
+        Ok(mut amended) => {
+            let cut = bursts.warnings(&amended.request);
+            amended.warnings.extend(cut);
+            allow(response, &pod, &amended)
+        }
         Err(refusal) => {
             let namespace = request.namespace.as_deref().unwrap_or_default();
             tracing::info!(namespace, pod = request.name, "refused: {refusal}");
@@ -193,7 +199,7 @@ mod tests {
             },
         });
         let review = serde_json::from_value(review).expect("a review");
-        let mut answer = pods(review);
+        let mut answer = pods(review, Bursts::parse("2").unwrap());
         answer["response"].take()
     }
 
@@ -378,6 +384,25 @@ mod tests {
         );
         let pod = json!({"metadata": {"annotations": {"gpu-memory": "5"}}, "spec": {"containers": [{"name": "c"}]}});
         assert_eq!(respond(pod)["warnings"], Value::Null);
+    }
+
+    #[test]
+    fn a_limit_that_the_admin_cuts_is_warned_of() {
+        let warnings = |limit: &str| {
+            let annotations = json!({"gpu-memory": "1000", "gpu-memory.limit": limit});
+            let pod = json!({"metadata": {"annotations": annotations},
+                "spec": {"containers": [{"name": "c"}]}});
+            let response = respond(pod);
+            assert_eq!(response["allowed"], true);
+            response["warnings"].clone()
+        };
+        assert_eq!(warnings("2000Mi"), Value::Null);
+        assert_eq!(
+            warnings("2001Mi"),
+            json!([
+                "container c: its limit of GPU memory is not followed: the admin holds shares to 2 times their requests"
+            ])
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! Only metadata is asked for. Secrets are not looked at: who may list them may read them.
 
+use super::hindrance::Hindrance;
 use super::{Roll, World};
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod as KubePod};
@@ -125,7 +126,7 @@ impl World {
             let name = |key: &String| key.rsplit_once('/').map(|(_, name)| name.to_owned());
             let names: Vec<String> = missing.iter().filter_map(name).collect();
             let names = names.join(" ");
-            let what = format!("ConfigMap: Missing required configmaps: [{names}]");
+            let what = Hindrance::ConfigMaps(names).to_string();
             converted.lacks.push(what.into());
         }
         let waiting = Waiting {

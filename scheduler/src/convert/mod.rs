@@ -22,6 +22,7 @@ mod cards;
 mod classes;
 mod config_maps;
 pub(crate) mod csi;
+mod hindrance;
 mod isolation;
 mod namespaces;
 mod node;
@@ -34,6 +35,7 @@ mod storage;
 mod supply;
 pub(crate) mod volume;
 
+use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::shard::{Live, Pool};
 use crate::telemetry::Heard;
@@ -42,6 +44,7 @@ use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
 use classes::Classes;
+use hindrance::Hindrance;
 pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
@@ -111,7 +114,7 @@ pub struct World {
     /// Pods without an owner wait for their group, too.
     alone_wait: bool,
     /// Shares get their limit, where the pod names one above its request.
-    bursts: bool,
+    bursts: Bursts,
     classes: Classes,
     pods: Roll,
     nodes: Roll,
@@ -170,7 +173,7 @@ impl World {
             limits: Limits::default(),
             observing: false,
             alone_wait: false,
-            bursts: true,
+            bursts: Bursts::ANY,
             classes: Classes::default(),
             pods: Roll::default(),
             nodes: Roll::default(),
@@ -257,13 +260,10 @@ impl World {
         }
     }
 
-    /// A world where a share gets its request, whatever limit its pod names.
+    /// A world where a share is held so far above its request, whatever limit its pod names.
     #[must_use]
-    pub fn without_bursts(self) -> Self {
-        Self {
-            bursts: false,
-            ..self
-        }
+    pub fn with_bursts(self, bursts: Bursts) -> Self {
+        Self { bursts, ..self }
     }
 
     /// A world in which no listing of storage is awaited: each object counts when it is told.
@@ -403,7 +403,7 @@ impl World {
         if self.observing {
             converted
                 .unsupported
-                .retain(|rule| &**rule != pod::NO_TOKEN);
+                .retain(|rule| **rule != *Hindrance::NoToken.to_string());
         }
         self.narrow(&pod, &mut converted);
         self.look_up(&pod, &mut converted);
@@ -451,8 +451,9 @@ impl World {
     fn read(&self, pod: &KubePod, held: Option<&[ContainerGrant]>) -> Option<Pod> {
         let mut converted = pod::of(pod, &self.scheduler, &self.queue_label, &self.classes, held)?;
         // Who has a place has what was granted.
-        if !self.bursts && converted.phase == Phase::Pending {
-            converted.gpus.iter_mut().for_each(pod::held_to_request);
+        if converted.phase == Phase::Pending {
+            let asks = converted.gpus.iter_mut();
+            asks.for_each(|ask| pod::hold(ask, self.bursts));
         }
         Some(converted)
     }

@@ -4,8 +4,10 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::classes::Classes;
+use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
 use super::{pod_rules, resources, rules};
+use crate::bursts::Bursts;
 use api::grant::{Asked, Grant};
 use api::quantity;
 use api::request::{Amount as AskedAmount, GpuRequest};
@@ -20,7 +22,6 @@ use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
 
 /// What is said of a share that nobody admitted.
-pub(super) const NO_TOKEN: &str = "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)";
 /// See [`given_up_at`].
 const PATIENCE_MS: u64 = 120_000;
 
@@ -113,7 +114,9 @@ pub(super) fn of(
             let pending = matches!(phase, Phase::Pending);
             out.gpus = asked.containers.iter().map(ask).collect();
             if ours && pending {
-                out.unsupported.extend(not_as_admitted(spec, &asked));
+                let hindrance = not_as_admitted(spec, &asked);
+                out.unsupported
+                    .extend(hindrance.map(|why| Arc::from(why.to_string())));
             }
         }
         // Nobody can tell what it means; admission refuses such pods when it is there.
@@ -131,11 +134,23 @@ pub(super) fn of(
     Some(out)
 }
 
-/// The request is the limit.
-pub(super) fn held_to_request(ask: &mut ContainerAsk) {
-    if let Ask::Share(share) = &mut ask.ask {
-        share.burst = None;
-    }
+/// The limit is no higher than the admin lets it be.
+pub(super) fn hold(ask: &mut ContainerAsk, bursts: Bursts) {
+    let Ask::Share(share) = &mut ask.ask else {
+        return;
+    };
+    share.burst = match (share.amount, share.burst) {
+        (Amount::Memory(Mib(request)), Some(Amount::Memory(Mib(limit)))) => {
+            let limit = bursts.limit(request, limit);
+            limit.map(|limit| Amount::Memory(Mib(limit)))
+        }
+        (Amount::Fraction(NanoGpu(request)), Some(Amount::Fraction(NanoGpu(limit)))) => {
+            let limit = bursts.limit(request, limit);
+            limit.map(|limit| Amount::Fraction(NanoGpu(limit)))
+        }
+        // A limit is of the same kind as its request.
+        _ => None,
+    };
 }
 
 /// A share whose token is missing, or is for another amount than its annotations ask for by
@@ -143,7 +158,7 @@ pub(super) fn held_to_request(ask: &mut ContainerAsk) {
 fn not_as_admitted(
     spec: &k8s_openapi::api::core::v1::PodSpec,
     asked: &api::request::PodRequest,
-) -> Option<Arc<str>> {
+) -> Option<Hindrance> {
     let inits = spec.init_containers.iter().flatten();
     let containers: Vec<_> = inits.chain(&spec.containers).collect();
     asked.containers.iter().find_map(|asked| {
@@ -156,16 +171,15 @@ fn not_as_admitted(
             limits.get(name)
         };
         if has(proto::names::resource::SHARE).is_none() {
-            return Some(Arc::from(NO_TOKEN));
+            return Some(Hindrance::NoToken);
         }
         let (name, amount) = share.counted();
         let admitted = has(name).and_then(quantity::up);
-        (admitted != Some(amount)).then(|| {
-            Arc::from(format!(
-                "container {} asks for {amount} of {name} and was admitted with {} (its annotations were changed after it was made: delete it and make it anew)",
-                asked.name,
-                has(name).map_or("none", |quantity| quantity.0.as_str()),
-            ))
+        (admitted != Some(amount)).then(|| Hindrance::OtherAmount {
+            container: asked.name.clone(),
+            amount,
+            name,
+            admitted: has(name).map_or("none".to_owned(), |quantity| quantity.0.clone()),
         })
     })
 }

@@ -4,6 +4,7 @@
 //! `matchLabelKeys` and `mismatchLabelKeys` add the pod's own values to the selector. The API
 //! server adds those of affinity itself, which makes no difference.
 
+use super::hindrance::Hindrance;
 use k8s_openapi::api::core::v1::{
     Affinity, Container, PodAffinityTerm, PodSpec, TopologySpreadConstraint,
 };
@@ -24,38 +25,34 @@ fn count(rules: &PodRules) -> usize {
 }
 
 /// The rules of a pod whose namespace and labels are known already; of one that is not ours
-/// only what keeps others away. What cannot be read is `unsupported`.
+/// only what its terms do to others. What cannot be read is `unsupported`.
 pub(super) fn read(spec: &PodSpec, pod: &mut Pod) {
     pod.ports = ports(spec);
     let rules = rules(spec, pod);
     match rules {
         // It waits, and keeps away whom it avoids where it stands.
-        Ok(rules) if pod.ours && count(&rules) > MOST => {
-            let what = format!("more than {MOST} rules about other pods");
-            pod.unsupported.push(what.into());
+        Ok(rules) if count(&rules) > MOST => {
+            if pod.ours {
+                let what = Hindrance::PodRules(MOST).to_string();
+                pod.unsupported.push(what.into());
+            }
             pod.pods.anti_affinity = rules.anti_affinity;
         }
         Ok(rules) => pod.pods = rules,
-        Err(what) => pod.unsupported.push(what.into()),
+        Err(what) => pod.unsupported.push(what.to_string().into()),
     }
 }
 
-fn rules(spec: &PodSpec, pod: &Pod) -> Result<PodRules, String> {
+fn rules(spec: &PodSpec, pod: &Pod) -> Result<PodRules, Hindrance> {
     let none = Affinity::default();
     let affinity = spec.affinity.as_ref().unwrap_or(&none);
     let near = affinity.pod_affinity.clone().unwrap_or_default();
     let away = affinity.pod_anti_affinity.clone().unwrap_or_default();
-    let terms = |terms: Option<Vec<PodAffinityTerm>>| -> Result<Vec<PodTerm>, String> {
+    let terms = |terms: Option<Vec<PodAffinityTerm>>| -> Result<Vec<PodTerm>, Hindrance> {
         let terms = terms.into_iter().flatten();
         terms.map(|one| term(&one, pod)).collect()
     };
     let anti_affinity = terms(away.required_during_scheduling_ignored_during_execution)?;
-    if !pod.ours {
-        return Ok(PodRules {
-            anti_affinity,
-            ..PodRules::default()
-        });
-    }
     let preferred = near.preferred_during_scheduling_ignored_during_execution;
     let preferred = preferred.into_iter().flatten().map(|one| (1, one));
     let unwanted = away.preferred_during_scheduling_ignored_during_execution;
@@ -66,18 +63,26 @@ fn rules(spec: &PodSpec, pod: &Pod) -> Result<PodRules, String> {
             term: term(&one.pod_affinity_term, pod)?,
         })
     });
+    let preferred = preferred.collect::<Result<_, Hindrance>>()?;
+    if !pod.ours {
+        return Ok(PodRules {
+            anti_affinity,
+            preferred,
+            ..PodRules::default()
+        });
+    }
     let spread = spec.topology_spread_constraints.iter().flatten();
     Ok(PodRules {
         affinity: terms(near.required_during_scheduling_ignored_during_execution)?,
         anti_affinity,
-        preferred: preferred.collect::<Result<_, String>>()?,
+        preferred,
         spread: spread
             .map(|one| self::spread(one, pod))
             .collect::<Result<_, _>>()?,
     })
 }
 
-fn term(term: &PodAffinityTerm, pod: &Pod) -> Result<PodTerm, String> {
+fn term(term: &PodAffinityTerm, pod: &Pod) -> Result<PodTerm, Hindrance> {
     let named = term.namespaces.iter().flatten();
     let mut namespaces: BTreeSet<Arc<str>> = named.map(|name| Arc::from(name.as_str())).collect();
     let by_labels = term.namespace_selector.as_ref();
@@ -107,7 +112,7 @@ fn term(term: &PodAffinityTerm, pod: &Pod) -> Result<PodTerm, String> {
     })
 }
 
-fn spread(constraint: &TopologySpreadConstraint, pod: &Pod) -> Result<Spread, String> {
+fn spread(constraint: &TopologySpreadConstraint, pod: &Pod) -> Result<Spread, Hindrance> {
     let labels = constraint.label_selector.as_ref().map(selector);
     let mut labels = labels.transpose()?;
     if let Some(labels) = &mut labels {
@@ -157,7 +162,7 @@ fn own(
     pairs.into_iter()
 }
 
-fn selector(selector: &LabelSelector) -> Result<Vec<Requirement>, String> {
+fn selector(selector: &LabelSelector) -> Result<Vec<Requirement>, Hindrance> {
     let equal = selector.match_labels.iter().flatten();
     let equal = equal.map(|(key, value)| {
         Ok(Requirement {
@@ -178,14 +183,14 @@ fn selector(selector: &LabelSelector) -> Result<Vec<Requirement>, String> {
             "NotIn" => Operator::NotIn(values().collect()),
             "Exists" => Operator::Exists,
             "DoesNotExist" => Operator::DoesNotExist,
-            other => return Err(format!("a label selector with operator {other}")),
+            other => return Err(Hindrance::SelectorOperator(other.to_owned())),
         };
         Ok(Requirement {
             key: Arc::from(one.key.as_str()),
             operator,
         })
     });
-    let all: Result<Vec<Requirement>, String> = equal.chain(expressions).collect();
+    let all: Result<Vec<Requirement>, Hindrance> = equal.chain(expressions).collect();
     all.map(in_order)
 }
 

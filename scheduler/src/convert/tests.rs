@@ -488,7 +488,7 @@ fn a_groups_priority_follows_its_class() {
 }
 
 #[test]
-fn without_bursts_a_share_that_waits_is_held_to_its_request() {
+fn a_share_that_waits_is_held_no_further_above_its_request_than_the_admin_lets_it() {
     let mut pod = pod("u1", None, 0);
     pod["metadata"]["annotations"] = json!({
         "nvidia.com/container.main.gpu-memory.request": "1000Mi",
@@ -506,5 +506,22 @@ fn without_bursts_a_share_that_waits_is_held_to_its_request() {
     };
     let memory = |mib| scheduler_core::model::Amount::Memory(scheduler_core::units::Mib(mib));
     assert_eq!(burst(world()), (memory(1000), Some(memory(3000))));
-    assert_eq!(burst(world().without_bursts()), (memory(1000), None));
+    let held = |bursts| burst(world().with_bursts(bursts));
+    assert_eq!(held(Bursts::NONE), (memory(1000), None));
+    let ratio = Bursts::parse("1.5").unwrap();
+    assert_eq!(held(ratio), (memory(1000), Some(memory(1500))));
+    // Who has a place has what was granted.
+    let bound = {
+        let mut pod = pod.clone();
+        pod["spec"]["nodeName"] = json!("n1");
+        pod
+    };
+    let events = world().with_bursts(ratio).take(Fact::Pod(there(bound)));
+    let [Event::Pod(pod)] = events.as_slice() else {
+        panic!("{events:?}");
+    };
+    let scheduler_core::model::Ask::Share(share) = &pod.gpus[0].ask else {
+        panic!("{pod:?}");
+    };
+    assert_eq!(share.burst, Some(memory(3000)));
 }

@@ -7,6 +7,7 @@
 //! there ([`super::supply`]). Everything else that is not bound lets the pod wait, and says so.
 
 use super::csi::{Csi, Provision};
+use super::hindrance::Hindrance;
 use super::{rules, supply};
 use k8s_openapi::api::core::v1::{
     NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
@@ -45,8 +46,6 @@ type ClaimName = (String, String);
 
 /// No driver attaches as many to a node, and each is looked at on every node.
 const MOST_CLAIMS: usize = 256;
-
-const TOO_MANY: &str = "its volumes have too many rules about nodes";
 
 /// A claim, as far as it matters.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,11 +107,12 @@ pub(super) struct Say {
 impl Say {
     /// Without what came of narrowing.
     pub(super) fn as_found(&self) -> Self {
+        let too_many = Hindrance::VolumeRules.to_string();
         Self {
             against: self
                 .against
                 .iter()
-                .filter(|why| ***why != *TOO_MANY)
+                .filter(|why| ***why != *too_many)
                 .cloned()
                 .collect(),
             ..self.clone()
@@ -142,7 +142,8 @@ impl Say {
                     .collect(),
             };
             if terms.len() > MOST_TERMS {
-                self.against.push(Arc::from(TOO_MANY));
+                self.against
+                    .push(Arc::from(Hindrance::VolumeRules.to_string()));
                 return;
             }
             nodes.terms = Some(terms);
@@ -290,15 +291,13 @@ impl Storage {
         let namespace = pod.namespace().unwrap_or_default();
         let claims = claims(pod);
         if claims.len() > MOST_CLAIMS {
-            say.against.push(Arc::from(format!(
-                "it uses {} persistentvolumeclaims, and {MOST_CLAIMS} are looked at",
-                claims.len()
-            )));
+            let why = Hindrance::Claims(claims.len(), MOST_CLAIMS);
+            say.against.push(Arc::from(why.to_string()));
         }
         for (claim_name, own) in claims.into_iter().take(MOST_CLAIMS) {
             let found = self.claims.get(&(namespace.clone(), claim_name.clone()));
             if let Err(why) = self.add(&mut say, &claim_name, found, own, pod) {
-                say.against.push(Arc::from(why));
+                say.against.push(Arc::from(why.to_string()));
             }
         }
         say
@@ -311,24 +310,21 @@ impl Storage {
         claim: Option<&Claim>,
         own: bool,
         pod: &KubePod,
-    ) -> Result<(), String> {
+    ) -> Result<(), Hindrance> {
         say.is_open |= claim.is_none_or(|claim| !claim.bound);
         let Some(claim) = claim else {
+            let name = name.to_owned();
             return Err(if own {
-                format!(
-                    "waiting for ephemeral volume controller to create the persistentvolumeclaim \"{name}\""
-                )
+                Hindrance::EphemeralClaim(name)
             } else {
-                format!("persistentvolumeclaim \"{name}\" not found")
+                Hindrance::ClaimNotFound(name)
             });
         };
         if claim.leaving {
-            return Err(format!("persistentvolumeclaim \"{name}\" is being deleted"));
+            return Err(Hindrance::ClaimDeleted(name.to_owned()));
         }
         if own && claim.made_for.as_deref() != pod.metadata.uid.as_deref() {
-            return Err(format!(
-                "persistentvolumeclaim \"{name}\" was not created for the pod"
-            ));
+            return Err(Hindrance::ClaimOfAnother(name.to_owned()));
         }
         let namespace = pod.namespace().unwrap_or_default();
         let full_name: Arc<str> = Arc::from(format!("{namespace}/{name}"));
@@ -359,10 +355,9 @@ impl Storage {
         if let Some(bound) = bound {
             say.uses.insert(bound.to_owned());
             say.is_open |= volume.is_none();
-            let found = volume.ok_or_else(|| {
-                format!(
-                    "persistentvolume \"{bound}\" of persistentvolumeclaim \"{name}\" not found"
-                )
+            let found = volume.ok_or_else(|| Hindrance::VolumeNotFound {
+                volume: bound.to_owned(),
+                claim: name.to_owned(),
             })?;
             say.rules.extend(supply::terms(found));
             let of_core = of_core(None);
@@ -372,7 +367,7 @@ impl Storage {
             return Ok(());
         }
         let Some(class) = class.filter(|class| class.waits && claim.volume.is_none()) else {
-            return Err(format!("persistentvolumeclaim \"{name}\" is not bound yet"));
+            return Err(Hindrance::ClaimNotBound(name.to_owned()));
         };
         say.add(of_core((!class.provisions).then(|| claim.want.clone())));
         if class.provisions {
@@ -388,9 +383,7 @@ impl Storage {
             say.provisions.push(wants);
             match rooms {
                 Some(rooms) if rooms.is_empty() => {
-                    return Err(format!(
-                        "node(s) did not have enough free storage for persistentvolumeclaim \"{name}\""
-                    ));
+                    return Err(Hindrance::Storage(name.to_owned()));
                 }
                 rooms => say.rules.extend(rooms),
             }

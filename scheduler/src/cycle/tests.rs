@@ -36,6 +36,7 @@ fn cycle() -> Cycle {
         taking_in: Duration::ZERO,
         observed: now,
         swept: now,
+        granted: Granted::default(),
     }
 }
 

@@ -3,10 +3,11 @@
 
 use super::object::Object;
 use crate::act::answer;
+use crate::act::notice::{self, Annotations, Notice};
 use crate::clock::Wall;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -74,15 +75,14 @@ pub(super) fn channel(
             controller,
             instance: Some(instance),
         };
-        let recorder = Recorder::new(client.clone(), reporter);
         while let Some(word) = words.recv().await {
-            speak(&client, &recorder, &wall, word).await;
+            speak(&client, &reporter, &wall, word).await;
         }
     };
     (Voice(sender), speaking)
 }
 
-async fn speak(client: &Client, recorder: &Recorder, wall: &Wall, word: Word) {
+async fn speak(client: &Client, reporter: &Reporter, wall: &Wall, word: Word) {
     let api: Api<Pod> = Api::namespaced(client.clone(), &word.namespace);
     let condition = json!({
         "type": "PodScheduled",
@@ -97,22 +97,12 @@ async fn speak(client: &Client, recorder: &Recorder, wall: &Wall, word: Word) {
     );
     let params = PatchParams::default();
     let _ = answer::of(api.patch_status(&word.name, &params, &patch)).await;
-    let about = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        namespace: Some(word.namespace),
-        name: Some(word.name),
-        uid: Some(word.uid),
-        ..ObjectReference::default()
+    let notice = Notice {
+        about: notice::pod(&word.namespace, &word.name, &word.uid),
+        warning: true,
+        reason: REASON,
+        action: "Grouping",
+        note: word.text,
     };
-    let event = Event {
-        type_: EventType::Warning,
-        reason: REASON.to_owned(),
-        note: Some(word.text),
-        action: "Grouping".to_owned(),
-        secondary: None,
-    };
-    if let Err(error) = recorder.publish(&event, &about).await {
-        tracing::debug!(%error, "an event is not published");
-    }
+    notice::publish(client, reporter, notice, Annotations::new()).await;
 }

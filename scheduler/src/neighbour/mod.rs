@@ -57,8 +57,16 @@ pub enum NeighbourError {
 /// # Errors
 /// There is none, or the API server refuses to say.
 pub async fn clear(client: &Client, territory: &Territory) -> Result<(), NeighbourError> {
-    until_answered(|| kai::look(client, territory)).await?;
+    alone(client, territory).await?;
     shapes(client).await
+}
+
+/// Looks for a KAI Scheduler of the same territory alone.
+///
+/// # Errors
+/// As [`clear`].
+pub async fn alone(client: &Client, territory: &Territory) -> Result<(), NeighbourError> {
+    until_answered(|| kai::look(client, territory)).await
 }
 
 /// Looks at the definitions alone.

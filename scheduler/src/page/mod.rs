@@ -169,9 +169,12 @@ pub fn start(
     };
     let end = stop.clone();
     let serving: Part = match access {
-        Access::Tokens(trust, _) => {
-            Box::pin(async move { trust.serve(Door::Port(listener), routes, end).await })
-        }
+        Access::Tokens(trust, _) => Box::pin(async move {
+            trust
+                .certificates()
+                .serve(Door::Port(listener), routes, end)
+                .await
+        }),
         Access::Anybody(_) => {
             Box::pin(crate::serve::serve(Door::Port(listener), None, routes, end))
         }

@@ -53,6 +53,7 @@ pub struct QueueMeters {
     quota: [Series; 3],
     limit: [Series; 3],
     waiting: Series,
+    usage: [Series; 3],
     capacity: Family<Resource, Gauge<f64, AtomicU64>>,
     known: Mutex<BTreeSet<Of>>,
 }
@@ -82,6 +83,11 @@ const LIMIT: [(&str, f64); 3] = [
     ("queue_limit_gpus", 1e9),
     ("queue_limit_cpu_cores", 1e3),
     ("queue_limit_memory_bytes", 1.0),
+];
+const USAGE: [(&str, f64); 3] = [
+    ("queue_gpu_usage", 1e9),
+    ("queue_cpu_usage", 1e9),
+    ("queue_memory_usage", 1e9),
 ];
 const CAPACITY: [(&str, f64); 3] = [("nvidia_com_gpu", 1e9), ("cpu", 1e3), ("memory", 1.0)];
 const QUOTA: [(&str, f64); 3] = [
@@ -114,6 +120,11 @@ impl QueueMeters {
                 &meters.limit,
                 LIMIT,
                 "What the queue never has more than; -1: without end",
+            ),
+            (
+                &meters.usage,
+                USAGE,
+                "Past use that counts in fair share, as a part of what the cluster had; 0 where none counts",
             ),
         ];
         for (series, names, help) in sets {
@@ -152,6 +163,7 @@ impl QueueMeters {
             &self.requested,
             &self.quota,
             &self.limit,
+            &self.usage,
         ];
         sets.into_iter()
             .flatten()
@@ -179,6 +191,7 @@ impl QueueMeters {
             set(&self.requested, REQUESTED, &of, requested);
             set_bounds(&self.quota, QUOTA, &of, view.quota);
             set_bounds(&self.limit, LIMIT, &of, view.limit);
+            set(&self.usage, USAGE, &of, view.usage.map(u128::from));
         }
     }
 }

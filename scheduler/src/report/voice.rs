@@ -1,9 +1,10 @@
 //! KAI's events about pod groups that wait: `NotReady` and `Unschedulable`, once where the reason
 //! is another than was said last. Best effort: the group's condition and its pods' say the same.
 
+use crate::act::notice::{self, Annotations, Notice};
 use crate::group::KnownGroups;
 use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use scheduler_core::ids::GroupName;
 use scheduler_core::{GroupView, ReasonKind};
 use std::collections::BTreeMap;
@@ -15,7 +16,8 @@ const AT_ONCE: usize = 16;
 
 /// What was said of each group.
 pub(crate) struct Voice {
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
     known: KnownGroups,
     said: BTreeMap<GroupName, ReasonKind>,
 }
@@ -28,12 +30,12 @@ impl Voice {
         controller: String,
         instance: String,
     ) -> Self {
-        let reporter = Reporter {
-            controller,
-            instance: Some(instance),
-        };
         Self {
-            recorder: Recorder::new(client, reporter),
+            client,
+            reporter: Reporter {
+                controller,
+                instance: Some(instance),
+            },
             known,
             said: BTreeMap::new(),
         }
@@ -61,16 +63,14 @@ impl Voice {
                 if told > AT_ONCE {
                     continue;
                 }
-                let event = Event {
-                    type_: EventType::Normal,
-                    reason: reason.to_owned(),
-                    note: Some(line.to_string()),
-                    action: "Scheduling".to_owned(),
-                    secondary: None,
+                let notice = Notice {
+                    about,
+                    warning: false,
+                    reason,
+                    action: "Scheduling",
+                    note: line.to_string(),
                 };
-                if let Err(error) = self.recorder.publish(&event, &about).await {
-                    tracing::debug!(%error, "an event is not published");
-                }
+                notice::publish(&self.client, &self.reporter, notice, Annotations::new()).await;
             }
             self.said.insert(view.group.clone(), *kind);
         }

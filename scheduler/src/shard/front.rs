@@ -95,11 +95,21 @@ async fn ask(faces: &[Face], question: Question) {
         }
         Question::Explain(pod, to) => {
             let of = |to| Question::Explain(pod.clone(), to);
-            let _ = to.send(first(faces, of).await);
+            first(faces, of, to).await;
         }
-        Question::Resize(pod, request, to) => {
-            let of = |to| Question::Resize(pod.clone(), request, to);
-            let _ = to.send(first(faces, of).await);
+        Question::Resize {
+            pod,
+            request,
+            lasts,
+            to,
+        } => {
+            let of = |to| Question::Resize {
+                pod: pod.clone(),
+                request,
+                lasts,
+                to,
+            };
+            first(faces, of, to).await;
         }
         other => {
             if let Some(face) = faces.first() {
@@ -109,19 +119,26 @@ async fn ask(faces: &[Face], question: Question) {
     }
 }
 
-/// The first answer that there is.
+/// Passes on the first answer that there is; none where a shard does not answer, which may be the
+/// one that has it.
 async fn first<A>(
     faces: &[Face],
     of: impl Fn(oneshot::Sender<Option<A>>) -> Question,
-) -> Option<A> {
+    to: oneshot::Sender<Option<A>>,
+) {
+    let mut all = true;
     for face in faces {
         let (asked, answer) = oneshot::channel();
         let _ = face.questions.send(of(asked)).await;
-        if let Ok(Some(found)) = answer.await {
-            return Some(found);
+        match answer.await {
+            Ok(None) => {}
+            Ok(found) => return drop(to.send(found)),
+            Err(_) => all = false,
         }
     }
-    None
+    if all {
+        let _ = to.send(None);
+    }
 }
 
 fn one_status(faces: &[Face]) -> Status {

@@ -11,6 +11,7 @@ use super::spec::{self, FIELDS, Spec};
 use crate::usage;
 use api::kai::{self, Config as KaiConfig, SchedulingShard};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use proto::names::kai::SCHEDULER_NAME;
 use scheduler_core::Config;
 use scheduler_core::units::{Duration, Time};
 use serde_json::{Map, Value};
@@ -22,6 +23,8 @@ const CONFIG: &str = "kai-config";
 const AGAIN: Duration = Duration::seconds(10);
 /// Whether past use should count and does not.
 const USAGE_STALE: &str = "UsageStale";
+/// What it says is in force.
+const READY: &str = "Ready";
 /// A condition's message; the API server takes 32 KiB.
 const MAX_MESSAGE: usize = 8192;
 
@@ -221,6 +224,10 @@ impl Live {
         if object.metadata.name.as_deref() != Some(CONFIG) {
             return;
         }
+        if !of.speaks_of(&object) {
+            *desk = Desk::default();
+            return;
+        }
         let mut remarks = Vec::new();
         let wrong = of.against(&object.spec, &mut remarks);
         let wants = wants(wrong, &remarks);
@@ -303,6 +310,24 @@ impl Live {
 }
 
 impl InForce {
+    /// Whether this scheduler writes the status of a `Config`: two that did would do it in turn.
+    /// It is the one that the object names, by default KAI's. KAI's name says of an object for
+    /// another one what is wrong, where nobody has said anything of this generation.
+    fn speaks_of(&self, object: &KaiConfig) -> bool {
+        let of_kai = SCHEDULER_NAME;
+        let named = object
+            .spec
+            .get("global")
+            .and_then(|global| global.get("schedulerName"));
+        let named = named.and_then(Value::as_str).unwrap_or(of_kai);
+        let is_said = |one: &Condition| {
+            one.type_ == READY && one.observed_generation == object.metadata.generation
+        };
+        let is_mine = named == self.scheduler_name;
+        is_mine
+            || self.scheduler_name == of_kai && !kai::conditions(&object.status).iter().any(is_said)
+    }
+
     /// What of a `Config` is otherwise here, and cannot be changed by it. What means nothing
     /// here is remarked upon.
     fn against(&self, fields: &Map<String, Value>, remarks: &mut Vec<Remark>) -> Option<String> {
@@ -385,10 +410,10 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
             "A scheduler reads this object.",
         ),
         match &wrong {
-            None => want("Ready", true, "ready", "What it says is in force."),
+            None => want(READY, true, "ready", "What it says is in force."),
             Some(why) => Want {
                 message: cut(vec![format!("{why}. What was in force before stays so.")]),
-                ..want("Ready", false, "not_ready", "")
+                ..want(READY, false, "not_ready", "")
             },
         },
         if lines.is_empty() {

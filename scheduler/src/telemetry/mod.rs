@@ -95,7 +95,7 @@ pub async fn run(
     let server =
         TelemetryServer::from_arc(Arc::new(service)).max_decoding_message_size(MAX_MESSAGE);
     let routes = Routes::new(server).into_axum_router();
-    Ok(trust.serve(door, routes, stop).await?)
+    Ok(trust.certificates().serve(door, routes, stop).await?)
 }
 
 #[cfg(test)]

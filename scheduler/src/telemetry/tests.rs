@@ -100,7 +100,7 @@ impl Site {
 
     async fn open(&self, token: Option<&str>) -> Result<Stream, Status> {
         let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(self.trust.ca_pem()))
+            .ca_certificate(Certificate::from_pem(self.trust.certificates().ca_pem()))
             .domain_name("127.0.0.1");
         let channel = Endpoint::from_shared(format!("https://{}", self.address))
             .unwrap()

@@ -5,6 +5,8 @@
 //! - `objects`: the Secrets and the `ConfigMap`, made when absent, never overwritten.
 //! - `serve`: a TLS server with that certificate.
 //!
+//! Who admits pods alone holds [`Certificates`], and never the key that signs.
+//!
 //! Replicas share the Secrets; each makes its own serving certificate, in memory. Public
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
@@ -34,6 +36,58 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Between two looks at the serving certificate; a fraction of what it is valid for.
 const RENEWAL: Duration = Duration::from_hours(12);
 
+/// What this process shows to whoever connects to it. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug)]
+pub struct Certificates(Arc<Shown>);
+
+#[derive(Debug)]
+struct Shown {
+    authority: Authority,
+    serving: Arc<Serving>,
+    tls: Arc<rustls::ServerConfig>,
+}
+
+impl Certificates {
+    async fn read(objects: &Objects, names: &[String]) -> Result<Self, TrustError> {
+        let authority = objects.authority().await?;
+        let serving = Arc::new(Serving::new(&authority, names)?);
+        Ok(Self(Arc::new(Shown {
+            tls: serving.tls()?,
+            authority,
+            serving,
+        })))
+    }
+
+    /// The authority that agents and the API server are to believe, PEM.
+    pub fn ca_pem(&self) -> &str {
+        self.0.authority.pem()
+    }
+
+    /// For every server of this process; its certificate is renewed in place.
+    pub fn tls(&self) -> Arc<rustls::ServerConfig> {
+        self.0.tls.clone()
+    }
+
+    fn renew(&self, names: &[String]) {
+        if let Err(error) = self.0.serving.renew(&self.0.authority, names) {
+            tracing::error!(%error, "the certificate is not renewed");
+        }
+    }
+
+    /// Keeps the certificate young, until `stop`.
+    pub async fn keep(self, names: Vec<String>, stop: CancellationToken) {
+        let mut renewal = tokio::time::interval(RENEWAL);
+        renewal.tick().await;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = renewal.tick() => self.renew(&names),
+            }
+        }
+    }
+}
+
 /// Keys and certificates of one process. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<Inner>);
@@ -42,12 +96,15 @@ pub struct Trust(Arc<Inner>);
 struct Inner {
     signer: RwLock<Arc<Signer>>,
     cluster_id: String,
-    authority: Authority,
-    serving: Arc<Serving>,
-    tls: Arc<rustls::ServerConfig>,
+    certificates: Certificates,
 }
 
 impl Trust {
+    /// What it shows.
+    pub fn certificates(&self) -> &Certificates {
+        &self.0.certificates
+    }
+
     /// Signs grants; another one once the key was changed.
     pub fn signer(&self) -> Arc<Signer> {
         let signer = self.0.signer.read();
@@ -72,19 +129,9 @@ impl Trust {
         &self.0.cluster_id
     }
 
-    /// The authority that agents and the API server are to believe, PEM.
-    pub fn ca_pem(&self) -> &str {
-        self.0.authority.pem()
-    }
-
-    /// For every server of this process; its certificate is renewed in place.
-    pub fn tls(&self) -> Arc<rustls::ServerConfig> {
-        self.0.tls.clone()
-    }
-
     fn publication(&self) -> Publication {
         Publication {
-            ca_pem: self.ca_pem().to_owned(),
+            ca_pem: self.certificates().ca_pem().to_owned(),
             key_id: self.signer().key_id().to_owned(),
             public_key: self.signer().public_key(),
             cluster_id: self.cluster_id().to_owned(),
@@ -153,8 +200,27 @@ pub async fn establish(
     names: &[String],
 ) -> Result<Trust, TrustError> {
     let objects = Objects::new(client, namespace);
+    patiently(|| attempt(&objects, names)).await
+}
+
+/// Reads the authority, or makes it where it is missing: what admission needs. As [`establish`].
+///
+/// # Errors
+/// The API server refuses, or what is stored cannot be used.
+pub async fn certificates(
+    client: &Client,
+    namespace: &str,
+    names: &[String],
+) -> Result<Certificates, TrustError> {
+    let objects = Objects::new(client, namespace);
+    patiently(|| Certificates::read(&objects, names)).await
+}
+
+async fn patiently<T, F: Future<Output = Result<T, TrustError>>>(
+    attempt: impl Fn() -> F,
+) -> Result<T, TrustError> {
     loop {
-        match attempt(&objects, names).await {
+        match attempt().await {
             Err(error) if error.passes() => {
                 tracing::warn!(%error, "keys: trying again");
                 tokio::time::sleep(RETRY).await;
@@ -167,14 +233,10 @@ pub async fn establish(
 async fn attempt(objects: &Objects, names: &[String]) -> Result<Trust, TrustError> {
     let cluster_id = objects.cluster_id().await?;
     let signer = RwLock::new(Arc::new(objects.signer().await?));
-    let authority = objects.authority().await?;
-    let serving = Arc::new(Serving::new(&authority, names)?);
     let trust = Trust(Arc::new(Inner {
-        tls: serving.tls()?,
         signer,
         cluster_id,
-        authority,
-        serving,
+        certificates: Certificates::read(objects, names).await?,
     }));
     objects.publish(&trust.publication()).await?;
     Ok(trust)
@@ -210,11 +272,7 @@ pub async fn keep(
                 Some(Err(error)) => tracing::debug!(%error, "keys: watch"),
                 None => return,
             },
-            _ = renewal.tick() => {
-                if let Err(error) = trust.0.serving.renew(&trust.0.authority, &names) {
-                    tracing::error!(%error, "the certificate is not renewed");
-                }
-            }
+            _ = renewal.tick() => trust.certificates().renew(&names),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Our certificate, for the webhook, for agents and for the page.
 
-use super::Trust;
+use super::Certificates;
 use crate::serve::Door;
 use axum::Router;
 use std::io;
 use tokio_util::sync::CancellationToken;
 
-impl Trust {
+impl Certificates {
     /// Serves these routes with our certificate until `stop`.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ async fn replicas_that_start_at_once_agree() {
     let (a, b, c) = (a.unwrap(), b.unwrap(), c.unwrap());
     for other in [&b, &c] {
         assert_eq!(a.signer().key_id(), other.signer().key_id());
-        assert_eq!(a.ca_pem(), other.ca_pem());
+        assert_eq!(a.certificates().ca_pem(), other.certificates().ca_pem());
         assert_eq!(a.cluster_id(), other.cluster_id());
     }
     let again = establish(&client, NS, &names).await.unwrap();
@@ -54,7 +54,7 @@ async fn what_is_published_verifies_what_is_signed() {
         .data
         .unwrap();
     assert_eq!(data[object::TRUST_CLUSTER_ID], trust.cluster_id());
-    assert_eq!(data[object::TRUST_CA], trust.ca_pem());
+    assert_eq!(data[object::TRUST_CA], trust.certificates().ca_pem());
     let keys: std::collections::BTreeMap<String, String> =
         serde_json::from_str(&data[object::TRUST_KEYS]).unwrap();
     let key = base64::engine::general_purpose::STANDARD.decode(&keys[trust.signer().key_id()]);

@@ -29,6 +29,8 @@ pub(crate) struct Replica {
     stop: CancellationToken,
     /// Where it shows its pages.
     pub(crate) pages: SocketAddr,
+    /// Where its webhook is.
+    pub(crate) webhook: SocketAddr,
     pub(crate) task: JoinHandle<Result<(), scheduler::RunError>>,
 }
 
@@ -124,6 +126,7 @@ impl Site {
         Replica {
             task: tokio::spawn(run),
             pages,
+            webhook,
             stop,
         }
     }

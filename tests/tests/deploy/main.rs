@@ -87,9 +87,10 @@ fn container(workload: &Value) -> &Value {
     &containers[0]
 }
 
-fn workloads() -> [Value; 3] {
+fn workloads() -> [Value; 4] {
     [
         one("Deployment", "aliquot-scheduler"),
+        one("Deployment", "aliquot-admission"),
         one("DaemonSet", "aliquot-agent"),
         one("DaemonSet", "aliquot-mps"),
     ]
@@ -126,7 +127,11 @@ fn has_env(container: &Value, name: &str, field: &str) -> bool {
 }
 
 fn scheduler_config() -> scheduler::Config {
-    let line = line(&one("Deployment", "aliquot-scheduler"));
+    config_of("aliquot-scheduler")
+}
+
+fn config_of(deployment: &str) -> scheduler::Config {
+    let line = line(&one("Deployment", deployment));
     SchedulerLine::try_parse_from(line)
         .unwrap_or_else(|e| panic!("{e}"))
         .config
@@ -197,9 +202,9 @@ fn definitions_are_what_the_types_say() {
 
 #[test]
 fn every_flag_is_one_that_its_program_knows() {
-    let scheduler = scheduler_config();
+    let scheduling = scheduler_config();
     assert!(
-        scheduler.leader_elect,
+        scheduling.leader_elect,
         "two replicas at once during an update"
     );
     assert!(has_env(
@@ -207,6 +212,17 @@ fn every_flag_is_one_that_its_program_knows() {
         "POD_NAME",
         "metadata.name"
     ));
+    assert!(has_env(
+        container(&one("Deployment", "aliquot-scheduler")),
+        "POD_IP",
+        "status.podIP"
+    ));
+    assert_eq!(scheduling.role, scheduler::Role::Scheduler);
+    // Who admits pods is of the same scheduler, and looks for its lease.
+    let admission = config_of("aliquot-admission");
+    assert_eq!(admission.role, scheduler::Role::Admission);
+    assert_eq!(admission.scheduler_name, scheduling.scheduler_name);
+    assert_eq!(admission.lease(), scheduling.lease());
     let (agent, mps) = (agent_config("aliquot-agent"), agent_config("aliquot-mps"));
     // The agent's plan and the supervisor's deeds are about the same places.
     assert_eq!(agent.run_dir, mps.run_dir);
@@ -279,7 +295,7 @@ fn every_path_that_a_program_is_told_of_is_mounted_where_it_looks() {
 
 #[test]
 fn ports_are_the_same_in_flags_containers_services_and_names() {
-    let [scheduler, agent, _] = workloads();
+    let [scheduler, admission, agent, _] = workloads();
     let port = |workload: &Value, name: &str| {
         list(&container(workload)["ports"])
             .into_iter()
@@ -294,6 +310,9 @@ fn ports_are_the_same_in_flags_containers_services_and_names() {
     assert_eq!(port(&scheduler, "telemetry"), of(config.telemetry));
     assert_eq!(port(&scheduler, "metrics"), of(config.metrics.unwrap()));
     assert_eq!(port(&scheduler, "page"), of(config.page.unwrap()));
+    let admits = config_of("aliquot-admission");
+    assert_eq!(port(&admission, "webhook"), of(admits.webhook));
+    assert_eq!(port(&admission, "metrics"), of(admits.metrics.unwrap()));
     assert_eq!(of(config.telemetry), u64::from(telemetry::PORT));
     let agents = agent_config("aliquot-agent");
     assert_eq!(port(&agent, "metrics"), of(agents.listen.unwrap()));
@@ -303,17 +322,20 @@ fn ports_are_the_same_in_flags_containers_services_and_names() {
             template["prometheus.io/port"],
             port(workload, "metrics").to_string()
         );
+    }
+    for workload in [&scheduler, &admission, &agent] {
         for probe in ["livenessProbe", "readinessProbe"] {
             assert_eq!(container(workload)[probe]["httpGet"]["port"], "metrics");
         }
     }
-    for (service, name, outside) in [
-        (object::WEBHOOK_SERVICE, "webhook", 443),
-        (object::PAGE_SERVICE, "page", 443),
+    for (service, name, outside, behind) in [
+        (object::WEBHOOK_SERVICE, "webhook", 443, &admission),
+        (object::PAGE_SERVICE, "page", 443, &scheduler),
         (
             object::TELEMETRY_SERVICE,
             "telemetry",
             u64::from(telemetry::PORT),
+            &scheduler,
         ),
     ] {
         let service = one("Service", service);
@@ -321,7 +343,7 @@ fn ports_are_the_same_in_flags_containers_services_and_names() {
         assert_eq!(service["spec"]["ports"][0]["port"], outside);
         assert_eq!(
             service["spec"]["selector"],
-            scheduler["spec"]["selector"]["matchLabels"]
+            behind["spec"]["selector"]["matchLabels"]
         );
     }
     // Every replica has an address of its own there, ready or not.
@@ -356,14 +378,15 @@ fn every_port_is_let_in_from_somewhere_and_none_of_the_pods_is_past_the_policies
         // To all the world is open what checks its callers by itself and must not know them.
         for rule in list(&spec["ingress"]) {
             let open = list(&rule["from"]).is_empty();
-            assert_eq!(open, rule["ports"][0]["port"] == "webhook", "{rule}");
+            let admits = name == "aliquot-admission" && rule["ports"][0]["port"] == "webhook";
+            assert_eq!(open, admits, "{rule}");
         }
     }
 }
 
 #[test]
-fn the_webhooks_are_those_that_the_scheduler_wants() {
-    let config = scheduler_config();
+fn the_webhooks_are_those_that_admission_wants() {
+    let config = config_of("aliquot-admission");
     let settings = scheduler::admission::Settings {
         reach: scheduler::admission::Reach::Service,
         namespace: config.namespace,
@@ -408,22 +431,24 @@ fn the_image_is_named_once_for_all_and_is_of_this_version() {
 
 #[test]
 fn the_scheduler_holds_no_privilege_and_tenants_outlive_the_agents_upgrade() {
-    let [scheduler, agent, mps] = workloads();
-    let pod = &scheduler["spec"]["template"]["spec"];
-    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
-    assert_eq!(
-        pod["securityContext"]["seccompProfile"]["type"],
-        "RuntimeDefault"
-    );
-    let context = &container(&scheduler)["securityContext"];
-    assert_eq!(context["allowPrivilegeEscalation"], false);
-    assert_eq!(context["readOnlyRootFilesystem"], true);
-    assert_eq!(strings(&context["capabilities"]["drop"]), ["ALL"]);
-    for name in ["hostPID", "hostIPC", "hostNetwork", "volumes"] {
-        assert!(pod.get(name).is_none(), "{name}");
+    let [scheduler, admission, agent, mps] = workloads();
+    for workload in [&scheduler, &admission] {
+        let pod = &workload["spec"]["template"]["spec"];
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"],
+            "RuntimeDefault"
+        );
+        let context = &container(workload)["securityContext"];
+        assert_eq!(context["allowPrivilegeEscalation"], false);
+        assert_eq!(context["readOnlyRootFilesystem"], true);
+        assert_eq!(strings(&context["capabilities"]["drop"]), ["ALL"]);
+        for name in ["hostPID", "hostIPC", "hostNetwork", "volumes"] {
+            assert!(pod.get(name).is_none(), "{name}");
+        }
+        // It cannot place itself.
+        assert_eq!(pod["schedulerName"], "default-scheduler");
     }
-    // It cannot place itself.
-    assert_eq!(pod["schedulerName"], "default-scheduler");
 
     assert_eq!(agent["spec"]["updateStrategy"]["type"], "RollingUpdate");
     assert_eq!(mps["spec"]["updateStrategy"]["type"], "OnDelete");

@@ -4,9 +4,10 @@ use super::*;
 
 #[test]
 fn accounts_and_their_objects_have_the_names_that_the_programs_use() {
-    let [scheduler, agent, mps] = workloads();
+    let [scheduler, admission, agent, mps] = workloads();
     for (workload, account) in [
         (&scheduler, object::SCHEDULER_ACCOUNT),
+        (&admission, object::ADMISSION_ACCOUNT),
         (&agent, object::AGENT_ACCOUNT),
         (&mps, MPS_ACCOUNT),
     ] {

@@ -70,6 +70,7 @@ impl Site {
             client.clone(),
             facts_out,
             |_| {},
+            None,
             relisting,
             stop.clone(),
         ));

@@ -229,6 +229,50 @@ fn what_a_config_cannot_change_is_said_and_the_rest_is_named() {
     }
 }
 
+/// Two that both wrote it would do so in turn, for ever.
+#[test]
+fn of_two_schedulers_one_has_the_last_word_on_a_config() {
+    let of = |name: &str| {
+        let mut live = live(Pool::All);
+        let (in_force, _) = live.config.as_mut().unwrap();
+        in_force.scheduler_name = name.to_owned();
+        live
+    };
+    let object = |named: Option<&str>, report: Option<&Report>| -> KaiConfig {
+        let conditions = report.map(|report| {
+            let wants = report.wants.iter();
+            let conditions = wants.map(|want| {
+                json!({"type": want.kind, "status": if want.holds { "True" } else { "False" },
+                    "reason": want.reason, "message": want.message, "observedGeneration": 1,
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"})
+            });
+            conditions.collect::<Vec<_>>()
+        });
+        let object = json!({"apiVersion": "kai.scheduler/v1", "kind": "Config",
+            "metadata": {"name": "kai-config", "generation": 1},
+            "spec": {"global": {"schedulerName": named}}, "status": {"conditions": conditions}});
+        serde_json::from_value(object).unwrap()
+    };
+    let (mut kai, mut other) = (of("kai-scheduler"), of("other"));
+    // Of KAI's own the other says nothing.
+    other.config(object(None, None));
+    assert!(other.due().is_none());
+    kai.config(object(None, None));
+    assert!(said(&kai.reports(Time(1)), "Ready").0);
+    // One that names the other is its own, and KAI's says nothing against it.
+    kai.config(object(Some("other"), None));
+    let first = kai.reports(Time(2));
+    let (ready, why) = said(&first, "Ready");
+    assert!(!ready && why.contains("--scheduler-name=other"), "{why}");
+    other.config(object(Some("other"), first.first()));
+    let last = other.reports(Time(3));
+    assert!(said(&last, "Ready").0);
+    for live in [&mut kai, &mut other] {
+        live.config(object(Some("other"), last.first()));
+        assert!(live.due().is_none());
+    }
+}
+
 #[test]
 fn a_message_has_an_end() {
     let line = "x".repeat(MAX_MESSAGE);

@@ -34,7 +34,7 @@ fn run(input: &[u8]) {
         OverSubscription::Block,
     );
     answered(&objects, uid.as_deref());
-    let answer = review::pods(read);
+    let answer = review::pods(read, scheduler::bursts::Bursts::ANY);
     let allowed = answered(&answer, uid.as_deref());
     let Some(pod) = pod.filter(|_| allowed) else {
         return;

@@ -250,8 +250,14 @@ scheduler create configmaps aliquot-system
 scheduler update configmaps aliquot-system aliquot-trust
 scheduler create leases.coordination.k8s.io aliquot-system
 scheduler update leases.coordination.k8s.io aliquot-system aliquot-scheduler
-scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
-scheduler patch validatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
+admission list pods
+admission watch queues.scheduling.run.ai
+admission create secrets aliquot-system
+admission get secrets aliquot-system aliquot-tls
+admission update secrets aliquot-system aliquot-tls
+admission get leases.coordination.k8s.io aliquot-system aliquot-scheduler
+admission patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
+admission patch validatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
 agent watch pods
 agent watch nodes
 agent patch nodes/status
@@ -277,9 +283,19 @@ scheduler create jobs.batch
 scheduler patch nodes
 scheduler patch gpunodes.aliquot.dev
 scheduler update leases.coordination.k8s.io elsewhere of-others
-scheduler create mutatingwebhookconfigurations.admissionregistration.k8s.io
-scheduler create validatingwebhookconfigurations.admissionregistration.k8s.io
-scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - of-others
+scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
+scheduler patch validatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
+admission create mutatingwebhookconfigurations.admissionregistration.k8s.io
+admission create validatingwebhookconfigurations.admissionregistration.k8s.io
+admission patch mutatingwebhookconfigurations.admissionregistration.k8s.io - of-others
+admission get secrets aliquot-system aliquot-grant-key
+admission list secrets aliquot-system
+admission create pods/binding
+admission patch pods
+admission delete pods
+admission patch pods/status
+admission update leases.coordination.k8s.io aliquot-system aliquot-scheduler
+admission patch queues.scheduling.run.ai
 scheduler patch validatingadmissionpolicies.admissionregistration.k8s.io
 scheduler create clusterrolebindings.rbac.authorization.k8s.io
 agent patch gpunodes.aliquot.dev
@@ -327,6 +343,7 @@ fn review(row: &str) -> Result<Value> {
     };
     let account = match *account {
         "scheduler" => object::SCHEDULER_ACCOUNT,
+        "admission" => object::ADMISSION_ACCOUNT,
         "agent" => object::AGENT_ACCOUNT,
         "mps" => "aliquot-mps",
         other => anyhow::bail!("no such account: {other}"),

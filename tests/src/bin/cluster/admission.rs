@@ -2,12 +2,12 @@
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
-use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MEMORY: &str = "gpu-memory annotation value must be a positive integer greater than 0";
 const FRACTION: &str = "gpu-fraction annotation value must be a positive number smaller than 1.0";
@@ -157,8 +157,8 @@ pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_i
 }
 
 /// Nobody can give a pod its token later; every other pod needs nothing from admission.
-/// KAI's definition lets in a group without a spec, which ours does not, and while no replica
-/// runs no webhook refuses it.
+/// KAI's definition lets in a group without a spec, which ours does not, and while admission does
+/// not run no webhook refuses it.
 pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -167,6 +167,9 @@ pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     let ns = cluster.namespace().await?;
     if let Some(mut scheduler) = cluster.scheduler.take() {
         scheduler.daemon.stop().await?;
+    }
+    if let Some(mut admission) = cluster.admission.take() {
+        admission.daemon.stop().await?;
     }
     let define = async |cluster: &Cluster, change: Value| {
         let change = json!([change]).to_string();
@@ -192,33 +195,43 @@ pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let share = pod(&ns, "share", &[("gpu-memory", "2000")], "report hold");
     let ran = cluster.run_share(&share).await;
+    let told = until("an event on the group", Duration::from_secs(20), || async {
+        let path = "jsonpath={.items[*].note}";
+        let of = "--field-selector=reason=Unreadable,regarding.name=absurd";
+        let events = ["get", "events.events.k8s.io", "-n", &ns, of, "-o", path];
+        let notes = cluster.kubectl.run(&events).await?;
+        Ok(Seen::when(notes.contains("it counts as not there"), notes))
+    })
+    .await;
     let delete = ["delete", "podgroup", "absurd", "-n", &ns];
     cluster.kubectl.run(&delete).await?;
     let required = json!({ "op": "add", "path": REQUIRED, "value": ["spec"] });
     define(cluster, required).await?;
     ran?;
+    told?;
     cluster.delete_pod(&ns, "share").await?;
     Ok(())
 }
 
-pub(crate) async fn while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made(
+/// Waits until a share is admitted, and takes it away again.
+async fn admits_shares(cluster: &Cluster, ns: &str) -> Result<()> {
+    let share = pod(ns, "first-share", &[("gpu-memory", "2000")], "report");
+    until("a share admitted", Duration::from_secs(20), || async {
+        let made = cluster.apply_one(&share).await;
+        Ok(Seen::when(made.is_ok(), format!("{:?}", made.err())))
+    })
+    .await?;
+    cluster.delete_pod(ns, "first-share").await
+}
+
+pub(crate) async fn while_admission_does_not_answer_a_share_is_refused_and_every_other_pod_is_made(
     cluster: &mut Cluster,
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
-    let share = pod(&ns, "share", &[("gpu-memory", "2000")], "report");
-    let admitted = async |cluster: &Cluster| {
-        until("a share admitted", Duration::from_secs(20), || async {
-            let made = cluster.apply_one(&share).await;
-            Ok(Seen::when(made.is_ok(), format!("{:?}", made.err())))
-        })
-        .await
-    };
-    // The webhooks are configured.
-    admitted(cluster).await?;
-    cluster.delete_pod(&ns, "share").await?;
-    if let Some(mut scheduler) = cluster.scheduler.take() {
-        scheduler.daemon.stop().await?;
+    admits_shares(cluster, &ns).await?;
+    if let Some(mut admission) = cluster.admission.take() {
+        admission.daemon.stop().await?;
     }
     for (at, annotation) in [
         ("gpu-memory", "2000"),
@@ -243,12 +256,50 @@ pub(crate) async fn while_no_scheduler_answers_a_share_is_refused_and_every_othe
     cluster
         .apply_one(&pod(&ns, "plain", &note, "report"))
         .await?;
-    cluster.replace_scheduler(Replica::only()).await?;
     cluster
         .pod_until(&ns, "plain", "placed", |pod| {
             let spec = pod.spec.as_ref();
             spec.is_some_and(|spec| spec.node_name.is_some())
         })
         .await?;
-    admitted(cluster).await
+    cluster.admit().await?;
+    admits_shares(cluster, &ns).await
+}
+
+/// It waits no longer for a scheduler than the API server waits for it.
+pub(crate) async fn shares_are_made_while_the_scheduler_stands_still_or_is_gone_and_run_once_it_is_back(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    admits_shares(cluster, &ns).await?;
+    let make = async |cluster: &Cluster, name: &str| -> Result<()> {
+        let begin = Instant::now();
+        let share = pod(&ns, name, &[("gpu-memory", "2000")], "hold");
+        cluster.apply_one(&share).await?;
+        let took = begin.elapsed();
+        ensure!(took < Duration::from_secs(2), "{name}: {took:?}");
+        let wrong = pod(&ns, "wrong", &[("gpu-memory", "0")], "report");
+        let refusal = cluster.apply_one(&wrong).await;
+        let refusal = format!("{:#}", refusal.err().context("it was admitted")?);
+        ensure!(refusal.contains(MEMORY), "{refusal}");
+        Ok(())
+    };
+    let daemon = &mut cluster.scheduler.as_mut().context("a scheduler")?.daemon;
+    daemon.signal(Signal::SIGSTOP)?;
+    let stopped = make(cluster, "while-it-stands").await;
+    let daemon = &mut cluster.scheduler.as_mut().context("a scheduler")?.daemon;
+    daemon.signal(Signal::SIGCONT)?;
+    stopped?;
+    cluster.pod_phase(&ns, "while-it-stands", "Running").await?;
+    let daemon = &mut cluster.scheduler.as_mut().context("a scheduler")?.daemon;
+    daemon.kill().await?;
+    let gone = make(cluster, "while-it-is-gone").await;
+    let daemon = &mut cluster.scheduler.as_mut().context("a scheduler")?.daemon;
+    daemon.start_again()?;
+    gone?;
+    cluster
+        .pod_phase(&ns, "while-it-is-gone", "Running")
+        .await?;
+    Ok(())
 }

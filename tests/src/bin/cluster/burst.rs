@@ -12,7 +12,6 @@ use aliquot_tests::burst::{Bound, clear, fraction, judge, make, whole};
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::proxy::{Fault, Proxy};
 use aliquot_tests::scheduler::{Replica, Scheduler};
-use aliquot_tests::service::Service;
 use aliquot_tests::wait::{Seen, until};
 use aliquot_tests::{control_plane, gang};
 use anyhow::{Context, Result, ensure};
@@ -34,23 +33,15 @@ pub(crate) const PLACES: usize = NODES * CARDS as usize;
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// At most so long after the death of who acts.
 const IN_CHARGE: Duration = Duration::from_secs(15);
-/// Where the API server finds whichever replica runs.
-const WEBHOOK: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8443);
 
-/// Two replicas at one address, heard by all agents.
+/// Two replicas, heard by all agents.
 pub(crate) struct Pair {
     pub(crate) replicas: Vec<Scheduler>,
-    service: Service,
 }
 
 impl Pair {
     /// Both are ready and hear every agent afterwards.
     pub(crate) async fn start(cluster: &Cluster, wanted: [Replica; 2]) -> Result<Self> {
-        let webhooks = wanted
-            .iter()
-            .map(|replica| SocketAddr::from(([127, 0, 0, 1], replica.ports[0])));
-        let service = Service::start(WEBHOOK, webhooks.collect()).await?;
         let mut replicas = Vec::new();
         for replica in wanted {
             replicas.push(cluster.start_scheduler(replica).await?);
@@ -64,14 +55,7 @@ impl Pair {
             replica.ready().await?;
         }
         cluster.heard().await?;
-        Ok(Self { replicas, service })
-    }
-
-    /// What the kubelet's probe finds of one that stands still.
-    pub(crate) fn unready(&self, replica: usize) {
-        let port = self.replicas[replica].replica.ports[0];
-        self.service
-            .unready(SocketAddr::from(([127, 0, 0, 1], port)));
+        Ok(Self { replicas })
     }
 
     /// Which of them holds the lease.
@@ -161,6 +145,7 @@ where
     } else {
         cluster.install().await?;
     }
+    cluster.admit().await?;
     let ns = cluster.namespace().await?;
     let account: Api<k8s_openapi::api::core::v1::ServiceAccount> =
         Api::namespaced(cluster.client.clone(), &ns);

@@ -53,7 +53,6 @@ pub(crate) async fn a_replica_that_stood_still_longer_than_its_lease_sends_nothi
             let making = tokio::spawn(async move { make(&client, pods).await });
             scene.bound.reach(PLACES / 4, LIMIT).await?;
             scene.pair.replicas[acting].daemon.signal(Signal::SIGSTOP)?;
-            scene.pair.unready(acting);
             making.await??;
             until("the other in charge", LIMIT, || async {
                 let at = scene.pair.acting(scene.cluster).await?;

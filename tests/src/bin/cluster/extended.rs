@@ -23,6 +23,12 @@ pub(crate) async fn extended_a_hundred_random_clusters_have_room_for_a_pod_where
     crate::random::clusters(cluster, 100).await
 }
 
+pub(crate) async fn extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::dashboards::kais_panels_are_not_empty(cluster).await
+}
+
 pub(crate) async fn extended_a_train_job_is_the_group_of_its_job_set(
     cluster: &mut Cluster,
 ) -> Result<()> {

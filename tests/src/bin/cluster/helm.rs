@@ -52,10 +52,13 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
         "aliquot",
         "--create-namespace",
         "--take-ownership",
+        "--set",
+        "scheduler.args.max-consolidation-preemptees=4",
     ];
     let said = chart(cluster, &install).await?;
     ensure!(said.contains("gpunodes"), "the notes: {said}");
     install::ready(cluster).await?;
+    shard_in_force(cluster, "4").await?;
     install::offered(cluster).await?;
     install::seed_004(cluster).await?;
     let said = helm(cluster, &["test", "aliquot", "--logs"]).await?;
@@ -72,12 +75,15 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     cluster.said(&ns, "first", "main", "alloc").await?;
     let before = tenant(cluster, &ns).await?;
     let agents = running(cluster, "aliquot-agent").await?;
+    let schedulers = running(cluster, "aliquot-scheduler").await?;
 
     let upgrade = [
         "upgrade",
         "aliquot",
         "--set",
         "nodeAgent.args={--watchdog-slack-mib=32}",
+        "--set",
+        "scheduler.args.max-consolidation-preemptees=5",
     ];
     chart(cluster, &upgrade).await?;
     until("another agent", Duration::from_secs(90), || async {
@@ -88,6 +94,9 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     })
     .await?;
     install::ready(cluster).await?;
+    shard_in_force(cluster, "5").await?;
+    let now = running(cluster, "aliquot-scheduler").await?;
+    ensure!(now == schedulers, "the scheduler was started anew for it");
     let second = pod(
         &ns,
         "second",
@@ -117,6 +126,20 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
         "the uninstall touched what ran"
     );
     Ok(())
+}
+
+/// KAI's default shard, as the values have it, and that the scheduler follows it.
+async fn shard_in_force(cluster: &Cluster, preemptees: &str) -> Result<()> {
+    let object = "schedulingshard/default";
+    let path = "jsonpath={.spec.args.max-consolidation-preemptees} {.metadata.generation} {.status.conditions[?(@.type==\"Ready\")].status} {.status.conditions[?(@.type==\"Ready\")].observedGeneration}";
+    until("the shard in force", Duration::from_secs(30), || async {
+        let said = cluster.kubectl.run(&["get", object, "-o", path]).await?;
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let holds = matches!(words.as_slice(), [args, generation, "True", seen]
+            if *args == preemptees && generation == seen);
+        Ok(Seen::when(holds, said))
+    })
+    .await
 }
 
 /// Which container it is, how often it started, and its grant.

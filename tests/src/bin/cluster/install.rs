@@ -25,8 +25,8 @@ use std::time::Duration;
 
 /// As `deploy/` names it; the registry answers for it.
 const IMAGE: &str = "aliquot:0.1.0";
-/// The scheduler, the agent, the MPS supervisor.
-const PODS: usize = 3;
+/// The scheduler, admission, the agent, the MPS supervisor.
+const PODS: usize = 4;
 
 pub(crate) async fn what_is_built_runs_a_users_pod_as_pods_of_its_own(
     cluster: &mut Cluster,

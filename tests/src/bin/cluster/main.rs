@@ -9,6 +9,7 @@ mod beside;
 mod burst;
 mod burst_clock;
 mod claims;
+mod dashboards;
 mod disk;
 mod edges;
 mod eviction;
@@ -261,6 +262,7 @@ async fn test(
             seed_ray::seed_ray_the_cluster_of_a_ray_service_is_a_gang,
             seed_sets::seed_sets_a_job_set_is_one_group_with_a_part_for_each_replica,
             extended::extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it,
+            extended::extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus,
             extended::extended_a_train_job_is_the_group_of_its_job_set,
             extended::extended_a_hundred_random_clusters_have_room_for_a_pod_where_kube_scheduler_finds_it,
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
@@ -307,10 +309,12 @@ async fn test(
             admission::a_queue_or_group_that_nobody_can_mean_is_refused_with_one_sentence,
             admission::a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_its_limit,
             admission::a_group_that_cannot_be_read_holds_up_no_other_workload,
-            admission::while_no_scheduler_answers_a_share_is_refused_and_every_other_pod_is_made,
+            admission::while_admission_does_not_answer_a_share_is_refused_and_every_other_pod_is_made,
+            admission::shares_are_made_while_the_scheduler_stands_still_or_is_gone_and_run_once_it_is_back,
             resize::a_pod_that_is_resized_counts_with_the_most_that_it_asks_for_or_has,
             resize::a_resize_that_its_node_can_never_give_is_said_and_does_not_count,
             resize::a_resize_beyond_its_queues_limit_is_refused_with_one_sentence,
+            resize::of_two_resizes_at_once_that_the_queue_cannot_both_have_one_is_refused,
             native::a_pod_group_of_kubernetes_is_a_gang_of_its_count,
             types::a_type_of_workload_has_the_class_that_a_config_map_gives_it,
             forms::each_form_of_kais_shares_is_taken_or_refused_in_one_sentence,

@@ -4,7 +4,7 @@ use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
@@ -173,9 +173,8 @@ async fn never_given(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-pub(crate) async fn a_resize_beyond_its_queues_limit_is_refused_with_one_sentence(
-    cluster: &mut Cluster,
-) -> Result<()> {
+/// A queue that may have 500m, and two pods of 100m and 200m in it that run.
+async fn narrow_queue(cluster: &mut Cluster) -> Result<String> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
     let all = json!({"quota": -1, "limit": -1, "overQuotaWeight": 1});
@@ -194,6 +193,13 @@ pub(crate) async fn a_resize_beyond_its_queues_limit_is_refused_with_one_sentenc
     };
     cluster.run_share(&ours("first", 100)).await?;
     cluster.run_share(&ours("second", 200)).await?;
+    Ok(ns)
+}
+
+pub(crate) async fn a_resize_beyond_its_queues_limit_is_refused_with_one_sentence(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = narrow_queue(cluster).await?;
     until(
         "the refusal of 301m beside 200m of 500m",
         Duration::from_secs(10),
@@ -229,5 +235,38 @@ pub(crate) async fn a_resize_beyond_its_queues_limit_is_refused_with_one_sentenc
     cluster
         .pod_until(&ns, "first", "has what it asks for", grown)
         .await?;
+    Ok(())
+}
+
+/// A watch has shown neither when the other comes.
+pub(crate) async fn of_two_resizes_at_once_that_the_queue_cannot_both_have_one_is_refused(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = narrow_queue(cluster).await?;
+    until("a refusal", Duration::from_secs(10), || async {
+        // Before the webhook's configuration stood nothing is refused.
+        let refused = resize(cluster, &ns, "first", 400).await.is_err();
+        resize(cluster, &ns, "first", 100).await?;
+        Ok(Seen::when(refused, "it was taken"))
+    })
+    .await?;
+    for round in 0..10 {
+        let both = tokio::join!(
+            resize(cluster, &ns, "first", 250),
+            resize(cluster, &ns, "second", 350),
+        );
+        let refusals: Vec<String> = [both.0, both.1]
+            .into_iter()
+            .filter_map(Result::err)
+            .map(|refusal| refusal.to_string())
+            .collect();
+        let [refusal] = refusals.as_slice() else {
+            bail!("round {round}: {refusals:?}");
+        };
+        ensure!(refusal.contains("Limit is 0.5"), "{refusal}");
+        // Smaller is never refused by the queue.
+        resize(cluster, &ns, "first", 100).await?;
+        resize(cluster, &ns, "second", 200).await?;
+    }
     Ok(())
 }

@@ -128,7 +128,6 @@ pub(crate) fn names(prefix: &str, count: usize, pod: impl Fn(&str) -> Value) -> 
 fn replica(name: &str) -> Replica {
     Replica {
         name: name.to_owned(),
-        elects: true,
         args: Vec::new(),
         ..Replica::only()
     }
@@ -138,21 +137,9 @@ fn leases(cluster: &Cluster) -> Api<Lease> {
     Api::namespaced(cluster.client.clone(), NAMESPACE)
 }
 
-/// Makes pods as users do, through the webhook of a scheduler that does not act: somebody
-/// else holds the lease.
+/// Makes pods as users do, through admission, while no scheduler runs.
 pub(crate) async fn admit(cluster: &Cluster, pods: &[Value]) -> Result<()> {
-    free_lease(cluster).await?;
-    let held: Lease = serde_json::from_value(json!({
-        "metadata": { "name": object::LEASE },
-        "spec": { "holderIdentity": "nobody", "leaseDurationSeconds": 3600 },
-    }))?;
-    leases(cluster)
-        .create(&PostParams::default(), &held)
-        .await?;
-    let mut gate = cluster.start_scheduler(replica("gate")).await?;
-    gate.ready().await?;
     make(&cluster.client, pods.to_vec()).await?;
-    gate.daemon.stop().await?;
     free_lease(cluster).await
 }
 

@@ -1,9 +1,10 @@
-//! The same clusters and pods for Aliquot and for kube-scheduler's own Filter plugins: where
-//! one of them would let a pod in and the other would not, they differ.
+//! The same clusters and pods for Aliquot and for kube-scheduler's own plugins: where one of them
+//! would let a pod in and the other would not, they differ, and where rules about other pods make
+//! a node worth more or less to one of them.
 //!
 //! Random clusters as JSON go through the scheduler's conversion into its core, whose
-//! `explain` says which nodes would do; and to `tests/cluster/tools/kubernetes/filters`, which
-//! asks the plugins of the pinned Kubernetes. Ends with `N agreed, N differed` and fails if
+//! `explain` says which nodes would do, and what each is worth; and to
+//! `tests/cluster/tools/kubernetes/filters`, which asks the plugins of the pinned Kubernetes. Ends with `N agreed, N differed` and fails if
 //! anything differed.
 #![allow(clippy::print_stdout)] // What it prints is what it is for.
 
@@ -14,6 +15,7 @@ use scheduler::convert::World;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::model::Queue;
 use scheduler_core::{Config, Core, Event};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -34,8 +36,16 @@ struct Args {
     filters: Option<PathBuf>,
 }
 
-/// Why each node will not do; none where it will.
-type Answer = BTreeMap<String, Vec<String>>;
+/// What is said of each node.
+type Answer = BTreeMap<String, Said>;
+
+#[derive(Debug, Deserialize)]
+struct Said {
+    /// Why it will not do; none where it will.
+    reasons: Vec<String>,
+    /// The raw score of `InterPodAffinity`.
+    preference: i64,
+}
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
@@ -50,7 +60,7 @@ fn main() -> Result<ExitCode> {
         .with_context(|| format!("{}", filters.display()))?;
     let mut asks = kube.stdin.take().context("stdin")?;
     let mut answers = BufReader::new(kube.stdout.take().context("stdout")?).lines();
-    let (mut agreed, mut differed, mut closed) = (0_u64, 0_u64, 0_u64);
+    let (mut agreed, mut differed, mut closed, mut preferred) = (0_u64, 0_u64, 0_u64, 0_u64);
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
     for seed in args.base..args.base + args.seeds {
         let cluster = random_cluster::cluster(seed);
@@ -65,10 +75,12 @@ fn main() -> Result<ExitCode> {
                 let ours = ours
                     .get(node)
                     .with_context(|| format!("no word of {node}"))?;
-                if theirs.is_empty() == ours.is_empty() {
+                let alike = theirs.reasons.is_empty() == ours.reasons.is_empty();
+                if alike && theirs.preference == ours.preference {
                     agreed += 1;
-                    closed += u64::from(!theirs.is_empty());
-                    for why in theirs {
+                    closed += u64::from(!theirs.reasons.is_empty());
+                    preferred += u64::from(theirs.preference != 0);
+                    for why in &theirs.reasons {
                         *reasons.entry(why.clone()).or_default() += 1;
                     }
                     continue;
@@ -92,6 +104,7 @@ fn main() -> Result<ExitCode> {
     for (why, count) in reasons {
         println!("{count:>8}  {why}");
     }
+    println!("and {preferred} that are worth more or less by preferences about other pods");
     println!("{agreed} agreed, {differed} differed");
     Ok(ExitCode::from(u8::from(differed > 0)))
 }
@@ -146,7 +159,11 @@ fn ours(cluster: &Value) -> Result<Vec<Answer>> {
             if !node.fits && why.is_empty() {
                 why.push("for no reason".to_owned());
             }
-            (node.node.to_string(), why)
+            let said = Said {
+                reasons: why,
+                preference: node.preference,
+            };
+            (node.node.to_string(), said)
         });
         Ok(nodes.collect())
     })

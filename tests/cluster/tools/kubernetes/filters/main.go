@@ -1,9 +1,11 @@
-// filters answers where kube-scheduler's own Filter plugins would let pods in.
+// filters answers where kube-scheduler's own Filter plugins would let pods in, and what its
+// InterPodAffinity plugin makes of each node.
 //
 // Comes in, a line each: a cluster as JSON, {"namespaces": [], "nodes": [], "csinodes": [],
 // "volumes": [], "claims": [], "pods": [], "incoming": []}, of Kubernetes' objects. Goes out, a line each: for every incoming pod a map
-// from node to the reasons why it will not do, empty where it will. Nothing is scheduled: each
-// incoming pod meets the same cluster.
+// from node to the reasons why it will not do, empty where it will, and to its preference: the
+// raw score, with the arguments that the KAI Scheduler gives to the plugin, of pods that are not
+// being deleted. Nothing is scheduled: each incoming pod meets the same cluster.
 package main
 
 import (
@@ -13,21 +15,25 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apiserver/pkg/util/feature"
+	gates "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/interpodaffinity"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/nodevolumelimits"
 	"k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
@@ -39,6 +45,11 @@ var asked = []string{
 	"NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts",
 	"NodeResourcesFit", "PodTopologySpread", "InterPodAffinity",
 	"NodeVolumeLimits", "VolumeRestrictions",
+}
+
+type said struct {
+	Reasons    []string `json:"reasons"`
+	Preference int64    `json:"preference"`
 }
 
 type cluster struct {
@@ -56,7 +67,7 @@ func main() {
 	klog.SetLogger(logr.Discard())
 	metrics.Register()
 	// Off by default in 1.36; whoever switches it on expects it of every scheduler.
-	if err := feature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
+	if err := gates.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
 		"TaintTolerationComparisonOperators": true,
 	}); err != nil {
 		fail(err)
@@ -93,7 +104,7 @@ func add[Object any](to toolscache.SharedIndexInformer, objects []Object) error 
 	return nil
 }
 
-func answer(asks cluster) ([]map[string][]string, error) {
+func answer(asks cluster) ([]map[string]said, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	// Never spoken to: what listers hold is put into them.
@@ -143,10 +154,18 @@ func answer(asks cluster) ([]map[string][]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	answers := []map[string][]string{}
+	preferences, err := newPreferences(ctx, asks, informerFactory)
+	if err != nil {
+		return nil, err
+	}
+	answers := []map[string]said{}
 	for _, pod := range asks.Incoming {
 		state := framework.NewCycleState()
-		said := map[string][]string{}
+		answer := map[string]said{}
+		preferred, err := preferences.of(ctx, pod)
+		if err != nil {
+			return nil, err
+		}
 		only, status, _ := fw.RunPreFilterPlugins(ctx, state, pod)
 		for _, node := range nodes {
 			name := node.Node().Name
@@ -161,9 +180,51 @@ func answer(asks cluster) ([]map[string][]string, error) {
 					reasons = append(reasons, filtered.Reasons()...)
 				}
 			}
-			said[name] = reasons
+			answer[name] = said{Reasons: reasons, Preference: preferred[name]}
 		}
-		answers = append(answers, said)
+		answers = append(answers, answer)
 	}
 	return answers, nil
+}
+
+// preferences asks the InterPodAffinity plugin for raw scores.
+type preferences struct {
+	plugin *interpodaffinity.InterPodAffinity
+	nodes  []fwk.NodeInfo
+}
+
+func newPreferences(ctx context.Context, asks cluster, informers informers.SharedInformerFactory) (*preferences, error) {
+	// For us a pod that is being deleted prefers nothing any more.
+	stays := slices.DeleteFunc(slices.Clone(asks.Pods), func(pod *v1.Pod) bool {
+		return pod.DeletionTimestamp != nil
+	})
+	snapshot := cache.NewSnapshot(stays, asks.Nodes)
+	handle, err := runtime.NewFramework(ctx, plugins.NewInTreeRegistry(), nil,
+		runtime.WithSnapshotSharedLister(snapshot),
+		runtime.WithInformerFactory(informers),
+	)
+	if err != nil {
+		return nil, err
+	}
+	plugin, err := interpodaffinity.New(ctx, &config.InterPodAffinityArgs{}, handle, feature.Features{})
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := snapshot.NodeInfos().List()
+	return &preferences{plugin.(*interpodaffinity.InterPodAffinity), nodes}, err
+}
+
+func (p *preferences) of(ctx context.Context, pod *v1.Pod) (map[string]int64, error) {
+	scores, state := map[string]int64{}, framework.NewCycleState()
+	status := p.plugin.PreScore(ctx, state, pod, p.nodes)
+	if status.IsSkip() {
+		return scores, nil
+	}
+	for _, node := range p.nodes {
+		if !status.IsSuccess() {
+			return nil, status.AsError()
+		}
+		scores[node.Node().Name], status = p.plugin.Score(ctx, state, pod, node)
+	}
+	return scores, status.AsError()
 }
