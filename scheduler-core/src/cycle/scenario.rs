@@ -247,7 +247,7 @@ impl Cycle<'_> {
         let lets_in = |node: &NodeRow| {
             specs
                 .iter()
-                .any(|spec| fit::rules(node, &spec.spec, spec.wants_gpus()).is_ok())
+                .any(|spec| fit::rules(node, &spec.spec, spec.is_gpu_work()).is_ok())
         };
         self.nodes
             .iter()

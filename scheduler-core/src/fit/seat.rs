@@ -7,6 +7,7 @@
 use super::Room;
 use super::card;
 use crate::config::{Config, Placement};
+use crate::devices;
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
 use crate::model::{Amount, Ask, Fence, Mode, Node, Pool, Share};
@@ -123,6 +124,7 @@ pub(crate) fn free_gpus(state: &State, key: NodeKey) -> (u128, u128) {
             })
             .sum()
     });
+    nano += devices::free_nano(state, key);
     (nano + mig * u128::from(NanoGpu::ONE.0), mib)
 }
 
