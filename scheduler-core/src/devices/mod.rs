@@ -18,7 +18,7 @@ use crate::state::State;
 use crate::state::devices::{Devices, PoolRow, Sum};
 use crate::state::rows::NodeKey;
 pub(crate) use no::{DeviceNo, DevicesNo};
-pub(crate) use search::allocate;
+pub(crate) use search::{Wanted, allocate};
 
 /// What counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub(super) struct Candidate<'a> {
     pub(super) device: &'a Device,
     /// By others.
     pub(super) used: Sum,
-    /// A pod holds its card by annotation.
-    pub(super) granted: bool,
+    /// Its card is another front's.
+    pub(super) front: Option<DeviceNo>,
 }
 
 /// The devices of a node, pool by pool: those whose driver has to make something ready last.
@@ -52,7 +52,8 @@ pub(super) struct OnNode<'a> {
 }
 
 impl<'a> OnNode<'a> {
-    pub(super) fn of(state: &'a State, key: NodeKey, free: Free) -> Self {
+    /// `by_annotation`: their pod asks for cards so, too.
+    pub(super) fn of(state: &'a State, key: NodeKey, free: Free, by_annotation: bool) -> Self {
         let devices = &state.devices;
         let mut found = Self {
             candidates: Vec::new(),
@@ -77,10 +78,10 @@ impl<'a> OnNode<'a> {
             let candidates: Vec<Candidate> = here
                 .map(|(id, device)| Candidate {
                     used: devices.used(id, free),
-                    granted: device
+                    front: device
                         .card
                         .as_ref()
-                        .is_some_and(|card| is_granted(state, card, free)),
+                        .and_then(|card| other_front(state, card, free, by_annotation)),
                     id,
                     pool,
                     device,
@@ -106,15 +107,20 @@ impl<'a> OnNode<'a> {
     }
 }
 
-/// A card has one front at a time: who holds it by annotation keeps claims away from it.
-fn is_granted(state: &State, card: &GpuUuid, free: Free) -> bool {
+/// A card has one front at a time, and a pod has one for all cards: what is granted by annotation
+/// keeps claims away.
+fn other_front(state: &State, card: &GpuUuid, free: Free, by_annotation: bool) -> Option<DeviceNo> {
+    if by_annotation {
+        return Some(DeviceNo::OtherFront);
+    }
     let key = state.card_names.get(card);
     let used = key.and_then(|key| state.card_use.get(*key));
-    used.is_some_and(|used| match free {
+    let granted = used.is_some_and(|used| match free {
         Free::Now => used.holders() > 0,
         Free::Later => used.after().holds() > 0,
         Free::Whatever => false,
-    })
+    });
+    granted.then_some(DeviceNo::Granted)
 }
 
 /// A taint that the request does not tolerate.
@@ -133,8 +139,8 @@ pub(super) fn will_do(candidate: &Candidate, ask: &Alternative) -> Result<(), De
     if let Some(taint) = taint(device, ask) {
         return Err(DeviceNo::Taint(taint.clone()));
     }
-    if candidate.granted {
-        return Err(DeviceNo::Granted);
+    if let Some(front) = &candidate.front {
+        return Err(front.clone());
     }
     let dedicated = candidate.used.whole > 0 || !device.shared && candidate.used.shares > 0;
     if !ask.admin && dedicated {
@@ -144,8 +150,13 @@ pub(super) fn will_do(candidate: &Candidate, ask: &Alternative) -> Result<(), De
 }
 
 /// Devices of a node that the filter selects and that will not do, and why.
-pub(crate) fn lines(state: &State, key: NodeKey, ask: &Alternative) -> Vec<(DeviceId, DeviceNo)> {
-    let on_node = OnNode::of(state, key, Free::Now);
+pub(crate) fn lines(
+    state: &State,
+    key: NodeKey,
+    ask: &Alternative,
+    by_annotation: bool,
+) -> Vec<(DeviceId, DeviceNo)> {
+    let on_node = OnNode::of(state, key, Free::Now, by_annotation);
     let no = |candidate: Candidate| {
         let why = will_do(&candidate, ask).err()?;
         (why != DeviceNo::NotSelected).then(|| (candidate.id.clone(), why))
@@ -165,12 +176,12 @@ pub(crate) fn free_nano(state: &State, key: NodeKey) -> u128 {
         one.device.gpu || card.is_some_and(|card| state.devices.has_card(card))
     };
     let free = |candidate: &Candidate| match (candidate.device.shared, candidate.used.is_held()) {
-        _ if candidate.granted || candidate.used.whole > 0 => 0,
+        _ if candidate.front.is_some() || candidate.used.whole > 0 => 0,
         (false, true) => 0,
         (false, false) => one,
         (true, _) => amount::free_part(candidate.device, &candidate.used.taken, one),
     };
-    let on_node = OnNode::of(state, key, Free::Later);
+    let on_node = OnNode::of(state, key, Free::Later, false);
     let gpus = on_node.candidates.iter().filter(counts);
     gpus.map(free).sum()
 }

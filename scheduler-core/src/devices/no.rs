@@ -56,6 +56,8 @@ pub(crate) enum DeviceNo {
     Taint(DeviceTaint),
     /// A pod holds the card by annotation: a card has one front at a time.
     Granted,
+    /// The pod asks for other cards by annotation.
+    OtherFront,
     InUse,
     /// It has no such capacity.
     NoCapacity(Arc<str>),
@@ -77,6 +79,7 @@ impl fmt::Display for DeviceNo {
                 write!(f, "untolerated taint {{{}: {}}}", taint.key, taint.value)
             }
             Self::Granted => f.write_str("granted by annotation to a pod"),
+            Self::OtherFront => f.write_str("its pod asks for cards by annotation, too"),
             Self::InUse => f.write_str("allocated to another claim"),
             Self::NoCapacity(name) => write!(f, "it has no capacity {name}"),
             Self::Policy(name) => write!(f, "its request policy refuses that much {name}"),

@@ -17,14 +17,24 @@ use std::sync::Arc;
 /// gives up after ten seconds.
 const STEPS: u32 = 10_000;
 
+/// What a pod wants of a node's devices.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// By claim.
+    pub claims: &'a [&'a DeviceWants],
+    /// It asks for cards by annotation, too: its claims get no cards.
+    pub by_annotation: bool,
+}
+
 /// Devices for each of the claims, in their order.
 pub(crate) fn allocate(
     state: &State,
     key: NodeKey,
-    claims: &[&DeviceWants],
+    wanted: Wanted,
     free: Free,
 ) -> Result<Vec<Vec<AllocatedDevice>>, DevicesNo> {
-    let on_node = OnNode::of(state, key, free);
+    let claims = wanted.claims;
+    let on_node = OnNode::of(state, key, free, wanted.by_annotation);
     let mut asks = Vec::with_capacity(claims.len());
     for claim in claims {
         asks.push(of_claim(&on_node, claim)?);

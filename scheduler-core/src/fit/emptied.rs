@@ -45,7 +45,7 @@ pub(crate) fn could_sit(
     if super::rules(row, &spec.spec, spec.is_gpu_work()).is_err()
         || !mig(row, spec)
         || !state.volumes.could_serve(&spec.spec.claims, key)
-        || !state.could_serve_devices(&spec.spec.devices, key)
+        || !state.could_serve_devices(&spec.spec, key)
     {
         return false;
     }

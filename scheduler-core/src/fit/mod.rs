@@ -112,7 +112,7 @@ fn before_cards(
         picked.map_err(|why| vec![why])?;
     }
     if !spec.spec.devices.is_empty() {
-        let found = state.find_devices(&spec.spec.devices, key);
+        let found = state.find_devices(&spec.spec, key);
         room.now &= found.map_err(|why| vec![NodeNo::Devices(why)])?;
     }
     if spec.wants_gpus() {
@@ -130,7 +130,7 @@ fn device_lines(state: &State, spec: &SpecRow, key: NodeKey, why: &[NodeNo]) -> 
     let stuck = requests.filter(|request| request.name == *name);
     let lines = stuck
         .flat_map(|request| &request.alternatives)
-        .flat_map(|ask| devices::lines(state, key, ask));
+        .flat_map(|ask| devices::lines(state, key, ask, spec.spec.is_by_annotation()));
     lines.map(|(id, no)| CardLine::Device(id, no)).collect()
 }
 

@@ -8,7 +8,7 @@ use crate::state::State;
 use crate::state::devices::{DeviceUse, Slot};
 use crate::state::rows::{NodeKey, TaskKey};
 use crate::state::transition::As;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Pods of a claim: which, where, and how.
 type Users = Vec<(TaskKey, NodeKey, u8)>;
@@ -108,18 +108,31 @@ fn uses(state: &State) -> BTreeMap<DeviceId, DeviceUse> {
     uses
 }
 
-/// Devices that this decision gave to somebody are within what they have.
+/// Devices that this decision gave to claims are within what they have.
 pub(super) fn check_decided(state: &State, decision: &Decision, wrong: &mut Vec<String>) {
-    for action in &decision.actions {
-        let Action::Bind(bind) = action else {
-            continue;
-        };
+    let binds = || {
+        decision.actions.iter().filter_map(|action| match action {
+            Action::Bind(bind) => Some(bind),
+            Action::Evict(_) => None,
+        })
+    };
+    let bound: BTreeSet<TaskKey> = binds()
+        .filter_map(|bind| state.task_of(&bind.pod))
+        .collect();
+    // What a claim had before, others may have got, too, behind our back.
+    let is_new = |claim: &ClaimUid| {
+        let hold = state.devices.holds().get(&Slot::now(claim));
+        let seen = state.devices.allocated().any(|seen| seen.claim == *claim);
+        !seen && hold.is_some_and(|hold| hold.users.iter().all(|user| bound.contains(&user.task)))
+    };
+    for bind in binds() {
         let of_pod = state.task_of(&bind.pod);
         let claims = of_pod.map_or(0, |task| state.devices.of(task).len());
         if claims != bind.devices.len() {
             wrong.push(format!("pod {} is bound without its devices", bind.pod));
         }
-        for device in bind.devices.iter().flat_map(|claim| &*claim.devices) {
+        let new = bind.devices.iter().filter(|claim| is_new(&claim.uid));
+        for device in new.flat_map(|claim| &*claim.devices) {
             if !device.admin && !state.devices.is_within(&device.device) {
                 wrong.push(format!(
                     "device {} is allocated beyond what it has",

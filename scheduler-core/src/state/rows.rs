@@ -327,6 +327,13 @@ pub(crate) struct Spec {
     pub bad: Option<Arc<str>>,
 }
 
+impl Spec {
+    /// It asks for cards by annotation or as whole ones, other than by claims.
+    pub(crate) fn is_by_annotation(&self) -> bool {
+        !self.gpus.is_empty()
+    }
+}
+
 /// What a pod asks of devices by one of its claims.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClaimAsk {

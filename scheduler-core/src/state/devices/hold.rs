@@ -6,6 +6,7 @@ use super::super::cell::{Cell, Status, TaskCell};
 use super::super::rows::{NodeKey, TaskKey};
 use super::super::transition::As;
 use super::{DeviceUse, Devices, Sum};
+use crate::devices::Wanted;
 use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{
     AllocatedDevice, DeviceClaim, DeviceNodes, DeviceWants, NodeTerm, Operator, Requirement,
@@ -189,7 +190,7 @@ impl State {
             .map(|(claim, had)| self.come_to_claim(claim, had, node, to))
             .collect();
         if self.deciding && moving.iter().any(|one| one.wants) {
-            self.pick_devices(&mut moving, node, to.status);
+            self.pick_devices(task, &mut moving, node, to.status);
         }
         for mut one in moving {
             one.hold.users.push(User { task, node, how });
@@ -288,12 +289,20 @@ impl State {
     }
 
     /// The devices that [`State::find_devices`] has found.
-    fn pick_devices(&self, moving: &mut [Moving], node: NodeKey, status: Status) {
+    fn pick_devices(&self, task: TaskKey, moving: &mut [Moving], node: NodeKey, status: Status) {
+        let spec = self
+            .tasks
+            .get(task)
+            .and_then(|row| self.specs.get(row.spec));
         let wanting = || moving.iter().enumerate().filter(|(_, one)| one.wants);
         let at: Vec<usize> = wanting().map(|(at, _)| at).collect();
         let wants: Vec<&DeviceWants> = wanting().map(|(_, one)| &*one.claim.wants).collect();
         let now = status != Status::Promised || wanting().all(|(_, one)| !one.slot.again);
-        let Ok((found, _)) = self.allocate(node, &wants, now) else {
+        let wanted = Wanted {
+            claims: &wants,
+            by_annotation: spec.is_some_and(|row| row.spec.is_by_annotation()),
+        };
+        let Ok((found, _)) = self.allocate(node, wanted, now) else {
             return;
         };
         for (at, devices) in at.into_iter().zip(found) {

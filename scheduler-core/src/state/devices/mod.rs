@@ -13,12 +13,12 @@ use super::State;
 use super::cell::Cell;
 use super::rows::{NodeKey, TaskKey};
 use crate::action::DeviceBinding;
-use crate::devices::{DevicesNo, Free, allocate};
+use crate::devices::{DevicesNo, Free, Wanted, allocate};
 use crate::ids::{ClaimUid, DeviceId, GpuUuid, NodeName, PoolName};
 use crate::model::{
     AllocatedDevice, Allocation, Amounts, DeviceClaim, DeviceWants, Node, NodeTerm,
 };
-use crate::state::rows::ClaimAsk;
+use crate::state::rows::Spec;
 pub(crate) use hold::{ClaimHold, Kept, Picked, Slot};
 pub(crate) use pools::PoolRow;
 use rustc_hash::FxHashMap;
@@ -200,13 +200,13 @@ impl Devices {
 impl State {
     /// Whether those claims can have devices there: now, or (false) when those who leave have
     /// left.
-    pub(crate) fn find_devices(&self, asks: &[ClaimAsk], key: NodeKey) -> Result<bool, DevicesNo> {
+    pub(crate) fn find_devices(&self, spec: &Spec, key: NodeKey) -> Result<bool, DevicesNo> {
         let row = self.nodes.get(key);
         let Some(node) = row.and_then(|row| row.node.as_ref()) else {
             return Err(DevicesNo::Elsewhere);
         };
         let (mut now, mut wants) = (true, Vec::new());
-        for ask in asks {
+        for ask in &spec.devices {
             let known = ask
                 .claim
                 .as_ref()
@@ -225,21 +225,25 @@ impl State {
         if wants.is_empty() {
             return Ok(now);
         }
-        self.allocate(key, &wants, now).map(|(_, now)| now)
+        let wanted = Wanted {
+            claims: &wants,
+            by_annotation: spec.is_by_annotation(),
+        };
+        self.allocate(key, wanted, now).map(|(_, now)| now)
     }
 
     /// Devices that are free now, if that is enough, else such as will be.
     fn allocate(
         &self,
         key: NodeKey,
-        wants: &[&DeviceWants],
+        wanted: Wanted,
         now: bool,
     ) -> Result<(Vec<Vec<AllocatedDevice>>, bool), DevicesNo> {
-        let first = now.then(|| allocate(self, key, wants, Free::Now));
+        let first = now.then(|| allocate(self, key, wanted, Free::Now));
         match first {
             Some(Ok(found)) => Ok((found, true)),
             Some(Err(no)) if !self.may_leave(key) => Err(no),
-            _ => Ok((allocate(self, key, wants, Free::Later)?, false)),
+            _ => Ok((allocate(self, key, wanted, Free::Later)?, false)),
         }
     }
 
@@ -252,13 +256,17 @@ impl State {
 
     /// Whether the node has devices for the claims at all, whoever holds them. Of claims that
     /// several pods can use nothing is asked: one may have devices already.
-    pub(crate) fn could_serve_devices(&self, asks: &[ClaimAsk], key: NodeKey) -> bool {
-        let own = asks.iter().filter(|ask| ask.claim.is_none());
+    pub(crate) fn could_serve_devices(&self, spec: &Spec, key: NodeKey) -> bool {
+        let own = spec.devices.iter().filter(|ask| ask.claim.is_none());
         let wants: Vec<&DeviceWants> = own.map(|ask| &*ask.wants).collect();
         if wants.is_empty() {
             return true;
         }
-        match allocate(self, key, &wants, Free::Whatever) {
+        let wanted = Wanted {
+            claims: &wants,
+            by_annotation: spec.is_by_annotation(),
+        };
+        match allocate(self, key, wanted, Free::Whatever) {
             Ok(_) | Err(DevicesNo::CutShort(_)) => true,
             Err(_) => false,
         }
