@@ -52,6 +52,7 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
             asked: None,
         }],
         claims: Vec::new(),
+        devices: Vec::new(),
         received: Received::Fraction,
         queue: Some("q".into()),
         group: Some("ns/g".into()),
