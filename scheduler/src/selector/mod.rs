@@ -7,6 +7,8 @@
 //! - [`environment`]: functions and macros; [`quantity`], [`semver`], [`domains`]: values.
 //! - [`cost`]: what an expression may cost at most.
 
+#![allow(clippy::unnecessary_wraps, clippy::trivially_copy_pass_by_ref)] // Signatures of functions that an expression calls are the interpreter's.
+
 mod cost;
 mod domains;
 mod environment;
