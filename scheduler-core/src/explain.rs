@@ -115,7 +115,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         explanation.line = cycle::released_line(node);
     } else {
         explanation.kind = Some(ReasonKind::Unschedulable);
-        explanation.line = cycle::no_fit(state, config, spec, &nodes).line;
+        explanation.line = cycle::no_fit(state, config, spec, nodes).line;
     }
     Some(explanation)
 }

@@ -18,12 +18,13 @@
 //! adjusted, so no error can build up.
 
 use crate::units::Time;
+use std::sync::Arc;
 
 /// One sibling's claim on one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// The last tie-breaker.
-    pub name: String,
+    pub name: Arc<str>,
     /// Higher is served first in rule 2.
     pub priority: i32,
     /// The older wins ties in rule 3.
@@ -178,7 +179,7 @@ mod tests {
 
     fn claim(name: &str, quota: f64, request: f64, weight: f64) -> Claim {
         Claim {
-            name: name.to_owned(),
+            name: Arc::from(name),
             priority: 100,
             created: Time(0),
             quota: Some(quota),

@@ -14,7 +14,7 @@ use crate::state::job_row::JobRow;
 use crate::state::rows::{JobKey, TaskKey};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// One pod set of a job with the pods that belong to it.
 #[derive(Clone, Debug)]
@@ -77,6 +77,12 @@ impl Pick {
 /// The name of the one set of a job without sub-groups.
 pub(crate) const DEFAULT_SET: &str = "default";
 
+/// [`DEFAULT_SET`], of which there is one text.
+pub(crate) fn default_set() -> SetName {
+    static NAME: LazyLock<SetName> = LazyLock::new(|| SetName::new(DEFAULT_SET));
+    NAME.clone()
+}
+
 /// The sets of a job with the state of their pods. Pods that are not to be placed yet
 /// (gates, pauses) are left out of what may be picked, not of what counts.
 pub(crate) fn of(state: &State, key: JobKey) -> Gang {
@@ -90,30 +96,33 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     match &job.group {
         Some(group) => collect(&group.spec.root, &mut sets, 0),
         None => sets.push(Set {
-            name: SetName::new(DEFAULT_SET),
+            name: default_set(),
             min: 1,
             tasks: Vec::new(),
         }),
     }
-    sets.sort_by(|one, other| one.name.cmp(&other.name));
-    // By hash: to compare names, for each of thousands of pods, was most of a decision.
-    let names: Vec<SetName> = sets.iter().map(|set| set.name.clone()).collect();
-    let places: FxHashMap<&str, usize> = names
-        .iter()
-        .enumerate()
-        .map(|(at, name)| (name.as_str(), at))
-        .collect();
-    for task in &job.tasks {
-        let (Some(row), Some(cell)) = (state.tasks.get(*task), state.task_cells.get(*task)) else {
-            continue;
-        };
-        let name = row
-            .facts
-            .set
-            .as_ref()
-            .map_or(DEFAULT_SET, |name| name.as_str());
-        if let Some(at) = places.get(name) {
-            sets[*at].tasks.push((*task, cell.status));
+    let tasks = job.tasks.iter().filter_map(|task| {
+        let row = state.tasks.get(*task)?;
+        let name = row.facts.set.as_ref();
+        let name = name.map_or(DEFAULT_SET, |name| name.as_str());
+        Some((name, *task, state.task_cells.get(*task)?.status))
+    });
+    if let [set] = sets.as_mut_slice() {
+        for (name, task, status) in tasks {
+            if name == set.name.as_str() {
+                set.tasks.push((task, status));
+            }
+        }
+    } else {
+        sets.sort_by(|one, other| one.name.cmp(&other.name));
+        // By hash: to compare names, for each of thousands of pods, was most of a decision.
+        let names: Vec<SetName> = sets.iter().map(|set| set.name.clone()).collect();
+        let places = names.iter().enumerate();
+        let places: FxHashMap<&str, usize> = places.map(|(at, name)| (name.as_str(), at)).collect();
+        for (name, task, status) in tasks {
+            if let Some(at) = places.get(name) {
+                sets[*at].tasks.push((task, status));
+            }
         }
     }
     Gang {

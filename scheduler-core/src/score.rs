@@ -78,7 +78,9 @@ pub(crate) fn node(
     let placement = match strategy {
         Placement::Binpack => -free,
         // Parts of shared cards count here, as in KAI.
-        Placement::Spread if has > 0 && wants_gpus => signed(free_gpus(state, key).0) / has,
+        Placement::Spread if has > 0 && wants_gpus => {
+            signed(free_gpus(state, key, whole_count(state, key)).0) / has
+        }
         Placement::Spread if has > 0 => free.saturating_mul(1_000_000_000) / has,
         Placement::Spread => 0,
         Placement::Fragmentation => fragments.map_or(0, |fragments| {

@@ -10,8 +10,9 @@ use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
 use crate::state::cell::QueueUse;
-use crate::state::rows::{QueueKey, TaskKey};
+use crate::state::rows::{NodeKey, NodeRow, QueueKey, TaskKey};
 use crate::units::{Bound, NanoGpu, Time};
+use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 
 /// GPU, CPU, memory.
@@ -21,7 +22,7 @@ pub(crate) type Three = [u128; 3];
 const KAI_UNIT: [f64; 3] = [1e9, 1.0, 1.0];
 
 /// What one queue may have.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub quota: [Bound; 3],
     pub limit: [Bound; 3],
@@ -76,6 +77,68 @@ pub(crate) fn less(one: Three, other: Three) -> Three {
     ]
 }
 
+/// What one node adds to what there is.
+#[derive(Clone, Copy, Debug)]
+struct Surveyed {
+    /// [`NodeRow::generation`] at that time.
+    generation: u64,
+    has: Three,
+    /// Its smallest and its largest card, MiB.
+    smallest: u64,
+    largest: u64,
+}
+
+impl Surveyed {
+    fn of(state: &State, key: NodeKey, row: &NodeRow) -> Self {
+        let mut surveyed = Self {
+            generation: row.generation,
+            has: [0; 3],
+            smallest: u64::MAX,
+            largest: 0,
+        };
+        let Some(node) = &row.node else {
+            return surveyed;
+        };
+        let mut cards: u128 = 0;
+        for card in row
+            .cards
+            .iter()
+            .filter_map(|card| state.cards.get(*card)?.card.as_ref())
+        {
+            if card.total.0 > 0 && !card.mig {
+                surveyed.smallest = surveyed.smallest.min(card.total.0);
+                surveyed.largest = surveyed.largest.max(card.total.0);
+                cards += u128::from(card.unhealthy.is_none());
+            }
+        }
+        // A node that no pod may go to is none (KAI's `filterUnmarkedNodes`).
+        let closed = row.lacks.gpu.is_some() && row.lacks.cpu.is_some();
+        if closed || !node.not_ready.is_empty() {
+            return surveyed;
+        }
+        let mut has = has(state, node, cards);
+        if row.lacks.gpu.is_some() {
+            has[0] = 0;
+        }
+        let foreign = state.node_use.get(key).map(|used| used.foreign);
+        surveyed.has = less(has, foreign.unwrap_or_default());
+        surveyed
+    }
+}
+
+/// Siblings, and what was divided among them.
+#[derive(Debug)]
+struct Level {
+    /// All that the division depends on of each sibling: which one it is, what it has and
+    /// wants, and [`crate::state::rows::QueueRow::facts`].
+    siblings: Vec<(QueueKey, QueueUse, u64)>,
+    /// What there was, and the smallest card, by which GPU memory counts.
+    total: [f64; 3],
+    smallest_card: u128,
+    /// What each got.
+    fair: Vec<[f64; 3]>,
+}
+
 /// The whole tree's shares, and what they were computed from.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
@@ -87,74 +150,134 @@ pub(crate) struct Shares {
     pub largest_card: u128,
     /// Among queues that stay within their quotas priority decides, whatever their shares.
     pub priority_in_quota: bool,
+    nodes: SecondaryMap<NodeKey, Surveyed>,
+    /// The divisions, by parent.
+    levels: FxHashMap<Option<QueueKey>, Level>,
+    /// [`State::queue_trees`] at the last time.
+    trees: u64,
 }
 
 impl Shares {
     /// From the state as it is now.
     pub(crate) fn compute(state: &State, k: f64) -> Self {
         let mut shares = Self::default();
-        shares.survey(state);
-        let total = [0, 1, 2].map(|index| to_kai(shares.total[index], index));
-        shares.divide(state, k, total, &state.top_queues);
+        shares.update(state, k);
         shares
     }
 
-    /// What there is to divide.
-    fn survey(&mut self, state: &State) {
-        let mut smallest = u128::MAX;
-        for (key, row) in &state.nodes {
-            let Some(node) = &row.node else {
-                continue;
+    /// Brings them up to date: the same as [`Self::compute`], but what was divided among
+    /// siblings of whom nothing has changed is not divided again. `k`: always the same.
+    pub(crate) fn update(&mut self, state: &State, k: f64) {
+        if self.trees != state.queue_trees {
+            let is_in_tree = |key: QueueKey| {
+                let row = state.queues.get(key);
+                row.is_some_and(|row| !row.chain.is_empty())
             };
-            let mut cards: u128 = 0;
-            for card in row
-                .cards
-                .iter()
-                .filter_map(|card| state.cards.get(*card)?.card.as_ref())
-            {
-                if card.total.0 > 0 && !card.mig {
-                    smallest = smallest.min(u128::from(card.total.0));
-                    self.largest_card = self.largest_card.max(u128::from(card.total.0));
-                    cards += u128::from(card.unhealthy.is_none());
-                }
-            }
-            // A node that no pod may go to is none (KAI's `filterUnmarkedNodes`).
-            let closed = row.lacks.gpu.is_some() && row.lacks.cpu.is_some();
-            if closed || !node.not_ready.is_empty() {
-                continue;
-            }
-            let mut has = has(state, node, cards);
-            if row.lacks.gpu.is_some() {
-                has[0] = 0;
-            }
-            let foreign = state.node_use.get(key).map(|used| used.foreign);
-            has = less(has, foreign.unwrap_or_default());
-            self.total = plus(self.total, has);
+            self.of.retain(|key, _| is_in_tree(key));
+            self.levels.retain(|key, _| key.is_none_or(is_in_tree));
+            self.trees = state.queue_trees;
         }
-        self.smallest_card = if smallest == u128::MAX { 0 } else { smallest };
+        self.survey(state);
+        let total = [0, 1, 2].map(|index| to_kai(self.total[index], index));
+        self.divide(state, k, total, None);
     }
 
-    fn divide(&mut self, state: &State, k: f64, total: [f64; 3], siblings: &[QueueKey]) {
-        let rows: Vec<(QueueKey, &Queue, QueueUse)> = siblings
-            .iter()
-            .filter_map(|key| {
+    /// The same shares, whatever they were computed from.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.total == other.total
+            && (self.smallest_card, self.largest_card) == (other.smallest_card, other.largest_card)
+            && self.of.len() == other.of.len()
+            && self
+                .of
+                .iter()
+                .all(|(key, share)| other.of.get(key) == Some(share))
+    }
+
+    /// What there is to divide: of nodes of which nothing has moved, as of the last time.
+    fn survey(&mut self, state: &State) {
+        self.nodes.retain(|key, _| state.nodes.contains_key(key));
+        let mut smallest = u64::MAX;
+        let mut largest = 0;
+        self.total = [0; 3];
+        for (key, row) in &state.nodes {
+            let known = self.nodes.get(key).copied();
+            let node = known.filter(|known| known.generation == row.generation);
+            let node = node.unwrap_or_else(|| {
+                let node = Surveyed::of(state, key, row);
+                self.nodes.insert(key, node);
+                node
+            });
+            smallest = smallest.min(node.smallest);
+            largest = largest.max(node.largest);
+            self.total = plus(self.total, node.has);
+        }
+        self.smallest_card = if largest == 0 { 0 } else { smallest.into() };
+        self.largest_card = largest.into();
+    }
+
+    /// Among the children of a queue, or those without a parent, and on below them.
+    #[allow(clippy::float_cmp)] // What differs at all is divided again.
+    fn divide(&mut self, state: &State, k: f64, total: [f64; 3], parent: Option<QueueKey>) {
+        let children = match parent {
+            None => Some(&state.top_queues),
+            Some(parent) => state.queues.get(parent).map(|row| &row.children),
+        };
+        let siblings = children.into_iter().flatten().filter_map(|key| {
+            let row = state.queues.get(*key)?;
+            let used = state.queue_use.get(*key).copied().unwrap_or_default();
+            row.queue.as_ref().map(|_| (*key, used, row.facts))
+        });
+        let known = self.levels.get(&parent).filter(|level| {
+            level.total == total
+                && level.smallest_card == self.smallest_card
+                && level.siblings.iter().copied().eq(siblings.clone())
+        });
+        if known.is_none() {
+            let level = Level {
+                siblings: siblings.collect(),
+                total,
+                smallest_card: self.smallest_card,
+                fair: Vec::new(),
+            };
+            let level = self.divide_level(state, k, level);
+            self.levels.insert(parent, level);
+        }
+        let Some(level) = self.levels.get(&parent) else {
+            return;
+        };
+        let has_children = |key: QueueKey| {
+            let row = state.queues.get(key);
+            row.is_some_and(|row| !row.children.is_empty())
+        };
+        let fair = level.siblings.iter().zip(&level.fair);
+        let below: Vec<(QueueKey, [f64; 3])> = fair
+            .filter(|((key, _, _), _)| has_children(*key))
+            .map(|((key, _, _), fair)| (*key, *fair))
+            .collect();
+        for (key, fair) in below {
+            self.divide(state, k, fair, Some(key));
+        }
+    }
+
+    fn divide_level(&mut self, state: &State, k: f64, mut level: Level) -> Level {
+        let rows: Vec<(QueueKey, &Queue, QueueUse)> = (level.siblings.iter())
+            .filter_map(|(key, used, _)| {
                 let queue = state.queues.get(*key)?.queue.as_ref()?;
-                let used = state.queue_use.get(*key).copied().unwrap_or_default();
-                Some((*key, queue, used))
+                Some((*key, queue, *used))
             })
             .collect();
-        let mut fair = vec![[0.0; 3]; rows.len()];
+        level.fair = vec![[0.0; 3]; rows.len()];
         for resource in 0..3 {
             let claims: Vec<Claim> = rows
                 .iter()
                 .map(|(_, queue, used)| self.claim(queue, *used, resource))
                 .collect();
-            let parts = fair_share::divide(total[resource], k, &claims);
-            for (all, part) in fair.iter_mut().zip(parts) {
+            let parts = fair_share::divide(level.total[resource], k, &claims);
+            for (all, part) in level.fair.iter_mut().zip(parts) {
                 all[resource] = part;
             }
         }
-        for ((key, queue, _), fair) in rows.into_iter().zip(fair) {
+        for ((key, queue, _), fair) in rows.into_iter().zip(&level.fair) {
             self.of.insert(
                 key,
                 Share {
@@ -165,10 +288,8 @@ impl Shares {
                     created: queue.created,
                 },
             );
-            if let Some(row) = state.queues.get(key) {
-                self.divide(state, k, fair, &row.children);
-            }
         }
+        level
     }
 
     fn claim(&self, queue: &Queue, used: QueueUse, index: usize) -> Claim {
@@ -182,7 +303,7 @@ impl Shares {
             request += self.gpu_of_memory(used.pending_mib, self.smallest_card);
         }
         Claim {
-            name: queue.name.to_string(),
+            name: queue.name.shared(),
             priority: queue.priority,
             created: queue.created,
             quota: bound(resource.quota),

@@ -101,10 +101,11 @@ fn done(output: &str) -> Vec<&str> {
 /// The file with its expectations as they really are. Each block is also run on a core that
 /// was rebuilt from a snapshot before it, and must do the same there.
 fn run(source: &str) -> String {
+    let source = closed(source);
     let mut core = Core::new(Config::verified());
     let mut now = 0;
     let mut out = String::new();
-    let mut rest = source;
+    let mut rest = source.as_str();
     while let Some(at) = rest.find("----\n") {
         let (input, after) = rest.split_at(at);
         let after = &after["----\n".len()..];
@@ -131,6 +132,17 @@ fn run(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// With the line below which the output stands, where the last block has none yet.
+fn closed(source: &str) -> String {
+    let last = source.trim_end().rsplit("\n\n").next().unwrap_or_default();
+    let decides = last.lines().any(|line| line.starts_with("decide"));
+    if decides && !last.contains("----\n") {
+        format!("{}\n----\n", source.trim_end())
+    } else {
+        source.to_owned()
+    }
 }
 
 /// The scenarios in order of their files' names, which come with them.

@@ -21,6 +21,7 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
         .as_ref()
         .is_none_or(|known| known.parent != queue.parent);
     row.queue = Some(queue);
+    row.facts += 1;
     match chain(state, &name) {
         Chain::Ends => {}
         Chain::Breaks if parent.is_some_and(|parent| !is_there(state, &parent)) => {
@@ -47,6 +48,7 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         return;
     };
     row.queue = None;
+    row.facts += 1;
     state.queues_changed();
     if let Some(key) = key {
         state.release_queue(key);

@@ -62,7 +62,7 @@ impl Cycle<'_> {
             if self.has_looked_enough() {
                 break;
             }
-            let (grown, acted) = (self.grown, self.decision.actions.len());
+            let (grown, acted) = (self.grown, self.plan.words());
             let tried = self.turns.placed.get(&job).copied();
             if tried == Some(false) {
                 hopes.of_groups.remove(&job);
@@ -95,7 +95,7 @@ impl Cycle<'_> {
             }
             stuck.clear();
             // A promise is looked for in each decision, and counts once.
-            if self.grown > grown && self.decision.actions.len() == acted {
+            if self.grown > grown && self.plan.words() == acted {
                 if tried.is_some() {
                     self.grown = grown;
                 }
@@ -329,7 +329,7 @@ impl Cycle<'_> {
         let started = gang
             .tasks()
             .any(|(_, status)| status.is_allocated() && status != Status::Promised);
-        let nodes = Arc::clone(&self.nodes);
+        let nodes = Arc::clone(&self.all);
         let mut mark = self.state.mark();
         let mut placed = self.place_job(job, &gang, &tasks, &nodes, Way::Real);
         if placed.is_ok()
@@ -376,16 +376,5 @@ impl Cycle<'_> {
             self.started(job);
         }
         true
-    }
-
-    pub(super) fn started(&mut self, job: JobKey) {
-        let now = self.state.now;
-        if let Some(row) = self.state.jobs.get_mut(job) {
-            self.starts.push((job, row.last_start));
-            row.last_start = Some(now);
-            if row.group.is_some() {
-                self.decision.started.push((row.name.clone(), now));
-            }
-        }
     }
 }

@@ -10,7 +10,8 @@ use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, SpecKey, TaskKey};
+use crate::state::node_set::NodeSet;
+use crate::state::rows::{JobKey, SpecKey, TaskKey};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
@@ -19,7 +20,7 @@ struct Consolidation {
     /// How many jobs may be taken; `None`: any number.
     most: Option<usize>,
     /// Empty nodes that are to stay so.
-    barred: Vec<NodeKey>,
+    barred: NodeSet,
 }
 
 impl Rules for Consolidation {
@@ -48,8 +49,8 @@ impl Rules for Consolidation {
             .all(|task| cycle.state.cell(*task).status != Status::Victim)
     }
 
-    fn barred(&self) -> &[NodeKey] {
-        &self.barred
+    fn barred(&self) -> Option<&NodeSet> {
+        Some(&self.barred).filter(|barred| !barred.is_empty())
     }
 
     fn message(&self, cycle: &Cycle, _job: JobKey, victim: TaskKey) -> String {
@@ -98,7 +99,7 @@ impl Cycle<'_> {
         let mut queue = JobQueue::new(false);
         queue.fill(self.state, &self.shares, entries);
         while let Some(entry) = queue.pop(self.state, &self.shares) {
-            if self.consolidate_for(entry.job, Vec::new()) {
+            if self.consolidate_for(entry.job, NodeSet::default()) {
                 queue.arrange(self.state, &self.shares);
             }
         }
@@ -123,7 +124,7 @@ impl Cycle<'_> {
 
     /// Makes room for one job without putting anybody on the barred nodes. True when it
     /// was found.
-    pub(super) fn consolidate_for(&mut self, job: JobKey, barred: Vec<NodeKey>) -> bool {
+    pub(super) fn consolidate_for(&mut self, job: JobKey, barred: NodeSet) -> bool {
         if !self.enough_in_sum(job) {
             self.forget_like(job);
             return false;
@@ -229,7 +230,7 @@ impl Cycle<'_> {
     pub(super) fn comes_after_movers(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
         // Without priorities those of every priority stand in line with it.
         let by_priority = self.state.by_priority;
-        if self.most_moved().is_none() || !rules.barred().is_empty() || !by_priority {
+        if self.most_moved().is_none() || rules.barred().is_some() || !by_priority {
             return false;
         }
         self.look_at_moves();

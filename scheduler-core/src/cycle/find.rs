@@ -14,6 +14,7 @@ use crate::config::Placement;
 use crate::fit::{self, Seat};
 use crate::model::{Amount, Ask};
 use crate::reason::Why;
+use crate::state::node_set::NodeSet;
 use crate::state::room::Room;
 use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
 use crate::units::NanoGpu;
@@ -48,14 +49,14 @@ impl Cycle<'_> {
     }
 }
 
-/// Looks for it. `among`: only there, in order of name; `None`: anywhere. `over`: why a
+/// Looks for it. `among`: only there; `None`: anywhere. `over`: why a
 /// queue would not have it where it fits.
 pub(super) fn best(
     cycle: &mut Cycle,
     task: TaskKey,
     spec: SpecKey,
     way: Way,
-    among: Option<&[NodeKey]>,
+    among: Option<&NodeSet>,
     over: &mut Option<Arc<Why>>,
 ) -> Found {
     cycle.state.refresh_rooms();
@@ -86,7 +87,7 @@ struct Search<'a, 'b> {
     cycle: &'a Cycle<'b>,
     task: TaskKey,
     way: Way,
-    among: Option<&'a [NodeKey]>,
+    among: Option<&'a NodeSet>,
     over: &'a mut Option<Arc<Why>>,
     looked_at: u64,
     /// The best place that is not free yet.
@@ -98,7 +99,7 @@ impl Search<'_, '_> {
     fn node(&self, rank: u32) -> Option<NodeKey> {
         let rooms = &self.cycle.state.rooms;
         match self.among {
-            Some(nodes) if !rooms.is_among(rank, nodes) => None,
+            Some(nodes) if !nodes.contains(rank) => None,
             _ => rooms.node(rank),
         }
     }

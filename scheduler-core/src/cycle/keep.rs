@@ -9,12 +9,13 @@
 use super::Cycle;
 use crate::config::Step;
 use crate::state::cell::Status;
+use crate::state::node_set::NodeSet;
 use crate::state::rows::{NodeKey, SpecRow, TaskKey};
 
 /// Nodes that are to stay empty, and all others.
 pub(super) struct Keep {
-    pub nodes: Vec<NodeKey>,
-    pub others: Vec<NodeKey>,
+    pub nodes: NodeSet,
+    pub others: NodeSet,
 }
 
 impl Cycle<'_> {
@@ -73,13 +74,10 @@ impl Cycle<'_> {
             .filter(|node| !on(node).any(|one| stays(one) && !tasks.contains(one)))
             .copied()
             .collect();
-        let nodes: Vec<NodeKey> = empty[empty.len().saturating_sub(keep)..].to_vec();
-        let others = self
-            .nodes
-            .iter()
-            .filter(|node| !nodes.contains(node))
-            .copied()
-            .collect();
+        let last = empty[empty.len().saturating_sub(keep)..].iter();
+        let nodes = self.state.rooms.set(last.copied());
+        let mut others = NodeSet::clone(&self.all);
+        others.remove_all(&nodes);
         Some(Keep { nodes, others })
     }
 }

@@ -10,13 +10,14 @@
 //!    [`scenario`], [`trial`] and [`settle`], where none of [`ceiling`], [`repack`],
 //!    [`hopeless`] and [`history`] says no before; [`rest`] gives each its turn. [`keep`] is
 //!    ours: empty nodes that stay empty where moving will do.
-//! 4. Promises are reported and let go: the next decision makes them anew from what is
+//! 4. What stands in the end becomes actions, once: [`plan`], [`commit`].
+//! 5. Promises are reported and let go: the next decision makes them anew from what is
 //!    leaving by then, so they hold until bound, outranked or void.
-//! 5. Pods that stay have a [`reason`]; changed reasons are returned.
+//! 6. Pods that stay have a [`reason`]; changed reasons are returned.
 
-mod act;
 mod allocate;
 mod ceiling;
+mod commit;
 mod consolidate;
 mod find;
 mod fragments;
@@ -24,6 +25,7 @@ mod history;
 mod hopeless;
 mod keep;
 mod place;
+mod plan;
 mod preempt;
 mod reason;
 mod reclaim;
@@ -36,25 +38,27 @@ mod solve;
 mod stale;
 mod topology;
 mod trial;
+mod unwanted;
 mod waiting;
 
 use crate::action::{Decision, EvictCause, Promise, Tally};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang};
-use crate::job_queue::Entry;
 use crate::reason::Why;
-use crate::shares::{Shares, plus};
+use crate::shares::{Shares, Three, plus};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::node_set::NodeSet;
+use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::units::{Duration, Time};
-pub(crate) use act::{bind, grants};
+pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
+use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
 use rest::Found;
 use rustc_hash::FxHashMap;
 use solve::Like;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting::Waiting;
 
@@ -77,6 +81,10 @@ pub(crate) struct Memory {
     waiting: Waiting,
     /// Who could sit nowhere then, whoever leaves.
     ceilings: ceiling::Ceilings,
+    /// What queues deserved then.
+    shares: Shares,
+    /// What topologies had then.
+    topologies: topology::Topologies,
     /// Where the last decision is to go on.
     turns: Turns,
 }
@@ -104,15 +112,10 @@ pub(crate) struct Cycle<'a> {
     acting: Step,
     /// All nodes, in order of name.
     pub nodes: Arc<[NodeKey]>,
-    /// Who was promised a place, in order.
-    promised: Vec<TaskKey>,
-    /// The last sequence number of the decisions before this one.
-    since: u64,
-    /// Whose binding this decision took back: they wait for the next one, as a pod does
-    /// that was evicted.
-    withdrawn: BTreeSet<TaskKey>,
-    /// Jobs that this decision started, and when they had started before.
-    starts: Vec<(JobKey, Option<Time>)>,
+    /// The same as a set.
+    all: Arc<NodeSet>,
+    /// What was decided so far.
+    plan: Plan,
     /// Why a job did not get what it wanted, for its pods.
     failures: FxHashMap<JobKey, Arc<Why>>,
     /// When something will change by time alone.
@@ -148,8 +151,12 @@ pub(crate) struct Cycle<'a> {
     ceilings: ceiling::Ceilings,
     /// Who may be moved, and for which requests that may help, while nothing has moved.
     moves: Option<consolidate::Moves>,
+    /// Nodes whose own rules let one of these in.
+    open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
-    scores: FxHashMap<String, BTreeMap<NodeKey, u8>>,
+    scores: FxHashMap<String, topology::Scores>,
+    /// What is known of topologies.
+    topologies: topology::Topologies,
 }
 
 /// Decides.
@@ -166,21 +173,25 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
-    let mut shares = Shares::compute(state, k);
+    let mut shares = std::mem::take(&mut memory.shares);
+    shares.update(state, k);
+    if config.verify && !shares.is_same(&Shares::compute(state, k)) {
+        state.contradicts("shares are out of date");
+    }
     shares.priority_in_quota = config.queue_priority_in_quota;
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
+    // Sets of nodes go by the ranks of the index.
+    state.refresh_rooms();
     let began = state.touched;
     let mut cycle = Cycle {
         shares,
         fragments,
+        all: Arc::new(NodeSet::first(nodes.len())),
         nodes,
         decision: Decision::default(),
         acting: Step::Allocate,
-        promised: Vec::new(),
-        since: state.sequence,
-        withdrawn: BTreeSet::new(),
-        starts: Vec::new(),
+        plan: Plan::default(),
         failures: FxHashMap::default(),
         wake: None,
         hopeless: FxHashMap::default(),
@@ -198,7 +209,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         outlook: hopeless::Outlook::default(),
         ceilings: std::mem::take(&mut memory.ceilings),
         moves: None,
+        open: FxHashMap::default(),
         scores: FxHashMap::default(),
+        topologies: std::mem::take(&mut memory.topologies),
         state,
         config,
     };
@@ -218,11 +231,12 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         let steps = cycle.decision.steps - before;
         cycle.tally().steps += steps;
     }
-    if !cycle.withdrawn.is_empty() {
+    if cycle.plan.displaced() > 0 {
         cycle.bind_where_nobody_leaves();
         let again = cycle.state.now.after(PERIOD);
         cycle.wake_at(again);
     }
+    cycle.commit();
     cycle.remember_evictions();
     cycle.wake_the_gone();
     cycle.tell_starts();
@@ -234,12 +248,14 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     let mut decision = cycle.decision;
     // Where bindings were taken back, who may be placed is another question in the next
     // decision.
-    if cycle.withdrawn.is_empty() {
+    if cycle.plan.displaced() == 0 {
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
     memory.ceilings = cycle.ceilings.keep(began);
     memory.fragments = cycle.fragments;
+    memory.topologies = cycle.topologies.keep();
+    memory.shares = cycle.shares;
     let goes_on = goes_on || cycle.search_goes_on;
     if goes_on {
         memory.turns = cycle.turns;
@@ -289,7 +305,7 @@ impl Cycle<'_> {
 
     /// True while the pod may be placed: no gate, no pause, nothing wrong with it.
     fn may(&self, task: TaskKey) -> bool {
-        !self.withdrawn.contains(&task)
+        !self.plan.has_displaced(task)
             && self
                 .state
                 .tasks
@@ -308,24 +324,14 @@ impl Cycle<'_> {
         }
     }
 
-    /// A job as it stands in the queue of victims, by what its allocated pods hold.
-    fn victim_entry(&self, job: JobKey, gang: &Gang, part: Option<Arc<[TaskKey]>>) -> Entry {
-        let held = gang
-            .tasks()
+    /// What the allocated pods of a gang hold, in the count of queues.
+    fn held_by_gang(&self, gang: &Gang) -> Three {
+        gang.tasks()
             .filter(|(_, status)| {
                 matches!(status, Status::Assumed | Status::Bound | Status::Running)
             })
             .map(|(task, _)| self.shares.wanted(self.state, &[task], 0))
-            .fold([0; 3], plus);
-        Entry {
-            job,
-            rank: self.rank(job, gang),
-            wanted: [0; 3],
-            held,
-            part,
-            ready: true,
-            alone: None,
-        }
+            .fold([0; 3], plus)
     }
 
     /// The job is too young to evict others for.

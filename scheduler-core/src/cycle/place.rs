@@ -4,6 +4,7 @@
 use super::Cycle;
 use super::find;
 use super::reason;
+use super::topology::Scores;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit::{self, Seat};
@@ -13,9 +14,9 @@ use crate::model::{Mode, SubGroup, TopologyRule};
 use crate::reason::Why;
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
+use crate::state::node_set::NodeSet;
 use crate::state::rows::{Hold, JobKey, NodeKey, SpecRow, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Whether pods may be bound now, or are only promised.
@@ -50,7 +51,7 @@ impl Cycle<'_> {
         job: JobKey,
         gang: &Gang,
         tasks: &[TaskKey],
-        nodes: &[NodeKey],
+        nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Failure> {
         self.scores.clear();
@@ -75,7 +76,7 @@ impl Cycle<'_> {
         gang: &Gang,
         group: &SubGroup,
         tasks: &[TaskKey],
-        nodes: &[NodeKey],
+        nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Failure> {
         let mut sets = Vec::new();
@@ -125,7 +126,7 @@ impl Cycle<'_> {
         set: Option<&Set>,
         rule: Option<&TopologyRule>,
         tasks: &[TaskKey],
-        nodes: &[NodeKey],
+        nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Failure> {
         let within: Vec<&Set> = set.into_iter().collect();
@@ -148,8 +149,8 @@ impl Cycle<'_> {
         rule: Option<&TopologyRule>,
         sets: &[&Set],
         tasks: &[TaskKey],
-        nodes: &[NodeKey],
-        mut place: impl FnMut(&mut Self, &[NodeKey]) -> Result<(), Failure>,
+        nodes: &NodeSet,
+        mut place: impl FnMut(&mut Self, &NodeSet) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let Some(rule) = rule.filter(|_| !tasks.is_empty()) else {
             return place(self, nodes);
@@ -163,7 +164,7 @@ impl Cycle<'_> {
             rule.topology,
             rule.required.as_deref().unwrap_or_default()
         ));
-        for domain in domains {
+        for domain in domains.sets(nodes) {
             let mark = self.state.mark();
             match place(self, &domain) {
                 Ok(()) => {
@@ -187,7 +188,7 @@ impl Cycle<'_> {
                 .tasks
                 .get(*task)
                 .and_then(|row| row.facts.set.clone());
-            let name = name.unwrap_or_else(|| SetName::new(crate::gang::DEFAULT_SET));
+            let name = name.unwrap_or_else(crate::gang::default_set);
             by_set.entry(name).or_default().push((at, *task));
         }
         by_set
@@ -197,7 +198,7 @@ impl Cycle<'_> {
     pub(super) fn place_task(
         &mut self,
         task: TaskKey,
-        nodes: &[NodeKey],
+        nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Option<Arc<Why>>> {
         /// What a look at a node for a pod with rules about others counts for, in looks at a
@@ -205,6 +206,8 @@ impl Cycle<'_> {
         const LOOK: u64 = 10;
         /// As long as a look at a node takes a look at so many terms or pods.
         const TERMS: u64 = 4;
+        /// So few nodes are looked at one by one: the index may have many others before them.
+        const FEW: usize = 8;
         let Some(row) = self.state.tasks.get(task) else {
             return Err(None);
         };
@@ -232,12 +235,11 @@ impl Cycle<'_> {
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
-        let indexed = avoid.is_empty() && topology.is_none() && self.is_sorted_for(spec);
-        // A simulation's reasons reach nobody: there some of the nodes will do.
-        let among = (!all).then_some(nodes);
-        let in_order = || way == Way::Promise && self.state.rooms.are_in_order(nodes);
+        let indexed =
+            nodes.len() > FEW && avoid.is_empty() && topology.is_none() && self.is_sorted_for(spec);
         let best =
-            if indexed && (all || in_order()) {
+            if indexed {
+                let among = (!all).then_some(nodes);
                 let found = find::best(self, task, spec_key, way, among, &mut over);
                 self.looked_at(found.looked_at, shared);
                 if self.config.verify
@@ -272,6 +274,7 @@ impl Cycle<'_> {
                 self.state.refresh_verdicts(self.config);
                 return Err(self.no_fit(spec_key));
             }
+            let nodes = self.state.rooms.nodes(nodes);
             let why = reason::no_fit(self.state, self.config, spec, nodes);
             return Err(Some(Arc::new(why)));
         };
@@ -289,32 +292,35 @@ impl Cycle<'_> {
         &self,
         task: TaskKey,
         spec: &SpecRow,
-        nodes: &[NodeKey],
+        nodes: &NodeSet,
         way: Way,
-        topology: Option<&BTreeMap<NodeKey, u8>>,
+        topology: Option<&Scores>,
         avoid: &[NodeName],
         over: &mut Option<Arc<Why>>,
     ) -> Option<(NodeKey, Seat)> {
         let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
-        for key in nodes {
+        for rank in nodes.iter() {
+            let Some(key) = self.state.rooms.node(rank) else {
+                continue;
+            };
             let promise = way == Way::Promise;
-            let Ok(seat) = fit::node(self.state, spec, *key, self.config, promise) else {
+            let Ok(seat) = fit::node(self.state, spec, key, self.config, promise) else {
                 continue;
             };
             let mut score = score::node(
                 self.state,
                 self.config,
                 spec,
-                *key,
+                key,
                 &seat,
                 self.fragments.as_ref(),
             );
-            score.prefer_domain(topology.and_then(|scores| scores.get(key)).copied());
+            score.prefer_domain(topology.and_then(|scores| scores.of(rank)));
             let avoided = !avoid.is_empty()
                 && self
                     .state
                     .nodes
-                    .get(*key)
+                    .get(key)
                     .is_some_and(|row| avoid.contains(&row.name));
             let rank = (!avoided, score);
             // The first of equals: nodes come in order of name.
@@ -325,7 +331,7 @@ impl Cycle<'_> {
                 *over = Some(why);
                 continue;
             }
-            best = Some((rank, *key, seat));
+            best = Some((rank, key, seat));
         }
         best.map(|(_, key, seat)| (key, seat))
     }
@@ -399,7 +405,7 @@ impl Cycle<'_> {
                 used.promised.holds() > 0
                     && after.modes.iter().filter(|count| **count > 0).count() > 1
             });
-            if conflict && !self.displace(leaving.node, hold.card) {
+            if conflict && !self.move_promises(leaving.node, hold.card) {
                 self.state.rollback(mark);
                 return false;
             }
@@ -410,7 +416,7 @@ impl Cycle<'_> {
 
     /// Moves every promise on a card to another card of the node, of the same size (a fraction
     /// is worth something else on another), where no share stays.
-    fn displace(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
+    fn move_promises(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
         let Some(row) = self.state.nodes.get(node) else {
             return false;
         };

@@ -112,15 +112,20 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
 }
 
 /// Why a request fits on none of these nodes.
-pub(crate) fn no_fit(state: &State, config: &Config, spec: &SpecRow, nodes: &[NodeKey]) -> Why {
+pub(crate) fn no_fit(
+    state: &State,
+    config: &Config,
+    spec: &SpecRow,
+    nodes: impl IntoIterator<Item = NodeKey>,
+) -> Why {
     let spec = &*state.with_domains(spec);
     let mut counts: BTreeMap<NodeNo, usize> = BTreeMap::new();
     let mut cards = Vec::new();
     for key in nodes {
-        let Some(row) = state.nodes.get(*key).filter(|row| row.node.is_some()) else {
+        let Some(row) = state.nodes.get(key).filter(|row| row.node.is_some()) else {
             continue;
         };
-        let Err(no) = fit::node(state, spec, *key, config, false) else {
+        let Err(no) = fit::node(state, spec, key, config, false) else {
             continue;
         };
         for why in no.why {
@@ -192,7 +197,7 @@ impl Cycle<'_> {
             .into_iter()
             .filter_map(|job| self.state.jobs.get(job))
             .flat_map(|row| row.tasks.iter().copied())
-            .chain(self.promised.iter().copied())
+            .chain(self.plan.promised())
             .collect();
         // What holds for a gang is asked once, not by each of its pods.
         let mut of_gangs = FxHashMap::default();

@@ -9,8 +9,10 @@
 //!   together, then one more, two more, four more and so on to all of them; whoever
 //!   stands on one of them is taken, each unit whole.
 
+use super::solve::Search;
 use super::{Cycle, repack};
 use crate::fit;
+use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, NodeKey, NodeRow, SpecKey, SpecRow, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,23 +139,20 @@ impl Generator {
     pub(super) const ALL: [Self; 2] = [Self::NodeLocal, Self::MultiNode];
 }
 
-/// What a probe's generator looks at: GPUs only, as KAI does. Nano-GPU.
+/// What a probe's generator looks at: GPUs only, as KAI does, and those of claims left aside, of
+/// which it is not known in sum what is free. Nano-GPU.
 #[derive(Debug)]
 pub(super) struct Demand {
     /// Of all pods of this probe.
     pub all: u128,
     /// Of the pod that wants least.
     pub least: u128,
-    /// Nodes that are tried in any case.
-    pub feasible: BTreeSet<NodeKey>,
-    /// What these have, and what victims that are recorded give.
+    /// What the nodes have that are tried in any case, and what victims that are recorded give.
     pub reach: u128,
     /// Where every pod wants the same number of whole GPUs and nothing else of cards: how
     /// many pods there are, that number, and for how many the feasible nodes have them
     /// whose own rules let such pods in.
     whole: Option<(i64, i64, i64)>,
-    /// Those nodes, and others with such rules.
-    open: Arc<BTreeSet<NodeKey>>,
     /// What the first pod asks for, where it has no place beside those who are there: it has
     /// to sit where somebody leaves.
     first: Option<SpecKey>,
@@ -161,42 +160,23 @@ pub(super) struct Demand {
 
 impl Cycle<'_> {
     /// What these pods want of which nodes.
-    pub(super) fn demand(
-        &self,
-        tasks: &[TaskKey],
-        feasible: &BTreeSet<NodeKey>,
-        open: &Arc<BTreeSet<NodeKey>>,
-        recorded: &[Unit],
-    ) -> Demand {
+    pub(super) fn demand(&self, tasks: &[TaskKey], search: &Search, recorded: &[Unit]) -> Demand {
         let wants = |task: &TaskKey| {
             self.state
                 .tasks
                 .get(*task)
                 .and_then(|row| self.state.specs.get(row.spec))
-                .map_or(0, |spec| spec.request()[0])
+                .map_or(0, |spec| spec.request()[0] - spec.device_nano)
         };
         let whole = self.same_whole(tasks).map(|wanted| {
-            let slots = feasible
-                .intersection(open)
-                .map(|node| self.state.rooms.of(*node).whole.max(0) / wanted)
-                .sum();
-            (
-                i64::try_from(tasks.len()).unwrap_or(i64::MAX),
-                wanted,
-                slots,
-            )
+            let pods = i64::try_from(tasks.len()).unwrap_or(i64::MAX);
+            (pods, wanted, search.slots)
         });
         Demand {
             all: tasks.iter().map(wants).sum(),
             least: tasks.iter().map(wants).min().unwrap_or(0),
-            feasible: feasible.clone(),
-            reach: feasible
-                .iter()
-                .map(|node| self.state.rooms.of(*node).nano)
-                .sum::<u128>()
-                + recorded.iter().map(|unit| self.gives(unit)).sum::<u128>(),
+            reach: search.reach + recorded.iter().map(|unit| self.gives(unit)).sum::<u128>(),
             whole,
-            open: Arc::clone(open),
             first: self.first_without_place(tasks, whole.map(|(_, _, slots)| slots)),
         }
     }
@@ -235,25 +215,47 @@ impl Cycle<'_> {
     }
 
     /// Nodes whose own rules let one of these pods in, whoever stands there.
-    pub(super) fn open_to(&self, tasks: &[TaskKey]) -> BTreeSet<NodeKey> {
+    pub(super) fn open_to(&mut self, tasks: &[TaskKey]) -> Arc<NodeSet> {
         let specs: BTreeSet<SpecKey> = tasks
             .iter()
             .filter_map(|task| Some(self.state.tasks.get(*task)?.spec))
             .collect();
-        let specs: Vec<&SpecRow> = specs
-            .into_iter()
-            .filter_map(|spec| self.state.specs.get(spec))
-            .collect();
+        let specs: Vec<SpecKey> = specs.into_iter().collect();
+        if let Some(open) = self.open.get(&specs) {
+            return Arc::clone(open);
+        }
+        let rows = specs.iter().filter_map(|spec| self.state.specs.get(*spec));
+        let rows: Vec<&SpecRow> = rows.collect();
         let lets_in = |node: &NodeRow| {
-            specs
-                .iter()
+            rows.iter()
                 .any(|spec| fit::rules(node, &spec.spec, spec.is_gpu_work()).is_ok())
         };
-        self.nodes
-            .iter()
-            .copied()
-            .filter(|key| self.state.nodes.get(*key).is_some_and(lets_in))
-            .collect()
+        let open = (0..).zip(self.nodes.iter()).filter(|(_, key)| {
+            let row = self.state.nodes.get(**key);
+            row.is_some_and(lets_in)
+        });
+        let open: Arc<NodeSet> = Arc::new(open.map(|(rank, _)| rank).collect());
+        self.open.insert(specs, Arc::clone(&open));
+        open
+    }
+
+    /// What these nodes have free or leaving of GPUs, whole and in parts.
+    pub(super) fn reach(&self, nodes: &NodeSet) -> u128 {
+        let rooms = &self.state.rooms;
+        rooms.nodes(nodes).map(|node| rooms.of(node).nano).sum()
+    }
+
+    /// For how many pods like the first these nodes have whole GPUs; 0 where it wants none.
+    pub(super) fn slots(&self, tasks: &[TaskKey], feasible: &NodeSet, open: &NodeSet) -> i64 {
+        let first = tasks.get(..1).unwrap_or_default();
+        let Some(wanted) = self.same_whole(first) else {
+            return 0;
+        };
+        let rooms = &self.state.rooms;
+        let both = feasible.iter().filter(|rank| open.contains(*rank));
+        both.filter_map(|rank| rooms.node(rank))
+            .map(|node| rooms.of(node).whole.max(0) / wanted)
+            .sum()
     }
 
     /// What a unit holds, in the queues' count of GPUs.
@@ -279,7 +281,7 @@ impl Cycle<'_> {
 
     /// False where the pods cannot all sit even if everything that the victims touch were
     /// free, on nodes whose own rules let them in: no simulation can show anything else.
-    pub(super) fn may_fit(&self, demand: &Demand, scenario: &Scenario) -> bool {
+    pub(super) fn may_fit(&self, search: &Search, demand: &Demand, scenario: &Scenario) -> bool {
         if let Some(first) = demand.first
             && !self.first_may_sit(first, scenario)
         {
@@ -291,7 +293,7 @@ impl Cycle<'_> {
         let mut freed: BTreeMap<NodeKey, i64> = BTreeMap::new();
         for task in scenario.units().flat_map(|unit| &unit.tasks) {
             let cell = self.state.cell(*task);
-            let Some(node) = cell.node.filter(|node| demand.open.contains(node)) else {
+            let Some(node) = cell.node.filter(|node| self.is_in(&search.open, *node)) else {
                 continue;
             };
             // A share may be the last on its card.
@@ -310,7 +312,7 @@ impl Cycle<'_> {
             .iter()
             .map(|(node, freed)| {
                 let has = self.state.rooms.of(*node).whole;
-                let before = if demand.feasible.contains(node) {
+                let before = if self.is_in(&search.feasible, *node) {
                     has.max(0) / wanted
                 } else {
                     0
@@ -325,6 +327,7 @@ impl Cycle<'_> {
     pub(super) fn scenarios(
         &self,
         generator: Generator,
+        search: &Search,
         demand: &Demand,
         taken: &Taken,
     ) -> Vec<Scenario> {
@@ -333,7 +336,7 @@ impl Cycle<'_> {
         }
         match generator {
             Generator::NodeLocal => self.node_local(taken),
-            Generator::MultiNode => self.multi_node(demand, &taken.all),
+            Generator::MultiNode => self.multi_node(search, demand, &taken.all),
         }
     }
 
@@ -341,14 +344,15 @@ impl Cycle<'_> {
         let Some(newest) = taken.all.potential.last() else {
             return Vec::new();
         };
-        let nodes: BTreeSet<NodeKey> = self
-            .gang(newest.job)
+        let rooms = &self.state.rooms;
+        let gang = self.gang(newest.job);
+        let nodes = gang
             .tasks()
-            .filter_map(|(task, _)| self.state.cell(task).node)
-            .collect();
+            .filter_map(|(task, _)| self.state.cell(task).node);
+        let nodes = rooms.set(nodes);
         let mut seen: BTreeSet<Vec<TaskKey>> = BTreeSet::new();
         let mut scenarios = Vec::new();
-        for node in self.by_name(nodes) {
+        for node in rooms.nodes(&nodes) {
             let units = taken.of_jobs_on(node);
             if !units.is_empty() && seen.insert(sorted(&units)) {
                 scenarios.push(taken.all.with(units));
@@ -357,7 +361,7 @@ impl Cycle<'_> {
         scenarios
     }
 
-    fn multi_node(&self, demand: &Demand, whole: &Scenario) -> Vec<Scenario> {
+    fn multi_node(&self, search: &Search, demand: &Demand, whole: &Scenario) -> Vec<Scenario> {
         let stands: BTreeSet<TaskKey> = whole.tasks().into_iter().collect();
         let freed = |tasks: &[TaskKey], into: &mut BTreeMap<NodeKey, u128>| {
             for task in tasks.iter().filter(|task| stands.contains(task)) {
@@ -398,16 +402,16 @@ impl Cycle<'_> {
         // Stable: equals stay in the order in which they came up.
         bearing.sort_by_key(|(node, _)| gives_of(node));
         // Nodes that are tried in any case and that nobody has to leave for it.
-        let there: u128 = demand
-            .feasible
-            .iter()
-            .chain(
-                recorded
-                    .keys()
-                    .filter(|node| !demand.feasible.contains(*node)),
-            )
-            .filter(|node| !bears_at.contains_key(*node))
-            .map(|node| has(node) + recorded.get(node).copied().unwrap_or(0))
+        let mut tried = search.feasible.clone();
+        tried.extend(
+            recorded
+                .keys()
+                .filter_map(|node| self.state.rooms.rank(*node)),
+        );
+        let there: u128 = (self.state.rooms)
+            .nodes(&tried)
+            .filter(|node| !bears_at.contains_key(node))
+            .map(|node| has(&node) + recorded.get(&node).copied().unwrap_or(0))
             .sum();
         let missing = demand.all.saturating_sub(there);
         let Some(mut count) = covering(&bearing, missing, gives_of) else {
@@ -436,13 +440,9 @@ impl Cycle<'_> {
         }
     }
 
-    fn by_name(&self, nodes: BTreeSet<NodeKey>) -> Vec<NodeKey> {
-        let mut nodes: Vec<NodeKey> = nodes.into_iter().collect();
-        nodes.sort_by(|one, other| {
-            let name = |node: &NodeKey| self.state.nodes.get(*node).map(|row| &row.name);
-            name(one).cmp(&name(other))
-        });
-        nodes
+    fn is_in(&self, set: &NodeSet, node: NodeKey) -> bool {
+        let rank = self.state.rooms.rank(node);
+        rank.is_some_and(|rank| set.contains(rank))
     }
 }
 

@@ -5,11 +5,12 @@
 
 use super::Cycle;
 use super::place::Way;
+use super::plan::is_new;
 use super::scenario::Scenario;
 use super::solve::Rules;
-use crate::action::Action;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {
     pub(super) fn keep_solution(
@@ -21,7 +22,7 @@ impl Cycle<'_> {
     ) {
         self.rearranged += 1;
         let mut promised = tasks.to_vec();
-        let withdrawn = self.withdrawn.len();
+        let displaced = self.plan.displaced();
         let mut leaves = false;
         for task in scenario.tasks() {
             let status = self.state.cell(task).status;
@@ -29,7 +30,7 @@ impl Cycle<'_> {
                 let message = rules.message(self, job, task);
                 leaves |= self.evict(task, Some(job), rules.cause(), &message);
             } else {
-                self.unsay_evict(task);
+                self.stays(task);
             }
         }
         // Victims that found a place, and what waits with them in their jobs and was
@@ -46,14 +47,14 @@ impl Cycle<'_> {
         // Where bindings were taken back and nobody else has to leave, there is nothing
         // to wait for. To promise it all would give the next decision the same state to
         // find the same in, for ever.
-        let free = !leaves && self.withdrawn.len() > withdrawn;
+        let free = !leaves && self.plan.displaced() > displaced;
         if free && self.bind_promised(&promised) {
             return;
         }
         for task in promised {
             self.promise(task);
         }
-        if self.withdrawn.len() > withdrawn {
+        if self.plan.displaced() > displaced {
             for unit in scenario.by_job() {
                 self.hold_back(unit.job);
             }
@@ -69,13 +70,12 @@ impl Cycle<'_> {
         }
         for (task, _) in gang.tasks() {
             let cell = self.state.cell(task);
-            if cell.status != Status::Assumed || !self.is_ours(cell.decision) {
+            if cell.status != Status::Assumed || !is_new(&cell) {
                 continue;
             }
-            self.state.transition(task, TaskCell::of(Status::Pending));
-            self.withdraw(task, cell.decision);
+            self.displace(task, TaskCell::of(Status::Pending));
             if let Some(node) = cell.node
-                && self.place_task(task, &[node], Way::Promise).is_ok()
+                && self.place_on(task, node, Way::Promise)
             {
                 self.promise(task);
             }
@@ -86,18 +86,20 @@ impl Cycle<'_> {
     /// later one may have found that nobody needs to leave: then all promises wait for
     /// nothing, and the next decision would find the same state again, for ever.
     pub(super) fn bind_where_nobody_leaves(&mut self) {
-        let evicts = |action: &Action| matches!(action, Action::Evict(_));
-        if self.decision.actions.iter().any(evicts) {
+        if self.plan.evicts() {
             return;
         }
         // One that stays where it is, after all, has its eviction taken back and its promise
         // with it.
-        let mut promised = std::mem::take(&mut self.promised);
-        promised.retain(|task| self.state.cell(*task).status == Status::Promised);
-        self.promised.clone_from(&promised);
-        for job in self.jobs_of(&promised) {
-            let mut tasks = promised.clone();
-            tasks.retain(|task| self.job_of(*task) == Some(job));
+        let mut promised = self.plan.promised();
+        promised.retain(|task| {
+            let stands = self.state.cell(*task).status == Status::Promised;
+            if !stands {
+                self.plan.breaks_promise(*task);
+            }
+            stands
+        });
+        for (_, tasks) in self.by_job(&promised) {
             self.bind_promised(&tasks);
         }
     }
@@ -106,12 +108,24 @@ impl Cycle<'_> {
         self.state.tasks.get(task)?.job
     }
 
-    /// Each once, in the pods' order.
-    fn jobs_of(&self, tasks: &[TaskKey]) -> Vec<JobKey> {
-        let mut jobs: Vec<JobKey> = Vec::new();
-        for job in tasks.iter().filter_map(|task| self.job_of(*task)) {
-            if !jobs.contains(&job) {
-                jobs.push(job);
+    /// Puts the pod on that node, if it fits there.
+    fn place_on(&mut self, task: TaskKey, node: NodeKey, way: Way) -> bool {
+        let nodes = self.state.rooms.set([node]);
+        self.place_task(task, &nodes, way).is_ok()
+    }
+
+    /// The pods of each job, in their order.
+    fn by_job(&self, tasks: &[TaskKey]) -> Vec<(JobKey, Vec<TaskKey>)> {
+        let mut jobs: Vec<(JobKey, Vec<TaskKey>)> = Vec::new();
+        let mut at: FxHashMap<JobKey, usize> = FxHashMap::default();
+        for task in tasks {
+            let Some(job) = self.job_of(*task) else {
+                continue;
+            };
+            let at = *at.entry(job).or_insert(jobs.len());
+            match jobs.get_mut(at) {
+                Some((_, known)) => known.push(*task),
+                None => jobs.push((job, vec![*task])),
             }
         }
         jobs
@@ -129,16 +143,18 @@ impl Cycle<'_> {
             self.state.transition(*task, TaskCell::of(Status::Pending));
         }
         for (task, node) in &places {
-            let placed =
-                node.is_some_and(|node| self.place_task(*task, &[node], Way::Real).is_ok());
+            let placed = node.is_some_and(|node| self.place_on(*task, node, Way::Real));
             if !placed || self.state.cell(*task).status != Status::Assumed {
                 self.state.rollback(mark);
                 return false;
             }
         }
-        let jobs = self.jobs_of(tasks);
+        let jobs = self.by_job(tasks);
         // Others of the gang were promised their places by an earlier search: it waits whole.
-        if jobs.iter().any(|job| self.gang(*job).must_wait_whole()) {
+        if jobs
+            .iter()
+            .any(|(job, _)| self.gang(*job).must_wait_whole())
+        {
             self.state.rollback(mark);
             return false;
         }
@@ -146,8 +162,10 @@ impl Cycle<'_> {
         for task in tasks {
             self.bind(*task);
         }
-        self.promised.retain(|task| !tasks.contains(task));
-        for job in jobs {
+        for task in tasks {
+            self.plan.breaks_promise(*task);
+        }
+        for (job, tasks) in jobs {
             let stood = self.gang(job).tasks().any(|(task, status)| {
                 status.is_allocated() && status != Status::Promised && !tasks.contains(&task)
             });

@@ -14,8 +14,9 @@ use super::rest::Found;
 use super::scenario::{Generator, Scenario, Taken, Unit};
 use crate::action::EvictCause;
 use crate::gang::{Gang, Pick};
-use crate::job_queue::{JobQueue, Line};
+use crate::job_queue::{Entry, JobQueue, Line};
 use crate::state::cell::{Mark, Status};
+use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -36,9 +37,9 @@ pub(super) trait Rules {
         tasks: &[TaskKey],
         scenario: &Scenario,
     ) -> bool;
-    /// Nodes on which nobody is to be put.
-    fn barred(&self) -> &[NodeKey] {
-        &[]
+    /// Nodes on which no pod is to be put.
+    fn barred(&self) -> Option<&NodeSet> {
+        None
     }
     /// The words for a victim.
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
@@ -53,9 +54,13 @@ pub(super) struct Search<'a> {
     pub rules: &'a dyn Rules,
     /// Jobs that may lose pods.
     pub victims: &'a [JobKey],
-    pub feasible: BTreeSet<NodeKey>,
+    pub feasible: NodeSet,
     /// Nodes whose own rules let one of them in.
-    pub open: Arc<BTreeSet<NodeKey>>,
+    pub open: Arc<NodeSet>,
+    /// What the feasible nodes have in all: nano-GPU.
+    pub reach: u128,
+    /// How many of the first pod's whole GPUs the nodes have that are feasible and open.
+    pub slots: i64,
     /// All jobs that wait: the others take their turn and get nothing. Made for the first
     /// set that is tried.
     pub line: OnceCell<Arc<Line>>,
@@ -198,7 +203,10 @@ impl Cycle<'_> {
             return false;
         }
         let mut feasible = self.feasible_nodes(&tasks);
-        feasible.retain(|node| !rules.barred().contains(node));
+        if let Some(barred) = rules.barred() {
+            feasible.remove_all(barred);
+        }
+        let open = self.open_to(&tasks);
         let search = Search {
             line: OnceCell::new(),
             job,
@@ -206,8 +214,10 @@ impl Cycle<'_> {
             tasks: &tasks,
             rules,
             victims: &victims,
+            reach: self.reach(&feasible),
+            slots: self.slots(&tasks, &feasible, &open),
             feasible,
-            open: Arc::new(self.open_to(&tasks)),
+            open,
         };
         let mut failed = Failed::default();
         for generator in Generator::ALL {
@@ -305,9 +315,10 @@ impl Cycle<'_> {
     fn is_being_bound(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
             row.tasks.iter().any(|task| {
-                self.state.task_cells.get(*task).is_some_and(|cell| {
-                    cell.status == Status::Assumed && !self.is_ours(cell.decision)
-                })
+                self.state
+                    .task_cells
+                    .get(*task)
+                    .is_some_and(|cell| cell.status == Status::Assumed && cell.decision.is_some())
             })
         })
     }
@@ -319,7 +330,8 @@ impl Cycle<'_> {
     }
 
     /// Nodes with something to give, for jobs of which every pod wants GPUs; else all.
-    fn feasible_nodes(&mut self, tasks: &[TaskKey]) -> BTreeSet<NodeKey> {
+    fn feasible_nodes(&mut self, tasks: &[TaskKey]) -> NodeSet {
+        self.state.refresh_rooms();
         let gpus_only = tasks.iter().all(|task| {
             self.state
                 .tasks
@@ -328,15 +340,9 @@ impl Cycle<'_> {
                 .is_some_and(crate::state::rows::SpecRow::wants_gpus)
         });
         if !gpus_only {
-            return self.nodes.iter().copied().collect();
+            return NodeSet::clone(&self.all);
         }
-        self.state.refresh_rooms();
-        let rooms = &self.state.rooms;
-        rooms
-            .some_gpu
-            .iter()
-            .filter_map(|rank| rooms.node(*rank))
-            .collect()
+        self.state.rooms.some_gpu.clone()
     }
 
     /// Tries one set of victims after another. `Some`: the first `count` pods of the job
@@ -358,8 +364,8 @@ impl Cycle<'_> {
             .victims
             .iter()
             .map(|victim| {
-                let gang = self.gang(*victim);
-                self.victim_entry(*victim, &gang, None)
+                let known = self.known(*victim);
+                Entry::victim(*victim, known.entry.rank.clone(), known.held, None)
             })
             .collect();
         queue.fill(self.state, &self.shares, entries);
@@ -378,14 +384,14 @@ impl Cycle<'_> {
         };
         self.state.refresh_rooms();
         let tasks = &search.tasks[..count];
-        let demand = self.demand(tasks, &search.feasible, &search.open, recorded);
+        let demand = self.demand(tasks, search, recorded);
         let mut reach = demand.reach;
         loop {
             // Trials leave the index where they were.
             self.state.refresh_rooms();
             let enough = generator == Generator::NodeLocal || reach >= demand.all;
             let scenarios = if enough {
-                self.scenarios(generator, &demand, &taken)
+                self.scenarios(generator, search, &demand, &taken)
             } else {
                 Vec::new()
             };
@@ -397,7 +403,7 @@ impl Cycle<'_> {
                 if victims.is_empty() || failed.contains(&(count, victims.clone())) {
                     continue;
                 }
-                if !self.may_fit(&demand, &scenario)
+                if !self.may_fit(search, &demand, &scenario)
                     || moves_for.is_some_and(|spec| !self.these_may_be_moved(spec, &scenario))
                 {
                     self.compare_scenario(search, count, &scenario);
@@ -451,7 +457,9 @@ impl Cycle<'_> {
                     .collect();
                 if !rest.is_empty() {
                     let gang = gang.with(&|task| rest.contains(&task));
-                    let again = self.victim_entry(entry.job, &gang, Some(rest));
+                    let rank = self.rank(entry.job, &gang);
+                    let again =
+                        Entry::victim(entry.job, rank, self.held_by_gang(&gang), Some(rest));
                     queue.push(self.state, &self.shares, again);
                 }
             }

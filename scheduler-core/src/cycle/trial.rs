@@ -10,7 +10,8 @@ use crate::fit;
 use crate::gang::{Gang, Growth, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::state::node_set::NodeSet;
+use crate::state::rows::{JobKey, TaskKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -30,16 +31,14 @@ impl Cycle<'_> {
         let mark = self.state.mark();
         let mut nodes = search.feasible.clone();
         for task in scenario.tasks() {
-            nodes.extend(self.state.cell(task).node);
+            let node = self.state.cell(task).node;
+            nodes.extend(node.and_then(|node| self.state.rooms.rank(node)));
             self.make_victim(task);
         }
-        let nodes: Vec<NodeKey> = self
-            .nodes
-            .iter()
-            .copied()
-            // A pod that leaves a node which is to stay empty makes room for no other.
-            .filter(|node| nodes.contains(node) && !search.rules.barred().contains(node))
-            .collect();
+        // A pod that leaves a node which is to stay empty makes room for no other.
+        if let Some(barred) = search.rules.barred() {
+            nodes.remove_all(barred);
+        }
         self.decision.steps += 1;
         self.tally().simulated += 1;
         if self.simulate(search, tasks, &nodes, scenario)
@@ -107,7 +106,7 @@ impl Cycle<'_> {
         &mut self,
         search: &Search,
         tasks: &[TaskKey],
-        nodes: &[NodeKey],
+        nodes: &NodeSet,
         scenario: &Scenario,
     ) -> bool {
         let (job, gang) = (search.job, search.gang);
@@ -160,7 +159,9 @@ impl Cycle<'_> {
                     }
                 }
             } else {
-                // It takes its turn and gets nothing.
+                // It takes its turn and gets nothing, and so do those behind it that want the
+                // same.
+                queue.pass_run(self.state, &self.shares);
             }
         }
         placed

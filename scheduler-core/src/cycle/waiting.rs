@@ -9,8 +9,9 @@
 use super::Cycle;
 use crate::config::Plugin;
 use crate::gang::{Gang, Growth, Pick};
-use crate::job_queue::{Alone, Entry, JobRank, Line};
+use crate::job_queue::{Alone, Entry, JobRank, Line, QueueLine};
 use crate::reason::Why;
+use crate::shares::Three;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
@@ -31,7 +32,10 @@ pub(super) struct Known {
     pub next: Arc<[TaskKey]>,
     /// What the first of these asks for.
     pub first: Option<SpecKey>,
+    /// As one of those that want something.
     pub entry: Entry,
+    /// What its allocated pods hold, in the count of queues.
+    pub held: Three,
 }
 
 /// What a pod of its own has alike with others, as far as it matters whether it can be
@@ -88,7 +92,7 @@ pub(crate) struct Waiting {
     known: FxHashMap<JobKey, Known>,
     listed: FxHashMap<JobKey, Listed>,
     /// By queue, the best last.
-    lines: FxHashMap<QueueKey, Arc<Vec<Entry>>>,
+    lines: FxHashMap<QueueKey, Arc<QueueLine>>,
     pub(super) kinds: FxHashMap<Kind, Alike>,
     /// Ready jobs that may be placed and are of no kind.
     pub(super) others: BTreeSet<JobKey>,
@@ -128,7 +132,7 @@ impl Waiting {
 
     /// Brings a queue's line up to date.
     fn update(&mut self, queue: QueueKey, gone: &[(JobKey, JobRank)], new: Vec<Entry>) {
-        let line = Arc::make_mut(self.lines.entry(queue).or_default());
+        let line = Arc::make_mut(self.lines.entry(queue).or_default()).entries_mut();
         if gone.len() + new.len() > FEW {
             let gone: FxHashSet<JobKey> = gone.iter().map(|(job, _)| *job).collect();
             line.retain(|entry| !gone.contains(&entry.job));
@@ -269,7 +273,7 @@ impl Cycle<'_> {
     pub(super) fn ready_jobs(&mut self) -> Vec<JobKey> {
         let line = self.line();
         self.passed_over.extend(self.waiting.unready.keys());
-        let entries = line.by_queue.iter().flat_map(|(_, entries)| entries.iter());
+        let entries = line.by_queue.iter().flat_map(|(_, line)| line.entries());
         entries
             .filter(|entry| entry.ready)
             .map(|entry| entry.job)
@@ -346,6 +350,7 @@ impl Cycle<'_> {
             });
         Known {
             stamp,
+            held: self.held_by_gang(&gang),
             first: first.map(|task| task.spec),
             next: Arc::from(next),
             entry: Entry {
@@ -392,7 +397,7 @@ impl Cycle<'_> {
     fn seen(&self) -> Seen {
         let mut seen = Seen::default();
         for (queue, line) in &self.waiting.lines {
-            seen.lines.insert(*queue, line.to_vec());
+            seen.lines.insert(*queue, line.entries().to_vec());
         }
         for (kind, alike) in &self.waiting.kinds {
             seen.kinds

@@ -86,22 +86,6 @@ pub(super) fn fits(device: &Device, ask: &Alternative, used: &Amounts) -> Result
     Ok(())
 }
 
-/// The part of `whole` that is left of the capacity of which least is left.
-pub(super) fn free_part(device: &Device, used: &Amounts, whole: u128) -> u128 {
-    let part = |(name, capacity): (&Arc<str>, &Capacity)| {
-        let free = capacity
-            .has
-            .less(used.get(name).copied().unwrap_or_default());
-        let (free, has) = (
-            u128::try_from(free.0).ok()?,
-            u128::try_from(capacity.has.0).ok()?,
-        );
-        Some(free.checked_mul(whole)?.checked_div(has)?.min(whole))
-    };
-    let parts = device.capacity.iter().map(|one| part(one).unwrap_or(0));
-    parts.min().unwrap_or(whole)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

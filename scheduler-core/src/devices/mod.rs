@@ -164,28 +164,6 @@ pub(crate) fn lines(
     on_node.candidates.into_iter().filter_map(no).collect()
 }
 
-/// Nano-GPU of devices that are free or leaving on a node, those that agents count left aside.
-pub(crate) fn free_nano(state: &State, key: NodeKey) -> u128 {
-    if state.devices.is_empty() {
-        return 0;
-    }
-    let one = u128::from(crate::units::NanoGpu::ONE.0);
-    // Of cards that claims hold, too: those are no free GPUs of their agent's.
-    let counts = |one: &&Candidate| {
-        let card = one.device.card.as_ref();
-        one.device.gpu || card.is_some_and(|card| state.devices.has_card(card))
-    };
-    let free = |candidate: &Candidate| match (candidate.device.shared, candidate.used.is_held()) {
-        _ if candidate.front.is_some() || candidate.used.whole > 0 => 0,
-        (false, true) => 0,
-        (false, false) => one,
-        (true, _) => amount::free_part(candidate.device, &candidate.used.taken, one),
-    };
-    let on_node = OnNode::of(state, key, Free::Later, false);
-    let gpus = on_node.candidates.iter().filter(counts);
-    gpus.map(free).sum()
-}
-
 /// GPUs of the node alone that no agent counts, for what queues divide.
 pub(crate) fn gpus(devices: &Devices, node: &Node) -> u128 {
     if devices.is_empty() {

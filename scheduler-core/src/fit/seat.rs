@@ -7,7 +7,6 @@
 use super::Room;
 use super::card;
 use crate::config::{Config, Placement};
-use crate::devices;
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
 use crate::model::{Amount, Ask, Fence, Mode, Node, Pool, Share};
@@ -43,8 +42,21 @@ pub(crate) struct WholeCount {
     pub later: i64,
 }
 
-/// How many whole GPUs a node has to give.
+/// How many whole GPUs a node has to give: as the index knows it, where nothing of the node has
+/// moved since.
 pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
+    let known = state.nodes.get(key).and_then(|row| {
+        let room = state.rooms.as_of(key, row.generation)?;
+        Some(WholeCount {
+            now: room.whole_now,
+            later: room.whole,
+        })
+    });
+    known.unwrap_or_else(|| count_whole(state, key))
+}
+
+/// The same, counted card by card.
+pub(crate) fn count_whole(state: &State, key: NodeKey) -> WholeCount {
     let (Some(row), used) = (
         state.nodes.get(key),
         state.node_use.get(key).copied().unwrap_or_default(),
@@ -82,12 +94,13 @@ pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
     }
 }
 
-/// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB.
-pub(crate) fn free_gpus(state: &State, key: NodeKey) -> (u128, u128) {
+/// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB. `count`: its
+/// whole ones.
+pub(crate) fn free_gpus(state: &State, key: NodeKey, count: WholeCount) -> (u128, u128) {
     let Some(row) = state.nodes.get(key) else {
         return (0, 0);
     };
-    let whole = u128::try_from(whole_count(state, key).later).unwrap_or(0);
+    let whole = u128::try_from(count.later).unwrap_or(0);
     let mut nano = whole * u128::from(NanoGpu::ONE.0);
     let mut mib = 0;
     let mut largest = 0;
@@ -124,7 +137,6 @@ pub(crate) fn free_gpus(state: &State, key: NodeKey) -> (u128, u128) {
             })
             .sum()
     });
-    nano += devices::free_nano(state, key);
     (nano + mig * u128::from(NanoGpu::ONE.0), mib)
 }
 

@@ -7,7 +7,7 @@ use crate::state::rows::{JobKey, QueueKey, SpecKey, TaskKey};
 use crate::units::Time;
 use rustc_hash::FxHashMap;
 use std::cmp::{Ordering, Reverse};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Order of jobs in one queue: smaller goes first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,6 +35,27 @@ pub(crate) struct Entry {
     pub alone: Option<Alone>,
 }
 
+impl Entry {
+    /// A job as it stands in the queue of victims, by what its allocated pods hold. `part`:
+    /// those of its pods that are left.
+    pub(crate) fn victim(
+        job: JobKey,
+        rank: JobRank,
+        held: Three,
+        part: Option<Arc<[TaskKey]>>,
+    ) -> Self {
+        Self {
+            job,
+            rank,
+            wanted: [0; 3],
+            held,
+            part,
+            ready: true,
+            alone: None,
+        }
+    }
+}
+
 /// What a pod of its own has alike with others, beside its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alone {
@@ -43,11 +64,62 @@ pub(crate) struct Alone {
     pub preemptible: bool,
 }
 
-/// Waiting jobs by queue in order of the queues' names, the best last: sorted once for
-/// many trees.
+/// The jobs that wait in one queue, the best last.
+#[derive(Debug, Default)]
+pub(crate) struct QueueLine {
+    entries: Vec<Entry>,
+    /// For each job, the first of those next to it that want the same; made when it is asked.
+    runs: OnceLock<Box<[u32]>>,
+}
+
+impl QueueLine {
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// To be changed. The order is the caller's.
+    pub(crate) fn entries_mut(&mut self) -> &mut Vec<Entry> {
+        self.runs.take();
+        &mut self.entries
+    }
+
+    /// The first of those that stand next to this one, one beside the other, and want the same.
+    pub(super) fn run(&self, at: usize) -> usize {
+        let runs = self.runs.get_or_init(|| {
+            let mut first = 0;
+            let first_of = |(at, entry): (u32, &Entry)| {
+                let before = self.entries.get((at as usize).wrapping_sub(1));
+                if before.is_none_or(|before| before.wanted != entry.wanted) {
+                    first = at;
+                }
+                first
+            };
+            (0..).zip(&self.entries).map(first_of).collect()
+        });
+        runs.get(at).map_or(at, |first| *first as usize)
+    }
+}
+
+impl Clone for QueueLine {
+    /// To be changed, as a rule.
+    fn clone(&self) -> Self {
+        self.entries.clone().into()
+    }
+}
+
+impl From<Vec<Entry>> for QueueLine {
+    fn from(entries: Vec<Entry>) -> Self {
+        Self {
+            entries,
+            runs: OnceLock::new(),
+        }
+    }
+}
+
+/// Waiting jobs by queue in order of the queues' names: sorted once for many trees.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
-    pub by_queue: Vec<(QueueKey, Arc<Vec<Entry>>)>,
+    pub by_queue: Vec<(QueueKey, Arc<QueueLine>)>,
 }
 
 /// Jobs by queue in order of the queues' names, the best last.

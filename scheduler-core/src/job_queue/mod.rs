@@ -10,7 +10,7 @@ use crate::queue_order::{self, Candidate};
 use crate::shares::{Shares, Three, plus};
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey};
-pub(crate) use line::{Alone, Entry, JobRank, Line};
+pub(crate) use line::{Alone, Entry, JobRank, Line, QueueLine};
 use line::{order, sorted};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
@@ -24,7 +24,7 @@ struct Node {
     /// Sorted, the best last. Leaves only.
     jobs: Vec<Entry>,
     /// Jobs of a [`Line`], and how many of them are still in.
-    line: Option<(Arc<Vec<Entry>>, usize)>,
+    line: Option<(Arc<QueueLine>, usize)>,
     /// A heap, the best first. Inner queues only.
     children: Vec<QueueKey>,
     /// What the victims popped so far held.
@@ -50,7 +50,7 @@ impl Node {
         let waits = self
             .line
             .as_ref()
-            .and_then(|(line, left)| line.get(left.checked_sub(1)?));
+            .and_then(|(line, left)| line.entries().get(left.checked_sub(1)?));
         match (own, waits) {
             (Some(own), Some(waits)) if waits.rank < own.rank => Some(waits),
             (None, waits) => waits,
@@ -79,6 +79,7 @@ impl Node {
             return;
         };
         while line
+            .entries()
             .get(left.wrapping_sub(1))
             .is_some_and(|entry| skip.skips(entry))
         {
@@ -211,7 +212,7 @@ impl JobQueue {
         state: &State,
         queue: QueueKey,
         jobs: Vec<Entry>,
-        line: Option<&Arc<Vec<Entry>>>,
+        line: Option<&Arc<QueueLine>>,
     ) {
         let Some(row) = state.queues.get(queue) else {
             return;
@@ -223,7 +224,7 @@ impl JobQueue {
         let mut leaf = Node {
             parent: row.chain.get(1).copied(),
             jobs,
-            line: line.map(|line| (Arc::clone(line), line.len())),
+            line: line.map(|line| (Arc::clone(line), line.entries().len())),
             ..Node::default()
         };
         leaf.pass_over(&self.skip);
@@ -406,6 +407,32 @@ impl JobQueue {
         {
             let job = best.job;
             node.drop_best(job, &self.skip);
+        }
+        if node.best().is_none() {
+            self.taken = self.prune(state, shares, leaf);
+            self.wanted = None;
+        }
+    }
+
+    /// The same for all in line behind it that want the same, up to the first that is in the
+    /// tree otherwise: none of them is to be placed.
+    pub(crate) fn pass_run(&mut self, state: &State, shares: &Shares) {
+        let (Some(leaf), Some(wanted)) = (self.taken, self.wanted) else {
+            return;
+        };
+        let Some(node) = self.nodes.get_mut(&leaf) else {
+            return;
+        };
+        if let Some((line, left)) = &mut node.line
+            && let Some(last) = left.checked_sub(1)
+            && (line.entries().get(last)).is_some_and(|next| next.wanted == wanted)
+        {
+            let after = node.jobs.last().map_or(0, |own| {
+                let entries = line.entries();
+                entries.partition_point(|entry| entry.rank > own.rank)
+            });
+            *left = line.run(last).max(after).min(*left);
+            node.pass_over(&self.skip);
         }
         if node.best().is_none() {
             self.taken = self.prune(state, shares, leaf);

@@ -56,6 +56,9 @@ enum By {
     Tree,
     /// The tree, and those that are alike are passed over.
     TreePassingAlike,
+    /// A tree of those that find a place, beside a line of the others; with `true`, runs of
+    /// equals in the line are passed over.
+    Beside(bool),
     /// The rule: from the top, the queue that goes before each of its siblings with the best
     /// job of its best child.
     Rule,
@@ -153,10 +156,17 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
     let line = Line {
         by_queue: by_queue
             .iter()
-            .map(|(key, line)| (*key, Arc::new(line.clone())))
+            .map(|(key, line)| (*key, Arc::new(line.clone().into())))
             .collect(),
     };
-    queue.fill_with(state, &shares, &line);
+    if let By::Beside(_) = by {
+        let entries = by_queue.iter().flat_map(|(_, line)| line);
+        let own: Vec<Entry> = entries.filter(|entry| fits[&entry.job]).cloned().collect();
+        let skip = own.iter().map(|entry| entry.job).collect();
+        queue.fill_beside(state, &shares, own, &line, skip);
+    } else {
+        queue.fill_with(state, &shares, &line);
+    }
     let mut placed = Vec::new();
     loop {
         let entry = if let By::Rule = by {
@@ -177,6 +187,9 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
         if !fits[&entry.job] {
             if let By::TreePassingAlike = by {
                 queue.pass_alike(state, &shares, |_, entry| !fits[&entry.job]);
+            }
+            if let By::Beside(true) = by {
+                queue.pass_run(state, &shares);
             }
             continue;
         }
@@ -206,5 +219,7 @@ proptest! {
         let rule = order(&mut core, &wants, By::Rule);
         prop_assert_eq!(&rule, &order(&mut core, &wants, By::Tree));
         prop_assert_eq!(&rule, &order(&mut core, &wants, By::TreePassingAlike));
+        let beside = order(&mut core, &wants, By::Beside(false));
+        prop_assert_eq!(beside, order(&mut core, &wants, By::Beside(true)));
     }
 }

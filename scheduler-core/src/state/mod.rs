@@ -24,6 +24,7 @@ pub(crate) mod devices;
 mod extra_use;
 pub(crate) mod job_row;
 pub(crate) mod names;
+pub(crate) mod node_set;
 mod open;
 pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;
@@ -141,6 +142,8 @@ pub(crate) struct State {
     pub top_queues: Vec<QueueKey>,
     /// A queue came, went or moved: chains and sums are to be rebuilt.
     pub queues_dirty: bool,
+    /// How often they were.
+    pub queue_trees: u64,
     /// Rises whenever something may fit that did not.
     pub loosened: u64,
     /// Rises whenever there may be something to decide.
@@ -417,6 +420,7 @@ impl State {
         let key = self.queues.insert(QueueRow {
             name: name.clone(),
             queue: None,
+            facts: 0,
             users: 0,
             chain: Vec::new(),
             children: Vec::new(),

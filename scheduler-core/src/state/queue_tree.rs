@@ -82,6 +82,7 @@ impl State {
             self.hindered += 1;
         }
         self.queues_dirty = false;
+        self.queue_trees += 1;
     }
 
     /// Itself and its ancestors; empty where one is missing, they go round or are too many.

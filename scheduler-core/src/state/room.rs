@@ -7,6 +7,7 @@
 //! here. It decides nothing: whoever asks checks each node again with `fit`.
 
 use super::State;
+use super::node_set::NodeSet;
 use super::rows::NodeKey;
 use crate::fit::{card, seat};
 use crate::units::Mib;
@@ -41,6 +42,14 @@ pub(crate) struct Room {
     pub odd: bool,
 }
 
+/// A node's room when it was looked at last.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// [`super::rows::NodeRow::generation`] at that time.
+    generation: u64,
+    room: Room,
+}
+
 /// All nodes' rooms, and their orders.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
@@ -48,10 +57,12 @@ pub(crate) struct Rooms {
     dirty: Vec<NodeKey>,
     /// A node came or went: ranks are to be given anew.
     names_changed: bool,
+    /// How often ranks were given.
+    ranked: u64,
     /// Nodes by name.
     by_rank: Vec<NodeKey>,
     rank: SecondaryMap<NodeKey, u32>,
-    at: SecondaryMap<NodeKey, Room>,
+    at: SecondaryMap<NodeKey, Known>,
     /// By whole GPUs, then name.
     pub by_whole: BTreeSet<(i64, u32)>,
     /// By whole GPUs that are free now, where there are any.
@@ -63,7 +74,7 @@ pub(crate) struct Rooms {
     /// By the largest share that a card of theirs may take, then name.
     pub by_most: BTreeSet<(u64, u32)>,
     /// With GPUs free or leaving, whole or in parts.
-    pub some_gpu: BTreeSet<u32>,
+    pub some_gpu: NodeSet,
     /// Over all ready nodes.
     pub nano: u128,
     pub mib: u128,
@@ -90,22 +101,36 @@ impl Rooms {
         self.by_rank.get(rank as usize).copied()
     }
 
-    /// These nodes come in order of name, all of which are known.
-    pub(crate) fn are_in_order(&self, nodes: &[NodeKey]) -> bool {
-        nodes.iter().all(|key| self.rank.contains_key(*key))
-            && nodes.is_sorted_by_key(|key| self.rank.get(*key))
+    /// Moves with each change of ranks.
+    pub(crate) fn ranked(&self) -> u64 {
+        self.ranked
     }
 
-    /// The node of that rank is one of these, who come in order of name.
-    pub(crate) fn is_among(&self, rank: u32, nodes: &[NodeKey]) -> bool {
-        nodes
-            .binary_search_by_key(&Some(&rank), |key| self.rank.get(*key))
-            .is_ok()
+    /// The node's place in the order of names.
+    pub(crate) fn rank(&self, node: NodeKey) -> Option<u32> {
+        self.rank.get(node).copied()
+    }
+
+    /// The nodes of a set, in order of name.
+    pub(crate) fn nodes(&self, set: &NodeSet) -> impl Iterator<Item = NodeKey> {
+        set.iter().filter_map(|rank| self.node(rank))
+    }
+
+    /// These nodes as a set.
+    pub(crate) fn set(&self, nodes: impl IntoIterator<Item = NodeKey>) -> NodeSet {
+        let ranks = nodes.into_iter().filter_map(|node| self.rank(node));
+        ranks.collect()
     }
 
     /// A node's room, as of the last refresh.
     pub(crate) fn of(&self, key: NodeKey) -> Room {
-        self.at.get(key).copied().unwrap_or_default()
+        self.at.get(key).map(|known| known.room).unwrap_or_default()
+    }
+
+    /// The same, if it was looked at in that generation.
+    pub(crate) fn as_of(&self, key: NodeKey, generation: u64) -> Option<&Room> {
+        let known = self.at.get(key)?;
+        (known.generation == generation).then_some(&known.room)
     }
 
     fn take_out(&mut self, rank: u32, room: &Room) {
@@ -118,7 +143,7 @@ impl Rooms {
         self.by_cpu.remove(&(room.has_gpus, room.cpu, rank));
         self.by_most.remove(&(room.most, rank));
         if room.nano > 0 {
-            self.some_gpu.remove(&rank);
+            self.some_gpu.remove(rank);
         }
         if room.ready {
             self.nano -= room.nano;
@@ -153,13 +178,17 @@ impl State {
     /// Brings the index up to date with every node that was touched.
     pub(crate) fn refresh_rooms(&mut self) {
         if self.rooms.names_changed {
-            self.rooms = Rooms::default();
+            self.rooms = Rooms {
+                ranked: self.rooms.ranked + 1,
+                ..Rooms::default()
+            };
             let keys: Vec<NodeKey> = self.node_names.values().copied().collect();
             for (rank, key) in (0..).zip(&keys) {
                 let room = self.room(*key);
                 self.rooms.rank.insert(*key, rank);
                 self.rooms.put_in(rank, &room);
-                self.rooms.at.insert(*key, room);
+                let generation = self.nodes.get(*key).map_or(0, |row| row.generation);
+                self.rooms.at.insert(*key, Known { generation, room });
             }
             self.rooms.by_rank = keys;
             return;
@@ -171,12 +200,16 @@ impl State {
             let Some(rank) = self.rooms.rank.get(key).copied() else {
                 continue;
             };
-            let (old, new) = (self.rooms.of(key), self.room(key));
-            if old != new {
-                self.rooms.take_out(rank, &old);
-                self.rooms.put_in(rank, &new);
-                self.rooms.at.insert(key, new);
+            let generation = self.nodes.get(key).map_or(0, |row| row.generation);
+            if self.rooms.as_of(key, generation).is_some() {
+                continue;
             }
+            let (old, room) = (self.rooms.of(key), self.room(key));
+            if old != room {
+                self.rooms.take_out(rank, &old);
+                self.rooms.put_in(rank, &room);
+            }
+            self.rooms.at.insert(key, Known { generation, room });
         }
         // Its memory serves the next time.
         self.rooms.dirty = dirty;
@@ -191,9 +224,9 @@ impl State {
             return Room::default();
         };
         let used = self.node_use.get(key).copied().unwrap_or_default();
-        let (nano, mib) = seat::free_gpus(self, key);
         let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
-        let count = seat::whole_count(self, key);
+        let count = seat::count_whole(self, key);
+        let (nano, mib) = seat::free_gpus(self, key, count);
         let mut room = Room {
             whole: count.later,
             whole_now: count.now,

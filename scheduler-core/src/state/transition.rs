@@ -4,7 +4,7 @@ use super::State;
 use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
-use crate::ids::ResourceName;
+use crate::ids::{DecisionId, ResourceName};
 use crate::model::{Amount, Ask, Attachment, DeviceRequest, HostPort, Mode};
 use crate::units::NanoGpu;
 use std::sync::Arc;
@@ -117,6 +117,18 @@ impl State {
             self.contradicts("more was to leave a sum than it had, or to enter than it can hold");
         }
         self.set(Cell::Task(key, to));
+    }
+
+    /// Gives the place of an assumed task its decision. No sum depends on it.
+    pub(crate) fn name_decision(&mut self, key: TaskKey, decision: DecisionId) {
+        if let Some(cell) = self.task_cells.get(key) {
+            let decision = Some(decision);
+            let cell = TaskCell {
+                decision,
+                ..cell.clone()
+            };
+            self.set(Cell::Task(key, cell));
+        }
     }
 
     /// Something in here contradicts itself: a defect of this crate. It is kept for

@@ -52,7 +52,7 @@ fn claim(queue: &Value, key: &str) -> Claim {
     #[allow(clippy::float_cmp)] // No bound is written as -1.
     let bound = |field: &str| Some(number(field)).filter(|value| *value != -1.0);
     Claim {
-        name: queue["name"].as_str().unwrap_or_default().to_owned(),
+        name: queue["name"].as_str().unwrap_or_default().into(),
         priority: queue["priority"].as_i64().unwrap_or(100) as i32,
         created: Time(queue["created_s"].as_u64().unwrap_or(0)),
         quota: bound("quota"),

@@ -1,0 +1,240 @@
+//! The end of a decision: what stands becomes actions, once.
+//!
+//! In: the [`super::plan::Plan`] and the cells. Out: bindings with their cards, evictions, and
+//! groups that have started, each with an id and in the order in which it was decided for the
+//! last time. Promises are reported and let go.
+
+use super::Cycle;
+use super::plan::{Eviction, Word};
+use crate::action::{Action, Bind, ClaimBinding, Evict, Promise, Received};
+use crate::ids::{DecisionId, NodeUid};
+use crate::model::{Ask, ContainerGrant};
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{Hold, NodeKey, Spec, TaskKey};
+use crate::state::{Known, OpenDecision, State};
+use std::sync::Arc;
+
+impl Cycle<'_> {
+    pub(super) fn commit(&mut self) {
+        for (task, word) in self.plan.take_words() {
+            match word {
+                Word::Bind => self.commit_binding(task),
+                Word::Evict(eviction) => self.commit_eviction(task, eviction),
+            }
+        }
+        for (job, before) in self.plan.take_starts() {
+            let stands = self.gang(job).tasks().any(|(_, status)| {
+                let has_place = status.is_allocated();
+                has_place && status != Status::Promised
+            });
+            let now = self.state.now;
+            let Some(row) = self.state.jobs.get_mut(job) else {
+                continue;
+            };
+            if !stands {
+                row.last_start = before;
+            } else if row.group.is_some() {
+                self.decision.started.push((row.name.clone(), now));
+            }
+        }
+    }
+
+    fn next_id(&mut self) -> DecisionId {
+        self.state.sequence += 1;
+        DecisionId {
+            epoch: self.config.epoch,
+            sequence: self.state.sequence,
+        }
+    }
+
+    fn commit_binding(&mut self, task: TaskKey) {
+        let cell = self.state.cell(task);
+        let row = self.state.tasks.get(task);
+        let spec = row.and_then(|row| self.state.specs.get(row.spec));
+        let Some((node, spec)) = cell.node.zip(spec) else {
+            return;
+        };
+        let spec = Arc::clone(&spec.spec);
+        let id = self.next_id();
+        let Some(bind) = bind(self.state, task, node, cell.holds(), &spec, id) else {
+            return;
+        };
+        self.state.name_decision(task, id);
+        self.state.open.insert(
+            id,
+            OpenDecision {
+                task,
+                evicts: None,
+                in_favour_of: None,
+                known: Known::Sent,
+            },
+        );
+        if let Some(row) = self.state.tasks.get_mut(task) {
+            row.said = None;
+            if let Some(rare) = row.rare.if_any() {
+                // Another node has no say of it any more.
+                let wish = &mut rare.evict_request;
+                wish.take_if(|wish| wish.node != bind.node);
+            }
+        }
+        self.decision.actions.push(Action::Bind(bind));
+    }
+
+    fn commit_eviction(&mut self, task: TaskKey, eviction: Eviction) {
+        let id = self.next_id();
+        let Some(row) = self.state.tasks.get_mut(task) else {
+            return;
+        };
+        row.rare.noted().evicting = Some(id);
+        let (pod, namespace, name) = (
+            row.uid.clone(),
+            Arc::clone(&row.facts.namespace),
+            Arc::clone(&row.name),
+        );
+        let row = self.state.tasks.get(task);
+        let group = row.and_then(|row| self.state.group_name(row)).cloned();
+        self.state.open.insert(
+            id,
+            OpenDecision {
+                task,
+                evicts: Some(eviction.cause),
+                in_favour_of: eviction.in_favour_of.clone(),
+                known: Known::Sent,
+            },
+        );
+        self.decision.actions.push(Action::Evict(Evict {
+            decision: id,
+            pod,
+            namespace,
+            name,
+            group,
+            cause: eviction.cause,
+            message: eviction.message,
+            in_favour_of: eviction.in_favour_of,
+        }));
+    }
+
+    /// Reports promises and lets go of them: who waits waits, who is evicted leaves.
+    pub(super) fn let_go_of_promises(&mut self) {
+        let promised = self.plan.promised();
+        if !promised.is_empty() {
+            // What did not fit beside a promise may fit without it.
+            self.state.loosened += 1;
+        }
+        for task in promised {
+            let cell = self.state.cell(task);
+            let (Status::Promised, Some(node)) = (cell.status, cell.node) else {
+                continue;
+            };
+            if let (Some(row), Some(node)) =
+                (self.state.tasks.get(task), self.state.nodes.get(node))
+            {
+                self.decision.promises.push(Promise {
+                    pod: row.uid.clone(),
+                    namespace: Arc::clone(&row.facts.namespace),
+                    name: Arc::clone(&row.name),
+                    node: node.name.clone(),
+                    cards: cell
+                        .holds()
+                        .iter()
+                        .filter_map(|hold| Some(self.state.cards.get(hold.card)?.uuid.clone()))
+                        .collect(),
+                });
+            }
+            let to = match &cell.leaving {
+                None => TaskCell::of(Status::Pending),
+                Some(leaving) => TaskCell {
+                    status: Status::Releasing,
+                    node: Some(leaving.node),
+                    holds: leaving.holds.clone(),
+                    decision: None,
+                    leaving: None,
+                },
+            };
+            self.state.transition(task, to);
+        }
+    }
+}
+
+/// The action for a task that stands, or is about to stand, on a node with those holds.
+/// `None`: there is no such task or node.
+pub(crate) fn bind(
+    state: &State,
+    task: TaskKey,
+    node: NodeKey,
+    holds: &[Hold],
+    spec: &Spec,
+    decision: DecisionId,
+) -> Option<Bind> {
+    let row = state.tasks.get(task)?;
+    let on = state.nodes.get(node)?;
+    // A node that is gone has no UID any more; what was decided before is told all the same.
+    let node_uid = on.node.as_ref().map(|node| node.uid.clone());
+    let received = if spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))) {
+        Received::Fraction
+    } else if crate::state::transition::whole_gpus(spec) > 0 {
+        Received::Regular
+    } else {
+        Received::Nothing
+    };
+    let grants = grants(state, holds);
+    let charged = Some(row).filter(|_| !grants.is_empty());
+    let queue = charged
+        .and_then(|row| state.jobs.get(row.job?)?.queue)
+        .and_then(|queue| state.queues.get(queue))
+        .map(|queue| queue.name.clone());
+    let unbound = spec.claims.iter().filter(|claim| !claim.bound);
+    let claims = unbound.map(|claim| ClaimBinding {
+        uid: claim.uid.clone(),
+        name: Arc::clone(&claim.name),
+        volume: state.volumes.of(&claim.uid).cloned(),
+    });
+    Some(Bind {
+        decision,
+        pod: row.uid.clone(),
+        namespace: Arc::clone(&row.facts.namespace),
+        name: Arc::clone(&row.name),
+        node: on.name.clone(),
+        node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
+        grants,
+        claims: claims.collect(),
+        devices: state.devices.bindings(task),
+        received,
+        queue,
+        group: state.group_name(row).cloned(),
+    })
+}
+
+/// Holds as the content of a grant: one entry per container, its cards in the node's
+/// order.
+pub(crate) fn grants(state: &State, holds: &[Hold]) -> Vec<ContainerGrant> {
+    let mut grants: Vec<ContainerGrant> = Vec::new();
+    for hold in holds {
+        let Some(card) = state.cards.get(hold.card).map(|row| row.uuid.clone()) else {
+            continue;
+        };
+        if let Some(grant) = grants
+            .iter_mut()
+            .find(|grant| grant.container == hold.container)
+        {
+            grant.cards.push(card);
+            grant.memory = grant.memory.min(hold.limit);
+            grant.burst = grant
+                .burst
+                .zip(hold.burst)
+                .map(|(one, other)| one.min(other));
+        } else {
+            grants.push(ContainerGrant {
+                container: hold.container.clone(),
+                cards: vec![card],
+                memory: hold.limit,
+                burst: hold.burst,
+                compute: hold.compute,
+                mode: hold.mode,
+                note: hold.note.clone(),
+                asked: hold.asked,
+            });
+        }
+    }
+    grants
+}

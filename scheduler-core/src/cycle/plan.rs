@@ -1,0 +1,254 @@
+//! What this decision has decided so far, and may decide otherwise before it ends.
+//!
+//! Where each pod stands is in its cell. A [`Plan`] adds what cells do not say: in which order
+//! pods were decided about, why one has to leave, and when a job had started before. A later
+//! search may take what an earlier action has placed, and move back what another one has moved;
+//! it changes cells and this, and nothing has to be unsaid: [`super::commit`] makes actions of
+//! what stands in the end.
+
+use super::Cycle;
+use crate::action::EvictCause;
+use crate::fit::choose_whole;
+use crate::ids::GroupName;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::{JobKey, TaskKey};
+use crate::units::Time;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Why a pod has to leave.
+#[derive(Clone, Debug)]
+pub(super) struct Eviction {
+    pub cause: EvictCause,
+    pub message: Arc<str>,
+    /// The workload that it makes room for.
+    pub in_favour_of: Option<GroupName>,
+}
+
+/// What is decided about a pod.
+#[derive(Clone, Debug)]
+pub(super) enum Word {
+    /// It has a place, as its cell says.
+    Bind,
+    Evict(Eviction),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// How often something was noted.
+    turns: u64,
+    /// What was decided last about each pod, and when.
+    words: FxHashMap<TaskKey, (u64, Word)>,
+    /// Pods that this decision had placed, and whose places a later search has taken: they wait
+    /// for the next decision, as a pod does that was evicted.
+    displaced: BTreeSet<TaskKey>,
+    /// Pods that have a place once others have left, and when each was given it.
+    promised: FxHashMap<TaskKey, u64>,
+    /// Jobs that this decision has started, when it did, and when they had started before.
+    starts: FxHashMap<JobKey, (u64, Option<Time>)>,
+}
+
+impl Plan {
+    fn turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
+    fn note(&mut self, task: TaskKey, word: Word) {
+        let turn = self.turn();
+        self.words.insert(task, (turn, word));
+    }
+
+    /// How many pods are to be bound or to leave, as it stands.
+    pub(super) fn words(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Some pod has to leave.
+    pub(super) fn evicts(&self) -> bool {
+        let mut words = self.words.values();
+        words.any(|(_, word)| matches!(word, Word::Evict(_)))
+    }
+
+    pub(super) fn has_displaced(&self, task: TaskKey) -> bool {
+        self.displaced.contains(&task)
+    }
+
+    /// How many pods have lost the place that this decision had given them.
+    pub(super) fn displaced(&self) -> usize {
+        self.displaced.len()
+    }
+
+    /// The pod is promised no place any more.
+    pub(super) fn breaks_promise(&mut self, task: TaskKey) {
+        self.promised.remove(&task);
+    }
+
+    /// Pods that are promised a place, in the order in which they were.
+    pub(super) fn promised(&self) -> Vec<TaskKey> {
+        let promised = self.promised.iter();
+        in_turn(promised.map(|(task, turn)| (*turn, *task)))
+    }
+
+    /// What was decided, in the order in which it was. There is nothing after that.
+    pub(super) fn take_words(&mut self) -> Vec<(TaskKey, Word)> {
+        let words = std::mem::take(&mut self.words).into_iter();
+        in_turn(words.map(|(task, (turn, word))| (turn, (task, word))))
+    }
+
+    /// Jobs that were started, in that order, and when they had started before.
+    pub(super) fn take_starts(&mut self) -> Vec<(JobKey, Option<Time>)> {
+        let starts = std::mem::take(&mut self.starts).into_iter();
+        in_turn(starts.map(|(job, (turn, before))| (turn, (job, before))))
+    }
+}
+
+/// Sorted by turn, of which there are no two alike.
+fn in_turn<T>(all: impl Iterator<Item = (u64, T)>) -> Vec<T> {
+    let mut all: Vec<(u64, T)> = all.collect();
+    all.sort_unstable_by_key(|(turn, _)| *turn);
+    all.into_iter().map(|(_, one)| one).collect()
+}
+
+/// It has, or is leaving, a place that this decision has given it: no one has acted on it yet.
+/// A place of an earlier decision has an id.
+pub(super) fn is_new(cell: &TaskCell) -> bool {
+    let (status, decision) = match &cell.leaving {
+        Some(leaving) => (leaving.was, leaving.decision),
+        None => (cell.status, cell.decision),
+    };
+    status == Status::Assumed && decision.is_none()
+}
+
+impl Cycle<'_> {
+    /// A placement that is kept: whole GPUs are chosen.
+    pub(super) fn bind(&mut self, task: TaskKey) {
+        let cell = self.state.cell(task);
+        let row = self.state.tasks.get(task);
+        let spec = row.and_then(|row| self.state.specs.get(row.spec));
+        let Some((node, spec)) = cell.node.zip(spec) else {
+            return;
+        };
+        let mut holds = choose_whole(self.state, spec, node);
+        if !holds.is_empty() {
+            holds.extend(cell.holds().iter().cloned());
+            let holds = Some(Arc::from(holds));
+            self.state.transition(task, TaskCell { holds, ..cell });
+        }
+        self.plan.note(task, Word::Bind);
+    }
+
+    /// A place that the pod will have, kept for the rest of this decision.
+    pub(super) fn promise(&mut self, task: TaskKey) {
+        let turn = self.plan.turn();
+        self.plan.promised.entry(task).or_insert(turn);
+    }
+
+    /// A victim has to leave where it stands; one that has another place keeps it for the rest
+    /// of this decision. False where it does not have to: this decision had placed it, or it only
+    /// had a promise.
+    pub(super) fn evict(
+        &mut self,
+        task: TaskKey,
+        for_job: Option<JobKey>,
+        cause: EvictCause,
+        message: &str,
+    ) -> bool {
+        let cell = self.state.cell(task);
+        if is_new(&cell) {
+            let to = match cell.status {
+                Status::Promised => TaskCell {
+                    leaving: None,
+                    ..cell
+                },
+                _ => TaskCell::of(Status::Pending),
+            };
+            self.displace(task, to);
+            return false;
+        }
+        let to = match (cell.status, &cell.leaving) {
+            (Status::Victim, Some(leaving)) => TaskCell {
+                status: Status::Releasing,
+                node: Some(leaving.node),
+                holds: leaving.holds.clone(),
+                decision: None,
+                leaving: None,
+            },
+            (Status::Victim, None) => {
+                // It was only promised a place: it waits on.
+                self.state.transition(task, TaskCell::of(Status::Pending));
+                return false;
+            }
+            (Status::Promised, Some(_)) => cell.clone(),
+            (Status::Bound | Status::Running | Status::Assumed, _) => TaskCell {
+                status: Status::Releasing,
+                decision: None,
+                ..cell.clone()
+            },
+            _ => return false,
+        };
+        self.state.transition(task, to);
+        // What the victim leaves may be promised to another pod.
+        self.state.loosened += 1;
+        let in_favour_of = for_job
+            .and_then(|job| self.state.jobs.get(job))
+            .map(|row| row.name.clone());
+        let eviction = Eviction {
+            cause,
+            message: Arc::from(message),
+            in_favour_of,
+        };
+        match self.plan.words.get_mut(&task) {
+            Some((_, Word::Evict(known))) => {
+                // One that was to move for one job, and loses its new place to another, leaves
+                // for that one, by its rule.
+                if cell.status == Status::Victim && known.cause == EvictCause::Consolidation {
+                    *known = eviction;
+                }
+            }
+            _ => self.plan.note(task, Word::Evict(eviction)),
+        }
+        true
+    }
+
+    /// A pod whose binding was not refused, but which has to go all the same, wherever it stands.
+    pub(super) fn evict_as_it_is(&mut self, task: TaskKey, cause: EvictCause, message: &str) {
+        let eviction = Eviction {
+            cause,
+            message: Arc::from(message),
+            in_favour_of: None,
+        };
+        self.plan.note(task, Word::Evict(eviction));
+    }
+
+    /// A victim of an earlier search that stays where it is, after all. (KAI has deleted such a
+    /// pod by then.)
+    pub(super) fn stays(&mut self, task: TaskKey) {
+        if let Some((_, Word::Evict(_))) = self.plan.words.get(&task) {
+            self.plan.words.remove(&task);
+        }
+    }
+
+    /// Takes the place that this decision had given a pod. (KAI binds such a pod and deletes it
+    /// at once.)
+    pub(super) fn displace(&mut self, task: TaskKey, to: TaskCell) {
+        self.state.transition(task, to);
+        self.plan.words.remove(&task);
+        self.plan.displaced.insert(task);
+        self.state.loosened += 1;
+    }
+
+    /// A job of which nothing stood has something now.
+    pub(super) fn started(&mut self, job: JobKey) {
+        let now = self.state.now;
+        if let Some(row) = self.state.jobs.get_mut(job) {
+            let before = row.last_start.replace(now);
+            let turn = self.plan.turn();
+            let starts = &mut self.plan.starts;
+            let before = starts.get(&job).map_or(before, |(_, before)| *before);
+            starts.insert(job, (turn, before));
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Which nodes a part of a job may be put on together: domains of a topology, tightest
+//! first (KAI, `plugins/topology`).
+//!
+//! A topology's levels are node labels, widest first; nodes that lack one are outside. A
+//! domain will do when it can hold all of the part's pods: counted by a representative
+//! pod where they all want the same kinds of resources, else by sums. Candidates are
+//! domains from the preferred level up to the required one, or to the top; lower levels
+//! first, within a level the one that the pods would fill most.
+//! - [`tree`]: the domains, from labels alone; [`room`]: what they have for pods of one kind.
+
+mod room;
+mod tree;
+
+use super::Cycle;
+use crate::gang::Set;
+use crate::model::{SubGroup, Topology, TopologyRule};
+use crate::state::node_set::NodeSet;
+use crate::state::rows::{NodeKey, TaskKey};
+use room::{Amounts, Demand, Room};
+use rustc_hash::FxHashMap;
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tree::{DomainId, Tree};
+
+/// Where a part of a job may be put.
+pub(super) enum Domains {
+    /// No rule says where.
+    Anywhere,
+    /// In one of these, best first.
+    In(Arc<Tree>, Vec<DomainId>),
+}
+
+impl Domains {
+    /// The nodes of one domain after the other, as far as they are among these.
+    pub(super) fn sets(self, among: &NodeSet) -> impl Iterator<Item = NodeSet> {
+        let (tree, ids) = match self {
+            Self::Anywhere => (None, Vec::new()),
+            Self::In(tree, ids) => (Some(tree), ids),
+        };
+        let whole = tree.is_none().then(|| among.clone());
+        let parts = ids.into_iter().filter_map(move |id| {
+            let tree = tree.as_ref()?;
+            Some(tree.nodes(id, among))
+        });
+        whole.into_iter().chain(parts)
+    }
+}
+
+/// How well nodes suit a part that prefers to be close together, 0 to 10.
+#[derive(Debug)]
+pub(super) struct Scores {
+    tree: Arc<Tree>,
+    /// The preferred one.
+    level: usize,
+    of: FxHashMap<DomainId, u8>,
+}
+
+impl Scores {
+    /// Later domains score higher: what KAI's sorting leaves last is preferred node by node.
+    fn new(tree: &Arc<Tree>, level: usize, order: &[DomainId]) -> Self {
+        let count = order.len().max(1);
+        let score = |index: usize| u8::try_from((index + 1) * 10 / count).unwrap_or(10);
+        let of = (order.iter().enumerate()).map(|(index, id)| (*id, score(index)));
+        Self {
+            tree: Arc::clone(tree),
+            level,
+            of: of.collect(),
+        }
+    }
+
+    pub(super) fn of(&self, rank: u32) -> Option<u8> {
+        let domain = self.tree.at(self.tree.leaf(rank)?, self.level)?;
+        self.of.get(&domain).copied()
+    }
+}
+
+/// What is known of the topologies from one decision to the next.
+#[derive(Debug, Default)]
+pub(super) struct Topologies {
+    rooms: Vec<Room>,
+}
+
+impl Topologies {
+    /// What no job asked for since the last time is forgotten.
+    pub(super) fn keep(mut self) -> Self {
+        self.rooms.retain_mut(|room| std::mem::take(&mut room.used));
+        self
+    }
+}
+
+impl Cycle<'_> {
+    /// Node sets for a part of a job, best first. `Err`: why there is none.
+    pub(super) fn domains(
+        &mut self,
+        name: &str,
+        rule: &TopologyRule,
+        sets: &[&Set],
+        tasks: &[TaskKey],
+        nodes: &NodeSet,
+    ) -> Result<Domains, String> {
+        let Some(topology) = self.state.topologies.get(&rule.topology) else {
+            return Err(format!(
+                "Requested topology {} does not exist",
+                rule.topology
+            ));
+        };
+        let (required, preferred) = (
+            level_of(topology, rule.required.as_ref(), "required", rule)?,
+            level_of(topology, rule.preferred.as_ref(), "preferred", rule)?,
+        );
+        let Some(lowest) = preferred.into_iter().chain(required).max() else {
+            return Ok(Domains::Anywhere);
+        };
+        if let (Some(preferred), Some(required)) = (preferred, required)
+            && preferred < required
+        {
+            // KAI walks from the preferred level up and never meets a wider one.
+            return Err(no_such_level(
+                rule,
+                "preferred",
+                rule.preferred.as_deref().unwrap_or_default(),
+            ));
+        }
+        let (demand, sum) = Demand::of(self.state, tasks);
+        let levels = topology.levels.clone();
+        let at = self.room_of(&levels, demand);
+        let room = &self.topologies.rooms[at];
+        let tree = Arc::clone(&room.tree);
+        let common = tree.common(nodes, lowest);
+        let failed = |why: &str| {
+            Err(format!(
+                "topology {}, requirement {} couldn't be satisfied for {name}: {why}",
+                rule.topology,
+                rule.required.as_deref().unwrap_or_default()
+            ))
+        };
+        if !room.holds(common, tasks.len(), &sum) {
+            return failed(&if common == tree::ROOT {
+                "not enough resources in the cluster to allocate the job".to_owned()
+            } else {
+                let name = &tree.domain(common).name;
+                format!("not enough resources in {name} to allocate the job")
+            });
+        }
+        let levels = in_order(room, common, lowest, &sum);
+        let of_level = |level: usize| {
+            let below = level.checked_sub(tree.domain(common).level);
+            below.and_then(|below| levels.get(below))
+        };
+        let standing = self.standing_domains(&tree, sets, required);
+        let allowed = |id: &DomainId| {
+            let above = || tree.at(*id, required.unwrap_or(0));
+            (standing.as_ref())
+                .is_none_or(|standing| above().is_some_and(|above| standing.contains(&above)))
+        };
+        // From the lowest level up, as far as the rule lets it.
+        let found: Vec<DomainId> = (required.unwrap_or(0)..=lowest)
+            .rev()
+            .filter_map(of_level)
+            .flatten()
+            .copied()
+            .filter(|id| allowed(id) && room.holds(*id, tasks.len(), &sum))
+            .collect();
+        if let Some(level) = preferred {
+            let order = of_level(level).map_or(&[][..], Vec::as_slice);
+            let scores = Scores::new(&tree, level, order);
+            self.scores.insert(name.to_owned(), scores);
+        }
+        if found.is_empty() {
+            return failed("no domain has enough resources");
+        }
+        Ok(Domains::In(tree, found))
+    }
+
+    /// The room that the domains of a topology have for a demand, as it is now.
+    fn room_of(&mut self, levels: &[Arc<str>], demand: Demand) -> usize {
+        let rooms = &mut self.topologies.rooms;
+        rooms.retain(|room| !room.tree.has_levels(levels) || room.tree.is_current(self.state));
+        let known = |room: &Room| room.tree.has_levels(levels) && room.demand == demand;
+        let at = rooms.iter().position(known).unwrap_or_else(|| {
+            let mut trees = rooms.iter().map(|room| &room.tree);
+            let tree = trees.find(|tree| tree.has_levels(levels)).cloned();
+            let new = || Arc::new(Tree::new(self.state, &self.nodes, levels));
+            rooms.push(Room::new(tree.unwrap_or_else(new), demand));
+            rooms.len() - 1
+        });
+        rooms[at].refresh(self.state, &self.nodes);
+        at
+    }
+
+    /// Scores of the part's own rule, or of the nearest part above it.
+    pub(super) fn topology_scores(&self, task: TaskKey, set: &str) -> Option<&Scores> {
+        if self.scores.is_empty() {
+            return None;
+        }
+        if let Some(scores) = self.scores.get(set) {
+            return Some(scores);
+        }
+        let job = self.state.tasks.get(task)?.job?;
+        let root = &self.state.jobs.get(job)?.group.as_ref()?.spec.root;
+        let mut path = Vec::new();
+        path_to(root, set, &mut path);
+        path.iter().find_map(|name| self.scores.get(*name))
+    }
+
+    /// Domains of the required level in which pods of the part stand already. `None`: none
+    /// stands, or any level will do.
+    fn standing_domains(
+        &self,
+        tree: &Tree,
+        sets: &[&Set],
+        required: Option<usize>,
+    ) -> Option<BTreeSet<DomainId>> {
+        let level = required?;
+        let stand = || {
+            let tasks = sets.iter().flat_map(|set| &set.tasks);
+            tasks.filter(|(_, status)| status.is_allocated())
+        };
+        stand().next()?;
+        let domain = |node: NodeKey| tree.at(tree.leaf(self.state.rooms.rank(node)?)?, level);
+        let domains = stand().filter_map(|(task, _)| domain(self.state.cell(*task).node?));
+        Some(domains.collect())
+    }
+}
+
+/// The domains below this one, level by level down to the lowest, in each those first that
+/// the pods would fill most.
+fn in_order(room: &Room, from: DomainId, lowest: usize, sum: &Amounts) -> Vec<Vec<DomainId>> {
+    let mut levels = vec![vec![from]];
+    for _ in room.tree.domain(from).level..lowest {
+        let mut next = Vec::new();
+        for id in levels.last().into_iter().flatten() {
+            let children = room.tree.domain(*id).children.iter();
+            let mut children: Vec<(f64, DomainId)> = children
+                .map(|child| (room.ratio(*child, sum), *child))
+                .collect();
+            children.sort_by(|one, other| match other.0.total_cmp(&one.0) {
+                Ordering::Equal => {
+                    let name = |id: DomainId| &room.tree.domain(id).name;
+                    name(one.1).cmp(name(other.1))
+                }
+                order => order,
+            });
+            next.extend(children.into_iter().map(|(_, id)| id));
+        }
+        levels.push(next);
+    }
+    levels
+}
+
+/// How deep a level is, 1 for the widest. `None`: no such rule.
+fn level_of(
+    topology: &Topology,
+    wanted: Option<&Arc<str>>,
+    what: &str,
+    rule: &TopologyRule,
+) -> Result<Option<usize>, String> {
+    let Some(wanted) = wanted.filter(|wanted| !wanted.is_empty()) else {
+        return Ok(None);
+    };
+    let at = |label: &Arc<str>| topology.levels.iter().position(|level| level == label);
+    let by_alias = || topology.aliases.get(wanted).and_then(at);
+    match at(wanted).or_else(by_alias) {
+        Some(index) => Ok(Some(index + 1)),
+        None => Err(no_such_level(rule, what, wanted)),
+    }
+}
+
+fn no_such_level(rule: &TopologyRule, what: &str, wanted: &str) -> String {
+    format!(
+        "topology constraint error: workload specified '{wanted}' as the {what} topology constraint level, but the topology tree '{}' does not contain a level with this name",
+        rule.topology
+    )
+}
+
+/// Names of the groups around a set, innermost first. True when it is below this group.
+fn path_to<'a>(group: &'a SubGroup, set: &str, path: &mut Vec<&'a str>) -> bool {
+    let here = group.sets.iter().any(|one| one.name.as_str() == set)
+        || group.groups.iter().any(|inner| path_to(inner, set, path));
+    if here {
+        path.push(group.name.as_ref().map_or("", |name| name.as_str()));
+    }
+    here
+}
