@@ -12,17 +12,21 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 /// No number of 128 bits has more.
 const MAX_DIGITS: usize = 39;
 
-/// How many thousandths.
+/// How many of a decimal part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Thousandths {
+enum Parts {
     /// So many, and a part of one if `true`.
     Whole(u128, bool),
     /// More than 128 bits hold.
     Beyond,
 }
 
-/// `None` for what is no quantity and for what is negative.
-fn read(text: &str) -> Option<Thousandths> {
+/// Decimals of a part.
+const MILLI: i32 = 3;
+const NANO: i32 = 9;
+
+/// In parts of so many decimals. `None` for what is no quantity and for what is negative.
+fn read(text: &str, decimals: i32) -> Option<Parts> {
     let text = text.strip_prefix('+').unwrap_or(text);
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -54,10 +58,10 @@ fn read(text: &str) -> Option<Thousandths> {
     };
     let digits = times(whole.bytes().chain(part.bytes()), factor);
     if digits.is_empty() {
-        return Some(Thousandths::Whole(0, false));
+        return Some(Parts::Whole(0, false));
     }
     let power = exponent
-        .saturating_add(3)
+        .saturating_add(decimals)
         .saturating_sub(i32::try_from(part.len()).ok()?);
     let zeros = usize::try_from(power.unsigned_abs()).ok()?;
     if power >= 0 {
@@ -66,13 +70,11 @@ fn read(text: &str) -> Option<Thousandths> {
         let count = count_of(&digits)
             .zip(tens.filter(|_| !long))
             .and_then(|(count, tens)| count.checked_mul(tens));
-        return Some(count.map_or(Thousandths::Beyond, |count| {
-            Thousandths::Whole(count, false)
-        }));
+        return Some(count.map_or(Parts::Beyond, |count| Parts::Whole(count, false)));
     }
     let (count, cut) = digits.split_at(digits.len().saturating_sub(zeros));
     let more = cut.iter().any(|digit| *digit != 0);
-    Some(count_of(count).map_or(Thousandths::Beyond, |count| Thousandths::Whole(count, more)))
+    Some(count_of(count).map_or(Parts::Beyond, |count| Parts::Whole(count, more)))
 }
 
 /// A decimal number times `factor`, digit by digit, so that none is lost; the highest first,
@@ -107,19 +109,19 @@ fn count_of(digits: &[u8]) -> Option<u128> {
 }
 
 fn rounded_up(text: &str, each: u128) -> Option<u64> {
-    Some(match read(text)? {
-        Thousandths::Whole(count, more) => {
+    Some(match read(text, MILLI)? {
+        Parts::Whole(count, more) => {
             let up = count.saturating_add(u128::from(more)).div_ceil(each);
             u64::try_from(up).unwrap_or(u64::MAX)
         }
-        Thousandths::Beyond => u64::MAX,
+        Parts::Beyond => u64::MAX,
     })
 }
 
 fn rounded_down(text: &str, each: u128) -> Option<u64> {
-    match read(text)? {
-        Thousandths::Whole(count, _) => u64::try_from(count / each).ok(),
-        Thousandths::Beyond => None,
+    match read(text, MILLI)? {
+        Parts::Whole(count, _) => u64::try_from(count / each).ok(),
+        Parts::Beyond => None,
     }
 }
 
@@ -148,6 +150,21 @@ pub fn down(quantity: &Quantity) -> Option<u64> {
 /// not fit, too.
 pub fn whole(quantity: &Quantity) -> Option<u64> {
     down(quantity).filter(|count| up(quantity) == Some(*count))
+}
+
+/// Billionths, Kubernetes' smallest step, below zero too; rounded away from zero, as Kubernetes
+/// does. The largest amount where it is beyond all numbers.
+pub fn nano(text: &str) -> Option<i128> {
+    let (text, sign) = match text.strip_prefix('-') {
+        Some(text) if !text.starts_with(['+', '-']) => (text, -1),
+        Some(_) => return None,
+        None => (text, 1),
+    };
+    let parts = match read(text, NANO)? {
+        Parts::Whole(count, more) => count.saturating_add(u128::from(more)),
+        Parts::Beyond => u128::MAX,
+    };
+    Some(sign * i128::try_from(parts).unwrap_or(i128::MAX))
 }
 
 /// Bytes as MiB, rounded up: a request is never made smaller.

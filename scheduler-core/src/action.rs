@@ -7,7 +7,7 @@ use crate::config::Step;
 use crate::ids::{
     ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName, VolumeName,
 };
-use crate::model::{ContainerGrant, Placement};
+use crate::model::{AllocatedDevice, ContainerGrant, NodeTerm, Placement};
 use crate::units::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -108,6 +108,8 @@ pub struct Bind {
     pub grants: Vec<ContainerGrant>,
     /// What is to be done about the pod's claims before it is bound, in the pod's order.
     pub claims: Vec<ClaimBinding>,
+    /// What the pod's claims on devices get before it is bound, in the pod's order.
+    pub devices: Vec<DeviceBinding>,
     /// `received-resource-type`.
     pub received: Received,
     /// The queue that it is charged to from now on; `None` for a pod that holds no cards of
@@ -137,6 +139,19 @@ pub struct ClaimBinding {
     pub name: Arc<str>,
     /// The volume that it gets; `None`: one is provisioned on the pod's node.
     pub volume: Option<VolumeName>,
+}
+
+/// A claim that gets its devices before its pod is bound, and is reserved for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceBinding {
+    /// Its UID.
+    pub uid: ClaimUid,
+    /// `namespace/name`.
+    pub name: Arc<str>,
+    /// Which devices: where it has some already, those.
+    pub devices: Arc<[AllocatedDevice]>,
+    /// Nodes that can use them, for its `nodeSelector`: for one of these. `None`: all.
+    pub nodes: Option<Arc<[NodeTerm]>>,
 }
 
 /// KAI's `received-resource-type`.

@@ -11,9 +11,13 @@
 use crate::action::{Bind, EvictCause};
 use crate::config::Config;
 use crate::ids::{
-    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, TopologyName, VolumeName,
+    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, PoolName, QueueName, TopologyName,
+    VolumeName,
 };
-use crate::model::{Labels, Node, NodeCards, Pod, PodGroup, Queue, Topology, Volume};
+use crate::model::{
+    AllocatedDevice, Allocation, DevicePool, Labels, Node, NodeCards, NodeTerm, Pod, PodGroup,
+    Queue, Topology, Volume,
+};
 use crate::units::Time;
 use std::sync::Arc;
 
@@ -55,6 +59,14 @@ pub enum Event {
     Volume(Volume),
     /// A volume is gone, or no other claim can come to it any more.
     VolumeGone(VolumeName),
+    /// A pool of devices is there, or has changed.
+    Devices(DevicePool),
+    /// A pool of devices is gone.
+    DevicesGone(PoolName),
+    /// A claim has devices, whoever gave it those.
+    Allocated(Allocation),
+    /// A claim has none any more, or is gone.
+    Freed(ClaimUid),
     /// A pod is there, or has changed. Pods of other schedulers too, as long as they
     /// are bound to a node.
     Pod(Box<Pod>),
@@ -75,6 +87,8 @@ pub enum Event {
     Assumed(Box<Bind>),
     /// Only in snapshots: where a claim of pods with a place is being bound, and to what.
     Given(Given),
+    /// Only in snapshots: devices that were picked for a claim of pods with a place.
+    Picked(Picked),
     /// Only in snapshots: why and until when a pod is not tried again.
     Backoff(Backoff),
     /// Only in snapshots: until when nothing new is put on a card.
@@ -237,6 +251,17 @@ pub struct Given {
     pub node: NodeName,
     /// The volume that it was given; `None`: one is provisioned.
     pub volume: Option<VolumeName>,
+}
+
+/// Devices of a claim that the API server has not shown yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picked {
+    /// Which claim. Does nothing where no pod with a place has it.
+    pub claim: ClaimUid,
+    /// Its devices.
+    pub devices: Arc<[AllocatedDevice]>,
+    /// Nodes that can use them.
+    pub nodes: Option<Arc<[NodeTerm]>>,
 }
 
 /// A pod that is not tried for a while.

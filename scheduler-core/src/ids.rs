@@ -121,7 +121,7 @@ name!(
     ResourceName
 );
 name!(
-    /// `metadata.uid` of a persistent volume claim.
+    /// `metadata.uid` of a persistent volume claim, or of a resource claim.
     ClaimUid
 );
 name!(
@@ -132,6 +132,59 @@ name!(
     /// Name of a topology.
     TopologyName
 );
+name!(
+    /// `<driver>/<pool>/<device>`.
+    DeviceId
+);
+name!(
+    /// Which devices a request may have: a device class, and the request's own selectors. The
+    /// shell evaluates it; [`crate::model::Device::selected_by`] has the answers.
+    FilterName
+);
+
+/// Name of a pool of devices: names of pools are unique for each driver.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolName {
+    /// The driver's name.
+    pub driver: Arc<str>,
+    /// The pool's. May have slashes.
+    pub pool: Arc<str>,
+}
+
+impl PoolName {
+    /// From both.
+    pub fn new(driver: &str, pool: &str) -> Self {
+        Self {
+            driver: Arc::from(driver),
+            pool: Arc::from(pool),
+        }
+    }
+
+    /// What `Display` printed: no driver's name has a slash.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (driver, pool) = text.split_once('/')?;
+        Some(Self::new(driver, pool))
+    }
+
+    /// One of its devices.
+    pub fn device(&self, name: &str) -> DeviceId {
+        DeviceId::from(format!("{self}/{name}"))
+    }
+}
+
+impl fmt::Display for PoolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.driver, self.pool)
+    }
+}
+
+impl DeviceId {
+    /// Its pool, and its name there: no device's name has a slash.
+    pub fn split(&self) -> Option<(PoolName, &str)> {
+        let (pool, device) = self.0.rsplit_once('/')?;
+        Some((PoolName::parse(pool)?, device))
+    }
+}
 
 /// A decision, unique for the life of a cluster as long as the shell gives each core its
 /// own [`crate::Config::epoch`]. Printed as `<epoch>-<sequence>`.

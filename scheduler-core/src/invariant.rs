@@ -2,6 +2,7 @@
 //! to, indexes say what the cells say, and no card is granted beyond what it has by
 //! decisions of ours.
 
+mod devices;
 mod sums;
 
 use crate::action::{Action, Decision};
@@ -15,6 +16,7 @@ pub(crate) fn check(state: &State) -> Vec<String> {
     let mut wrong: Vec<String> = state.contradictions.iter().cloned().collect();
     indexes(state, &mut wrong);
     sums::check(state, &mut wrong);
+    devices::check(state, &mut wrong);
     wrong
 }
 
@@ -110,6 +112,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
 /// Cards that this decision put something on are within what they have.
 pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
     let mut wrong = Vec::new();
+    devices::check_decided(state, decision, &mut wrong);
     for action in &decision.actions {
         let Action::Bind(bind) = action else {
             continue;

@@ -11,7 +11,7 @@
 //!   [`ids`], [`units`]: names and quantities; [`problem`]: what was wrong with one.
 //! - `apply`: an event into `state` (rows of facts, journalled cells, one `transition`).
 //! - `ledger`: what a share gets of a card; `fit`: can it go there, and every "no";
-//!   `whole`: which n cards; `score`: where best, [`fragment`]: what would stay unused.
+//!   `whole`: which n cards; `devices`: which devices claims get; `score`: where best, [`fragment`]: what would stay unused.
 //! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
 //!   `job_queue`: who goes next; `gang`: what goes together.
 //! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
@@ -95,6 +95,7 @@ mod capacity;
 pub mod config;
 mod core;
 mod cycle;
+mod devices;
 pub mod event;
 pub mod explain;
 pub mod fair_share;
@@ -121,8 +122,8 @@ pub mod units;
 mod whole;
 
 pub use action::{
-    Action, Bind, ClaimBinding, Decision, Evict, EvictCause, PodReason, Promise, ReasonKind,
-    Received, Tally,
+    Action, Bind, ClaimBinding, Decision, DeviceBinding, Evict, EvictCause, PodReason, Promise,
+    ReasonKind, Received, Tally,
 };
 pub use capacity::Request;
 pub use config::{Config, Placement, Plugin, Resolve, Step, Workers};

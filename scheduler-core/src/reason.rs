@@ -1,8 +1,9 @@
 //! Every "no", typed, and its words: KAI's where KAI has them.
 
 use crate::action::ReasonKind;
+use crate::devices::{DeviceNo, DevicesNo};
 use crate::explain::MAX_LINE;
-use crate::ids::ResourceName;
+use crate::ids::{DeviceId, ResourceName};
 use crate::ledger::Short;
 use crate::model::{Fence, Mode, Taint};
 use crate::state::State;
@@ -48,6 +49,8 @@ pub(crate) enum NodeNo {
     Spread,
     /// It has no domain to spread over.
     SpreadLabel,
+    /// Its devices will not do for the pod's claims.
+    Devices(DevicesNo),
     Gpus,
     GpuMemory,
     /// It has no cards at all.
@@ -108,6 +111,7 @@ impl fmt::Display for NodeNo {
             Self::SpreadLabel => f.write_str(
                 "node(s) didn't match pod topology spread constraints (missing required label)",
             ),
+            Self::Devices(why) => why.fmt(f),
             Self::Gpus | Self::NoGpus => f.write_str("node(s) didn't have enough resources: GPUs"),
             Self::GpuMemory => f.write_str("node(s) didn't have enough resources: GPU memory"),
             Self::AgentSilent => f.write_str("node(s) whose agent has not been heard yet"),
@@ -173,6 +177,8 @@ pub(crate) enum CardNo {
     PoolShared,
     /// The kubelet does not offer it.
     PoolNone,
+    /// A claim holds it: a card has one front at a time.
+    Claimed,
 }
 
 impl fmt::Display for CardNo {
@@ -215,6 +221,7 @@ impl fmt::Display for CardNo {
             }
             Self::PoolShared => f.write_str("the kubelet does not show it as a whole GPU yet"),
             Self::PoolNone => f.write_str("not offered by the kubelet"),
+            Self::Claimed => f.write_str("allocated to a resource claim"),
         }
     }
 }
@@ -238,6 +245,7 @@ pub(crate) enum CardLine {
     },
     /// So many cards are wanted in one mode.
     OneMode(usize),
+    Device(DeviceId, DeviceNo),
 }
 
 impl CardLine {
@@ -247,6 +255,7 @@ impl CardLine {
             Self::Card(_, no) => no.to_string(),
             Self::Whole { .. } => "whole".to_owned(),
             Self::OneMode(_) => "one mode".to_owned(),
+            Self::Device(_, no) => no.to_string(),
         };
         words.chars().filter(|c| !c.is_ascii_digit()).collect()
     }
@@ -260,6 +269,7 @@ impl CardLine {
             },
             Self::Whole { free, wanted } => format!("{free} of {wanted} whole GPUs free"),
             Self::OneMode(wanted) => format!("{wanted} cards in one mode needed"),
+            Self::Device(id, no) => format!("device {id}: {no}"),
         }
     }
 }
@@ -401,7 +411,10 @@ impl NodeNo {
 
     /// Cards say more about it.
     pub(crate) fn is_of_cards(&self) -> bool {
-        matches!(self, Self::Gpus | Self::GpuMemory)
+        matches!(
+            self,
+            Self::Gpus | Self::GpuMemory | Self::Devices(DevicesNo::Request(_))
+        )
     }
 }
 

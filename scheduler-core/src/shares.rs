@@ -5,6 +5,7 @@
 //! [`Share`] per queue. Resources come in the order GPU (nano), CPU (milli), memory
 //! (bytes), as in [`QueueUse`].
 
+use crate::devices;
 use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
@@ -115,7 +116,7 @@ impl Surveyed {
         if closed || !node.not_ready.is_empty() {
             return surveyed;
         }
-        let mut has = has(node, cards);
+        let mut has = has(state, node, cards);
         if row.lacks.gpu.is_some() {
             has[0] = 0;
         }
@@ -357,7 +358,8 @@ impl Shares {
 }
 
 /// What a node has, with so many cards if they are an agent's.
-fn has(node: &Node, cards: u128) -> Three {
+fn has(state: &State, node: &Node, cards: u128) -> Three {
+    let by_claim = devices::gpus(&state.devices, node);
     let gpus = if node.managed {
         cards
     } else {
@@ -367,7 +369,7 @@ fn has(node: &Node, cards: u128) -> Three {
         u128::from(crate::state::transition::mig_slices(name.as_str())) * u128::from(*count)
     });
     [
-        (gpus + slices.sum::<u128>()) * u128::from(NanoGpu::ONE.0),
+        (gpus + by_claim + slices.sum::<u128>()) * u128::from(NanoGpu::ONE.0),
         u128::from(node.cpu.0),
         u128::from(node.memory.0),
     ]
@@ -383,7 +385,7 @@ pub(crate) fn capacity(state: &State) -> Three {
         let cards = (row.cards.iter())
             .filter_map(|card| state.cards.get(*card)?.card.as_ref())
             .filter(|card| card.total.0 > 0 && !card.mig);
-        sum = plus(sum, has(node, cards.count() as u128));
+        sum = plus(sum, has(state, node, cards.count() as u128));
     }
     sum
 }

@@ -3,7 +3,7 @@
 use crate::cycle;
 use crate::event::{
     Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Namespace, Outcome, OutcomeResult,
-    Rest,
+    Picked, Rest,
 };
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
@@ -77,6 +77,9 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         Some(Event::Group(row.group.as_ref()?.to_group(&row.name)))
     }));
     events.extend(state.volumes.rows().cloned().map(Event::Volume));
+    let pools = state.devices.pools();
+    events.extend(pools.map(|row| Event::Devices(row.pool.clone())));
+    events.extend(state.devices.allocated().cloned().map(Event::Allocated));
     let mut after = Vec::new();
     for key in state.tasks_by_uid() {
         let Some(row) = state.tasks.get(key) else {
@@ -110,6 +113,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             volume: used.volume.clone(),
         }))
     }));
+    events.extend(picked(state));
     // What refusals paused is overwritten with how it stands.
     events.extend(pauses);
     events.extend(lost);
@@ -132,6 +136,26 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         })
     }));
     events
+}
+
+/// What was picked for claims that the API server has not shown with it yet.
+fn picked(state: &State) -> Vec<Event> {
+    let mut picked: Vec<Picked> = state
+        .devices
+        .holds()
+        .iter()
+        .filter(|(slot, _)| !slot.again)
+        .filter_map(|(slot, hold)| {
+            let picked = hold.picked.as_ref()?;
+            Some(Picked {
+                claim: slot.claim.clone(),
+                devices: Arc::clone(&picked.devices),
+                nodes: picked.nodes.clone(),
+            })
+        })
+        .collect();
+    picked.sort_unstable_by(|one, other| one.claim.cmp(&other.claim));
+    picked.into_iter().map(Event::Picked).collect()
 }
 
 /// What a job's group does not say of it.
@@ -221,6 +245,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
 /// A pod as its last event said it.
 pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
+    let key = state.task_of(&row.uid)?;
     let placement = || {
         let (node, grants) = match &row.rare.refused {
             Some(refused) => (refused.node, refused.grants.clone()),
@@ -259,6 +284,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         extended: spec.extended.clone(),
         gpus: spec.gpus.clone(),
         claims: spec.claims.clone(),
+        devices: state.devices.of(key).to_vec(),
         attachments: spec.attachments.clone(),
         nodes: spec.rules.clone(),
         tolerations: spec.tolerations.clone(),

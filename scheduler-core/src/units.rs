@@ -47,6 +47,56 @@ pub struct CpuMilli(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
+/// An amount of something that a driver counts: a Kubernetes quantity, in billionths, which is
+/// its smallest step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Quantity(pub i128);
+
+impl Quantity {
+    /// Billionths of one.
+    const ONE: i128 = 1_000_000_000;
+
+    /// So many.
+    pub const fn whole(amount: i64) -> Self {
+        Self(amount as i128 * Self::ONE)
+    }
+
+    /// In whole numbers, rounded up: Kubernetes' `Value()`.
+    pub(crate) fn rounded_up(self) -> i128 {
+        self.0.div_euclid(Self::ONE) + i128::from(self.0.rem_euclid(Self::ONE) != 0)
+    }
+
+    /// What `Display` printed.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.strip_suffix('n') {
+            Some(nano) => nano.parse().ok().map(Self),
+            None => text.parse().ok().map(Self::whole),
+        }
+    }
+
+    /// The sum; the largest amount where it would be more.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// The difference; the smallest amount where it would be less.
+    #[must_use]
+    pub fn less(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 % Self::ONE == 0 && i64::try_from(self.0 / Self::ONE).is_ok() {
+            write!(f, "{}", self.0 / Self::ONE)
+        } else {
+            write!(f, "{}n", self.0)
+        }
+    }
+}
+
 /// Milliseconds since 1970, by the shell's clock. The core only compares and adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);

@@ -5,16 +5,17 @@
     clippy::cast_possible_truncation
 )] // A test from its first line to its last.
 
+mod by_claim;
 mod cases;
 mod pod_rules;
 mod storage;
 
 use cases::tried;
 use proptest::prelude::*;
-use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
+use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
-    Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase, Pod, Queue,
-    Share,
+    Allocation, Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase,
+    Pod, Queue, Share,
 };
 use scheduler_core::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -87,6 +88,7 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
             claim((which % 7) as u8)
         }));
     pod_rules::give(&mut pod, kind, size);
+    by_claim::give(&mut pod, kind, size);
     let ask = match kind % 7 {
         0 => None,
         1 => Some(Ask::Whole(1 + u32::from(kind) % 3)),
@@ -142,6 +144,8 @@ struct World {
     now: u64,
     nodes: BTreeMap<NodeName, Node>,
     pods: BTreeMap<PodUid, Pod>,
+    /// Claims that have devices.
+    allocated: BTreeMap<ClaimUid, Allocation>,
     open: Vec<Action>,
     /// Open decisions of pods that are gone, or were seen waiting after they were seen bound.
     before: BTreeSet<DecisionId>,
@@ -160,6 +164,7 @@ impl World {
             now: 0,
             nodes: BTreeMap::new(),
             pods: BTreeMap::new(),
+            allocated: BTreeMap::new(),
             open: Vec::new(),
             before: BTreeSet::new(),
             told: BTreeSet::new(),
@@ -174,6 +179,10 @@ impl World {
         for volume in volumes() {
             world.tell(Event::Volume(volume));
         }
+        for index in 0..3 {
+            world.tell(Event::Devices(by_claim::pool(index, 0)));
+        }
+        world.tell(Event::Devices(by_claim::network()));
         let mut queue = Queue::unlimited("default-queue");
         // Longer by a second than goes by before a rebuilt core is compared.
         queue.preempt_min_runtime = Some(Duration(101_000));
@@ -242,6 +251,46 @@ impl World {
         decision
     }
 
+    /// The API server shows the claims of a pod that is bound or was, or shows them as before.
+    fn show_claims(&mut self, claims: impl Iterator<Item = Allocation>) {
+        for claim in claims {
+            let known = self.allocated.get(&claim.claim);
+            let known = known.filter(|known| !known.leaving).cloned();
+            let mut claim = known.unwrap_or(claim);
+            let uses = |pod: &&Pod| {
+                let stands = matches!(
+                    pod.phase,
+                    Phase::Bound(_) | Phase::Running(_) | Phase::Releasing(Some(_))
+                );
+                stands && pod.devices.iter().any(|one| one.uid == claim.claim)
+            };
+            let consumers = self.pods.values().filter(uses).count();
+            claim.consumers = u32::try_from(consumers).unwrap();
+            self.allocated.insert(claim.claim.clone(), claim.clone());
+            self.tell(Event::Allocated(claim));
+        }
+    }
+
+    /// A pod is gone: its claims are about to lose their devices, or have lost them, where it was
+    /// the last.
+    fn leave_claims(&mut self, pod: &Pod, size: u16) {
+        for claim in &pod.devices {
+            let Some(mut known) = self.allocated.remove(&claim.uid) else {
+                continue;
+            };
+            let uses = |pod: &Pod| pod.devices.iter().any(|one| one.uid == claim.uid);
+            let stay = self.pods.values().filter(|pod| uses(pod)).count();
+            known.consumers = u32::try_from(stay).unwrap();
+            known.leaving = stay == 0;
+            if known.leaving && size % 2 == 0 {
+                self.tell(Event::Freed(claim.uid.clone()));
+                continue;
+            }
+            self.allocated.insert(claim.uid.clone(), known.clone());
+            self.tell(Event::Allocated(known));
+        }
+    }
+
     fn bound(&mut self, bind: &Bind, running: bool) {
         let Some(mut pod) = self.pods.get(&bind.pod).cloned() else {
             return;
@@ -267,6 +316,10 @@ impl World {
                 }
             }
         }
+        let early = bind.decision.sequence % 2 == 0;
+        if early {
+            self.show_claims(by_claim::allocations(bind));
+        }
         let placed = bind.placement();
         pod.phase = if running {
             Phase::Running(placed)
@@ -274,6 +327,9 @@ impl World {
             Phase::Bound(placed)
         };
         self.show(pod);
+        if !early {
+            self.show_claims(by_claim::allocations(bind));
+        }
     }
 
     fn step(&mut self, step: Step) {
@@ -321,9 +377,12 @@ impl World {
             }
             10 => {
                 if let Some(uid) = some_pod {
-                    self.pods.remove(&uid);
+                    let pod = self.pods.remove(&uid);
                     self.forget_binding(&uid);
                     self.tell(Event::PodGone(uid));
+                    if let Some(pod) = pod {
+                        self.leave_claims(&pod, step.size);
+                    }
                 }
             }
             11 => {
@@ -378,6 +437,11 @@ impl World {
                 self.tell(match step.size % 3 {
                     0 => Event::VolumeGone(volume.name),
                     _ => Event::Volume(volume),
+                });
+                let pool = by_claim::pool(index, step.size / 3);
+                self.tell(match step.size % 16 {
+                    0 => Event::DevicesGone(pool.name),
+                    _ => Event::Devices(pool),
                 });
             }
             _ => {
@@ -448,7 +512,7 @@ proptest! {
         let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
         let said = |decision: &Decision| -> Vec<(PodUid, String, String)> {
             decision.actions.iter().filter_map(|action| match action {
-                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?} {:?}", bind.grants, bind.claims))),
+                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?} {:?} {:?}", bind.grants, bind.claims, bind.devices))),
                 // Those that are under way are decided again.
                 Action::Evict(evict) if evict.cause == EvictCause::GrantRefused => None,
                 Action::Evict(evict) => Some((evict.pod.clone(), evict.cause.as_str().to_owned(), format!("{:?}", evict.in_favour_of))),
@@ -488,7 +552,7 @@ proptest! {
             }
         }
         let mut events: Vec<Event> = first.core.snapshot().into_iter().filter(|event| {
-            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Volume(_) | Event::Namespace(_) | Event::Pod(_))
+            matches!(event, Event::Node(_) | Event::Cards(_) | Event::Queue(_) | Event::Volume(_) | Event::Namespace(_) | Event::Pod(_) | Event::Devices(_) | Event::Allocated(_))
         }).collect();
         let decide = |events: &[Event]| {
             let mut core = Core::new(Config::verified());
@@ -515,8 +579,13 @@ proptest! {
         let mut sums: BTreeMap<GpuUuid, u64> = BTreeMap::new();
         let mut whole: BTreeMap<GpuUuid, u32> = BTreeMap::new();
         let (mut bound, mut owners) = (BTreeMap::new(), BTreeMap::new());
+        let mut claims: BTreeMap<ClaimUid, Allocation> = BTreeMap::new();
         for action in world.decide().actions {
             let Action::Bind(bind) = action else { continue };
+            for claim in by_claim::allocations(&bind) {
+                let same = claims.entry(claim.claim.clone()).or_insert_with(|| claim.clone());
+                prop_assert_eq!(&same.devices, &claim.devices);
+            }
             for claim in &bind.claims {
                 let wanted = (0..7).map(self::claim).find(|one| one.uid == claim.uid).unwrap().wants;
                 let at = (bind.node.clone(), claim.volume.clone());
@@ -554,6 +623,13 @@ proptest! {
             prop_assert!(!whole.contains_key(uuid), "whole and shared at once");
         }
         prop_assert!(whole.values().all(|pods| *pods == 1));
+        let pools: Vec<_> = (0..3).map(|node| by_claim::pool(node, 0)).chain([by_claim::network()]).collect();
+        let claims: Vec<Allocation> = claims.into_values().collect();
+        prop_assert_eq!(by_claim::beyond(&pools, &claims), None);
+        for uuid in claims.iter().flat_map(|claim| &*claim.devices).filter_map(|one| one.device.as_str().strip_suffix("/card")) {
+            let card = GpuUuid::new(format!("GPU-{}-0", uuid.rsplit('n').next().unwrap()));
+            prop_assert!(!sums.contains_key(&card) && !whole.contains_key(&card), "granted and claimed: {}", card);
+        }
     }
 
     /// A pod that fits alone on an idle cluster is placed there.

@@ -403,6 +403,9 @@ impl Cycle {
         for report in self.world.reports() {
             self.send(Work::Report(Box::new(report)));
         }
+        for stray in self.world.stray_claims() {
+            self.send(Work::Free(stray));
+        }
         self.change = None;
         let decision = self.core.decide(now);
         let taking_in = std::mem::take(&mut self.taking_in);

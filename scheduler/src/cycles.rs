@@ -90,7 +90,10 @@ pub(crate) fn start(
         let core = Core::new(shard.core.clone());
         let (pace, end) = (pace(config), end.clone());
         tasks.spawn(named("a cycle", async move {
-            cycle::run(core, world, observer, pace, inputs, outputs, end).await;
+            Box::pin(cycle::run(
+                core, world, observer, pace, inputs, outputs, end,
+            ))
+            .await;
         }));
     };
     if let [only] = plan.shards.as_slice()

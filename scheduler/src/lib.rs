@@ -17,6 +17,7 @@
 //!   request a share may be held.
 //! - [`watch`]: the API server's objects; [`telemetry`]: what agents say; both as facts.
 //! - [`convert`]: a fact into the core's events; [`usage`]: what queues used in the past.
+//! - [`selector`]: which devices a request may have, by CEL.
 //! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time;
 //!   `cycles`: one for each shard.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
@@ -58,6 +59,7 @@ pub mod prometheus;
 pub mod report;
 mod run;
 pub mod scale_up;
+pub mod selector;
 pub mod serve;
 pub mod shard;
 pub mod snapshot;

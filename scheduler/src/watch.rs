@@ -8,11 +8,12 @@ use crate::convert::csi::limits;
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
 use futures::stream::BoxStream;
-use futures::{Stream, StreamExt as _};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, EnvVar, Namespace, Node, ObjectReference, PersistentVolume,
     PersistentVolumeClaim, Pod,
 };
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -77,6 +78,12 @@ pub enum Fact {
     CsiDriver(Seen<CSIDriver>),
     /// Of what a CSI driver can still provision.
     CsiCapacity(Seen<CSIStorageCapacity>),
+    /// Of devices that a driver publishes.
+    DeviceSlice(Seen<ResourceSlice>),
+    /// Of a class of devices.
+    DeviceClass(Seen<DeviceClass>),
+    /// Of a claim on devices.
+    DeviceClaim(Seen<ResourceClaim>),
 }
 
 /// Where facts go. Unbounded: the reader never waits for anything but these.
@@ -139,8 +146,9 @@ pub async fn queues(client: Client, queues: impl Fn(&Seen<Queue>), stop: Cancell
     }
 }
 
-/// Follows everything until `stop`. When `relist` changes, pods and groups are listed anew: a
-/// watch may lag behind what another replica wrote. `queues` sees each fact about a queue first.
+/// Follows everything until `stop`. When `relist` changes, pods, groups and claims on devices
+/// are listed again: a watch may lag behind what another replica wrote. `queues` sees each fact
+/// about a queue first.
 pub async fn run(
     client: Client,
     facts: Facts,
@@ -168,7 +176,7 @@ pub async fn run(
                 &facts,
                 Fact::Group,
                 [class],
-                relist
+                relist.clone()
             ),
             follow_classes(client.clone(), &facts, classes),
             follow_limits(client.clone(), &facts, limits),
@@ -200,6 +208,15 @@ pub async fn run(
             follow(all(client.clone()), &facts, Fact::Storage),
             follow(all(client.clone()), &facts, Fact::CsiDriver),
             follow(all(client.clone()), &facts, Fact::CsiCapacity),
+            follow(all(client.clone()), &facts, Fact::DeviceSlice),
+            follow(all(client.clone()), &facts, Fact::DeviceClass),
+            follow_anew(
+                || all(client.clone()),
+                &facts,
+                Fact::DeviceClaim,
+                [],
+                relist.clone()
+            ),
         )
     };
     tokio::select! {
@@ -226,11 +243,14 @@ async fn follow_anew<K, const N: usize>(
         }
     }
     loop {
-        let news = known.iter_mut().map(|one| Box::pin(one.changed()));
+        // One that never ends, where nothing else has to be known.
+        let never = futures::future::pending().boxed();
+        let news = known.iter_mut().map(|one| one.changed().boxed());
+        let news = futures::future::select_all(news.chain([never]));
         tokio::select! {
             biased;
             () = follow(events(), facts, of) => return,
-            (changed, ..) = futures::future::select_all(news) => {
+            (changed, ..) = news => {
                 if changed.is_err() {
                     return;
                 }
@@ -367,7 +387,7 @@ fn by_config_maps(mut variables: Vec<EnvVar>) -> Option<Vec<EnvVar>> {
     (!variables.is_empty()).then_some(variables)
 }
 
-/// In a box: seventeen of them at once would fill a thread's stack.
+/// In a box: twenty of them at once would fill a thread's stack.
 type Events<K> = BoxStream<'static, Option<Event<K>>>;
 
 /// Objects of a kind that Kubernetes itself defines.

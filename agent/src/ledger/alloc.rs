@@ -39,6 +39,7 @@ impl AllocId {
 
     /// Of a part of this claim, by the names of its requests. Always the same, so that a part
     /// that is prepared again is found.
+    #[must_use]
     pub fn of_part<'a>(self, requests: impl IntoIterator<Item = &'a str>) -> Self {
         let mut hash = Context::new(&SHA256);
         hash.update(&self.0.to_be_bytes());

@@ -146,7 +146,7 @@ impl Core {
                 None => self.template(allocated, part)?,
             };
             let alloc = allocated.part(part);
-            self.may_have(pod, &template.wishes, template.mode)?;
+            Self::may_have(pod, &template.wishes, template.mode)?;
             for container in containers {
                 self.has_nothing_else(pod, container, Some(alloc))?;
                 claims.push((alloc, with_holder(&template, pod, container)));
@@ -275,7 +275,7 @@ impl Core {
     }
 
     /// Why a pod must not have a share of this kind, if so.
-    fn may_have(&self, pod: &PodView, wishes: &Wishes, mode: Mode) -> Result<(), String> {
+    fn may_have(pod: &PodView, wishes: &Wishes, mode: Mode) -> Result<(), String> {
         // Monitoring is let in by its namespace's label; a whole card has no walls.
         let walls = !wishes.observes && mode != Mode::Exclusive;
         match pod.way_around.as_ref().filter(|_| walls) {

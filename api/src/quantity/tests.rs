@@ -247,3 +247,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn billionths_are_exact_and_may_be_negative() {
+    for (text, billionths) in [
+        ("1", 1_000_000_000),
+        ("-1.5", -1_500_000_000),
+        ("1n", 1),
+        ("0.1n", 1),
+        ("-0.1n", -1),
+        ("2Gi", 2 * (1 << 30) * 1_000_000_000),
+        ("1e40", i128::MAX),
+    ] {
+        assert_eq!(nano(text), Some(billionths), "{text}");
+    }
+    for text in ["", "--1", "-+1", "1Q"] {
+        assert_eq!(nano(text), None, "{text}");
+    }
+}

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::event::Event;
 use crate::problem::Problem;
 use crate::state::State;
+use crate::state::devices::Picked as Devices;
 use crate::state::rows::{Evicted, Rest};
 
 /// Takes one event in.
@@ -60,6 +61,28 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
                     name: name.shared(),
                 });
             }
+        }
+        Event::Devices(pool) => state.device_pool(pool),
+        Event::DevicesGone(name) => {
+            if !state.device_pool_gone(&name) {
+                problems.push(Problem::Unknown {
+                    what: "pool of devices",
+                    name: name.to_string().into(),
+                });
+            }
+        }
+        Event::Allocated(allocation) => state.claim_allocated(allocation),
+        Event::Freed(claim) => {
+            if !state.claim_freed(&claim) {
+                problems.push(Problem::Unknown {
+                    what: "allocated claim",
+                    name: claim.shared(),
+                });
+            }
+        }
+        Event::Picked(picked) => {
+            let (devices, nodes) = (picked.devices, picked.nodes);
+            state.pick(&picked.claim, Devices { devices, nodes });
         }
         Event::Given(given) => {
             if let Some(node) = state.node_names.get(&given.node).copied() {

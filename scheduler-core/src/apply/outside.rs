@@ -21,6 +21,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::Assumed(_)
         | Event::Given(_)
         | Event::VolumeGone(_)
+        | Event::Freed(_)
+        | Event::Picked(_)
         | Event::Backoff(_)
         | Event::CardPause(_) => false,
         Event::Config(_)
@@ -33,12 +35,16 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
         | Event::GroupGone(_)
         | Event::Topology(_)
         | Event::TopologyGone(_)
+        | Event::Devices(_)
+        | Event::DevicesGone(_)
         | Event::Namespace(_)
         | Event::NamespaceGone(_)
         | Event::Refusal(_)
         | Event::EvictRequest(_) => true,
         // One that is kept for a claim may be so by a binding of ours.
         Event::Volume(volume) => volume.kept_for.is_none() && !state.volumes.is_known(&volume.name),
+        // Ours, or another scheduler's.
+        Event::Allocated(allocation) => !state.devices.has_picked(allocation),
         Event::Outcome(outcome) => outcome.result != OutcomeResult::Confirmed,
         Event::Group(group) => is_another(state, group),
         Event::Pod(pod) => is_new(state, pod),
@@ -72,8 +78,8 @@ fn is_another(state: &State, group: &PodGroup) -> bool {
 fn is_new(state: &State, pod: &Pod) -> bool {
     let known = state
         .task_of(&pod.uid)
-        .and_then(|key| Some((state.tasks.get(key)?, state.task_cells.get(key)?)));
-    let Some((row, cell)) = known else {
+        .and_then(|key| Some((key, state.tasks.get(key)?, state.task_cells.get(key)?)));
+    let Some((key, row, cell)) = known else {
         let job = pod.group.as_ref();
         return !job.is_some_and(|name| state.job_names.contains_key(name));
     };
@@ -86,6 +92,7 @@ fn is_new(state: &State, pod: &Pod) -> bool {
             && spec.rules == pod.nodes
             && spec.claims == pod.claims
             && spec.attachments == pod.attachments
+            && state.devices.of(key) == pod.devices
             && spec.ports == pod.ports
             && spec
                 .others

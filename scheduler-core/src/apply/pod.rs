@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{
-    Hold, JobKey, NodeKey, Others, PodFacts, Rare, Seen, Spec, TaskKey, TaskRow,
+    ClaimAsk, Hold, JobKey, NodeKey, Others, PodFacts, Rare, Seen, Spec, TaskKey, TaskRow,
 };
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
         None => insert(state, &pod),
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
-    let given = state.given_to(key);
+    let (given, picked) = (state.given_to(key), state.picked_for(key));
     let changed = take_row(state, config, key, &pod, spec, &before);
     if let Some(job) = state.tasks.get(key).and_then(|row| row.job) {
         super::group::charge_by_pods(state, job);
@@ -32,6 +32,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
     settle(state, key, to.status);
     state.transition(key, to.clone());
     state.give_back(given, &to);
+    state.pick_again(picked, &to);
     if changed || to != before {
         // Anything that stood somewhere and changed may have made room.
         if before.node.is_some()
@@ -69,6 +70,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
         super::group::charge_by_pods(state, job);
     }
     state.set_counted_in(key, None);
+    state.set_device_claims(key, &[]);
     if let Some(row) = state.tasks.remove(key) {
         state
             .pod_counts
@@ -100,6 +102,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         gpus: Vec::new(),
         claims: Vec::new(),
         attachments: Vec::new(),
+        devices: Vec::new(),
         rules: crate::model::NodeRules::default(),
         tolerations: Vec::new(),
         ports: Vec::new(),
@@ -205,6 +208,7 @@ fn take_row(
         .is_some_and(|known| *known.spec == spec);
     let same = before.status != Status::Detached
         && same_spec
+        && state.devices.of(key) == pod.devices
         && state.group_name(row) == pod.group.as_ref()
         && row.facts.are(pod)
         && row.created == pod.created
@@ -218,6 +222,7 @@ fn take_row(
     let started = started_alone(state, key, before);
     state.transition(key, TaskCell::of(Status::Detached));
     state.leave_job(key);
+    state.set_device_claims(key, &pod.devices);
     let spec_key = state.spec(spec);
     let labels = state.texts.labels(&pod.labels);
     let facts = PodFacts::of(pod, &mut state.texts);
@@ -577,6 +582,7 @@ fn spec_of(state: &mut State, pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
         gpus: pod.gpus.clone(),
         claims: pod.claims.clone(),
         attachments: pod.attachments.clone(),
+        devices: pod.devices.iter().map(ClaimAsk::of).collect(),
         rules: pod.nodes.clone(),
         tolerations: pod.tolerations.clone(),
         ports: pod.ports.clone(),

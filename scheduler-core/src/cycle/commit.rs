@@ -198,6 +198,7 @@ pub(crate) fn bind(
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,
         claims: claims.collect(),
+        devices: state.devices.bindings(task),
         received,
         queue,
         group: state.group_name(row).cloned(),

@@ -266,8 +266,14 @@ impl Cycle<'_> {
             .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
             .map(|spec| spec.share_mib)
             .sum();
+        // What is free for claims is not known in sum.
+        let by_claim: u128 = tasks
+            .iter()
+            .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
+            .map(|spec| spec.device_nano)
+            .sum();
         let rooms = &self.state.rooms;
-        wanted[0] <= rooms.nano && mib <= rooms.mib
+        wanted[0].saturating_sub(by_claim) <= rooms.nano && mib <= rooms.mib
     }
 
     /// A pod's name for messages.

@@ -395,6 +395,10 @@ impl Cycle<'_> {
                 leaving: None,
             },
         );
+        if !self.state.has_its_devices(task) {
+            self.state.rollback(mark);
+            return false;
+        }
         for hold in leaving.holds() {
             let conflict = self.state.card_use.get(hold.card).is_some_and(|used| {
                 let after = used.after();

@@ -139,7 +139,8 @@ impl Generator {
     pub(super) const ALL: [Self; 2] = [Self::NodeLocal, Self::MultiNode];
 }
 
-/// What a probe's generator looks at: GPUs only, as KAI does. Nano-GPU.
+/// What a probe's generator looks at: GPUs only, as KAI does, and those of claims left aside, of
+/// which it is not known in sum what is free. Nano-GPU.
 #[derive(Debug)]
 pub(super) struct Demand {
     /// Of all pods of this probe.
@@ -165,7 +166,7 @@ impl Cycle<'_> {
                 .tasks
                 .get(*task)
                 .and_then(|row| self.state.specs.get(row.spec))
-                .map_or(0, |spec| spec.request()[0])
+                .map_or(0, |spec| spec.request()[0] - spec.device_nano)
         };
         let whole = self.same_whole(tasks).map(|wanted| {
             let pods = i64::try_from(tasks.len()).unwrap_or(i64::MAX);
@@ -227,7 +228,7 @@ impl Cycle<'_> {
         let rows: Vec<&SpecRow> = rows.collect();
         let lets_in = |node: &NodeRow| {
             rows.iter()
-                .any(|spec| fit::rules(node, &spec.spec, spec.wants_gpus()).is_ok())
+                .any(|spec| fit::rules(node, &spec.spec, spec.is_gpu_work()).is_ok())
         };
         let open = (0..).zip(self.nodes.iter()).filter(|(_, key)| {
             let row = self.state.nodes.get(**key);

@@ -47,6 +47,9 @@ pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
     if card.pool == Pool::None {
         return Err(CardNo::PoolNone);
     }
+    if state.devices.has_card(&row.uuid) {
+        return Err(CardNo::Claimed);
+    }
     if let Some(pause) = &row.pause
         && pause.until.is_none_or(|until| until > state.now)
     {

@@ -42,9 +42,10 @@ pub(crate) fn could_sit(
     let Some(node) = &row.node else {
         return false;
     };
-    if super::rules(row, &spec.spec, spec.wants_gpus()).is_err()
+    if super::rules(row, &spec.spec, spec.is_gpu_work()).is_err()
         || !mig(row, spec)
         || !state.volumes.could_serve(&spec.spec.claims, key)
+        || !state.could_serve_devices(&spec.spec, key)
     {
         return false;
     }

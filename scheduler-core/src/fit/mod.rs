@@ -4,6 +4,7 @@
 //! In: the state, a request signature, a node. Out: a [`Seat`], or why there is none.
 //! Changes nothing; deciding and explaining ask the same functions.
 //! - here: rules of the node, its countable resources, and volumes that it can use.
+//! - [`crate::devices`]: devices for the pod's claims.
 //! - [`pods`]: rules between pods, and ports of the node.
 //! - [`card`]: one card, whole or shared.
 //! - [`seat`]: which cards of the node.
@@ -19,9 +20,10 @@ pub(crate) mod pods;
 pub(crate) mod seat;
 
 use crate::config::Config;
+use crate::devices::{self, DevicesNo};
 use crate::ids::ResourceName;
 use crate::model::{Effect, Node, NodeRules, Taint, Toleration};
-use crate::reason::{NodeNo, NodeVerdict};
+use crate::reason::{CardLine, NodeNo, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
 use crate::state::rows::{Lacks, MigStrategy, NodeKey, NodeRow, Spec, SpecRow};
@@ -49,9 +51,12 @@ pub(crate) fn node(
     let Some((row, node)) = announced(state, key) else {
         return Err(no(vec![NodeNo::Unschedulable]));
     };
-    rules(row, &spec.spec, spec.wants_gpus()).map_err(|why| no(vec![why]))?;
+    rules(row, &spec.spec, spec.is_gpu_work()).map_err(|why| no(vec![why]))?;
     let mut room = Room { now: true, promise };
-    before_cards(state, spec, key, node, &mut room).map_err(no)?;
+    before_cards(state, spec, key, node, &mut room).map_err(|why| NodeVerdict {
+        cards: device_lines(state, spec, key, &why),
+        why,
+    })?;
     seat::cards(state, spec, key, config, room)
 }
 
@@ -72,7 +77,7 @@ pub(crate) fn why(
         now: true,
         promise: false,
     };
-    let open = rules(row, &spec.spec, spec.wants_gpus()).map_err(|why| vec![why]);
+    let open = rules(row, &spec.spec, spec.is_gpu_work()).map_err(|why| vec![why]);
     let open = open.and_then(|()| before_cards(state, spec, key, announced, &mut room));
     Some(open.and_then(|()| seat::whole(state, spec, key, announced).map_err(|why| vec![why])))
 }
@@ -106,10 +111,27 @@ fn before_cards(
         let picked = state.volumes.pick(&spec.spec.claims, key);
         picked.map_err(|why| vec![why])?;
     }
+    if !spec.spec.devices.is_empty() {
+        let found = state.find_devices(&spec.spec, key);
+        room.now &= found.map_err(|why| vec![NodeNo::Devices(why)])?;
+    }
     if spec.wants_gpus() {
         mig(state, spec, key).map_err(|why| vec![why])?;
     }
     Ok(())
+}
+
+/// A line for each device that will not do for the request for which there is none.
+fn device_lines(state: &State, spec: &SpecRow, key: NodeKey, why: &[NodeNo]) -> Vec<CardLine> {
+    let [NodeNo::Devices(DevicesNo::Request(name))] = why else {
+        return Vec::new();
+    };
+    let requests = spec.spec.devices.iter().flat_map(|ask| &ask.wants.requests);
+    let stuck = requests.filter(|request| request.name == *name);
+    let lines = stuck
+        .flat_map(|request| &request.alternatives)
+        .flat_map(|ask| devices::lines(state, key, ask, spec.spec.is_by_annotation()));
+    lines.map(|(id, no)| CardLine::Device(id, no)).collect()
 }
 
 /// Whether countable resources are free now, or only later.

@@ -2,13 +2,16 @@
 //!
 //! Nothing here decides. A field that the shell cannot fill keeps its default, which
 //! always means "less is allowed", never more.
-//! - [`Node`], [`NodeCards`] with its [`Card`]s, [`Volume`]: what there is.
+//! - [`Node`], [`NodeCards`] with its [`Card`]s, [`Volume`], [`DevicePool`] with its [`Device`]s:
+//!   what there is.
 //! - [`Queue`], [`PodGroup`], [`Topology`]: who shares it, and what belongs together.
-//! - [`Pod`] with its [`ContainerAsk`]s, [`Claim`]s, [`NodeRules`] and
+//! - [`Pod`] with its [`ContainerAsk`]s, [`Claim`]s, [`DeviceClaim`]s, [`NodeRules`] and
 //!   [`PodRules`]: who wants something of it.
 
 mod ask;
 mod card;
+mod device;
+mod device_claim;
 mod group;
 mod node;
 mod pod;
@@ -19,6 +22,11 @@ mod volume;
 
 pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
 pub use card::{Card, Fence, Mode, NodeCards, Pool};
+pub use device::{
+    AllocatedDevice, Allocation, Amounts, Attribute, Capacity, Device, DeviceNodes, DevicePool,
+    DeviceTaint, DeviceToleration, PoolFault, Range,
+};
+pub use device_claim::{Alternative, Constraint, Count, DeviceClaim, DeviceRequest, DeviceWants};
 pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Lead, Phase, Placement, Pod, TaskOrder};

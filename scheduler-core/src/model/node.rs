@@ -75,7 +75,7 @@ pub struct Taint {
 pub const LEGACY_MIG: &str = "legacy MIG annotation";
 
 /// What a taint does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effect {
     /// Keeps new pods away.
     NoSchedule,

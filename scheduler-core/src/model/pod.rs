@@ -1,8 +1,8 @@
 //! Pods, and where they are in their lives.
 
 use super::{
-    Attachment, Claim, ContainerAsk, ContainerGrant, HostPort, Labels, NodeRules, PodRules,
-    Toleration,
+    Attachment, Claim, ContainerAsk, ContainerGrant, DeviceClaim, HostPort, Labels, NodeRules,
+    PodRules, Toleration,
 };
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
 use crate::units::{Bytes, CpuMilli, Time};
@@ -72,6 +72,8 @@ pub struct Pod {
     pub claims: Vec<Claim>,
     /// Its volumes that count towards a limit of a node, in order, each once.
     pub attachments: Vec<Attachment>,
+    /// Its claims on devices, in the pod's order, each once.
+    pub devices: Vec<DeviceClaim>,
     /// Which nodes will do.
     pub nodes: NodeRules,
     /// Its tolerations.
@@ -83,7 +85,7 @@ pub struct Pod {
     /// It has scheduling gates: not yet to be placed.
     pub gated: bool,
     /// Rules that the pod uses and the core does not know, each as a reader would name
-    /// it (`resource claims`). Such a pod waits and says so.
+    /// it. Such a pod waits and says so.
     pub unsupported: Vec<Arc<str>>,
     /// What has to come before it may be placed, as KAI's pre-predicates say it:
     /// `ConfigMap: Missing required configmaps: [a b]`.
@@ -114,6 +116,7 @@ impl Pod {
             gpus: Vec::new(),
             claims: Vec::new(),
             attachments: Vec::new(),
+            devices: Vec::new(),
             nodes: NodeRules::default(),
             tolerations: Vec::new(),
             pods: PodRules::default(),

@@ -7,13 +7,14 @@
 //! they only rise, also on the way back.
 
 pub(crate) use super::card_use::{CardSums, CardUse, square};
+use super::devices::{ClaimHold, DeviceUse, Slot};
 pub(crate) use super::extra_use::ExtraUse;
 use super::pod_counts::CountKey;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
 use super::transition::As;
 use super::volumes::ClaimUse;
 use super::{Standing, State};
-use crate::ids::{ClaimUid, DecisionId, ResourceName};
+use crate::ids::{ClaimUid, DecisionId, DeviceId, ResourceName};
 use crate::model::Mode;
 use std::sync::Arc;
 
@@ -174,6 +175,9 @@ pub(crate) enum Cell {
     Claim(ClaimUid, Option<ClaimUse>),
     /// Of a domain.
     Count(CountKey, Arc<str>, ExtraUse),
+    /// `None`: in no pod's use.
+    Hold(Slot, Option<ClaimHold>),
+    Device(DeviceId, DeviceUse),
 }
 
 /// A point to come back to.
@@ -294,6 +298,14 @@ impl State {
                     self.touch_node(node);
                 }
                 Cell::Claim(claim, old)
+            }
+            Cell::Hold(slot, value) => {
+                let old = self.swap_hold(&slot, value);
+                Cell::Hold(slot, old)
+            }
+            Cell::Device(id, value) => {
+                let old = self.swap_use(&id, value);
+                Cell::Device(id, old)
             }
         }
     }
@@ -433,9 +445,14 @@ node n1 cpu=8000 memory=8589934592 pods=10 managed extended.x=4
 cards n1 default=mps
   card GPU-1 total=1000
 volume v size=10
+devices drv/pool
+  device d1 node=n1 selected=f
+  device d2 node=n1 selected=f
 queue q
 pod a queue=q cpu=100 extended.x=1 gpu-memory.main=100
   claim c name=default/c size=10
+  devices e name=default/e own
+    request r filter=f
 pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
   grant main cards=GPU-1 memory=100 mode=mps
 ";
@@ -451,7 +468,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         let mut standing_at: Vec<_> = state.standing_at.iter().collect();
         standing_at.sort_by_key(|(job, _)| *job);
         format!(
-            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {standing_at:?} {} {:?}",
+            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {standing_at:?} {} {:?} {:?}",
             state.task_cells,
             state.node_use,
             state.card_use,
@@ -461,6 +478,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             state.standing,
             state.uneven,
             state.volumes,
+            state.devices.in_order(),
         )
     }
 

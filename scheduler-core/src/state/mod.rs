@@ -11,6 +11,7 @@
 //!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
 //!   be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
+//! - [`devices`]: devices of drivers, and the claims that hold them.
 //! - [`texts`]: what many objects have alike, kept once.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
@@ -19,6 +20,7 @@
 mod card_use;
 pub(crate) mod cell;
 pub(crate) mod column;
+pub(crate) mod devices;
 mod extra_use;
 pub(crate) mod job_row;
 pub(crate) mod names;
@@ -98,6 +100,7 @@ pub(crate) struct State {
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
     pub journal: Journal,
     pub volumes: volumes::Volumes,
+    pub devices: devices::Devices,
     /// Changes with every volume and every claim's use: each may be another node's.
     pub volumes_version: u64,
     pub pod_counts: pod_counts::PodCounts,
@@ -207,6 +210,8 @@ pub(crate) struct Lifted {
     cell: TaskCell,
     /// Its claims' nodes and volumes.
     given: Vec<(ClaimUid, volumes::ClaimUse)>,
+    /// What was picked for its claims on devices.
+    picked: Vec<devices::Kept>,
 }
 
 /// Where a job with standing pods is listed.
@@ -473,10 +478,15 @@ impl State {
 
     /// Takes a pod out of every sum, so that facts may change on which they depend.
     pub(crate) fn lift(&mut self, task: TaskKey) -> Lifted {
-        let given = self.given_to(task);
+        let (given, picked) = (self.given_to(task), self.picked_for(task));
         let cell = self.cell(task);
         self.transition(task, TaskCell::of(cell::Status::Detached));
-        Lifted { task, cell, given }
+        Lifted {
+            task,
+            cell,
+            given,
+            picked,
+        }
     }
 
     /// Puts it back where it was.
@@ -484,6 +494,7 @@ impl State {
         let cell = lifted.cell.clone();
         self.transition(lifted.task, cell);
         self.give_back(lifted.given, &lifted.cell);
+        self.pick_again(lifted.picked, &lifted.cell);
     }
 
     /// The cells of a task, or those of none.

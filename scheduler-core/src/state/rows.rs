@@ -6,12 +6,12 @@
 use crate::config::Workers;
 use crate::event::EvictRequest;
 use crate::ids::{
-    ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName,
-    SetName,
+    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName,
+    ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Attachment, Card, Claim, ContainerAsk, HostPort, Labels, Mode, Node, NodeRules, Pod,
-    PodRules, PodTerm, Queue, TaskOrder, Toleration,
+    Amount, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants, HostPort, Labels,
+    Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder, Toleration,
 };
 use crate::reason::Why;
 use crate::state::State;
@@ -315,6 +315,7 @@ pub(crate) struct Spec {
     pub gpus: Vec<ContainerAsk>,
     pub claims: Vec<Claim>,
     pub attachments: Vec<Attachment>,
+    pub devices: Vec<ClaimAsk>,
     pub rules: NodeRules,
     pub tolerations: Vec<Toleration>,
     pub ports: Vec<HostPort>,
@@ -324,6 +325,30 @@ pub(crate) struct Spec {
     pub lacks: Vec<Arc<str>>,
     /// What cannot be meant about it, one sentence.
     pub bad: Option<Arc<str>>,
+}
+
+impl Spec {
+    /// It asks for cards by annotation or as whole ones, other than by claims.
+    pub(crate) fn is_by_annotation(&self) -> bool {
+        !self.gpus.is_empty()
+    }
+}
+
+/// What a pod asks of devices by one of its claims.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClaimAsk {
+    /// `None`: made for the pod alone, so that it does not matter which one it is.
+    pub claim: Option<ClaimUid>,
+    pub wants: Arc<DeviceWants>,
+}
+
+impl ClaimAsk {
+    pub(crate) fn of(claim: &DeviceClaim) -> Self {
+        Self {
+            claim: (!claim.own).then(|| claim.uid.clone()),
+            wants: Arc::clone(&claim.wants),
+        }
+    }
 }
 
 /// What its place has to do with other pods'.
@@ -430,6 +455,8 @@ pub(crate) struct SpecRow {
     pub share_mib: u128,
     /// What its MIG profiles count for.
     pub mig_nano: u128,
+    /// What its claims on devices count for.
+    pub device_nano: u128,
     /// Of each volume that is attached where it goes, what it is counted as.
     pub attached: Vec<[ResourceName; 2]>,
     /// What it asks of other pods, where it does.

@@ -5,7 +5,7 @@ use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::ids::{DecisionId, ResourceName};
-use crate::model::{Amount, Ask, Attachment, HostPort, Mode};
+use crate::model::{Amount, Ask, Attachment, DeviceRequest, HostPort, Mode};
 use crate::units::NanoGpu;
 use std::sync::Arc;
 
@@ -112,6 +112,7 @@ impl State {
         if from.places() != to.places() && !self.move_claims(key, from.places(), to.places()) {
             wrong.set(true);
         }
+        self.move_devices(key, &from, &to);
         if wrong.get() {
             self.contradicts("more was to leave a sum than it had, or to enter than it can hold");
         }
@@ -286,7 +287,7 @@ impl State {
                 .sum()
         };
         [
-            gpus + spec.mig_nano,
+            gpus + spec.mig_nano + spec.device_nano,
             u128::from(spec.spec.cpu.0),
             u128::from(spec.spec.memory.0),
         ]
@@ -366,6 +367,12 @@ impl SpecRow {
             share_nano,
             share_mib,
             mig_nano,
+            device_nano: spec
+                .devices
+                .iter()
+                .flat_map(|ask| &ask.wants.requests)
+                .map(DeviceRequest::nano)
+                .fold(0, u128::saturating_add),
             attached: spec
                 .attachments
                 .iter()
@@ -380,13 +387,16 @@ impl SpecRow {
 
     /// What others do where it does not stand may make a place for it, or take one.
     pub(crate) fn depends_on_others(&self) -> bool {
-        !self.spec.claims.is_empty() || self.spec.others.is_some()
+        !self.spec.claims.is_empty() || self.spec.others.is_some() || !self.spec.devices.is_empty()
     }
 
     /// What it wants for the eyes of queues, GPU memory left aside.
     pub(crate) fn request(&self) -> [u128; 3] {
         [
-            u128::from(self.whole) * u128::from(NanoGpu::ONE.0) + self.share_nano + self.mig_nano,
+            u128::from(self.whole) * u128::from(NanoGpu::ONE.0)
+                + self.share_nano
+                + self.mig_nano
+                + self.device_nano,
             u128::from(self.spec.cpu.0),
             u128::from(self.spec.memory.0),
         ]
@@ -410,7 +420,12 @@ impl SpecRow {
         !self.shares || self.spec.gpus.len() <= 1
     }
 
-    /// True when it wants GPUs of any kind.
+    /// True when it is a pod with GPUs for the roles of nodes: by claim, too.
+    pub(crate) fn is_gpu_work(&self) -> bool {
+        self.wants_gpus() || self.device_nano > 0
+    }
+
+    /// True when it wants GPUs of any kind, those of claims left aside.
     pub(crate) fn wants_gpus(&self) -> bool {
         self.whole > 0 || self.shares || self.mig_nano > 0
     }

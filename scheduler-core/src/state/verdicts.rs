@@ -74,6 +74,8 @@ pub(crate) struct Judged {
     at: Option<u64>,
     /// [`State::volumes_version`] at the last time.
     volumes: u64,
+    /// [`super::devices::Devices::version`] at the last time.
+    devices: u64,
     /// [`super::pod_counts::PodCounts::changed`] and [`State::nodes_changed`] at the last time.
     others: ([u64; 2], u64),
 }
@@ -314,6 +316,19 @@ impl State {
                 })
             });
         }
+        if std::mem::replace(&mut self.judged.devices, self.devices.version) != self.devices.version
+        {
+            let rows = &mut self.specs;
+            self.judged.specs.retain(|key| {
+                let row = rows
+                    .get_mut(*key)
+                    .filter(|row| !row.spec.devices.is_empty());
+                row.is_none_or(|row| {
+                    row.verdicts = None;
+                    false
+                })
+            });
+        }
         self.forget_where_others_moved();
         let mut dirty = std::mem::take(&mut self.judged.dirty);
         // Those that are gone first: another may have their slot.
@@ -460,10 +475,11 @@ impl State {
 /// Between the two nothing has changed that the request could notice.
 fn says_the_same(row: &SpecRow, old: &Basis, new: &Basis) -> bool {
     let spec = &row.spec;
-    if old.facts != new.facts || row.depends_on_others() {
+    if old.facts != new.facts || !spec.claims.is_empty() || spec.others.is_some() {
         return false;
     }
     let counted = [
+        spec.devices.is_empty(),
         spec.extended.is_empty(),
         spec.ports.is_empty(),
         spec.attachments.is_empty(),

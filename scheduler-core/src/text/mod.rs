@@ -19,10 +19,12 @@ mod config;
 mod line;
 mod read;
 mod read_cards;
+mod read_devices;
 mod read_pod_rules;
 mod read_volumes;
 mod taints;
 mod write;
+mod write_devices;
 mod write_pod_rules;
 mod write_volumes;
 

@@ -3,6 +3,10 @@
 use super::config::config;
 use super::line::{Line, TextError, parse};
 use super::read_cards::cards;
+use super::read_devices::{
+    CLAIM as DEVICES, allocation, device_binding, device_claims, device_claims_of, picked, pool,
+    pool_name,
+};
 use super::read_pod_rules::{KINDS, namespace, pod_rules};
 use super::read_volumes::{ATTACHMENT, attachments, claim, claim_binding, claims, volume};
 use super::taints::{effect, toleration};
@@ -65,6 +69,11 @@ fn of_line(line: &Line) -> Read<Event> {
         "namespace-gone" => Event::NamespaceGone(Arc::from(line.name(1)?)),
         "volume" => Event::Volume(volume(line)?),
         "volume-gone" => Event::VolumeGone(VolumeName::new(line.name(1)?)),
+        "devices" => Event::Devices(pool(line)?),
+        "devices-gone" => Event::DevicesGone(pool_name(line)?),
+        "allocated" => Event::Allocated(allocation(line)?),
+        "freed" => Event::Freed(ClaimUid::new(line.name(1)?)),
+        "picked" => Event::Picked(picked(line)?),
         "given" => Event::Given(Given {
             claim: ClaimUid::new(line.name(1)?),
             node: NodeName::new(needed(line, "node")?),
@@ -341,6 +350,7 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.nodes.preferred = rather.collect::<Read<_>>()?;
     pod.claims = claims(line).map(claim).collect::<Read<_>>()?;
     pod.attachments = attachments(line)?;
+    pod.devices = device_claims(line)?;
     pod.tolerations = line
         .all("tolerates")
         .map(|text| toleration(line, text))
@@ -488,8 +498,9 @@ fn phase(line: &Line) -> Read<Phase> {
 }
 
 fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
-    let is_other =
-        |line: &&Line| ["claim", ATTACHMENT].contains(&line.kind()) || KINDS.contains(&line.kind());
+    let is_other = |line: &&Line| {
+        ["claim", ATTACHMENT, DEVICES].contains(&line.kind()) || KINDS.contains(&line.kind())
+    };
     let grants = line.below.iter().filter(|line| !is_other(line));
     grants.map(grant).collect()
 }
@@ -580,6 +591,9 @@ fn assumed(line: &Line) -> Read<Bind> {
         node_uid: NodeUid::new(line.get("node-uid").unwrap_or(node)),
         grants,
         claims: claims(line).map(claim_binding).collect::<Read<_>>()?,
+        devices: device_claims_of(line)
+            .map(device_binding)
+            .collect::<Read<_>>()?,
         received,
         queue: line.get("queue").map(QueueName::new),
         group: line.get("group").map(GroupName::new),

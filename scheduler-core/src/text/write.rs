@@ -155,6 +155,11 @@ impl Text {
                 self.some("volume", given.volume.as_ref());
                 self.end();
             }
+            Event::Devices(pool) => self.pool(pool),
+            Event::DevicesGone(name) => self.plain("devices-gone", name),
+            Event::Allocated(allocation) => self.allocation(allocation),
+            Event::Freed(claim) => self.plain("freed", claim),
+            Event::Picked(picked) => self.picked(picked),
             Event::Pod(pod) => self.pod(pod),
             Event::PodGone(uid) => self.plain("pod-gone", uid),
             Event::Outcome(outcome) => {
@@ -487,6 +492,9 @@ impl Text {
         for attachment in &pod.attachments {
             self.attachment(attachment);
         }
+        for claim in &pod.devices {
+            self.device_claim(claim);
+        }
         self.pod_rules(pod);
         self.grants(placement.map_or(&[], |placement| &placement.grants));
     }
@@ -566,6 +574,9 @@ impl Text {
         self.end();
         for claim in &bind.claims {
             self.claim_binding(claim);
+        }
+        for claim in &bind.devices {
+            self.device_binding(claim);
         }
         self.grants(&bind.grants);
     }

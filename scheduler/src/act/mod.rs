@@ -1,6 +1,7 @@
 //! Carries decisions out.
 //!
-//! - `bind`: one `Binding` with its signed grant; `volume`: the claims that come before it;
+//! - `bind`: one `Binding` with its signed grant; `volume`, `claim`: the claims on volumes and
+//!   devices that come before it;
 //!   `evict`: one pod deleted, or told; `leave`: which of them go together, and whether the
 //!   disruption budgets let them.
 //! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
@@ -12,6 +13,7 @@
 
 pub(crate) mod answer;
 mod bind;
+mod claim;
 mod condition;
 mod evict;
 mod group;
@@ -22,7 +24,7 @@ mod report;
 mod volume;
 
 use crate::clock::Wall;
-use crate::convert::Isolation;
+use crate::convert::{ClaimTerms, Isolation, Stray};
 use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
@@ -55,8 +57,11 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// One thing to do.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// A binding. It wants an outcome.
-    Bind(Box<Bind>),
+    /// A binding, with what is written of its claims' devices beside what the core says. It
+    /// wants an outcome.
+    Bind(Box<Bind>, Vec<ClaimTerms>),
+    /// Devices of a claim whose pods are not bound.
+    Free(Stray),
     /// Evictions that make room for one workload: all of them, or none. Each wants an
     /// outcome.
     Evictions(Vec<Evict>),
@@ -87,6 +92,7 @@ struct Hands {
     pools: Arc<BTreeMap<u64, String>>,
     grouping: crate::group::Shared,
     asks_for_nodes: bool,
+    claims: claim::Locks,
 }
 
 impl Hands {
@@ -151,6 +157,7 @@ pub async fn run(
         pools: Arc::new(settings.pools),
         grouping: settings.grouping,
         asks_for_nodes: settings.asks_for_nodes,
+        claims: claim::Locks::default(),
     };
     let actor = Actor {
         hands,
@@ -197,7 +204,7 @@ async fn labels_apart(client: &Client) -> bool {
 /// Of the pod's trace; all that is logged on the way has it.
 fn span_of(task: &Task) -> Span {
     let (span, pod) = match task {
-        Task::Bind(bind) => {
+        Task::Bind(bind, _) => {
             let pod = format!("{}/{}", bind.namespace, bind.name);
             let (uid, node) = (bind.pod.as_str(), bind.node.as_str());
             (
@@ -236,7 +243,7 @@ struct Actor {
 
 /// An action that wants an outcome.
 enum Task {
-    Bind(Box<Bind>),
+    Bind(Box<Bind>, Vec<ClaimTerms>),
     /// With what is asked of disruption budgets before.
     Evict(Box<Evict>, Arc<Leave>),
 }
@@ -244,10 +251,37 @@ enum Task {
 impl Task {
     fn decision(&self) -> DecisionId {
         match self {
-            Self::Bind(bind) => bind.decision,
+            Self::Bind(bind, _) => bind.decision,
             Self::Evict(evict, _) => evict.decision,
         }
     }
+}
+
+/// Binds a pod once its claims have their devices; takes them back where that is refused.
+async fn with_claims(
+    hands: &Hands,
+    seats: &Semaphore,
+    bind: &Bind,
+    terms: &[ClaimTerms],
+) -> OutcomeResult {
+    let _held = hands.claims.hold(bind).await;
+    let reserved = {
+        let _seat = seats.acquire().await.ok();
+        claim::reserve(hands, bind, terms).await
+    };
+    let ready = match reserved {
+        Ok(()) => claim::ready(hands, bind, terms).await,
+        Err(refused) => Err(refused),
+    };
+    let _seat = seats.acquire().await.ok();
+    let result = match ready {
+        Ok(()) => bind::bind(hands, bind).await,
+        Err(refused) => refused,
+    };
+    if result != OutcomeResult::Confirmed {
+        claim::undo(hands, bind).await;
+    }
+    result
 }
 
 /// A write without an outcome that is no reason.
@@ -295,7 +329,14 @@ impl Actor {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Bind(bind) => self.act(Arc::new(Task::Bind(bind)), Duration::ZERO),
+            Work::Bind(bind, terms) => {
+                self.act(Arc::new(Task::Bind(bind, terms)), Duration::ZERO);
+            }
+            Work::Free(stray) => {
+                let hands = self.hands.clone();
+                let write = async move { claim::free(&hands, &stray).await };
+                self.waiting.push_back(write.boxed());
+            }
             Work::Evictions(evictions) => {
                 let leave = Arc::new(Leave::new(evictions.clone()));
                 for evict in evictions {
@@ -356,7 +397,7 @@ impl Actor {
         let seats = self.seats.clone();
         // A reason under way would come after the binding and say that the pod waits.
         let before = match &*task {
-            Task::Bind(bind) => self.pace.bound(&bind.pod),
+            Task::Bind(bind, _) => self.pace.bound(&bind.pod),
             Task::Evict(..) => None,
         };
         let span = span_of(&task);
@@ -365,16 +406,21 @@ impl Actor {
             if let Some(reported) = before {
                 let _ = reported.await;
             }
-            if let Task::Bind(bind) = &*task
+            if let Task::Bind(bind, _) = &*task
                 && !bind.claims.is_empty()
                 && let Err(refused) = volume::bound(&hands, bind).await
             {
                 return refused;
             }
+            if let Task::Bind(bind, terms) = &*task
+                && !bind.devices.is_empty()
+            {
+                return with_claims(&hands, &seats, bind, terms).await;
+            }
             // Nobody closes it.
             let _seat = seats.acquire().await.ok();
             match &*task {
-                Task::Bind(bind) => bind::bind(&hands, bind).await,
+                Task::Bind(bind, _) => bind::bind(&hands, bind).await,
                 Task::Evict(evict, leave) => {
                     if hands.budgets
                         && let Err(refused) = leave.given(&hands).await
@@ -414,7 +460,7 @@ impl Actor {
             }
             OutcomeResult::Confirmed | OutcomeResult::Stays => None,
         };
-        if let Task::Bind(bind) = &*task {
+        if let Task::Bind(bind, _) = &*task {
             if refused.is_none() {
                 self.hands.meters.bound(begun.elapsed());
             }

@@ -41,7 +41,7 @@ impl Again {
 impl World {
     /// Pods are to be looked at again with the next decision.
     pub(crate) fn is_due(&self) -> bool {
-        !self.again.uids.is_empty()
+        !self.again.uids.is_empty() || self.devices.is_due()
     }
 
     /// Those whose turn it is, as far as they are another case now.
@@ -52,7 +52,8 @@ impl World {
                 break;
             };
             let pod = self.storage.changed(&uid);
-            let pod = pod.or_else(|| self.config_maps.changed(&uid)).cloned();
+            let pod = pod.or_else(|| self.config_maps.changed(&uid));
+            let pod = pod.or_else(|| self.devices.changed(&uid)).cloned();
             events.extend(pod.into_iter().flat_map(|pod| self.pod_there(pod)));
         }
         events

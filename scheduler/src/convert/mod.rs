@@ -7,6 +7,7 @@
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
 //!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing;
 //!   `again`: pods that are looked at again because one of these changed.
+//! - `devices`: devices that claims get, and what claims want.
 //! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
@@ -22,6 +23,7 @@ mod cards;
 mod classes;
 mod config_maps;
 pub(crate) mod csi;
+mod devices;
 mod hindrance;
 mod isolation;
 mod namespaces;
@@ -30,6 +32,7 @@ mod pod;
 mod pod_rules;
 pub(crate) mod queue;
 pub(crate) mod resources;
+mod roll;
 mod rules;
 mod storage;
 mod supply;
@@ -44,63 +47,19 @@ use crate::watch::{Fact, Seen};
 use agent::Wish;
 use cards::Strangers;
 use classes::Classes;
+pub use devices::{ClaimTerms, Stray, Terms};
 use hindrance::Hindrance;
 pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use proto::telemetry::NodeState;
+use roll::{Behind, Roll};
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Who is there of one kind; `true` while a listing has not named it yet.
-#[derive(Clone, Debug, Default)]
-struct Roll {
-    listed: bool,
-    /// What is known may be older than what counts, until a listing that begins from now on
-    /// has ended.
-    behind: Behind,
-    names: BTreeMap<String, bool>,
-}
-
-/// Whether a listing is waited for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Behind {
-    #[default]
-    No,
-    /// It has not begun.
-    Waits,
-    /// It has.
-    Lists,
-}
-
-impl Roll {
-    fn begin(&mut self) {
-        if self.behind == Behind::Waits {
-            self.behind = Behind::Lists;
-        }
-        self.names.values_mut().for_each(|unnamed| *unnamed = true);
-    }
-
-    fn there(&mut self, name: &str) {
-        self.names.insert(name.to_owned(), false);
-    }
-
-    /// Who was not named.
-    fn end(&mut self) -> Vec<String> {
-        self.listed = true;
-        if self.behind == Behind::Lists {
-            self.behind = Behind::No;
-        }
-        let gone = |(name, unnamed): (&String, &bool)| unnamed.then(|| name.clone());
-        let gone: Vec<String> = self.names.iter().filter_map(gone).collect();
-        self.names.retain(|_, unnamed| !*unnamed);
-        gone
-    }
-}
 
 /// What is remembered between facts.
 #[derive(Debug)]
@@ -133,6 +92,7 @@ pub struct World {
     namespaces: Roll,
     storage: storage::Known,
     config_maps: config_maps::Known,
+    devices: devices::Known,
     again: again::Again,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
@@ -190,6 +150,7 @@ impl World {
             namespaces: Roll::default(),
             storage: storage::Known::default(),
             config_maps: config_maps::Known::default(),
+            devices: devices::Known::default(),
             again: again::Again::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
@@ -270,6 +231,7 @@ impl World {
     #[must_use]
     pub fn with_storage_listed(mut self) -> Self {
         self.storage.all_listed();
+        self.devices.all_listed();
         self
     }
 
@@ -289,6 +251,7 @@ impl World {
         ]
         .into_iter()
         .chain(self.storage.rolls())
+        .chain(self.devices.rolls())
         .filter_map(|(roll, name)| (!roll.listed).then_some(name))
         .collect()
     }
@@ -297,11 +260,12 @@ impl World {
     /// yet. Nothing may be decided before pods were listed anew.
     pub(crate) fn begins_to_lead(&mut self) {
         self.pods.behind = Behind::Waits;
+        self.devices.listing().behind = Behind::Waits;
     }
 
     /// Whether all is known that a decision needs.
     pub(crate) fn is_current(&self) -> bool {
-        self.missing().is_empty() && self.pods.behind == Behind::No
+        self.missing().is_empty() && self.pods.behind == Behind::No && !self.devices.is_behind()
     }
 
     /// What the kubelet says of the pod's resize, as one sentence. `None`: it has none that is
@@ -330,6 +294,7 @@ impl World {
             .into_iter()
             .flat_map(|pod| self.pod_there(*pod))
             .collect();
+        events.extend(self.select_devices());
         events.extend(self.look_again());
         events.extend(self.usage_elapses());
         events
@@ -341,6 +306,7 @@ impl World {
         leaving
             .chain(self.report_due())
             .chain(self.usage.due())
+            .chain(self.devices.due())
             .min()
     }
 
@@ -370,6 +336,9 @@ impl World {
             Fact::CsiNode(seen) => self.csi_node(seen),
             Fact::CsiDriver(seen) => self.csi_driver(seen),
             Fact::CsiCapacity(seen) => self.csi_capacity(seen),
+            Fact::DeviceSlice(seen) => self.device_slice(seen),
+            Fact::DeviceClass(seen) => self.device_class(seen),
+            Fact::DeviceClaim(seen) => self.device_claim(seen),
         }
     }
 
@@ -407,6 +376,8 @@ impl World {
         }
         self.narrow(&pod, &mut converted);
         self.look_up(&pod, &mut converted);
+        self.claim_devices(&pod, &mut converted);
+        let mut events = self.devices_of_pod(&uid, &converted.phase);
         self.pods.there(&uid);
         match resources::resize(&pod) {
             Some(said) => self.resizes.insert(uid.clone(), said),
@@ -442,7 +413,7 @@ impl World {
                 self.whole.insert(uid.clone(), Box::new(pod));
             }
         }
-        let mut events = vec![Event::Pod(Box::new(converted))];
+        events.push(Event::Pod(Box::new(converted)));
         events.extend(self.wishes_for(&uid));
         events
     }
@@ -475,7 +446,9 @@ impl World {
         self.wishes.retain(|(pod, _), _| pod != uid);
         self.storage.forget(uid);
         self.config_maps.forget(uid);
-        vec![Event::PodGone(PodUid::new(uid))]
+        let mut events = vec![Event::PodGone(PodUid::new(uid))];
+        events.extend(self.forget_claims(uid));
+        events
     }
 
     fn gpu_node(&mut self, seen: Seen<api::GpuNode>) -> Vec<Event> {

@@ -105,9 +105,6 @@ pub(super) fn of(
         .as_ref()
         .and_then(|status| status.nominated_node_name.as_deref());
     out.nodes = rules::nodes(spec, nominated);
-    if ours {
-        out.unsupported = rules::unsupported(spec);
-    }
     pod_rules::read(spec, &mut out);
     match api::request::of(pod) {
         Ok(asked) => {

@@ -123,16 +123,6 @@ fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     })
 }
 
-/// Rules that the pod uses and nobody here follows, each as its user would name it.
-pub(super) fn unsupported(spec: &PodSpec) -> Vec<Arc<str>> {
-    let claims = spec.resource_claims.as_ref();
-    let uses_claims = claims.is_some_and(|claims| !claims.is_empty());
-    uses_claims
-        .then(|| Arc::from("resource claims"))
-        .into_iter()
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,17 +169,5 @@ mod tests {
             read(json!({"key": "a", "operator": "Exists", "effect": "NoSuchEffect"})).len(),
             0
         );
-    }
-
-    #[test]
-    fn rules_that_nobody_follows_are_named() {
-        let names = unsupported(&spec(json!({
-            "resourceClaims": [{"name": "r"}],
-        })));
-        assert_eq!(
-            names.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
-            ["resource claims"]
-        );
-        assert!(unsupported(&spec(json!({"volumes": [{"name": "e", "emptyDir": {}}]}))).is_empty());
     }
 }

@@ -53,7 +53,7 @@ fn what_a_new_listing_does_not_name_is_gone() {
 }
 
 /// The end of each kind's listing; priority classes last.
-fn listed() -> [Fact; 16] {
+fn listed() -> [Fact; 19] {
     [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),
@@ -70,6 +70,9 @@ fn listed() -> [Fact; 16] {
         Fact::CsiNode(Seen::Listed),
         Fact::CsiDriver(Seen::Listed),
         Fact::CsiCapacity(Seen::Listed),
+        Fact::DeviceSlice(Seen::Listed),
+        Fact::DeviceClass(Seen::Listed),
+        Fact::DeviceClaim(Seen::Listed),
         Fact::Class(Seen::Listed),
     ]
 }
@@ -92,13 +95,16 @@ fn a_new_leader_knows_enough_when_a_listing_that_began_afterwards_has_ended() {
     world.take(Fact::Pod(Seen::Listing));
     assert!(!world.is_current());
     world.take(Fact::Pod(Seen::Listed));
+    assert!(!world.is_current(), "claims on devices are listed, too");
+    world.take(Fact::DeviceClaim(Seen::Listing));
+    world.take(Fact::DeviceClaim(Seen::Listed));
     assert!(world.is_current());
 }
 
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut world = world();
-    assert_eq!(world.missing().len(), 16);
+    assert_eq!(world.missing().len(), 19);
     let [kinds @ .., classes] = listed();
     for fact in kinds {
         world.take(fact);

@@ -75,7 +75,8 @@ impl Cycle {
             self.send(Work::Evictions(evictions));
         }
         for bind in bindings {
-            self.send(Work::Bind(Box::new(bind)));
+            let terms = self.world.claim_terms(&bind);
+            self.send(Work::Bind(Box::new(bind), terms));
         }
         // After what is done: explaining takes a while.
         for (at, mut reason) in decision.reasons.into_iter().enumerate() {

@@ -72,14 +72,13 @@ pub(crate) struct Cards {
 
 impl Default for Cards {
     fn default() -> Self {
-        let (fine, coarse) = (FINE as usize, COARSE as usize);
         Self {
             places: Places::default(),
             totals: Vec::new(),
-            fine: Columns::new(PERIOD, fine),
-            coarse: Columns::new(FIVE_MINUTES, coarse),
-            fleet_fine: Columns::new(PERIOD, fine),
-            fleet_coarse: Columns::new(FIVE_MINUTES, coarse),
+            fine: Columns::new(PERIOD, FINE),
+            coarse: Columns::new(FIVE_MINUTES, COARSE),
+            fleet_fine: Columns::new(PERIOD, FINE),
+            fleet_coarse: Columns::new(FIVE_MINUTES, COARSE),
         }
     }
 }
@@ -130,7 +129,7 @@ impl Cards {
     /// Five minutes are over: the means are kept.
     fn close(&mut self, coarse: u64) {
         let column = (0..self.places.width()).map(|place| {
-            let Some(point) = self.mean(place, coarse) else {
+            let Some(point) = self.mean(place, COARSE) else {
                 return NO_COARSE;
             };
             let total = self.total(place);

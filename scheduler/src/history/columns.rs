@@ -11,21 +11,21 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Clone, Debug)]
 pub(super) struct Columns<V> {
     period: Duration,
-    slots: usize,
+    slots: u64,
     /// The period of the last column, counted from 1970.
     newest: u64,
     /// The last one is `newest`.
-    columns: VecDeque<Box<[V]>>,
+    kept: VecDeque<Box<[V]>>,
 }
 
 impl<V: Copy> Columns<V> {
     /// Empty. `period` and `slots` are at least 1.
-    pub(super) fn new(period: Duration, slots: usize) -> Self {
+    pub(super) fn new(period: Duration, slots: u64) -> Self {
         Self {
             period,
             slots,
             newest: 0,
-            columns: VecDeque::new(),
+            kept: VecDeque::new(),
         }
     }
 
@@ -47,20 +47,20 @@ impl<V: Copy> Columns<V> {
     /// The next column. Periods in between have empty ones; a period that has one is passed
     /// over, and so is one before it.
     pub(super) fn push(&mut self, slot: u64, column: Box<[V]>) {
-        if !self.columns.is_empty() && slot <= self.newest {
+        if !self.kept.is_empty() && slot <= self.newest {
             return;
         }
         let missed = slot.saturating_sub(self.newest + 1);
-        if self.columns.is_empty() || missed >= self.slots as u64 {
-            self.columns.clear();
+        if self.kept.is_empty() || missed >= self.slots {
+            self.kept.clear();
         } else {
             for _ in 0..missed {
-                self.columns.push_back(Box::default());
+                self.kept.push_back(Box::default());
             }
         }
-        self.columns.push_back(column);
-        while self.columns.len() > self.slots {
-            self.columns.pop_front();
+        self.kept.push_back(column);
+        while self.kept.len() as u64 > self.slots {
+            self.kept.pop_front();
         }
         self.newest = slot;
     }
@@ -69,8 +69,8 @@ impl<V: Copy> Columns<V> {
     pub(super) fn column(&self, slot: u64) -> &[V] {
         let back = self.newest.checked_sub(slot);
         let back = back.and_then(|back| usize::try_from(back).ok());
-        back.and_then(|back| self.columns.len().checked_sub(back + 1))
-            .and_then(|at| self.columns.get(at))
+        back.and_then(|back| self.kept.len().checked_sub(back + 1))
+            .and_then(|at| self.kept.get(at))
             .map_or(&[], |column| column)
     }
 
@@ -81,14 +81,13 @@ impl<V: Copy> Columns<V> {
 
     /// The periods that end with `until`, the oldest first.
     pub(super) fn reach(&self, until: u64) -> impl Iterator<Item = u64> + use<V> {
-        (until + 1).saturating_sub(self.slots as u64)..=until
+        (until + 1).saturating_sub(self.slots)..=until
     }
 
     /// What it takes, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let of = |column: &Box<[V]>| size_of_val::<[V]>(column);
-        let held: usize = self.columns.iter().map(of).sum();
-        held + self.columns.capacity() * size_of::<Box<[V]>>()
+        let held: usize = self.kept.iter().map(|of| size_of_val(&**of)).sum();
+        held + self.kept.capacity() * size_of::<Box<[V]>>()
     }
 }
 

@@ -324,7 +324,9 @@ impl Ledger {
             sums.entry(number).or_default().add(entry.used());
         }
         self.entries = self.entries + sums.len() - hour.entries.len();
-        sums.keys().for_each(|number| self.tenants.take(*number));
+        for number in sums.keys() {
+            self.tenants.take(*number);
+        }
         let entries = sums.into_iter();
         let entries = entries
             .map(|(number, used)| Entry::of(number, used))

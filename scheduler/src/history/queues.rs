@@ -66,8 +66,8 @@ impl Default for Queues {
     fn default() -> Self {
         Self {
             places: Places::default(),
-            minutes: Columns::new(MINUTE, MINUTES as usize),
-            hours: Columns::new(HOUR, HOURS as usize),
+            minutes: Columns::new(MINUTE, MINUTES),
+            hours: Columns::new(HOUR, HOURS),
         }
     }
 }

@@ -141,7 +141,7 @@ impl Tap {
                 self.say(Note::Class(change(seen, |class: &PriorityClass| Rank {
                     value: class.value.unwrap_or_default(),
                     default: class.global_default == Some(true),
-                })))
+                })));
             }
             _ => {}
         }

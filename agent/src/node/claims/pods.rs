@@ -119,7 +119,7 @@ impl Core {
             let Some(share) = share else {
                 return Err(apart(pod, claim, &takes));
             };
-            self.may_have(pod, &share.wishes, share.mode)?;
+            Self::may_have(pod, &share.wishes, share.mode)?;
             for container in containers {
                 self.has_nothing_else(pod, container, share.alloc_id)?;
                 joins.push(((*share).clone(), container.clone()));

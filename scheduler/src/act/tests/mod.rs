@@ -1,5 +1,6 @@
 //! Against the simulated API server, which loses answers and refuses as it is told.
 
+mod claim;
 mod evict;
 
 use super::*;
@@ -52,6 +53,7 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
             asked: None,
         }],
         claims: Vec::new(),
+        devices: Vec::new(),
         received: Received::Fraction,
         queue: Some("q".into()),
         group: Some("ns/g".into()),
@@ -147,7 +149,9 @@ impl Site {
     fn bind(&mut self, pod: &Pod, node: &str) -> DecisionId {
         let decision = self.decision();
         let bind = binding(decision, pod, node);
-        self.work.send(Work::Bind(Box::new(bind))).unwrap();
+        self.work
+            .send(Work::Bind(Box::new(bind), Vec::new()))
+            .unwrap();
         decision
     }
 
@@ -393,7 +397,9 @@ async fn a_volume_that_another_claim_took_first_is_left_to_it() {
         name: format!("{NS}/data").into(),
         volume: Some("pv".into()),
     }];
-    site.work.send(Work::Bind(Box::new(bind))).unwrap();
+    site.work
+        .send(Work::Bind(Box::new(bind), Vec::new()))
+        .unwrap();
     let outcome = site.outcome().await;
     let OutcomeResult::Refused { reason, retryable } = outcome.result else {
         panic!("{outcome:?}");

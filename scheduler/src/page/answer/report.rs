@@ -70,7 +70,9 @@ pub(super) fn rows(report: &Report, rights: &Rights, rows: &Rows) -> Answer {
         .iter()
         .map(|((queue, namespace, owner), products)| {
             let mut all = Used::default();
-            products.values().for_each(|used| all.add(*used));
+            for used in products.values() {
+                all.add(*used);
+            }
             let mut row = of(&all);
             row["queue"] = json!(queue);
             row["namespace"] = json!(namespace);
@@ -104,12 +106,12 @@ fn of(used: &Used) -> Value {
 }
 
 /// By what a tenant's sum is told apart; `None`: the reader may not know of it.
-fn key<'a>(
-    tenant: &'a Tenant,
+fn key(
+    tenant: &Tenant,
     by: By,
     sees: bool,
     queues: bool,
-) -> Option<(&'a str, &'a str, &'a str)> {
+) -> Option<(&str, &str, &str)> {
     let queue = if queues { &*tenant.queue } else { "" };
     match by {
         By::Queue => Some((queue, "", "")),

@@ -218,6 +218,12 @@ scheduler watch storageclasses.storage.k8s.io
 scheduler watch csinodes.storage.k8s.io
 scheduler watch csidrivers.storage.k8s.io
 scheduler watch csistoragecapacities.storage.k8s.io
+scheduler watch resourceslices.resource.k8s.io
+scheduler watch deviceclasses.resource.k8s.io
+scheduler watch resourceclaims.resource.k8s.io
+scheduler update resourceclaims.resource.k8s.io
+scheduler update resourceclaims/status.resource.k8s.io
+scheduler update resourceclaims/binding.resource.k8s.io
 scheduler watch namespaces
 scheduler get customresourcedefinitions.apiextensions.k8s.io - queues.scheduling.run.ai
 scheduler create pods/eviction
@@ -281,6 +287,12 @@ scheduler delete podgroups.scheduling.run.ai
 scheduler patch deployments.apps
 scheduler create jobs.batch
 scheduler patch nodes
+scheduler create resourceclaims.resource.k8s.io
+scheduler delete resourceclaims.resource.k8s.io
+scheduler associated-node:update resourceclaims/driver.resource.k8s.io - aliquot.dev
+scheduler arbitrary-node:update resourceclaims/driver.resource.k8s.io - aliquot.dev
+scheduler update resourceslices.resource.k8s.io
+scheduler update deviceclasses.resource.k8s.io
 scheduler patch gpunodes.aliquot.dev
 scheduler update leases.coordination.k8s.io elsewhere of-others
 scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot

@@ -1,6 +1,6 @@
 //! A case of the vectors → events for the core.
 
-use crate::rules;
+use crate::{dra, rules};
 use anyhow::{Context as _, bail};
 use scheduler_core::ids::{
     GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
@@ -28,6 +28,7 @@ pub(crate) struct Case {
     pub(crate) accepted: Vec<BTreeMap<String, Expected>>,
     /// Cards per node, in order.
     pub(crate) cards: BTreeMap<String, usize>,
+    pub(crate) claims: dra::Claims,
 }
 
 /// One task as the case gives it.
@@ -42,6 +43,8 @@ pub(crate) struct Task {
     /// A share of each of so many GPUs.
     pub(crate) shares: usize,
     pub(crate) delete_on_evict: bool,
+    /// Names of its device claims.
+    pub(crate) claims: Vec<String>,
 }
 
 /// One task as the case wants it.
@@ -57,9 +60,11 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
     let mut cards = BTreeMap::new();
     for node in list(&value["nodes"]) {
         let name = text(node, "name")?;
+        // The GPUs of a case with device claims are devices.
         let gpus = node["gpus"].as_u64().unwrap_or(0);
+        let gpus = if value["dra"].is_null() { gpus } else { 0 };
         cards.insert(name.to_owned(), usize::try_from(gpus)?);
-        facts.push(Event::Node(self::node(node, name)));
+        facts.push(Event::Node(self::node(node, name, gpus)));
         facts.push(Event::Cards(NodeCards {
             node: NodeName::new(name),
             default_mode: Mode::TimeSlicing,
@@ -91,11 +96,15 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
     for queue in list(&value["queues"]) {
         facts.push(Event::Queue(self::queue(queue)?));
     }
+    facts.extend(dra::pools(&value["dra"])?);
+    let claims = dra::claims(&value["dra"])?;
     let mut tasks = Vec::new();
     for job in list(&value["jobs"]) {
         facts.push(Event::Group(group(job)?));
         for task in list(&job["tasks"]) {
+            let claimed = task;
             let mut task = self::task(job, task)?;
+            task.claims = dra::of_task(claimed, &claims, &mut task.pod)?;
             rules::need_known_memory(&mut task.pod, &value["nodes"]);
             tasks.push(task);
         }
@@ -127,6 +136,7 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
         rounds,
         accepted,
         cards,
+        claims,
     })
 }
 
@@ -184,13 +194,13 @@ fn config(value: &Value) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-fn node(value: &Value, name: &str) -> Node {
+fn node(value: &Value, name: &str, gpus: u64) -> Node {
     let mut node = Node::named(name);
     node.cpu = CpuMilli(value["cpu_milli"].as_u64().unwrap_or(0));
     node.memory = Bytes(value["memory"].as_u64().unwrap_or(0));
     node.pods = value["pods"].as_u64().unwrap_or(110);
     node.managed = true;
-    node.gpus = u32::try_from(value["gpus"].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
+    node.gpus = u32::try_from(gpus).unwrap_or(u32::MAX);
     for (key, label) in value["labels"].as_object().into_iter().flatten() {
         node.labels.insert(
             Arc::from(key.as_str()),
@@ -393,6 +403,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
         whole: usize::try_from(whole_gpus)?,
         shares,
         delete_on_evict: job["delete_on_evict"] == true,
+        claims: Vec::new(),
     })
 }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::cast_possible_truncation, clippy::assigning_clones)] // Counts of a recorded case are small.
 
 mod case;
+mod dra;
 mod judge;
 mod rules;
 mod share;
@@ -43,8 +44,6 @@ enum End {
     Passed,
     /// What was expected and what came.
     Failed(String),
-    /// Not judged: it needs device claims.
-    Apart(String),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -56,11 +55,11 @@ fn main() -> anyhow::Result<ExitCode> {
         time: args.time,
     };
     let tally = play_all(&files, &exceptions, args.only.as_deref(), tell)?;
-    let mut total = [0; 4];
+    let mut total = [0; 3];
     for (kind, count) in &tally {
         say(&format!(
-            "{kind}: {} passed, {} failed, {} known exceptions, {} apart (device claims)",
-            count[0], count[1], count[2], count[3]
+            "{kind}: {} passed, {} failed, {} known exceptions",
+            count[0], count[1], count[2]
         ));
         for (sum, more) in total.iter_mut().zip(count) {
             *sum += more;
@@ -74,8 +73,8 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// By file: how many passed, failed, failed as listed, and were not judged.
-type Tally = BTreeMap<String, [usize; 4]>;
+/// By file: how many passed, failed, and failed as listed.
+type Tally = BTreeMap<String, [usize; 3]>;
 
 /// Runs every case of the files, and says which fail and how.
 fn play_all(
@@ -114,12 +113,6 @@ fn play_all(
                     count[1] += 1;
                     say(&format!("FAILED {id}\n{why}"));
                 }
-                End::Apart(why) => {
-                    count[3] += 1;
-                    if tell.trace {
-                        say(&format!("apart  {id}: {why}"));
-                    }
-                }
             }
         }
     }
@@ -129,9 +122,6 @@ fn play_all(
 fn run(value: &Value, tell: world::Tell) -> End {
     if value.get("total_gpu").is_some() {
         return share::run(value);
-    }
-    if value.get("dra").is_some() {
-        return End::Apart("device claims".to_owned());
     }
     let case = match case::read(value) {
         Ok(case) => case,
@@ -222,7 +212,7 @@ mod tests {
         let exceptions = exceptions(None, &files).unwrap();
         assert!(exceptions.len() <= 15, "{} exceptions", exceptions.len());
         let tally = play_all(&files, &exceptions, None, world::Tell::default()).unwrap();
-        let total = tally.values().fold([0; 4], |mut total, count| {
+        let total = tally.values().fold([0; 3], |mut total, count| {
             for (sum, more) in total.iter_mut().zip(count) {
                 *sum += more;
             }
@@ -256,7 +246,7 @@ mod tests {
         });
         lines.filter_map(|line| {
             let value: Value = serde_json::from_str(&line).unwrap();
-            if value.get("total_gpu").is_some() || value.get("dra").is_some() {
+            if value.get("total_gpu").is_some() {
                 return None;
             }
             let case = case::read(&value).unwrap();

@@ -2,11 +2,13 @@
 //! rounds.
 
 use crate::case::{Case, NOW, Task, card_name};
+use crate::dra::{self, Held};
 use scheduler_core::ids::{ContainerName, GpuUuid};
 use scheduler_core::model::{Amount, Ask, ContainerGrant, Mode, Phase, Placement};
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, text};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// How the core gets to a round.
@@ -32,12 +34,20 @@ pub(crate) struct State {
 
 /// A pod in the world.
 #[derive(Clone)]
-struct Stand {
-    task: Task,
+pub(crate) struct Stand {
+    pub(crate) task: Task,
     status: String,
-    node: Option<String>,
+    pub(crate) node: Option<String>,
     cards: Vec<String>,
     memory: u64,
+}
+
+impl Stand {
+    /// It has a place, and what it asked for.
+    pub(crate) fn holds(&self) -> bool {
+        let standing = ["Running", "Releasing", "StuckInReleasing", "Bound"];
+        standing.contains(&self.status.as_str())
+    }
 }
 
 /// What is said while a case is played.
@@ -52,11 +62,12 @@ pub(crate) struct Tell {
 /// Plays a case. The state after the last round's actions, by uid.
 pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State> {
     let mut stands = place(case);
-    let mut core = fresh(case, &stands);
+    let mut held = dra::at_start(&case.claims, &case.facts, &stands);
+    let mut core = fresh(case, &stands, &held);
     let mut after = BTreeMap::new();
     for round in 0..case.rounds {
         if way == Way::Rebuilt && round > 0 {
-            core = fresh(case, &stands);
+            core = fresh(case, &stands, &held);
         }
         if way == Way::Restored && round > 0 {
             core = restored(case, &core);
@@ -80,8 +91,21 @@ pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State>
         let decided = outcome(&stands, &decision);
         after = states(&decided);
         stands = feed_back(&decided);
+        for action in &decision.actions {
+            if let Action::Bind(bind) = action {
+                let claims = bind.devices.iter();
+                held.extend(claims.map(|claim| {
+                    let has = (Arc::clone(&claim.devices), claim.nodes.clone());
+                    (claim.name.to_string(), has)
+                }));
+            }
+        }
+        let freed = dra::free(&mut held, &stands);
         if way != Way::Rebuilt {
             report(&mut core, &decision, &stands);
+            for event in dra::shown(&held, &stands).into_iter().chain(freed) {
+                let _ = core.apply(event);
+            }
         }
     }
     after
@@ -96,10 +120,13 @@ fn restored(case: &Case, core: &Core) -> Core {
     core
 }
 
-fn fresh(case: &Case, stands: &[Stand]) -> Core {
+fn fresh(case: &Case, stands: &[Stand], held: &Held) -> Core {
     let mut core = Core::new(case.config.clone());
     for event in &case.facts {
         let _ = core.apply(event.clone());
+    }
+    for event in dra::shown(held, stands) {
+        let _ = core.apply(event);
     }
     for stand in stands {
         let _ = core.apply(shown(stand));
@@ -124,12 +151,9 @@ fn place(case: &Case) -> Vec<Stand> {
         .collect();
     let mut named: BTreeMap<(String, String), String> = BTreeMap::new();
     let mut used: BTreeSet<String> = BTreeSet::new();
-    let holds = |stand: &Stand| {
-        ["Running", "Releasing", "StuckInReleasing", "Bound"].contains(&stand.status.as_str())
-    };
     for stand in stands
         .iter_mut()
-        .filter(|stand| holds(stand) && stand.task.shares > 0)
+        .filter(|stand| stand.holds() && stand.task.shares > 0)
     {
         let node = stand.node.clone().unwrap_or_default();
         for group in stand.task.groups.clone() {
@@ -170,7 +194,7 @@ fn place(case: &Case) -> Vec<Stand> {
     }
     for stand in stands
         .iter_mut()
-        .filter(|stand| holds(stand) && stand.task.whole > 0)
+        .filter(|stand| stand.holds() && stand.task.whole > 0)
     {
         let node = stand.node.clone().unwrap_or_default();
         for _ in 0..stand.task.whole {

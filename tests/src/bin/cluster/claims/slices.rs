@@ -102,7 +102,7 @@ pub(crate) async fn an_agent_writes_slices_of_its_own_node_alone(
 ) -> Result<()> {
     with_driver(cluster, 1, async |cluster, ns| {
         let may = "\nagent get resourceclaims.resource.k8s.io\nagent patch resourceclaims/status.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent watch resourceslices.resource.k8s.io\nagent create resourceslices.resource.k8s.io\nagent patch resourceslices.resource.k8s.io\n";
-        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/binding.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - gpu.example.com\nagent arbitrary-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\nscheduler get resourceslices.resource.k8s.io\n";
+        let may_not = "\nagent list resourceclaims.resource.k8s.io\nagent patch resourceclaims.resource.k8s.io\nagent patch resourceclaims/binding.resource.k8s.io\nagent associated-node:patch resourceclaims/driver.resource.k8s.io - gpu.example.com\nagent arbitrary-node:patch resourceclaims/driver.resource.k8s.io - aliquot.dev\nagent delete resourceslices.resource.k8s.io\nagent create deviceclasses.resource.k8s.io\n";
         rights_are(cluster, may, may_not).await?;
         let all = "/apis/resource.k8s.io/v1/resourceslices";
         let slice = |name: &str, node: &str, driver: &str| json!({

@@ -1,0 +1,180 @@
+//! Which devices of a node claims get: Kubernetes' structured parameters
+//! (`k8s.io/dynamic-resource-allocation/structured`), with the answers of selectors as facts.
+//!
+//! In: the pools, what is in use, a node, what claims want. Out: devices for each claim, or why
+//! there are none. Changes nothing; deciding and explaining ask the same functions.
+//! - here: the devices of a node, and whether one will do for a request.
+//! - [`amount`]: how much a request takes of a device that is shared.
+//! - [`search`]: which of them together.
+//! - [`no`]: every "no" as a typed reason.
+
+mod amount;
+mod no;
+mod search;
+
+use crate::ids::{DeviceId, GpuUuid};
+use crate::model::{Alternative, Device, DeviceNodes, DeviceTaint, Node, PoolFault};
+use crate::state::State;
+use crate::state::devices::{Devices, PoolRow, Sum};
+use crate::state::rows::NodeKey;
+pub(crate) use no::{DeviceNo, DevicesNo};
+pub(crate) use search::{Wanted, allocate};
+
+/// What counts as in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Free {
+    /// What somebody holds, on the way out too, and what is promised.
+    Now,
+    /// The same when those who leave have left.
+    Later,
+    /// Nothing: a ceiling over every set of victims.
+    Whatever,
+}
+
+/// A device that the node can use.
+pub(super) struct Candidate<'a> {
+    pub(super) id: &'a DeviceId,
+    pub(super) pool: &'a PoolRow,
+    pub(super) device: &'a Device,
+    /// By others.
+    pub(super) used: Sum,
+    /// Its card is another front's.
+    pub(super) front: Option<DeviceNo>,
+}
+
+/// The devices of a node, pool by pool: those whose driver has to make something ready last.
+pub(super) struct OnNode<'a> {
+    pub(super) candidates: Vec<Candidate<'a>>,
+    /// A pool that is not as it should be.
+    pub(super) fault: Option<(&'a PoolRow, &'a PoolFault)>,
+    devices: &'a Devices,
+    free: Free,
+}
+
+impl<'a> OnNode<'a> {
+    /// `by_annotation`: their pod asks for cards so, too.
+    pub(super) fn of(state: &'a State, key: NodeKey, free: Free, by_annotation: bool) -> Self {
+        let devices = &state.devices;
+        let mut found = Self {
+            candidates: Vec::new(),
+            fault: None,
+            devices,
+            free,
+        };
+        let row = state.nodes.get(key);
+        let Some(node) = row.and_then(|row| row.node.as_ref()) else {
+            return found;
+        };
+        let mut late = Vec::new();
+        for pool in devices.pools_of(&node.name) {
+            let mut here = pool.devices_on(node).peekable();
+            if here.peek().is_none() {
+                continue;
+            }
+            if let Some(fault) = &pool.pool.fault {
+                found.fault.get_or_insert((pool, fault));
+                continue;
+            }
+            let candidates: Vec<Candidate> = here
+                .map(|(id, device)| Candidate {
+                    used: devices.used(id, free),
+                    front: device
+                        .card
+                        .as_ref()
+                        .and_then(|card| other_front(state, card, free, by_annotation)),
+                    id,
+                    pool,
+                    device,
+                })
+                .collect();
+            if candidates.iter().any(|one| one.device.waits) {
+                late.extend(candidates);
+            } else {
+                found.candidates.extend(candidates);
+            }
+        }
+        found.candidates.extend(late);
+        found
+    }
+
+    /// Devices of the pool that somebody holds and that take something of its counters.
+    pub(super) fn consumers(&self, pool: &'a PoolRow) -> impl Iterator<Item = &'a Device> {
+        let (devices, free) = (self.devices, self.free);
+        let consume = pool.all().filter(|(_, device)| !device.consumes.is_empty());
+        consume
+            .filter(move |(id, _)| devices.used(id, free).is_held())
+            .map(|(_, device)| device)
+    }
+}
+
+/// A card has one front at a time, and a pod has one for all cards: what is granted by annotation
+/// keeps claims away.
+fn other_front(state: &State, card: &GpuUuid, free: Free, by_annotation: bool) -> Option<DeviceNo> {
+    if by_annotation {
+        return Some(DeviceNo::OtherFront);
+    }
+    let key = state.card_names.get(card);
+    let used = key.and_then(|key| state.card_use.get(*key));
+    let granted = used.is_some_and(|used| match free {
+        Free::Now => used.holders() > 0,
+        Free::Later => used.after().holds() > 0,
+        Free::Whatever => false,
+    });
+    granted.then_some(DeviceNo::Granted)
+}
+
+/// A taint that the request does not tolerate.
+pub(super) fn taint<'a>(device: &'a Device, ask: &Alternative) -> Option<&'a DeviceTaint> {
+    let tolerated = |taint: &DeviceTaint| ask.tolerations.iter().any(|one| one.tolerates(taint));
+    let mut taints = device.taints.iter();
+    taints.find(|taint| taint.keeps_away() && !tolerated(taint))
+}
+
+/// Whether the device alone would do, with what others hold of it.
+pub(super) fn will_do(candidate: &Candidate, ask: &Alternative) -> Result<(), DeviceNo> {
+    let device = candidate.device;
+    if !device.selected_by.contains(&ask.filter) {
+        return Err(DeviceNo::NotSelected);
+    }
+    if let Some(taint) = taint(device, ask) {
+        return Err(DeviceNo::Taint(taint.clone()));
+    }
+    if let Some(front) = &candidate.front {
+        return Err(front.clone());
+    }
+    let dedicated = candidate.used.whole > 0 || !device.shared && candidate.used.shares > 0;
+    if !ask.admin && dedicated {
+        return Err(DeviceNo::InUse);
+    }
+    amount::fits(device, ask, &candidate.used.taken)
+}
+
+/// Devices of a node that the filter selects and that will not do, and why.
+pub(crate) fn lines(
+    state: &State,
+    key: NodeKey,
+    ask: &Alternative,
+    by_annotation: bool,
+) -> Vec<(DeviceId, DeviceNo)> {
+    let on_node = OnNode::of(state, key, Free::Now, by_annotation);
+    let no = |candidate: Candidate| {
+        let why = will_do(&candidate, ask).err()?;
+        (why != DeviceNo::NotSelected).then(|| (candidate.id.clone(), why))
+    };
+    on_node.candidates.into_iter().filter_map(no).collect()
+}
+
+/// GPUs of the node alone that no agent counts, for what queues divide.
+pub(crate) fn gpus(devices: &Devices, node: &Node) -> u128 {
+    if devices.is_empty() {
+        return 0;
+    }
+    let is_own = |device: &Device| {
+        device.gpu && matches!(&device.nodes, DeviceNodes::Node(name) if *name == node.name)
+    };
+    let count = |pool: &PoolRow| {
+        let own = pool.devices_on(node).filter(|(_, device)| is_own(device));
+        own.count() as u128
+    };
+    devices.pools_of(&node.name).map(count).sum()
+}

@@ -1,0 +1,343 @@
+//! Claims on devices: their allocation and the reservation for the pod, before its `Binding`;
+//! and the way back where that is refused.
+//!
+//! Each is one write of the claim's status, at the version that was read a moment before, so
+//! that no other scheduler's is overwritten. Written twice, it is taken once. A process that
+//! ends in between leaves a claim with devices and a pod that waits: the next one goes on from
+//! there, or takes the devices back ([`free`]).
+
+mod allocation;
+
+use super::Hands;
+use super::answer::{self, Answer, refused};
+use super::notice::{self, Notice};
+use crate::convert::{ClaimTerms, Stray};
+use allocation::is_same;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::PostParams;
+use kube::core::DynamicObject;
+use kube::{Api, ResourceExt as _};
+use scheduler_core::ids::ClaimUid;
+use scheduler_core::{Bind, DeviceBinding, OutcomeResult};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::time::Instant;
+
+/// Kubernetes' `resourceapi.Finalizer`: a claim that has devices is not gone before it has lost
+/// them.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// After a write that the server was too busy for, or whose object has changed meanwhile.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Tries that may find the server too busy, or the claim changed.
+const TRIES: u32 = 40;
+/// For drivers to make devices ready: kube-scheduler's `bindingTimeout`.
+const READY_WITHIN: Duration = Duration::from_mins(10);
+/// Between two looks at what they say.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Claims that bindings are about, and claims that lose their devices: not both at once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Locks(Arc<Mutex<BTreeMap<ClaimUid, Weak<RwLock<()>>>>>);
+
+impl Locks {
+    fn of(&self, claim: &ClaimUid) -> Arc<RwLock<()>> {
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = locks.get(claim).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::new(RwLock::new(()));
+        locks.insert(claim.clone(), Arc::downgrade(&lock));
+        lock
+    }
+
+    /// As long as this is kept, none of the claims loses its devices but by its own binding.
+    pub(super) async fn hold(&self, bind: &Bind) -> Vec<OwnedRwLockReadGuard<()>> {
+        let mut held = Vec::with_capacity(bind.devices.len());
+        for claim in &bind.devices {
+            held.push(self.of(&claim.uid).read_owned().await);
+        }
+        held
+    }
+
+    /// `None`: a binding is about it.
+    fn alone(&self, claim: &ClaimUid) -> Option<OwnedRwLockWriteGuard<()>> {
+        self.of(claim).try_write_owned().ok()
+    }
+}
+
+fn claims(hands: &Hands, namespace: &str) -> Api<DynamicObject> {
+    let kind = kube::core::ApiResource::erase::<ResourceClaim>(&());
+    Api::namespaced_with(hands.client.clone(), namespace, &kind)
+}
+
+/// The claim's name in the pod's namespace.
+fn name(claim: &DeviceBinding) -> &str {
+    claim.name.rsplit('/').next().unwrap_or_default()
+}
+
+/// Why a loop of reads and writes does not go on.
+enum Stop {
+    /// From the beginning: it has changed, or nobody knows.
+    Again(String),
+    Refused(OutcomeResult),
+}
+
+type Claim = Box<DynamicObject>;
+
+/// Allocates and reserves all claims of the pod.
+pub(super) async fn reserve(
+    hands: &Hands,
+    bind: &Bind,
+    terms: &[ClaimTerms],
+) -> Result<(), OutcomeResult> {
+    let api = claims(hands, &bind.namespace);
+    for (at, claim) in bind.devices.iter().enumerate() {
+        let terms = terms.get(at).cloned().unwrap_or_default();
+        repeat(|| reserve_one(hands, &api, bind, claim, &terms)).await?;
+    }
+    Ok(())
+}
+
+/// Reads and writes until there is a word, or too often.
+async fn repeat<S>(mut step: impl FnMut() -> S) -> Result<(), OutcomeResult>
+where
+    S: Future<Output = Result<(), Stop>>,
+{
+    let (mut pause, mut left) = (PAUSE, TRIES);
+    loop {
+        match step().await {
+            Ok(()) => return Ok(()),
+            Err(Stop::Refused(result)) => return Err(result),
+            Err(Stop::Again(why)) => {
+                left -= 1;
+                if left == 0 {
+                    return Err(refused(why));
+                }
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn get(api: &Api<DynamicObject>, name: &str) -> Result<Option<Claim>, Stop> {
+    match answer::of(api.get_opt(name)).await {
+        Answer::Done(found) => Ok(found.map(Box::new)),
+        Answer::Refused(_, why) => Err(Stop::Refused(refused(why))),
+        Answer::Busy(why) | Answer::Unknown(why) => Err(Stop::Again(why)),
+    }
+}
+
+async fn put(api: &Api<DynamicObject>, claim: &DynamicObject, status: bool) -> Result<Claim, Stop> {
+    let (name, params) = (claim.name_any(), PostParams::default());
+    let answer = if status {
+        answer::of(api.replace_status(&name, &params, claim)).await
+    } else {
+        answer::of(api.replace(&name, &params, claim)).await
+    };
+    match answer {
+        Answer::Done(claim) => Ok(Box::new(claim)),
+        // Another version than was read.
+        Answer::Refused(409, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+            Err(Stop::Again(why))
+        }
+        Answer::Refused(_, why) => Err(Stop::Refused(refused(why))),
+    }
+}
+
+fn reserved_for(claim: &DynamicObject) -> Vec<Value> {
+    let reserved = claim.data.pointer("/status/reservedFor");
+    reserved
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default()
+}
+
+fn is_of(consumer: &Value, pod: &str) -> bool {
+    consumer["uid"] == pod
+}
+
+async fn reserve_one(
+    hands: &Hands,
+    api: &Api<DynamicObject>,
+    bind: &Bind,
+    claim: &DeviceBinding,
+    terms: &ClaimTerms,
+) -> Result<(), Stop> {
+    let no = |what: &str| {
+        let why = format!("resource claim {} {what}", claim.name);
+        Err(Stop::Refused(refused(why)))
+    };
+    let Some(mut found) = get(api, name(claim)).await? else {
+        return no("is gone");
+    };
+    if found.metadata.uid.as_deref() != Some(claim.uid.as_str()) {
+        return no("was made anew");
+    }
+    if found.metadata.deletion_timestamp.is_some() {
+        return no("is being deleted");
+    }
+    let mut reserved = reserved_for(&found);
+    let is_reserved = reserved.iter().any(|one| is_of(one, bind.pod.as_str()));
+    let allocation = found.data.pointer("/status/allocation");
+    let allocation = allocation.filter(|one| !one.is_null());
+    match allocation {
+        Some(has) if !is_same(has, &claim.devices) => {
+            return no("was allocated other devices meanwhile");
+        }
+        Some(_) if is_reserved => return Ok(()),
+        Some(_) => {}
+        None => {
+            let finalizers = found.metadata.finalizers.get_or_insert_default();
+            if !finalizers.iter().any(|one| one == FINALIZER) {
+                finalizers.push(FINALIZER.to_owned());
+                found = put(api, &found, false).await?;
+            }
+            let now = hands.wall.second().to_string();
+            let spec = found.data.get("spec").cloned().unwrap_or_default();
+            let has = allocation::of(&spec, bind.decision, claim, terms, &now);
+            set(&mut found, "allocation", has);
+        }
+    }
+    if !is_reserved {
+        reserved.push(json!({
+            "resource": "pods",
+            "name": &*bind.name,
+            "uid": bind.pod.as_str(),
+        }));
+        set(&mut found, "reservedFor", reserved.into());
+    }
+    put(api, &found, true).await.map(drop)
+}
+
+fn set(claim: &mut DynamicObject, field: &str, value: Value) {
+    let status = &mut claim.data["status"];
+    if !status.is_object() {
+        *status = json!({});
+    }
+    status[field] = value;
+}
+
+/// Waits until the devices that their drivers have to make ready are.
+pub(super) async fn ready(
+    hands: &Hands,
+    bind: &Bind,
+    terms: &[ClaimTerms],
+) -> Result<(), OutcomeResult> {
+    let waits = |terms: &&ClaimTerms| terms.devices.iter().any(|one| !one.binding.is_empty());
+    if !terms.iter().any(|terms| waits(&terms)) {
+        return Ok(());
+    }
+    let note = format!(
+        "waiting for binding conditions for device on node {}",
+        bind.node
+    );
+    hands.notices.say(Notice {
+        about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
+        warning: false,
+        reason: "BindingConditionsPending",
+        action: "Scheduling",
+        note,
+    });
+    let api = claims(hands, &bind.namespace);
+    let deadline = Instant::now() + READY_WITHIN;
+    for claim in &bind.devices {
+        loop {
+            let found = match get(&api, name(claim)).await {
+                Ok(Some(found)) => found,
+                Ok(None) => {
+                    return Err(refused(format!("resource claim {} is gone", claim.name)));
+                }
+                Err(Stop::Refused(why)) => return Err(why),
+                Err(Stop::Again(_)) => {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            match allocation::readiness(&found.data) {
+                allocation::Readiness::Ready => break,
+                allocation::Readiness::Failed(what) => {
+                    return Err(refused(format!("resource claim {}: {what}", claim.name)));
+                }
+                allocation::Readiness::Waits(what) if Instant::now() > deadline => {
+                    return Err(refused(format!(
+                        "resource claim {}: {what} is not true after {} s",
+                        claim.name,
+                        READY_WITHIN.as_secs()
+                    )));
+                }
+                allocation::Readiness::Waits(_) => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what [`reserve`] wrote: the pod's reservation and, where nobody else has one, the
+/// devices. Gives up when the server has no answer for long: who leads finds them ([`free`]).
+pub(super) async fn undo(hands: &Hands, bind: &Bind) {
+    let api = claims(hands, &bind.namespace);
+    let pods = [bind.pod.to_string()];
+    for claim in &bind.devices {
+        let take = || take_back(&api, name(claim), &claim.uid, &pods, false);
+        if let Err(why) = repeat(take).await {
+            tracing::warn!(claim = %claim.name, ?why, "its devices are not taken back");
+        }
+    }
+}
+
+/// Takes the devices from a claim that only pods have that wait, and for which nothing is under
+/// way.
+pub(super) async fn free(hands: &Hands, stray: &Stray) {
+    let Some(_alone) = hands.claims.alone(&stray.uid) else {
+        return;
+    };
+    let api = claims(hands, &stray.namespace);
+    let claim = format!("{}/{}", stray.namespace, stray.name);
+    let take = || take_back(&api, &stray.name, &stray.uid, &stray.pods, true);
+    match repeat(take).await {
+        Ok(()) => tracing::info!(
+            claim,
+            "its devices are taken back: the pods that it is reserved for are not bound"
+        ),
+        Err(why) => tracing::warn!(claim, ?why, "its devices are not taken back"),
+    }
+}
+
+/// `all`: not if somebody else has a reservation.
+async fn take_back(
+    api: &Api<DynamicObject>,
+    name: &str,
+    uid: &ClaimUid,
+    pods: &[String],
+    all: bool,
+) -> Result<(), Stop> {
+    let found = get(api, name).await?;
+    let is_it = |found: &Claim| found.metadata.uid.as_deref() == Some(uid.as_str());
+    let Some(mut found) = found.filter(is_it) else {
+        return Ok(());
+    };
+    let mut reserved = reserved_for(&found);
+    let before = reserved.len();
+    reserved.retain(|one| !pods.iter().any(|pod| is_of(one, pod)));
+    let allocation = found.data.pointer("/status/allocation");
+    let has_devices = allocation.is_some_and(|one| !one.is_null());
+    if all && !reserved.is_empty() || reserved.len() == before && !(has_devices && before == 0) {
+        return Ok(());
+    }
+    if reserved.is_empty() {
+        if let Some(status) = found.data["status"].as_object_mut() {
+            status.remove("allocation");
+            status.remove("reservedFor");
+            status.remove("devices");
+        }
+    } else {
+        set(&mut found, "reservedFor", reserved.into());
+    }
+    put(api, &found, true).await.map(drop)
+}
