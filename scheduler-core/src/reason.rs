@@ -475,6 +475,15 @@ mod tests {
             LegacyMig,
             MigSingle,
             MigMixed,
+            Devices(DevicesNo::TooMany("REQUEST".into())),
+            Devices(DevicesNo::Request("REQUEST".into())),
+            Devices(DevicesNo::Pool {
+                request: "REQUEST".into(),
+                pool: "POOL".into(),
+                why: "WHY".into(),
+            }),
+            Devices(DevicesNo::CutShort(1)),
+            Devices(DevicesNo::Elsewhere),
         ];
         for one in &all {
             match one {
@@ -483,6 +492,13 @@ mod tests {
                 | ClaimElsewhere | VolumeLimit | ClaimInUse | Ports | Affinity | AntiAffinity
                 | AvoidedBy | Spread | SpreadLabel | Gpus | GpuMemory | NoGpus | AgentSilent
                 | NotOffering(_) | NotMig | LegacyMig | MigSingle | MigMixed => {}
+                Devices(
+                    DevicesNo::TooMany(_)
+                    | DevicesNo::Request(_)
+                    | DevicesNo::Pool { .. }
+                    | DevicesNo::CutShort(_)
+                    | DevicesNo::Elsewhere,
+                ) => {}
             }
         }
         all
@@ -530,6 +546,7 @@ mod tests {
             },
             PoolShared,
             PoolNone,
+            Claimed,
         ];
         for one in &all {
             match one {
@@ -549,7 +566,8 @@ mod tests {
                 | Memory { .. }
                 | Fence { .. }
                 | PoolShared
-                | PoolNone => {}
+                | PoolNone
+                | Claimed => {}
             }
         }
         all

@@ -80,7 +80,13 @@ impl Driver {
         let prepared = made.map_err(|error| error.to_string());
         // Some sentences name the claim already.
         let claim = allocated.claim();
-        let prepared = prepared.map_err(|why| if why.contains(&claim) { why } else { format!("claim {claim}: {why}") })?;
+        let prepared = prepared.map_err(|why| {
+            if why.contains(&claim) {
+                why
+            } else {
+                format!("claim {claim}: {why}")
+            }
+        })?;
         Ok(devices(&allocated, &prepared))
     }
 

@@ -136,7 +136,7 @@ mod tests {
             (text.replace("\"version\":1", "\"version\":2"), "version 2"),
             (text.replace("0a", "0b"), "allocation 0b"),
             (text.replace("podName", "name"), "unknown field"),
-            (" ".repeat(LONGEST as usize) + &text, "EOF"),
+            (" ".repeat(usize::try_from(LONGEST).unwrap()) + &text, "EOF"),
         ] {
             let error = read(&noise).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

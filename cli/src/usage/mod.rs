@@ -36,7 +36,7 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     prometheus: Option<String>,
-    /// Where a scheduler serves its metrics, such as http://localhost:9401; else one is found by the
+    /// Where a scheduler serves its metrics, such as `http://localhost:9401`; else one is found by the
     /// API server, which needs the right to get pods/proxy in aliquot-system.
     #[arg(long, value_name = "URL", conflicts_with = "prometheus")]
     scheduler: Option<String>,
@@ -134,12 +134,12 @@ const COLUMNS: [Column; 8] = [
     Column::number("unusedCost", "UNUSED COST"),
     Column::text("currency", "CURRENCY").wide(),
 ];
-static ALL_BY_QUEUE: [Column; 9] = with(&[QUEUE], COLUMNS);
-static ALL_BY_NAMESPACE: [Column; 9] = with(&[NAMESPACE], COLUMNS);
-static ALL_BY_OWNER: [Column; 11] = with(&[NAMESPACE, OWNER, QUEUE], COLUMNS);
+static ALL_BY_QUEUE: [Column; 9] = with(&[QUEUE], &COLUMNS);
+static ALL_BY_NAMESPACE: [Column; 9] = with(&[NAMESPACE], &COLUMNS);
+static ALL_BY_OWNER: [Column; 11] = with(&[NAMESPACE, OWNER, QUEUE], &COLUMNS);
 
 /// These columns, then those. `N` is how many both are.
-const fn with<const N: usize>(keys: &[Column], columns: [Column; 8]) -> [Column; N] {
+const fn with<const N: usize>(keys: &[Column], columns: &[Column; 8]) -> [Column; N] {
     let mut all = [QUEUE; N];
     let mut at = 0;
     while at < N {

@@ -16,8 +16,10 @@ use std::time::Duration;
 /// Label of the scheduler's pods, and its port of metrics (`deploy/scheduler.yaml`).
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "aliquot-scheduler");
 const PORT: u16 = 9401;
+/// Bytes.
+const MIB: f64 = 1_048_576.0;
 /// A query of Prometheus may take so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// Points of a range that Prometheus adds up.
 const POINTS: u64 = 10_000;
 
@@ -227,14 +229,13 @@ async fn prometheus(url: &str, by: By, hours: u64) -> Result<Uses, String> {
     for (labels, hours) in ask(&gpu.unwrap_or_default()).await? {
         of(&mut rows, &labels, &|all| all.gpu = hours);
     }
-    const MIB: f64 = 1_048_576.0;
     if let (Some(mib), Some(unused)) = (mib, unused) {
         for (labels, bytes) in ask(&mib).await? {
             of(&mut rows, &labels, &|all| all.mib = Some(bytes / MIB));
         }
         for (labels, bytes) in ask(&unused).await? {
             of(&mut rows, &labels, &|all| {
-                all.mib_unused = Some(bytes / MIB)
+                all.mib_unused = Some(bytes / MIB);
             });
         }
     }

@@ -106,12 +106,7 @@ fn of(used: &Used) -> Value {
 }
 
 /// By what a tenant's sum is told apart; `None`: the reader may not know of it.
-fn key(
-    tenant: &Tenant,
-    by: By,
-    sees: bool,
-    queues: bool,
-) -> Option<(&str, &str, &str)> {
+fn key(tenant: &Tenant, by: By, sees: bool, queues: bool) -> Option<(&str, &str, &str)> {
     let queue = if queues { &*tenant.queue } else { "" };
     match by {
         By::Queue => Some((queue, "", "")),
