@@ -212,8 +212,8 @@ fn namespace(name: &str) -> &str {
 /// that name something else.
 fn renamed(source: &str, names: &BTreeMap<&str, String>) -> String {
     const NAMELESS: [&str; 6] = ["set", "sub-group", "grant", "config", "outcome", "topology"];
-    const KEYS: [&str; 10] = [
-        "queue", "parent", "group", "pod", "node", "on", "cards", "peers", "by", "of",
+    const KEYS: [&str; 11] = [
+        "queue", "parent", "group", "pod", "node", "on", "card", "cards", "peers", "by", "of",
     ];
     let new = |name: &str| names.get(name).cloned().unwrap_or_else(|| name.to_owned());
     let mut out = String::new();

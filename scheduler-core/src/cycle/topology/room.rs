@@ -89,8 +89,10 @@ fn wants(state: &State, task: TaskKey) -> Amounts {
     };
     let [gpu, cpu, memory] = spec.request();
     let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
-    // MIG profiles are resources of their own here.
-    amounts.insert(Resource::Gpu, signed(gpu - spec.mig_nano));
+    // MIG profiles are resources of their own here, and what is free for claims is not known
+    // in sum.
+    let gpu = gpu.saturating_sub(spec.mig_nano + spec.device_nano);
+    amounts.insert(Resource::Gpu, signed(gpu));
     amounts.insert(Resource::Cpu, signed(cpu));
     amounts.insert(Resource::Memory, signed(memory));
     amounts.insert(Resource::Pods, 1);

@@ -395,6 +395,8 @@ async fn test(
             claims::a_pods_status_says_that_its_card_is_lost,
             claims::an_agent_writes_slices_of_its_own_node_alone,
             claims::a_slice_is_written_once_at_the_start_and_once_for_a_change,
+            claims::under_our_scheduler_claims_are_allocated_counted_and_held,
+            claims::a_claim_gives_way_to_one_of_higher_priority_and_a_gang_has_all_of_its_own,
             claims::the_page_of_claims_is_done_as_it_stands,
             claims::from_annotations_to_claims_and_back_nothing_that_runs_is_touched,
             claims::sixty_four_claims_at_once_each_start_with_what_they_were_allocated,

@@ -127,6 +127,10 @@ pub(crate) async fn the_page_of_claims_is_done_as_it_stands(cluster: &mut Cluste
                 rows(&[("with-config", "main", 2000)]),
             ),
             ("Monitoring", Vec::new()),
+            (
+                "Under Aliquot's scheduler",
+                rows(&[("queued", "main", 2000)]),
+            ),
         ] {
             let objects = section(cluster, heading, &card)?;
             let pods = done(cluster, ns, &objects).await.context(heading)?;

@@ -1,0 +1,187 @@
+//! Claims under Aliquot's own scheduler: allocated beside queues, priorities and gangs, written
+//! to the API server, and held by the agent like those that kube-scheduler allocated.
+
+use aliquot_tests::cluster::Cluster;
+use aliquot_tests::pod::describe;
+use aliquot_tests::share::why_pending;
+use aliquot_tests::wait::{Seen, stays, until};
+use anyhow::{Context, Result, ensure};
+use api::kai::Queue;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+use super::{LIMIT, grantable, ledger_is, manifest, template, unbound, with_driver};
+
+/// A pod of ours with a claim of its own from this template.
+fn ours(ns: &str, name: &str, template: &str, labels: &Value) -> Value {
+    let mut pod = manifest(ns, name, template, "report grow 10 hold");
+    pod["spec"]["schedulerName"] = json!("kai-scheduler");
+    pod["metadata"]["labels"] = labels.clone();
+    pod
+}
+
+/// A queue that may hold this part of a GPU.
+fn queue(name: &str, limit: f64) -> Value {
+    let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
+    let gpu = json!({ "quota": -1, "limit": limit, "overQuotaWeight": 1 });
+    json!({
+        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+        "metadata": { "name": name },
+        "spec": {
+            "parentQueue": "default",
+            "resources": { "cpu": all, "gpu": gpu, "memory": all },
+        },
+    })
+}
+
+/// Our scheduler says why it waits, in these words, and it has no node.
+async fn waits(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {
+    cluster
+        .pod_until(ns, name, words, |pod| {
+            why_pending(pod).is_some_and(|why| why.contains(words))
+        })
+        .await?;
+    unbound(cluster, ns, name).await
+}
+
+/// The claims of a namespace: name, devices it has, pods it is for.
+async fn claims(cluster: &Cluster, ns: &str) -> Result<Vec<(String, usize, usize)>> {
+    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
+    let all = claims.list(&ListParams::default()).await?.items;
+    let row = |claim: ResourceClaim| {
+        let status = claim.status.unwrap_or_default();
+        let devices = status.allocation.and_then(|one| one.devices);
+        let results = devices.and_then(|devices| devices.results);
+        (
+            claim.metadata.name.unwrap_or_default(),
+            results.map_or(0, |results| results.len()),
+            status.reserved_for.map_or(0, |pods| pods.len()),
+        )
+    };
+    Ok(all.into_iter().map(row).collect())
+}
+
+pub(crate) async fn under_our_scheduler_claims_are_allocated_counted_and_held(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        let whole = grantable(cluster).await?;
+        for (name, memory) in [("two", 2000), ("three", 3000), ("rest", whole - 4000)] {
+            template(cluster, ns, name, &format!("{memory}Mi"), &json!({})).await?;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "MiB of a card")]
+        let limit = 4000.0 / whole as f64;
+        cluster.apply_one(&queue("claims", limit)).await?;
+        let queued = json!({ "kai.scheduler/queue": "claims" });
+
+        // Two shares beside each other, held at their sizes.
+        cluster
+            .apply_one(&ours(ns, "first", "two", &queued))
+            .await?;
+        cluster
+            .apply_one(&ours(ns, "other", "three", &json!({})))
+            .await?;
+        for (name, limit) in [("first", 2000), ("other", 3000)] {
+            cluster.pod_phase(ns, name, "Running").await?;
+            let grown = cluster.said(ns, name, "main", "grow").await?;
+            let held = grown["held_mib"].as_u64().context("no held_mib")?;
+            ensure!(
+                grown["ok"] == true && held <= limit && held > limit - 100,
+                "{name}: {grown}"
+            );
+        }
+        ledger_is(cluster, ns, &[("first", 2000), ("other", 3000)]).await?;
+        for (name, devices, pods) in claims(cluster, ns).await? {
+            ensure!(
+                (devices, pods) == (1, 1),
+                "{name}: {devices} devices, {pods} pods"
+            );
+        }
+
+        // The queue counts them: 2000 MiB of the 4000 that it may hold are left.
+        let queues: Api<Queue> = Api::all(cluster.client.clone());
+        until("its queue counts the claim", LIMIT, || async {
+            let status = serde_json::to_value(queues.get("claims").await?)?["status"].take();
+            let held = status["allocated"]["nvidia.com/gpu"].clone();
+            let held = held.as_f64().or_else(|| held.as_str()?.parse().ok());
+            let counts = held.is_some_and(|held| (held - limit / 2.0).abs() < 0.01);
+            Ok(Seen::when(counts, status.to_string()))
+        })
+        .await?;
+        cluster
+            .apply_one(&ours(ns, "over", "three", &queued))
+            .await?;
+        waits(cluster, ns, "over", "limit").await?;
+        cluster.delete_pod(ns, "over").await?;
+
+        // A scheduler that knows nothing finds what is allocated.
+        let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
+        scheduler.daemon.kill().await?;
+        scheduler.daemon.start_again()?;
+        cluster
+            .apply_one(&ours(ns, "rest", "rest", &json!({})))
+            .await?;
+        waits(
+            cluster,
+            ns,
+            "rest",
+            "cannot allocate all claims: no device is left for request gpu",
+        )
+        .await?;
+        cluster.delete_pod(ns, "other").await?;
+        cluster.pod_phase(ns, "rest", "Running").await?;
+        ledger_is(cluster, ns, &[("first", 2000), ("rest", whole - 4000)])
+            .await
+            .map(drop)
+    })
+    .await
+}
+
+pub(crate) async fn a_claim_gives_way_to_one_of_higher_priority_and_a_gang_has_all_of_its_own(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        let whole = grantable(cluster).await?;
+        for (name, memory) in [("most", whole - 1000), ("half", whole / 2 + 100)] {
+            template(cluster, ns, name, &format!("{memory}Mi"), &json!({})).await?;
+        }
+        let class = |name: &str| json!({ "priorityClassName": name });
+        cluster
+            .apply_one(&ours(ns, "train", "most", &class("train")))
+            .await?;
+        cluster.pod_phase(ns, "train", "Running").await?;
+        cluster
+            .apply_one(&ours(ns, "build", "most", &class("build")))
+            .await?;
+        cluster.pod_phase(ns, "build", "Running").await?;
+        let left = cluster.pods(ns).get_opt("train").await?;
+        ensure!(left.is_none(), "{:?}", left.as_ref().map(describe));
+        ledger_is(cluster, ns, &[("build", whole - 1000)]).await?;
+        cluster.delete_pod(ns, "build").await?;
+
+        // Two halves and a little more: one would fit, both do not.
+        let group = json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+            "metadata": { "namespace": ns, "name": "both" },
+            "spec": { "minMember": 2, "queue": "default-queue" },
+        });
+        cluster.apply_one(&group).await?;
+        for name in ["left", "right"] {
+            let mut pod = ours(ns, name, "half", &json!({}));
+            pod["metadata"]["annotations"] = json!({ "pod-group-name": "both" });
+            cluster.apply_one(&pod).await?;
+        }
+        waits(cluster, ns, "left", "gang").await?;
+        stays("no claim is allocated", Duration::from_secs(2), || async {
+            let held = claims(cluster, ns).await?;
+            let free = held.iter().all(|(_, devices, _)| *devices == 0);
+            Ok(Seen::when(free, format!("{held:?}")))
+        })
+        .await?;
+        ledger_is(cluster, ns, &[]).await.map(drop)
+    })
+    .await
+}
