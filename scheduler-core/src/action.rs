@@ -27,6 +27,10 @@ pub struct Decision {
     pub stale: Vec<(GroupName, Option<Time>)>,
     /// Pods whose reason for waiting changed, in order of uid.
     pub reasons: Vec<PodReason>,
+    /// Pods that lost, to a later step, a place that this decision had given them. Rules between
+    /// pods were judged when each was placed, with these where they then stood; in
+    /// Kubernetes, too, none is judged again when another one goes.
+    pub displaced: usize,
     /// Search steps that were used.
     pub steps: u64,
     /// What each of KAI's actions did of it.

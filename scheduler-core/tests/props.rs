@@ -151,8 +151,6 @@ struct World {
     before: BTreeSet<DecisionId>,
     /// Pods that were ever told to leave.
     told: BTreeSet<PodUid>,
-    /// The last one given.
-    sequence: u64,
     /// Everything that went in and came out, as text.
     log: String,
 }
@@ -168,7 +166,6 @@ impl World {
             open: Vec::new(),
             before: BTreeSet::new(),
             told: BTreeSet::new(),
-            sequence: 0,
             log: String::new(),
         };
         for (index, (cards, gpus)) in nodes.iter().enumerate() {
@@ -227,25 +224,11 @@ impl World {
                 self.told.insert(evict.pod.clone());
             }
         }
-        if let Some(wrong) = pod_rules::breaks(
-            &self.nodes,
-            placed,
-            &self.pods,
-            &self.told,
-            self.sequence,
-            &decision,
-        ) {
+        if let Some(wrong) =
+            pod_rules::breaks(&self.nodes, placed, &self.pods, &self.told, &decision)
+        {
             panic!("{wrong}\n{}{}", self.log, text::decision(&decision));
         }
-        self.sequence = self
-            .core
-            .snapshot()
-            .iter()
-            .find_map(|event| match event {
-                Event::Sequence(sequence) => Some(*sequence),
-                _ => None,
-            })
-            .unwrap();
         self.log.push_str(&text::decision(&decision));
         self.open.extend(decision.actions.iter().cloned());
         decision

@@ -271,6 +271,7 @@ impl Core {
             Event::Policy(policy) => self.policy = policy,
             Event::Mps(plan, seen) => {
                 self.take_seen(seen, now, &mut effects);
+                self.mps.holding.clone_from(&plan);
                 self.mps.applied = plan;
                 self.mps.unreachable.clear();
                 self.mps_told = true;
@@ -552,6 +553,17 @@ impl Core {
         }
         let cards = self.inventory.cards.iter();
         cards.map(|card| (card.uuid.clone(), Pool::None)).collect()
+    }
+
+    /// What the node needs of the MPS supervisor now. What it needed otherwise in between may be
+    /// going, although it is needed again: the supervisor's next answer says.
+    pub(in crate::node) fn needs(&mut self, plan: &mps::Plan) -> &mps::Plan {
+        let holding = &mut self.mps.holding;
+        holding
+            .servers
+            .retain(|server| plan.servers.contains(server));
+        holding.cards.retain(|card| plan.cards.contains(card));
+        holding
     }
 
     /// What everyone else reads.

@@ -185,7 +185,7 @@ pub async fn run(
         };
         // A sample from which nothing follows changes nothing.
         if !quiet || !effects.is_empty() {
-            publish(&core, &outputs);
+            publish(&mut core, &outputs);
         }
         watch_out(&core, &outputs, now);
         for effect in effects {
@@ -238,8 +238,10 @@ fn watch_out(core: &Core, outputs: &Outputs, now: Instant) {
     });
 }
 
-fn publish(core: &Core, outputs: &Outputs) {
-    let state = core.state();
+fn publish(core: &mut Core, outputs: &Outputs) {
+    let mut state = core.state();
+    let needs = crate::mps::plan(&state);
+    state.mps.holding.clone_from(core.needs(&needs));
     outputs.state.send_if_modified(|old| {
         let changed = **old != state;
         if changed {

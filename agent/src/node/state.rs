@@ -95,6 +95,9 @@ pub struct Policy {
 pub struct MpsView {
     /// The plan that it last accepted.
     pub applied: Plan,
+    /// What of that plan the node has needed ever since, without a break. What is not in it may
+    /// be coming, going or gone, whatever was seen.
+    pub holding: Plan,
     /// What it saw after that.
     pub seen: Observation,
     /// Why it cannot be asked; empty while it answers.

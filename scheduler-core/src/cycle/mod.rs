@@ -246,6 +246,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     let goes_on = cycle.goes_on || cycle.state.is_put_off();
     cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
+    decision.displaced = cycle.plan.displaced();
     // Where bindings were taken back, who may be placed is another question in the next
     // decision.
     if cycle.plan.displaced() == 0 {

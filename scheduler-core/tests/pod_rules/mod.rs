@@ -139,7 +139,6 @@ pub(crate) fn breaks(
     placed: Vec<(PodUid, NodeName)>,
     pods: &BTreeMap<PodUid, Pod>,
     told: &BTreeSet<PodUid>,
-    sequence: u64,
     decision: &Decision,
 ) -> Option<String> {
     let mut there: Vec<(&Pod, &Node)> = placed
@@ -148,8 +147,7 @@ pub(crate) fn breaks(
         .collect();
     // Whom a later action of the same decision moved stood elsewhere when the others were
     // placed: who goes beside one, or is spread among them, counted him there.
-    let sequences = decision.actions.iter().map(|one| one.decision().sequence);
-    let is_straight = sequences.eq((sequence + 1..).take(decision.actions.len()))
+    let is_straight = decision.displaced == 0
         // Who was told to leave counts no more for some rules; what came of it is not known here.
         && !placed.iter().any(|(pod, _)| told.contains(pod));
     for action in &decision.actions {

@@ -129,7 +129,7 @@ impl Cards {
     /// Five minutes are over: the means are kept.
     fn close(&mut self, coarse: u64) {
         let column = (0..self.places.width()).map(|place| {
-            let Some(point) = self.mean(place, COARSE) else {
+            let Some(point) = self.mean(place, coarse) else {
                 return NO_COARSE;
             };
             let total = self.total(place);

@@ -50,7 +50,7 @@ fn served(mps: &MpsView, share: &Share, name: &str) -> Result<(), String> {
         Mode::Mps => format!("of card {name}"),
         _ => "of this share".to_owned(),
     };
-    let told = mps.applied.servers.iter().any(|server| {
+    let told = mps.holding.servers.iter().any(|server| {
         let memory = server.default_memory_mib;
         server.name == *name && (memory == 0 || memory >= share.memory.0)
     });
@@ -70,7 +70,7 @@ fn served(mps: &MpsView, share: &Share, name: &str) -> Result<(), String> {
 /// Whether the cards take processes side by side.
 fn sliced(mps: &MpsView, share: &Share) -> Result<(), String> {
     for card in &share.gpus {
-        let told = mps.applied.cards.iter().any(|c| c.uuid == card.as_str());
+        let told = mps.holding.cards.iter().any(|c| c.uuid == card.as_str());
         let seen = mps.seen.cards.iter().find(|c| c.uuid == card.as_str());
         match seen {
             Some(seen) if seen.ready && told => {}
@@ -101,18 +101,20 @@ mod tests {
     }
 
     fn view(planned: Option<u64>, phase: Option<ServerPhase>) -> MpsView {
+        let applied = Plan {
+            servers: planned
+                .map(|mib| Server {
+                    name: "GPU-0".into(),
+                    default_memory_mib: mib,
+                    ..Server::default()
+                })
+                .into_iter()
+                .collect(),
+            ..Plan::default()
+        };
         MpsView {
-            applied: Plan {
-                servers: planned
-                    .map(|mib| Server {
-                        name: "GPU-0".into(),
-                        default_memory_mib: mib,
-                        ..Server::default()
-                    })
-                    .into_iter()
-                    .collect(),
-                ..Plan::default()
-            },
+            holding: applied.clone(),
+            applied,
             seen: Observation {
                 servers: phase
                     .map(|phase| ServerState {
@@ -146,6 +148,15 @@ mod tests {
         ] {
             assert_eq!(warmth(&view, &share).err().unwrap_or_default(), expected);
         }
+        // It was asked for another plan since, and what it made of that is not known.
+        let other = MpsView {
+            holding: Plan::default(),
+            ..view(Some(2000), Some(ServerPhase::Ready))
+        };
+        assert_eq!(
+            warmth(&other, &share).unwrap_err(),
+            "the MPS server of card GPU-0 is not yet told of this share"
+        );
         let silent = MpsView {
             unreachable: "connection refused".into(),
             ..view(Some(2000), Some(ServerPhase::Ready))
@@ -162,6 +173,7 @@ mod tests {
         let name = AllocId::new(1).to_string();
         let mut own = view(Some(2000), Some(ServerPhase::Ready));
         own.applied.servers[0].name.clone_from(&name);
+        own.holding = own.applied.clone();
         own.seen.servers[0].name.clone_from(&name);
         own.seen.servers[0].gpu_uuids = vec!["GPU-0".into()];
         assert_eq!(warmth(&own, &share), Ok(()));
@@ -190,6 +202,7 @@ mod tests {
                 time_slice: None,
                 compute_mode_faults: 0,
             }];
+            view.holding = view.applied.clone();
             view.seen.cards = vec![proto::mps::CardState {
                 uuid: "GPU-0".into(),
                 ready,
@@ -228,6 +241,15 @@ mod tests {
             );
         }
         // A node that never shared anything needs no supervisor.
+        // It was asked for another plan since, and what it made of that is not known.
+        let other = MpsView {
+            holding: Plan::default(),
+            ..view(Some(2000), Some(ServerPhase::Ready))
+        };
+        assert_eq!(
+            warmth(&other, &share).unwrap_err(),
+            "the MPS server of card GPU-0 is not yet told of this share"
+        );
         let silent = MpsView {
             unreachable: "no socket".into(),
             ..MpsView::default()

@@ -3,6 +3,9 @@
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
+use kube::Api;
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use super::status::isolation_of;
@@ -27,6 +30,7 @@ fn configured(ns: &str, name: &str, memory: &str, fields: Value) -> Value {
 pub(crate) async fn a_claim_is_configured_or_told_why_not(cluster: &mut Cluster) -> Result<()> {
     with_driver(cluster, 1, async |cluster, ns| {
         // Of another version, and with what there is not: refused where it is written.
+        let templates: Api<ResourceClaimTemplate> = Api::namespaced(cluster.client.clone(), ns);
         for (fields, words) in [
             (
                 json!({ "apiVersion": "aliquot.dev/v2" }),
@@ -47,6 +51,10 @@ pub(crate) async fn a_claim_is_configured_or_told_why_not(cluster: &mut Cluster)
             until(&format!("{fields} refused"), LIMIT, || async {
                 let bad = configured(ns, "bad", "1000Mi", fields.clone());
                 let why = cluster.apply_one(&bad).await.err();
+                if why.is_none() {
+                    // Until then it was taken, and what stands is not judged again.
+                    templates.delete("bad", &DeleteParams::default()).await?;
+                }
                 let why = why.map(|why| format!("{why:#}")).unwrap_or_default();
                 Ok(Seen::when(why.contains(words), why))
             })
@@ -70,6 +78,7 @@ pub(crate) async fn a_claim_is_configured_or_told_why_not(cluster: &mut Cluster)
         let grown = cluster.said(ns, "isolated", "main", "grow").await?;
         let held = grown["held_mib"].as_u64().context("no held_mib")?;
         ensure!(held <= 2000 && held > 1900, "{grown}");
+        ledger_is(cluster, ns, &[("isolated", 2000)]).await?;
         let rows = cluster.ledger().await?;
         let [(_, row)] = &rows[..] else {
             anyhow::bail!("{rows:?}")

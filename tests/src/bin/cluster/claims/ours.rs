@@ -13,6 +13,8 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 use std::time::Duration;
 
+use crate::modes::policy;
+
 use super::{LIMIT, grantable, ledger_is, manifest, template, unbound, with_driver};
 
 /// A pod of ours with a claim of its own from this template.
@@ -31,7 +33,7 @@ fn queue(name: &str, limit: f64) -> Value {
         "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
         "metadata": { "name": name },
         "spec": {
-            "parentQueue": "default",
+            "parentQueue": "default-parent-queue",
             "resources": { "cpu": all, "gpu": gpu, "memory": all },
         },
     })
@@ -68,6 +70,8 @@ pub(crate) async fn under_our_scheduler_claims_are_allocated_counted_and_held(
     cluster: &mut Cluster,
 ) -> Result<()> {
     with_driver(cluster, 1, async |cluster, ns| {
+        // There is a status once the agent has followed it.
+        policy(cluster, json!({})).await?;
         let whole = grantable(cluster).await?;
         for (name, memory) in [("two", 2000), ("three", 3000), ("rest", whole - 4000)] {
             template(cluster, ns, name, &format!("{memory}Mi"), &json!({})).await?;
@@ -106,8 +110,10 @@ pub(crate) async fn under_our_scheduler_claims_are_allocated_counted_and_held(
         until("its queue counts the claim", LIMIT, || async {
             let status = serde_json::to_value(queues.get("claims").await?)?["status"].take();
             let held = status["allocated"]["nvidia.com/gpu"].clone();
-            let held = held.as_f64().or_else(|| held.as_str()?.parse().ok());
-            let counts = held.is_some_and(|held| (held - limit / 2.0).abs() < 0.01);
+            // In thousandths of a GPU.
+            let held = held.as_str().and_then(|held| held.strip_suffix('m'));
+            let held = held.and_then(|held| held.parse::<f64>().ok());
+            let counts = held.is_some_and(|held| (held / 1000.0 - limit / 2.0).abs() < 0.001);
             Ok(Seen::when(counts, status.to_string()))
         })
         .await?;
@@ -144,6 +150,8 @@ pub(crate) async fn a_claim_gives_way_to_one_of_higher_priority_and_a_gang_has_a
     cluster: &mut Cluster,
 ) -> Result<()> {
     with_driver(cluster, 1, async |cluster, ns| {
+        // There is a status once the agent has followed it.
+        policy(cluster, json!({})).await?;
         let whole = grantable(cluster).await?;
         for (name, memory) in [("most", whole - 1000), ("half", whole / 2 + 100)] {
             template(cluster, ns, name, &format!("{memory}Mi"), &json!({})).await?;
@@ -154,11 +162,15 @@ pub(crate) async fn a_claim_gives_way_to_one_of_higher_priority_and_a_gang_has_a
             .await?;
         cluster.pod_phase(ns, "train", "Running").await?;
         cluster
-            .apply_one(&ours(ns, "build", "most", &class("build")))
+            .apply_one(&ours(ns, "build", "most", &class("build-preemptible")))
             .await?;
         cluster.pod_phase(ns, "build", "Running").await?;
-        let left = cluster.pods(ns).get_opt("train").await?;
-        ensure!(left.is_none(), "{:?}", left.as_ref().map(describe));
+        until("the one that gave way gone", LIMIT, || async {
+            let left = cluster.pods(ns).get_opt("train").await?;
+            let said = left.as_ref().map(describe).unwrap_or_default();
+            Ok(Seen::when(left.is_none(), said))
+        })
+        .await?;
         ledger_is(cluster, ns, &[("build", whole - 1000)]).await?;
         cluster.delete_pod(ns, "build").await?;
 
