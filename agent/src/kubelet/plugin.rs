@@ -50,6 +50,8 @@ pub(super) struct Streams {
     pub(super) opened: u32,
     /// Open now.
     pub(super) open: u32,
+    /// A list was handed to the kubelet.
+    pub(super) listed: bool,
 }
 
 #[tonic::async_trait]
@@ -75,6 +77,9 @@ impl DevicePlugin for Plugin {
         let state = (offer, None::<Vec<_>>, self.stop.clone(), open);
         let lists =
             futures::stream::unfold(state, move |(mut offer, sent, stop, open)| async move {
+                if sent.is_some() {
+                    open.listed();
+                }
                 loop {
                     tokio::select! {
                         changed = offer.changed() => changed.ok()?,
@@ -197,6 +202,12 @@ impl Open {
             streams.open += 1;
         });
         Self(streams)
+    }
+
+    /// The stream is asked for what comes after its first list.
+    fn listed(&self) {
+        self.0
+            .send_if_modified(|streams| !std::mem::replace(&mut streams.listed, true));
     }
 }
 

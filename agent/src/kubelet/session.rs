@@ -38,6 +38,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 const GOOD: Duration = Duration::from_secs(10);
 /// The kubelet opens its stream within milliseconds after `Register`.
 const OPENS_WITHIN: Duration = Duration::from_secs(10);
+/// The kubelet does not say when it has taken a list. It writes its checkpoint first, which takes
+/// milliseconds on a node that has time.
+const TAKES_A_LIST: Duration = Duration::from_millis(100);
 /// Longest time for one `Register`; the kubelet calls back within it.
 const REGISTERS_WITHIN: Duration = Duration::from_secs(10);
 /// Where there is no inotify, the socket is looked at so often.
@@ -176,8 +179,10 @@ impl Session {
                     }
                     Err(ended) => return ended,
                 }
+                let streams = opened.clone();
                 tokio::select! {
                     ended = holds(&mut opened) => ended,
+                    ended = self.tell_listed(streams) => ended,
                     ended = kubelet.changed() => ended,
                     ended = self.other_options(pre_start_required) => ended,
                 }
@@ -250,10 +255,18 @@ impl Session {
             resource,
             since_start,
         });
-        if self.resource == Resource::Share {
+        Ok(())
+    }
+
+    /// Tells that the kubelet can allocate. Until it has taken the first list it refuses a pod
+    /// that is bound to its node, and for good.
+    async fn tell_listed(&self, mut streams: watch::Receiver<Streams>) -> Ended {
+        let listed = streams.wait_for(|streams| streams.listed).await.is_ok();
+        if listed && self.resource == Resource::Share {
+            tokio::time::sleep(TAKES_A_LIST).await;
             let _ = self.owner.tell(Event::Registered(true));
         }
-        Ok(())
+        std::future::pending().await
     }
 }
 

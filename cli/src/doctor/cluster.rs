@@ -480,7 +480,7 @@ fn old_pods(seen: &Seen) -> Vec<Finding> {
                     pod.namespace().unwrap_or_default(),
                     pod.name_any()
                 ),
-                "delete it and make it anew",
+                "delete it and make it again",
             ));
         }
     }

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 /// Flags of `aliquot report`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What is told apart.
+    /// How rows are grouped.
     #[arg(long, value_enum, default_value_t)]
     by: By,
     /// How far back: hours, days or weeks, such as 24h, 7d or 2w. A scheduler remembers 14 days.
@@ -49,7 +49,7 @@ pub(crate) struct Args {
     output: Output,
 }
 
-/// What is told apart.
+/// How rows are grouped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum By {
     /// Queues.

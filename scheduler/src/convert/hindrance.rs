@@ -5,11 +5,11 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Hindrance {
     #[error(
-        "a share without its token (the pod was made before the admission webhook stood: delete it and make it anew)"
+        "a share without its token (the pod was made before the admission webhook stood: delete it and make it again)"
     )]
     NoToken,
     #[error(
-        "container {container} asks for {amount} of {name} and was admitted with {admitted} (its annotations were changed after it was made: delete it and make it anew)"
+        "container {container} asks for {amount} of {name} and was admitted with {admitted} (its annotations were changed after it was made: delete it and make it again)"
     )]
     OtherAmount {
         container: String,

@@ -21,7 +21,14 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
         let logs = cluster.work.logs();
         let agent = &mut gpus(cluster)?.agent;
         agent.stop().await?;
+        let mark = agent.mark()?;
         agent.start_again_with(|command| command.flag("--pod-uid", "old"))?;
+        // Else either of the two may be the one that stands by.
+        until("the old one is registered", LIMIT, || async {
+            let said = agent.said_since(mark)?;
+            Ok(Seen::when(said.contains("registered driver"), said))
+        })
+        .await?;
         // As a DaemonSet with maxSurge starts it: beside the old one, in a network of its own.
         let next = agent.command();
         let next = next
