@@ -68,7 +68,13 @@ impl Service {
         loop {
             let now = driver.borrow_and_update().clone();
             if let Some(driver) = now {
-                return own(driver, request).await;
+                let answer = own(driver, request).await;
+                // What its end broke off stands in the answer as the claim's own error: the agent
+                // that asked does it again.
+                if handed_on && self.stop.is_cancelled() {
+                    return Err(Status::unavailable("this agent is ending"));
+                }
+                return answer;
             }
             if handed_on || Instant::now() >= until || self.stop.is_cancelled() {
                 return Err(Status::unavailable(

@@ -241,15 +241,6 @@ mod tests {
             );
         }
         // A node that never shared anything needs no supervisor.
-        // It was asked for another plan since, and what it made of that is not known.
-        let other = MpsView {
-            holding: Plan::default(),
-            ..view(Some(2000), Some(ServerPhase::Ready))
-        };
-        assert_eq!(
-            warmth(&other, &share).unwrap_err(),
-            "the MPS server of card GPU-0 is not yet told of this share"
-        );
         let silent = MpsView {
             unreachable: "no socket".into(),
             ..MpsView::default()
