@@ -3,9 +3,9 @@
 //!
 //! In: an expression, a device. Out: whether it matches, or one sentence. Pure.
 //! Kubernetes' own rules are `k8s.io/dynamic-resource-allocation/cel`; the API server has checked
-//! an expression against them when it was written. `tests/src/bin/selectors` compares the two.
-//! - [`environment`]: functions and macros; [`quantity`], [`semver`], [`domains`]: values.
-//! - [`cost`]: what an expression may cost at most.
+//! an expression against them when it was written.
+//! - `environment`: functions and macros; `quantity`, `semver`, `domains`: values.
+//! - `cost`: what an expression may cost at most.
 
 #![allow(clippy::unnecessary_wraps, clippy::trivially_copy_pass_by_ref)] // Signatures of functions that an expression calls are the interpreter's.
 
