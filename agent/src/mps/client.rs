@@ -4,13 +4,16 @@
 //! restarted; a call that finds nobody fails at once.
 
 use super::phase::read;
+use super::service::Turn;
 use futures::{Stream, TryStreamExt as _};
 use proto::mps::mps_client::MpsClient;
 use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest};
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
 /// `Ensure` answers within two seconds, and so does a card's daemon that hangs.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -19,6 +22,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct SupervisorClient {
     service: MpsClient<Channel>,
+    /// Tells this client's plans from another's.
+    client: u128,
+    plans: Arc<AtomicU64>,
 }
 
 /// Why there is no answer.
@@ -44,12 +50,23 @@ impl SupervisorClient {
             .timeout(LIMIT);
         Ok(Self {
             service: MpsClient::new(endpoint.connect_lazy()),
+            client: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_nanos()),
+            plans: Arc::default(),
         })
     }
 
-    /// Makes the node so, and answers what is after at most two seconds.
+    /// Makes the node so, and answers what is after at most two seconds. A call may be dropped
+    /// for one with a newer plan; whichever of the two arrives first, the newer plan stands.
     pub async fn ensure(&self, plan: Plan) -> Result<Observation, ClientError> {
-        let answer = self.service.clone().ensure(plan).await?;
+        let turn = Turn {
+            client: self.client,
+            plan: self.plans.fetch_add(1, Ordering::Relaxed),
+        };
+        let mut request = Request::new(plan);
+        turn.mark(request.metadata_mut());
+        let answer = self.service.clone().ensure(request).await?;
         Ok(read(answer.into_inner()))
     }
 

@@ -27,9 +27,10 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
@@ -79,6 +80,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), ServeE
     let (asks, asks_in) = mpsc::channel(16);
     let service = Service {
         asks,
+        turn: Mutex::default(),
         view: supervisor.view(),
     };
     let supervising = supervisor.run(asks_in, stop.clone());
@@ -160,21 +162,70 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Which of a client's plans one is. Calls of one connection may be handled in another order
+/// than they were sent in, also one that its client has dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// Of this client.
+    pub(super) client: u128,
+    /// It rises with each call.
+    pub(super) plan: u64,
+}
+
+impl Turn {
+    /// Metadata of a call.
+    const KEY: &str = "aliquot-plan";
+
+    pub(super) fn mark(self, metadata: &mut MetadataMap) {
+        let text = format!("{}/{}", self.client, self.plan);
+        if let Ok(value) = text.parse() {
+            metadata.insert(Self::KEY, value);
+        }
+    }
+
+    fn of(metadata: &MetadataMap) -> Option<Self> {
+        let (client, plan) = metadata.get(Self::KEY)?.to_str().ok()?.split_once('/')?;
+        Some(Self {
+            client: client.parse().ok()?,
+            plan: plan.parse().ok()?,
+        })
+    }
+
+    /// The same client sent that one later.
+    fn is_before(self, other: Self) -> bool {
+        self.client == other.client && self.plan < other.plan
+    }
+}
+
 /// The service.
 #[derive(Debug)]
 struct Service {
     asks: mpsc::Sender<Ask>,
+    /// Of the plan that was handed on last.
+    turn: Mutex<Option<Turn>>,
     view: watch::Receiver<Observation>,
 }
 
 #[tonic::async_trait]
 impl Mps for Service {
     async fn ensure(&self, request: Request<Plan>) -> Result<Response<Observation>, Status> {
+        let turn = Turn::of(request.metadata());
         let plan = request.into_inner();
         let names: Vec<String> = plan.servers.iter().map(|s| s.name.clone()).collect();
         let cards: Vec<String> = plan.cards.iter().map(|c| c.uuid.clone()).collect();
         let (reply, answer) = oneshot::channel();
-        self.ask(Ask::Ensure(plan, reply)).await?;
+        {
+            // Held until it is handed on: what is checked here is the order there.
+            let mut last = self.turn.lock().await;
+            let late = turn
+                .zip(*last)
+                .is_some_and(|(turn, last)| turn.is_before(last));
+            if late {
+                return Err(Status::aborted("a newer plan has come before this one"));
+            }
+            *last = turn;
+            self.ask(Ask::Ensure(plan, reply)).await?;
+        }
         answer
             .await
             .map_err(|_| ending())?
@@ -262,6 +313,30 @@ fn is_settled(view: &Observation, names: &[String], cards: &[String]) -> bool {
 mod tests {
     use super::*;
     use proto::mps::{Client, ServerState};
+
+    #[tokio::test]
+    async fn a_plan_that_arrives_after_a_newer_one_is_not_handed_on() {
+        let (asks, mut handed) = mpsc::channel(4);
+        let (_out, view) = watch::channel(Observation::default());
+        let service = Service {
+            asks,
+            turn: Mutex::default(),
+            view,
+        };
+        tokio::spawn(async move {
+            while let Some(ask) = handed.recv().await {
+                if let Ask::Ensure(_, reply) = ask {
+                    let _ = reply.send(Ok(()));
+                }
+            }
+        });
+        for (client, plan, taken) in [(1, 2, true), (1, 1, false), (1, 3, true), (2, 0, true)] {
+            let mut call = Request::new(Plan::default());
+            Turn { client, plan }.mark(call.metadata_mut());
+            let answer = service.ensure(call).await;
+            assert_eq!(answer.is_ok(), taken, "{client}/{plan}: {answer:?}");
+        }
+    }
 
     #[test]
     fn a_plan_is_settled_when_its_servers_are_up_and_others_wait_only_for_clients() {
