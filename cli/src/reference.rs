@@ -427,7 +427,7 @@ fn all_sentences(text: &mut String) {
             ],
         ),
     ];
-    text.push_str("\n## Sentences\n\nWhat is not taken, and what cannot be placed, is told in one of these; `…` is what differs.\n");
+    text.push_str("\n## Sentences\n\nWhat is not taken, and what cannot be placed, is reported in one of these sentences; `…` is what differs.\n");
     for (title, from) in parts {
         let _ = writeln!(text, "\n### {title}\n");
         for (path, begin) in from {
