@@ -109,6 +109,15 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
         "the upgrade touched what ran"
     );
 
+    // A node's report, which an uninstall reads, follows within two seconds of a change.
+    until("second reported", Duration::from_secs(10), || async {
+        let status = cluster.gpu_node().await?.status.unwrap_or_default();
+        let grants = status.gpus.into_iter().flat_map(|gpu| gpu.grants);
+        let reported: Vec<String> = grants.map(|grant| grant.pod).collect();
+        let seen = reported.contains(&format!("{ns}/second"));
+        Ok(Seen::when(seen, format!("{reported:?}")))
+    })
+    .await?;
     let said = helm(cluster, &["uninstall", "aliquot"]).await?;
     for name in ["first", "second"] {
         ensure!(

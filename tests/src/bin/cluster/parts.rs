@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// What runs apart from the rest: claims that wait for operators, those that are about
 /// workloads' controllers, and as many more as make both parts alike in time.
-const APART: [&str; 5] = ["seed", "extended", "grouper", "modes", "strangers"];
+const APART: [&str; 5] = ["seed", "extended", "grouper", "strangers", "claims"];
 /// How many clusters.
 const PARTS: u8 = 2;
 

@@ -34,19 +34,28 @@ enum Phase {
     Started,
 }
 
+const PHASES: [Phase; 4] = [
+    Phase::Before,
+    Phase::Entered,
+    Phase::Written,
+    Phase::Started,
+];
+
 pub(crate) async fn an_agent_killed_in_every_phase_of_a_prepare_leaves_nothing_half_done(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    /// Between two moments at which it is killed.
-    const STEP: Duration = Duration::from_millis(40);
-    const TRIES: u32 = 60;
+    /// How much later it is killed where nobody knows yet when a phase begins.
+    const STEP: Duration = Duration::from_millis(250);
+    const TRIES: u32 = 40;
     with_driver(cluster, 1, async |cluster, ns| {
         // Each with a server of its own, that takes its time.
         policy(cluster, json!({ "defaultMode": "mps-isolated" })).await?;
         template(cluster, ns, "share", "2000Mi", &json!({})).await?;
         let before = files()?;
         let mut met = BTreeSet::new();
-        let mut delay = Duration::ZERO;
+        // When it is killed: between a moment that was too early for the first phase that was
+        // not met yet and one that was too late.
+        let (mut delay, mut early, mut late) = (Duration::ZERO, Duration::ZERO, None);
         for n in 0..TRIES {
             let name = format!("p{n}");
             let mut pod = manifest(ns, &name, "share", "report alloc 100 hold");
@@ -59,12 +68,24 @@ pub(crate) async fn an_agent_killed_in_every_phase_of_a_prepare_leaves_nothing_h
             gpus(cluster)?.agent.start_again()?;
             let held = whole(cluster, ns, &name, before).await;
             held.with_context(|| format!("killed {delay:?} after it was bound: {phase:?}"))?;
-            if met.len() == 4 {
+            let Some(wanted) = PHASES.into_iter().find(|phase| !met.contains(phase)) else {
                 return policy(cluster, json!({})).await;
+            };
+            if phase < wanted {
+                early = delay;
+            } else {
+                late = Some((delay, phase));
             }
-            delay = match phase {
-                Phase::Started => Duration::ZERO,
-                _ => delay + STEP,
+            late = late.filter(|(_, phase)| *phase > wanted);
+            delay = match late {
+                // No two preparations take the same time: what was bracketed is looked for anew.
+                Some((end, _)) if end < early + Duration::from_millis(10) => {
+                    late = None;
+                    early = end.saturating_sub(STEP);
+                    early
+                }
+                Some((end, _)) => early + (end - early) / 2,
+                None => early + STEP,
             };
         }
         bail!("in {TRIES} tries it was killed in {met:?} alone")
