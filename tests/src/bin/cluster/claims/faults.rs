@@ -84,7 +84,7 @@ pub(crate) async fn an_agent_killed_in_every_phase_of_a_prepare_leaves_nothing_h
                     early = end.saturating_sub(STEP);
                     early
                 }
-                Some((end, _)) => early + (end - early) / 2,
+                Some((end, _)) => (early + end) / 2,
                 None => early + STEP,
             };
         }
