@@ -25,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(150);
 pub struct Operator {
     /// Its folder in `tests/cluster/tools`.
     pub name: &'static str,
+    /// The program that was built of it.
+    pub program: &'static str,
     /// The image that its manifests name.
     pub image: &'static str,
     /// Where it runs.
@@ -36,6 +38,7 @@ pub struct Operator {
 
 pub static KUBERAY: Operator = Operator {
     name: "kuberay",
+    program: "kuberay",
     image: "quay.io/kuberay/operator:v1.5.1",
     namespace: "kuberay-operator",
     deployment: "kuberay-operator",
@@ -43,6 +46,7 @@ pub static KUBERAY: Operator = Operator {
 };
 pub static TRAINING: Operator = Operator {
     name: "training-operator",
+    program: "training-operator",
     image: "kubeflow/training-operator:v1-04f9f13",
     namespace: "kubeflow",
     deployment: "training-operator",
@@ -50,6 +54,7 @@ pub static TRAINING: Operator = Operator {
 };
 pub static JOBSET: Operator = Operator {
     name: "jobset",
+    program: "jobset",
     image: "us-central1-docker.pkg.dev/k8s-staging-images/jobset/jobset:main",
     namespace: "jobset-system",
     deployment: "jobset-controller-manager",
@@ -57,6 +62,7 @@ pub static JOBSET: Operator = Operator {
 };
 pub static LEADER_WORKER_SET: Operator = Operator {
     name: "lws",
+    program: "lws",
     image: "us-central1-docker.pkg.dev/k8s-staging-images/lws/lws:main",
     namespace: "lws-system",
     deployment: "lws-controller-manager",
@@ -64,11 +70,24 @@ pub static LEADER_WORKER_SET: Operator = Operator {
 };
 pub static TRAINER: Operator = Operator {
     name: "trainer",
+    program: "trainer-controller-manager",
     image: "ghcr.io/kubeflow/trainer/trainer-controller-manager:v2.0.0",
     namespace: "kubeflow-system",
     deployment: "kubeflow-trainer-controller-manager",
     kinds: &["trainjobs.trainer.kubeflow.org"],
 };
+/// What it puts into each of its pods is [`ARGO_EXECUTOR`].
+pub static ARGO: Operator = Operator {
+    name: "argo",
+    program: "workflow-controller",
+    image: "quay.io/argoproj/workflow-controller:v3.7.4",
+    namespace: "argo",
+    deployment: "workflow-controller",
+    kinds: &["workflows.argoproj.io"],
+};
+/// Image of the containers that Argo's controller adds to a workflow's pods, and their program.
+pub const ARGO_EXECUTOR: (&str, &str) = ("quay.io/argoproj/argoexec:v3.7.4", "argoexec");
+
 impl Cluster {
     /// A file that came with an operator or was built for it.
     pub fn operator_file(&self, path: &str) -> Result<PathBuf> {
@@ -87,7 +106,7 @@ impl Cluster {
         if self.operators.contains(&operator) {
             return Ok(());
         }
-        let program = self.operator_file(&format!("bin/{}", operator.name))?;
+        let program = self.operator_file(&format!("bin/{}", operator.program))?;
         let manifests = self.operator_file(&format!("manifests/{}.yaml", operator.name))?;
         let image = Recipe::busybox()
             .file(program, "/manager")

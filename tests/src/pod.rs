@@ -14,7 +14,7 @@ use crate::cluster::Cluster;
 use crate::wait::{Seen, until};
 
 /// How long a pod may take to run; one takes about a second.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_mins(1);
 
 impl Cluster {
     pub fn pods(&self, namespace: &str) -> Api<Pod> {

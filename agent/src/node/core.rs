@@ -396,6 +396,13 @@ impl Core {
 
     /// Why the node offers nothing, in one sentence.
     pub(super) fn not_offering(&self) -> Option<String> {
+        self.withdrawn().or_else(|| self.blindness())
+    }
+
+    /// Why IDs that nobody holds are withdrawn from the kubelet. It rejects a pod for good that
+    /// comes then, also one that a scheduler sent before; where a start can be held up until
+    /// the reason has passed, as with [`Self::blindness`], nothing is withdrawn.
+    fn withdrawn(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.book.driver() {
             return Some(format!("the driver does not answer: {reason}"));
         }
@@ -412,9 +419,6 @@ impl Core {
                 "{} cannot be read: {error}; what runs goes on",
                 part.in_words()
             ));
-        }
-        if let Some(why) = self.blindness() {
-            return Some(why);
         }
         if let Some(why) = self.unproven_from_before() {
             return Some(why);
@@ -466,7 +470,7 @@ impl Core {
 
     /// What the kubelet is offered.
     pub fn offer(&self) -> Offer {
-        let open = self.not_offering().is_none();
+        let open = self.withdrawn().is_none();
         let alone = !self.obstacles.contains_key(&Obstacle::OtherPlugin);
         let cards = |test: &dyn Fn(&crate::inventory::Card) -> bool| -> BTreeSet<GpuUuid> {
             let cards = self

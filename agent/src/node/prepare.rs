@@ -201,6 +201,19 @@ impl Core {
                 .map(|id| GpuUuid::from(id.as_str()))
                 .collect()
         });
+        // What is held goes on; nothing comes beside it.
+        let held = self
+            .ledger
+            .get(&claim.key())
+            .is_some_and(|share| share.alloc_id.is_some());
+        if let Some(reason) = self.blindness().filter(|_| !held) {
+            return Err(Unready {
+                reason,
+                may_pass: true,
+                is_final: false,
+                decision: claim.decision.clone(),
+            });
+        }
         self.enter(&claim, holder.alloc, picked.as_ref(), now)
     }
 

@@ -4,12 +4,17 @@
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gang::bound_together;
 use aliquot_tests::gpu::Hardware;
-use aliquot_tests::operator::{JOBSET, TRAINER};
-use aliquot_tests::share::container;
+use aliquot_tests::image::Recipe;
+use aliquot_tests::operator::{ARGO, ARGO_EXECUTOR, JOBSET, TRAINER};
+use aliquot_tests::pod::{describe, phase_of};
+use aliquot_tests::share::{self, container};
+use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
 use kube::ResourceExt;
+use kube::api::ListParams;
 use proto::names::kai;
 use serde_json::json;
+use std::time::Duration;
 
 pub(crate) async fn extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it(
     cluster: &mut Cluster,
@@ -82,5 +87,101 @@ pub(crate) async fn extended_a_train_job_is_the_group_of_its_job_set(
         .collect();
     let expected = [("node", None), ("node-replica-0", Some(3))];
     ensure!(parts == expected, "{parts:?}");
+    Ok(())
+}
+
+pub(crate) async fn extended_each_pod_of_a_workflow_has_its_share_and_its_own_group(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.operator(&ARGO).await?;
+    let (image, program) = ARGO_EXECUTOR;
+    let executor = cluster.operator_file(&format!("bin/{program}"))?;
+    let executor = Recipe::busybox().file(executor, "/bin/argoexec");
+    cluster.serve_image(&executor, image).await?;
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    executor_role(cluster, &ns).await?;
+    // Containers of Argo's own stand before the user's one.
+    let annotations = json!({ "gpu-memory": "2000", "gpu-fraction-container-name": "main" });
+    let mut main = container("main", "report alloc 1000 sleep 3");
+    main["command"] = json!([share::PROGRAM]);
+    let step =
+        json!({ "name": "step", "metadata": { "annotations": annotations }, "container": main });
+    let steps: Vec<_> = ["one", "two"]
+        .map(|name| json!({ "name": name, "template": "step" }))
+        .into();
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow",
+            "metadata": { "namespace": ns, "name": "flow",
+                "labels": { "priorityClassName": "build-preemptible" } },
+            "spec": { "entrypoint": "all", "schedulerName": kai::SCHEDULER_NAME,
+                "templates": [step, { "name": "all", "steps": [steps] }] },
+        }))
+        .await?;
+    let of_it = "workflows.argoproj.io/workflow=flow";
+    let mut groups = Vec::new();
+    for pod in cluster.pods_running(&ns, of_it, 2).await? {
+        let grant = share::grant_of(&pod)?;
+        let granted: Vec<_> = (grant.containers.iter())
+            .map(|container| container.name.as_str())
+            .collect();
+        ensure!(granted == ["main"], "{grant:?}");
+        let group = cluster.group_of(&pod).await?;
+        let owner = group.owner_references().first().map(|one| one.name.clone());
+        ensure!(
+            owner == Some(pod.name_any()),
+            "{:?}",
+            group.owner_references()
+        );
+        // What the workflow says goes for each of its pods.
+        let class = group.spec.priority_class_name.as_deref();
+        ensure!(class == Some("build-preemptible"), "{:?}", group.spec);
+        let said = cluster.said(&ns, &pod.name_any(), "main", "alloc").await?;
+        ensure!(said["ok"] == true, "{said}");
+        groups.push(group.name_any());
+    }
+    ensure!(groups[0] != groups[1], "one group of both: {groups:?}");
+    until("the workflow's end", Duration::from_mins(1), || async {
+        let phase = [
+            "get",
+            "workflow",
+            "flow",
+            "-n",
+            &ns,
+            "-o",
+            "jsonpath={.status.phase}",
+        ];
+        let phase = cluster.kubectl.run(&phase).await?;
+        Ok(Seen::when(phase == "Succeeded", phase))
+    })
+    .await?;
+    let pods = cluster
+        .pods(&ns)
+        .list(&ListParams::default().labels(of_it))
+        .await?;
+    for pod in pods {
+        ensure!(phase_of(&pod) == "Succeeded", "{}", describe(&pod));
+    }
+    Ok(())
+}
+
+/// What Argo's documentation asks of its users for the account of a workflow's pods.
+async fn executor_role(cluster: &Cluster, ns: &str) -> Result<()> {
+    let rule = json!({ "apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"],
+        "verbs": ["create", "patch"] });
+    let name = json!({ "namespace": ns, "name": "executor" });
+    cluster
+        .apply_one(
+            &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "metadata": name, "rules": [rule] }),
+        )
+        .await?;
+    cluster
+        .apply_one(&json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": name,
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "executor" },
+            "subjects": [{ "kind": "ServiceAccount", "namespace": ns, "name": "default" }] }))
+        .await?;
     Ok(())
 }

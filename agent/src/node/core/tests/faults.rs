@@ -46,7 +46,7 @@ fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does
 }
 
 #[test]
-fn a_node_whose_samples_all_come_too_late_offers_nothing_until_one_comes_in_time() {
+fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time() {
     let mut world = World::new();
     let mut core = world.started();
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
@@ -73,10 +73,21 @@ fn a_node_whose_samples_all_come_too_late_offers_nothing_until_one_comes_in_time
     assert_eq!(core.state().stale_samples, 6);
     let why = core.state().not_offering.unwrap();
     assert!(why.contains("GPU-0"), "{why}");
+    // A pod that a scheduler sent before is held up: without a free ID the kubelet would reject
+    // it for good. What runs may start again.
+    let mut offered = core.offer().share.into_iter();
+    assert!(offered.all(|device| device.health == proto::names::kubelet::HEALTHY));
+    step(&mut world, &mut core, &Step::Bind(2, false, 0, 300));
+    step(&mut world, &mut core, &Step::Allocate(2));
+    let held_up = world.pre_start(&mut core, "u2").unwrap().unwrap_err();
+    assert_eq!(held_up, why);
+    assert!(world.pre_start(&mut core, "u1").unwrap().is_ok());
     let fresh = sample(&world, Duration::from_millis(399));
     world.tell(&mut core, fresh);
     core.apply(Event::Tick, world.now);
     assert_eq!(core.state().not_offering, None);
+    let started = world.pre_start(&mut core, "u2").unwrap();
+    assert!(started.is_ok(), "{started:?}");
     // A card that does not work at all is one card, not the node.
     let mut lost = observation(&BTreeMap::new());
     lost.devices[0].reading = Err(crate::nvml::Silence {
