@@ -96,11 +96,11 @@ async fn preempt(cluster: &Cluster, ns: &str, round: usize) -> Result<()> {
         .run_share(&large(ns, &name("train"), "train"))
         .await?;
     cluster
-        .apply_one(&large(ns, &name("build"), "build"))
+        .apply_one(&large(ns, &name("build"), "build-preemptible"))
         .await?;
     cluster.pod_phase(ns, &name("build"), "Running").await?;
     cluster
-        .apply_one(&large(ns, &name("late"), "build"))
+        .apply_one(&large(ns, &name("late"), "build-preemptible"))
         .await?;
     for what in ["late", "build"] {
         cluster.delete_pod(ns, &name(what)).await?;

@@ -51,6 +51,8 @@ struct Sums {
 
 /// So many of them.
 pub(crate) async fn clusters(cluster: &mut Cluster, count: u64) -> Result<()> {
+    // The one of other claims.
+    cluster.repair().await?;
     cluster.install().await?;
     cluster.make_namespace("team-a").await?;
     cluster.make_namespace("team-b").await?;
