@@ -32,6 +32,8 @@ const QUEUE: &str = "random";
 /// From the last object of a cluster until all that watch have seen it. Kinds are watched apart,
 /// so that no object can tell it of the others.
 const SEEN: Duration = Duration::from_millis(400);
+/// What our scheduler says of a pod whose place is on a node that others are leaving.
+const PROMISED: &str = "Waits for resources that are being released on node ";
 /// Requests under way at once.
 const AT_ONCE: usize = 16;
 
@@ -44,6 +46,8 @@ struct Sums {
     unplaced: usize,
     /// Of them, those that they placed on different nodes: a matter of preferences.
     elsewhere: usize,
+    /// Of them, those that ours has a place for once others have left it.
+    promised: usize,
     /// The API server refused the pod.
     refused: usize,
     differed: Vec<String>,
@@ -97,11 +101,12 @@ pub(crate) async fn clusters(cluster: &mut Cluster, count: u64) -> Result<()> {
     died?;
     let sums = compared?;
     println!(
-        "{} agreed, {} differed; {} of them found no room, {} were placed on another node, {} were refused",
+        "{} agreed, {} differed; {} of them found no room, {} were placed on another node, {} wait for others to leave, {} were refused",
         sums.agreed,
         sums.differed.len(),
         sums.unplaced,
         sums.elsewhere,
+        sums.promised,
         sums.refused
     );
     ensure!(sums.differed.is_empty(), "{}", sums.differed.join("\n"));
@@ -131,9 +136,18 @@ async fn compare(cluster: &Cluster, count: u64) -> Result<Sums> {
             ];
             match (theirs, ours) {
                 (None, None) => sums.refused += 1,
-                (Some(theirs), Some(ours)) if theirs.is_some() == ours.is_some() => {
+                // Whether it will have room on a node that others leave, kube-scheduler does
+                // not say.
+                (Some(theirs), Some(Found::Promised)) => {
                     sums.agreed += 1;
-                    sums.unplaced += usize::from(theirs.is_none());
+                    sums.promised += 1;
+                    sums.unplaced += usize::from(theirs == Found::Nowhere);
+                }
+                (Some(theirs), Some(ours))
+                    if (theirs == Found::Nowhere) == (ours == Found::Nowhere) =>
+                {
+                    sums.agreed += 1;
+                    sums.unplaced += usize::from(theirs == Found::Nowhere);
                     sums.elsewhere += usize::from(theirs != ours);
                 }
                 (theirs, ours) => sums.differed.push(format!(
@@ -149,9 +163,20 @@ async fn compare(cluster: &Cluster, count: u64) -> Result<Sums> {
     Ok(sums)
 }
 
-/// The node on which that scheduler places the pod, which then goes; inside, `None` if there is
-/// none. `None` if the API server does not take the pod.
-async fn place(cluster: &Cluster, pod: &Value, scheduler: &str) -> Result<Option<Option<String>>> {
+/// What a scheduler says of a pod.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    /// It is bound there.
+    Node(String),
+    /// Ours alone says so: it has a place on a node that others are leaving. A preference between
+    /// pods is worth more than a node that is free now, as in KAI.
+    Promised,
+    Nowhere,
+}
+
+/// Where that scheduler places the pod, which then goes. `None` if the API server does not take
+/// the pod.
+async fn place(cluster: &Cluster, pod: &Value, scheduler: &str) -> Result<Option<Found>> {
     let mut pod = pod.clone();
     let namespace = pod["metadata"]["namespace"]
         .as_str()
@@ -175,19 +200,19 @@ async fn place(cluster: &Cluster, pod: &Value, scheduler: &str) -> Result<Option
     let found = until(&what, Duration::from_secs(30), || async {
         let pod = pods.get(&name).await?;
         if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
-            return Ok(Seen::Done(Some(node)));
+            return Ok(Seen::Done(Found::Node(node)));
         }
         let conditions = pod
             .status
             .as_ref()
             .and_then(|status| status.conditions.as_ref());
-        let refused = conditions.into_iter().flatten().any(|one| {
+        let refused = conditions.into_iter().flatten().find(|one| {
             one.type_ == "PodScheduled" && one.reason.as_deref() == Some("Unschedulable")
         });
-        Ok(if refused {
-            Seen::Done(None)
-        } else {
-            Seen::NotYet(format!("{conditions:?}"))
+        Ok(match refused.map(|one| one.message.as_deref()) {
+            Some(Some(message)) if message.starts_with(PROMISED) => Seen::Done(Found::Promised),
+            Some(_) => Seen::Done(Found::Nowhere),
+            None => Seen::NotYet(format!("{conditions:?}")),
         })
     })
     .await?;
