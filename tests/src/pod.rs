@@ -13,7 +13,8 @@ use kube::api::{DeleteParams, ListParams, LogParams};
 use crate::cluster::Cluster;
 use crate::wait::{Seen, until};
 
-/// How long a pod may take to run; one takes about a second.
+/// How long a pod may take to run. One takes about a second; beside another busy cluster on two
+/// cores, half a minute was seen.
 pub const LIMIT: Duration = Duration::from_mins(1);
 
 impl Cluster {

@@ -399,9 +399,9 @@ impl Core {
         self.withdrawn().or_else(|| self.blindness())
     }
 
-    /// Why IDs that nobody holds are withdrawn from the kubelet. It rejects a pod for good that
-    /// comes then, also one that a scheduler sent before; where a start can be held up until
-    /// the reason has passed, as with [`Self::blindness`], nothing is withdrawn.
+    /// Why the free IDs are marked Unhealthy, in one sentence. The kubelet rejects every pod that
+    /// needs one meanwhile for good, including pods that were bound before. Where the start can
+    /// wait instead, as with [`Self::blindness`], no ID is marked.
     fn withdrawn(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.book.driver() {
             return Some(format!("the driver does not answer: {reason}"));

@@ -201,7 +201,7 @@ impl Core {
                 .map(|id| GpuUuid::from(id.as_str()))
                 .collect()
         });
-        // What is held goes on; nothing comes beside it.
+        // A container that has its share already may restart; no new share is bound.
         let held = self
             .ledger
             .get(&claim.key())

@@ -55,7 +55,7 @@ struct Sums {
 
 /// So many of them.
 pub(crate) async fn clusters(cluster: &mut Cluster, count: u64) -> Result<()> {
-    // The one of other claims.
+    // The scheduler of earlier claims has the ports that this one needs.
     cluster.repair().await?;
     cluster.install().await?;
     cluster.make_namespace("team-a").await?;

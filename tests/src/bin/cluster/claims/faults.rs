@@ -34,6 +34,7 @@ enum Phase {
     Started,
 }
 
+/// In their order in time.
 const PHASES: [Phase; 4] = [
     Phase::Before,
     Phase::Entered,
@@ -44,7 +45,7 @@ const PHASES: [Phase; 4] = [
 pub(crate) async fn an_agent_killed_in_every_phase_of_a_prepare_leaves_nothing_half_done(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    /// How much later it is killed where nobody knows yet when a phase begins.
+    /// How much later the next kill is while no kill was too late yet.
     const STEP: Duration = Duration::from_millis(250);
     const TRIES: u32 = 40;
     with_driver(cluster, 1, async |cluster, ns| {
@@ -53,8 +54,8 @@ pub(crate) async fn an_agent_killed_in_every_phase_of_a_prepare_leaves_nothing_h
         template(cluster, ns, "share", "2000Mi", &json!({})).await?;
         let before = files()?;
         let mut met = BTreeSet::new();
-        // When it is killed: between a moment that was too early for the first phase that was
-        // not met yet and one that was too late.
+        // The delay is bisected between one that was too early for the first missing phase and
+        // one that was too late for it.
         let (mut delay, mut early, mut late) = (Duration::ZERO, Duration::ZERO, None);
         for n in 0..TRIES {
             let name = format!("p{n}");
@@ -78,7 +79,7 @@ pub(crate) async fn an_agent_killed_in_every_phase_of_a_prepare_leaves_nothing_h
             }
             late = late.filter(|(_, phase)| *phase > wanted);
             delay = match late {
-                // No two preparations take the same time: what was bracketed is looked for anew.
+                // Prepares differ in length: start over from before the bracket.
                 Some((end, _)) if end < early + Duration::from_millis(10) => {
                     late = None;
                     early = end.saturating_sub(STEP);
