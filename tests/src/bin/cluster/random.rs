@@ -136,9 +136,11 @@ async fn compare(cluster: &Cluster, count: u64) -> Result<Sums> {
             ];
             match (theirs, ours) {
                 (None, None) => sums.refused += 1,
-                // Whether it will have room on a node that others leave, kube-scheduler does
-                // not say.
-                (Some(theirs), Some(Found::Promised)) => {
+                // kube-scheduler never waits for a node that others leave. Ours does where no
+                // other has room, or for a preference between pods.
+                (Some(theirs), Some(Found::Promised))
+                    if theirs == Found::Nowhere || prefers_pods(pod) =>
+                {
                     sums.agreed += 1;
                     sums.promised += 1;
                     sums.unplaced += usize::from(theirs == Found::Nowhere);
@@ -161,6 +163,13 @@ async fn compare(cluster: &Cluster, count: u64) -> Result<Sums> {
             .with_context(|| format!("after seed {seed}"))?;
     }
     Ok(sums)
+}
+
+fn prefers_pods(pod: &Value) -> bool {
+    let affinity = &pod["spec"]["affinity"];
+    ["podAffinity", "podAntiAffinity"]
+        .iter()
+        .any(|kind| affinity[kind]["preferredDuringSchedulingIgnoredDuringExecution"].is_array())
 }
 
 /// What a scheduler says of a pod.
