@@ -237,7 +237,18 @@ fn renamed(source: &str, names: &BTreeMap<&str, String>) -> String {
                 _ => word.to_owned(),
             });
         }
-        out.push_str(&words.join(" "));
+        // Nodes in terms of node names, which have blanks in them.
+        let line = words.join(" ");
+        match line.split_once("\"@name in ").and_then(|(head, tail)| {
+            let (nodes, tail) = tail.split_once('"')?;
+            Some((head, nodes.split(',').map(new), tail))
+        }) {
+            Some((head, nodes, tail)) => {
+                let nodes: Vec<String> = nodes.collect();
+                let _ = write!(out, "{head}\"@name in {}\"{tail}", nodes.join(","));
+            }
+            None => out.push_str(&line),
+        }
         out.push('\n');
     }
     out

@@ -360,6 +360,7 @@ impl Cycle<'_> {
         if let Some(leaving) = cell.leaving.clone()
             && leaving.node == node
             && same_cards(holds.as_deref(), &leaving)
+            && self.state.can_keep_its_devices(task)
         {
             return self.spare(task, &leaving);
         }

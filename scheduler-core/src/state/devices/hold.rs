@@ -6,11 +6,12 @@ use super::super::cell::{Cell, Status, TaskCell};
 use super::super::rows::{NodeKey, TaskKey};
 use super::super::transition::As;
 use super::{DeviceUse, Devices, Sum};
-use crate::devices::Wanted;
+use crate::devices::{Free, Wanted};
 use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{
     AllocatedDevice, DeviceClaim, DeviceNodes, DeviceWants, NodeTerm, Operator, Requirement,
 };
+use crate::units::Quantity;
 use std::sync::Arc;
 
 /// A claim, as it is; or as it will be when those who have it now have left, and it is given
@@ -178,7 +179,7 @@ impl State {
             return;
         }
         let (leaves, own) = places(to);
-        let had: Vec<Option<Picked>> = claims
+        let had: Vec<[Option<Picked>; 2]> = claims
             .iter()
             .map(|claim| self.leave_claim(task, claim, leaves, own))
             .collect();
@@ -199,16 +200,17 @@ impl State {
     }
 
     /// Takes the pod off its claim, but for the place that it leaves. Returns what was picked for
-    /// the place that it has then, where it had that before.
+    /// the place that it has then, where it had that before: for the claim as it is, and as it
+    /// will be.
     fn leave_claim(
         &mut self,
         task: TaskKey,
         claim: &DeviceClaim,
         leaves: Option<NodeKey>,
         own: Option<(NodeKey, As)>,
-    ) -> Option<Picked> {
-        let mut had = None;
-        for again in [false, true] {
+    ) -> [Option<Picked>; 2] {
+        let mut had = [None, None];
+        for (again, had) in [false, true].into_iter().zip(&mut had) {
             let slot = Slot {
                 again,
                 ..Slot::now(&claim.uid)
@@ -224,7 +226,7 @@ impl State {
                 .iter()
                 .any(|user| user.task == task && Some(user.node) == own.map(|(node, _)| node));
             if was_there {
-                had = had.or_else(|| hold.picked.clone());
+                had.clone_from(&hold.picked);
             }
             hold.users.retain(|user| user.task != task);
             self.leave_behind(task, claim, leaves.filter(|_| !again), slot, Some(hold));
@@ -257,12 +259,12 @@ impl State {
     fn come_to_claim<'a>(
         &self,
         claim: &'a DeviceClaim,
-        had: Option<Picked>,
+        [had, had_again]: [Option<Picked>; 2],
         node: NodeKey,
         to: &TaskCell,
     ) -> Moving<'a> {
         let row = self.nodes.get(node).and_then(|row| row.node.as_ref());
-        let here = row.and_then(|node| self.devices.is_here(&claim.uid, node));
+        let here = row.and_then(|node| self.is_here(&claim.uid, node));
         // Its devices go with those who leave, and the pod is to have others elsewhere.
         let has_some = self.devices.devices_of(&claim.uid).is_some();
         let again = to.status == Status::Promised && here.is_none() && has_some;
@@ -278,7 +280,7 @@ impl State {
         });
         let is_seen = !again && self.devices.allocated.contains_key(&claim.uid);
         if hold.picked.is_none() && !is_seen {
-            hold.picked = had;
+            hold.picked = if again { had_again } else { had };
         }
         Moving {
             wants: hold.picked.is_none() && !is_seen,
@@ -430,19 +432,82 @@ impl State {
                 .all(|device| self.devices.is_within(&device.device))
         })
     }
+
+    /// Whether a pod on its way out has its devices again if it stays: nobody was promised them.
+    pub(crate) fn can_keep_its_devices(&self, task: TaskKey) -> bool {
+        self.devices.of(task).iter().all(|claim| {
+            let known = self.devices.devices_of(&claim.uid);
+            known.is_none_or(|(devices, _)| {
+                !self.devices.ends(&claim.uid) || self.can_be_kept(devices)
+            })
+        })
+    }
+
+    /// Whether there is room for these beside all that will be held and that is promised. They
+    /// are a claim's that loses them when those who leave have left.
+    pub(super) fn can_be_kept(&self, devices: &[AllocatedDevice]) -> bool {
+        let not_granted = |device: &AllocatedDevice| {
+            let card = self.devices.device(&device.device)?.card.as_ref()?;
+            let used = self.card_use.get(*self.card_names.get(card)?)?;
+            Some(used.after().holds() == 0)
+        };
+        devices
+            .iter()
+            .filter(|device| !device.admin)
+            .all(|device| self.devices.has_room_for(device) && not_granted(device).unwrap_or(true))
+    }
 }
 
 impl Devices {
     /// No more is held and promised of a device than there will be.
     pub(crate) fn is_within(&self, id: &DeviceId) -> bool {
-        let used = self.used(id, crate::devices::Free::Later);
+        self.within(id, &self.used(id, Free::Later))
+    }
+
+    /// The same with one more, of the device and of what the devices of its pool share.
+    fn has_room_for(&self, more: &AllocatedDevice) -> bool {
+        let id = &more.device;
+        let mut used = self.used(id, Free::Later);
+        let is_held = used.is_held();
+        used.change(more, true);
+        self.within(id, &used) && (is_held || self.counters_allow(id))
+    }
+
+    fn within(&self, id: &DeviceId, used: &Sum) -> bool {
         let Some(device) = self.device(id) else {
             return used.whole <= 1;
         };
-        let within = |(name, taken): (&Arc<str>, &crate::units::Quantity)| {
+        let within = |(name, taken): (&Arc<str>, &Quantity)| {
             let has = device.capacity.get(name).map(|capacity| capacity.has);
             has.is_some_and(|has| *taken <= has)
         };
         used.whole <= 1 && (used.whole == 0 || used.shares == 0) && used.taken.iter().all(within)
+    }
+
+    /// Whether the pool's counters allow one more device to be held.
+    fn counters_allow(&self, id: &DeviceId) -> bool {
+        let row = id.split().and_then(|(name, _)| self.pools.get(&name));
+        let (Some(row), Some(device)) = (row, self.device(id)) else {
+            return true;
+        };
+        device.consumes.iter().all(|(set, wanted)| {
+            let others = row
+                .all()
+                .filter(|(other, _)| *other != id && self.used(other, Free::Later).is_held());
+            let mut taken = wanted.clone();
+            for (name, amount) in others
+                .filter_map(|(_, other)| other.consumes.get(set))
+                .flatten()
+            {
+                let sum = taken.entry(Arc::clone(name)).or_default();
+                *sum = sum.plus(*amount);
+            }
+            let has = row.pool.counters.get(set);
+            wanted.keys().all(|name| {
+                let has = has.and_then(|has| has.get(name));
+                has.zip(taken.get(name))
+                    .is_some_and(|(has, taken)| taken <= has)
+            })
+        })
     }
 }

@@ -184,20 +184,22 @@ impl Devices {
         };
         self.of(task).iter().filter_map(binding).collect()
     }
-
-    /// Whether the claim has devices, and the node can use them. `None`: it has none, or will
-    /// have none when those who leave have left and the node can use others.
-    fn is_here(&self, claim: &ClaimUid, node: &Node) -> Option<bool> {
-        let (_, nodes) = self.devices_of(claim)?;
-        let here = nodes.is_none_or(|terms| terms.iter().any(|term| term.matches(node)));
-        if here {
-            return Some(true);
-        }
-        (!self.ends(claim)).then_some(false)
-    }
 }
 
 impl State {
+    /// Whether the claim has devices, and the node can use them. `None`: it has none, or will
+    /// have none when those who leave have left, and can have others: the node cannot use these,
+    /// or they are promised to others.
+    fn is_here(&self, claim: &ClaimUid, node: &Node) -> Option<bool> {
+        let (devices, nodes) = self.devices.devices_of(claim)?;
+        let ends = self.devices.ends(claim);
+        let here = nodes.is_none_or(|terms| terms.iter().any(|term| term.matches(node)));
+        if here && (!ends || self.can_be_kept(devices)) {
+            return Some(true);
+        }
+        (!ends).then_some(false)
+    }
+
     /// Whether those claims can have devices there: now, or (false) when those who leave have
     /// left.
     pub(crate) fn find_devices(&self, spec: &Spec, key: NodeKey) -> Result<bool, DevicesNo> {
@@ -211,7 +213,7 @@ impl State {
                 .claim
                 .as_ref()
                 .and_then(|claim| Some((claim, self.devices.devices_of(claim)?)));
-            match known.map(|(claim, _)| self.devices.is_here(claim, node)) {
+            match known.map(|(claim, _)| self.is_here(claim, node)) {
                 Some(Some(true)) => {}
                 Some(Some(false)) => return Err(DevicesNo::Elsewhere),
                 // Those who have it now leave.
