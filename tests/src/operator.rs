@@ -76,6 +76,14 @@ pub static TRAINER: Operator = Operator {
     deployment: "kubeflow-trainer-controller-manager",
     kinds: &["trainjobs.trainer.kubeflow.org"],
 };
+pub static KUEUE: Operator = Operator {
+    name: "kueue",
+    program: "kueue",
+    image: "us-central1-docker.pkg.dev/k8s-staging-images/kueue/kueue:main",
+    namespace: "kueue-system",
+    deployment: "kueue-controller-manager",
+    kinds: &["jobs.batch"],
+};
 /// What it puts into each of its pods is [`ARGO_EXECUTOR`].
 pub static ARGO: Operator = Operator {
     name: "argo",

@@ -4,7 +4,9 @@
 mod cards;
 mod config;
 mod faults;
+pub(crate) mod foreign;
 mod front;
+pub(crate) mod kueue;
 mod observer;
 mod ours;
 mod page;
@@ -18,6 +20,7 @@ mod whole;
 pub(crate) use cards::*;
 pub(crate) use config::*;
 pub(crate) use faults::*;
+pub(crate) use foreign::a_pod_is_bound_once_the_driver_has_made_its_device_ready;
 pub(crate) use front::*;
 pub(crate) use observer::*;
 pub(crate) use ours::*;

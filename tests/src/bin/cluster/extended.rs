@@ -28,6 +28,24 @@ pub(crate) async fn extended_a_hundred_random_clusters_have_room_for_a_pod_where
     crate::random::clusters(cluster, 100).await
 }
 
+pub(crate) async fn extended_devices_of_the_example_driver_are_allocated_beside_ours(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::claims::foreign::beside_the_example_driver(cluster).await
+}
+
+pub(crate) async fn extended_kueue_lets_in_as_many_claims_as_its_quota_has(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::claims::kueue::kueue_lets_in_as_many_claims_as_its_quota_has(cluster).await
+}
+
+pub(crate) async fn extended_both_fronts_race_a_hundred_times_for_one_idle_card(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::claims::race(cluster, 100).await
+}
+
 pub(crate) async fn extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus(
     cluster: &mut Cluster,
 ) -> Result<()> {
