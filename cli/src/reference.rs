@@ -363,7 +363,7 @@ fn all_sentences(text: &mut String) {
             &[
                 (
                     "scheduler-core/src/reason.rs",
-                    "impl fmt::Display for NodeNo {",
+                    "impl fmt::Display for NodeReason {",
                 ),
                 ("scheduler/src/convert/node.rs", "const CONDITIONS"),
             ],
@@ -372,7 +372,7 @@ fn all_sentences(text: &mut String) {
             "What keeps a pod from a card",
             &[(
                 "scheduler-core/src/reason.rs",
-                "impl fmt::Display for CardNo {",
+                "impl fmt::Display for CardReason {",
             )],
         ),
         (

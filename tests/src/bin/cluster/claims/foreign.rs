@@ -335,13 +335,18 @@ pub(crate) async fn a_pod_is_bound_once_the_driver_has_made_its_device_ready(
         "bindingConditions": ["example.com/Attached"],
         "bindingFailureConditions": ["example.com/AttachFailed"] });
     cluster.apply_one(&class(FABRIC, FABRIC)).await?;
-    cluster
-        .apply_one(&slice("fabric", FABRIC, &device))
-        .await?;
+    cluster.apply_one(&slice("fabric", FABRIC, &device)).await?;
     let outcome = attached(cluster, &ns, FABRIC).await;
     // No kubelet plugin serves it: what was bound has not started and is ended by force.
     for what in [
-        &["pod", "--all", "--namespace", &ns, "--force", "--grace-period=0"][..],
+        &[
+            "pod",
+            "--all",
+            "--namespace",
+            &ns,
+            "--force",
+            "--grace-period=0",
+        ][..],
         &["resourceslice", "fabric"],
         &["deviceclass", FABRIC],
     ] {
