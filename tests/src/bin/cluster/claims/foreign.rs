@@ -105,6 +105,11 @@ async fn install(cluster: &Cluster) -> Result<()> {
         .entrypoint(["/dra-example-kubeletplugin"]);
     cluster.serve_image(&image, IMAGE).await?;
     cluster.make_namespace(NAMESPACE).await?;
+    // As docs/security.md says of other drivers: it mounts the kubelet's and CDI's folders.
+    cluster
+        .kubectl
+        .run(&["label", "namespace", NAMESPACE, "aliquot.dev/guard=exempt"])
+        .await?;
     let name = json!({ "namespace": NAMESPACE, "name": "driver" });
     let rule = |group: &str, resource: &str, verbs: &[&str]| json!({ "apiGroups": [group], "resources": [resource], "verbs": verbs });
     let slices = [
@@ -197,9 +202,13 @@ pub(crate) async fn beside_the_example_driver(cluster: &mut Cluster) -> Result<(
     with_driver(cluster, 1, async |cluster, ns| {
         install(cluster).await?;
         let outcome = example(cluster, ns).await;
-        // Its pods end while it is there.
-        let cleaned = cluster.clean().await;
-        outcome.and(cleaned).and(uninstall(cluster).await)
+        // Its pods end while it is there: the kubelet needs it for that.
+        let ended = cluster
+            .kubectl
+            .run(&["delete", "pods", "--all", "--namespace", ns])
+            .await;
+        let uninstalled = uninstall(cluster).await;
+        outcome.and(ended.map(drop)).and(uninstalled)
     })
     .await
 }
