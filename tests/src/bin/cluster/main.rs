@@ -24,6 +24,7 @@ mod hostile;
 mod identity;
 mod install;
 mod jobs;
+mod karpenter;
 mod kubelet;
 mod large;
 mod load;
@@ -264,6 +265,7 @@ async fn test(
             extended::extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it,
             extended::extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus,
             extended::extended_each_pod_of_a_workflow_has_its_share_and_its_own_group,
+            extended::extended_karpenter_brings_the_nodes_that_shares_need_and_no_more,
             extended::extended_a_train_job_is_the_group_of_its_job_set,
             extended::extended_a_hundred_random_clusters_have_room_for_a_pod_where_kube_scheduler_finds_it,
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
