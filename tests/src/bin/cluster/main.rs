@@ -32,6 +32,7 @@ mod manifests;
 mod meter;
 mod modes;
 mod native;
+mod new_node;
 mod page;
 mod parts;
 mod placement;
@@ -286,6 +287,7 @@ async fn test(
             fence::the_sm_time_of_a_share_is_its_own,
             shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
             scale_up::who_waits_for_room_brings_the_nodes_it_needs_and_no_more,
+            new_node::a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards,
             usage::a_queue_that_used_much_waits_behind_the_one_that_used_little,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
