@@ -46,3 +46,12 @@ fn an_hour_of_arrivals_and_departures_does_not_oscillate() {
         assert_eq!(outcome.removed, outcome.asked);
     }
 }
+
+#[test]
+fn a_storm_is_the_same_run_whenever_and_wherever_it_runs() {
+    let run = || storm(5, 24, &["0.5", "0.25"]).digest;
+    let first = run();
+    // After another run, and on a thread of its own.
+    storm(6, 24, &["0.3"]);
+    assert_eq!(std::thread::spawn(run).join().unwrap(), first);
+}
