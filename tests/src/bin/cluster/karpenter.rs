@@ -206,7 +206,7 @@ impl Site {
     }
 
     async fn bound(&self, cluster: &Cluster, count: usize, within: Duration) -> Result<Vec<Pod>> {
-        until(&format!("{count} pods bound"), within, || async {
+        let bound = until(&format!("{count} pods bound"), within, || async {
             let pods = cluster.pods(&self.ns);
             let pods = pods.list(&ListParams::default()).await?.items;
             let is_bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
@@ -219,7 +219,18 @@ impl Site {
             let done = bound.len() == count;
             Ok(Seen::from_option(done.then_some(bound), waits.join("; ")))
         })
-        .await
+        .await?;
+        // A card that shares are on is no whole GPU any more: its agent takes it off the
+        // kubelet's list, and autoscalers see that a placeholder finds none there.
+        let mut taken: Vec<_> = (bound.iter())
+            .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+            .collect();
+        taken.sort_unstable();
+        taken.dedup();
+        for node in taken {
+            lists(cluster, &node, "allocatable", 0).await?;
+        }
+        Ok(bound)
     }
 
     async fn claims(&mut self, cluster: &mut Cluster) -> Result<()> {
@@ -262,11 +273,8 @@ impl Site {
             "{instance:?}"
         );
         // Until a device plugin registers, the kubelet lists none of what it will offer.
-        let none = json!({ resource::GPU: "0" });
-        let status = json!({ "status": { "capacity": none, "allocatable": none } });
-        Api::<Node>::all(cluster.client.clone())
-            .patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
-            .await?;
+        lists(cluster, &name, "allocatable", 0).await?;
+        lists(cluster, &name, "capacity", 0).await?;
         // The node starts: nobody needs a placeholder for it, and nobody removes it.
         asked(cluster, 0).await?;
         let starting = format!("node {name} is starting, and will have room for it");
@@ -308,6 +316,17 @@ impl Site {
         cluster.discharge(std::mem::take(&mut self.agents)).await?;
         self.karpenter.stop().await
     }
+}
+
+/// The node's kubelet lists so many whole GPUs.
+async fn lists(cluster: &Cluster, node: &str, what: &str, gpus: u32) -> Result<()> {
+    let status = json!({ "status": { what: { resource::GPU: gpus.to_string() } } });
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let params = PatchParams::default();
+    nodes
+        .patch_status(node, &params, &Patch::Merge(status))
+        .await?;
+    Ok(())
 }
 
 #[expect(clippy::print_stdout, reason = "the figure is what is asked for")]

@@ -14,6 +14,8 @@ use anyhow::{Context as _, Result, ensure};
 const BOOTED: Duration = Duration::from_secs(40);
 /// From an agent's first word of its cards to a binding.
 const PLACEABLE: Duration = Duration::from_secs(5);
+/// Why nothing is placed on a node whose driver is not there yet.
+const REASON: &str = "the driver does not answer";
 
 pub(crate) async fn a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards(
     cluster: &mut Cluster,
@@ -21,24 +23,30 @@ pub(crate) async fn a_pod_waits_for_a_booting_driver_and_is_bound_within_five_se
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
     cluster.boot_without_driver().await?;
+    let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
+    let address = scheduler.replica.metrics();
+    // The scheduler knows a machine's cards until the next agent says what it has.
+    until("the new agent's first word", BOOTED, || async {
+        let known = http::get(&address, "/snapshot").await?;
+        Ok(Seen::when(
+            known.contains(REASON) && !has_cards(&known),
+            known,
+        ))
+    })
+    .await?;
     let early = pod(&ns, "early", &[("gpu-memory", "2000")], "report hold");
     cluster.apply_one(&early).await?;
     let pods = cluster.pods(&ns);
     until("the reason that the pod waits for", BOOTED, || async {
         let why = why_pending(&pods.get("early").await?).unwrap_or_default();
-        Ok(Seen::when(why.contains("the driver does not answer"), why))
+        Ok(Seen::when(why.contains(REASON), why))
     })
     .await?;
 
     cluster.driver_boots().await?;
-    let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
-    let address = scheduler.replica.metrics();
     until("the agent's first word of its cards", BOOTED, || async {
-        let snapshot = http::get(&address, "/snapshot").await?;
-        let has_cards = snapshot
-            .lines()
-            .any(|line| line.trim_start().starts_with("card "));
-        Ok(Seen::when(has_cards, "no card"))
+        let known = http::get(&address, "/snapshot").await?;
+        Ok(Seen::when(has_cards(&known), "no card"))
     })
     .await?;
     let first_word = Instant::now();
@@ -55,6 +63,12 @@ pub(crate) async fn a_pod_waits_for_a_booting_driver_and_is_bound_within_five_se
     );
     cluster.pod_phase(&ns, "early", "Running").await?;
     cluster.limits_hold().await
+}
+
+/// The scheduler's core has cards.
+fn has_cards(snapshot: &str) -> bool {
+    let mut lines = snapshot.lines();
+    lines.any(|line| line.trim_start().starts_with("card "))
 }
 
 #[expect(clippy::print_stdout, reason = "the figure is what is asked for")]
