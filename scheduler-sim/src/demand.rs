@@ -102,6 +102,8 @@ fn share(world: &mut World, part: &str, lasts: Option<Ms>) {
         "metadata": {"labels": {kai::QUEUE_LABEL: kai::DEFAULT_QUEUE}, "annotations": annotations},
         "spec": {
             "schedulerName": kai::SCHEDULER_NAME, "terminationGracePeriodSeconds": 1,
+            // Also the taint of a machine that is about to go.
+            "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": "main", "image": "i",
                 "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}],
         },

@@ -228,6 +228,8 @@ impl Site {
         taken.sort_unstable();
         taken.dedup();
         for node in taken {
+            // With a later heartbeat than the one that listed tokens and cards.
+            initialized(cluster, &node).await?;
             lists(cluster, &node, "allocatable", 0).await?;
         }
         Ok(bound)
@@ -316,6 +318,20 @@ impl Site {
         cluster.discharge(std::mem::take(&mut self.agents)).await?;
         self.karpenter.stop().await
     }
+}
+
+/// Karpenter takes the node for one that has all it was made for.
+async fn initialized(cluster: &Cluster, node: &str) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    until(&format!("node {node} initialized"), COMES, || async {
+        let labels = nodes.get(node).await?.metadata.labels.unwrap_or_default();
+        let is = labels.get("karpenter.sh/initialized");
+        Ok(Seen::when(
+            is.is_some_and(|value| value == "true"),
+            format!("{labels:?}"),
+        ))
+    })
+    .await
 }
 
 /// The node's kubelet lists so many whole GPUs.
