@@ -140,16 +140,16 @@ fn the_first_group_takes_what_it_can_and_a_gang_gets_all_or_nothing() {
     let mut few = [template("small", 1, 10_000)];
     few[0].most = 3;
     assert_eq!(cards(&planned(&gang(3), &few)), [1, 1, 1]);
-    let none = Unknown { most: 0, ..UNKNOWN };
     let mut core = Core::new(Config::verified());
     for event in text::read(&format!("{QUEUES}{}", gang(4))).unwrap() {
         assert_eq!(core.apply(event), []);
     }
     core.decide(Time(1_000));
     let shortage = core.shortage(&groups(), 1_000, Mib(10_000));
-    assert_eq!(plan_nodes(&shortage, &few, &none, &core), 0);
+    // Nor of a group that nothing is known of: it might be the same.
+    assert_eq!(plan_nodes(&shortage, &few, &UNKNOWN, &core), 0);
     few[0].most = 4;
-    assert_eq!(plan_nodes(&shortage, &few, &none, &core), 4);
+    assert_eq!(plan_nodes(&shortage, &few, &UNKNOWN, &core), 4);
 }
 
 fn plan_nodes(
@@ -227,6 +227,36 @@ fn a_node_that_starts_counts_and_one_that_never_comes_does_not() {
         .shortage(&groups(), 1_000, Mib(10_000))
         .without(&|_| true);
     assert_eq!(plan_nodes(&shortage, &one, &UNKNOWN, &core), 2);
+}
+
+#[test]
+fn nodes_that_are_there_count_towards_what_a_group_may_have() {
+    let mut few = [template("a", 1, 10_000)];
+    few[0].most = 3;
+    let groups = Groups {
+        described: vec![few[0].known_by.clone()],
+        ..groups()
+    };
+    // One has a card that is taken, one starts, one is another group's.
+    let there = "node n1 label.group=a cpu=64000 memory=274877906944 pods=110 gpus=1 managed\n\
+        cards n1 default=mps\n  card G1 product=L4 total=10000\n\
+        pod has queue=q gpus.main=1 phase=running on=n1\n  \
+        grant main cards=G1 memory=10000 mode=exclusive\n\
+        node n2 label.group=a cpu=64000 memory=274877906944 pods=110\n\
+        node n3 label.group=b cpu=64000 memory=274877906944 pods=110\n";
+    let asked = |shares: &[u32]| {
+        let mut core = Core::new(Config::verified());
+        for event in text::read(&format!("{QUEUES}{there}{}", pods(shares))).unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+        core.decide(Time(1_000));
+        let shortage = core.shortage(&groups, 1_000, Mib(10_000));
+        let plan = plan(&shortage, &few, &UNKNOWN, core.config());
+        (plan.nodes.len(), plan.starting.len())
+    };
+    assert_eq!(asked(&[9]), (0, 1));
+    assert_eq!(asked(&[9, 9]), (1, 1));
+    assert_eq!(asked(&[9, 9, 9]), (1, 1));
 }
 
 /// No packing has fewer nodes than the sum of what is asked for.

@@ -7,11 +7,14 @@
 //! - [`replica`]: a process of the scheduler, let run from moment to moment.
 //! - [`server`], [`store`]: the API server; [`flight`]: the network before it.
 //! - [`node`], [`kubelet`]: machines, agents, and what controllers do by themselves.
+//! - [`autoscaler`]: who makes and removes machines; [`demand`]: what is asked of it.
 //! - [`user`]: what people do; [`chaos`]: what goes wrong; [`check`]: what must hold.
 #![forbid(unsafe_code)]
 
+pub mod autoscaler;
 pub mod chaos;
 pub mod check;
+pub mod demand;
 pub mod flight;
 pub mod kubelet;
 pub mod node;

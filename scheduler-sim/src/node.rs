@@ -96,6 +96,8 @@ pub struct Node {
     pub instance: u64,
     /// Pods that it wants gone.
     pub unwanted: Vec<String>,
+    /// The label of its group, where an autoscaler has made it.
+    pub group: Option<(&'static str, &'static str)>,
 }
 
 /// MiB that a fraction has beside its part.
@@ -124,25 +126,44 @@ impl Node {
             lie: None,
             instance: 1,
             unwanted: Vec::new(),
+            group: None,
             name,
         }
     }
 
-    /// Its object.
+    /// Its object. One whose agent has said nothing yet lists no GPUs.
     pub fn object(&self) -> Value {
-        let count = self.cards.len();
-        let memory: u64 = self.cards.iter().map(Card::grantable).sum();
-        let has = json!({
-            "cpu": "16", "memory": "64Gi", "pods": "30", "nvidia.com/gpu": count.to_string(),
-            "aliquot.dev/gpu-share": (48 * count).to_string(),
-            "aliquot.dev/gpu-memory-mib": memory.to_string(),
-            "aliquot.dev/gpu-milli": (1000 * count).to_string(),
-        });
+        let has = if self.speaks {
+            self.listed()
+        } else {
+            Self::plain()
+        };
+        let mut labels = json!({"kubernetes.io/hostname": self.name});
+        if let Some((key, value)) = self.group {
+            labels[key] = json!(value);
+        }
         json!({
-            "metadata": {"name": self.name, "labels": {"kubernetes.io/hostname": self.name}},
+            "metadata": {"name": self.name, "labels": labels},
             "status": {"allocatable": has, "capacity": has,
                 "conditions": [{"type": "Ready", "status": "True"}]},
         })
+    }
+
+    /// What its kubelet lists by itself.
+    fn plain() -> Value {
+        json!({"cpu": "16", "memory": "64Gi", "pods": "30"})
+    }
+
+    /// The same once the agent has registered.
+    pub fn listed(&self) -> Value {
+        let count = self.cards.len();
+        let memory: u64 = self.cards.iter().map(Card::grantable).sum();
+        let mut has = Self::plain();
+        has["nvidia.com/gpu"] = json!(count.to_string());
+        has["aliquot.dev/gpu-share"] = json!((48 * count).to_string());
+        has["aliquot.dev/gpu-memory-mib"] = json!(memory.to_string());
+        has["aliquot.dev/gpu-milli"] = json!((1000 * count).to_string());
+        has
     }
 
     /// Takes a bound pod in, or says why not. A pod that is held already is taken in.

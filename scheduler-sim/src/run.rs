@@ -72,13 +72,18 @@ thread_local! {
 }
 static HOOK: Once = Once::new();
 
-fn watch_panics() {
+pub(crate) fn watch_panics() {
     HOOK.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
             PANICS.with_borrow_mut(|panics| panics.push(panic.to_string()));
         }));
     });
     PANICS.take();
+}
+
+/// What panicked since [`watch_panics`].
+pub(crate) fn panics() -> Vec<String> {
+    PANICS.take()
 }
 
 /// Runs a seed.
@@ -128,7 +133,7 @@ pub fn run(seed: u64, shape: Shape) -> Report {
         world.clear_away();
         settle(&mut world, CLEARED, World::leftovers);
     }
-    for panic in PANICS.take() {
+    for panic in panics() {
         world.violated(format!("panicked: {panic}"));
     }
     Report {

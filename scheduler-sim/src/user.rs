@@ -95,6 +95,9 @@ impl World {
                 let now = self.stamp();
                 let key = Key::new("pods", namespace, &name);
                 let _ = self.store.create(&key, amended.pod, &now);
+                if self.autoscaler.is_some() {
+                    self.arrived.insert(name.clone(), self.now);
+                }
                 self.say(|| format!("pod {namespace}/{name}"));
             }
             Err(why) => self.violated(format!("the webhook refuses {pod}: {why}")),

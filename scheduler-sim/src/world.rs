@@ -1,6 +1,7 @@
 //! Everything of one run: the API server's store, the network, machines, replicas, and the
 //! one queue of what happens next. Nothing here reads a clock or chance but the seed's.
 
+use crate::autoscaler::{Autoscaler, Turn};
 use crate::flight::{Eviction, Flight, Watch};
 use crate::kubelet::Task;
 use crate::node::Node;
@@ -46,6 +47,10 @@ pub enum Happening {
     Volumes,
     /// Pods of machines that are gone are collected.
     Collect,
+    /// The autoscaler looks around.
+    Autoscale,
+    /// What it has decided of a machine is done.
+    Machine(usize, Turn),
 }
 
 /// One replica of the scheduler.
@@ -106,6 +111,10 @@ pub struct World {
     pub trace: Trace,
     /// What must not be.
     pub violations: Vec<String>,
+    /// Who makes and removes machines, where somebody does.
+    pub autoscaler: Option<Autoscaler>,
+    /// When pods were made, by name; written where there is an autoscaler.
+    pub arrived: BTreeMap<String, Ms>,
     /// Names that were given out.
     pub names: u64,
     agenda: BTreeMap<(Ms, u64), Happening>,
@@ -143,6 +152,8 @@ impl World {
             faults: BTreeMap::new(),
             trace: Trace::new(keep),
             violations: Vec::new(),
+            autoscaler: None,
+            arrived: BTreeMap::new(),
             names: 0,
             agenda: BTreeMap::new(),
             numbers: 0,
@@ -298,6 +309,8 @@ impl World {
             Happening::Job(job) => self.job(&job),
             Happening::Volumes => self.volumes(),
             Happening::Collect => self.collect(),
+            Happening::Autoscale => self.autoscale(),
+            Happening::Machine(node, turn) => self.machine(node, turn),
         }
         self.announce();
     }

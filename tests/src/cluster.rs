@@ -248,6 +248,34 @@ impl Cluster {
         waited
     }
 
+    /// The node's machine is made anew: kubelet and agent are there, and the driver boots until
+    /// [`Self::driver_boots`].
+    pub async fn boot_without_driver(&mut self) -> Result<()> {
+        let gpus = self.gpus.as_mut().context("no GPUs")?;
+        gpus.stop().await?;
+        fs::remove_dir_all(gpu::DRIVER_ROOT)?;
+        self.node.kubelet.stop().await?;
+        if Path::new(node::CHECKPOINT).exists() {
+            fs::remove_file(node::CHECKPOINT)?;
+        }
+        self.node.kubelet.start_again()?;
+        gpus.agent.start_again()
+    }
+
+    /// The driver has booted, with the hardware that was there before.
+    pub async fn driver_boots(&mut self) -> Result<()> {
+        let (state, logs) = (self.work.state(), self.work.logs());
+        let place = gpu::Place {
+            programs: &self.programs,
+            state: &state,
+            logs: &logs,
+            authority: self.control_plane.authority(),
+        };
+        let gpus = self.gpus.as_mut().context("no GPUs")?;
+        gpus.driver = gpu::Driver::start(&place, &gpus.hardware).await?;
+        gpus.mps.start_again()
+    }
+
     /// The manifests of `deploy/`, without the programs.
     pub async fn install(&self) -> Result<()> {
         self.make_namespace(proto::names::NAMESPACE).await?;

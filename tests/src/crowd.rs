@@ -50,6 +50,49 @@ pub const GRANTABLE_MIB: u64 = 80_000;
 /// Tokens of a card, and clients that its MPS server takes.
 const SLOTS: u32 = 48;
 
+/// What an agent says that its node has.
+#[derive(Clone, Copy, Debug)]
+pub struct Cards {
+    pub count: u32,
+    pub product: &'static str,
+    /// Of each card.
+    pub total_mib: u64,
+    /// Of each card.
+    pub grantable_mib: u64,
+}
+
+impl Cards {
+    /// So many H100s.
+    pub fn h100(count: u32) -> Self {
+        Self {
+            count,
+            product: "NVIDIA H100 80GB HBM3",
+            total_mib: CARD_MIB,
+            grantable_mib: GRANTABLE_MIB,
+        }
+    }
+
+    /// What the kubelet lists of them once the agent has registered.
+    fn amounts(self) -> serde_json::Value {
+        let count = u64::from(self.count);
+        json!({
+            resource::GPU: count.to_string(),
+            resource::SHARE: (count * u64::from(SLOTS)).to_string(),
+            resource::MEMORY_MIB: (count * self.grantable_mib).to_string(),
+            resource::MILLI: (count * 1000).to_string(),
+        })
+    }
+}
+
+/// The agent of one node that somebody else keeps, for as long as this lives.
+#[derive(Debug)]
+pub struct Enlisted {
+    /// Its node.
+    pub node: String,
+    _to: watch::Sender<Vec<SocketAddr>>,
+    _stream: JoinSet<()>,
+}
+
 /// The nodes, and those who speak for them.
 #[derive(Debug)]
 pub struct Crowd {
@@ -107,9 +150,45 @@ impl Cluster {
         self.crowd.as_ref().context("no crowd was gathered")
     }
 
+    /// Gives a node that is there an agent, which speaks to this scheduler from now on. The
+    /// kubelet lists its cards already.
+    pub async fn enlist(&self, node: &Node, cards: Cards, to: SocketAddr) -> Result<Enlisted> {
+        let (state, token) = self.agent_of(node, cards).await?;
+        let amounts = cards.amounts();
+        let status = json!({ "status": { "capacity": amounts, "allocatable": amounts } });
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        nodes
+            .patch_status(&state.node, &PatchParams::default(), &Patch::Merge(status))
+            .await?;
+        let voice = Voice {
+            state,
+            token,
+            client: self.client.clone(),
+            trust: Arc::default(),
+            heard: Arc::default(),
+        };
+        // Asked for before it speaks, as an agent has it mounted.
+        let ask = || authority(&voice.client);
+        voice.trust.get_or_try_init(ask).await?;
+        let node = voice.state.node.clone();
+        let (to, scheduler) = watch::channel(vec![to]);
+        let mut stream = JoinSet::new();
+        stream.spawn(agent(Arc::new(voice), scheduler));
+        Ok(Enlisted {
+            node,
+            _to: to,
+            _stream: stream,
+        })
+    }
+
     async fn recruit(&self, name: String, cards: u32) -> Result<(NodeState, String)> {
         let made = make_node(&self.client, &name, cards).await?;
-        let uid = made.uid().unwrap_or_default();
+        self.agent_of(&made, Cards::h100(cards)).await
+    }
+
+    /// What a node's agent says, and the token that it says it with.
+    async fn agent_of(&self, node: &Node, cards: Cards) -> Result<(NodeState, String)> {
+        let name = node.name_any();
         self.apply_one(&json!({
             "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode",
             "metadata": { "name": name, "labels": { LABEL: "true" } }, "spec": {},
@@ -123,15 +202,26 @@ impl Cluster {
             file: std::path::PathBuf::new(),
         };
         let token = token.ask(&self.client).await?;
-        let gpus = (0..cards).map(|index| card(&name, index)).collect();
+        let gpus = (0..cards.count).map(|index| card(&name, index, cards));
         let state = NodeState {
-            node: name,
-            node_uid: uid,
-            gpus,
+            gpus: gpus.collect(),
+            node: name.clone(),
+            node_uid: node.uid().unwrap_or_default(),
             driver_version: "580.95.05".to_owned(),
             ..NodeState::default()
         };
         Ok((state, token))
+    }
+
+    /// Ends agents that were enlisted, and forgets their nodes' cards.
+    pub async fn discharge(&self, enlisted: Vec<Enlisted>) -> Result<()> {
+        let gpu_nodes: Api<api::GpuNode> = Api::all(self.client.clone());
+        for agent in enlisted {
+            gpu_nodes
+                .delete(&agent.node, &DeleteParams::default())
+                .await?;
+        }
+        Ok(())
     }
 
     /// The opposite of [`Cluster::gather`].
@@ -176,11 +266,13 @@ pub async fn make_node(client: &Client, name: &str, cards: u32) -> Result<Node> 
     let ready = json!({ "spec": { "taints": null } });
     nodes.patch(name, &params, &Patch::Merge(ready)).await?;
     let mut amounts = json!({ "cpu": "128", "memory": "1Ti", "pods": "500" });
-    if cards > 0 {
-        amounts[resource::GPU] = json!(cards.to_string());
-        amounts[resource::SHARE] = json!((cards * SLOTS).to_string());
-        amounts[resource::MEMORY_MIB] = json!((u64::from(cards) * GRANTABLE_MIB).to_string());
-        amounts[resource::MILLI] = json!((cards * 1000).to_string());
+    if cards > 0
+        && let (Some(all), Some(more)) = (
+            amounts.as_object_mut(),
+            Cards::h100(cards).amounts().as_object_mut(),
+        )
+    {
+        all.append(more);
     }
     let status = json!({ "status": {
         "capacity": amounts, "allocatable": amounts,
@@ -196,14 +288,14 @@ pub fn uuid(node: &str, index: u32) -> String {
     format!("GPU-{node}-{index}")
 }
 
-fn card(node: &str, index: u32) -> Gpu {
+fn card(node: &str, index: u32, of: Cards) -> Gpu {
     Gpu {
         uuid: uuid(node, index),
         index,
-        product: "NVIDIA H100 80GB HBM3".to_owned(),
-        memory_total_mib: CARD_MIB,
-        memory_reserved_mib: CARD_MIB - GRANTABLE_MIB,
-        memory_grantable_mib: GRANTABLE_MIB,
+        product: of.product.to_owned(),
+        memory_total_mib: of.total_mib,
+        memory_reserved_mib: of.total_mib - of.grantable_mib,
+        memory_grantable_mib: of.grantable_mib,
         switchable_modes: ["exclusive", "mps", "mps-isolated", "time-slicing"]
             .map(str::to_owned)
             .to_vec(),

@@ -30,8 +30,8 @@ pub(crate) struct Fleet {
 }
 
 impl Cluster {
-    /// Makes nodes with so many GPUs each, and waits until they are Ready.
-    pub async fn simulate_nodes(&mut self, names: &[&str], gpus: u32) -> Result<()> {
+    /// Starts kwok, unless it runs: whoever makes nodes with its mark, it keeps them Ready.
+    pub fn keep_nodes(&mut self) -> Result<()> {
         if self.fleet.is_none() {
             let kwok = Command::new("kwok", self.operator_file("bin/kwok")?)
                 .flag("--kubeconfig", self.control_plane.kubeconfig("admin"))
@@ -45,6 +45,12 @@ impl Cluster {
                 .start(&self.work.logs())?;
             self.fleet = Some(Fleet { kwok });
         }
+        Ok(())
+    }
+
+    /// Makes nodes with so many GPUs each, and waits until they are Ready.
+    pub async fn simulate_nodes(&mut self, names: &[&str], gpus: u32) -> Result<()> {
+        self.keep_nodes()?;
         let nodes: Api<Node> = Api::all(self.client.clone());
         let amounts = json!({
             "cpu": "64", "memory": "512Gi", "pods": "110", resource::GPU: gpus.to_string(),

@@ -19,7 +19,7 @@
 //! - [`burst`]: many pods at once, made, bound and judged.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
-//!   [`crowd`]: many nodes with agents, whom this process speaks for.
+//!   [`crowd`]: many nodes with agents, whom this process speaks for; [`karpenter`]: an autoscaler.
 //! - [`proxy`]: between a scheduler and the API server, to do it harm; [`prometheus`]: a real
 //!   one, that reads our pages.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
@@ -45,6 +45,7 @@ pub mod gang;
 pub mod gpu;
 pub mod http;
 pub mod image;
+pub mod karpenter;
 pub mod kubectl;
 pub mod machine;
 pub mod manifest;

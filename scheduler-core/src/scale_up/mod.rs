@@ -32,7 +32,7 @@ pub struct NodeTemplate {
     pub cards: Vec<Card>,
     /// The mode of cards for which nothing else is said.
     pub default_mode: Mode,
-    /// Most nodes of the group that one plan asks for.
+    /// Most nodes that the group may have, those that are there included.
     pub most: u32,
     /// A node with these labels, and without cards yet, is one of the group that is starting.
     pub known_by: Labels,
@@ -48,9 +48,10 @@ pub struct Groups {
 }
 
 impl Groups {
-    fn is_described(&self, node: &Node) -> bool {
+    /// The first group that a person has described whose labels the node has.
+    fn described(&self, node: &Node) -> Option<&Labels> {
         let mut described = self.described.iter();
-        described.any(|labels| has(node, labels))
+        described.find(|labels| has(node, labels))
     }
 
     /// The first of the keys that the node has, and its value.
@@ -81,6 +82,8 @@ pub struct Shortage {
     pub without_cards: Vec<Node>,
     /// The last node, by name, of each group without a template, as an idle node.
     pub seen: Vec<NodeTemplate>,
+    /// How many nodes each described group has, by what it is known by.
+    pub there: BTreeMap<Labels, u32>,
 }
 
 impl Shortage {

@@ -47,7 +47,9 @@ pub struct Plan {
 /// takes all pods that it has room for, and what needs several groups at once comes last. A
 /// gang gets all the nodes that it needs, or none. `config`: that of the scheduler.
 ///
-/// What no group has room for asks for nodes of groups that nothing is known of, by `unknown`.
+/// What no group's node would do for asks for nodes of groups that nothing is known of, by
+/// `unknown`. A pod that waits only because a group may have no more nodes asks for none: such a
+/// node might be one of that very group.
 pub fn plan(
     shortage: &Shortage,
     templates: &[NodeTemplate],
@@ -57,7 +59,10 @@ pub fn plan(
     let mut plan = Plan::default();
     let mut left = vec![0; templates.len()];
     for (room, template) in left.iter_mut().zip(templates) {
-        *room = template.most;
+        let there = shortage.there.get(&template.known_by);
+        *room = template
+            .most
+            .saturating_sub(there.copied().unwrap_or_default());
     }
     let mut rounds: Vec<Vec<usize>> = (0..templates.len()).map(|at| vec![at]).collect();
     if templates.len() > 1 {
@@ -103,7 +108,15 @@ pub fn plan(
             return plan;
         }
     }
-    let placed = placed(&plan);
+    let mut placed = placed(&plan);
+    if templates.iter().any(|template| template.most < u32::MAX) {
+        let mut site = Site::new(shortage, templates, config, &plan);
+        for (at, template) in templates.iter().enumerate() {
+            site.add(at, template, u32::MAX);
+        }
+        let held_up = site.decide().into_iter().flat_map(|node| node.pods);
+        placed.extend(held_up);
+    }
     let mut asked = 0;
     for (devices, pods) in alike(shortage, &placed) {
         let most = unknown.most.saturating_sub(asked);

@@ -31,7 +31,7 @@ const SPARE: usize = 64;
 /// there are `most` pods.
 pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mib) -> Shortage {
     state.refresh_rooms();
-    let (without_cards, seen) = of_groups(state, groups);
+    let known = of_groups(state, groups);
     let smallest = state.cards.values().filter_map(|row| {
         let card = row.card.as_ref().filter(|card| !card.mig)?;
         (card.total.0 > 0).then_some(card.total)
@@ -59,11 +59,7 @@ pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mi
         jobs.push((job, tasks));
     }
     if jobs.is_empty() {
-        return Shortage {
-            without_cards,
-            seen,
-            ..Shortage::default()
-        };
+        return known;
     }
     let mut events = vec![
         Event::Tick(state.now),
@@ -92,15 +88,16 @@ pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mi
     Shortage {
         events,
         pods,
-        without_cards,
-        seen,
+        ..known
     }
 }
 
-/// Nodes of groups that offer no GPU, and what the last node of each other group has.
-fn of_groups(state: &State, groups: &Groups) -> (Vec<Node>, Vec<NodeTemplate>) {
+/// Nodes of groups that offer no GPU, what the last node of each other group has, and how many
+/// nodes there are.
+fn of_groups(state: &State, groups: &Groups) -> Shortage {
     let mut without_cards = Vec::new();
     let mut seen = BTreeMap::new();
+    let mut there: BTreeMap<_, u32> = BTreeMap::new();
     for key in state.node_names.values() {
         let Some(row) = state.nodes.get(*key) else {
             continue;
@@ -108,14 +105,16 @@ fn of_groups(state: &State, groups: &Groups) -> (Vec<Node>, Vec<NodeTemplate>) {
         let Some(node) = &row.node else {
             continue;
         };
-        let described = groups.is_described(node);
+        let described = groups.described(node);
         let name = groups.name(node);
-        if !described && name.is_none() {
+        if let Some(labels) = described {
+            *there.entry(labels.clone()).or_default() += 1;
+        } else if name.is_none() {
             continue;
         }
         if row.cards.is_empty() && node.gpus == 0 {
             without_cards.push(node.clone());
-        } else if let (false, Some(name), Some(agent)) = (described, name, &row.agent) {
+        } else if let (None, Some(name), Some(agent)) = (described, name, &row.agent) {
             let cards = row.cards.iter();
             let cards = cards.filter_map(|card| state.cards.get(*card)?.card.as_ref());
             let cards = cards.map(idle).collect();
@@ -123,7 +122,12 @@ fn of_groups(state: &State, groups: &Groups) -> (Vec<Node>, Vec<NodeTemplate>) {
             seen.insert(name, template);
         }
     }
-    (without_cards, seen.into_values().collect())
+    Shortage {
+        without_cards,
+        seen: seen.into_values().collect(),
+        there,
+        ..Shortage::default()
+    }
 }
 
 /// A node like this one, when it comes.

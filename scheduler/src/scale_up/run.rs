@@ -10,6 +10,7 @@ use proto::names::scale_up as names;
 use scheduler_core::scale_up::{NewNode, NodeTemplate, Plan, plan};
 use serde_json::json;
 use std::time::Duration;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -91,16 +92,22 @@ impl Planner {
         let shortage = self.book.without_late(shortage, Instant::now());
         let templates = links.known.all();
         let unknown = links.unknown;
-        let (shortage, templates, plan) = tokio::task::spawn_blocking(move || {
+        let work = move || {
             let plan = if shortage.pods == 0 {
                 Plan::default()
             } else {
                 plan(&shortage, &templates, &unknown, &config)
             };
             (shortage, templates, plan)
-        })
-        .await
-        .map_err(|error| error.to_string())?;
+        };
+        // A simulated world has one thread, so that a run is the same each time.
+        let alone = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let (shortage, templates, plan) = if alone {
+            work()
+        } else {
+            let done = tokio::task::spawn_blocking(work).await;
+            done.map_err(|error| error.to_string())?
+        };
         let mut needs = Vec::new();
         for node in &plan.nodes {
             let rules = match node.template.and_then(|at| templates.get(at)) {

@@ -24,6 +24,7 @@ mod hostile;
 mod identity;
 mod install;
 mod jobs;
+mod karpenter;
 mod kubelet;
 mod large;
 mod load;
@@ -31,6 +32,7 @@ mod manifests;
 mod meter;
 mod modes;
 mod native;
+mod new_node;
 mod page;
 mod parts;
 mod placement;
@@ -264,6 +266,7 @@ async fn test(
             extended::extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it,
             extended::extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus,
             extended::extended_each_pod_of_a_workflow_has_its_share_and_its_own_group,
+            extended::extended_karpenter_brings_the_nodes_that_shares_need_and_no_more,
             extended::extended_a_train_job_is_the_group_of_its_job_set,
             extended::extended_devices_of_the_example_driver_are_allocated_beside_ours,
             extended::extended_kueue_lets_in_as_many_claims_as_its_quota_has,
@@ -287,6 +290,7 @@ async fn test(
             fence::the_sm_time_of_a_share_is_its_own,
             shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
             scale_up::who_waits_for_room_brings_the_nodes_it_needs_and_no_more,
+            new_node::a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards,
             usage::a_queue_that_used_much_waits_behind_the_one_that_used_little,
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,

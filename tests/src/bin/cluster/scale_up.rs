@@ -52,7 +52,7 @@ pub(crate) async fn who_waits_for_room_brings_the_nodes_it_needs_and_no_more(
     outcome
 }
 
-fn queue(name: &str, quota: i64) -> Value {
+pub(crate) fn queue(name: &str, quota: i64) -> Value {
     let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
     let gpu = json!({ "quota": quota, "limit": -1, "overQuotaWeight": 1 });
     json!({
@@ -67,7 +67,7 @@ fn share(ns: &str, name: &str, queue: &str, annotation: (&str, &str)) -> Value {
     share
 }
 
-async fn placeholders(cluster: &Cluster) -> Result<Vec<Pod>> {
+pub(crate) async fn placeholders(cluster: &Cluster) -> Result<Vec<Pod>> {
     let pods = cluster.pods(names::NAMESPACE);
     let mut listed = pods.list(&ListParams::default()).await?.items;
     listed.retain(|pod| pod.metadata.deletion_timestamp.is_none());
@@ -75,7 +75,7 @@ async fn placeholders(cluster: &Cluster) -> Result<Vec<Pod>> {
 }
 
 /// Waits until autoscalers see so many nodes asked for.
-async fn asked(cluster: &Cluster, count: usize) -> Result<Vec<Pod>> {
+pub(crate) async fn asked(cluster: &Cluster, count: usize) -> Result<Vec<Pod>> {
     until(&format!("{count} placeholders"), SOON, || async {
         let pods = placeholders(cluster).await?;
         let seen = pods
@@ -92,7 +92,7 @@ async fn asked(cluster: &Cluster, count: usize) -> Result<Vec<Pod>> {
     .await
 }
 
-async fn still(cluster: &Cluster, count: usize) -> Result<()> {
+pub(crate) async fn still(cluster: &Cluster, count: usize) -> Result<()> {
     stays(&format!("{count} placeholders"), QUIET, || async {
         let there = placeholders(cluster).await?.len();
         Ok(Seen::when(there == count, there.to_string()))
@@ -108,7 +108,7 @@ fn said(pod: &Pod) -> String {
     condition.and_then(|one| one.reason).unwrap_or_default()
 }
 
-async fn explained(cluster: &Cluster, ns: &str, name: &str) -> Result<String> {
+pub(crate) async fn explained(cluster: &Cluster, ns: &str, name: &str) -> Result<String> {
     let uid = cluster.pods(ns).get(name).await?.uid().context("no UID")?;
     let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
     let address = scheduler.replica.metrics();

@@ -1,0 +1,232 @@
+//! Runs in which an autoscaler makes all machines: a storm of shares, and an hour of arrivals and
+//! departures. There are no other faults.
+
+use crate::run::{panics, watch_panics};
+use crate::store::Key;
+use crate::time::Ms;
+use crate::world::{Happening, World};
+use proto::names::{kai, resource};
+use scheduler::Config;
+use scheduler_core::ids::ResourceName;
+use scheduler_core::model::{Card, Labels, Mode, Node as CoreNode};
+use scheduler_core::scale_up::{Groups, NodeTemplate, Unknown, plan};
+use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
+use scheduler_core::{Core, Event, text};
+use serde_json::json;
+use std::sync::Arc;
+
+/// Until the scheduler leads.
+const QUIET: Ms = 4_000;
+/// An hour.
+pub const HOUR: Ms = 3_600_000;
+/// Within this after the last pod everything is gone.
+const CLEARED: Ms = 1_800_000;
+/// Within this a storm is over.
+const STORM: Ms = 900_000;
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What must not be, and was.
+    pub violations: Vec<String>,
+    /// Pods that were made.
+    pub pods: usize,
+    /// Pods that were bound.
+    pub bound: usize,
+    /// Machines that were asked for.
+    pub asked: usize,
+    /// Machines that were removed.
+    pub removed: usize,
+    /// Most machines at a time.
+    pub most: usize,
+    /// Machines at the end.
+    pub left: usize,
+    /// Placeholders at the end.
+    pub placeholders: usize,
+    /// Machines that the core's own plan for all pods at once has. 0 where it was not asked.
+    pub planned: usize,
+    /// Machines that no packing can do without: the sum of what is asked for. 0 as above.
+    pub bound_below: usize,
+    /// Machine time over the time of the cards that pods asked for, in per cent.
+    pub overhead: u64,
+    /// Digest of the trace.
+    pub digest: String,
+}
+
+fn world(seed: u64) -> World {
+    watch_panics();
+    fastrand::seed(seed);
+    let config = Config {
+        leader_elect: true,
+        cluster_autoscaling: true,
+        node_templates: Some(crate::autoscaler::templates()),
+        writes_at_once: 64,
+        ..Config::default()
+    };
+    let mut world = World::new(seed, config, 1, false);
+    world.furnish();
+    world.hire();
+    world.soon(1, Happening::Start(0));
+    world.announce();
+    world.run(QUIET);
+    world
+}
+
+fn outcome(mut world: World) -> Outcome {
+    for panic in panics() {
+        world.violated(format!("panicked: {panic}"));
+    }
+    let autoscaler = world.autoscaler.as_ref();
+    let (worked, wanted) = autoscaler.map_or((0, 0), |it| (it.worked, it.wanted));
+    Outcome {
+        pods: world.arrived.len(),
+        bound: world.bound.len(),
+        asked: autoscaler.map_or(0, |it| it.asked),
+        removed: autoscaler.map_or(0, |it| it.gone),
+        most: autoscaler.map_or(0, |it| it.most),
+        left: world.machines(),
+        placeholders: world.placeholders(),
+        overhead: (worked * 100_000).checked_div(wanted).unwrap_or_default(),
+        digest: world.trace.digest(),
+        violations: world.violations,
+        ..Outcome::default()
+    }
+}
+
+fn share(world: &mut World, part: &str, lasts: Option<Ms>) {
+    let mut annotations = json!({"gpu-fraction": part});
+    if let Some(lasts) = lasts {
+        annotations["lasts"] = json!(lasts.to_string());
+    }
+    let pod = json!({
+        "metadata": {"labels": {kai::QUEUE_LABEL: kai::DEFAULT_QUEUE}, "annotations": annotations},
+        "spec": {
+            "schedulerName": kai::SCHEDULER_NAME, "terminationGracePeriodSeconds": 1,
+            // Also the taint of a machine that is about to go.
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "main", "image": "i",
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}],
+        },
+    });
+    world.make_pod("team-a", "s", &pod);
+}
+
+/// So many shares at once, of these parts of a card, where no machine is.
+pub fn storm(seed: u64, count: usize, parts: &[&str]) -> Outcome {
+    let mut world = world(seed);
+    let mut sum = 0.0;
+    for _ in 0..count {
+        let part = parts[world.rng.usize(0..parts.len())];
+        sum += part.parse::<f64>().unwrap_or_default();
+        share(&mut world, part, None);
+    }
+    world.announce();
+    // All of them are known, and none has a machine.
+    let until = world.now + 3_000;
+    world.run(until);
+    let planned = world.planned(count);
+    let until = world.now + STORM;
+    world.run(until);
+    world.check_cards();
+    Outcome {
+        planned,
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "some hundreds"
+        )]
+        bound_below: (sum - 1e-6).ceil() as usize,
+        ..outcome(world)
+    }
+}
+
+/// Arrivals and departures for so long, and then the last departures.
+pub fn traffic(seed: u64, lasts: Ms) -> Outcome {
+    let mut world = world(seed);
+    let end = world.now + lasts;
+    while world.now < end && world.violations.is_empty() {
+        // Busy and quiet quarters of an hour.
+        let busy = (world.now / 900_000).is_multiple_of(2);
+        let pause = if busy { 6_000 } else { 40_000 };
+        for _ in 0..world.rng.usize(1..=3) {
+            let parts = ["0.1", "0.25", "0.3", "0.5", "0.75", "0.9"];
+            let part = parts[world.rng.usize(0..parts.len())];
+            let lasts = 60_000 + world.rng.u64(0..840_000);
+            share(&mut world, part, Some(lasts));
+        }
+        world.announce();
+        world.check_cards();
+        let until = world.now + pause / 2 + world.rng.u64(0..pause);
+        world.run(until);
+        world.forget_finished();
+    }
+    let until = world.now + CLEARED;
+    world.run(until);
+    outcome(world)
+}
+
+impl World {
+    /// Finished pods are deleted by whoever made them.
+    fn forget_finished(&mut self) {
+        let done: Vec<Key> = (self.store.all("pods", ""))
+            .filter(|(_, pod)| pod["status"]["phase"] == "Succeeded")
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in done {
+            self.store.remove(&key);
+        }
+        self.announce();
+    }
+
+    /// Machines that the core asks for, of all that the leader knows now.
+    fn planned(&mut self, pods: usize) -> usize {
+        let config = self.config.core(7);
+        let snapshot = self.leader().and_then(|at| self.snapshot(at));
+        let Some(snapshot) = snapshot else {
+            self.violated("nobody leads".to_owned());
+            return 0;
+        };
+        let events = match text::read(&snapshot) {
+            Ok(events) => events,
+            Err(error) => {
+                self.violated(format!("the snapshot cannot be read: {error}"));
+                return 0;
+            }
+        };
+        let mut core = Core::new(config.clone());
+        let mut now = Time(0);
+        for event in events {
+            if let Event::Tick(at) = &event {
+                now = *at;
+            }
+            core.apply(event);
+        }
+        core.decide(now);
+        let labels: Labels = [(Arc::from("sim.dev/group"), Arc::from("l4"))].into();
+        let template = NodeTemplate {
+            name: Arc::from("l4"),
+            node: CoreNode {
+                cpu: CpuMilli(16_000),
+                memory: Bytes(64 << 30),
+                pods: 30,
+                labels: labels.clone(),
+                extended: [(ResourceName::new(resource::SHARE), 48)].into(),
+                ..CoreNode::named("l4")
+            },
+            cards: vec![Card::named("l4", 0, "L4", 16_384)],
+            default_mode: Mode::Mps,
+            most: u32::MAX,
+            known_by: labels,
+        };
+        let groups = Groups {
+            keys: Vec::new(),
+            described: vec![template.known_by.clone()],
+        };
+        let unknown = Unknown {
+            memory_counts_as: NanoGpu(100_000_000),
+            most: 0,
+        };
+        let shortage = core.shortage(&groups, pods, Mib(16_384));
+        plan(&shortage, &[template], &unknown, &config).nodes.len()
+    }
+}
