@@ -98,7 +98,8 @@ impl Cluster {
             logs: &logs,
             kubeconfig: control_plane.kubeconfig("kubelet"),
             cgroup: work.cgroup(),
-        })?;
+        })
+        .await?;
         registry.ready().await?;
         let images = state.join("images");
         let pause = Recipe::busybox()

@@ -6,11 +6,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
+use tokio::net::UnixStream;
 
 use crate::daemon::{Command, Daemon};
+use crate::wait::{Seen, until};
 use crate::{machine, registry};
 
 /// The node's name.
@@ -21,6 +24,8 @@ pub const PAUSE: &str = "registry.local/pause:3";
 pub const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 /// Where containerd listens.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
+/// Well above the second that it takes on a busy machine.
+const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 
 /// The running node.
 #[derive(Debug)]
@@ -42,11 +47,18 @@ pub struct Place<'a> {
 }
 
 impl Node {
-    /// Starts both; the kubelet waits for the runtime by itself.
-    pub fn start(place: &Place<'_>) -> Result<Self> {
+    /// Starts both. A kubelet whose runtime does not listen yet ends.
+    pub async fn start(place: &Place<'_>) -> Result<Self> {
+        let containerd = start_containerd(place)?;
+        until("containerd listens", LISTENS_WITHIN, || async {
+            let tried = UnixStream::connect(SOCKET).await;
+            Ok(Seen::when(tried.is_ok(), format!("{:?}", tried.err())))
+        })
+        .await?;
+        let kubelet = start_kubelet(place)?;
         Ok(Self {
-            containerd: start_containerd(place)?,
-            kubelet: start_kubelet(place)?,
+            containerd,
+            kubelet,
         })
     }
 
