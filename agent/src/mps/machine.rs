@@ -11,9 +11,9 @@
 //! ```
 //! An adopted daemon comes in at Reach, what a dead one left behind at Dead.
 
-mod word;
+mod types;
 
-pub use word::{Action, Desired, Event, Limits, ReadBack, ServerStatus, Sight, View};
+pub use types::{Action, Desired, Event, Limits, ProbeResult, ReadBack, ServerStatus, View};
 
 use proto::mps::ServerPhase;
 use std::time::Duration;
@@ -81,7 +81,7 @@ pub struct Machine {
     mode_set: bool,
     /// Its clients are known: we started it, or it told us once.
     known: bool,
-    sight: Sight,
+    sight: ProbeResult,
     looked: Option<Time>,
     deaf: u32,
     /// It is to be ended unless somebody sees its directory.
@@ -130,7 +130,7 @@ impl Machine {
             observed: ReadBack::default(),
             mode_set: false,
             known: true,
-            sight: Sight::default(),
+            sight: ProbeResult::default(),
             looked: None,
             deaf: 0,
             hung: false,
@@ -259,7 +259,7 @@ impl Machine {
     }
 
     fn next_while_dead(&self, now: Time, not_before: Time) -> Action {
-        let Sight { servers, clients } = &self.sight;
+        let ProbeResult { servers, clients } = &self.sight;
         if self.desired == Desired::Leave && !clients.is_empty() && now >= self.leave_at {
             return Action::Finish;
         }
@@ -386,7 +386,7 @@ impl Machine {
         self.orphaned = !self.sight.servers.is_empty() && !matches!(self.phase, Phase::Fault);
         if asked_to_end {
             self.orphaned = false;
-            self.sight = Sight::default();
+            self.sight = ProbeResult::default();
             self.reason.clear();
             self.phase = Phase::CleanUp {
                 not_before: Time::ZERO,
@@ -530,7 +530,7 @@ impl Machine {
         }
     }
 
-    fn seen(&mut self, now: Time, sight: Sight) {
+    fn seen(&mut self, now: Time, sight: ProbeResult) {
         self.looked = Some(now);
         self.deaf = 0;
         let fault = sight

@@ -162,7 +162,7 @@ fn owner_pods(size: usize) -> Vec<Value> {
 async fn mark(cluster: &Cluster, cards: usize) -> Result<()> {
     let marked = cards.div_ceil(CARDS as usize);
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    for (at, name) in cluster.crowd()?.nodes.iter().enumerate() {
+    for (at, name) in cluster.simulated_agents()?.nodes.iter().enumerate() {
         let label = if at < marked { "yes" } else { "no" };
         let patch = json!({ "metadata": { "labels": { "marked": label } } });
         nodes

@@ -87,7 +87,7 @@ struct Answer {
 }
 
 /// A run of one of them.
-pub(crate) struct Paper<'a> {
+pub(crate) struct BaselinePolicy<'a> {
     trace: &'a Trace,
     order: &'a Order,
     rule: Rule,
@@ -99,7 +99,7 @@ pub(crate) struct Paper<'a> {
     answers: Vec<Vec<Option<Answer>>>,
 }
 
-impl<'a> Paper<'a> {
+impl<'a> BaselinePolicy<'a> {
     pub(crate) fn new(trace: &'a Trace, order: &'a Order, rule: Rule) -> Self {
         let left = order.nodes.iter().map(|node| Left::of(&trace.nodes[*node]));
         Self {
@@ -191,14 +191,14 @@ fn best_fit(left: &Left, shape: &Shape, card: usize) -> i64 {
     (100.0 * (1.0 - 0.5 * cpu - 0.5 * gpus)) as i64
 }
 
-impl Policy for Paper<'_> {
+impl Policy for BaselinePolicy<'_> {
     fn place(&mut self, _arrival: usize, pod: usize) -> Option<usize> {
         let held = self.put(pod)?;
         Some(self.order.nodes[held.at])
     }
 }
 
-impl Paper<'_> {
+impl BaselinePolicy<'_> {
     /// Whether the node at that place of the order can take the pod of that row.
     pub(crate) fn fits(&self, at: usize, pod: usize) -> bool {
         let pod = &self.trace.pods[pod];

@@ -6,9 +6,9 @@
 //! it comes, while the budget lasts, and not for a shape for which one found nothing a short
 //! while before.
 
-use crate::moving::{AGAIN, Budget, ROUNDS};
+use crate::consolidation::{AGAIN, Budget, ROUNDS};
+use crate::core_replay::{CoreReplay, tell};
 use crate::steady::{Change, Placer};
-use crate::through::{Through, tell};
 use crate::trace::{Order, Trace};
 use scheduler_core::ids::{GroupName, PodUid};
 use scheduler_core::model::{Phase, Pod};
@@ -19,8 +19,8 @@ use scheduler_core::{
 use std::collections::{BTreeMap, HashMap};
 
 /// A core in which pods come and leave.
-pub(crate) struct Living<'a> {
-    through: Through<'a>,
+pub(crate) struct SteadyCore<'a> {
+    through: CoreReplay<'a>,
     trace: &'a Trace,
     /// `None`: nobody is moved.
     budget: Option<Budget>,
@@ -34,7 +34,7 @@ pub(crate) struct Living<'a> {
     moves: u64,
 }
 
-impl<'a> Living<'a> {
+impl<'a> SteadyCore<'a> {
     pub(crate) fn new(
         trace: &'a Trace,
         order: &Order,
@@ -53,7 +53,7 @@ impl<'a> Living<'a> {
             config.budget = budget.steps;
         }
         Self {
-            through: Through::of(trace, order, config),
+            through: CoreReplay::of(trace, order, config),
             trace,
             budget,
             pods: BTreeMap::new(),
@@ -139,7 +139,7 @@ impl<'a> Living<'a> {
     }
 }
 
-impl Placer for Living<'_> {
+impl Placer for SteadyCore<'_> {
     fn comes(&mut self, now: u64, number: usize, row: usize) -> Vec<Change> {
         self.came += 1;
         let mut pod = self.through.pod(number, row);

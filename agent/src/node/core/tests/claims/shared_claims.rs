@@ -91,7 +91,7 @@ fn a_pod_that_must_not_have_a_claim_is_listed_with_the_reason() {
     let mut pod = taker(&mut world, 4, &[("main", 4, None)]);
     let of_four = allocated(4, &[("gpu", 1, 100)], &[4]);
     prepare(&mut world, &mut core, &of_four).unwrap();
-    pod.containers[0].claims.push(Take {
+    pod.containers[0].claims.push(ClaimUse {
         claim: "c1".into(),
         request: None,
     });

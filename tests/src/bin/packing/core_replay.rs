@@ -22,13 +22,13 @@ const MIB: u64 = 1 << 20;
 const MODEL: &str = "model";
 
 /// A core with the trace's nodes.
-pub(crate) struct Through<'a> {
+pub(crate) struct CoreReplay<'a> {
     trace: &'a Trace,
     pub(crate) core: Core,
     pub(crate) nodes: HashMap<NodeName, usize>,
 }
 
-impl<'a> Through<'a> {
+impl<'a> CoreReplay<'a> {
     pub(crate) fn new(trace: &'a Trace, order: &Order, placement: Placement) -> Self {
         let config = Config {
             actions: vec![Step::Allocate],
@@ -91,7 +91,7 @@ fn asks(shape: &Shape) -> Vec<ContainerAsk> {
     vec![ContainerAsk::of("main", ask)]
 }
 
-impl Through<'_> {
+impl CoreReplay<'_> {
     /// The pod of that row of the list.
     pub(crate) fn pod(&self, arrival: usize, row: usize) -> Pod {
         let listed = &self.trace.pods[row];
@@ -116,7 +116,7 @@ impl Through<'_> {
     }
 }
 
-impl Policy for Through<'_> {
+impl Policy for CoreReplay<'_> {
     fn place(&mut self, arrival: usize, row: usize) -> Option<usize> {
         let pod = self.pod(arrival, row);
         let uid: PodUid = pod.uid.clone();

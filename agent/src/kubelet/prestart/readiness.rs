@@ -8,7 +8,7 @@ use api::Mode;
 use proto::mps::ServerPhase;
 
 /// Whether the cards' mode is what the share needs; else what is missing, in one line.
-pub(super) fn warmth(mps: &MpsView, share: &Share) -> Result<(), String> {
+pub(super) fn readiness(mps: &MpsView, share: &Share) -> Result<(), String> {
     for card in &share.gpus {
         let others = mps.seen.servers.iter().any(|server| {
             plan::holds(server, card) && Some(&server.name) != plan::server_name(share).as_ref()
@@ -146,7 +146,7 @@ mod tests {
                 "the MPS server of card GPU-0 is Starting",
             ),
         ] {
-            assert_eq!(warmth(&view, &share).err().unwrap_or_default(), expected);
+            assert_eq!(readiness(&view, &share).err().unwrap_or_default(), expected);
         }
         // It was asked for another plan since, and what it made of that is not known.
         let other = MpsView {
@@ -154,7 +154,7 @@ mod tests {
             ..view(Some(2000), Some(ServerPhase::Ready))
         };
         assert_eq!(
-            warmth(&other, &share).unwrap_err(),
+            readiness(&other, &share).unwrap_err(),
             "the MPS server of card GPU-0 is not yet told of this share"
         );
         let silent = MpsView {
@@ -162,7 +162,7 @@ mod tests {
             ..view(Some(2000), Some(ServerPhase::Ready))
         };
         assert_eq!(
-            warmth(&silent, &share).unwrap_err(),
+            readiness(&silent, &share).unwrap_err(),
             "the MPS supervisor does not answer: connection refused"
         );
     }
@@ -176,9 +176,9 @@ mod tests {
         own.holding = own.applied.clone();
         own.seen.servers[0].name.clone_from(&name);
         own.seen.servers[0].gpu_uuids = vec!["GPU-0".into()];
-        assert_eq!(warmth(&own, &share), Ok(()));
+        assert_eq!(readiness(&own, &share), Ok(()));
         assert_eq!(
-            warmth(&MpsView::default(), &share).unwrap_err(),
+            readiness(&MpsView::default(), &share).unwrap_err(),
             "the MPS server of this share is Absent"
         );
         own.seen.servers.push(ServerState {
@@ -187,7 +187,7 @@ mod tests {
             ..ServerState::default()
         });
         assert_eq!(
-            warmth(&own, &share).unwrap_err(),
+            readiness(&own, &share).unwrap_err(),
             "the MPS server of card GPU-0 still holds it"
         );
     }
@@ -210,7 +210,7 @@ mod tests {
             }];
             view
         };
-        assert_eq!(warmth(&card(true, ""), &share), Ok(()));
+        assert_eq!(readiness(&card(true, ""), &share), Ok(()));
         for (view, expected) in [
             (
                 MpsView::default(),
@@ -225,18 +225,18 @@ mod tests {
                 "an MPS server still holds card GPU-0",
             ),
         ] {
-            assert_eq!(warmth(&view, &share).unwrap_err(), expected);
+            assert_eq!(readiness(&view, &share).unwrap_err(), expected);
         }
     }
 
     #[test]
     fn a_whole_card_waits_for_the_server_to_leave() {
         let share = share("exclusive");
-        assert!(warmth(&view(None, None), &share).is_ok());
-        assert!(warmth(&view(None, Some(ServerPhase::Absent)), &share).is_ok());
+        assert!(readiness(&view(None, None), &share).is_ok());
+        assert!(readiness(&view(None, Some(ServerPhase::Absent)), &share).is_ok());
         for view in [view(None, Some(ServerPhase::Draining)), view(Some(1), None)] {
             assert_eq!(
-                warmth(&view, &share).unwrap_err(),
+                readiness(&view, &share).unwrap_err(),
                 "an MPS server still holds card GPU-0"
             );
         }
@@ -245,6 +245,6 @@ mod tests {
             unreachable: "no socket".into(),
             ..MpsView::default()
         };
-        assert!(warmth(&silent, &share).is_ok());
+        assert!(readiness(&silent, &share).is_ok());
     }
 }

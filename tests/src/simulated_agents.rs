@@ -34,7 +34,7 @@ use crate::token::AccountToken;
 use crate::wait::{Seen, until};
 
 /// By which its nodes are known.
-const LABEL: &str = "aliquot.test/crowd";
+const LABEL: &str = "aliquot.test/simulated-agent";
 /// Requests under way at once while it is made.
 const AT_ONCE: usize = 32;
 /// An agent sends a heartbeat after so much silence.
@@ -52,7 +52,7 @@ const SLOTS: u32 = 48;
 
 /// The nodes, and those who speak for them.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct SimulatedAgents {
     /// Their names.
     pub nodes: Vec<String>,
     to: watch::Sender<Vec<SocketAddr>>,
@@ -61,7 +61,7 @@ pub struct Crowd {
     _streams: JoinSet<()>,
 }
 
-impl Crowd {
+impl SimulatedAgents {
     /// From now on its agents speak to these schedulers, and to no others.
     pub fn speak_to(&self, schedulers: &[SocketAddr]) {
         self.to.send_replace(schedulers.to_vec());
@@ -73,7 +73,7 @@ impl Cluster {
     /// nobody yet. The controllers are dismissed.
     pub async fn gather(&mut self, nodes: usize, cards: u32) -> Result<()> {
         self.control_plane.dismiss_controllers().await?;
-        let names: Vec<String> = (0..nodes).map(|at| format!("crowd-{at:04}")).collect();
+        let names: Vec<String> = (0..nodes).map(|at| format!("simulated-{at:04}")).collect();
         let agents: Vec<(NodeState, String)> = stream::iter(names.clone())
             .map(|name| self.recruit(name, cards))
             .buffered(AT_ONCE)
@@ -84,7 +84,7 @@ impl Cluster {
         let (trust, heard) = (Arc::default(), Arc::<AtomicUsize>::default());
         for (state, token) in agents {
             let client = self.client.clone();
-            let voice = Voice {
+            let voice = AgentStream {
                 state,
                 token,
                 client,
@@ -93,7 +93,7 @@ impl Cluster {
             };
             streams.spawn(agent(Arc::new(voice), schedulers.clone()));
         }
-        self.crowd = Some(Crowd {
+        self.agents = Some(SimulatedAgents {
             nodes: names,
             to,
             heard,
@@ -102,9 +102,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// The crowd that was gathered.
-    pub fn crowd(&self) -> Result<&Crowd> {
-        self.crowd.as_ref().context("no crowd was gathered")
+    /// The simulated agents that were started.
+    pub fn simulated_agents(&self) -> Result<&SimulatedAgents> {
+        self.agents
+            .as_ref()
+            .context("no simulated agents were started")
     }
 
     async fn recruit(&self, name: String, cards: u32) -> Result<(NodeState, String)> {
@@ -136,7 +138,7 @@ impl Cluster {
 
     /// The opposite of [`Cluster::gather`].
     pub(crate) async fn disperse(&mut self) -> Result<()> {
-        if self.crowd.take().is_none() {
+        if self.agents.take().is_none() {
             return Ok(());
         }
         let (now, ours) = (DeleteParams::default(), ListParams::default().labels(LABEL));
@@ -150,10 +152,10 @@ impl Cluster {
 
     /// Waits until every scheduler that they speak to has taken each one's stream.
     pub async fn heard(&self) -> Result<()> {
-        let crowd = self.crowd()?;
-        let wanted = crowd.nodes.len() * crowd.to.borrow().len();
+        let agents = self.simulated_agents()?;
+        let wanted = agents.nodes.len() * agents.to.borrow().len();
         until("every agent heard", Duration::from_mins(1), || async {
-            let heard = crowd.heard.load(Ordering::Relaxed);
+            let heard = agents.heard.load(Ordering::Relaxed);
             Ok(Seen::when(heard >= wanted, format!("{heard} of {wanted}")))
         })
         .await
@@ -184,7 +186,7 @@ pub async fn make_node(client: &Client, name: &str, cards: u32) -> Result<Node> 
     }
     let status = json!({ "status": {
         "capacity": amounts, "allocatable": amounts,
-        "conditions": [{ "type": "Ready", "status": "True", "reason": "Crowd",
+        "conditions": [{ "type": "Ready", "status": "True", "reason": "SimulatedAgents",
             "lastHeartbeatTime": null, "lastTransitionTime": null }],
     }});
     let status = Patch::Merge(status);
@@ -220,7 +222,7 @@ fn card(node: &str, index: u32) -> Gpu {
 }
 
 /// Who speaks for one node.
-struct Voice {
+struct AgentStream {
     state: NodeState,
     token: String,
     client: kube::Client,
@@ -246,7 +248,7 @@ impl Drop for Taken<'_> {
 }
 
 /// Speaks to whichever schedulers there are.
-async fn agent(voice: Arc<Voice>, mut schedulers: watch::Receiver<Vec<SocketAddr>>) {
+async fn agent(voice: Arc<AgentStream>, mut schedulers: watch::Receiver<Vec<SocketAddr>>) {
     loop {
         let addresses = schedulers.borrow_and_update().clone();
         let mut talks = JoinSet::new();
@@ -266,7 +268,7 @@ async fn agent(voice: Arc<Voice>, mut schedulers: watch::Receiver<Vec<SocketAddr
     }
 }
 
-async fn talk(voice: &Voice, address: SocketAddr) -> Result<()> {
+async fn talk(voice: &AgentStream, address: SocketAddr) -> Result<()> {
     // Nobody listens yet: no need to ask for whom to trust.
     drop(tokio::net::TcpStream::connect(address).await?);
     let ask = || authority(&voice.client);
@@ -285,7 +287,7 @@ async fn talk(voice: &Voice, address: SocketAddr) -> Result<()> {
         sequence += 1;
         AgentMessage {
             sequence,
-            agent_instance: "crowd".to_owned(),
+            agent_instance: "simulated".to_owned(),
             release: proto::names::RELEASE.to_owned(),
             body: Some(body),
         }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// A node with a simulated driver, and a supervisor on it.
-pub(crate) struct Bench {
+pub(crate) struct MpsNode {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) config: Config,
     pub(crate) cards: Vec<String>,
@@ -24,7 +24,7 @@ pub(crate) struct Bench {
     pub(crate) driver: Option<Driver>,
 }
 
-impl Bench {
+impl MpsNode {
     pub(crate) async fn new(cards: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");
@@ -206,7 +206,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for MpsNode {
     /// A test that failed leaves no daemon behind.
     fn drop(&mut self) {
         for card in 0..self.cards.len() {

@@ -39,7 +39,7 @@ pub enum ServerStatus {
 
 /// What a look at a daemon found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sight {
+pub struct ProbeResult {
     /// Its servers by pid; at most one under protocol 2 that takes clients.
     pub servers: Vec<(u32, ServerStatus)>,
     /// Of all its servers.
@@ -101,7 +101,7 @@ pub enum Event {
     /// By `Configure`.
     Configured(Limits, ReadBack),
     /// By `Look`.
-    Seen(Sight),
+    Seen(ProbeResult),
     /// By `Verify`: as set, or what is not.
     Verified(Result<(), String>),
     /// A card of it was seen in another compute mode than was set.

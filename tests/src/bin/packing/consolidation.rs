@@ -7,8 +7,8 @@
 //! No search is made while the budget is used up, nor for a shape for which one found
 //! nothing a short while before.
 
+use crate::core_replay::{CoreReplay, tell};
 use crate::replay::Policy;
-use crate::through::{Through, tell};
 use crate::trace::{Order, Trace};
 use scheduler_core::ids::{GroupName, PodUid};
 use scheduler_core::model::{Phase, Pod};
@@ -35,8 +35,8 @@ pub(crate) struct Budget {
 }
 
 /// A core that moves.
-pub(crate) struct Moving<'a> {
-    through: Through<'a>,
+pub(crate) struct ConsolidatingCore<'a> {
+    through: CoreReplay<'a>,
     trace: &'a Trace,
     budget: Budget,
     /// Who is placed.
@@ -51,7 +51,7 @@ pub(crate) struct Moving<'a> {
     lost: u64,
 }
 
-impl<'a> Moving<'a> {
+impl<'a> ConsolidatingCore<'a> {
     pub(crate) fn new(trace: &'a Trace, order: &Order, budget: Budget) -> Self {
         let config = Config {
             actions: vec![Step::Allocate, Step::Consolidation],
@@ -62,7 +62,7 @@ impl<'a> Moving<'a> {
             ..Config::default()
         };
         Self {
-            through: Through::of(trace, order, config),
+            through: CoreReplay::of(trace, order, config),
             trace,
             budget,
             pods: BTreeMap::new(),
@@ -127,7 +127,7 @@ impl<'a> Moving<'a> {
     }
 }
 
-impl Policy for Moving<'_> {
+impl Policy for ConsolidatingCore<'_> {
     fn place(&mut self, arrival: usize, row: usize) -> Option<usize> {
         self.arrived += 1;
         self.rows.push(row);

@@ -10,9 +10,9 @@ const ECHO_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Our own watch on the CDI directory: when it has seen the rename, so has the runtime's
 /// kernel queue. `None` inside: no inotify to be had, the settling time must do.
-pub(super) struct Echo(Option<inotify::EventStream<[u8; 4096]>>);
+pub(super) struct RenameWatch(Option<inotify::EventStream<[u8; 4096]>>);
 
-impl Echo {
+impl RenameWatch {
     pub(super) fn watch(dir: &Path) -> Self {
         let stream = Inotify::init().and_then(|inotify| {
             inotify.watches().add(dir, WatchMask::MOVED_TO)?;

@@ -1,4 +1,4 @@
-//! Chance by a seed: splitmix64, the same on every machine.
+//! Random numbers by a seed: SplitMix64, the same on every machine.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -7,9 +7,9 @@
 
 /// A sequence of numbers.
 #[derive(Clone, Debug)]
-pub struct Chance(u64);
+pub struct SplitMix64(u64);
 
-impl Chance {
+impl SplitMix64 {
     /// The sequence of that seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)

@@ -4,9 +4,9 @@
 
 /// A stream of numbers.
 #[derive(Clone, Debug)]
-pub struct Chance([u64; 4]);
+pub struct Xoshiro256([u64; 4]);
 
-impl Chance {
+impl Xoshiro256 {
     /// The stream of this seed, target and index: any one input can be made alone.
     pub fn new(seed: u64, target: &str, index: u64) -> Self {
         let name = target.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
