@@ -4,7 +4,7 @@
 //! update `gpunodes`. What runs on the card stays. A write that meets another one is read
 //! and tried again, so nobody's change is lost.
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::inventory::chosen;
 use crate::report::{Cell, Column, Output, Report, Table};
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }

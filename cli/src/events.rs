@@ -1,6 +1,6 @@
 //! `aliquot events`: what the scheduler has said about pods, newest last.
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Follow, Output, Report, Table, Tone};
 use crate::shadow::clock;
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value = proto::names::kai::SCHEDULER_NAME)]
     scheduler_name: String,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]

@@ -4,7 +4,7 @@
 //! Reads and writes the trust `ConfigMap`, and deletes the Secret with the signing key: the
 //! scheduler makes a new one. The private key is never read here.
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = NAMESPACE, global = true)]
     namespace: String,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }

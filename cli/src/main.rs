@@ -13,7 +13,7 @@
 //! - [`demo`]: a whole cluster in one process; [`hook`]: what its runtimes run.
 //!
 //! The demo starts this program again under other names, so those come first: the hook of
-//! the containers, the simulated driver with its MPS daemons and workloads, the reaper.
+//! the containers, the simulated driver with its MPS daemons and workloads, the clean-up process.
 #![forbid(unsafe_code)]
 
 mod actions;
@@ -106,8 +106,8 @@ fn main() -> ExitCode {
     if sim_gpu::is_multicall(&args) {
         return sim_gpu::multicall(args);
     }
-    if args.get(1).is_some_and(|arg| arg == demo::reaper::VERB) {
-        return demo::reaper::run(args.get(2));
+    if args.get(1).is_some_and(|arg| arg == demo::cleanup::VERB) {
+        return demo::cleanup::run(args.get(2));
     }
     match Cli::parse().verb {
         Verb::Demo(args) => demo::run(&args),

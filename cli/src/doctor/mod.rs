@@ -8,7 +8,7 @@
 mod cluster;
 mod node;
 
-use crate::connect::{Where, block_on};
+use crate::connect::{ClusterArgs, block_on};
 use crate::failure::{NO, Outcome};
 use crate::progress::Progress;
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", default_value = "/", requires = "node")]
     driver_root: PathBuf,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }

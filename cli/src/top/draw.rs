@@ -16,7 +16,7 @@ pub(super) fn lines(model: &mut Model, width: usize, height: usize, coloured: bo
     match model.place().view.clone() {
         View::Help => lines.extend(HELP.iter().map(|(keys, text)| format!("  {keys:26}{text}"))),
         View::Pod(namespace, name) => {
-            let pod = model.scene.pod(&namespace, &name).cloned();
+            let pod = model.view.pod(&namespace, &name).cloned();
             lines.extend(pod_lines(model, &namespace, &name, pod.as_ref()));
         }
         _ => {
@@ -41,12 +41,12 @@ pub(super) fn lines(model: &mut Model, width: usize, height: usize, coloured: bo
 
 fn title(model: &Model, width: usize, coloured: bool) -> String {
     let (cards, shares) = model
-        .scene
+        .view
         .cards()
         .fold((0, 0), |(cards, shares), (_, card)| {
             (cards + 1, shares + card.grants.len())
         });
-    let pending = model.scene.pods.values().filter(|pod| {
+    let pending = model.view.pods.values().filter(|pod| {
         let phase = pod
             .status
             .as_ref()
@@ -55,7 +55,7 @@ fn title(model: &Model, width: usize, coloured: bool) -> String {
     });
     let sums = format!(
         "{} nodes  {cards} cards  {shares} shares  {} waiting",
-        model.scene.nodes.len(),
+        model.view.nodes.len(),
         pending.count()
     );
     let mut left = model.trail();
@@ -181,7 +181,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         spec.and_then(|spec| spec.node_name.as_deref())
             .unwrap_or_default(),
     );
-    for (node, card) in model.scene.cards() {
+    for (node, card) in model.view.cards() {
         for grant in card.grants.iter().filter(|grant| grant.pod == holder) {
             let fence = grant
                 .fence
@@ -217,14 +217,14 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
 mod tests {
     use super::super::model::Key;
     use super::*;
-    use crate::view::Scene;
+    use crate::view::ClusterView;
     use kube::ResourceExt as _;
 
     fn model() -> Model {
         let nodes = crate::inventory::tests::nodes();
         let pod = serde_json::json!({"metadata": {"name": "a", "namespace": "team-a", "uid": "u"}, "spec": {"nodeName": "n1", "containers": []},
             "status": {"phase": "Running", "conditions": [{"type": "aliquot.dev/IsolationVerified", "status": "True", "message": "held\u{1b}[2J\nby it"}]}});
-        Model::new(Scene {
+        Model::new(ClusterView {
             nodes: nodes
                 .into_iter()
                 .map(|node| (node.name_any(), node))

@@ -7,7 +7,7 @@ mod opencost;
 mod prices;
 mod source;
 
-use crate::connect::{Where, block_on};
+use crate::connect::{ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, say};
 use prices::Prices;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "format")]
     opencost: bool,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }

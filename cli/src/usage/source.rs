@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use proto::names::NAMESPACE;
-use scheduler::prometheus::{Sample, door};
+use scheduler::prometheus::{Sample, client};
 use scheduler_core::units::Time;
 use serde::Deserialize;
 use serde_json::Value;
@@ -37,10 +37,10 @@ pub(super) async fn ask(args: &Args) -> Result<Uses, Failure> {
     let page = format!("/report?by={}&hours={}", args.by.as_str(), args.last);
     let text = match &args.scheduler {
         Some(url) => {
-            let door = door(url).map_err(|_| {
+            let prometheus = client(url).map_err(|_| {
                 Failure::input("--scheduler is no URL, such as http://localhost:9401")
             })?;
-            door.page(&page).await.map_err(Failure::cluster)?
+            prometheus.page(&page).await.map_err(Failure::cluster)?
         }
         None => by_api_server(&args.place.connect().await?, &page).await?,
     };
@@ -200,13 +200,13 @@ fn queries(by: By) -> [Option<String>; 3] {
 
 /// The same of Prometheus, which may reach further back.
 async fn prometheus(url: &str, by: By, hours: u64) -> Result<Uses, String> {
-    let door = door(url)?;
+    let prometheus = client(url)?;
     let seconds = hours * 3600;
     let step = (seconds / POINTS).max(60);
     let now = crate::shadow::clock();
     let ask = async |query: &str| -> Result<Vec<(Labels, f64)>, String> {
         let query = format!("sum_over_time(({query})[{seconds}s:{step}s]) * {step} / 3600");
-        let samples: Vec<Sample<Labels>> = door.instant(&query, now).await?;
+        let samples: Vec<Sample<Labels>> = prometheus.instant(&query, now).await?;
         let value = |sample: Sample<Labels>| {
             let number: Option<f64> = sample.value.1.parse().ok();
             let number = number.filter(|number| number.is_finite())?;

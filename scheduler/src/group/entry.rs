@@ -1,4 +1,4 @@
-//! What the desk knows of one pod, and the order in which pods are worked on.
+//! What the grouper knows of one pod, and the order in which pods are worked on.
 
 use super::draft::Draft;
 use super::object::Packed;

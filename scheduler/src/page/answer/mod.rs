@@ -15,7 +15,7 @@ mod time;
 pub(super) use report::Report;
 pub(super) use time::{Line, Series};
 
-use super::desk::Rows;
+use super::rows::Rows;
 use api::GpuNode;
 use serde::Deserialize;
 use serde_json::{Value, json};
