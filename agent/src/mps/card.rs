@@ -6,6 +6,7 @@
 
 use super::smi::{Smi, SmiError};
 use crate::inventory::ComputeMode;
+use backon::BackoffBuilder as _;
 use proto::mps::CardState;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -35,7 +36,8 @@ pub async fn run(
     reports: mpsc::Sender<CardState>,
 ) -> String {
     let mut changed_slice = false;
-    let mut pause = RETRY.0;
+    let backoff = super::backoff(RETRY);
+    let mut pauses = backoff.build();
     loop {
         let wanted = *orders.borrow_and_update();
         let done = match wanted {
@@ -70,17 +72,17 @@ pub async fn run(
         }
         let again = async {
             match reason {
-                Some(_) => tokio::time::sleep(pause).await,
+                Some(_) => tokio::time::sleep(pauses.next().unwrap_or(RETRY.1)).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             changed = orders.changed() => match changed {
-                Ok(()) => pause = RETRY.0,
+                Ok(()) => pauses = backoff.build(),
                 // The supervisor ends; what is set stays for those who use the card.
                 Err(_) => return uuid,
             },
-            () = again => pause = (pause * 2).min(RETRY.1),
+            () = again => {}
         }
     }
 }

@@ -15,6 +15,7 @@ mod types;
 
 pub use types::{Action, Desired, Event, Limits, ProbeResult, ReadBack, ServerStatus, View};
 
+use backon::BackoffBuilder as _;
 use proto::mps::ServerPhase;
 use std::time::Duration;
 
@@ -33,8 +34,8 @@ const REACH: Duration = Duration::from_secs(10);
 const WARM: Duration = Duration::from_secs(10);
 /// For a daemon to end after `quit` was answered.
 const END: Duration = Duration::from_secs(5);
-/// Longest pause between two starts.
-const MAX_BACKOFF: Duration = Duration::from_mins(1);
+/// Shortest and longest pause between two starts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_mins(1));
 /// Between two comparisons of the limits with those that were set.
 const VERIFY: Duration = Duration::from_secs(5);
 /// For clients that are just ending when the supervisor does.
@@ -404,10 +405,11 @@ impl Machine {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// 250 ms doubled with each failure in a row, at most a minute.
+    /// Doubled with each failure in a row, within [`BACKOFF`].
     fn backoff(&self) -> Duration {
-        let factor = 1_u32.checked_shl(self.failures.min(16)).unwrap_or(u32::MAX);
-        (Duration::from_millis(250) * factor).min(MAX_BACKOFF)
+        let failures = usize::try_from(self.failures.min(16)).unwrap_or(0);
+        let mut pauses = super::backoff(BACKOFF).build();
+        pauses.nth(failures).unwrap_or(BACKOFF.1)
     }
 
     fn done(&mut self, now: Time) {

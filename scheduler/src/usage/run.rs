@@ -7,6 +7,7 @@ use super::observed::{ObservedUsage, SAMPLE};
 use super::{Settings, Source, UsageMeters, UsageResult, prometheus};
 use crate::clock::Wall;
 use crate::report::Views;
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use scheduler_core::units::Time;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,7 +104,12 @@ impl UsageQueryChannels {
     /// Asks for ever.
     async fn follow(&self, settings: &Arc<Settings>, observed: &mut ObservedUsage) {
         let mut answered = Instant::now();
-        let mut pause = RETRY;
+        let interval = Duration::from_millis(settings.fetch_interval.0);
+        let backoff = ExponentialBuilder::new()
+            .with_min_delay(RETRY.min(interval))
+            .with_max_delay(interval)
+            .without_max_times();
+        let mut pauses = backoff.build();
         loop {
             let begin = Instant::now();
             let at = self.now();
@@ -119,14 +125,11 @@ impl UsageQueryChannels {
             let result = self.ageing(answered, ask).await;
             self.meters
                 .asked(&self.pool, result.is_ok(), begin.elapsed());
-            let interval = Duration::from_millis(settings.fetch_interval.0);
             let next = if result.is_ok() {
-                (answered, pause) = (begin, RETRY);
+                (answered, pauses) = (begin, backoff.build());
                 begin + interval
             } else {
-                let next = Instant::now() + pause.min(interval);
-                pause = (pause * 2).min(interval);
-                next
+                Instant::now() + pauses.next().unwrap_or(interval)
             };
             let told = UsageResult {
                 settings: Arc::clone(settings),
