@@ -134,12 +134,8 @@ impl ClusterView {
         let mut waiting = String::new();
         let mut over = String::new();
         for ((namespace, name), pod) in &self.pods {
-            let phase = pod
-                .status
-                .as_ref()
-                .and_then(|status| status.phase.as_deref());
             let why = why(pod);
-            match phase.unwrap_or("Pending") {
+            match phase(pod) {
                 "Pending" => {
                     let pod = paint(&format!("{namespace}/{name}"), Tone::Warn);
                     let _ = writeln!(waiting, "  {pod}");
@@ -202,6 +198,14 @@ pub(crate) fn reason(pod: &Pod) -> Option<&str> {
         .message
         .as_deref()
         .filter(|message| !message.is_empty())
+}
+
+/// A pod's phase. The API server sets it; a pod that was just made has none yet.
+pub(crate) fn phase(pod: &Pod) -> &str {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
 }
 
 /// The best that is known of why a pod does not run.

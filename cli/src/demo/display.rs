@@ -2,9 +2,8 @@
 
 use super::log::changes;
 use super::{picture, say};
-use crate::report::{Screen, drawable, size};
+use crate::report::{Screen, drawable, first_lines, size};
 use crate::view::ClusterView;
-use std::fmt::Write as _;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -98,22 +97,12 @@ impl Display {
 /// any case.
 fn text(head: &str, picture: &str, log: &[String], height: usize) -> String {
     let mut text = format!("{head}\n");
-    let lines: Vec<&str> = picture.lines().collect();
     // The log has a blank line and a title above it, and the cursor a line below it.
     let below = log.len().min(LEAST) + 3;
-    let room = height.saturating_sub(text.lines().count() + below).max(1);
-    let shown = if lines.len() > room {
-        room - 1
-    } else {
-        lines.len()
-    };
-    for line in &lines[..shown] {
-        text.push_str(line);
+    let room = height.saturating_sub(text.lines().count() + below);
+    for line in first_lines(picture, room) {
+        text.push_str(&line);
         text.push('\n');
-    }
-    if shown < lines.len() {
-        let more = lines.len() - shown;
-        let _ = writeln!(text, "... {more} more lines: make the window taller");
     }
     if !log.is_empty() {
         let room = height.saturating_sub(text.lines().count() + 3);

@@ -1,6 +1,6 @@
 //! What happened between two views, a line for each thing. Pure.
 
-use crate::view::{ClusterView, why};
+use crate::view::{ClusterView, phase, why};
 use k8s_openapi::api::core::v1::Pod;
 
 /// What a person would tell of the way from one view to the next.
@@ -47,9 +47,7 @@ pub(super) fn changes(before: &ClusterView, after: &ClusterView) -> Vec<String> 
 
 /// Empty: there is nothing to tell yet.
 fn state(view: &ClusterView, namespace: &str, name: &str, pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    let phase = status.and_then(|status| status.phase.as_deref());
-    match phase.unwrap_or("Pending") {
+    match phase(pod) {
         "Running" => {
             let holder = format!("{namespace}/{name}");
             let held = view.cards().find_map(|(node, card)| {

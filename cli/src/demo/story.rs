@@ -5,7 +5,7 @@
 //! `--gpu` say. Pure: objects and a
 //! verdict; applying and watching are others'.
 
-use crate::view::ClusterView;
+use crate::view::{ClusterView, phase};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
@@ -241,11 +241,4 @@ fn judge(role: &Role, view: &ClusterView) -> Option<String> {
 fn granted(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|all| all.contains_key(proto::names::grant::GRANT))
-}
-
-fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or("Pending")
 }

@@ -2,6 +2,7 @@
 
 use super::model::{HELP, Model, Typing, View};
 use crate::report::{Cell, Column, Table, Tone, clipped, painted};
+use crate::view::phase;
 use k8s_openapi::api::core::v1::Pod;
 use std::fmt::Write as _;
 
@@ -46,13 +47,8 @@ fn title(model: &Model, width: usize, coloured: bool) -> String {
         .fold((0, 0), |(cards, shares), (_, card)| {
             (cards + 1, shares + card.grants.len())
         });
-    let pending = model.view.pods.values().filter(|pod| {
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        phase.unwrap_or("Pending") == "Pending"
-    });
+    let pods = model.view.pods.values();
+    let pending = pods.filter(|pod| phase(pod) == "Pending");
     let sums = format!(
         "{} nodes  {cards} cards  {shares} shares  {} waiting",
         model.view.nodes.len(),
@@ -168,12 +164,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         return vec!["  It is not there any more.".to_owned()];
     };
     let status = pod.status.as_ref();
-    fact(
-        "phase",
-        status
-            .and_then(|status| status.phase.as_deref())
-            .unwrap_or("Pending"),
-    );
+    fact("phase", phase(pod));
     fact("uid", pod.metadata.uid.as_deref().unwrap_or_default());
     let spec = pod.spec.as_ref();
     fact(

@@ -5,7 +5,7 @@
 
 use crate::inventory;
 use crate::report::{Cell, Column, Table, Tone};
-use crate::view::{ClusterView, is_shown, why};
+use crate::view::{ClusterView, is_shown, phase, why};
 use serde_json::Value;
 use std::cmp::Ordering;
 
@@ -390,11 +390,7 @@ fn compare(a: &Cell, b: &Cell) -> Ordering {
 fn waiting(view: &ClusterView) -> Table {
     let mut table = Table::new(WAITING, "every pod runs");
     for ((namespace, name), pod) in &view.pods {
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        let phase = phase.unwrap_or("Pending");
+        let phase = phase(pod);
         if phase == "Running" || phase == "Succeeded" || !is_shown(pod) {
             continue;
         }

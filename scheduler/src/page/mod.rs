@@ -31,6 +31,7 @@ use crate::status::Status;
 use crate::telemetry::AgentEventReceiver;
 use crate::trust::Trust;
 use crate::watch::Fact;
+pub use answer::ReportBy;
 use caller::Callers;
 use relay::FactRelay;
 use rows::PendingQuery;

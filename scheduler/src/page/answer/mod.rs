@@ -13,6 +13,7 @@ mod report;
 mod time;
 
 pub(super) use report::Report;
+pub use report::ReportBy;
 pub(super) use time::{Line, Series};
 
 use super::rows::Rows;
