@@ -56,15 +56,15 @@ struct Cli {
 enum Verb {
     /// A whole cluster in one process, with simulated cards: no cluster and no GPU needed.
     Demo(demo::Args),
-    /// Cards with what is granted, used and free, shares under them, and who waits.
+    /// Cards with their granted, used and free memory, the shares on them, and waiting pods.
     Top(top::Args),
     /// Nodes with an agent, and what they offer.
     Nodes(inventory::Args),
     /// Every card: mode, state, memory.
     Cards(inventory::Args),
-    /// Who holds which part of which card, and what holds them to it.
+    /// Which container holds which part of which card, and what enforces it.
     Shares(inventory::ShareArgs),
-    /// What was granted and not used, by queue, namespace or workload, and what that costs.
+    /// What was granted and what was not used, by queue, namespace or workload, and its cost.
     Report(usage::Args),
     /// The tree of queues: quota, limit, fair share, used, pending.
     Queues(queues::Args),
@@ -74,19 +74,19 @@ enum Verb {
     Fit(trial::FitArgs),
     /// What the scheduler would do with these manifests, evictions included.
     Simulate(trial::SimulateArgs),
-    /// What the scheduler has said about pods, newest last.
+    /// The scheduler's events about pods, newest last.
     Events(events::Args),
-    /// Place nothing new on a card; what runs there stays.
+    /// Stop placing pods on a card; running pods stay.
     Cordon(cordon::Args),
-    /// Place on a card again.
+    /// Allow pods on a card again.
     Uncordon(cordon::Args),
-    /// The keys that sign grants: list them, have another one sign, end the trust in one.
+    /// The keys that sign grants: list them, rotate the signing key, stop trusting one.
     Keys(keys::Args),
     /// The cluster as the event list that rebuilds it, for replay, simulate and bug reports.
     Snapshot(record::SnapshotArgs),
     /// What the scheduler decides on a recorded cluster.
     Replay(record::ReplayArgs),
-    /// What is wrong with a cluster, or with the node this runs on, each with its fix.
+    /// Problems of a cluster, or of the node that this runs on, each with its fix.
     Doctor(doctor::Args),
     /// A completion script for your shell, on standard output.
     Completion {

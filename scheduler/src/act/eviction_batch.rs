@@ -46,7 +46,7 @@ impl EvictionBatch {
 
     /// How many go together, and how many of them are of this group, where its event is yet to
     /// be written: there is one for each group.
-    pub(super) fn untold(&self, group: &GroupName) -> Option<(usize, usize)> {
+    pub(super) fn unreported(&self, group: &GroupName) -> Option<(usize, usize)> {
         let of_group = |evict: &&Evict| evict.group.as_ref() == Some(group);
         let is_new = locked(&self.told).insert(group.clone());
         is_new.then(|| {

@@ -58,7 +58,7 @@ pub(super) fn evicted(context: &WriteContext, evict: &Evict, together: &Eviction
     let Some(group) = &evict.group else {
         return;
     };
-    let Some((all, of_group)) = together.untold(group) else {
+    let Some((all, of_group)) = together.unreported(group) else {
         return;
     };
     let message = &evict.message;

@@ -266,14 +266,14 @@ async fn with_claims(
 ) -> OutcomeResult {
     let _held = context.claims.hold(bind).await;
     let reserved = {
-        let _seat = permits.acquire().await.ok();
+        let _permit = permits.acquire().await.ok();
         claim::reserve(context, bind, terms).await
     };
     let ready = match reserved {
         Ok(()) => claim::ready(context, bind, terms).await,
         Err(refused) => Err(refused),
     };
-    let _seat = permits.acquire().await.ok();
+    let _permit = permits.acquire().await.ok();
     let result = match ready {
         Ok(()) => bind::bind(context, bind).await,
         Err(refused) => refused,
@@ -421,7 +421,7 @@ impl Actor {
                 return with_claims(&context, &permits, bind, terms).await;
             }
             // Nobody closes it.
-            let _seat = permits.acquire().await.ok();
+            let _permit = permits.acquire().await.ok();
             match &*task {
                 Task::Bind(bind, _) => bind::bind(&context, bind).await,
                 Task::Evict(evict, batch) => {

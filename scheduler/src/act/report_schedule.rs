@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_seat_waits_and_is_not_written_if_its_pod_is_bound_meanwhile() {
+    fn what_gets_no_permit_waits_and_is_not_written_if_its_pod_is_bound_meanwhile() {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
         for pod in ["a", "b", "c"] {

@@ -120,7 +120,9 @@ impl World {
 
     /// Whether the pod stands on that node. Of any other its agent has nothing to say.
     pub(super) fn is_on(&self, uid: &str, node: &str) -> bool {
-        self.seats.get(uid).is_some_and(|seat| **seat == *node)
+        self.placed_on
+            .get(uid)
+            .is_some_and(|of_pod| **of_pod == *node)
     }
 
     /// The cards of a node, where they changed.

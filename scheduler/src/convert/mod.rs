@@ -109,7 +109,7 @@ pub struct World {
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: BTreeMap<String, Isolation>,
     /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
-    seats: BTreeMap<String, Arc<str>>,
+    placed_on: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
     unread: BTreeSet<Arc<str>>,
     /// What became of a pod's resize that is not over, by pod.
@@ -160,7 +160,7 @@ impl World {
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
             isolation: BTreeMap::new(),
-            seats: BTreeMap::new(),
+            placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
             resizes: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -406,9 +406,9 @@ impl World {
         if let Some(node) = node.filter(|node| !node.is_empty())
             && asks
         {
-            if self.seats.get(&uid).map(AsRef::as_ref) != Some(node) {
+            if self.placed_on.get(&uid).map(AsRef::as_ref) != Some(node) {
                 let node: Arc<str> = Arc::from(node);
-                self.seats.insert(uid.clone(), Arc::clone(&node));
+                self.placed_on.insert(uid.clone(), Arc::clone(&node));
                 self.unread.insert(node);
             }
             if whole {
@@ -442,7 +442,7 @@ impl World {
         self.whole.remove(uid);
         self.held.remove(uid);
         self.isolation.remove(uid);
-        self.seats.remove(uid);
+        self.placed_on.remove(uid);
         self.resizes.remove(uid);
         self.leaving.remove(uid);
         self.wishes.retain(|(pod, _), _| pod != uid);

@@ -38,7 +38,7 @@ pub(crate) mod name {
 /// The access mode of a claim that one pod uses at a time.
 const EXCLUSIVE: &str = "ReadWriteOncePod";
 
-/// More alternatives than that are nobody's meaning: such a pod waits.
+/// More alternatives than that are invalid: such a pod waits.
 const MOST_TERMS: usize = 1_000;
 
 /// Namespace and name.

@@ -408,13 +408,13 @@ impl Grouper {
     /// Starts the next steps; those of [`Lane::Later`] only if `later`. Returns whether one of
     /// these was started.
     fn start(&mut self, later: bool) -> bool {
-        let seats = self.settings.at_once.max(1);
+        let permits = self.settings.at_once.max(1);
         let mut begun = false;
-        while self.at_work.len() < seats {
+        while self.at_work.len() < permits {
             let taken = |lane| self.at_work.values().filter(|(_, of)| *of == lane).count();
             let open = Lane::ALL.into_iter().find(|lane| {
                 !self.lanes[*lane as usize].is_empty()
-                    && taken(*lane) < lane.most(seats)
+                    && taken(*lane) < lane.most(permits)
                     && (later || *lane != Lane::Later)
             });
             let Some(lane) = open else {

@@ -223,39 +223,39 @@ impl Live {
 
     /// KAI's `Config` is there, or has changed.
     pub fn config(&mut self, object: KaiConfig) {
-        let Some((of, desk)) = &mut self.config else {
+        let Some((of, entry)) = &mut self.config else {
             return;
         };
         if object.metadata.name.as_deref() != Some(CONFIG) {
             return;
         }
         if !of.speaks_of(&object) {
-            *desk = StatusEntry::default();
+            *entry = StatusEntry::default();
             return;
         }
         let mut remarks = Vec::new();
         let wrong = of.against(&object.spec, &mut remarks);
         let wants = wants(wrong, &remarks);
-        desk.put(object.metadata, &object.status, wants);
+        entry.put(object.metadata, &object.status, wants);
     }
 
     /// It is gone.
     pub fn config_gone(&mut self, name: &str) {
-        if let Some((_, desk)) = self.config.as_mut().filter(|_| name == CONFIG) {
-            *desk = StatusEntry::default();
+        if let Some((_, entry)) = self.config.as_mut().filter(|_| name == CONFIG) {
+            *entry = StatusEntry::default();
         }
     }
 
     /// When a status is to be written. `None`: each says what it is to say.
     pub fn due(&self) -> Option<Time> {
-        let config = self.config.as_ref().and_then(|(_, desk)| desk.due());
+        let config = self.config.as_ref().and_then(|(_, entry)| entry.due());
         self.shard.due().into_iter().chain(config).min()
     }
 
     /// What is to be written now.
     pub fn reports(&mut self, now: Time) -> Vec<Report> {
         let config = self.config.as_mut();
-        let config = config.and_then(|(_, desk)| desk.report(Kind::Config, now));
+        let config = config.and_then(|(_, entry)| entry.report(Kind::Config, now));
         let shard = self.shard.report(Kind::Shard, now);
         shard.into_iter().chain(config).collect()
     }

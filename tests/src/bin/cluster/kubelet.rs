@@ -138,9 +138,9 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
     Ok(())
 }
 
-/// How many pods come at once: `ALIQUOT_CROWD`, or 100. The kubelet here takes 250.
+/// How many pods come at once: `ALIQUOT_POD_COUNT`, or 100. The kubelet here takes 250.
 fn pod_count() -> usize {
-    let asked = std::env::var("ALIQUOT_CROWD").ok();
+    let asked = std::env::var("ALIQUOT_POD_COUNT").ok();
     asked.and_then(|text| text.parse().ok()).unwrap_or(100)
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct ConsolidatingCore<'a> {
     /// Who is placed.
     pods: BTreeMap<PodUid, Pod>,
     /// Shapes for which a search found nothing, and after how many arrivals.
-    hopeless: HashMap<usize, u64>,
+    infeasible: HashMap<usize, u64>,
     /// The row of each arrival.
     rows: Vec<usize>,
     arrived: u64,
@@ -66,7 +66,7 @@ impl<'a> ConsolidatingCore<'a> {
             trace,
             budget,
             pods: BTreeMap::new(),
-            hopeless: HashMap::new(),
+            infeasible: HashMap::new(),
             rows: Vec::new(),
             arrived: 0,
             moves: 0,
@@ -136,7 +136,7 @@ impl Policy for ConsolidatingCore<'_> {
         let uid = pod.uid.clone();
         let shape = self.trace.pods[row].shape;
         self.tell(Event::Pod(Box::new(pod.clone())));
-        let failed = self.hopeless.get(&shape);
+        let failed = self.infeasible.get(&shape);
         let searches = self.may_move() && failed.is_none_or(|at| at + AGAIN <= self.arrived);
         if !searches {
             self.tell(Event::Rest(Rest {
@@ -157,7 +157,7 @@ impl Policy for ConsolidatingCore<'_> {
             }
         }
         if self.moves == before && searches && waiting.contains_key(&uid) {
-            self.hopeless.insert(shape, self.arrived);
+            self.infeasible.insert(shape, self.arrived);
         }
         for (gone, pod) in waiting {
             if gone != uid {

@@ -29,7 +29,7 @@ pub(crate) struct SteadyCore<'a> {
     /// By number: its uid now.
     uids: BTreeMap<usize, PodUid>,
     /// Shapes for which a search found nothing, and after how many arrivals.
-    hopeless: HashMap<usize, u64>,
+    infeasible: HashMap<usize, u64>,
     came: u64,
     moves: u64,
 }
@@ -58,7 +58,7 @@ impl<'a> SteadyCore<'a> {
             budget,
             pods: BTreeMap::new(),
             uids: BTreeMap::new(),
-            hopeless: HashMap::new(),
+            infeasible: HashMap::new(),
             came: 0,
             moves: 0,
         }
@@ -149,7 +149,7 @@ impl Placer for SteadyCore<'_> {
         self.uids.insert(number, uid.clone());
         self.tell(Event::Pod(Box::new(pod)));
         let shape = self.trace.pods[row].shape;
-        let failed = self.hopeless.get(&shape);
+        let failed = self.infeasible.get(&shape);
         let searches = self.may_move() && failed.is_none_or(|at| at + AGAIN <= self.came);
         if !searches {
             self.rest(&uid);
@@ -158,7 +158,7 @@ impl Placer for SteadyCore<'_> {
         let changes = self.settle(now);
         let moved = self.moves > before;
         if searches && !moved && self.waits(number) {
-            self.hopeless.insert(shape, self.came);
+            self.infeasible.insert(shape, self.came);
         }
         // Nor for those who were moved and wait.
         let stopped = changes.iter().filter_map(|change| match change {
