@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// NODE/GPU by index or UUID, a UUID alone, or NODE for all of its cards.
     #[arg(value_name = "NODE[/GPU]", required = true)]
     targets: Vec<String>,
-    /// Say what would be written, and write nothing.
+    /// Print what would be written, and write nothing.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

@@ -11,13 +11,13 @@ use std::process::ExitCode;
 /// Flags of `aliquot events`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only about this pod.
+    /// Only events about this pod.
     #[arg(value_name = "[NAMESPACE/]POD")]
     pod: Option<String>,
-    /// Only of this namespace; else of all.
+    /// Only events of this namespace; by default of all.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Who has spoken: the scheduler's name.
+    /// Only events of the scheduler with this name.
     #[arg(long, value_name = "NAME", default_value = proto::names::kai::SCHEDULER_NAME)]
     scheduler_name: String,
     #[command(flatten)]

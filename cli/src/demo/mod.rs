@@ -47,28 +47,28 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Flags of `aliquot demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many nodes.
+    /// Number of nodes.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     nodes: u32,
     /// Cards of every node: T4, L4, RTX-6000-Ada, A100-40, A100-80 or H100-80, and how many.
     #[arg(long, value_name = "PRESET[:COUNT]", default_value = "H100-80")]
     gpu: Cards,
-    /// Apply these manifests instead of the story; may be given several times.
+    /// Apply these manifests instead of the built-in pods; may be given several times.
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Print once everything is placed as told, and leave: exit code 0, or 1 with what is missing.
+    /// Print when everything is placed as expected, then exit: code 0, or 1 with what is missing.
     #[arg(long)]
     once: bool,
-    /// With --once: seconds until what is not placed counts as missing.
+    /// With --once: seconds after which a pod that is not placed counts as missing.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "once")]
     deadline: u64,
-    /// Tell a story from beginning to end, on a cluster of its own size, and leave.
+    /// Run one scenario from beginning to end, on a cluster of the size that it needs, then exit.
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["files", "once", "nodes"])]
     story: Option<Scenario>,
     /// Write a kubeconfig for kubectl; removed at the end.
     #[arg(long, value_name = "PATH")]
     kubeconfig_out: Option<PathBuf>,
-    /// Serve metrics, and write where, as Prometheus reads it (`file_sd_configs`); removed at the end.
+    /// Serve metrics, and write their addresses for Prometheus (`file_sd_configs`); removed at the end.
     #[arg(long, value_name = "PATH")]
     prometheus_out: Option<PathBuf>,
     /// Log to standard error instead of a file.

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 /// Flags of `aliquot doctor`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Look at the node that this runs on, instead of the cluster.
+    /// Check the node that this runs on, instead of the cluster.
     #[arg(long, conflicts_with_all = ["kubeconfig", "context"])]
     node: bool,
     /// With --node: where the node's file system is, for a container that has it mounted.

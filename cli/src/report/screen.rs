@@ -16,7 +16,7 @@ pub(crate) struct Follow {
     /// Print again whenever the answer changes, until Ctrl-C.
     #[arg(short, long)]
     pub(crate) watch: bool,
-    /// With --watch: seconds between two looks.
+    /// With --watch: seconds between two updates.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, requires = "watch",
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) interval: u64,

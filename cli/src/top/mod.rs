@@ -21,10 +21,10 @@ use std::time::Duration;
 /// Flags of `aliquot top`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print once and leave.
+    /// Print once and exit.
     #[arg(long)]
     once: bool,
-    /// Seconds between two looks.
+    /// Seconds between two updates.
     #[arg(long, value_name = "SECONDS", default_value_t = 2,
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
