@@ -40,7 +40,7 @@ pub async fn run(
     state: watch::Receiver<Arc<State>>,
     stop: CancellationToken,
 ) {
-    let (told, node) = watch::channel(Known::default());
+    let (told, node) = watch::channel(NodeFacts::default());
     let (gpu_told, gpu_node) = watch::channel(None);
     let all = async {
         tokio::join!(
@@ -83,7 +83,7 @@ const PODS_AT_ONCE: u32 = 16;
 
 /// What the Node's watch tells the writers.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Known {
+struct NodeFacts {
     uid: String,
     capacity: BTreeMap<String, String>,
 }
@@ -153,7 +153,7 @@ async fn nodes(
     config: &Config,
     client: Client,
     owner: &Owner,
-    told: watch::Sender<Known>,
+    told: watch::Sender<NodeFacts>,
 ) -> Result<(), Stopped> {
     let mut events = std::pin::pin!(watched(Api::<Node>::all(client), one(&config.node_name)));
     while let Some(event) = events.next().await {
@@ -163,7 +163,7 @@ async fn nodes(
         let uid = node.metadata.uid.unwrap_or_default();
         let capacity = node.status.and_then(|status| status.capacity);
         owner.tell(Event::NodeUid(uid.clone()))?;
-        let known = Known {
+        let known = NodeFacts {
             uid,
             capacity: capacity
                 .unwrap_or_default()
@@ -266,7 +266,7 @@ async fn capacities(
     config: &Config,
     client: Client,
     mut state: watch::Receiver<Arc<State>>,
-    mut node: watch::Receiver<Known>,
+    mut node: watch::Receiver<NodeFacts>,
 ) {
     let api = Api::<Node>::all(client);
     loop {
@@ -332,7 +332,7 @@ fn plain(text: &str) -> Option<u64> {
 async fn presence(
     config: &Config,
     client: Client,
-    mut node: watch::Receiver<Known>,
+    mut node: watch::Receiver<NodeFacts>,
     mut there: watch::Receiver<Option<bool>>,
 ) {
     let api = Api::<GpuNode>::all(client);

@@ -9,7 +9,7 @@
 //! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
 //! - [`ledger`]: pure: who holds which part of which card.
 //! - [`reconcile`]: pure: what lives and what died, and the rebuild at start.
-//! - [`watchdog`]: pure: who holds more than its share; [`hands`]: ends what must end.
+//! - [`watchdog`]: pure: who holds more than its share; [`termination`]: ends what must end.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
 //! - [`kubelet`]: the device-plugin servers and their registration.
 //! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.
@@ -27,7 +27,6 @@ pub mod dra;
 pub mod edit;
 pub mod exit;
 pub mod fence;
-pub mod hands;
 pub mod identity;
 pub mod install;
 pub mod inventory;
@@ -42,6 +41,7 @@ pub mod privilege;
 pub mod reconcile;
 mod run;
 pub mod telemetry;
+pub mod termination;
 pub mod watchdog;
 
 pub use config::Config;

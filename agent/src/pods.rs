@@ -3,7 +3,7 @@
 //! Pure: a pod as Kubernetes has it → [`PodView`]; [`Pods`] is all of them. [`crate::cluster`]
 //! does the watching.
 
-mod walls;
+mod isolation;
 
 use api::grant::PodIdentity;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
@@ -45,14 +45,14 @@ pub struct ContainerView {
     /// Whole cards that it asks for.
     pub whole: u64,
     /// What it takes of claims, of whatever driver.
-    pub claims: Vec<Take>,
+    pub claims: Vec<ClaimUse>,
     /// Its container, without the runtime's prefix, while it runs.
     pub running: Option<String>,
 }
 
 /// What a container takes of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Take {
+pub struct ClaimUse {
     /// Name of the `ResourceClaim`.
     pub claim: String,
     /// One of its requests; `None`: all.
@@ -117,7 +117,7 @@ impl PodView {
             finished: matches!(phase, "Succeeded" | "Failed"),
             deleting: metadata.deletion_timestamp.is_some(),
             runtime_class: spec.and_then(|s| s.runtime_class_name.clone()),
-            way_around: spec.filter(|_| claims).and_then(walls::way_around),
+            way_around: spec.filter(|_| claims).and_then(isolation::way_around),
             containers,
         })
     }
@@ -154,7 +154,7 @@ impl ContainerView {
     fn of(
         container: &Container,
         kind: ContainerKind,
-        claims: Vec<Take>,
+        claims: Vec<ClaimUse>,
         statuses: &[&ContainerStatus],
     ) -> Option<Self> {
         let asks = |resource: &str| {
@@ -185,7 +185,7 @@ impl ContainerView {
 
 /// What a container takes of its pod's claims: of those that it names, and of the one that
 /// Kubernetes' scheduler made for its extended resources (KEP-5004).
-fn takes(pod: &Pod, container: &Container) -> Vec<Take> {
+fn takes(pod: &Pod, container: &Container) -> Vec<ClaimUse> {
     let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
     let resources = container.resources.as_ref();
     let named = resources.and_then(|resources| resources.claims.as_deref());
@@ -198,7 +198,7 @@ fn takes(pod: &Pod, container: &Container) -> Vec<Take> {
         let made = made.find(|made| made.name == named.name);
         // Given by its name, or made by a template.
         let object = of_pod.resource_claim_name.clone();
-        Some(Take {
+        Some(ClaimUse {
             claim: object.or_else(|| made?.resource_claim_name.clone())?,
             request: named.request.clone(),
         })
@@ -211,7 +211,7 @@ fn takes(pod: &Pod, container: &Container) -> Vec<Take> {
             let asks = asked.is_some_and(|asked| asked.contains_key(&mapping.resource_name));
             mapping.container_name == container.name && asks
         });
-        of_this.map(|mapping| Take {
+        of_this.map(|mapping| ClaimUse {
             claim: extended.resource_claim_name.clone(),
             request: Some(mapping.request_name.clone()),
         })

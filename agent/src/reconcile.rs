@@ -5,7 +5,9 @@
 
 use crate::identity::{Checkpoint, Resource};
 use crate::inventory::GpuUuid;
-use crate::ledger::{AllocId, Claim, Front, Hold, HolderKey, Ledger, ProofName, Share, SharePhase};
+use crate::ledger::{
+    AllocId, Claim, Front, HolderKey, Ledger, LimitScope, ProofName, Share, SharePhase,
+};
 use crate::pods::{ContainerView, Pods, Standing};
 use api::Mode;
 pub use cdi::hook::{Limited, Proof};
@@ -44,12 +46,12 @@ pub struct Local {
     /// Containers with a process: of those that proofs name, and those asked about.
     pub living: BTreeSet<String>,
     /// What cannot be read, and why.
-    pub unreadable: BTreeMap<Part, String>,
+    pub unreadable: BTreeMap<LocalSource, String>,
 }
 
 /// A part of [`Local`] that is read by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum LocalSource {
     /// The kubelet's checkpoint.
     Checkpoint,
     /// Our files in the CDI directory.
@@ -62,7 +64,7 @@ pub enum Part {
     Processes,
 }
 
-impl Part {
+impl LocalSource {
     /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Checkpoint,
@@ -106,7 +108,7 @@ impl Local {
     pub fn hides_proof(&self, name: &ProofName) -> bool {
         match self.proofs.get(name) {
             Some(proof) => proof.is_none(),
-            None => self.unreadable.contains_key(&Part::Proofs),
+            None => self.unreadable.contains_key(&LocalSource::Proofs),
         }
     }
 
@@ -124,7 +126,7 @@ impl Local {
     pub fn may_live(&self, alloc: AllocId) -> bool {
         let mut proofs = self.proofs_of(alloc).map(|(_, proof)| proof).peekable();
         if proofs.peek().is_none() {
-            return self.unreadable.contains_key(&Part::Proofs);
+            return self.unreadable.contains_key(&LocalSource::Proofs);
         }
         proofs.any(|proof| {
             let proof = proof.as_ref();
@@ -275,7 +277,7 @@ pub fn deaths(
     now: Instant,
 ) -> Vec<HolderKey> {
     let unrecorded = &mut absences.unrecorded;
-    let current = !local.unreadable.contains_key(&Part::Checkpoint);
+    let current = !local.unreadable.contains_key(&LocalSource::Checkpoint);
     if let Some(checkpoint) = local.checkpoint.as_ref().filter(|_| current) {
         unrecorded.retain(|alloc, _| !checkpoint.holds(*alloc) && holds(ledger, *alloc));
         // A claim is not in it: the kubelet says by a call that it is done with one.
@@ -297,7 +299,7 @@ pub fn deaths(
     let mut dead = Vec::new();
     let mut claims: BTreeMap<AllocId, bool> = BTreeMap::new();
     for share in ledger.all() {
-        if let Hold::Claim(alloc) = share.hold() {
+        if let LimitScope::Claim(alloc) = share.limit_scope() {
             claims.entry(alloc).or_insert(true);
         }
         let standing = pods.standing(&share.pod.uid);
@@ -330,15 +332,15 @@ pub fn deaths(
         };
         if ended() {
             dead.push(share);
-        } else if let Hold::Claim(alloc) = share.hold() {
+        } else if let LimitScope::Claim(alloc) = share.limit_scope() {
             claims.insert(alloc, false);
         }
     }
     // The kubelet says when it is done with a claim. Until then another pod may start with it
     // that is not in the watch yet; a claim of which the kubelet says nothing is over after
     // that time.
-    dead.retain(|share| match share.hold() {
-        Hold::Claim(alloc) if claims.get(&alloc) == Some(&true) => {
+    dead.retain(|share| match share.limit_scope() {
+        LimitScope::Claim(alloc) if claims.get(&alloc) == Some(&true) => {
             let since = absences.unstarted.get(&alloc).copied().unwrap_or(now);
             unstarted.insert(alloc, since);
             !waits(Some(&since), START_GRACE)
@@ -407,7 +409,7 @@ pub fn progress(share: &Share, local: &Local, pods: &Pods) -> (SharePhase, Optio
 
 /// A container that runs with an answer of ours and without the hook's proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unproven {
+pub struct UnprovenContainer {
     /// The proof that there is not.
     pub name: ProofName,
     /// The container, as the runtime names it.
@@ -435,7 +437,7 @@ pub fn unproven(
     pods: &Pods,
     suspicions: &mut Suspicions,
     now: Instant,
-) -> BTreeMap<HolderKey, Unproven> {
+) -> BTreeMap<HolderKey, UnprovenContainer> {
     let blind = |part| local.unreadable.contains_key(&part);
     let mut suspects = BTreeMap::new();
     suspicions.doubted.clear();
@@ -466,14 +468,14 @@ pub fn unproven(
             Some(None) => true,
             // The proof is newer than what the API server says.
             Some(Some(proof)) => proof.container_id == running || local.lives(&name),
-            None => blind(Part::Proofs),
+            None => blind(LocalSource::Proofs),
         };
-        if unjudged || blind(Part::Processes) {
+        if unjudged || blind(LocalSource::Processes) {
             continue;
         }
         suspicions.doubted.insert(running.to_owned());
         if local.living.contains(running) {
-            let unproven = Unproven {
+            let unproven = UnprovenContainer {
                 name,
                 container_id: running.to_owned(),
                 runtime_class: pod.runtime_class.clone(),

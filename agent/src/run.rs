@@ -11,9 +11,9 @@ use crate::kubelet::prestart::PreStart;
 use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
 use crate::node::lists::Lists;
-use crate::node::owner::{self, Outputs, Owner};
-use crate::node::{Core, Event, Obstacle, Terms, keeper};
-use crate::{cluster, dra, hands, identity::Resource, install, nvml, telemetry};
+use crate::node::owner::{self, Owner, OwnerChannels};
+use crate::node::{Core, Event, Obstacle, Terms, mps_sync};
+use crate::{cluster, dra, identity::Resource, install, nvml, telemetry, termination};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -236,7 +236,7 @@ fn start(
     let lists = Lists::new(config.share_dir(), state.clone());
     let (disk_out, disk_requests) = mpsc::unbounded_channel();
     let (notes_out, notes) = mpsc::unbounded_channel();
-    let outputs = Outputs {
+    let outputs = OwnerChannels {
         state: state_out,
         offer: offer_out,
         disk: disk_out,
@@ -246,7 +246,7 @@ fn start(
     };
     tasks.spawn(named(
         "the task that ends processes",
-        hands::run(
+        termination::run(
             config.proc_root.clone(),
             config.mps_socket(),
             ends,
@@ -271,7 +271,7 @@ fn start(
     tasks.spawn(named("NVML's bridge", bridge(nvml, ear.clone())));
     tasks.spawn(named(
         "the MPS plan",
-        keeper::run(config.mps_socket(), state.clone(), ear.clone(), end.clone()),
+        mps_sync::run(config.mps_socket(), state.clone(), ear.clone(), end.clone()),
     ));
     let pre_start = PreStart {
         config: config.clone(),
@@ -356,7 +356,7 @@ fn start(
             let _ = end.run_until_cancelled(slice).await;
         }));
     }
-    let inputs = telemetry::Inputs {
+    let inputs = telemetry::TelemetryInputs {
         config: config.clone(),
         client,
         state,
@@ -410,7 +410,7 @@ async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
 }
 
 /// NVML's outputs as events.
-async fn bridge(mut nvml: nvml::Outputs, owner: Owner) {
+async fn bridge(mut nvml: nvml::NvmlChannels, owner: Owner) {
     loop {
         tokio::select! {
             changed = nvml.observations.changed() => {

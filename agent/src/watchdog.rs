@@ -6,7 +6,7 @@
 //! an old sample, or a process by anything but its cgroup.
 
 use crate::inventory::GpuUuid;
-use crate::ledger::{Hold, Ledger, Share};
+use crate::ledger::{Ledger, LimitScope, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Process, Sample};
 use api::{Mib, Mode};
@@ -40,7 +40,7 @@ const FORGIVEN: Duration = Duration::from_secs(10);
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Wrong {
+pub enum ViolationKind {
     /// Its processes hold more than its limit.
     Memory,
     /// A process of it is no client of the server that its share is held by.
@@ -60,7 +60,7 @@ pub struct Allowance {
     pub client_slots: u32,
 }
 
-impl Wrong {
+impl ViolationKind {
     /// The name in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -76,19 +76,19 @@ impl Wrong {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Of which share.
-    pub hold: Hold,
+    pub hold: LimitScope,
     /// The claim, `namespace/name`, where several containers have it.
     pub claim: Option<String>,
     /// On which card.
     pub gpu: GpuUuid,
     /// What is wrong.
-    pub wrong: Wrong,
+    pub wrong: ViolationKind,
     /// What its processes hold on the card.
     pub held: Mib,
     /// What they may; under pressure, what is kept for them.
     pub limit: Mib,
     /// Its processes on the card.
-    pub own: Vec<Own>,
+    pub own: Vec<ShareProcess>,
     /// Those of them that are wrong by themselves. A process that ends while lists are
     /// read is on one of them only, once.
     offenders: Vec<u32>,
@@ -98,7 +98,7 @@ pub struct Finding {
 
 /// A process of a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Own {
+pub struct ShareProcess {
     /// On the host.
     pub pid: u32,
     /// UID of its pod.
@@ -107,7 +107,7 @@ pub struct Own {
     pub container_id: Option<String>,
 }
 
-impl Own {
+impl ShareProcess {
     fn of(process: &Process) -> Self {
         Self {
             pid: process.pid,
@@ -121,7 +121,7 @@ impl Finding {
     /// One sentence.
     pub fn text(&self) -> String {
         match self.wrong {
-            Wrong::Memory => match &self.claim {
+            ViolationKind::Memory => match &self.claim {
                 None => format!(
                     "holds {} of card {}, {} were granted",
                     self.held, self.gpu, self.limit
@@ -131,16 +131,16 @@ impl Finding {
                     self.held, self.gpu, self.limit
                 ),
             },
-            Wrong::PastServer => format!(
+            ViolationKind::PastServer => format!(
                 "uses card {} past its MPS server and holds {}",
                 self.gpu, self.held
             ),
-            Wrong::Clients => format!(
+            ViolationKind::Clients => format!(
                 "has {} processes on the MPS server of card {} and leaves none to others",
                 self.own.len(),
                 self.gpu
             ),
-            Wrong::Pressure => format!(
+            ViolationKind::Pressure => format!(
                 "holds {} of card {}, {} are kept for it, and the rest is needed for what is kept for the others of the card",
                 self.held, self.gpu, self.limit
             ),
@@ -151,7 +151,7 @@ impl Finding {
 /// What it remembers from sample to sample.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
-    suspects: BTreeMap<(Hold, GpuUuid, Wrong), Suspect>,
+    suspects: BTreeMap<(LimitScope, GpuUuid, ViolationKind), Suspect>,
     /// Of each watched card, the time of the last sample that was judged, or since when it is
     /// watched.
     judged: BTreeMap<GpuUuid, Instant>,
@@ -191,7 +191,7 @@ impl Watchdog {
             self.judged.insert(card.uuid.clone(), card.at);
             let parts = parts(&card.uuid, &card.processes, ledger, allowance.client_slots);
             for share in ledger.holds_on(&card.uuid) {
-                let may = Part {
+                let may = ShareLimits {
                     slack: allowance.slack,
                     clients: server_name(share).and_then(|name| parts.get(&name).copied()),
                 };
@@ -259,8 +259,10 @@ impl Watchdog {
             .retain(|(strike, _)| at.saturating_duration_since(*strike) < WINDOW);
         let offenders = std::mem::take(&mut finding.offenders);
         let late = match finding.wrong {
-            Wrong::PastServer => LISTED_LATE,
-            Wrong::Memory | Wrong::Clients | Wrong::Pressure => Duration::ZERO,
+            ViolationKind::PastServer => LISTED_LATE,
+            ViolationKind::Memory | ViolationKind::Clients | ViolationKind::Pressure => {
+                Duration::ZERO
+            }
         };
         let mut old = suspect
             .strikes
@@ -269,7 +271,7 @@ impl Watchdog {
             .peekable();
         let lasts = old.peek().is_some();
         let seen = |pid: &u32| old.clone().any(|(_, before)| before.contains(pid));
-        let again = finding.wrong != Wrong::PastServer || offenders.iter().any(seen);
+        let again = finding.wrong != ViolationKind::PastServer || offenders.iter().any(seen);
         suspect.strikes.push_back((at, offenders));
         let strikes = suspect.strikes.len();
         finding.sure = lasts && (strikes >= STRIKES && again || strikes >= MANY_STRIKES);
@@ -296,7 +298,7 @@ impl Watchdog {
     }
 
     /// What is held against a share, in one sentence each; none when all is well.
-    pub fn complaints(&self, hold: &Hold) -> impl Iterator<Item = (Wrong, &str)> {
+    pub fn complaints(&self, hold: &LimitScope) -> impl Iterator<Item = (ViolationKind, &str)> {
         let suspects = self.suspects.iter();
         let acted = suspects.filter(move |((of, ..), one)| of == hold && one.acted.is_some());
         acted.map(|((.., wrong), suspect)| (*wrong, suspect.text.as_str()))
@@ -350,8 +352,10 @@ fn own<'a>(
     processes: &'a [Process],
     ledger: &'a Ledger,
 ) -> impl Iterator<Item = &'a Process> {
-    let hold = share.hold();
-    let rows: Vec<&Share> = (ledger.shares()).filter(|row| row.hold() == hold).collect();
+    let hold = share.limit_scope();
+    let rows: Vec<&Share> = (ledger.shares())
+        .filter(|row| row.limit_scope() == hold)
+        .collect();
     processes
         .iter()
         .filter(move |process| rows.iter().any(|row| is_of(process, row, ledger)))
@@ -376,7 +380,7 @@ fn above(
         }
         let finding = Finding {
             limit: share.kept,
-            ..found(share, card, Wrong::Pressure, held, &own, ledger)
+            ..found(share, card, ViolationKind::Pressure, held, &own, ledger)
         };
         above.push((held.saturating_sub(share.kept), finding));
     }
@@ -431,12 +435,12 @@ fn held_by(own: &[&Process]) -> Mib {
 fn found(
     share: &Share,
     card: &GpuUuid,
-    wrong: Wrong,
+    wrong: ViolationKind,
     held: Mib,
     own: &[&Process],
     ledger: &Ledger,
 ) -> Finding {
-    let hold = share.hold();
+    let hold = share.limit_scope();
     let several = ledger.holders(&hold).nth(1).is_some();
     Finding {
         hold,
@@ -445,14 +449,17 @@ fn found(
         wrong,
         held,
         limit: share.memory,
-        own: own.iter().map(|process| Own::of(process)).collect(),
+        own: own
+            .iter()
+            .map(|process| ShareProcess::of(process))
+            .collect(),
         offenders: Vec::new(),
         sure: false,
     }
 }
 
 /// What a share may on a card.
-struct Part {
+struct ShareLimits {
     slack: Mib,
     clients: Option<usize>,
 }
@@ -463,7 +470,7 @@ fn against(
     card: &GpuUuid,
     processes: &[Process],
     ledger: &Ledger,
-    may: &Part,
+    may: &ShareLimits,
 ) -> Vec<Finding> {
     if share.mode == Mode::Exclusive {
         return Vec::new();
@@ -482,16 +489,18 @@ fn against(
         .map(|process| process.pid)
         .collect();
     if !past.is_empty() {
-        findings.push(finding(Wrong::PastServer, past));
+        findings.push(finding(ViolationKind::PastServer, past));
     }
     if held.0 > share.memory.0.saturating_add(may.slack.0) {
-        findings.push(finding(Wrong::Memory, Vec::new()));
+        findings.push(finding(ViolationKind::Memory, Vec::new()));
     }
-    let clients: Vec<Own> = clients(share, processes, ledger).map(Own::of).collect();
+    let clients: Vec<ShareProcess> = clients(share, processes, ledger)
+        .map(ShareProcess::of)
+        .collect();
     if may.clients.is_some_and(|part| clients.len() > part) {
         findings.push(Finding {
             own: clients,
-            ..finding(Wrong::Clients, Vec::new())
+            ..finding(ViolationKind::Clients, Vec::new())
         });
     }
     findings
@@ -504,10 +513,10 @@ pub fn is_of(process: &Process, share: &Share, ledger: &Ledger) -> bool {
     if process.origin.pod_uid.as_deref() != Some(share.pod.uid.as_str()) {
         return false;
     }
-    let hold = share.hold();
+    let hold = share.limit_scope();
     let mut others = ledger
         .shares()
-        .filter(|other| other.pod.uid == share.pod.uid && other.hold() != hold);
+        .filter(|other| other.pod.uid == share.pod.uid && other.limit_scope() != hold);
     if others.next().is_none() {
         return true;
     }

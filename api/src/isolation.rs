@@ -24,7 +24,7 @@ pub const READ_BACK: &str = "LimitReadBack";
 
 /// Why a share's limit is not verified, by how little is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Doubt {
+enum Unverified {
     /// Only its own environment keeps it from what its server lets it have.
     ClientLimit,
     /// Nothing but the watchdog holds it.
@@ -39,19 +39,19 @@ enum Doubt {
 pub fn reason<'a>(held: impl IntoIterator<Item = Held<'a>>) -> &'static str {
     match held.into_iter().filter_map(Held::doubt).max() {
         None => READ_BACK,
-        Some(Doubt::ClientLimit) => "ClientLimit",
-        Some(Doubt::WatchdogOnly) => "WatchdogOnly",
-        Some(Doubt::NotReadBack) => "NotReadBack",
+        Some(Unverified::ClientLimit) => "ClientLimit",
+        Some(Unverified::WatchdogOnly) => "WatchdogOnly",
+        Some(Unverified::NotReadBack) => "NotReadBack",
     }
 }
 
 impl Held<'_> {
-    fn doubt(self) -> Option<Doubt> {
+    fn doubt(self) -> Option<Unverified> {
         match self.fence {
             "DriverLimit" | "ServerLimit" if self.read_back == self.granted => None,
-            "ClientLimit" => Some(Doubt::ClientLimit),
-            "WatchdogOnly" => Some(Doubt::WatchdogOnly),
-            _ => Some(Doubt::NotReadBack),
+            "ClientLimit" => Some(Unverified::ClientLimit),
+            "WatchdogOnly" => Some(Unverified::WatchdogOnly),
+            _ => Some(Unverified::NotReadBack),
         }
     }
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 /// Flags of every verb that speaks to a cluster.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Where {
+pub(crate) struct ClusterArgs {
     /// Kubeconfig; else $KUBECONFIG, ~/.kube/config, or the pod's own account.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub(crate) struct Cluster {
     pub(crate) namespace: String,
 }
 
-impl Where {
+impl ClusterArgs {
     /// Reads the configuration; nothing is sent yet.
     pub(crate) async fn connect(&self) -> Result<Cluster, Failure> {
         let options = KubeConfigOptions {

@@ -4,7 +4,7 @@
 //! update `gpunodes`. What runs on the card stays. A write that meets another one is read
 //! and tried again, so nobody's change is lost.
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::inventory::chosen;
 use crate::report::{Cell, Column, Output, Report, Table};
@@ -23,11 +23,11 @@ pub(crate) struct Args {
     /// NODE/GPU by index or UUID, a UUID alone, or NODE for all of its cards.
     #[arg(value_name = "NODE[/GPU]", required = true)]
     targets: Vec<String>,
-    /// Say what would be written, and write nothing.
+    /// Print what would be written, and write nothing.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }

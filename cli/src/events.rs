@@ -1,6 +1,6 @@
 //! `aliquot events`: what the scheduler has said about pods, newest last.
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Follow, Output, Report, Table, Tone};
 use crate::shadow::clock;
@@ -11,17 +11,17 @@ use std::process::ExitCode;
 /// Flags of `aliquot events`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only about this pod.
+    /// Only events about this pod.
     #[arg(value_name = "[NAMESPACE/]POD")]
     pod: Option<String>,
-    /// Only of this namespace; else of all.
+    /// Only events of this namespace; by default of all.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Who has spoken: the scheduler's name.
+    /// Only events of the scheduler with this name.
     #[arg(long, value_name = "NAME", default_value = proto::names::kai::SCHEDULER_NAME)]
     scheduler_name: String,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]

@@ -4,7 +4,7 @@
 //! Reads and writes the trust `ConfigMap`, and deletes the Secret with the signing key: the
 //! scheduler makes a new one. The private key is never read here.
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -28,24 +28,24 @@ const TRIES: usize = 5;
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
-    /// Where Aliquot is installed.
+    /// Namespace of Aliquot.
     #[arg(long, default_value = NAMESPACE, global = true)]
     namespace: String,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum What {
-    /// The keys that agents believe, and which of them signs.
+    /// List the keys that agents trust, and which of them signs.
     List,
-    /// Has the scheduler sign with a new key. Grants of the former one stay believed.
+    /// Make the scheduler sign with a new key. Grants of the former key stay valid.
     Rotate,
-    /// Has agents believe no grant of this key any more; containers that run go on.
+    /// Stop trusting a key: agents accept no grant of it any more. Running containers keep running.
     Revoke {
-        /// As `aliquot keys list` says it.
+        /// Id of the key, as `aliquot keys list` prints it.
         #[arg(value_name = "KEY")]
         key: String,
     },

@@ -13,7 +13,7 @@
 //! - [`demo`]: a whole cluster in one process; [`hook`]: what its runtimes run.
 //!
 //! The demo starts this program again under other names, so those come first: the hook of
-//! the containers, the simulated driver with its MPS daemons and workloads, the reaper.
+//! the containers, the simulated driver with its MPS daemons and workloads, the clean-up process.
 #![forbid(unsafe_code)]
 
 mod actions;
@@ -56,15 +56,15 @@ struct Cli {
 enum Verb {
     /// A whole cluster in one process, with simulated cards: no cluster and no GPU needed.
     Demo(demo::Args),
-    /// Cards with what is granted, used and free, shares under them, and who waits.
+    /// Cards with their granted, used and free memory, the shares on them, and waiting pods.
     Top(top::Args),
     /// Nodes with an agent, and what they offer.
     Nodes(inventory::Args),
     /// Every card: mode, state, memory.
     Cards(inventory::Args),
-    /// Who holds which part of which card, and what holds them to it.
+    /// Which container holds which part of which card, and what enforces it.
     Shares(inventory::ShareArgs),
-    /// What was granted and not used, by queue, namespace or workload, and what that costs.
+    /// What was granted and what was not used, by queue, namespace or workload, and its cost.
     Report(usage::Args),
     /// The tree of queues: quota, limit, fair share, used, pending.
     Queues(queues::Args),
@@ -74,19 +74,19 @@ enum Verb {
     Fit(trial::FitArgs),
     /// What the scheduler would do with these manifests, evictions included.
     Simulate(trial::SimulateArgs),
-    /// What the scheduler has said about pods, newest last.
+    /// The scheduler's events about pods, newest last.
     Events(events::Args),
-    /// Place nothing new on a card; what runs there stays.
+    /// Stop placing pods on a card; running pods stay.
     Cordon(cordon::Args),
-    /// Place on a card again.
+    /// Allow pods on a card again.
     Uncordon(cordon::Args),
-    /// The keys that sign grants: list them, have another one sign, end the trust in one.
+    /// The keys that sign grants: list them, rotate the signing key, stop trusting one.
     Keys(keys::Args),
     /// The cluster as the event list that rebuilds it, for replay, simulate and bug reports.
     Snapshot(record::SnapshotArgs),
     /// What the scheduler decides on a recorded cluster.
     Replay(record::ReplayArgs),
-    /// What is wrong with a cluster, or with the node this runs on, each with its fix.
+    /// Problems of a cluster, or of the node that this runs on, each with its fix.
     Doctor(doctor::Args),
     /// A completion script for your shell, on standard output.
     Completion {
@@ -106,8 +106,8 @@ fn main() -> ExitCode {
     if sim_gpu::is_multicall(&args) {
         return sim_gpu::multicall(args);
     }
-    if args.get(1).is_some_and(|arg| arg == demo::reaper::VERB) {
-        return demo::reaper::run(args.get(2));
+    if args.get(1).is_some_and(|arg| arg == demo::cleanup::VERB) {
+        return demo::cleanup::run(args.get(2));
     }
     match Cli::parse().verb {
         Verb::Demo(args) => demo::run(&args),

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 pub(crate) struct SnapshotArgs {
     #[command(flatten)]
     source: Source,
-    /// Write it here instead of standard output.
+    /// Write to this file instead of standard output.
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
 }

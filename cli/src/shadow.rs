@@ -4,7 +4,7 @@
 //! [`Shadow`] that answers as the scheduler would decide. Never asks the scheduler, and
 //! never writes: what is tried here is tried on a copy.
 
-use crate::connect::{Cluster, Where};
+use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
 use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -14,8 +14,8 @@ use proto::telemetry::NodeState;
 use scheduler::config::Strategy;
 use scheduler::convert::World;
 use scheduler::shard::{Live, Shard};
-use scheduler::telemetry::Heard;
-use scheduler::trial::{self, Settled, Taken};
+use scheduler::telemetry::AgentEvent;
+use scheduler::trial::{self, AdmittedPod, TrialResult};
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::ids::PodUid;
 use scheduler_core::units::{Duration, Time};
@@ -36,7 +36,7 @@ const CLASSES: [(&str, i32); 4] = [
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Source {
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) place: ClusterArgs,
     /// Ask a snapshot (`aliquot snapshot`) instead of a cluster; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"])]
     pub(crate) snapshot: Option<PathBuf>,
@@ -211,7 +211,7 @@ impl Shadow {
         shadow.take_all(objects.pods, Fact::Pod);
         for state in states {
             let node = state.node.clone();
-            let (events, _) = shadow.world.hear(Heard::State { node, state });
+            let (events, _) = shadow.world.hear(AgentEvent::State { node, state });
             for event in events {
                 shadow.apply(event);
             }
@@ -339,7 +339,7 @@ impl Shadow {
 
     /// The same, and where nothing is left to happen, time goes on. `after` hears of each
     /// decision.
-    pub(crate) fn settle_in_time(&mut self, after: impl FnMut(&Decision)) -> Settled {
+    pub(crate) fn settle_in_time(&mut self, after: impl FnMut(&Decision)) -> TrialResult {
         trial::settle(&mut self.core, &mut self.now, trial::QUIET, after)
     }
 
@@ -353,7 +353,7 @@ impl Shadow {
     ///
     /// # Errors
     /// Why the webhook would refuse it.
-    pub(crate) fn take_pod(&mut self, object: &Value, number: u64) -> Result<Taken, String> {
+    pub(crate) fn take_pod(&mut self, object: &Value, number: u64) -> Result<AdmittedPod, String> {
         let taken = trial::take_pod(&mut self.world, object, number, self.now)?;
         for event in taken.events.clone() {
             self.apply(event);

@@ -17,14 +17,14 @@ const WIDEST: usize = 120;
 
 /// What is known at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Scene {
+pub(crate) struct ClusterView {
     /// By name.
     pub(crate) nodes: BTreeMap<String, GpuNode>,
     /// By namespace and name.
     pub(crate) pods: BTreeMap<(String, String), Pod>,
 }
 
-impl Scene {
+impl ClusterView {
     pub(crate) fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
         self.pods.get(&(namespace.to_owned(), name.to_owned()))
     }
@@ -134,12 +134,8 @@ impl Scene {
         let mut waiting = String::new();
         let mut over = String::new();
         for ((namespace, name), pod) in &self.pods {
-            let phase = pod
-                .status
-                .as_ref()
-                .and_then(|status| status.phase.as_deref());
             let why = why(pod);
-            match phase.unwrap_or("Pending") {
+            match phase(pod) {
                 "Pending" => {
                     let pod = paint(&format!("{namespace}/{name}"), Tone::Warn);
                     let _ = writeln!(waiting, "  {pod}");
@@ -202,6 +198,14 @@ pub(crate) fn reason(pod: &Pod) -> Option<&str> {
         .message
         .as_deref()
         .filter(|message| !message.is_empty())
+}
+
+/// A pod's phase. The API server sets it; a pod that was just made has none yet.
+pub(crate) fn phase(pod: &Pod) -> &str {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
 }
 
 /// The best that is known of why a pod does not run.
@@ -294,7 +298,7 @@ mod tests {
         }
     }
 
-    fn scene() -> Scene {
+    fn sample_view() -> ClusterView {
         let mut node = GpuNode::new("node-1", api::GpuNodeSpec::default());
         node.status = Some(api::GpuNodeStatus {
             gpus: vec![card(0, &[("a", 2000), ("b", 10_000)]), card(1, &[])],
@@ -302,7 +306,7 @@ mod tests {
         });
         let waiting = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
             "reason": "Unschedulable", "message": "no card is free\n  node-1/0: shared"}]});
-        Scene {
+        ClusterView {
             nodes: [("node-1".to_owned(), node)].into(),
             pods: [
                 pod("a", &json!({"phase": "Running"})),
@@ -316,7 +320,7 @@ mod tests {
     #[test]
     fn a_scene_shows_cards_holders_and_reasons() {
         assert_eq!(
-            scene().render(44, false),
+            sample_view().render(44, false),
             "\
 node-1 / 0  NVIDIA L4  mps  12000 of 20000 MiB granted, 3000 used
   ████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░
@@ -332,7 +336,7 @@ WAITING
       node-1/0: shared
 "
         );
-        let coloured = scene().render(44, true);
+        let coloured = sample_view().render(44, true);
         assert!(coloured.contains("\x1b[32m████▓"), "{coloured}");
         // Many small shares are all seen, and no bar is longer than it may be.
         let many: Vec<(String, u64)> = (0..60).map(|at| (format!("p{at}"), 10)).collect();
@@ -356,14 +360,14 @@ WAITING
             role("b", Want::Share),
             role("c", Want::Waits),
         ];
-        assert!(missing(&told, &scene()).is_empty());
+        assert!(missing(&told, &sample_view()).is_empty());
         let other = [
             role("a", Want::Whole(2)),
             role("b", Want::Waits),
             role("c", Want::Runs),
             role("d", Want::Runs),
         ];
-        let missing = missing(&other, &scene());
+        let missing = missing(&other, &sample_view());
         assert_eq!(missing.len(), 4, "{missing:?}");
         assert!(missing[2].contains("no card is free"), "{missing:?}");
         assert_eq!(missing[3], "demo/d: is not there");
@@ -371,8 +375,8 @@ WAITING
 
     #[test]
     fn shares_on_different_cards_are_not_as_told() {
-        let mut scene = scene();
-        let status = scene
+        let mut view = sample_view();
+        let status = view
             .nodes
             .get_mut("node-1")
             .unwrap()
@@ -386,7 +390,7 @@ WAITING
             want: Want::Share,
         };
         assert_eq!(
-            missing(&[role("a"), role("b")], &scene),
+            missing(&[role("a"), role("b")], &view),
             ["the shares are on different cards"]
         );
     }

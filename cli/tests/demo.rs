@@ -7,9 +7,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A place of its own for each test, so that what is left behind is seen.
-struct Desk(tempfile::TempDir);
+struct TempFolder(tempfile::TempDir);
 
-impl Desk {
+impl TempFolder {
     fn new() -> Self {
         let mut builder = tempfile::Builder::new();
         Self(
@@ -80,9 +80,9 @@ fn processes_of(directory: &Path) -> usize {
 
 #[test]
 fn what_cannot_be_read_is_refused_in_one_line_before_anything_starts() {
-    let desk = Desk::new();
-    let broken = desk.write("broken.yaml", "kind: [");
-    let nameless = desk.write("nameless.yaml", "apiVersion: v1\nkind: Pod\n");
+    let folder = TempFolder::new();
+    let broken = folder.write("broken.yaml", "kind: [");
+    let nameless = folder.write("nameless.yaml", "apiVersion: v1\nkind: Pod\n");
     for (args, word) in [
         (
             vec!["-f", "/does/not/exist.yaml"],
@@ -103,19 +103,19 @@ fn what_cannot_be_read_is_refused_in_one_line_before_anything_starts() {
         ),
         (vec!["--story", "card", "--once"], "cannot be used with"),
     ] {
-        let output = desk.run(&args);
+        let output = folder.run(&args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let errors = text(&output.stderr);
         assert!(errors.contains(word), "{args:?}: {errors}");
         assert!(output.stdout.is_empty());
-        assert!(desk.left().is_empty(), "{args:?}");
+        assert!(folder.left().is_empty(), "{args:?}");
     }
 }
 
 #[test]
 fn once_tells_the_story_and_leaves_nothing_behind() {
-    let desk = Desk::new();
-    let output = desk.run(&["--once"]);
+    let folder = TempFolder::new();
+    let output = folder.run(&["--once"]);
     let (told, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{told}\n{errors}");
     for line in [
@@ -129,7 +129,7 @@ fn once_tells_the_story_and_leaves_nothing_behind() {
     ] {
         assert!(told.contains(line), "{line} is not in\n{told}");
     }
-    assert!(desk.left().is_empty());
+    assert!(folder.left().is_empty());
 }
 
 /// A pod of somebody who knows KAI.
@@ -151,16 +151,16 @@ spec:
 
 #[test]
 fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason() {
-    let desk = Desk::new();
-    let fits = desk.write("fits.yaml", &pod("fits", "2000"));
+    let folder = TempFolder::new();
+    let fits = folder.write("fits.yaml", &pod("fits", "2000"));
     let small = ["--once", "--nodes", "1", "--gpu", "L4", "-f"];
-    let output = desk.run(&[&small[..], &[&fits]].concat());
+    let output = folder.run(&[&small[..], &[&fits]].concat());
     let (told, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{told}{errors}");
     assert!(told.contains("mine/fits  2000 MiB"), "{told}");
 
-    let large = desk.write("large.yaml", &pod("large", "99999999"));
-    let output = desk.run(&[&small[..], &[&large, "--deadline", "4"]].concat());
+    let large = folder.write("large.yaml", &pod("large", "99999999"));
+    let output = folder.run(&[&small[..], &[&large, "--deadline", "4"]].concat());
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(
@@ -168,12 +168,12 @@ fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason()
         "{errors}"
     );
     assert!(!errors.contains("has not looked at it"), "{errors}");
-    assert!(desk.left().is_empty());
+    assert!(folder.left().is_empty());
 }
 
 #[test]
 fn stories_are_told_to_their_end() {
-    let desk = Desk::new();
+    let folder = TempFolder::new();
     for (name, lines) in [
         (
             "limit",
@@ -196,19 +196,19 @@ fn stories_are_told_to_their_end() {
             &["small runs beside big-2.", "whole runs."],
         ),
     ] {
-        let output = desk.run(&["--story", name]);
+        let output = folder.run(&["--story", name]);
         let (told, errors) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(0), "{told}\n{errors}");
         for line in lines {
             assert!(told.contains(line), "{line} is not in\n{told}");
         }
         assert!(told.ends_with("The end.\n"), "{told}");
-        assert!(desk.left().is_empty());
+        assert!(folder.left().is_empty());
     }
 }
 
-fn started(desk: &Desk) -> (Child, PathBuf) {
-    let mut child = desk
+fn started(folder: &TempFolder) -> (Child, PathBuf) {
+    let mut child = folder
         .demo(&["--nodes", "1"])
         .stdout(Stdio::piped())
         .spawn()
@@ -216,7 +216,7 @@ fn started(desk: &Desk) -> (Child, PathBuf) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     assert!(first.starts_with("A cluster of 1 node "), "{first}");
-    let directory = desk.left().remove(0);
+    let directory = folder.left().remove(0);
     until("a driver", || processes_of(&directory) >= 2);
     // Somebody has to listen.
     std::thread::spawn(move || lines.for_each(drop));
@@ -225,9 +225,9 @@ fn started(desk: &Desk) -> (Child, PathBuf) {
 
 #[test]
 fn nothing_is_left_when_it_is_interrupted_or_killed() {
-    let desk = Desk::new();
+    let folder = TempFolder::new();
     for (signal, code) in [("-INT", Some(0)), ("-TERM", Some(0)), ("-KILL", None)] {
-        let (mut child, directory) = started(&desk);
+        let (mut child, directory) = started(&folder);
         let sent = Command::new("kill")
             .args([signal, &child.id().to_string()])
             .status()
@@ -237,6 +237,6 @@ fn nothing_is_left_when_it_is_interrupted_or_killed() {
         until("everything gone", || {
             !directory.exists() && processes_of(&directory) == 0
         });
-        assert!(desk.left().is_empty(), "{signal}");
+        assert!(folder.left().is_empty(), "{signal}");
     }
 }

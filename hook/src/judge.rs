@@ -1,7 +1,7 @@
 //! Expected and seen → let through, or one line that says why not.
 
 use crate::state::{Bundle, State};
-use cdi::hook::{Arguments, ArgumentsError, Holders, Whose};
+use cdi::hook::{Arguments, ArgumentsError, Holders, ShareOwner};
 use cdi::{ContainerEdits, Spec};
 use std::io;
 use std::path::Path;
@@ -95,7 +95,7 @@ pub enum HookError {
 pub fn admit(expected: &Arguments, state: &State, until: Instant) -> Result<(), HookError> {
     let (seen_pod, seen_container) = (state.pod_uid()?, state.container()?);
     match &expected.whose {
-        Whose::Container { pod_uid, container } => {
+        ShareOwner::Container { pod_uid, container } => {
             let pairs = [
                 ("pod", pod_uid, seen_pod),
                 ("container", container, seen_container),
@@ -111,7 +111,7 @@ pub fn admit(expected: &Arguments, state: &State, until: Instant) -> Result<(), 
             }
             Ok(())
         }
-        Whose::Listed(file) => loop {
+        ShareOwner::Listed(file) => loop {
             let why = match listed(file, &expected.alloc, seen_pod, seen_container)? {
                 Listed::Yes => return Ok(()),
                 Listed::NotYet => String::new(),
@@ -223,7 +223,7 @@ mod tests {
 
     fn expected() -> Arguments {
         Arguments {
-            whose: Whose::Container {
+            whose: ShareOwner::Container {
                 pod_uid: "u".into(),
                 container: "c".into(),
             },
@@ -286,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("holders.json");
         let expected = Arguments {
-            whose: Whose::Listed(file.clone()),
+            whose: ShareOwner::Listed(file.clone()),
             ..expected()
         };
         let admitted = |wait: Duration| admit(&expected, &state(), Instant::now() + wait);

@@ -157,13 +157,13 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    struct Scene {
+    struct TestHost {
         folder: tempfile::TempDir,
         host: Host,
         limit: Limit,
     }
 
-    impl Scene {
+    impl TestHost {
         /// A process in a cgroup, and an `nvidia-smi` of this script.
         fn new(cgroup: &str, script: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn every_card_is_limited_on_the_containers_leaf_and_read_back() {
-        let scene = Scene::new(V2, "echo 'Hard Limit : 2000 MiB'");
+        let scene = TestHost::new(V2, "echo 'Hard Limit : 2000 MiB'");
         let limited = scene.set();
         assert_eq!((limited.mib, limited.error.as_str()), (Some(2000), ""));
         let leaf = "/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice/cri-containerd-ab.scope";
@@ -229,7 +229,7 @@ mod tests {
                 "exit status: 2: Invalid option",
             ),
         ] {
-            let limited = Scene::new(V2, script).set();
+            let limited = TestHost::new(V2, script).set();
             assert_eq!(limited.mib, None, "{script}");
             assert!(limited.error.contains(why), "{script}: {}", limited.error);
         }
@@ -244,7 +244,7 @@ mod tests {
             "0::///etc\n",
             "",
         ] {
-            let scene = Scene::new(cgroup, "echo 'Hard Limit : 2000 MiB'");
+            let scene = TestHost::new(cgroup, "echo 'Hard Limit : 2000 MiB'");
             let limited = scene.set();
             assert!(
                 limited.error.contains("no cgroup v2"),

@@ -10,12 +10,12 @@ use std::process::{Command, Output, Stdio};
 
 const ALLOC: &str = "00112233445566778899aabbccddeeff";
 
-struct Scene {
+struct TestHost {
     tmp: tempfile::TempDir,
     arguments: Vec<String>,
 }
 
-impl Scene {
+impl TestHost {
     /// A share's CDI file with its hook, and a bundle into which it was injected.
     fn new() -> Self {
         let tmp = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn entries(dir: &Path) -> usize {
 
 #[test]
 fn the_holder_passes_and_leaves_proof() {
-    let scene = Scene::new();
+    let scene = TestHost::new();
     let output = scene.run("u-1", "main");
     assert_eq!(
         (
@@ -148,7 +148,7 @@ fn the_holder_passes_and_leaves_proof() {
 
 #[test]
 fn anyone_else_is_refused_and_leaves_no_proof() {
-    let scene = Scene::new();
+    let scene = TestHost::new();
     refused(&scene.run("u-2", "main"), "belongs to pod u-1, not u-2");
     refused(
         &scene.run("u-1", "side"),
@@ -163,7 +163,7 @@ fn anyone_else_is_refused_and_leaves_no_proof() {
 
 #[test]
 fn a_changed_or_missing_file_is_refused() {
-    let scene = Scene::new();
+    let scene = TestHost::new();
     let text = fs::read_to_string(scene.file()).unwrap();
     fs::write(scene.file(), text.replace("GPU-1", "GPU-2")).unwrap();
     refused(&scene.run("u-1", "main"), "older version");
@@ -176,7 +176,7 @@ fn a_changed_or_missing_file_is_refused() {
 
 #[test]
 fn a_variable_that_something_else_set_is_refused() {
-    let scene = Scene::new();
+    let scene = TestHost::new();
     scene.bundle_env("CUDA_VISIBLE_DEVICES=all");
     refused(
         &scene.run("u-1", "main"),
@@ -186,7 +186,7 @@ fn a_variable_that_something_else_set_is_refused() {
 
 #[test]
 fn no_place_for_proof_is_a_refusal() {
-    let scene = Scene::new();
+    let scene = TestHost::new();
     fs::remove_dir(scene.tmp.path().join("proof")).unwrap();
     refused(&scene.run("u-1", "main"), "cannot leave proof");
 }

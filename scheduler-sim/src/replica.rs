@@ -14,8 +14,8 @@ use kube::Client;
 use proto::telemetry::AgentMessage;
 use proto::telemetry::telemetry_client::TelemetryClient;
 use scheduler::clock::Wall;
-use scheduler::serve::Door;
-use scheduler::{Config, Doors, RunError};
+use scheduler::serve::Endpoint;
+use scheduler::{Config, Endpoints, RunError};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -83,9 +83,9 @@ struct Routes {
 }
 
 impl Routes {
-    fn new() -> (Door, Self) {
+    fn new() -> (Endpoint, Self) {
         let (to, coming) = oneshot::channel();
-        (Door::Routes(to), Self { coming, here: None })
+        (Endpoint::Routes(to), Self { coming, here: None })
     }
 
     fn get(&mut self) -> Option<Router> {
@@ -110,12 +110,12 @@ impl Process {
         let (sender, requests) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
         let (webhook, _) = Routes::new();
-        let (telemetry_door, telemetry) = Routes::new();
-        let (pages_door, pages) = Routes::new();
-        let doors = Doors {
+        let (telemetry_endpoint, telemetry) = Routes::new();
+        let (pages_endpoint, pages) = Routes::new();
+        let endpoints = Endpoints {
             webhook,
-            telemetry: telemetry_door,
-            metrics: Some(pages_door),
+            telemetry: telemetry_endpoint,
+            metrics: Some(pages_endpoint),
             page: None,
         };
         let (task, born) = runtime.block_on(async {
@@ -126,7 +126,7 @@ impl Process {
                 Stamp::skewed(now + since, ahead.load(Ordering::Relaxed)).timestamp()
             });
             let client = client(sender);
-            let running = scheduler::run_in(doors, wall, config, client.into(), stop.clone());
+            let running = scheduler::run_in(endpoints, wall, config, client.into(), stop.clone());
             (tokio::spawn(running), born)
         });
         Self {

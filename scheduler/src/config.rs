@@ -61,11 +61,11 @@ pub struct Config {
     /// Where metrics, health and the state are served; nowhere when unset.
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
-    /// Where the status page is served, over TLS, to whoever shows a Kubernetes token;
+    /// Where the status page is served, over TLS, to clients with a Kubernetes token;
     /// nowhere when unset.
     #[arg(long)]
     pub page: Option<SocketAddr>,
-    /// The page is for whoever reaches it, without TLS: for an embedder on loopback alone,
+    /// Every client that reaches the page may read it, without TLS: for an embedder on loopback alone,
     /// so there is no flag.
     #[arg(skip)]
     pub page_is_open: bool,

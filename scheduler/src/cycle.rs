@@ -16,8 +16,8 @@ use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::scale_up::{self, Look};
 use crate::status::{Meters, Status};
-use crate::telemetry::{Heard, HeardReceiver};
-use crate::usage::{Line, Told};
+use crate::telemetry::{AgentEvent, AgentEventReceiver};
+use crate::usage::{UsageClient, UsageResult};
 use crate::watch::Fact;
 use granted::Granted;
 use scheduler_core::ids::{PodUid, QueueName};
@@ -45,11 +45,11 @@ const KNOWN_PROBLEMS: usize = 10_000;
 
 /// Where everything comes from.
 #[derive(Debug)]
-pub struct Inputs {
+pub struct CycleInputs {
     /// Of the API server.
     pub facts: mpsc::UnboundedReceiver<Fact>,
     /// Of the agents.
-    pub heard: HeardReceiver,
+    pub heard: AgentEventReceiver,
     /// Of actions.
     pub outcomes: mpsc::UnboundedReceiver<Outcome>,
     /// Of people.
@@ -57,7 +57,7 @@ pub struct Inputs {
     /// Whether this replica acts.
     pub leading: watch::Receiver<bool>,
     /// What queues used in the past: said where a shard is begun.
-    pub(crate) usage: Line,
+    pub(crate) usage: UsageClient,
     /// Who asks for nodes. `None`: nobody.
     pub(crate) scale_up: Option<scale_up::Line>,
     /// The time.
@@ -66,7 +66,7 @@ pub struct Inputs {
 
 /// Where everything goes.
 #[derive(Clone, Debug)]
-pub struct Outputs {
+pub struct CycleOutputs {
     /// Has pods and groups listed anew.
     pub relist: watch::Sender<u64>,
     /// Things to do.
@@ -116,7 +116,7 @@ pub enum Question {
 
 /// How changes are coalesced.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct CoalesceWindow {
     /// So long without a change.
     pub quiet: Duration,
     /// At most so long after the first.
@@ -129,9 +129,9 @@ pub async fn run(
     core: Core,
     world: World,
     observer: Option<Observer>,
-    pace: Pace,
-    mut inputs: Inputs,
-    outputs: Outputs,
+    pace: CoalesceWindow,
+    mut inputs: CycleInputs,
+    outputs: CycleOutputs,
     stop: CancellationToken,
 ) {
     let mut cycle = Cycle {
@@ -242,8 +242,8 @@ struct Cycle {
     core: Core,
     world: World,
     observer: Option<Observer>,
-    pace: Pace,
-    outputs: Outputs,
+    pace: CoalesceWindow,
+    outputs: CycleOutputs,
     /// The first and the last change since the last decision.
     change: Option<(Instant, Instant)>,
     /// The core wants to be asked at this time.
@@ -283,7 +283,7 @@ impl Cycle {
         }
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: AgentEvent) {
         let (events, isolation) = self.world.hear(heard);
         for event in events {
             self.apply(event);
@@ -293,7 +293,7 @@ impl Cycle {
         }
     }
 
-    fn use_told(&mut self, told: Option<Told>) {
+    fn use_told(&mut self, told: Option<UsageResult>) {
         let events = told.map(|told| self.world.told_usage(told));
         for event in events.into_iter().flatten() {
             self.apply(event);

@@ -4,12 +4,12 @@
 //! scheduler of what they say.
 
 use crate::convert::World;
-use crate::cycle::{self, Inputs, Outputs, Pace};
+use crate::cycle::{self, CoalesceWindow, CycleInputs, CycleOutputs};
 use crate::observe::Observer;
 use crate::report::Views;
 use crate::run::{Part, QUESTIONS, named};
 use crate::scale_up::{self, ScaleUp};
-use crate::shard::{self, Face, InForce, Lane, Live, Plan, Pool, Shard};
+use crate::shard::{self, CoreChannels, InForce, Lane, Live, Plan, Pool, Shard};
 use crate::usage::{self, UsageMeters};
 use crate::{Config, telemetry};
 use futures::FutureExt as _;
@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// What is done for each cycle apart from its decisions.
-pub(crate) struct Apart {
+pub(crate) struct CycleServices {
     pub(crate) usage_meters: Arc<UsageMeters>,
     /// `None`: nodes are asked for by nobody.
     pub(crate) scale_up: Option<ScaleUp>,
@@ -31,27 +31,27 @@ pub(crate) struct Apart {
 pub(crate) fn start(
     config: &Config,
     plan: &Plan,
-    inputs: Inputs,
-    outputs: Outputs,
-    apart: &Apart,
+    inputs: CycleInputs,
+    outputs: CycleOutputs,
+    services: &CycleServices,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
 ) {
-    let mut begin = |shard: &Shard, inputs: Inputs, outputs: Outputs| {
+    let mut begin = |shard: &Shard, inputs: CycleInputs, outputs: CycleOutputs| {
         let pool = shard.pool.name();
-        let outputs = Outputs {
+        let outputs = CycleOutputs {
             pool: pool.to_owned(),
             ..outputs
         };
-        let (line, links) = usage::Line::new(
+        let (line, links) = usage::UsageClient::new(
             outputs.views.subscribe(),
             inputs.wall.clone(),
-            apart.usage_meters.clone(),
+            services.usage_meters.clone(),
             pool.to_owned(),
         );
         tasks.spawn(named("past use", usage::run(links, end.clone())));
         let wall = inputs.wall.clone();
-        let scale_up = apart.scale_up.as_ref().map(|scale_up| {
+        let scale_up = services.scale_up.as_ref().map(|scale_up| {
             let (line, links) = scale_up.line(wall, pool.to_owned());
             tasks.spawn(named(
                 "the plan of new nodes",
@@ -59,7 +59,7 @@ pub(crate) fn start(
             ));
             line
         });
-        let inputs = Inputs {
+        let inputs = CycleInputs {
             usage: line,
             scale_up,
             ..inputs
@@ -102,7 +102,7 @@ pub(crate) fn start(
         begin(only, inputs, outputs);
         return;
     }
-    let (mut lanes, mut faces) = (Vec::new(), Vec::new());
+    let (mut lanes, mut cores) = (Vec::new(), Vec::new());
     for shard in &plan.shards {
         let (facts_out, facts) = mpsc::unbounded_channel();
         let (heard_out, heard) = telemetry::channel(None);
@@ -114,7 +114,7 @@ pub(crate) fn start(
             facts: facts_out,
             heard: heard_out,
         });
-        faces.push(Face {
+        cores.push(CoreChannels {
             name: shard.name.clone(),
             epoch: shard.core.epoch,
             outcomes: outcomes_out,
@@ -122,17 +122,17 @@ pub(crate) fn start(
             status,
             views,
         });
-        let inputs = Inputs {
+        let inputs = CycleInputs {
             facts,
             heard,
             outcomes,
             questions,
             leading: inputs.leading.clone(),
-            usage: usage::Line::silent(),
+            usage: usage::UsageClient::silent(),
             scale_up: None,
             wall: inputs.wall.clone(),
         };
-        let outputs = Outputs {
+        let outputs = CycleOutputs {
             relist: outputs.relist.clone(),
             work: outputs.work.clone(),
             status: status_out,
@@ -145,7 +145,7 @@ pub(crate) fn start(
     let pools = plan.shards.iter().map(|shard| shard.pool.clone()).collect();
     let (facts, heard) = (inputs.facts, inputs.heard);
     let front = shard::front(
-        faces,
+        cores,
         inputs.outcomes,
         inputs.questions,
         outputs.status,
@@ -169,8 +169,8 @@ pub(crate) fn start(
     }
 }
 
-fn pace(config: &Config) -> Pace {
-    Pace {
+fn pace(config: &Config) -> CoalesceWindow {
+    CoalesceWindow {
         quiet: Duration::from_millis(config.quiet_ms),
         patience: Duration::from_millis(config.patience_ms),
     }

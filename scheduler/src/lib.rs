@@ -8,9 +8,9 @@
 //!
 //! In the order of the data's way:
 //! - [`config`]: flags; [`shard`]: several node pools, each with a core of its own;
-//!   `doors`: where requests come in; [`run`]: starts everything, ends with the first part
+//!   `endpoints`: where requests come in; [`run`]: starts everything, ends with the first part
 //!   that ends.
-//! - [`neighbour`]: who else is there; nothing starts beside another for the same pods.
+//! - [`preflight`]: who else is there; nothing starts beside another for the same pods.
 //! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
 //! - [`limits`]: how large an object may be that decisions read; [`bursts`]: how far above its
@@ -45,16 +45,16 @@ pub mod config;
 pub mod convert;
 pub mod cycle;
 mod cycles;
-mod doors;
+mod endpoints;
 pub mod group;
 mod history;
 pub mod leader;
 mod lease;
 pub mod limits;
 mod lock;
-pub mod neighbour;
 pub mod observe;
 pub mod page;
+pub mod preflight;
 pub mod prometheus;
 pub mod report;
 mod run;
@@ -67,11 +67,11 @@ pub mod status;
 pub mod telemetry;
 pub mod trial;
 pub mod trust;
-mod unfollowed;
+mod unsupported;
 pub mod usage;
 pub mod watch;
 
 pub use config::{Config, Role};
-pub use doors::{Doors, Listeners};
+pub use endpoints::{Endpoints, Listeners};
 pub use leader::ApiAccess;
 pub use run::{RunError, run, run_in, run_on};

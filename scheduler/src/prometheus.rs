@@ -92,7 +92,7 @@ pub(crate) fn words(text: &str) -> String {
 
 /// A server that is asked.
 #[derive(Debug)]
-pub struct Door<C> {
+pub struct PrometheusClient<C> {
     client: Client<C, Full<Bytes>>,
     uri: Uri,
     authorization: Option<HeaderValue>,
@@ -104,7 +104,9 @@ pub struct Door<C> {
 ///
 /// # Errors
 /// One sentence on what is wrong with it. The URL is not repeated.
-pub fn door(text: &str) -> Result<Door<impl Connect + Clone + Send + Sync + 'static>, String> {
+pub fn client(
+    text: &str,
+) -> Result<PrometheusClient<impl Connect + Clone + Send + Sync + 'static>, String> {
     let (uri, user) = url(text)?;
     let mut config = kube::Config::new(uri.clone());
     if uri.scheme_str() == Some("http") {
@@ -123,7 +125,7 @@ pub fn door(text: &str) -> Result<Door<impl Connect + Clone + Send + Sync + 'sta
     let authorization = authorization
         .transpose()
         .map_err(|error| error.to_string())?;
-    Ok(Door {
+    Ok(PrometheusClient {
         client: Client::builder(TokioExecutor::new()).build(tls),
         shown: uri.authority().map(ToString::to_string).unwrap_or_default(),
         uri,
@@ -131,7 +133,7 @@ pub fn door(text: &str) -> Result<Door<impl Connect + Clone + Send + Sync + 'sta
     })
 }
 
-impl<C: Connect + Clone + Send + Sync + 'static> Door<C> {
+impl<C: Connect + Clone + Send + Sync + 'static> PrometheusClient<C> {
     /// Its address without a password.
     pub fn shown(&self) -> &str {
         &self.shown

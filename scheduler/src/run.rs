@@ -4,19 +4,19 @@ use crate::act::{self, Settings};
 use crate::admission::{self, Reach};
 use crate::clock::Wall;
 use crate::config::Role;
-use crate::cycle::{Inputs, Outputs, Question};
-use crate::doors::{Doors, Listeners};
+use crate::cycle::{CycleInputs, CycleOutputs, Question};
+use crate::endpoints::{Endpoints, Listeners};
 use crate::leader::ApiAccess;
-use crate::neighbour::Territory;
+use crate::preflight::PodSelection;
 use crate::report::{self, QueueMeters, Views};
 use crate::scale_up::{self, ScaleUp, ScaleUpMeters};
-use crate::serve::Door;
+use crate::serve::Endpoint;
 use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
 use crate::trust::{self, Certificates};
 use crate::usage::{self, UsageMeters};
 use crate::{
-    Config, cycles, group, leader, lease, neighbour, page, shard, snapshot, telemetry,
+    Config, cycles, group, leader, lease, page, preflight, shard, snapshot, telemetry,
     watch as facts,
 };
 use futures::FutureExt as _;
@@ -63,7 +63,7 @@ pub enum RunError {
     NodeTemplates(#[from] scale_up::TemplateError),
     /// No room for another scheduler.
     #[error(transparent)]
-    Neighbour(#[from] neighbour::NeighbourError),
+    Neighbour(#[from] preflight::PreflightError),
     /// Admission would not find it.
     #[error(
         "--role=scheduler needs --leader-elect=true: admission finds the scheduler by its lease"
@@ -122,23 +122,23 @@ pub async fn run_on(
     run_in(listeners.into(), Wall::machine(), config, access, stop).await
 }
 
-/// Runs one scheduler with these doors and this clock until `stop`.
+/// Runs one scheduler at these endpoints and this clock until `stop`.
 ///
 /// # Errors
 /// What kept it from starting, or which part ended on its own.
 // Boxed: who embeds it need not compile all of it once more.
 pub fn run_in(
-    doors: Doors,
+    endpoints: Endpoints,
     wall: Wall,
     config: Config,
     access: ApiAccess,
     stop: CancellationToken,
 ) -> BoxFuture<'static, Result<(), RunError>> {
-    run_all(doors, wall, config, access, stop).boxed()
+    run_all(endpoints, wall, config, access, stop).boxed()
 }
 
 async fn run_all(
-    doors: Doors,
+    endpoints: Endpoints,
     wall: Wall,
     config: Config,
     access: ApiAccess,
@@ -150,7 +150,7 @@ async fn run_all(
     let started = tokio::select! {
         biased;
         () = stop.cancelled() => return Ok(()),
-        started = start(&config, doors, &wall, access, &end, &mut tasks) => started,
+        started = start(&config, endpoints, &wall, access, &end, &mut tasks) => started,
     };
     let result = match started {
         Ok(()) => first_end(&mut tasks, &stop).await,
@@ -181,7 +181,7 @@ async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Resul
 
 async fn start(
     config: &Config,
-    doors: Doors,
+    endpoints: Endpoints,
     wall: &Wall,
     access: ApiAccess,
     end: &CancellationToken,
@@ -206,8 +206,8 @@ async fn start(
     });
     let (questions_out, questions) = mpsc::channel(QUESTIONS);
     let (admits_out, admits) = watch::channel(false);
-    let desk = doors.page.is_some().then(page::desk);
-    if let Some(door) = doors.metrics {
+    let page = endpoints.page.is_some().then(page::channel);
+    if let Some(endpoint) = endpoints.metrics {
         let pages = router(Pages {
             // Who admits alone has nothing to count.
             registry: Arc::new(if config.role == Role::Admission {
@@ -218,7 +218,7 @@ async fn start(
             status: status.clone(),
             admits: (!config.observe && config.role != Role::Scheduler).then_some(admits),
             questions: questions_out.clone(),
-            desk: desk.as_ref().map(|(desk, _)| desk.clone()),
+            page: page.as_ref().map(|(client, _)| client.clone()),
         });
         let pages = pages.merge(snapshot::router(
             client.clone(),
@@ -228,7 +228,7 @@ async fn start(
         ));
         let end = end.clone();
         tasks.spawn(async move {
-            let served = crate::serve::serve(door, None, pages, end).await;
+            let served = crate::serve::serve(endpoint, None, pages, end).await;
             served.map_err(RunError::Pages)?;
             Ok("the pages")
         });
@@ -243,26 +243,26 @@ async fn start(
         agent_meters,
     };
     if config.observe {
-        neighbour::shapes(&client).await?;
+        preflight::shapes(&client).await?;
         observe(config, &plan, wall, client, end, tasks, show);
         return Ok(());
     }
 
-    let territory = Territory {
+    let territory = PodSelection {
         scheduler: config.scheduler_name.clone(),
         pools: plan.pools(),
     };
     if config.role == Role::Admission {
-        neighbour::alone(&client, &territory).await?;
+        preflight::alone(&client, &territory).await?;
         let admission = Admission {
-            door: doors.webhook,
+            endpoint: endpoints.webhook,
             own: None,
             admits: admits_out,
         };
         return admit(config, admission, client, show.status, end, tasks).await;
     }
     let scale_up = scale_up::Settings::of(config)?;
-    neighbour::clear(&client, &territory).await?;
+    preflight::clear(&client, &territory).await?;
     let names = config.names();
     let trust = trust::establish(&client, &config.namespace, &names).await?;
     tasks.spawn(named(
@@ -277,9 +277,12 @@ async fn start(
     ));
     let (leading_out, leading) = watch::channel(!config.leader_elect);
     let (queues_out, queues) = watch::channel(admission::QueueTree::default());
-    let own_url = doors.webhook.port().and_then(|port| config.own_url(port));
+    let own_url = endpoints
+        .webhook
+        .port()
+        .and_then(|port| config.own_url(port));
     let admission = Admission {
-        door: doors.webhook,
+        endpoint: endpoints.webhook,
         own: Some((questions_out.clone(), leading.clone())),
         admits: admits_out,
     };
@@ -288,12 +291,12 @@ async fn start(
 
     let (heard_out, heard) = telemetry::channel(Some(show.agent_meters.clone()));
     {
-        let door = doors.telemetry;
+        let endpoint = endpoints.telemetry;
         let (trust, client, end) = (trust.clone(), client.clone(), end.clone());
         let namespace = config.namespace.clone();
         let meters = show.agent_meters.clone();
         tasks.spawn(async move {
-            telemetry::run(door, trust, client, namespace, heard_out, meters, end).await?;
+            telemetry::run(endpoint, trust, client, namespace, heard_out, meters, end).await?;
             Ok("telemetry")
         });
     }
@@ -355,7 +358,7 @@ async fn start(
     ));
     let (views_out, views) = watch::channel(Views::default());
     let mut flows = page::Flows { facts, heard };
-    if let (Some(listener), Some(desk)) = (doors.page, desk) {
+    if let (Some(listener), Some(page)) = (endpoints.page, page) {
         let access = if config.page_is_open {
             page::Access::Anybody(client.clone())
         } else {
@@ -369,7 +372,7 @@ async fn start(
             wall: wall.clone(),
         };
         let name = &config.scheduler_name;
-        let (onward, parts) = page::start(name, listener, access, flows, desk, sources, end);
+        let (onward, parts) = page::start(name, listener, access, flows, page, sources, end);
         flows = onward;
         for (name, part) in parts {
             tasks.spawn(async move { part.await.map_err(RunError::Pages).map(|()| name) });
@@ -397,7 +400,7 @@ async fn start(
         end,
         tasks,
     );
-    let voice = report::Voice::new(
+    let events = report::GroupEvents::new(
         leaders.clone(),
         grouping.known.clone(),
         config.scheduler_name.clone(),
@@ -408,7 +411,7 @@ async fn start(
         report::run(
             leaders.clone(),
             show.queue_meters.clone(),
-            Some(voice),
+            Some(events),
             views,
             end.clone(),
         ),
@@ -447,17 +450,17 @@ async fn start(
             end.clone(),
         ),
     ));
-    let inputs = Inputs {
+    let inputs = CycleInputs {
         facts,
         heard,
         outcomes,
         questions: show.questions,
         leading,
-        usage: usage::Line::silent(),
+        usage: usage::UsageClient::silent(),
         scale_up: None,
         wall: wall.clone(),
     };
-    let outputs = Outputs {
+    let outputs = CycleOutputs {
         pool: String::new(),
         relist,
         work: work_out,
@@ -465,11 +468,11 @@ async fn start(
         views: views_out,
         meters: show.meters,
     };
-    let apart = cycles::Apart {
+    let services = cycles::CycleServices {
         usage_meters: show.usage_meters,
         scale_up,
     };
-    cycles::start(config, &plan, inputs, outputs, &apart, end, tasks);
+    cycles::start(config, &plan, inputs, outputs, &services, end, tasks);
     Ok(())
 }
 
@@ -527,17 +530,17 @@ fn observe(
         Ok("silence")
     });
     let (work, _) = mpsc::unbounded_channel();
-    let inputs = Inputs {
+    let inputs = CycleInputs {
         facts,
         heard,
         outcomes,
         questions: show.questions,
         leading,
-        usage: usage::Line::silent(),
+        usage: usage::UsageClient::silent(),
         scale_up: None,
         wall: wall.clone(),
     };
-    let outputs = Outputs {
+    let outputs = CycleOutputs {
         pool: String::new(),
         relist,
         work,
@@ -545,11 +548,11 @@ fn observe(
         views: views_out,
         meters: show.meters,
     };
-    let apart = cycles::Apart {
+    let services = cycles::CycleServices {
         usage_meters: show.usage_meters,
         scale_up: None,
     };
-    cycles::start(config, plan, inputs, outputs, &apart, end, tasks);
+    cycles::start(config, plan, inputs, outputs, &services, end, tasks);
 }
 
 /// Starts what puts pods into their groups; the facts go through it.
@@ -563,12 +566,12 @@ fn group_pods(
     tasks: &mut JoinSet<Part>,
 ) -> mpsc::UnboundedReceiver<facts::Fact> {
     let name = &settings.scheduler_name;
-    let (tee, onward, told) = group::Tee::new(name, shared.clone(), facts);
+    let (relay, onward, told) = group::FactRelay::new(name, shared.clone(), facts);
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {
         tokio::select! {
             biased;
-            () = tee.run() => {}
+            () = relay.run() => {}
             () = group::run(settings, client, shared, told, leading, end.clone()) => {}
             () = end.cancelled() => {}
         }
@@ -578,7 +581,7 @@ fn group_pods(
 
 /// What admits pods, and where it is asked.
 struct Admission {
-    door: Door,
+    endpoint: Endpoint,
     /// The core of this process, and whether it acts; `None`: admission is all that it does.
     own: Option<(mpsc::Sender<Question>, watch::Receiver<bool>)>,
     admits: watch::Sender<bool>,
@@ -602,7 +605,7 @@ impl Admission {
         };
         let (certificates, end) = (certificates.clone(), end.clone());
         if config.role == Role::Scheduler {
-            let served = admission::serve_resizes(self.door, core, certificates, end);
+            let served = admission::serve_resizes(self.endpoint, core, certificates, end);
             return async move { Ok(served.await.map(|()| "the answers about resizes")?) }.boxed();
         }
         let settings = admission::Settings {
@@ -621,9 +624,9 @@ impl Admission {
             bursts: config.bursts(),
             core,
         };
-        let (door, admits) = (self.door, self.admits);
+        let (endpoint, admits) = (self.endpoint, self.admits);
         let served = admission::run(
-            door,
+            endpoint,
             settings,
             rules,
             certificates,

@@ -37,14 +37,14 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Where requests come in.
 #[derive(Debug)]
-pub enum Door {
+pub enum Endpoint {
     /// A port.
     Port(TcpListener),
     /// No socket: the receiver calls the routes in this process, as a simulation does.
     Routes(oneshot::Sender<Router>),
 }
 
-impl Door {
+impl Endpoint {
     /// Where it listens, if it does.
     pub(crate) fn port(&self) -> Option<u16> {
         match self {
@@ -60,24 +60,24 @@ impl Door {
 /// # Errors
 /// The listener broke.
 pub(crate) async fn serve(
-    door: Door,
+    endpoint: Endpoint,
     tls: Option<Arc<rustls::ServerConfig>>,
     routes: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    serve_up_to(CONNECTIONS, door, tls, routes, stop).await
+    serve_up_to(CONNECTIONS, endpoint, tls, routes, stop).await
 }
 
 async fn serve_up_to(
     connections: usize,
-    door: Door,
+    endpoint: Endpoint,
     tls: Option<Arc<rustls::ServerConfig>>,
     routes: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let listener = match door {
-        Door::Port(listener) => listener.into_std()?,
-        Door::Routes(to) => {
+    let listener = match endpoint {
+        Endpoint::Port(listener) => listener.into_std()?,
+        Endpoint::Routes(to) => {
             // Who does not wait for them any more calls nothing.
             let _ = to.send(routes);
             stop.cancelled().await;
@@ -286,7 +286,7 @@ mod tests {
         let routes = Router::new().route("/", get(|| async { "here" }));
         let serving = tokio::spawn(serve_up_to(
             8,
-            Door::Port(listener),
+            Endpoint::Port(listener),
             None,
             routes,
             stop.clone(),

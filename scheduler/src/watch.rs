@@ -3,7 +3,7 @@
 //! One watch per kind, with backoff, for ever. A kind whose definition is not installed
 //! counts as empty until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
 
-use crate::act::notice::{self, Annotations, Notice};
+use crate::act::event::{self, Annotations, KubeEvent};
 use crate::convert::csi::limits;
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
@@ -114,14 +114,14 @@ pub(crate) async fn complain(
             if leading.wait_for(|leading| *leading).await.is_err() {
                 return;
             }
-            let notice = Notice {
+            let event = KubeEvent {
                 about,
                 warning: true,
                 reason: "Unreadable",
                 action: "Reading",
                 note: format!("it counts as not there, correct or delete it: {why}"),
             };
-            notice::publish(&client, &reporter, notice, Annotations::new()).await;
+            event::publish(&client, &reporter, event, Annotations::new()).await;
         }
     };
     tokio::select! {

@@ -22,9 +22,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
-use crate::crowd::GRANTABLE_MIB;
 use crate::gang::bound;
 use crate::share::grant_of;
+use crate::simulated_agents::GRANTABLE_MIB;
 use crate::wait::{Seen, until};
 
 /// Requests under way at once.

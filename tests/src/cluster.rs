@@ -17,7 +17,6 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
-use crate::crowd::Crowd;
 use crate::daemon::{Command, Daemon};
 use crate::fleet::Fleet;
 use crate::gpu::{self, Gpus, Hardware};
@@ -29,6 +28,7 @@ use crate::operator::Operator;
 use crate::pod::describe;
 use crate::registry::Registry;
 use crate::scheduler::{self, Admission, Replica, Scheduler};
+use crate::simulated_agents::SimulatedAgents;
 use crate::stand_in;
 use crate::wait::{Seen, until};
 use crate::{machine, token};
@@ -77,7 +77,7 @@ pub struct Cluster {
     /// Simulated nodes, for as long as one claim.
     pub(crate) fleet: Option<Fleet>,
     /// Nodes with agents that this process speaks for, for as long as one claim.
-    pub(crate) crowd: Option<Crowd>,
+    pub(crate) agents: Option<SimulatedAgents>,
     /// How many namespaces claims have been given.
     namespaces: u32,
     /// How long it took until the API server answered, and until the node was Ready.
@@ -128,7 +128,7 @@ impl Cluster {
             gpus: None,
             operators: Vec::new(),
             fleet: None,
-            crowd: None,
+            agents: None,
             namespaces: 0,
             started: (api_ready, api_ready),
         };

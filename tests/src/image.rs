@@ -3,15 +3,19 @@
 //! Comes in: files of the host and what the image runs. Goes out: an OCI layout of one
 //! uncompressed layer. Must never need the network.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context as _, Result};
+use oci_spec::image::{
+    Arch, ConfigBuilder, Descriptor, Digest, ImageConfigurationBuilder, ImageIndexBuilder,
+    ImageManifestBuilder, MediaType, OciLayoutBuilder, Os, RootFsBuilder, SCHEMA_VERSION,
+};
 use ring::digest::{SHA256, digest};
-use serde_json::{Value, json};
 
 use crate::cluster::Programs;
 
@@ -94,53 +98,57 @@ impl Recipe {
     /// Builds the layout in a new folder `folder/name`.
     pub fn build(&self, folder: &Path, name: &str) -> Result<Image> {
         let layout = folder.join(name);
-        let root = folder.join(format!("{name}.root"));
-        self.lay_out(&root)?;
-        let tar = folder.join(format!("{name}.tar"));
-        pack(&root, &tar)?;
-        let layer = fs::read(&tar)?;
-        fs::remove_dir_all(&root)?;
-        fs::remove_file(&tar)?;
-
         let blobs = layout.join("blobs/sha256");
         fs::create_dir_all(&blobs)?;
-        let layer = put(&blobs, "application/vnd.oci.image.layer.v1.tar", &layer)?;
+        let layer = put(&blobs, MediaType::ImageLayer, &self.files()?.pack()?)?;
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned();
-        let env: Vec<&String> = std::iter::once(&path).chain(&self.env).collect();
-        let config = json!({
-            "architecture": go_architecture(),
-            "os": "linux",
-            "config": {
-                "Env": env,
-                "Entrypoint": self.entrypoint,
-                "Cmd": self.command,
-                "User": self.user,
-            },
-            "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
-        });
+        let env: Vec<String> = std::iter::once(&path).chain(&self.env).cloned().collect();
+        let config = ConfigBuilder::default()
+            .env(env)
+            .entrypoint(self.entrypoint.clone())
+            .cmd(self.command.clone())
+            .user(self.user.clone())
+            .build()?;
+        let rootfs = RootFsBuilder::default()
+            .typ("layers")
+            .diff_ids([layer.digest().to_string()])
+            .build()?;
+        let config = ImageConfigurationBuilder::default()
+            .architecture(Arch::default())
+            .os(Os::Linux)
+            .config(config)
+            .rootfs(rootfs)
+            .history([])
+            .build()?;
         let config = put(
             &blobs,
-            "application/vnd.oci.image.config.v1+json",
+            MediaType::ImageConfig,
             &serde_json::to_vec(&config)?,
         )?;
-        let kind = "application/vnd.oci.image.manifest.v1+json";
-        let manifest =
-            json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer] });
-        let manifest = put(&blobs, kind, &serde_json::to_vec(&manifest)?)?;
-        let index = json!({
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.index.v1+json",
-            "manifests": [manifest],
-        });
-        fs::write(layout.join("index.json"), serde_json::to_vec(&index)?)?;
-        fs::write(
-            layout.join("oci-layout"),
-            r#"{"imageLayoutVersion":"1.0.0"}"#,
-        )?;
+        let manifest = ImageManifestBuilder::default()
+            .schema_version(SCHEMA_VERSION)
+            .media_type(MediaType::ImageManifest)
+            .config(config)
+            .layers([layer])
+            .build()?;
+        let manifest = serde_json::to_vec(&manifest)?;
+        let manifest = put(&blobs, MediaType::ImageManifest, &manifest)?;
+        let index = ImageIndexBuilder::default()
+            .schema_version(SCHEMA_VERSION)
+            .media_type(MediaType::ImageIndex)
+            .manifests([manifest])
+            .build()?;
+        index.to_file(layout.join("index.json"))?;
+        let version = OciLayoutBuilder::default()
+            .image_layout_version("1.0.0")
+            .build()?;
+        version.to_file(layout.join("oci-layout"))?;
         Ok(Image { layout })
     }
 
-    fn lay_out(&self, root: &Path) -> Result<()> {
+    /// All files of the image.
+    fn files(&self) -> Result<Files> {
+        let mut files = Files::default();
         for folder in [
             "bin",
             "etc",
@@ -150,41 +158,98 @@ impl Recipe {
             "usr/local/bin",
             "root",
         ] {
-            fs::create_dir_all(root.join(folder))?;
+            files.folder(Path::new(folder));
         }
-        fs::write(
-            root.join("etc/passwd"),
-            "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n",
-        )?;
-        fs::copy(BUSYBOX, root.join("bin/busybox"))
-            .with_context(|| format!("{BUSYBOX} (busybox-static)"))?;
-        let names = Command::new(BUSYBOX).arg("--list").output()?.stdout;
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n";
+        files.put("etc/passwd", File::Bytes(passwd.into(), 0o644));
+        files.put("bin/busybox", File::Host(BUSYBOX.into()));
+        let names = Command::new(BUSYBOX)
+            .arg("--list")
+            .output()
+            .with_context(|| format!("{BUSYBOX} (busybox-static)"))?
+            .stdout;
         for name in String::from_utf8(names)?
             .lines()
             .filter(|name| *name != "busybox")
         {
-            symlink("busybox", root.join("bin").join(name))?;
+            files.put(&format!("bin/{name}"), File::Link("busybox".into()));
         }
         for (host, path) in &self.files {
-            let target = root.join(path.trim_start_matches('/'));
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            fs::copy(host, &target).with_context(|| format!("{} into an image", host.display()))?;
+            files.put(path, File::Host(host.clone()));
         }
         for (path, text) in &self.scripts {
-            let target = root.join(path.trim_start_matches('/'));
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            // Busybox's own name of it is a link to busybox.
-            if target.is_symlink() {
-                fs::remove_file(&target)?;
-            }
-            fs::write(&target, format!("#!/bin/busybox sh\n{text}"))?;
-            fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
+            // A script replaces the link to busybox of the same name.
+            let text = format!("#!/bin/busybox sh\n{text}");
+            files.put(path, File::Bytes(text.into(), 0o755));
         }
-        Ok(())
+        Ok(files)
+    }
+}
+
+/// One entry of a layer.
+enum File {
+    Folder,
+    /// A file of the host, with its mode.
+    Host(PathBuf),
+    /// Content and mode.
+    Bytes(Vec<u8>, u32),
+    /// A symbolic link to this path.
+    Link(PathBuf),
+}
+
+/// The entries of a layer by path, without a leading slash.
+#[derive(Default)]
+struct Files(BTreeMap<PathBuf, File>);
+
+impl Files {
+    /// Adds a file, and the folders that it is in.
+    fn put(&mut self, path: &str, file: File) {
+        let path = Path::new(path.trim_start_matches('/'));
+        if let Some(parent) = path.parent() {
+            self.folder(parent);
+        }
+        self.0.insert(path.to_owned(), file);
+    }
+
+    fn folder(&mut self, path: &Path) {
+        for folder in path.ancestors().filter(|path| *path != Path::new("")) {
+            self.0.entry(folder.to_owned()).or_insert(File::Folder);
+        }
+    }
+
+    /// The same bytes for the same entries: sorted, owned by root, without times.
+    fn pack(&self) -> Result<Vec<u8>> {
+        let mut tar = tar::Builder::new(Vec::new());
+        for (path, file) in &self.0 {
+            let mut header = tar::Header::new_gnu();
+            let mut content = Vec::new();
+            match file {
+                File::Folder => {
+                    header.set_entry_type(tar::EntryType::Directory);
+                    header.set_mode(0o755);
+                }
+                File::Host(host) => {
+                    let of = || format!("{} into an image", host.display());
+                    let mode = fs::metadata(host).with_context(of)?.permissions().mode();
+                    header.set_mode(mode & 0o7777);
+                    content = fs::read(host).with_context(of)?;
+                }
+                File::Bytes(bytes, mode) => {
+                    header.set_mode(*mode);
+                    content.clone_from(bytes);
+                }
+                File::Link(to) => {
+                    header.set_entry_type(tar::EntryType::Symlink);
+                    header.set_mode(0o777);
+                    header.set_size(0);
+                    tar.append_link(&mut header, path, to)?;
+                    continue;
+                }
+            }
+            header.set_size(u64::try_from(content.len())?);
+            tar.append_data(&mut header, path, content.as_slice())?;
+        }
+        Ok(tar.into_inner()?)
     }
 }
 
@@ -208,29 +273,6 @@ impl Image {
     }
 }
 
-fn pack(root: &Path, tar: &Path) -> Result<()> {
-    let status = Command::new("tar")
-        .args([
-            "--create",
-            "--sort=name",
-            "--owner=0",
-            "--group=0",
-            "--numeric-owner",
-            "--mtime=@0",
-        ])
-        .arg("--file")
-        .arg(tar)
-        .arg("--directory")
-        .arg(root)
-        .arg(".")
-        .status()
-        .context("tar")?;
-    if !status.success() {
-        bail!("tar: {status}");
-    }
-    Ok(())
-}
-
 /// Bytes in hex.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -240,15 +282,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Writes a blob under its digest and describes it.
-fn put(blobs: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
+fn put(blobs: &Path, kind: MediaType, bytes: &[u8]) -> Result<Descriptor> {
     let hex = hex(digest(&SHA256, bytes).as_ref());
     fs::write(blobs.join(&hex), bytes)?;
-    Ok(json!({ "mediaType": kind, "digest": format!("sha256:{hex}"), "size": bytes.len() }))
-}
-
-fn go_architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "aarch64" => "arm64",
-        _ => "amd64",
-    }
+    let digest = format!("sha256:{hex}").parse::<Digest>()?;
+    Ok(Descriptor::new(kind, u64::try_from(bytes.len())?, digest))
 }

@@ -19,25 +19,24 @@
 //! - [`burst`]: many pods at once, made, bound and judged.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
-//!   [`crowd`]: many nodes with agents, whom this process speaks for; [`karpenter`]: an autoscaler.
+//!   [`simulated_agents`]: many nodes with agents, for which this process speaks;
+//!   [`karpenter`]: an autoscaler.
 //! - [`proxy`]: between a scheduler and the API server, to do it harm; [`prometheus`]: a real
 //!   one, that reads our pages.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
-//! - [`chance`]: random numbers by a seed.
+//! - [`random`]: random numbers by a seed.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
-//! - [`wait`]: polling a condition until a deadline; [`wall`]: a wall clock that steps.
+//! - [`wait`]: polling a condition until a deadline; [`wall_clock`]: a wall clock that steps.
 //! - [`worlds`]: the clusters on which the core is measured, as events.
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
 
 pub mod adapt;
 pub mod burst;
-pub mod chance;
 pub mod cluster;
 pub mod collector;
 pub mod control_plane;
-pub mod crowd;
 pub mod daemon;
 pub mod fleet;
 pub mod forms;
@@ -57,14 +56,16 @@ pub mod pod;
 pub mod progress;
 pub mod prometheus;
 pub mod proxy;
+pub mod random;
 pub mod random_cluster;
 pub mod registry;
 pub mod scheduler;
 pub mod share;
+pub mod simulated_agents;
 pub mod stand_in;
 pub mod suite;
 pub mod token;
 pub mod verdict;
 pub mod wait;
-pub mod wall;
+pub mod wall_clock;
 pub mod worlds;

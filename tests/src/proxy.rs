@@ -77,7 +77,7 @@ impl Rules {
 }
 
 #[derive(Clone)]
-struct Way {
+struct ProxyState {
     client: Client,
     rules: Arc<Rules>,
     writes: Arc<Mutex<Vec<String>>>,
@@ -110,7 +110,7 @@ impl Proxy {
         let writes = Arc::<Mutex<Vec<String>>>::default();
         let cut = Arc::<AtomicUsize>::default();
         let (expire, expired) = watch::channel(0);
-        let way = Way {
+        let way = ProxyState {
             client: anonymous(control_plane)?,
             rules: rules.clone(),
             writes: writes.clone(),
@@ -186,14 +186,14 @@ fn anonymous(control_plane: &ControlPlane) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-async fn pass(State(way): State<Way>, request: Request) -> Response {
+async fn pass(State(way): State<ProxyState>, request: Request) -> Response {
     match forward(&way, request).await {
         Ok(answer) => answer,
         Err(error) => (StatusCode::BAD_GATEWAY, format!("{error:#}")).into_response(),
     }
 }
 
-async fn forward(way: &Way, request: Request) -> Result<Response> {
+async fn forward(way: &ProxyState, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let fault = way.rules.meet(&parts.method, parts.uri.path());
     if parts.method != Method::GET {
@@ -256,7 +256,7 @@ fn refusal(code: u16, reason: &str) -> Response {
 }
 
 /// A watch that can be ended: never inside of an event.
-fn watched(body: Body, way: &Way) -> Body {
+fn watched(body: Body, way: &ProxyState) -> Body {
     let (mut expired, cut) = (way.expired.clone(), way.cut.clone());
     expired.mark_unchanged();
     let frames = body.into_data_stream();

@@ -1,7 +1,7 @@
 //! A random cluster and the pods that come to it, with every rule between pods and nodes that
 //! a manifest can have. Few names, so that rules meet.
 
-use crate::chance::Chance;
+use crate::random::SplitMix64;
 use serde_json::{Value, json};
 
 const ZONE: &str = "zone";
@@ -15,67 +15,67 @@ const CLAIMS: [&str; 3] = ["data", "logs", "model"];
 /// Its objects: `namespaces`, `nodes`, `csinodes`, `volumes`, `claims`, `pods` with a place, and
 /// `incoming`, which have none.
 pub fn cluster(seed: u64) -> Value {
-    let chance = &mut Chance::new(seed);
+    let random = &mut SplitMix64::new(seed);
     let namespaces: Vec<Value> = ["default", "team-a", "team-b"]
         .iter()
         .map(|name| {
             let mut labels = json!({ "kubernetes.io/metadata.name": name });
-            if chance.one_in(2) {
-                labels["kind"] = json!(pick(chance, &["batch", "web"]));
+            if random.one_in(2) {
+                labels["kind"] = json!(pick(random, &["batch", "web"]));
             }
             json!({ "metadata": { "name": name, "labels": labels } })
         })
         .collect();
-    let count = 2 + chance.below(5);
-    let nodes: Vec<Value> = (0..count).map(|at| node(chance, at)).collect();
-    let pods = 2 + chance.below(12);
-    let placed: Vec<Value> = (0..pods).map(|at| placed(chance, at, count)).collect();
+    let count = 2 + random.below(5);
+    let nodes: Vec<Value> = (0..count).map(|at| node(random, at)).collect();
+    let pods = 2 + random.below(12);
+    let placed: Vec<Value> = (0..pods).map(|at| placed(random, at, count)).collect();
     let incoming: Vec<Value> = (0..4)
         .map(|at| {
-            let mut pod = pod(chance, &format!("new-{at}"));
+            let mut pod = pod(random, &format!("new-{at}"));
             pod["spec"]["schedulerName"] = json!("kai-scheduler");
-            wishes(chance, &mut pod);
+            wishes(random, &mut pod);
             pod
         })
         .collect();
-    let csi_nodes: Vec<Value> = (0..count).map(|at| csi_node(chance, at)).collect();
+    let csi_nodes: Vec<Value> = (0..count).map(|at| csi_node(random, at)).collect();
     let (claims, volumes): (Vec<Value>, Vec<Value>) = ["default", "team-a", "team-b"]
         .iter()
         .flat_map(|namespace| CLAIMS.map(|claim| (namespace, claim)))
-        .map(|(namespace, claim)| bound(chance, namespace, claim))
+        .map(|(namespace, claim)| bound(random, namespace, claim))
         .unzip();
     json!({ "namespaces": namespaces, "nodes": nodes, "csinodes": csi_nodes, "volumes": volumes,
         "claims": claims, "pods": placed, "incoming": incoming })
 }
 
-fn pick<'a>(chance: &mut Chance, among: &[&'a str]) -> &'a str {
-    among[chance.below(among.len())]
+fn pick<'a>(random: &mut SplitMix64, among: &[&'a str]) -> &'a str {
+    among[random.below(among.len())]
 }
 
-fn node(chance: &mut Chance, at: usize) -> Value {
+fn node(random: &mut SplitMix64, at: usize) -> Value {
     let name = format!("random-{at}");
     let mut labels = json!({ HOST: name });
-    if !chance.one_in(6) {
-        labels[ZONE] = json!(pick(chance, &["a", "b", "c"]));
+    if !random.one_in(6) {
+        labels[ZONE] = json!(pick(random, &["a", "b", "c"]));
     }
-    if chance.one_in(2) {
-        labels["size"] = json!(pick(chance, &["4", "8", "large"]));
+    if random.one_in(2) {
+        labels["size"] = json!(pick(random, &["4", "8", "large"]));
     }
     let mut taints = Vec::new();
-    if chance.one_in(4) {
+    if random.one_in(4) {
         taints.push(json!({
-            "key": pick(chance, &["gpu", "spot"]),
-            "value": pick(chance, &["", "yes", "5", "-3", "007"]),
-            "effect": pick(chance, &["NoSchedule", "NoExecute", "PreferNoSchedule"]),
+            "key": pick(random, &["gpu", "spot"]),
+            "value": pick(random, &["", "yes", "5", "-3", "007"]),
+            "effect": pick(random, &["NoSchedule", "NoExecute", "PreferNoSchedule"]),
         }));
     }
-    let unschedulable = chance.one_in(10);
+    let unschedulable = random.one_in(10);
     if unschedulable {
         // As the node controller adds it.
         taints.push(json!({ "key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule" }));
     }
-    let pods = if chance.one_in(5) { "3" } else { "110" };
-    let amounts = json!({ "cpu": pick(chance, &["2", "4", "64"]), "memory": "64Gi", "pods": pods });
+    let pods = if random.one_in(5) { "3" } else { "110" };
+    let amounts = json!({ "cpu": pick(random, &["2", "4", "64"]), "memory": "64Gi", "pods": pods });
     json!({
         "metadata": { "name": name, "uid": name, "labels": labels },
         "spec": { "taints": taints, "unschedulable": unschedulable },
@@ -87,13 +87,13 @@ fn node(chance: &mut Chance, at: usize) -> Value {
 }
 
 /// How many volumes its drivers attach to the node.
-fn csi_node(chance: &mut Chance, at: usize) -> Value {
+fn csi_node(random: &mut SplitMix64, at: usize) -> Value {
     let mut drivers = Vec::new();
     for name in DRIVERS {
-        let allocatable = match chance.below(4) {
+        let allocatable = match random.below(4) {
             0 => continue,
             1 => json!({}),
-            _ => json!({ "count": chance.below(4) }),
+            _ => json!({ "count": random.below(4) }),
         };
         drivers.push(json!({ "name": name, "nodeID": "n", "allocatable": allocatable }));
     }
@@ -101,16 +101,16 @@ fn csi_node(chance: &mut Chance, at: usize) -> Value {
 }
 
 /// A claim and its volume.
-fn bound(chance: &mut Chance, namespace: &str, claim: &str) -> (Value, Value) {
+fn bound(random: &mut SplitMix64, namespace: &str, claim: &str) -> (Value, Value) {
     let volume = format!("{namespace}-{claim}");
     let modes = json!([pick(
-        chance,
+        random,
         &["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
     )]);
-    let source = if chance.one_in(5) {
+    let source = if random.one_in(5) {
         json!({ "nfs": { "server": "s", "path": "/" } })
     } else {
-        json!({ "csi": { "driver": pick(chance, &DRIVERS), "volumeHandle": volume } })
+        json!({ "csi": { "driver": pick(random, &DRIVERS), "volumeHandle": volume } })
     };
     let claim = json!({
         "metadata": { "name": claim, "namespace": namespace, "uid": volume,
@@ -125,49 +125,49 @@ fn bound(chance: &mut Chance, namespace: &str, claim: &str) -> (Value, Value) {
     (claim, volume)
 }
 
-fn pod(chance: &mut Chance, name: &str) -> Value {
+fn pod(random: &mut SplitMix64, name: &str) -> Value {
     let mut labels = json!({});
-    if !chance.one_in(5) {
-        labels["app"] = json!(pick(chance, &["web", "cache", "train"]));
+    if !random.one_in(5) {
+        labels["app"] = json!(pick(random, &["web", "cache", "train"]));
     }
-    if chance.one_in(3) {
-        labels["tier"] = json!(pick(chance, &["1", "2"]));
+    if random.one_in(3) {
+        labels["tier"] = json!(pick(random, &["1", "2"]));
     }
     let mut container = json!({
         "name": "c", "image": "none",
-        "resources": { "requests": { "cpu": pick(chance, &["100m", "500m", "1500m"]) } },
+        "resources": { "requests": { "cpu": pick(random, &["100m", "500m", "1500m"]) } },
     });
-    if chance.one_in(4) {
+    if random.one_in(4) {
         let mut port = json!({
             "containerPort": 80, "hostPort": 8080,
-            "protocol": pick(chance, &["TCP", "UDP"]),
+            "protocol": pick(random, &["TCP", "UDP"]),
         });
-        if chance.one_in(2) {
-            port["hostIP"] = json!(pick(chance, &["10.0.0.1", "10.0.0.2", "0.0.0.0"]));
+        if random.one_in(2) {
+            port["hostIP"] = json!(pick(random, &["10.0.0.1", "10.0.0.2", "0.0.0.0"]));
         }
         container["ports"] = json!([port]);
     }
     let mut pod = json!({
         "metadata": {
             "name": name, "uid": name,
-            "namespace": pick(chance, &["default", "default", "team-a", "team-b"]),
+            "namespace": pick(random, &["default", "default", "team-a", "team-b"]),
             "labels": labels,
         },
         "spec": { "containers": [container] },
     });
-    if chance.one_in(3) {
-        let terms: Vec<Value> = (0..=chance.below(2)).map(|_| term(chance)).collect();
+    if random.one_in(3) {
+        let terms: Vec<Value> = (0..=random.below(2)).map(|_| term(random)).collect();
         pod["spec"]["affinity"]["podAntiAffinity"][REQUIRED] = json!(terms);
     }
     for kind in ["podAffinity", "podAntiAffinity"] {
-        if chance.one_in(4) {
-            let terms: Vec<Value> = (0..=chance.below(2)).map(|_| weighed(chance)).collect();
+        if random.one_in(4) {
+            let terms: Vec<Value> = (0..=random.below(2)).map(|_| weighed(random)).collect();
             pod["spec"]["affinity"][kind][PREFERRED] = json!(terms);
         }
     }
-    if chance.one_in(3) {
-        let volumes = (0..=chance.below(2)).map(|at| {
-            let claim = pick(chance, &CLAIMS);
+    if random.one_in(3) {
+        let volumes = (0..=random.below(2)).map(|at| {
+            let claim = pick(random, &CLAIMS);
             json!({ "name": format!("v{at}"), "persistentVolumeClaim": { "claimName": claim } })
         });
         pod["spec"]["volumes"] = volumes.collect();
@@ -175,12 +175,12 @@ fn pod(chance: &mut Chance, name: &str) -> Value {
     pod
 }
 
-fn placed(chance: &mut Chance, at: usize, nodes: usize) -> Value {
-    let mut pod = pod(chance, &format!("old-{at}"));
-    pod["spec"]["nodeName"] = json!(format!("random-{}", chance.below(nodes)));
-    pod["spec"]["schedulerName"] = json!(pick(chance, &["default-scheduler", "kai-scheduler"]));
+fn placed(random: &mut SplitMix64, at: usize, nodes: usize) -> Value {
+    let mut pod = pod(random, &format!("old-{at}"));
+    pod["spec"]["nodeName"] = json!(format!("random-{}", random.below(nodes)));
+    pod["spec"]["schedulerName"] = json!(pick(random, &["default-scheduler", "kai-scheduler"]));
     pod["status"] = json!({ "phase": "Running" });
-    if chance.one_in(6) {
+    if random.one_in(6) {
         pod["metadata"]["deletionTimestamp"] = json!("2026-11-23T00:00:00Z");
         pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
         pod["metadata"]["finalizers"] = json!(["test.aliquot.dev/stays"]);
@@ -189,20 +189,20 @@ fn placed(chance: &mut Chance, at: usize, nodes: usize) -> Value {
 }
 
 /// What only a pod that is to be placed is asked about.
-fn wishes(chance: &mut Chance, pod: &mut Value) {
-    if chance.one_in(3) {
-        let terms: Vec<Value> = (0..=chance.below(2)).map(|_| term(chance)).collect();
+fn wishes(random: &mut SplitMix64, pod: &mut Value) {
+    if random.one_in(3) {
+        let terms: Vec<Value> = (0..=random.below(2)).map(|_| term(random)).collect();
         pod["spec"]["affinity"]["podAffinity"][REQUIRED] = json!(terms);
     }
-    if chance.one_in(2) {
-        let all = (0..=chance.below(2)).map(|_| spread(chance));
+    if random.one_in(2) {
+        let all = (0..=random.below(2)).map(|_| spread(random));
         pod["spec"]["topologySpreadConstraints"] = all.collect();
     }
-    if chance.one_in(4) {
-        pod["spec"]["nodeSelector"] = json!({ ZONE: pick(chance, &["a", "b"]) });
+    if random.one_in(4) {
+        pod["spec"]["nodeSelector"] = json!({ ZONE: pick(random, &["a", "b"]) });
     }
-    if chance.one_in(4) {
-        let expression = match chance.below(4) {
+    if random.one_in(4) {
+        let expression = match random.below(4) {
             0 => json!({ "key": "size", "operator": "Gt", "values": ["5"] }),
             1 => json!({ "key": "size", "operator": "NotIn", "values": ["large"] }),
             2 => json!({ "key": ZONE, "operator": "Exists" }),
@@ -211,13 +211,13 @@ fn wishes(chance: &mut Chance, pod: &mut Value) {
         pod["spec"]["affinity"]["nodeAffinity"][REQUIRED] =
             json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
     }
-    if chance.one_in(3) {
-        pod["spec"]["tolerations"] = json!([match chance.below(6) {
-            0 => json!({ "operator": "Exists", "effect": pick(chance, &["", "PreferNoSchedule"]) }),
-            4 => json!({ "key": pick(chance, &["gpu", "spot"]), "operator": "Gt",
-                "value": pick(chance, &["4", "5", "-3", "x"]) }),
-            5 => json!({ "key": pick(chance, &["gpu", "spot"]), "operator": "Lt",
-                "value": pick(chance, &["6", "5", "0", "+8"]) }),
+    if random.one_in(3) {
+        pod["spec"]["tolerations"] = json!([match random.below(6) {
+            0 => json!({ "operator": "Exists", "effect": pick(random, &["", "PreferNoSchedule"]) }),
+            4 => json!({ "key": pick(random, &["gpu", "spot"]), "operator": "Gt",
+                "value": pick(random, &["4", "5", "-3", "x"]) }),
+            5 => json!({ "key": pick(random, &["gpu", "spot"]), "operator": "Lt",
+                "value": pick(random, &["6", "5", "0", "+8"]) }),
             1 => json!({ "key": "gpu", "operator": "Exists", "effect": "NoSchedule" }),
             2 => json!({ "key": "spot", "operator": "Equal", "value": "yes" }),
             _ => json!({ "key": "spot", "value": "" }),
@@ -225,28 +225,28 @@ fn wishes(chance: &mut Chance, pod: &mut Value) {
     }
 }
 
-fn selector(chance: &mut Chance) -> Value {
-    match chance.below(6) {
+fn selector(random: &mut SplitMix64) -> Value {
+    match random.below(6) {
         0 => json!({}),
         1 => json!({ "matchExpressions": [
             { "key": "app", "operator": "NotIn", "values": ["web"] }] }),
         2 => json!({ "matchExpressions": [{ "key": "tier", "operator": "Exists" }],
             "matchLabels": { "app": "web" } }),
         3 => json!({ "matchExpressions": [{ "key": "tier", "operator": "DoesNotExist" }] }),
-        _ => json!({ "matchLabels": { "app": pick(chance, &["web", "cache", "train"]) } }),
+        _ => json!({ "matchLabels": { "app": pick(random, &["web", "cache", "train"]) } }),
     }
 }
 
-fn term(chance: &mut Chance) -> Value {
-    let mut term = json!({ "topologyKey": pick(chance, &[ZONE, HOST]) });
-    if !chance.one_in(8) {
-        term["labelSelector"] = selector(chance);
+fn term(random: &mut SplitMix64) -> Value {
+    let mut term = json!({ "topologyKey": pick(random, &[ZONE, HOST]) });
+    if !random.one_in(8) {
+        term["labelSelector"] = selector(random);
     }
-    match chance.below(6) {
+    match random.below(6) {
         0 => term["namespaces"] = json!(["team-a", "default"]),
         1 => term["namespaceSelector"] = json!({}),
         2 => term["namespaceSelector"] = json!({ "matchLabels": { "kind": "batch" } }),
-        3 if chance.one_in(2) => {
+        3 if random.one_in(2) => {
             term["namespaces"] = json!(["team-b"]);
             term["namespaceSelector"] = json!({ "matchLabels": { "kind": "web" } });
         }
@@ -255,28 +255,28 @@ fn term(chance: &mut Chance) -> Value {
     term
 }
 
-fn weighed(chance: &mut Chance) -> Value {
-    let weight = [1, 10, 100][chance.below(3)];
-    json!({ "weight": weight, "podAffinityTerm": term(chance) })
+fn weighed(random: &mut SplitMix64) -> Value {
+    let weight = [1, 10, 100][random.below(3)];
+    json!({ "weight": weight, "podAffinityTerm": term(random) })
 }
 
-fn spread(chance: &mut Chance) -> Value {
+fn spread(random: &mut SplitMix64) -> Value {
     let mut spread = json!({
-        "maxSkew": 1 + chance.below(2),
-        "topologyKey": pick(chance, &[ZONE, ZONE, HOST]),
-        "whenUnsatisfiable": pick(chance, &["DoNotSchedule", "DoNotSchedule", "ScheduleAnyway"]),
+        "maxSkew": 1 + random.below(2),
+        "topologyKey": pick(random, &[ZONE, ZONE, HOST]),
+        "whenUnsatisfiable": pick(random, &["DoNotSchedule", "DoNotSchedule", "ScheduleAnyway"]),
     });
-    if !chance.one_in(8) {
-        spread["labelSelector"] = selector(chance);
+    if !random.one_in(8) {
+        spread["labelSelector"] = selector(random);
     }
-    if chance.one_in(4) && spread["whenUnsatisfiable"] == "DoNotSchedule" {
-        spread["minDomains"] = json!(1 + chance.below(4));
+    if random.one_in(4) && spread["whenUnsatisfiable"] == "DoNotSchedule" {
+        spread["minDomains"] = json!(1 + random.below(4));
     }
-    if chance.one_in(4) {
-        spread["nodeAffinityPolicy"] = json!(pick(chance, &["Honor", "Ignore"]));
+    if random.one_in(4) {
+        spread["nodeAffinityPolicy"] = json!(pick(random, &["Honor", "Ignore"]));
     }
-    if chance.one_in(4) {
-        spread["nodeTaintsPolicy"] = json!(pick(chance, &["Honor", "Ignore"]));
+    if random.one_in(4) {
+        spread["nodeTaintsPolicy"] = json!(pick(random, &["Honor", "Ignore"]));
     }
     spread
 }

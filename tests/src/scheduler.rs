@@ -22,7 +22,7 @@ use crate::machine::ADDRESS;
 use crate::manifest::documents;
 use crate::token::{self, AccountToken, Credential, Refresher};
 use crate::wait::{Seen, until};
-use crate::wall::WallClock;
+use crate::wall_clock::WallClock;
 
 pub(crate) const WEBHOOK_PORT: u16 = 8443;
 /// Where admission's health is.

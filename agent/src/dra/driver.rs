@@ -5,7 +5,7 @@
 //! again.
 
 use super::request;
-use super::status::{Place, Word};
+use super::status::{Place, StatusUpdate};
 use crate::Config;
 use crate::cluster::in_words;
 use crate::kubelet::prestart::PreStart;
@@ -40,7 +40,7 @@ pub struct Driver {
     /// Makes shares, as for the other front.
     pub pre_start: PreStart,
     /// What became of claims, for their device status.
-    pub words: mpsc::UnboundedSender<Word>,
+    pub words: mpsc::UnboundedSender<StatusUpdate>,
 }
 
 impl std::fmt::Debug for Driver {
@@ -64,7 +64,7 @@ impl Driver {
         let same = object.metadata.uid.as_deref() == Some(&asked.uid);
         if let Some(place) = Place::of(&object, node).filter(|_| same) {
             let result = made.as_ref().map(drop).map_err(Clone::clone);
-            let _ = self.words.send(Word::Prepared(place, result));
+            let _ = self.words.send(StatusUpdate::Prepared(place, result));
         }
         made
     }
@@ -102,7 +102,7 @@ impl Driver {
             let freed = self.pre_start.owner.unprepare(&asked.uid).await;
             match freed.map_err(|stopped| stopped.to_string())? {
                 Ok(()) => {
-                    let _ = self.words.send(Word::Unprepared(alloc));
+                    let _ = self.words.send(StatusUpdate::Unprepared(alloc));
                     return Ok(());
                 }
                 Err(why) if Instant::now() >= deadline => {

@@ -38,7 +38,7 @@ const READY: &str = "Ready";
 
 /// What the driver tells.
 #[derive(Debug)]
-pub enum Word {
+pub enum StatusUpdate {
     /// A claim was prepared, or refused with a sentence.
     Prepared(Place, Result<(), String>),
     /// The kubelet is done with a claim.
@@ -88,21 +88,21 @@ impl Place {
 struct Entry {
     place: Place,
     refused: Option<String>,
-    written: Said,
+    written: DeviceConditions,
     earliest: Instant,
 }
 
 /// The conditions of each of a claim's devices.
-type Said = Vec<Vec<Condition>>;
+type DeviceConditions = Vec<Vec<Condition>>;
 
 /// Writes for ever.
 pub async fn run(
     node: String,
     client: Client,
     mut state: watch::Receiver<Arc<State>>,
-    mut words: mpsc::UnboundedReceiver<Word>,
+    mut words: mpsc::UnboundedReceiver<StatusUpdate>,
 ) {
-    let mut book: BTreeMap<AllocId, Entry> = BTreeMap::new();
+    let mut builder: BTreeMap<AllocId, Entry> = BTreeMap::new();
     let Ok(now) = state
         .wait_for(|state| state.restored)
         .await
@@ -123,18 +123,18 @@ pub async fn run(
     loop {
         let now = state.borrow_and_update().clone();
         unread.retain(|alloc, (_, _, claimed)| {
-            !book.contains_key(alloc) && rows(&now, &claimed.uid).next().is_some()
+            !builder.contains_key(alloc) && rows(&now, &claimed.uid).next().is_some()
         });
-        let (due, next) = due(&book, &now);
+        let (due, next) = due(&builder, &now);
         if let Some((alloc, conditions)) = due {
-            settle(&client, &mut book, alloc, conditions).await;
+            settle(&client, &mut builder, alloc, conditions).await;
             continue;
         }
         let at = Instant::now();
         let mut due = unread.values_mut().filter(|(again, ..)| *again <= at);
         if let Some((again, namespace, claimed)) = due.next() {
             match timeout(PATIENCE, find(&client, namespace, claimed, &node)).await {
-                Ok(Some(entry)) => drop(book.insert(entry.place.alloc, entry)),
+                Ok(Some(entry)) => drop(builder.insert(entry.place.alloc, entry)),
                 Ok(None) | Err(_) => *again = at + RETRY,
             }
             continue;
@@ -145,7 +145,7 @@ pub async fn run(
             .min();
         tokio::select! {
             word = words.recv() => match word {
-                Some(word) => hear(&mut book, word),
+                Some(word) => hear(&mut builder, word),
                 None => return,
             },
             changed = state.changed() => if changed.is_err() { return },
@@ -154,12 +154,13 @@ pub async fn run(
     }
 }
 
-fn hear(book: &mut BTreeMap<AllocId, Entry>, word: Word) {
+fn hear(builder: &mut BTreeMap<AllocId, Entry>, word: StatusUpdate) {
     match word {
-        Word::Unprepared(alloc) => drop(book.remove(&alloc)),
-        Word::Prepared(place, result) => {
+        StatusUpdate::Unprepared(alloc) => drop(builder.remove(&alloc)),
+        StatusUpdate::Prepared(place, result) => {
             let refused = result.err();
-            book.entry(place.alloc)
+            builder
+                .entry(place.alloc)
                 .and_modify(|entry| entry.refused.clone_from(&refused))
                 .or_insert_with(|| Entry {
                     place,
@@ -173,11 +174,11 @@ fn hear(book: &mut BTreeMap<AllocId, Entry>, word: Word) {
 
 /// The next claim to write, with its conditions; and when another may be.
 fn due(
-    book: &BTreeMap<AllocId, Entry>,
+    builder: &BTreeMap<AllocId, Entry>,
     state: &State,
-) -> (Option<(AllocId, Said)>, Option<Instant>) {
+) -> (Option<(AllocId, DeviceConditions)>, Option<Instant>) {
     let (at, mut next) = (Instant::now(), None);
-    for (alloc, entry) in book {
+    for (alloc, entry) in builder {
         let conditions = conditions(entry, state, Timestamp::now());
         if conditions == entry.written {
             continue;
@@ -192,11 +193,11 @@ fn due(
 
 async fn settle(
     client: &Client,
-    book: &mut BTreeMap<AllocId, Entry>,
+    builder: &mut BTreeMap<AllocId, Entry>,
     alloc: AllocId,
-    conditions: Said,
+    conditions: DeviceConditions,
 ) {
-    let Some(entry) = book.get_mut(&alloc) else {
+    let Some(entry) = builder.get_mut(&alloc) else {
         return;
     };
     match timeout(PATIENCE, write(client, &entry.place, &conditions)).await {
@@ -206,7 +207,7 @@ async fn settle(
         }
         // Deleted, made anew, or freed for another.
         Ok(Err(kube::Error::Api(status))) if [404, 409, 422].contains(&status.code) => {
-            book.remove(&alloc);
+            builder.remove(&alloc);
         }
         failed => {
             entry.earliest = Instant::now() + RETRY;
@@ -220,7 +221,11 @@ async fn settle(
     }
 }
 
-async fn write(client: &Client, place: &Place, conditions: &Said) -> Result<(), kube::Error> {
+async fn write(
+    client: &Client,
+    place: &Place,
+    conditions: &DeviceConditions,
+) -> Result<(), kube::Error> {
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), &place.namespace);
     let devices: Vec<AllocatedDeviceStatus> = place
         .devices
@@ -278,7 +283,7 @@ fn rows<'a>(state: &'a State, uid: &'a str) -> impl Iterator<Item = &'a Share> {
 }
 
 /// What is to be said of a claim's devices now.
-fn conditions(entry: &Entry, state: &State, now: Timestamp) -> Said {
+fn conditions(entry: &Entry, state: &State, now: Timestamp) -> DeviceConditions {
     let devices = entry.place.devices.iter().enumerate();
     devices
         .map(|(at, device)| {
@@ -368,7 +373,7 @@ fn held<'a>(share: &'a Share, state: &State) -> Held<'a> {
             .and_then(|fence| fence.limit)
             .map_or(0, |limit| limit.0),
         reach: fence.map_or(0, |fence| fence.reach.0),
-        holders: state.ledger.holders(&share.hold()).count(),
+        holders: state.ledger.holders(&share.limit_scope()).count(),
     }
 }
 
@@ -428,7 +433,7 @@ mod tests {
         }
     }
 
-    fn said(conditions: &Said) -> Vec<(&str, &str, &str)> {
+    fn said(conditions: &DeviceConditions) -> Vec<(&str, &str, &str)> {
         conditions[0]
             .iter()
             .map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str()))
@@ -485,25 +490,25 @@ mod tests {
 
     #[test]
     fn one_claim_is_written_after_a_pause_whatever_is_said_of_it() {
-        let mut book = BTreeMap::new();
+        let mut builder = BTreeMap::new();
         let place = entry().place;
         let alloc = place.alloc;
         let state = State::default();
         for n in 0..10 {
             hear(
-                &mut book,
-                Word::Prepared(place.clone(), Err(format!("{n} MiB left"))),
+                &mut builder,
+                StatusUpdate::Prepared(place.clone(), Err(format!("{n} MiB left"))),
             );
-            let (now, next) = due(&book, &state);
+            let (now, next) = due(&builder, &state);
             assert!(now.is_none() && next.is_some());
         }
-        book.get_mut(&alloc).unwrap().earliest = Instant::now();
-        let (now, _) = due(&book, &state);
+        builder.get_mut(&alloc).unwrap().earliest = Instant::now();
+        let (now, _) = due(&builder, &state);
         let (_, conditions) = now.unwrap();
         assert_eq!(conditions[0][0].message, "9 MiB left");
-        book.get_mut(&alloc).unwrap().written = conditions;
-        assert!(due(&book, &state) == (None, None));
-        hear(&mut book, Word::Unprepared(alloc));
-        assert!(book.is_empty());
+        builder.get_mut(&alloc).unwrap().written = conditions;
+        assert!(due(&builder, &state) == (None, None));
+        hear(&mut builder, StatusUpdate::Unprepared(alloc));
+        assert!(builder.is_empty());
     }
 }

@@ -38,13 +38,13 @@ pub fn of(share: &Share, inventory: &Inventory) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{Book, GpuUuid, Settings};
+    use crate::inventory::{GpuUuid, InventoryBuilder, Settings};
     use crate::ledger::AllocId;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use std::time::Instant;
 
     fn node() -> Inventory {
-        let mut book = Book::new(Settings {
+        let mut builder = InventoryBuilder::new(Settings {
             mps_reserve: Mib(64),
             client_slots: 48,
             context_allowance: Mib(500),
@@ -72,8 +72,8 @@ mod tests {
                 }),
             }],
         };
-        book.observe(&observation, now);
-        book.inventory(&api::GpuNodeSpec::default(), |_, _| true, now)
+        builder.observe(&observation, now);
+        builder.inventory(&api::GpuNodeSpec::default(), |_, _| true, now)
     }
 
     fn hints(mib: u64) -> String {

@@ -12,7 +12,7 @@ pub use driver::{DriverFiles, trimmed, without_graphics};
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};
 use api::Mode;
-use cdi::hook::{Arguments, Limit, Whose};
+use cdi::hook::{Arguments, Limit, ShareOwner};
 use cdi::{ContainerEdits, Device, Hook, Mount, Spec};
 use driver::text;
 use proto::names;
@@ -49,7 +49,7 @@ pub struct MpsDirs {
 
 /// What a share's edit is made of, beside the share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Made<'a> {
+pub struct EditInputs<'a> {
     /// For the share's cards.
     pub driver: ContainerEdits,
     /// In the modes that have a server.
@@ -70,7 +70,7 @@ pub struct DriverLimit {
 }
 
 /// The sealed CDI file of one allocation.
-pub fn spec(share: &Share, alloc: AllocId, made: Made<'_>, places: &Places) -> Spec {
+pub fn spec(share: &Share, alloc: AllocId, made: EditInputs<'_>, places: &Places) -> Spec {
     let mut edits = made.driver;
     edits.merge(own(share, alloc, made.mps, made.limit.as_ref(), places));
     edits.env.extend(made.hints);
@@ -157,8 +157,8 @@ fn own(
     let limit = limit.filter(|_| share.mode != Mode::Exclusive);
     let arguments = Arguments {
         whose: match share.claimed {
-            Some(_) => Whose::Listed(holders_file(&places.share_dir, alloc)),
-            None => Whose::Container {
+            Some(_) => ShareOwner::Listed(holders_file(&places.share_dir, alloc)),
+            None => ShareOwner::Container {
                 pod_uid: share.pod.uid.clone(),
                 container: share.container.clone(),
             },
@@ -289,7 +289,7 @@ mod tests {
             tenant: "/run/aliquot/mps/GPU-0/tenant".into(),
             shm: Some("/run/aliquot/mps/GPU-0/shm".into()),
         };
-        let made = Made {
+        let made = EditInputs {
             driver: driver(),
             mps: matches!(mode, Mode::Mps | Mode::MpsIsolated).then_some(&dirs),
             hints: Vec::new(),

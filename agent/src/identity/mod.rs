@@ -6,13 +6,13 @@
 //! [`Claim`] that the ledger may enter, or one line.
 
 pub mod checkpoint;
-mod witness;
+mod pod_resources;
 
 pub use checkpoint::{Checkpoint, CheckpointError, Entry};
-pub use witness::{by_list, contradicts};
+pub use pod_resources::{by_list, contradicts};
 
 use crate::inventory::GpuUuid;
-use crate::ledger::{AllocId, Claim, Wishes};
+use crate::ledger::{AllocId, Claim, ShareOptions};
 use crate::node::Node;
 use crate::pods::{ContainerView, PodView};
 use api::grant::{ContainerGrant, GrantError, Verifier};
@@ -255,7 +255,7 @@ pub fn ungranted(
         mode: Mode::Exclusive,
         decision: String::new(),
         claimed: None,
-        wishes: Wishes::default(),
+        wishes: ShareOptions::default(),
     }
 }
 
@@ -277,7 +277,7 @@ fn to_claim(pod: &PodView, granted: &ContainerGrant, decision: String) -> Claim 
         mode: granted.mode,
         decision,
         claimed: None,
-        wishes: Wishes::default(),
+        wishes: ShareOptions::default(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Looks and policy → [`Inventory`].
 
-use super::health::HealthBook;
+use super::health::HealthHistory;
 use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Stranger};
 use crate::fence;
 use crate::ledger::Front;
@@ -36,12 +36,12 @@ pub struct Settings {
 
 /// Everything that was seen of the cards.
 #[derive(Clone, Debug)]
-pub struct Book {
+pub struct InventoryBuilder {
     settings: Settings,
     driver: Driver,
     /// By UUID; the reading is the last good one.
     seen: BTreeMap<GpuUuid, (Device, Reading)>,
-    health: HealthBook,
+    health: HealthHistory,
     /// Processes by card at the last look and at the one before, each with whether it was
     /// gone when it was looked up. Of a card that did not answer then, those of its last
     /// reading.
@@ -52,14 +52,14 @@ pub struct Book {
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
 }
 
-impl Book {
+impl InventoryBuilder {
     /// Nothing seen yet.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
             driver: Driver::default(),
             seen: BTreeMap::new(),
-            health: HealthBook::default(),
+            health: HealthHistory::default(),
             looks: [BTreeMap::new(), BTreeMap::new()],
             answered: BTreeSet::new(),
             unlisted: BTreeMap::new(),
@@ -315,7 +315,7 @@ fn is_vague(process: &Process) -> bool {
 mod tests {
     use super::*;
     use crate::attribute::Origin;
-    use crate::nvml::{Identity, Silence};
+    use crate::nvml::{Identity, UnreadableCard};
 
     const SETTINGS: Settings = Settings {
         mps_reserve: Mib(64),
@@ -372,9 +372,9 @@ mod tests {
 
     fn inventory(observation: &Observation, policy: &GpuNodeSpec) -> Inventory {
         let now = Instant::now();
-        let mut book = Book::new(SETTINGS);
-        book.observe(observation, now);
-        book.inventory(policy, |_, process| process.pid == 1, now)
+        let mut builder = InventoryBuilder::new(SETTINGS);
+        builder.observe(observation, now);
+        builder.inventory(policy, |_, process| process.pid == 1, now)
     }
 
     #[test]
@@ -397,11 +397,11 @@ mod tests {
     #[test]
     fn a_dying_process_is_no_stranger_and_one_that_never_shows_itself_is() {
         let now = Instant::now();
-        let mut book = Book::new(SETTINGS);
+        let mut builder = InventoryBuilder::new(SETTINGS);
         let look = seen(&[process(2, 300, "")], false);
         for expected in [0, 1] {
-            book.observe(&look, now);
-            let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);
+            builder.observe(&look, now);
+            let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| false, now);
             assert_eq!(inventory.cards[0].strangers.len(), expected);
         }
     }
@@ -409,16 +409,16 @@ mod tests {
     #[test]
     fn memory_that_no_process_is_listed_with_is_granted_to_nobody() {
         let now = Instant::now();
-        let mut book = Book::new(SETTINGS);
+        let mut builder = InventoryBuilder::new(SETTINGS);
         let mut look = seen(&[process(1, 2000, "python")], false);
         let mut grantable = |used: u64, looks: usize| {
             for device in &mut look.devices {
                 device.reading.as_mut().unwrap().used = Mib(used);
             }
             for _ in 0..looks {
-                book.observe(&look, now);
+                builder.observe(&look, now);
             }
-            let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| true, now);
+            let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| true, now);
             inventory.cards[0].grantable.0
         };
         let all = 15360 - 258 - 64;
@@ -431,13 +431,13 @@ mod tests {
     #[test]
     fn a_process_that_came_between_two_looks_is_a_stranger_from_the_second_on() {
         let now = Instant::now();
-        let mut book = Book::new(SETTINGS);
-        book.observe(&seen(&[], false), now);
+        let mut builder = InventoryBuilder::new(SETTINGS);
+        builder.observe(&seen(&[], false), now);
         // It calls itself what it likes.
         let look = seen(&[process(2, 300, "nvidia-cuda-mps-server")], false);
         for expected in [0, 1] {
-            book.observe(&look, now);
-            let inventory = book.inventory(&GpuNodeSpec::default(), |_, _| false, now);
+            builder.observe(&look, now);
+            let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| false, now);
             assert_eq!(inventory.cards[0].strangers.len(), expected);
         }
     }
@@ -515,7 +515,7 @@ mod tests {
             ("615.71.09", false, false),
             ("nonsense", true, false),
         ] {
-            let mut book = Book::new(Settings {
+            let mut builder = InventoryBuilder::new(Settings {
                 cgroup_v2,
                 ..SETTINGS
             });
@@ -524,8 +524,8 @@ mod tests {
             observation.driver = Driver::Up {
                 version: version.into(),
             };
-            book.observe(&observation, now);
-            let inventory = book.inventory(&policy, |_, _| true, now);
+            builder.observe(&observation, now);
+            let inventory = builder.inventory(&policy, |_, _| true, now);
             assert_eq!(inventory.driver_limits, expected, "{version}");
             let modes = inventory.cards[0].switchable.len();
             assert_eq!(modes, if expected { 4 } else { 1 }, "{version}");
@@ -546,15 +546,15 @@ mod tests {
     #[test]
     fn a_silent_card_keeps_its_last_figures_and_is_unhealthy() {
         let now = Instant::now();
-        let mut book = Book::new(SETTINGS);
+        let mut builder = InventoryBuilder::new(SETTINGS);
         let mut observation = seen(&[process(2, 300, "blender")], false);
-        book.observe(&observation, now);
-        observation.devices[1].reading = Err(Silence {
+        builder.observe(&observation, now);
+        observation.devices[1].reading = Err(UnreadableCard {
             reason: "GPU is lost".into(),
             lost: true,
         });
-        book.observe(&observation, now);
-        let card = book
+        builder.observe(&observation, now);
+        let card = builder
             .inventory(&GpuNodeSpec::default(), |_, _| false, now)
             .cards[0]
             .clone();

@@ -58,7 +58,7 @@ pub fn classify(xid: u64) -> XidClass {
 
 /// What is known of every card's health.
 #[derive(Clone, Debug, Default)]
-pub struct HealthBook {
+pub struct HealthHistory {
     cards: BTreeMap<GpuUuid, Entry>,
 }
 
@@ -100,7 +100,7 @@ struct Latched {
     lasting: bool,
 }
 
-impl HealthBook {
+impl HealthHistory {
     /// Takes in one look. Cards that were seen before and are not in it are lost.
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
         if let Driver::Gone { reason } = &observation.driver {
@@ -260,13 +260,13 @@ fn verdict(reading: &Reading) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvml::{Counters, Device, Identity, Silence};
+    use crate::nvml::{Counters, Device, Identity, UnreadableCard};
 
     fn uuid() -> GpuUuid {
         GpuUuid::from("GPU-1")
     }
 
-    fn look(reading: Result<Reading, Silence>) -> Observation {
+    fn look(reading: Result<Reading, UnreadableCard>) -> Observation {
         Observation {
             driver: Driver::Up {
                 version: "570".into(),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     fn silent(reason: &str, lost: bool) -> Observation {
-        look(Err(Silence {
+        look(Err(UnreadableCard {
             reason: reason.to_owned(),
             lost,
         }))
@@ -313,146 +313,146 @@ mod tests {
 
     #[test]
     fn faults_of_programs_change_nothing() {
-        let (mut book, now) = (HealthBook::default(), Instant::now());
+        let (mut builder, now) = (HealthHistory::default(), Instant::now());
         for number in [13, 31, 43, 45, 94, 63, 74, 154, 4711] {
-            book.fault(&xid(number), now);
-            book.observe(&fine(Some(0)), now);
-            assert!(book.health(&uuid(), now).is_healthy(), "XID {number}");
+            builder.fault(&xid(number), now);
+            builder.observe(&fine(Some(0)), now);
+            assert!(builder.health(&uuid(), now).is_healthy(), "XID {number}");
         }
     }
 
     #[test]
     fn a_card_that_needs_a_reset_stays_unhealthy_until_the_driver_says_otherwise() {
-        let (mut book, start) = (HealthBook::default(), Instant::now());
-        book.observe(&fine(Some(0)), start);
-        book.fault(&xid(48), start);
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
+        builder.observe(&fine(Some(0)), start);
+        builder.fault(&xid(48), start);
         assert_eq!(
-            book.health(&uuid(), start).reason(),
+            builder.health(&uuid(), start).reason(),
             "XID 48: the card needs a reset"
         );
         // Too early: the driver may not have made up its mind.
-        book.observe(&fine(Some(0)), start + Duration::from_secs(1));
+        builder.observe(&fine(Some(0)), start + Duration::from_secs(1));
         assert!(
-            !book
+            !builder
                 .health(&uuid(), start + Duration::from_secs(1))
                 .is_healthy()
         );
-        book.observe(&fine(Some(1)), start + Duration::from_mins(1));
+        builder.observe(&fine(Some(1)), start + Duration::from_mins(1));
         let later = start + Duration::from_mins(2);
-        book.observe(&fine(Some(0)), later);
-        assert!(!book.health(&uuid(), later).is_healthy(), "recovering");
-        assert!(book.health(&uuid(), later + RECOVER_AFTER).is_healthy());
+        builder.observe(&fine(Some(0)), later);
+        assert!(!builder.health(&uuid(), later).is_healthy(), "recovering");
+        assert!(builder.health(&uuid(), later + RECOVER_AFTER).is_healthy());
     }
 
     #[test]
     fn what_a_tenant_may_have_done_to_a_card_evicts_nobody_until_the_driver_says_so() {
         for (action, lasting) in [(Some(0), false), (Some(1), true), (None, false)] {
-            let (mut book, start) = (HealthBook::default(), Instant::now());
-            book.fault(&xid(109), start);
-            book.observe(&fine(action), start);
-            let health = book.health(&uuid(), start);
+            let (mut builder, start) = (HealthHistory::default(), Instant::now());
+            builder.fault(&xid(109), start);
+            builder.observe(&fine(action), start);
+            let health = builder.health(&uuid(), start);
             assert!(!health.is_healthy());
             assert_eq!(health.is_lasting(), lasting, "{action:?}");
             let later = start + SUSPECT_FOR;
-            book.observe(&fine(action), later);
-            let health = book.health(&uuid(), later + RECOVER_AFTER);
+            builder.observe(&fine(action), later);
+            let health = builder.health(&uuid(), later + RECOVER_AFTER);
             assert_eq!(health.is_healthy(), action != Some(1), "{action:?}");
         }
     }
 
     #[test]
     fn a_card_whose_processes_are_not_told_takes_nothing_new() {
-        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
         let reason = "the driver does not tell its MPS processes: not supported";
         let blind = look(Ok(Reading {
             unseen: Some(reason.into()),
             ..Reading::default()
         }));
-        book.observe(&blind, start);
-        let health = book.health(&uuid(), start);
+        builder.observe(&blind, start);
+        let health = builder.health(&uuid(), start);
         assert_eq!(health.reason(), reason);
         assert!(!health.is_lasting());
-        book.observe(&fine(None), start);
-        assert!(book.health(&uuid(), start + RECOVER_AFTER).is_healthy());
+        builder.observe(&fine(None), start);
+        assert!(builder.health(&uuid(), start + RECOVER_AFTER).is_healthy());
     }
 
     #[test]
     fn without_the_drivers_verdict_only_a_reload_clears() {
-        let (mut book, start) = (HealthBook::default(), Instant::now());
-        book.observe(&fine(None), start);
-        book.fault(&xid(79), start);
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
+        builder.observe(&fine(None), start);
+        builder.fault(&xid(79), start);
         let later = start + Duration::from_hours(1);
-        book.observe(&fine(None), later);
-        assert!(!book.health(&uuid(), later).is_healthy());
-        book.observe(&Observation::default(), later);
-        book.observe(&fine(None), later + Duration::from_secs(1));
+        builder.observe(&fine(None), later);
+        assert!(!builder.health(&uuid(), later).is_healthy());
+        builder.observe(&Observation::default(), later);
+        builder.observe(&fine(None), later + Duration::from_secs(1));
         let end = later + Duration::from_secs(1) + RECOVER_AFTER;
-        assert!(book.health(&uuid(), end).is_healthy());
+        assert!(builder.health(&uuid(), end).is_healthy());
     }
 
     #[test]
     fn a_card_that_blinks_does_not_flap() {
-        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
         let mut now = start;
         for _ in 0..5 {
-            book.observe(&silent("GPU is lost", true), now);
-            assert!(!book.health(&uuid(), now).is_healthy());
+            builder.observe(&silent("GPU is lost", true), now);
+            assert!(!builder.health(&uuid(), now).is_healthy());
             now += Duration::from_secs(3);
-            book.observe(&fine(Some(0)), now);
-            assert!(!book.health(&uuid(), now).is_healthy());
+            builder.observe(&fine(Some(0)), now);
+            assert!(!builder.health(&uuid(), now).is_healthy());
             now += Duration::from_secs(3);
         }
-        book.observe(&fine(Some(0)), now + RECOVER_AFTER);
-        assert!(book.health(&uuid(), now + RECOVER_AFTER).is_healthy());
+        builder.observe(&fine(Some(0)), now + RECOVER_AFTER);
+        assert!(builder.health(&uuid(), now + RECOVER_AFTER).is_healthy());
     }
 
     #[test]
     fn a_card_that_does_not_answer_at_once_costs_nobody_anything() {
-        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        book.observe(&fine(Some(0)), start);
+        builder.observe(&fine(Some(0)), start);
         for second in 1..=2 {
-            book.observe(&silent("insufficient size", false), at(second));
-            assert!(book.health(&uuid(), at(second)).is_healthy(), "{second}");
-            book.observe(&fine(Some(0)), at(3));
+            builder.observe(&silent("insufficient size", false), at(second));
+            assert!(builder.health(&uuid(), at(second)).is_healthy(), "{second}");
+            builder.observe(&fine(Some(0)), at(3));
         }
         // From here on it stays silent.
         for second in 10..=25 {
-            book.observe(&silent("timeout", false), at(second));
-            let health = book.health(&uuid(), at(second));
+            builder.observe(&silent("timeout", false), at(second));
+            let health = builder.health(&uuid(), at(second));
             assert_eq!(health.is_healthy(), second < 13, "{second}");
             assert_eq!(health.is_lasting(), second == 25, "{second}");
         }
         // It answers: whoever is still there stays, and nobody comes yet.
-        book.observe(&fine(Some(0)), at(26));
-        let health = book.health(&uuid(), at(26));
+        builder.observe(&fine(Some(0)), at(26));
+        let health = builder.health(&uuid(), at(26));
         assert!(!health.is_healthy() && !health.is_lasting());
         assert_eq!(
             health.reason(),
             "the card does not answer: timeout (recovering)"
         );
-        assert!(book.health(&uuid(), at(40)).is_healthy());
+        assert!(builder.health(&uuid(), at(40)).is_healthy());
     }
 
     #[test]
     fn a_card_that_never_answered_is_unhealthy_at_once() {
-        let (mut book, now) = (HealthBook::default(), Instant::now());
-        book.observe(&silent("timeout", false), now);
-        let health = book.health(&uuid(), now);
+        let (mut builder, now) = (HealthHistory::default(), Instant::now());
+        builder.observe(&silent("timeout", false), now);
+        let health = builder.health(&uuid(), now);
         assert!(!health.is_healthy() && !health.is_lasting());
     }
 
     #[test]
     fn a_driver_that_is_back_and_a_card_that_is_slow_evict_nobody_at_once() {
-        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        book.observe(&fine(Some(0)), start);
-        book.observe(&Observation::default(), at(1));
-        assert!(!book.health(&uuid(), at(1)).is_healthy());
-        assert!(!book.health(&uuid(), at(1)).is_lasting());
+        builder.observe(&fine(Some(0)), start);
+        builder.observe(&Observation::default(), at(1));
+        assert!(!builder.health(&uuid(), at(1)).is_healthy());
+        assert!(!builder.health(&uuid(), at(1)).is_lasting());
         for second in 2..=17 {
-            book.observe(&silent("timeout", false), at(second));
-            let health = book.health(&uuid(), at(second));
+            builder.observe(&silent("timeout", false), at(second));
+            let health = builder.health(&uuid(), at(second));
             assert!(!health.is_healthy(), "{second}");
             assert_eq!(health.is_lasting(), second == 17, "{second}");
         }
@@ -460,28 +460,29 @@ mod tests {
 
     #[test]
     fn a_card_that_is_lost_is_so_for_everybody_at_once() {
-        let (mut book, now) = (HealthBook::default(), Instant::now());
-        book.observe(&fine(Some(0)), now);
-        book.observe(&silent("GPU is lost", true), now);
-        assert!(book.health(&uuid(), now).is_lasting());
+        let (mut builder, now) = (HealthHistory::default(), Instant::now());
+        builder.observe(&fine(Some(0)), now);
+        builder.observe(&silent("GPU is lost", true), now);
+        assert!(builder.health(&uuid(), now).is_lasting());
     }
 
     #[test]
     fn a_card_that_vanished_is_unhealthy_and_a_driver_that_vanished_takes_all() {
-        let (mut book, now) = (HealthBook::default(), Instant::now());
-        book.observe(&fine(Some(0)), now);
+        let (mut builder, now) = (HealthHistory::default(), Instant::now());
+        builder.observe(&fine(Some(0)), now);
         let empty = Observation {
             devices: Vec::new(),
             ..fine(None)
         };
-        book.observe(&empty, now);
+        builder.observe(&empty, now);
         assert_eq!(
-            book.health(&uuid(), now).reason(),
+            builder.health(&uuid(), now).reason(),
             "the driver no longer lists the card"
         );
-        book.observe(&Observation::default(), now);
+        builder.observe(&Observation::default(), now);
         assert!(
-            book.health(&uuid(), now)
+            builder
+                .health(&uuid(), now)
                 .reason()
                 .starts_with("the driver does not answer")
         );

@@ -6,7 +6,7 @@
 mod build;
 pub mod health;
 
-pub use build::{Book, Settings};
+pub use build::{InventoryBuilder, Settings};
 
 use crate::ledger::Front;
 use api::units::Fence;

@@ -4,12 +4,12 @@
 //! only late, writes. Repeating it is harmless: the kubelet calls it at every start of a
 //! container and whenever it failed. Cancelling it anywhere is harmless too.
 //!
-//! - `warmth`: are the cards in the share's mode; `files`: what is written; `echo`: has the
+//! - `readiness`: are the cards in the share's mode; `files`: what is written; `rename_watch`: has the
 //!   kernel told of it.
 
-mod echo;
 mod files;
-mod warmth;
+mod readiness;
+mod rename_watch;
 
 use super::pod_resources::Lister;
 use crate::Config;
@@ -18,11 +18,12 @@ use crate::ledger::{AllocId, Share};
 use crate::node::claims::Prepared;
 use crate::node::claims::parts::Allocated;
 use crate::node::lists::Lists;
-use crate::node::{Ask, Note, Outcome, Owner, RefusedGrant, Source, State, Unready};
+use crate::node::{Note, Outcome, Owner, PrepareRequest, RefusedGrant, Source, State, Unready};
 use cdi::dir::{OwnDir, Written};
-use echo::Echo;
 use files::{made, put_share_file};
 use proto::names;
+use readiness::readiness;
+use rename_watch::RenameWatch;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +31,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, info_span};
-use warmth::warmth;
 
 /// Between two tries of what is late.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -185,7 +185,7 @@ impl PreStart {
         loop {
             let doubts = started.elapsed() > RECORD_PATIENCE;
             let source = self.source(resource, ids, lister, doubts).await;
-            let question = Ask {
+            let question = PrepareRequest {
                 resource,
                 ids: ids.clone(),
                 source,
@@ -254,7 +254,7 @@ impl PreStart {
         let told = match lister.get(&pod.identity).await {
             Ok(told) => told,
             Err(error) => {
-                tracing::debug!(%error, "the checkpoint is the only witness");
+                tracing::debug!(%error, "identities come from the checkpoint alone");
                 return Ok(());
             }
         };
@@ -275,7 +275,7 @@ impl PreStart {
     async fn warm(&self, share: &Share, deadline: Instant) -> Result<(), Unready> {
         let mut state = self.state.clone();
         loop {
-            let late = match warmth(&state.borrow_and_update().mps, share) {
+            let late = match readiness(&state.borrow_and_update().mps, share) {
                 Ok(()) => return Ok(()),
                 Err(late) => late,
             };
@@ -313,7 +313,7 @@ impl PreStart {
         let state = self.state.borrow().clone();
         let (config, share) = (self.config.clone(), share.clone());
         let lists = self.lists.clone();
-        let mut echo = Echo::watch(&config.cdi_dir);
+        let mut rename_watch = RenameWatch::watch(&config.cdi_dir);
         let work = tokio::task::spawn_blocking(move || -> Result<(Written, PathBuf), String> {
             let spec = made(&config, &state, &share, alloc).map_err(|e| e.to_string())?;
             let turn = lists.turn();
@@ -330,7 +330,7 @@ impl PreStart {
         let waiting = Instant::now();
         if written != Written::Unchanged {
             if let Some(name) = path.file_name() {
-                echo.heard(name).await;
+                rename_watch.heard(name).await;
             }
             tokio::time::sleep(self.config.cdi_settle()).await;
         }

@@ -1,6 +1,8 @@
 //! What may enter the ledger. The one place that compares limits with cards.
 
-use super::{AllocId, Claimed, Front, Hold, HolderKey, Ledger, Share, SharePhase, Wishes};
+use super::{
+    AllocId, Claimed, Front, HolderKey, Ledger, LimitScope, Share, ShareOptions, SharePhase,
+};
 use crate::fence;
 use crate::inventory::{Card, GpuUuid, Inventory};
 use api::grant::PodIdentity;
@@ -30,7 +32,7 @@ pub struct Claim {
     /// The claim whose allocation it is; `None`: it is a grant.
     pub claimed: Option<Claimed>,
     /// What the claim asks for beside that.
-    pub wishes: Wishes,
+    pub wishes: ShareOptions,
 }
 
 impl Claim {
@@ -43,10 +45,10 @@ impl Claim {
     }
 
     /// What it counts with, once it is bound to this allocation.
-    fn hold(&self, alloc: Option<AllocId>) -> Hold {
+    fn limit_scope(&self, alloc: Option<AllocId>) -> LimitScope {
         match (&self.claimed, alloc) {
-            (Some(_), Some(alloc)) => Hold::Claim(alloc),
-            _ => Hold::Container(self.key()),
+            (Some(_), Some(alloc)) => LimitScope::Claim(alloc),
+            _ => LimitScope::Container(self.key()),
         }
     }
 
@@ -357,7 +359,7 @@ impl Ledger {
             let card = inventory
                 .card(uuid)
                 .ok_or_else(|| Refused::UnknownCard(uuid.clone()))?;
-            let hold = claim.hold(alloc);
+            let hold = claim.limit_scope(alloc);
             self.fits_card(claim, &hold, card, inventory.driver_limits)?;
         }
         healthy(gpus, inventory)
@@ -366,7 +368,7 @@ impl Ledger {
     fn fits_card(
         &self,
         claim: &Claim,
-        hold: &Hold,
+        hold: &LimitScope,
         card: &Card,
         driver_limits: bool,
     ) -> Result<(), Refused> {
@@ -392,7 +394,7 @@ impl Ledger {
             .min();
         for other in self
             .holds_on(&card.uuid)
-            .filter(|share| share.hold() != *hold)
+            .filter(|share| share.limit_scope() != *hold)
         {
             if other.front() != claim.front() {
                 return Err(Refused::OtherFront {

@@ -12,7 +12,7 @@ mod share;
 pub use admit::{Claim, Refused};
 pub use alloc::{AllocId, ProofName};
 pub use record::{HolderRow, key as record_key};
-pub use share::{Claimed, Front, Hold, HolderKey, Share, SharePhase, Wishes};
+pub use share::{Claimed, Front, HolderKey, LimitScope, Share, ShareOptions, SharePhase};
 
 use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
@@ -36,7 +36,7 @@ impl Ledger {
         self.all().filter(|share| !share.wishes.observes)
     }
 
-    /// Of each [`Hold`] one share: what is summed over these counts nothing twice.
+    /// Of each [`LimitScope`] one share: what is summed over these counts nothing twice.
     pub fn holds(&self) -> impl Iterator<Item = &Share> {
         once(self.shares())
     }
@@ -53,8 +53,8 @@ impl Ledger {
     }
 
     /// The containers of a hold.
-    pub fn holders<'a>(&'a self, hold: &'a Hold) -> impl Iterator<Item = &'a Share> {
-        self.all().filter(move |share| share.hold() == *hold)
+    pub fn holders<'a>(&'a self, hold: &'a LimitScope) -> impl Iterator<Item = &'a Share> {
+        self.all().filter(move |share| share.limit_scope() == *hold)
     }
 
     /// Shares on one card.
@@ -62,7 +62,7 @@ impl Ledger {
         self.shares().filter(move |share| share.gpus.contains(card))
     }
 
-    /// Of each [`Hold`] on one card one share.
+    /// Of each [`LimitScope`] on one card one share.
     pub fn holds_on<'a>(&'a self, card: &'a GpuUuid) -> impl Iterator<Item = &'a Share> {
         once(self.on(card))
     }
@@ -92,9 +92,9 @@ impl Ledger {
     }
 
     /// The same for a share that is to be placed beside the others, or again.
-    fn grantable_beside(&self, card: &Card, mode: Mode, hold: &Hold) -> Mib {
+    fn grantable_beside(&self, card: &Card, mode: Mode, hold: &LimitScope) -> Mib {
         if mode == Mode::MpsIsolated {
-            self.grantable_in(card, |share| share.hold() != *hold)
+            self.grantable_in(card, |share| share.limit_scope() != *hold)
         } else {
             card.grantable
         }
@@ -147,11 +147,11 @@ impl Ledger {
     }
 }
 
-/// The first of each [`Hold`].
+/// The first of each [`LimitScope`].
 fn once<'a>(shares: impl Iterator<Item = &'a Share>) -> impl Iterator<Item = &'a Share> {
     let mut seen = BTreeSet::new();
-    shares.filter(move |share| match share.hold() {
-        Hold::Container(_) => true,
-        Hold::Claim(alloc) => seen.insert(alloc),
+    shares.filter(move |share| match share.limit_scope() {
+        LimitScope::Container(_) => true,
+        LimitScope::Claim(alloc) => seen.insert(alloc),
     })
 }

@@ -5,7 +5,7 @@
 //! one by annotation alone: the containers of a claim come and go, and are listed in a file of
 //! their own, which the hook reads.
 
-use super::{AllocId, Claimed, HolderKey, Share, SharePhase, Wishes};
+use super::{AllocId, Claimed, HolderKey, Share, ShareOptions, SharePhase};
 use crate::inventory::GpuUuid;
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
@@ -43,7 +43,7 @@ struct ClaimRecord {
     namespace: String,
     claimed: Claimed,
     #[serde(default)]
-    wishes: Wishes,
+    wishes: ShareOptions,
 }
 
 /// One container that a claim's file lets have the share.
@@ -161,7 +161,7 @@ mod tests {
             mode: Mode::Mps,
             decision: "d".into(),
             claimed: None,
-            wishes: Wishes::default(),
+            wishes: ShareOptions::default(),
             phase: SharePhase::Prepared,
             alloc_id: Some(alloc),
             fence: None,

@@ -61,7 +61,7 @@ pub struct Claimed {
 /// What counts once: what one container holds, or what all containers of a claim, or of one
 /// part of it, hold together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hold {
+pub enum LimitScope {
     /// By annotation.
     Container(HolderKey),
     /// By claim: one share with one limit, however many containers it has.
@@ -71,7 +71,7 @@ pub enum Hold {
 /// What a claim, or its class, asks for beside cards and memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Wishes {
+pub struct ShareOptions {
     /// No weaker fence, whatever comes beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_fence: Option<Fence>,
@@ -89,7 +89,7 @@ pub struct Wishes {
 }
 
 /// One container's hold. The containers of one claim have a row each, alike but for who they
-/// are and what they use: see [`Hold`].
+/// are and what they use: see [`LimitScope`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Whose pod.
@@ -112,7 +112,7 @@ pub struct Share {
     /// The claim that it is given by; `None`: by the scheduler's grant.
     pub claimed: Option<Claimed>,
     /// What the claim asks for beside that.
-    pub wishes: Wishes,
+    pub wishes: ShareOptions,
     /// How far it has come.
     pub phase: SharePhase,
     /// The allocation it is bound to, from `Prepared` on.
@@ -143,10 +143,10 @@ impl Share {
     }
 
     /// What counts once.
-    pub fn hold(&self) -> Hold {
+    pub fn limit_scope(&self) -> LimitScope {
         match (&self.claimed, self.alloc_id) {
-            (Some(_), Some(alloc)) => Hold::Claim(alloc),
-            _ => Hold::Container(self.key()),
+            (Some(_), Some(alloc)) => LimitScope::Claim(alloc),
+            _ => LimitScope::Container(self.key()),
         }
     }
 

@@ -19,9 +19,9 @@ const SAID: usize = 120;
 
 /// Commands that we give one daemon, counted until its log shows them.
 #[derive(Clone, Debug, Default)]
-pub struct Given(Arc<Mutex<BTreeMap<String, u32>>>);
+pub struct IssuedCommands(Arc<Mutex<BTreeMap<String, u32>>>);
 
-impl Given {
+impl IssuedCommands {
     /// To be called before the daemon hears of it. One that the daemon does not log, since it
     /// was not reached in time, counts until it does: late, it may log it yet.
     pub fn add(&self, command: &str) {
@@ -36,7 +36,7 @@ impl Given {
     pub fn settings_are(&self, commands: &[String]) {
         let commands: Vec<String> = commands.iter().filter_map(|one| changing(one)).collect();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|given, _| !sets(given) || commands.contains(given));
+        all.retain(|issued, _| !sets(issued) || commands.contains(issued));
     }
 
     fn take(&self, command: &str) -> bool {
@@ -54,7 +54,7 @@ impl Given {
 
 /// A command that we did not give.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignCommand {
     /// What was given, on one line.
     pub command: String,
     /// It may have changed a limit.
@@ -64,7 +64,7 @@ pub struct Foreign {
 /// Where one daemon's log was read to.
 #[derive(Debug, Default)]
 pub struct Audit {
-    given: Given,
+    issued: IssuedCommands,
     offset: u64,
     /// A line that was not written to its end.
     partial: Vec<u8>,
@@ -74,8 +74,8 @@ pub struct Audit {
 
 impl Audit {
     /// What we give the daemon is to be added here.
-    pub fn given(&self) -> Given {
-        self.given.clone()
+    pub fn given(&self) -> IssuedCommands {
+        self.issued.clone()
     }
 
     /// Whether the log names commands: without that, nothing is known of others.
@@ -97,7 +97,7 @@ impl Audit {
     }
 
     /// The first command since the last look that was not ours.
-    pub fn look(&mut self, log: &Path) -> Option<Foreign> {
+    pub fn look(&mut self, log: &Path) -> Option<ForeignCommand> {
         let len = std::fs::metadata(log).ok()?.len();
         if len < self.offset {
             // It was cut.
@@ -107,7 +107,7 @@ impl Audit {
         if len - self.offset > MAX_STEP {
             self.offset = len;
             self.partial.clear();
-            return Some(Foreign {
+            return Some(ForeignCommand {
                 command: "more than its log can be searched for".to_owned(),
                 sets: true,
             });
@@ -122,10 +122,10 @@ impl Audit {
         for line in String::from_utf8_lossy(&text).lines() {
             let said = line.split_once("Cmd:").and_then(|(_, said)| changing(said));
             let Some(command) = said else { continue };
-            if self.given.take(&command) {
+            if self.issued.take(&command) {
                 self.hears = true;
             } else {
-                first.get_or_insert_with(|| Foreign {
+                first.get_or_insert_with(|| ForeignCommand {
                     sets: sets(&command),
                     command: one_line(&command, SAID),
                 });
@@ -161,12 +161,12 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    struct Scene {
+    struct Fixture {
         folder: tempfile::TempDir,
         audit: Audit,
     }
 
-    impl Scene {
+    impl Fixture {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("control.log"), "Cmd:quit\n").unwrap();
@@ -175,7 +175,7 @@ mod tests {
             Self { folder, audit }
         }
 
-        fn logged(&mut self, text: &str) -> Option<Foreign> {
+        fn logged(&mut self, text: &str) -> Option<ForeignCommand> {
             let log = self.folder.path().join("control.log");
             let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
             file.write_all(text.as_bytes()).unwrap();
@@ -183,14 +183,14 @@ mod tests {
         }
     }
 
-    fn foreign(command: &str, sets: bool) -> Foreign {
+    fn foreign(command: &str, sets: bool) -> ForeignCommand {
         let command = command.to_owned();
-        Foreign { command, sets }
+        ForeignCommand { command, sets }
     }
 
     #[test]
     fn what_we_did_not_give_is_reported_and_what_only_asks_is_not() {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         scene
             .audit
             .given()
@@ -216,15 +216,15 @@ mod tests {
 
     #[test]
     fn a_setting_of_ours_that_came_to_nothing_is_nobodys_licence_to_give_it_later() {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         let set = |mib: u32| format!("set_default_device_pinned_mem_limit 0 {mib}M");
-        let given = scene.audit.given();
+        let issued = scene.audit.given();
         // The daemon hung; by now another limit is wanted, which it was told twice.
-        given.add(&set(3900));
-        given.add("start_server -uid 0");
+        issued.add(&set(3900));
+        issued.add("start_server -uid 0");
         for _ in 0..2 {
-            given.settings_are(&[set(3200)]);
-            given.add(&set(3200));
+            issued.settings_are(&[set(3200)]);
+            issued.add(&set(3200));
         }
         let late = format!("Cmd:{}\n", set(3200)).repeat(2);
         assert_eq!(scene.logged(&late), None);
@@ -235,8 +235,8 @@ mod tests {
 
     #[test]
     fn what_was_written_since_the_last_look_is_not_read() {
-        let mut scene = Scene::new();
-        let len = |scene: &Scene| {
+        let mut scene = Fixture::new();
+        let len = |scene: &Fixture| {
             let log = scene.folder.path().join("control.log");
             std::fs::metadata(log).unwrap().len()
         };
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn half_a_line_a_cut_log_and_a_flood_hide_nothing() {
-        let mut scene = Scene::new();
+        let mut scene = Fixture::new();
         assert_eq!(scene.logged("x] Cmd:qu"), None);
         assert_eq!(scene.logged("it -t 0\n"), Some(foreign("quit -t 0", false)));
         let log = scene.folder.path().join("control.log");

@@ -6,6 +6,7 @@
 
 use super::smi::{Smi, SmiError};
 use crate::inventory::ComputeMode;
+use backon::BackoffBuilder as _;
 use proto::mps::CardState;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -18,7 +19,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 
 /// What is wanted of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum DesiredCardState {
     /// Compute mode DEFAULT, and this slice; `None`: the slice it has. With how often the mode
     /// was seen to be another one.
     Sliced(Option<u32>, u32),
@@ -31,26 +32,27 @@ pub enum Wanted {
 pub async fn run(
     uuid: String,
     smi: Smi,
-    mut orders: watch::Receiver<Wanted>,
+    mut orders: watch::Receiver<DesiredCardState>,
     reports: mpsc::Sender<CardState>,
 ) -> String {
     let mut changed_slice = false;
-    let mut pause = RETRY.0;
+    let backoff = super::backoff(RETRY);
+    let mut pauses = backoff.build();
     loop {
         let wanted = *orders.borrow_and_update();
         let done = match wanted {
-            Wanted::Sliced(slice, _) => {
+            DesiredCardState::Sliced(slice, _) => {
                 changed_slice |= slice.is_some_and(|slice| slice != DRIVERS_OWN);
                 set(&smi, &uuid, slice).await
             }
-            Wanted::Nothing if changed_slice => {
+            DesiredCardState::Nothing if changed_slice => {
                 match smi.set_time_slice(&uuid, DRIVERS_OWN).await {
                     // It took the setting, and no share waits to see it.
                     Err(SmiError::NotUnderstood { .. }) => Ok(()),
                     done => done,
                 }
             }
-            Wanted::Nothing => Ok(()),
+            DesiredCardState::Nothing => Ok(()),
         };
         let reason = done.as_ref().err().map(ToString::to_string);
         if let Some(reason) = &reason {
@@ -65,22 +67,22 @@ pub async fn run(
         };
         // A supervisor that is gone has no use for it.
         let _ = reports.send(state).await;
-        if wanted == Wanted::Nothing && reason.is_none() {
+        if wanted == DesiredCardState::Nothing && reason.is_none() {
             return uuid;
         }
         let again = async {
             match reason {
-                Some(_) => tokio::time::sleep(pause).await,
+                Some(_) => tokio::time::sleep(pauses.next().unwrap_or(RETRY.1)).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             changed = orders.changed() => match changed {
-                Ok(()) => pause = RETRY.0,
+                Ok(()) => pauses = backoff.build(),
                 // The supervisor ends; what is set stays for those who use the card.
                 Err(_) => return uuid,
             },
-            () = again => pause = (pause * 2).min(RETRY.1),
+            () = again => {}
         }
     }
 }

@@ -19,11 +19,11 @@ const PREFIX: &str = "aliquot-mps-";
 
 /// Where daemons go: one folder in each hierarchy, as this process reaches it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Beside {
+pub struct DaemonCgroups {
     pods: Vec<PathBuf>,
 }
 
-impl Beside {
+impl DaemonCgroups {
     /// Of this process. A node's first process shows the node's own mounts, which a container
     /// has only parts of.
     pub fn own() -> Self {
@@ -108,12 +108,12 @@ mod tests {
         let own = "4:cpu,cpuacct:/kubepods/pod1/a\n3:memory:/kubepods/pod1/a\n\
                    1:name=systemd:/kubepods/pod1/a\n0::/\n";
         let pod = |at: &str| PathBuf::from(format!("/root/sys/fs/cgroup/{at}/kubepods/pod1"));
-        let beside = Beside::new(own, mounts, Path::new("/root"));
+        let cgroups = DaemonCgroups::new(own, mounts, Path::new("/root"));
         assert_eq!(
-            beside.pods,
+            cgroups.pods,
             [pod("cpu,cpuacct"), pod("memory"), pod("systemd")]
         );
-        let unified = Beside::new(
+        let unified = DaemonCgroups::new(
             "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-a.scope\n",
             "34 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
             Path::new("/root"),
@@ -126,15 +126,15 @@ mod tests {
         );
         let nobodys = "3:memory:/user/a\n0::/\n";
         assert_eq!(
-            Beside::new(nobodys, mounts, Path::new("/")),
-            Beside::default()
+            DaemonCgroups::new(nobodys, mounts, Path::new("/")),
+            DaemonCgroups::default()
         );
         // A container's cgroup that is in no pod's: containerd and the kubelet have cgroup
         // drivers that disagree.
         let below_root = "3:memory:/kubepods-burstable-pod1.slice:cri-containerd:a\n";
         assert_eq!(
-            Beside::new(below_root, mounts, Path::new("/")),
-            Beside::default()
+            DaemonCgroups::new(below_root, mounts, Path::new("/")),
+            DaemonCgroups::default()
         );
     }
 }

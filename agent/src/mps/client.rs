@@ -4,7 +4,7 @@
 //! restarted; a call that finds nobody fails at once.
 
 use super::phase::read;
-use super::service::Turn;
+use super::service::PlanSequence;
 use futures::{Stream, TryStreamExt as _};
 use proto::mps::mps_client::MpsClient;
 use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest};
@@ -60,7 +60,7 @@ impl SupervisorClient {
     /// Makes the node so, and answers what is after at most two seconds. A call may be dropped
     /// for one with a newer plan; whichever of the two arrives first, the newer plan stands.
     pub async fn ensure(&self, plan: Plan) -> Result<Observation, ClientError> {
-        let turn = Turn {
+        let turn = PlanSequence {
             client: self.client,
             plan: self.plans.fetch_add(1, Ordering::Relaxed),
         };

@@ -10,8 +10,8 @@
 //! implementation of this file.
 
 use super::answer::{self, Answered, Value};
-use super::audit::Given;
-use super::machine::{Limits, ReadBack, Sight};
+use super::audit::IssuedCommands;
+use super::machine::{Limits, ProbeResult, ReadBack};
 use super::program::Program;
 use crate::line::one_line;
 use api::Mib;
@@ -33,7 +33,7 @@ const SAID: usize = 200;
 #[derive(Clone, Debug)]
 pub struct Control {
     program: Program,
-    given: Given,
+    issued: IssuedCommands,
 }
 
 /// Why there is no answer. All are worth another try.
@@ -82,8 +82,8 @@ pub enum ControlError {
 impl Control {
     /// By this program, with the daemon's directories in its environment. What changes
     /// something is added to `given`.
-    pub fn new(program: Program, given: Given) -> Self {
-        Self { program, given }
+    pub fn new(program: Program, issued: IssuedCommands) -> Self {
+        Self { program, issued }
     }
 
     /// Whether the daemon answers at all.
@@ -92,8 +92,8 @@ impl Control {
     }
 
     /// Servers, their states, their clients.
-    pub async fn look(&self) -> Result<Sight, ControlError> {
-        let mut sight = Sight::default();
+    pub async fn look(&self) -> Result<ProbeResult, ControlError> {
+        let mut sight = ProbeResult::default();
         for server in self.server_list().await? {
             let commands = [
                 format!("get_server_status {server}"),
@@ -130,7 +130,7 @@ impl Control {
     ) -> Result<ReadBack, ControlError> {
         let settings = settings(limits, devices, servers);
         let commands: Vec<String> = settings.iter().map(Setting::command).collect();
-        self.given.settings_are(&commands);
+        self.issued.settings_are(&commands);
         let mut read_back = ReadBack::default();
         for (setting, command) in settings.into_iter().zip(commands) {
             // What it answers no two drivers word alike.
@@ -222,7 +222,7 @@ impl Control {
             .spawn()
             .map_err(run)?;
         for command in commands {
-            self.given.add(command);
+            self.issued.add(command);
         }
         let mut text = commands.join("\n");
         text.push('\n');

@@ -5,9 +5,9 @@
 //! the machine what came of it, and so on; nothing else decides.
 
 use super::audit::Audit;
-use super::cgroup::Beside;
+use super::cgroup::DaemonCgroups;
 use super::control::{self, Control};
-use super::machine::{Action, Desired, Event, Machine, ServerStatus, Sight, Time};
+use super::machine::{Action, Desired, Event, Machine, ProbeResult, ServerStatus, Time};
 use super::place::{DAEMON_LOG, Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
@@ -40,7 +40,7 @@ pub struct Tools {
     /// How they are made.
     pub mounting: Mounting,
     /// Where daemons outlive this container.
-    pub beside: Beside,
+    pub cgroups: DaemonCgroups,
 }
 
 /// What a daemon serves; does not change while it lives.
@@ -335,7 +335,7 @@ impl Daemon {
                 } else {
                     Ok(())
                 };
-                self.tools.beside.remove(&self.name);
+                self.tools.cgroups.remove(&self.name);
                 done(mode.and_then(|()| self.place.remove().map_err(|e| e.to_string())))
             }
             Action::Wait(_) | Action::Finish => Event::Done,
@@ -425,7 +425,7 @@ impl Daemon {
         let child = command.spawn()?;
         // Before it starts a server.
         if let Some(pid) = child.id()
-            && let Err(error) = self.tools.beside.take(pid, &self.name)
+            && let Err(error) = self.tools.cgroups.take(pid, &self.name)
         {
             warn!(server = self.name, %error, "the MPS daemon would end with this container");
         }
@@ -473,7 +473,7 @@ impl Daemon {
         grown || self.servers.len() < before
     }
 
-    fn remember(&mut self, sight: &Sight) {
+    fn remember(&mut self, sight: &ProbeResult) {
         self.servers = sight
             .servers
             .iter()

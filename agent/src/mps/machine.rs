@@ -11,10 +11,11 @@
 //! ```
 //! An adopted daemon comes in at Reach, what a dead one left behind at Dead.
 
-mod word;
+mod types;
 
-pub use word::{Action, Desired, Event, Limits, ReadBack, ServerStatus, Sight, View};
+pub use types::{Action, Desired, Event, Limits, ProbeResult, ReadBack, ServerStatus, View};
 
+use backon::BackoffBuilder as _;
 use proto::mps::ServerPhase;
 use std::time::Duration;
 
@@ -33,8 +34,8 @@ const REACH: Duration = Duration::from_secs(10);
 const WARM: Duration = Duration::from_secs(10);
 /// For a daemon to end after `quit` was answered.
 const END: Duration = Duration::from_secs(5);
-/// Longest pause between two starts.
-const MAX_BACKOFF: Duration = Duration::from_mins(1);
+/// Shortest and longest pause between two starts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_mins(1));
 /// Between two comparisons of the limits with those that were set.
 const VERIFY: Duration = Duration::from_secs(5);
 /// For clients that are just ending when the supervisor does.
@@ -81,7 +82,7 @@ pub struct Machine {
     mode_set: bool,
     /// Its clients are known: we started it, or it told us once.
     known: bool,
-    sight: Sight,
+    sight: ProbeResult,
     looked: Option<Time>,
     deaf: u32,
     /// It is to be ended unless somebody sees its directory.
@@ -130,7 +131,7 @@ impl Machine {
             observed: ReadBack::default(),
             mode_set: false,
             known: true,
-            sight: Sight::default(),
+            sight: ProbeResult::default(),
             looked: None,
             deaf: 0,
             hung: false,
@@ -259,7 +260,7 @@ impl Machine {
     }
 
     fn next_while_dead(&self, now: Time, not_before: Time) -> Action {
-        let Sight { servers, clients } = &self.sight;
+        let ProbeResult { servers, clients } = &self.sight;
         if self.desired == Desired::Leave && !clients.is_empty() && now >= self.leave_at {
             return Action::Finish;
         }
@@ -386,7 +387,7 @@ impl Machine {
         self.orphaned = !self.sight.servers.is_empty() && !matches!(self.phase, Phase::Fault);
         if asked_to_end {
             self.orphaned = false;
-            self.sight = Sight::default();
+            self.sight = ProbeResult::default();
             self.reason.clear();
             self.phase = Phase::CleanUp {
                 not_before: Time::ZERO,
@@ -404,10 +405,11 @@ impl Machine {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// 250 ms doubled with each failure in a row, at most a minute.
+    /// Doubled with each failure in a row, within [`BACKOFF`].
     fn backoff(&self) -> Duration {
-        let factor = 1_u32.checked_shl(self.failures.min(16)).unwrap_or(u32::MAX);
-        (Duration::from_millis(250) * factor).min(MAX_BACKOFF)
+        let failures = usize::try_from(self.failures.min(16)).unwrap_or(0);
+        let mut pauses = super::backoff(BACKOFF).build();
+        pauses.nth(failures).unwrap_or(BACKOFF.1)
     }
 
     fn done(&mut self, now: Time) {
@@ -530,7 +532,7 @@ impl Machine {
         }
     }
 
-    fn seen(&mut self, now: Time, sight: Sight) {
+    fn seen(&mut self, now: Time, sight: ProbeResult) {
         self.looked = Some(now);
         self.deaf = 0;
         let fault = sight

@@ -38,9 +38,21 @@ pub mod service;
 pub mod smi;
 pub mod supervisor;
 
+use backon::ExponentialBuilder;
+use std::time::Duration;
+
 pub use client::{ClientError, SupervisorClient};
 pub use plan::plan;
 pub use service::{ServeError, serve};
+
+/// Pauses that double with each failure, from the shortest to the longest. One supervisor drives
+/// one driver: there is nobody to spread them for.
+fn backoff((shortest, longest): (Duration, Duration)) -> ExponentialBuilder {
+    ExponentialBuilder::new()
+        .with_min_delay(shortest)
+        .with_max_delay(longest)
+        .without_max_times()
+}
 
 /// Whether this process may mount, which the supervisor's directories take.
 pub fn may_mount() -> bool {

@@ -129,7 +129,7 @@ mod tests {
             compute_percent: percent,
             mode,
             claimed: None,
-            wishes: crate::ledger::Wishes::default(),
+            wishes: crate::ledger::ShareOptions::default(),
             decision: String::new(),
             phase: SharePhase::Reserved,
             alloc_id: (mode == Mode::MpsIsolated).then(|| AllocId::new(7)),

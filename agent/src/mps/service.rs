@@ -3,7 +3,7 @@
 //! In: plans and questions over gRPC. Out: what is. One supervisor per run directory: a
 //! lock file says so.
 
-use super::cgroup::Beside;
+use super::cgroup::DaemonCgroups;
 use super::daemon::{Terminate, Tools};
 use super::place::Mounting;
 use super::process::Processes;
@@ -123,7 +123,7 @@ fn tools(config: &Config) -> Result<Tools, ServeError> {
         smi: Smi::new(program(here.join("usr/bin/nvidia-smi"))),
         processes: Processes::new("/proc"),
         base: config.mps_dir(),
-        beside: Beside::own(),
+        cgroups: DaemonCgroups::own(),
         mounting: Mounting {
             on: config.mps_mounts,
             read_only_pipe: config.mps_pipe == PipeAccess::Ro,
@@ -165,14 +165,14 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
 /// Which of a client's plans one is. Calls of one connection may be handled in another order
 /// than they were sent in, also one that its client has dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct PlanSequence {
     /// Of this client.
     pub(super) client: u128,
     /// It rises with each call.
     pub(super) plan: u64,
 }
 
-impl Turn {
+impl PlanSequence {
     /// Metadata of a call.
     const KEY: &str = "aliquot-plan";
 
@@ -202,14 +202,14 @@ impl Turn {
 struct Service {
     asks: mpsc::Sender<Ask>,
     /// Of the plan that was handed on last.
-    turn: Mutex<Option<Turn>>,
+    turn: Mutex<Option<PlanSequence>>,
     view: watch::Receiver<Observation>,
 }
 
 #[tonic::async_trait]
 impl Mps for Service {
     async fn ensure(&self, request: Request<Plan>) -> Result<Response<Observation>, Status> {
-        let turn = Turn::of(request.metadata());
+        let turn = PlanSequence::of(request.metadata());
         let plan = request.into_inner();
         let names: Vec<String> = plan.servers.iter().map(|s| s.name.clone()).collect();
         let cards: Vec<String> = plan.cards.iter().map(|c| c.uuid.clone()).collect();
@@ -332,7 +332,7 @@ mod tests {
         });
         for (client, plan, taken) in [(1, 2, true), (1, 1, false), (1, 3, true), (2, 0, true)] {
             let mut call = Request::new(Plan::default());
-            Turn { client, plan }.mark(call.metadata_mut());
+            PlanSequence { client, plan }.mark(call.metadata_mut());
             let answer = service.ensure(call).await;
             assert_eq!(answer.is_ok(), taken, "{client}/{plan}: {answer:?}");
         }

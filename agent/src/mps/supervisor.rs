@@ -4,7 +4,7 @@
 //! on a watch. A plan is the whole plan: what it does not name goes, once it has no
 //! clients. Before the first plan nothing is started and nothing ends.
 
-use super::card::{self, Wanted};
+use super::card::{self, DesiredCardState};
 use super::daemon::{Daemon, Order, Report, Spec, Terminate, Tools};
 use super::machine::{Desired, Limits};
 use super::phase;
@@ -69,7 +69,7 @@ struct Handle {
 /// One card without a server, as the supervisor sees it.
 #[derive(Debug)]
 struct CardHandle {
-    orders: watch::Sender<Wanted>,
+    orders: watch::Sender<DesiredCardState>,
     state: CardState,
 }
 
@@ -205,7 +205,7 @@ impl Supervisor {
 
     fn ensure_cards(&mut self, plan: &Plan) {
         for card in &plan.cards {
-            let wanted = Wanted::Sliced(card.time_slice, card.compute_mode_faults);
+            let wanted = DesiredCardState::Sliced(card.time_slice, card.compute_mode_faults);
             if let Some(handle) = self.cards.get_mut(&card.uuid) {
                 let changed = handle.orders.send_if_modified(|old| {
                     let changed = *old != wanted;
@@ -220,15 +220,15 @@ impl Supervisor {
         for (uuid, handle) in &mut self.cards {
             if !plan.cards.iter().any(|card| card.uuid == *uuid) {
                 handle.orders.send_if_modified(|old| {
-                    let changed = *old != Wanted::Nothing;
-                    *old = Wanted::Nothing;
+                    let changed = *old != DesiredCardState::Nothing;
+                    *old = DesiredCardState::Nothing;
                     changed
                 });
             }
         }
     }
 
-    fn start_card(&mut self, uuid: &str, wanted: Wanted) {
+    fn start_card(&mut self, uuid: &str, wanted: DesiredCardState) {
         let (orders, orders_in) = watch::channel(wanted);
         let reports = self.card_reports.0.clone();
         let smi = self.tools.smi.clone();
@@ -254,7 +254,7 @@ impl Supervisor {
             Ok(uuid) => {
                 let wanted = self.cards.remove(&uuid).map(|h| *h.orders.borrow());
                 // It was wanted again while it ended.
-                if let Some(wanted @ Wanted::Sliced(..)) = wanted {
+                if let Some(wanted @ DesiredCardState::Sliced(..)) = wanted {
                     self.start_card(&uuid, wanted);
                 }
                 self.publish();

@@ -9,7 +9,7 @@ use super::core::{Core, Effect};
 use super::prepare::Unready;
 use crate::identity::IdentityError;
 use crate::inventory::Card;
-use crate::ledger::{AllocId, Claim, Claimed, HolderKey, Share, Wishes};
+use crate::ledger::{AllocId, Claim, Claimed, HolderKey, Share, ShareOptions};
 use crate::pods::{PodView, Standing};
 use api::grant::PodIdentity;
 use api::units::Fence;
@@ -114,7 +114,7 @@ impl Core {
         for (alloc, claim) in entered {
             self.make_way(&claim, alloc)?;
             let share = self.enter(&claim, alloc, None, now)?;
-            let several = self.ledger.holders(&share.hold()).nth(1).is_some();
+            let several = self.ledger.holders(&share.limit_scope()).nth(1).is_some();
             if let Some(why) = self.alone_only(&share).filter(|_| several) {
                 return Err(never(why));
             }
@@ -240,14 +240,14 @@ impl Core {
     }
 
     /// Of a claim against the admin's word: it can only be stricter.
-    fn wishes(&self, claim: &str, config: &Config, observes: bool) -> Result<Wishes, String> {
+    fn wishes(&self, claim: &str, config: &Config, observes: bool) -> Result<ShareOptions, String> {
         let without = config.on_violation.unwrap_or_else(|| self.on_violation());
         if let Some(own) = config.at_least.filter(|own| *own < without) {
             return Err(format!(
                 "claim {claim} asks for onViolation {own:?}, and without that it is {without:?} here: a claim can only be stricter"
             ));
         }
-        Ok(Wishes {
+        Ok(ShareOptions {
             minimum_fence: config.minimum_fence,
             on_violation: config.on_violation,
             at_least: config.at_least,
@@ -275,7 +275,7 @@ impl Core {
     }
 
     /// Why a pod must not have a share of this kind, if so.
-    fn may_have(pod: &PodView, wishes: &Wishes, mode: Mode) -> Result<(), String> {
+    fn may_have(pod: &PodView, wishes: &ShareOptions, mode: Mode) -> Result<(), String> {
         // Monitoring is let in by its namespace's label; a whole card has no walls.
         let walls = !wishes.observes && mode != Mode::Exclusive;
         match pod.way_around.as_ref().filter(|_| walls) {

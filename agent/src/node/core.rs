@@ -10,16 +10,16 @@ use super::claims::{Claimants, Listed};
 use super::guard::Guard;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
 use crate::fence::{Ceilings, ComputeModeWatch};
-use crate::hands::Termination;
 use crate::identity::{self, Resource};
-use crate::inventory::{Book, GpuUuid, Inventory, Settings};
+use crate::inventory::{GpuUuid, Inventory, InventoryBuilder, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
 use crate::nvml::{Driver, Observation, Sample, Xid};
 use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{
-    self, Absences, Held, Local, Minted, MintedIds, Part, Suspicions, Unproven,
+    self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
 };
+use crate::termination::Termination;
 use api::grant::Verifier;
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -123,7 +123,7 @@ pub enum Effect {
 #[derive(Debug)]
 pub struct Core {
     pub(super) terms: Terms,
-    pub(super) book: Book,
+    pub(super) builder: InventoryBuilder,
     pub(super) inventory: Inventory,
     pub(super) ledger: Ledger,
     pub(super) pods: Pods,
@@ -153,11 +153,11 @@ pub struct Core {
     obstacles: BTreeMap<Obstacle, String>,
     absences: Absences,
     /// What cannot be read, and since when.
-    unreadable: BTreeMap<Part, Instant>,
+    unreadable: BTreeMap<LocalSource, Instant>,
     /// What could not be read for too long, and why.
-    long_unreadable: Option<(Part, String)>,
+    long_unreadable: Option<(LocalSource, String)>,
     suspicions: Suspicions,
-    unproven: BTreeMap<HolderKey, Unproven>,
+    unproven: BTreeMap<HolderKey, UnprovenContainer>,
     /// Proofs of containers that this agent let start: one without is no container of an
     /// earlier agent's time.
     pub(super) let_start: BTreeSet<ProofName>,
@@ -180,7 +180,7 @@ impl Core {
     /// Knows nothing yet.
     pub fn new(terms: Terms) -> Self {
         Self {
-            book: Book::new(terms.cards),
+            builder: InventoryBuilder::new(terms.cards),
             node: Node {
                 name: terms.node.clone(),
                 uid: String::new(),
@@ -228,7 +228,7 @@ impl Core {
         let mut effects = Vec::new();
         let looks = matches!(event, Event::Observed(_) | Event::Tick);
         match event {
-            Event::Observed(observation) => self.book.observe(&observation, now),
+            Event::Observed(observation) => self.builder.observe(&observation, now),
             Event::Sampled(sample) => {
                 if !self.judge(sample, now, &mut effects) {
                     // Nine times of ten nothing follows from it.
@@ -236,7 +236,7 @@ impl Core {
                 }
             }
             Event::Fault(xid) => {
-                self.book.fault(&xid, now);
+                self.builder.fault(&xid, now);
                 effects.push(Effect::Tell(Note::Xid {
                     gpu: xid.gpu,
                     xid: xid.number,
@@ -320,7 +320,7 @@ impl Core {
         for part in local.unreadable.keys() {
             self.unreadable.entry(*part).or_insert(now);
         }
-        if !self.restored && !local.unreadable.contains_key(&Part::CdiFiles) {
+        if !self.restored && !local.unreadable.contains_key(&LocalSource::CdiFiles) {
             for share in reconcile::restore(&local) {
                 self.ledger.restore(share);
             }
@@ -403,14 +403,14 @@ impl Core {
     /// needs one meanwhile for good, including pods that were bound before. Where the start can
     /// wait instead, as with [`Self::blindness`], no ID is marked.
     fn withdrawn(&self) -> Option<String> {
-        if let Driver::Gone { reason } = self.book.driver() {
+        if let Driver::Gone { reason } = self.builder.driver() {
             return Some(format!("the driver does not answer: {reason}"));
         }
         if !self.restored {
-            let error = self.local.unreadable.get(&Part::CdiFiles);
+            let error = self.local.unreadable.get(&LocalSource::CdiFiles);
             return Some(format!(
                 "what this node holds is not known yet: {} cannot be read: {}",
-                Part::CdiFiles.in_words(),
+                LocalSource::CdiFiles.in_words(),
                 error.map(String::as_str).unwrap_or_default(),
             ));
         }
@@ -591,7 +591,7 @@ impl Core {
             policy: self.policy.clone(),
             trusted_ca: self.ca.clone(),
             ready: Readiness {
-                nvml: matches!(self.book.driver(), Driver::Up { .. }),
+                nvml: matches!(self.builder.driver(), Driver::Up { .. }),
                 registered: self.registered,
                 cluster: self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty(),
             },

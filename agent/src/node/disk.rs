@@ -12,7 +12,7 @@ use crate::Config;
 use crate::edit;
 use crate::identity::Checkpoint;
 use crate::ledger::{AllocId, HolderKey, HolderRow, ProofName, Share, record_key};
-use crate::reconcile::{Local, Part, Proof};
+use crate::reconcile::{Local, LocalSource, Proof};
 use cdi::dir::{DirError, OwnDir};
 use cdi::hook::Holders;
 use futures::StreamExt as _;
@@ -31,7 +31,7 @@ const QUIET: Duration = Duration::from_millis(30);
 const PROOF_EVENTS: WatchMask = WatchMask::MOVED_TO.union(WatchMask::CLOSE_WRITE);
 
 /// Whose a file is; `None` for one that does not tell.
-type Told = Option<Vec<Share>>;
+type FileShares = Option<Vec<Share>>;
 /// As [`Local::proofs`].
 type Proofs = BTreeMap<ProofName, Option<Proof>>;
 
@@ -44,7 +44,7 @@ pub struct Disk {
     share_dir: PathBuf,
     containers: Containers,
     /// Files do not change but by a rename of ours; what was read once is kept.
-    read: BTreeMap<AllocId, (SystemTime, Told)>,
+    read: BTreeMap<AllocId, (SystemTime, FileShares)>,
     /// The last look: what cannot be read now stays as it was.
     last: Local,
 }
@@ -83,26 +83,26 @@ impl Disk {
             unreadable.insert(part, error);
         };
         let checkpoint = self.checkpoint().unwrap_or_else(|error| {
-            or_old(Part::Checkpoint, error);
+            or_old(LocalSource::Checkpoint, error);
             old.checkpoint
         });
         let folders = names_in(&self.share_dir, AllocId::parse).unwrap_or_else(|error| {
-            or_old(Part::ShareFiles, error);
+            or_old(LocalSource::ShareFiles, error);
             old.folders
         });
         let (proofs, missed) = self.proofs(&old.proofs, &old.living);
         if let Some(error) = missed {
-            or_old(Part::Proofs, error);
+            or_old(LocalSource::Proofs, error);
         }
         let files = self.files(&proofs).unwrap_or_else(|error| {
-            or_old(Part::CdiFiles, error);
+            or_old(LocalSource::CdiFiles, error);
             old.files
         });
         let living = self
             .containers
             .living(proofs.values().flatten(), doubted)
             .unwrap_or_else(|error| {
-                or_old(Part::Processes, error.to_string());
+                or_old(LocalSource::Processes, error.to_string());
                 let named = proofs.values().flatten();
                 let named = named.map(|proof| proof.container_id.clone());
                 old.living.into_iter().chain(named).collect()
@@ -141,7 +141,7 @@ impl Disk {
         }
     }
 
-    fn files(&mut self, proofs: &Proofs) -> Result<BTreeMap<AllocId, Told>, String> {
+    fn files(&mut self, proofs: &Proofs) -> Result<BTreeMap<AllocId, FileShares>, String> {
         let ids = self.cdi.ids().map_err(|error| error.to_string())?;
         let mut files = BTreeMap::new();
         for alloc in ids.iter().filter_map(|id| AllocId::parse(id)) {
@@ -157,7 +157,7 @@ impl Disk {
     }
 
     /// `None`: there is no such file any more.
-    fn file(&mut self, alloc: AllocId, proofs: &Proofs) -> Result<Option<Told>, DirError> {
+    fn file(&mut self, alloc: AllocId, proofs: &Proofs) -> Result<Option<FileShares>, DirError> {
         let id = alloc.to_string();
         let path = self.cdi.path_of(&id)?;
         let modified = match std::fs::metadata(&path).and_then(|metadata| metadata.modified()) {
@@ -490,7 +490,10 @@ mod tests {
         };
         let mut look = || {
             let local = disk.look(&BTreeSet::new());
-            (local.unreadable.contains_key(&Part::Proofs), local.proofs)
+            (
+                local.unreadable.contains_key(&LocalSource::Proofs),
+                local.proofs,
+            )
         };
         let good = BTreeMap::from([(name, Some(proof.clone()))]);
         std::fs::write(&file, proof.to_json()).unwrap();

@@ -3,13 +3,13 @@
 
 use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
-use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Inventory, Stranger};
-use crate::ledger::{Front, Hold, HolderKey, Ledger, Share};
+use crate::ledger::{Front, HolderKey, Ledger, LimitScope, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Sample, Watched};
 use crate::pods::Standing;
-use crate::watchdog::{self, Allowance, Finding, Own, Watchdog, Wrong, is_of};
+use crate::termination::Termination;
+use crate::watchdog::{self, Allowance, Finding, ShareProcess, ViolationKind, Watchdog, is_of};
 use api::gpu_node::Reaction;
 use api::{Mib, Mode};
 use proto::mps::{Observation, ServerPhase, ServerState};
@@ -41,14 +41,14 @@ pub(super) struct Guard {
     /// A card of which no sample could be judged for too long.
     blind: Option<GpuUuid>,
     /// Shares that something is to be done about: since when, and when that was seen last.
-    wrong: BTreeMap<Hold, [Instant; 2]>,
-    broken: BTreeMap<String, Broken>,
-    strangers: BTreeMap<(GpuUuid, u32), Met>,
+    wrong: BTreeMap<LimitScope, [Instant; 2]>,
+    broken: BTreeMap<String, BrokenServer>,
+    strangers: BTreeMap<(GpuUuid, u32), StrangerEntry>,
 }
 
 /// A server that does not take clients any more.
 #[derive(Debug)]
-struct Broken {
+struct BrokenServer {
     since: Instant,
     /// Its clients when it broke.
     clients: BTreeSet<u32>,
@@ -58,7 +58,7 @@ struct Broken {
 
 /// A process without a grant.
 #[derive(Debug)]
-struct Met {
+struct StrangerEntry {
     since: Instant,
     acted: Option<Instant>,
     /// What is to be done about it, as of the last look.
@@ -72,11 +72,11 @@ fn beside_kept(ledger: &Ledger, inventory: &Inventory, uuid: &GpuUuid) -> Option
 }
 
 impl Core {
-    fn reaction(&self, wrong: Wrong) -> Reaction {
+    fn reaction(&self, wrong: ViolationKind) -> Reaction {
         let policy = self.policy.as_ref();
         policy
             .and_then(|policy| match wrong {
-                Wrong::Pressure => policy.spec.on_pressure,
+                ViolationKind::Pressure => policy.spec.on_pressure,
                 _ => policy.spec.on_violation,
             })
             .unwrap_or(Reaction::Kill)
@@ -84,13 +84,13 @@ impl Core {
 
     /// What happens to containers that hold more than their share, where no claim says more.
     pub(super) fn on_violation(&self) -> Reaction {
-        self.reaction(Wrong::Memory)
+        self.reaction(ViolationKind::Memory)
     }
 
     /// The same for one share: its class may say anything, its claim only more.
-    fn reaction_to(&self, wrong: Wrong, share: &Share) -> Reaction {
+    fn reaction_to(&self, wrong: ViolationKind, share: &Share) -> Reaction {
         let nodes = self.reaction(wrong);
-        if wrong == Wrong::Pressure {
+        if wrong == ViolationKind::Pressure {
             return nodes;
         }
         let without = share.wishes.on_violation.unwrap_or(nodes);
@@ -118,7 +118,7 @@ impl Core {
         let mut watched = self.ledger.watched();
         watched.retain(|uuid| {
             let card = self.inventory.card(uuid);
-            self.book.answers(uuid) && card.is_some_and(|card| card.health.is_healthy())
+            self.builder.answers(uuid) && card.is_some_and(|card| card.health.is_healthy())
         });
         self.guard.watchdog.watch(&watched, now);
         self.guard.blind = self.guard.watchdog.unjudged(now).next().cloned();
@@ -171,7 +171,7 @@ impl Core {
     /// than their requests, and with that some of what is kept on its cards. With the reaction
     /// `Report` they are not stopped, and the container does not wait.
     pub(super) fn awaits_memory(&self, share: &Share, now: Instant) -> Option<String> {
-        if self.reaction(Wrong::Pressure) == Reaction::Report {
+        if self.reaction(ViolationKind::Pressure) == Reaction::Report {
             return None;
         }
         let key = share.key();
@@ -248,10 +248,10 @@ impl Core {
         if action != "killed" {
             return;
         }
-        let client = finding.wrong != Wrong::PastServer;
+        let client = finding.wrong != ViolationKind::PastServer;
         let server = client.then(|| server_name(share)).flatten();
         let mut containers: BTreeMap<(&str, Option<&str>), Vec<u32>> = BTreeMap::new();
-        for Own {
+        for ShareProcess {
             pid,
             pod_uid,
             container_id,
@@ -325,7 +325,7 @@ impl Core {
             .map(|process| process.pid);
         let listed = before.clients.iter().chain(&server.clients);
         let clients = listed.map(|client| client.pid).chain(came_last);
-        let broken = Broken {
+        let broken = BrokenServer {
             since: now,
             clients: clients.collect(),
             acted: None,
@@ -352,7 +352,7 @@ impl Core {
         let by_pid = || {
             self.ledger.shares().find(|share| {
                 share.gpus.iter().any(|card| {
-                    let mut processes = self.book.processes(card).iter();
+                    let mut processes = self.builder.processes(card).iter();
                     processes.any(|process| {
                         process.pid == server.blamed_pid && is_of(process, share, &self.ledger)
                     })
@@ -400,11 +400,14 @@ impl Core {
     }
 
     /// Clients of a broken server that are still there, by share.
-    fn leftovers(&self, name: &str, broken: &Broken) -> Vec<(&Share, Vec<u32>)> {
+    fn leftovers(&self, name: &str, broken: &BrokenServer) -> Vec<(&Share, Vec<u32>)> {
         let shares = self.ledger.shares();
         let its = shares.filter(|share| server_name(share).as_deref() == Some(name));
         let left = its.map(|share| {
-            let processes = share.gpus.iter().flat_map(|card| self.book.processes(card));
+            let processes = share
+                .gpus
+                .iter()
+                .flat_map(|card| self.builder.processes(card));
             let pids: BTreeSet<u32> = processes
                 .filter(|process| broken.clients.contains(&process.pid))
                 .filter(|process| is_of(process, share, &self.ledger))
@@ -445,11 +448,11 @@ impl Core {
                 // It was let in to look at the card.
                 Some(share) if share.wishes.observes => Reaction::Report,
                 // A share of its own pod is what it got the card by.
-                Some(share) => self.reaction_to(Wrong::PastServer, share),
+                Some(share) => self.reaction_to(ViolationKind::PastServer, share),
                 None => on_stranger,
             };
             let name = (card.clone(), stranger.pid);
-            let met = self.guard.strangers.entry(name).or_insert(Met {
+            let met = self.guard.strangers.entry(name).or_insert(StrangerEntry {
                 since: now,
                 acted: None,
                 reaction,
@@ -502,7 +505,7 @@ impl Core {
     /// What is held against containers, or befell them.
     pub(super) fn complaints(&self) -> BTreeMap<HolderKey, Complaint> {
         let of = |share: &Share| -> Option<Complaint> {
-            let evict = self.reaction_to(Wrong::Memory, share) == Reaction::Evict;
+            let evict = self.reaction_to(ViolationKind::Memory, share) == Reaction::Evict;
             let sick = share.gpus.iter().find_map(|uuid| {
                 let card = self.inventory.card(uuid)?;
                 (!card.health.is_healthy()).then_some(card)
@@ -519,10 +522,11 @@ impl Core {
                 return Some(Complaint { text, evict: false });
             }
             // One for which its pod must go is not hidden by one that is only reported.
-            let hold = share.hold();
-            let held: Vec<(Wrong, &str)> = self.guard.watchdog.complaints(&hold).collect();
-            let evicts =
-                |(wrong, _): &&(Wrong, &str)| self.reaction_to(*wrong, share) == Reaction::Evict;
+            let hold = share.limit_scope();
+            let held: Vec<(ViolationKind, &str)> = self.guard.watchdog.complaints(&hold).collect();
+            let evicts = |(wrong, _): &&(ViolationKind, &str)| {
+                self.reaction_to(*wrong, share) == Reaction::Evict
+            };
             let evicting = held.iter().find(evicts);
             if let Some((_, text)) = evicting.or(held.first()) {
                 return Some(Complaint {

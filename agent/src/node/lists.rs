@@ -23,7 +23,7 @@ pub struct Lists {
 
 /// Nothing of an allocation is written or removed by others meanwhile.
 #[derive(Debug)]
-pub struct Turn<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, ()>);
+pub struct WriteLock<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, ()>);
 
 impl Lists {
     /// Below this folder, by this state.
@@ -36,16 +36,16 @@ impl Lists {
     }
 
     /// Waits for its turn.
-    pub fn turn(&self) -> Turn<'_> {
+    pub fn turn(&self) -> WriteLock<'_> {
         // It guards nothing that could be half done.
-        Turn(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
+        WriteLock(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Lists who may have this share now. Nothing where it is no claim's, or none is left.
     ///
     /// # Errors
     /// The file cannot be written: the old one stands, and who is not in it does not start.
-    pub fn write(&self, _turn: &Turn<'_>, alloc: AllocId) -> io::Result<()> {
+    pub fn write(&self, _turn: &WriteLock<'_>, alloc: AllocId) -> io::Result<()> {
         let Some(holders) = holders(&self.state.borrow().clone(), alloc) else {
             return Ok(());
         };

@@ -6,7 +6,7 @@
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
 //! - [`claims`]: pure: the same for the DRA front.
 //! - [`owner`]: the task around it.
-//! - [`keeper`]: keeps the MPS supervisor at the plan.
+//! - [`mps_sync`]: keeps the MPS supervisor at the plan.
 //! - `containers`: which containers still have a process.
 //! - [`disk`]: reads what lies on disk, removes what the core says.
 //! - [`lists`]: writes down who may have the share of a claim.
@@ -16,15 +16,15 @@ mod containers;
 pub mod core;
 pub mod disk;
 mod guard;
-pub mod keeper;
 pub mod lists;
+pub mod mps_sync;
 pub mod owner;
 pub mod prepare;
 pub mod state;
 
 pub use core::{Core, Effect, Event, Obstacle, Terms};
 pub use owner::{Owner, Stopped};
-pub use prepare::{Ask, Outcome, Source, Unready};
+pub use prepare::{Outcome, PrepareRequest, Source, Unready};
 pub use state::{
     Complaint, MpsView, Node, Note, Policy, Pool, Readiness, RefusedGrant, State, Ungranted,
 };

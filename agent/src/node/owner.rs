@@ -6,12 +6,12 @@ use super::claims::Prepared;
 use super::claims::parts::Allocated;
 use super::core::{Core, Effect, Event};
 use super::disk::DiskRequest;
-use super::prepare::{Ask, Outcome, Unready};
+use super::prepare::{Outcome, PrepareRequest, Unready};
 use super::state::{Note, State};
-use crate::hands;
 use crate::kubelet::offer::Offer;
 use crate::ledger::AllocId;
 use crate::nvml::Watched;
+use crate::termination;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -26,7 +26,7 @@ pub enum Message {
     /// Something happened.
     Event(Event),
     /// Bind what these IDs are for.
-    Prepare(Ask, oneshot::Sender<Vec<Outcome>>),
+    Prepare(PrepareRequest, oneshot::Sender<Vec<Outcome>>),
     /// Enter what a claim was allocated.
     PrepareClaim(
         Box<Allocated>,
@@ -70,7 +70,7 @@ impl Owner {
     ///
     /// # Errors
     /// The agent is stopping.
-    pub async fn prepare(&self, ask: Ask) -> Result<Vec<Outcome>, Stopped> {
+    pub async fn prepare(&self, ask: PrepareRequest) -> Result<Vec<Outcome>, Stopped> {
         let (answer, outcome) = oneshot::channel();
         self.messages
             .send(Message::Prepare(ask, answer))
@@ -118,7 +118,7 @@ impl Owner {
 
 /// Where results go.
 #[derive(Debug)]
-pub struct Outputs {
+pub struct OwnerChannels {
     /// What everyone reads.
     pub state: watch::Sender<Arc<State>>,
     /// What the kubelet is offered.
@@ -127,8 +127,8 @@ pub struct Outputs {
     pub disk: mpsc::UnboundedSender<DiskRequest>,
     /// To telemetry.
     pub notes: mpsc::UnboundedSender<Note>,
-    /// To the hands.
-    pub ends: mpsc::UnboundedSender<hands::Termination>,
+    /// To the task that ends processes.
+    pub ends: mpsc::UnboundedSender<termination::Termination>,
     /// To NVML's thread: cards whose processes are watched.
     pub watched: watch::Sender<Watched>,
 }
@@ -137,7 +137,7 @@ pub struct Outputs {
 pub async fn run(
     mut core: Core,
     mut inbox: mpsc::UnboundedReceiver<Message>,
-    outputs: Outputs,
+    outputs: OwnerChannels,
     stop: CancellationToken,
 ) {
     loop {
@@ -229,7 +229,7 @@ fn matters_to_disk(event: &Event) -> bool {
 }
 
 /// Which cards are sampled, and how closely.
-fn watch_out(core: &Core, outputs: &Outputs, now: Instant) {
+fn watch_out(core: &Core, outputs: &OwnerChannels, now: Instant) {
     let watched = core.watched(now);
     outputs.watched.send_if_modified(|old| {
         let changed = *old != watched;
@@ -238,7 +238,7 @@ fn watch_out(core: &Core, outputs: &Outputs, now: Instant) {
     });
 }
 
-fn publish(core: &mut Core, outputs: &Outputs) {
+fn publish(core: &mut Core, outputs: &OwnerChannels) {
     let mut state = core.state();
     let needs = crate::mps::plan(&state);
     state.mps.holding.clone_from(core.needs(&needs));

@@ -19,7 +19,7 @@ const AMBIGUOUS_GRACE: Duration = Duration::from_mins(2);
 
 /// What the kubelet asks, and where identities can be read.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct PrepareRequest {
     /// Of which resource.
     pub resource: Resource,
     /// Exactly these.
@@ -93,7 +93,7 @@ fn decision(pod: &PodView) -> String {
 impl Core {
     /// Binds every live allocation of these IDs that its grant and the cards allow. The
     /// outcomes are never empty.
-    pub fn prepare(&mut self, ask: &Ask, now: Instant) -> (Vec<Outcome>, Vec<Effect>) {
+    pub fn prepare(&mut self, ask: &PrepareRequest, now: Instant) -> (Vec<Outcome>, Vec<Effect>) {
         if !self.restored {
             let error = Unready {
                 reason: "what this node holds is not known yet".to_owned(),
@@ -165,7 +165,12 @@ impl Core {
     }
 
     /// `None`: the pod is gone, the kubelet's entry is what it left.
-    fn prepare_one(&mut self, holder: Holder, ask: &Ask, now: Instant) -> Option<Outcome> {
+    fn prepare_one(
+        &mut self,
+        holder: Holder,
+        ask: &PrepareRequest,
+        now: Instant,
+    ) -> Option<Outcome> {
         let pod = match self.pods.standing(&holder.pod_uid) {
             Standing::Present(pod) if pod.finished => return None,
             Standing::Present(pod) => pod.clone(),
@@ -191,7 +196,7 @@ impl Core {
         &mut self,
         pod: &PodView,
         holder: &Holder,
-        ask: &Ask,
+        ask: &PrepareRequest,
         now: Instant,
     ) -> Result<Share, Unready> {
         let claim = self.due(pod, &holder.container, ask)?;
@@ -262,7 +267,7 @@ impl Core {
         Ok(share)
     }
 
-    fn due(&self, pod: &PodView, container: &str, ask: &Ask) -> Result<Claim, Unready> {
+    fn due(&self, pod: &PodView, container: &str, ask: &PrepareRequest) -> Result<Claim, Unready> {
         let found = identity::claim(
             pod,
             container,

@@ -4,7 +4,7 @@
 use super::claims::Claimants;
 use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
-use crate::reconcile::Part;
+use crate::reconcile::LocalSource;
 use api::gpu_node::GpuNodeSpec;
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
@@ -41,7 +41,7 @@ pub struct State {
     /// follow from what is not there.
     pub restored: bool,
     /// What of the node cannot be read; what was known of it before stands.
-    pub unreadable: BTreeSet<Part>,
+    pub unreadable: BTreeSet<LocalSource>,
     /// Containers of which the core has to know whether they have a process.
     pub doubted: BTreeSet<String>,
     /// Who holds devices without a grant, for too long.

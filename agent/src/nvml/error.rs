@@ -4,7 +4,7 @@ use nvml_wrapper::error::NvmlError;
 
 /// What to do about an NVML error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(super) enum ErrorClass {
     /// Load and initialise the library again.
     DriverGone,
     /// This card is unhealthy; the others go on.
@@ -18,26 +18,26 @@ pub(super) enum Trouble {
 }
 
 /// Classifies an error that a call on one card, or on the library, gave.
-pub(super) fn trouble(error: &NvmlError) -> Trouble {
+pub(super) fn trouble(error: &NvmlError) -> ErrorClass {
     match error {
         NvmlError::Uninitialized
         | NvmlError::DriverNotLoaded
         | NvmlError::LibraryNotFound
         | NvmlError::LibRmVersionMismatch
         | NvmlError::LibloadingError(_)
-        | NvmlError::OperatingSystem => Trouble::DriverGone,
+        | NvmlError::OperatingSystem => ErrorClass::DriverGone,
         // 28 is GPU_NOT_FOUND, which the wrapper does not name.
         NvmlError::GpuLost
         | NvmlError::ResetRequired
         | NvmlError::NotFound
         | NvmlError::CorruptedInfoROM
-        | NvmlError::UnexpectedVariant(28) => Trouble::DeviceLost,
+        | NvmlError::UnexpectedVariant(28) => ErrorClass::DeviceLost,
         // 25: argument version mismatch, 26: deprecated.
         NvmlError::NotSupported
         | NvmlError::NoPermission
         | NvmlError::FunctionNotFound
         | NvmlError::FailedToLoadSymbol(_)
-        | NvmlError::UnexpectedVariant(25 | 26) => Trouble::Unsupported,
+        | NvmlError::UnexpectedVariant(25 | 26) => ErrorClass::Unsupported,
         // 23: insufficient resources, 27: not ready. A burst of process starts between
         // the count and the list gives InsufficientSize.
         NvmlError::Timeout
@@ -48,8 +48,8 @@ pub(super) fn trouble(error: &NvmlError) -> Trouble {
         | NvmlError::IrqIssue
         | NvmlError::NoData
         | NvmlError::Unknown
-        | NvmlError::UnexpectedVariant(23 | 27) => Trouble::Transient,
-        _ => Trouble::Bug,
+        | NvmlError::UnexpectedVariant(23 | 27) => ErrorClass::Transient,
+        _ => ErrorClass::Bug,
     }
 }
 
@@ -60,18 +60,18 @@ mod tests {
     #[test]
     fn every_error_says_what_to_do() {
         for (error, expected) in [
-            (NvmlError::DriverNotLoaded, Trouble::DriverGone),
-            (NvmlError::LibRmVersionMismatch, Trouble::DriverGone),
-            (NvmlError::GpuLost, Trouble::DeviceLost),
-            (NvmlError::UnexpectedVariant(28), Trouble::DeviceLost),
-            (NvmlError::NotSupported, Trouble::Unsupported),
+            (NvmlError::DriverNotLoaded, ErrorClass::DriverGone),
+            (NvmlError::LibRmVersionMismatch, ErrorClass::DriverGone),
+            (NvmlError::GpuLost, ErrorClass::DeviceLost),
+            (NvmlError::UnexpectedVariant(28), ErrorClass::DeviceLost),
+            (NvmlError::NotSupported, ErrorClass::Unsupported),
             (
                 NvmlError::FailedToLoadSymbol(String::new()),
-                Trouble::Unsupported,
+                ErrorClass::Unsupported,
             ),
-            (NvmlError::InsufficientSize(None), Trouble::Transient),
-            (NvmlError::Unknown, Trouble::Transient),
-            (NvmlError::InvalidArg, Trouble::Bug),
+            (NvmlError::InsufficientSize(None), ErrorClass::Transient),
+            (NvmlError::Unknown, ErrorClass::Transient),
+            (NvmlError::InvalidArg, ErrorClass::Bug),
         ] {
             assert_eq!(trouble(&error), expected, "{error:?}");
         }

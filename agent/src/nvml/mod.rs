@@ -10,11 +10,11 @@ pub mod observation;
 mod read;
 
 pub use observation::{
-    CardSample, Counters, Device, Driver, Identity, Observation, Process, Reading, Sample, Silence,
-    Watched, Xid,
+    CardSample, Counters, Device, Driver, Identity, Observation, Process, Reading, Sample,
+    UnreadableCard, Watched, Xid,
 };
 
-use error::{Trouble, trouble};
+use error::{ErrorClass, trouble};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
@@ -52,7 +52,7 @@ pub struct Settings {
 
 /// What the owner gives out.
 #[derive(Debug)]
-pub struct Outputs {
+pub struct NvmlChannels {
     /// The last look; `Driver::Gone` before the first.
     pub observations: watch::Receiver<Arc<Observation>>,
     /// The last sample; `None` before the first.
@@ -71,7 +71,7 @@ pub fn start(
     settings: Settings,
     watched: watch::Receiver<Watched>,
     stop: CancellationToken,
-) -> std::io::Result<Outputs> {
+) -> std::io::Result<NvmlChannels> {
     let (samples_out, samples) = watch::channel(None);
     let (out, observations) = watch::channel(Arc::new(Observation::default()));
     let (xid_out, xids) = mpsc::unbounded_channel();
@@ -90,7 +90,7 @@ pub fn start(
             .run();
             drop(end);
         })?;
-    Ok(Outputs {
+    Ok(NvmlChannels {
         observations,
         samples,
         xids,
@@ -338,7 +338,7 @@ fn listen<'nvml>(nvml: &'nvml Nvml, cards: &[Identity]) -> Option<nvml_wrapper::
             Ok(back) => set = back,
             Err(error) => {
                 let what = trouble(&error.error);
-                if what != Trouble::Unsupported {
+                if what != ErrorClass::Unsupported {
                     tracing::warn!(gpu = %card.uuid, error = %error.error, "no XID events");
                 }
                 return None;

@@ -73,7 +73,7 @@ pub struct Device {
     /// What does not change while the driver is up.
     pub identity: Identity,
     /// What does; `Err` with one line when the card does not answer.
-    pub reading: Result<Reading, Silence>,
+    pub reading: Result<Reading, UnreadableCard>,
 }
 
 /// What does not change while the driver is up.
@@ -99,7 +99,7 @@ pub struct Identity {
 
 /// Why a card says nothing at a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Silence {
+pub struct UnreadableCard {
     /// One line.
     pub reason: String,
     /// The driver has lost it; else it may well answer at the next look.

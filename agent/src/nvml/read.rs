@@ -1,7 +1,7 @@
 //! One pass over the cards: NVML's calls → plain values.
 
-use super::error::{Trouble, trouble};
-use super::observation::{Counters, Device, Identity, Process, Reading, Silence};
+use super::error::{ErrorClass, trouble};
+use super::observation::{Counters, Device, Identity, Process, Reading, UnreadableCard};
 use crate::attribute::{self, Origin};
 use crate::inventory::{ComputeMode, GpuUuid};
 use api::Mib;
@@ -29,7 +29,9 @@ const RECOVERY_ACTION: u32 = 230;
 fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if matches!(trouble(&error), Trouble::Unsupported | Trouble::Bug) => Ok(None),
+        Err(error) if matches!(trouble(&error), ErrorClass::Unsupported | ErrorClass::Bug) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -40,7 +42,7 @@ pub(super) fn identities(nvml: &Nvml) -> Result<Vec<Identity>, NvmlError> {
     for index in 0..nvml.device_count()? {
         match identity(nvml, index) {
             Ok(identity) => found.push(identity),
-            Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
+            Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
             Err(error) => tracing::warn!(index, %error, "a card cannot be identified"),
         }
     }
@@ -115,10 +117,10 @@ pub(super) fn device(
 ) -> Result<Device, NvmlError> {
     let reading = match reading(nvml, identity, proc_root, origins) {
         Ok(reading) => Ok(reading),
-        Err(error) if trouble(&error) == Trouble::DriverGone => return Err(error),
-        Err(error) => Err(Silence {
+        Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
+        Err(error) => Err(UnreadableCard {
             reason: error.to_string(),
-            lost: trouble(&error) == Trouble::DeviceLost,
+            lost: trouble(&error) == ErrorClass::DeviceLost,
         }),
     };
     Ok(Device {
@@ -218,7 +220,7 @@ pub(super) fn sample(
     };
     match look() {
         Ok(found) => Ok(found),
-        Err(error) if trouble(&error) == Trouble::DriverGone => Err(error),
+        Err(error) if trouble(&error) == ErrorClass::DriverGone => Err(error),
         Err(_) => Ok(None),
     }
 }
@@ -316,7 +318,7 @@ fn listed(
     ] {
         let list = match list {
             Ok(list) => list,
-            Err(error) if matches!(trouble(&error), Trouble::Unsupported | Trouble::Bug) => {
+            Err(error) if matches!(trouble(&error), ErrorClass::Unsupported | ErrorClass::Bug) => {
                 missing = Some(format!(
                     "the driver does not tell its {name} processes: {error}"
                 ));

@@ -7,7 +7,7 @@
 use crate::inventory::Card;
 use crate::ledger::Share;
 use crate::node::{Note, State};
-use crate::reconcile::Part;
+use crate::reconcile::LocalSource;
 use crate::telemetry::report;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -77,30 +77,30 @@ impl EncodeLabelValue for OutcomeWord {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Resource {
+struct ResourceLabels {
     resource: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Final {
+struct RefusalLabels {
     r#final: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[expect(non_snake_case, reason = "dcgm-exporter's label")]
-struct Fault {
+struct XidLabels {
     UUID: String,
     xid: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Violation {
+struct ViolationLabels {
     wrong: &'static str,
     action: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Broke {
+struct ServerFailureLabels {
     state: &'static str,
 }
 
@@ -111,17 +111,17 @@ pub struct Meters {
     prestart: Histogram,
     claims: Family<Outcome, Histogram>,
     claims_work: Family<Outcome, Histogram>,
-    start_to_registered: Family<Resource, Gauge<f64, AtomicU64>>,
-    registrations: Family<Resource, Counter>,
-    refusals: Family<Final, Counter>,
+    start_to_registered: Family<ResourceLabels, Gauge<f64, AtomicU64>>,
+    registrations: Family<ResourceLabels, Counter>,
+    refusals: Family<RefusalLabels, Counter>,
     prepared: Family<Outcome, Counter>,
     compute_modes: Counter,
     freed: Counter,
     unproven: Counter,
     ungranted: Counter,
-    xids: Family<Fault, Counter>,
-    violations: Family<Violation, Counter>,
-    servers_broke: Family<Broke, Counter>,
+    xids: Family<XidLabels, Counter>,
+    violations: Family<ViolationLabels, Counter>,
+    servers_broke: Family<ServerFailureLabels, Counter>,
     servers_mended: Histogram,
     streams: Gauge,
     connects: Counter,
@@ -259,15 +259,19 @@ impl Meters {
                 drop(
                     meters
                         .violations
-                        .get_or_create(&Violation { wrong, action }),
+                        .get_or_create(&ViolationLabels { wrong, action }),
                 );
             }
         }
         for state in ["ServerFault", "Ended"] {
-            drop(meters.servers_broke.get_or_create(&Broke { state }));
+            drop(
+                meters
+                    .servers_broke
+                    .get_or_create(&ServerFailureLabels { state }),
+            );
         }
         for r#final in [false, true] {
-            drop(meters.refusals.get_or_create(&Final { r#final }));
+            drop(meters.refusals.get_or_create(&RefusalLabels { r#final }));
         }
         meters
     }
@@ -277,7 +281,9 @@ impl Meters {
         match note {
             Note::Refused(refusal) => {
                 let r#final = refusal.is_final;
-                self.refusals.get_or_create(&Final { r#final }).inc();
+                self.refusals
+                    .get_or_create(&RefusalLabels { r#final })
+                    .inc();
             }
             Note::Allocated { took } => self.allocate.observe(took.as_secs_f64()),
             Note::PreStarted { took, granted } => {
@@ -299,7 +305,7 @@ impl Meters {
                 resource,
                 since_start,
             } => {
-                let label = Resource { resource };
+                let label = ResourceLabels { resource };
                 let before = self.registrations.get_or_create(&label).inc();
                 if before == 0 {
                     self.start_to_registered
@@ -308,25 +314,25 @@ impl Meters {
                 }
             }
             Note::Xid { gpu, xid } => {
-                let label = Fault {
+                let label = XidLabels {
                     UUID: gpu.to_string(),
                     xid: *xid,
                 };
                 self.xids.get_or_create(&label).inc();
             }
             Note::Violation { wrong, action, .. } => {
-                let label = Violation { wrong, action };
+                let label = ViolationLabels { wrong, action };
                 self.violations.get_or_create(&label).inc();
             }
             Note::Stranger { action, .. } => {
-                let label = Violation {
+                let label = ViolationLabels {
                     wrong: "no-grant",
                     action,
                 };
                 self.violations.get_or_create(&label).inc();
             }
             Note::ServerBroke { state, .. } => {
-                let label = Broke { state };
+                let label = ServerFailureLabels { state };
                 self.servers_broke.get_or_create(&label).inc();
             }
             Note::ServerMended { after, .. } => self.servers_mended.observe(after.as_secs_f64()),
@@ -396,10 +402,10 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> [(&'static str, 
     ]
 }
 
-type OfCard = fn(&State, &Card) -> u64;
-type OfShare = fn(&Share) -> u64;
+type CardValue = fn(&State, &Card) -> u64;
+type ShareValue = fn(&Share) -> u64;
 
-const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
+const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
     (
         "aliquot_gpu_memory_total",
         "Memory of the card",
@@ -478,7 +484,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, OfCard); 11] = [
     ),
 ];
 
-const SHARE_GAUGES: [(&str, &str, Option<Unit>, OfShare); 5] = [
+const SHARE_GAUGES: [(&str, &str, Option<Unit>, ShareValue); 5] = [
     (
         "aliquot_share_memory_limit",
         "The share's limit on this card",
@@ -529,7 +535,7 @@ impl Collector for NodeCollector {
             None,
             MetricType::Gauge,
         )?;
-        for part in Part::ALL {
+        for part in LocalSource::ALL {
             let value = u64::from(state.unreadable.contains(&part));
             metric
                 .encode_family(&[("part", part.as_str())])?

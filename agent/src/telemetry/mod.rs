@@ -35,7 +35,7 @@ use tracing::info;
 
 /// What telemetry reads.
 #[allow(missing_debug_implementations, reason = "the client has none")]
-pub struct Inputs {
+pub struct TelemetryInputs {
     /// Paths and endpoints.
     pub config: Arc<Config>,
     /// For the `GpuNode`'s status.
@@ -69,8 +69,8 @@ pub enum TelemetryError {
 ///
 /// # Errors
 /// See [`TelemetryError`]. Peers that cannot be reached are no error.
-pub async fn run(inputs: Inputs) -> Result<(), TelemetryError> {
-    let Inputs {
+pub async fn run(inputs: TelemetryInputs) -> Result<(), TelemetryError> {
+    let TelemetryInputs {
         config,
         client,
         state,

@@ -1,40 +1,44 @@
 //! When to try again.
 //!
-//! Pure but for [`chance`]. In: failures, a random number. Out: pauses.
+//! In: failures. Out: pauses, spread at random.
 
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use std::time::Duration;
 
-/// Pauses that double with each failure, each shortened by chance by up to a half: agents
+/// Pauses that double with each failure, each shortened at random by up to a half: agents
 /// of many nodes that lost the same peer must not come back as one.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Backoff {
-    first: Duration,
+    builder: ExponentialBuilder,
+    pauses: ExponentialBackoff,
     most: Duration,
-    failures: u32,
 }
 
 impl Backoff {
     /// From `first` up to `most`.
     pub fn new(first: Duration, most: Duration) -> Self {
+        // `backon` lengthens a pause by up to its own length: half of each is the lower bound.
+        let builder = ExponentialBuilder::new()
+            .with_min_delay(first / 2)
+            .with_max_delay(most / 2)
+            .with_jitter()
+            .without_max_times();
         Self {
-            first,
+            builder,
+            pauses: builder.build(),
             most,
-            failures: 0,
         }
     }
 
-    /// The pause after one more failure; `chance` in [0, 1).
-    pub fn fail(&mut self, chance: f64) -> Duration {
-        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        self.failures = self.failures.saturating_add(1);
-        let pause = self.first.saturating_mul(factor).min(self.most);
-        pause.mul_f64(1.0 - chance.clamp(0.0, 1.0) / 2.0)
+    /// The pause after one more failure.
+    pub fn fail(&mut self) -> Duration {
+        self.pauses.next().unwrap_or(self.most)
     }
 
-    /// It worked.
+    /// It worked: the next failure is the first again.
     pub fn succeed(&mut self) {
-        self.failures = 0;
+        self.pauses = self.builder.build();
     }
 }
 
@@ -69,19 +73,16 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_most_and_start_again_after_success() {
         let mut backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
-        let millis = |pause: Duration| pause.as_millis();
-        let pauses: Vec<u128> = (0..9).map(|_| millis(backoff.fail(0.0))).collect();
-        assert_eq!(
-            pauses,
-            [250, 500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
-        );
-        for _ in 0..100 {
-            backoff.fail(0.0);
+        for most in [250, 500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000] {
+            let pause = backoff.fail().as_millis();
+            assert!((most / 2..=most).contains(&pause), "{pause} of {most} ms");
         }
-        assert_eq!(millis(backoff.fail(0.0)), 30_000);
-        assert_eq!(millis(backoff.fail(1.0)), 15_000);
+        let late: Vec<Duration> = (0..100).map(|_| backoff.fail()).collect();
+        let bounds = Duration::from_secs(15)..=Duration::from_secs(30);
+        assert!(late.iter().all(|pause| bounds.contains(pause)), "{late:?}");
+        assert!(late.iter().any(|pause| *pause != late[0]), "all are alike");
         backoff.succeed();
-        assert_eq!(millis(backoff.fail(0.5)), 187);
+        assert!(backoff.fail() <= Duration::from_millis(250));
     }
 
     #[test]

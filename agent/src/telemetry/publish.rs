@@ -90,7 +90,7 @@ pub async fn run(
                 });
             }
             Err(error) => {
-                let pause = backoff.fail(chance());
+                let pause = backoff.fail();
                 warn!(
                     node,
                     error,

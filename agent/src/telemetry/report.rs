@@ -178,7 +178,8 @@ fn share(state: &State, share: &Share) -> ProtoShare {
         evict: complaint.is_some_and(|c| c.evict),
         reach_mib: share.fence.map_or(0, |fence| fence.reach.0),
         claim: (share.claimed.as_ref()).map_or_else(String::new, |claimed| claimed.name.clone()),
-        holders: u32::try_from(state.ledger.holders(&share.hold()).count()).unwrap_or(u32::MAX),
+        holders: u32::try_from(state.ledger.holders(&share.limit_scope()).count())
+            .unwrap_or(u32::MAX),
     }
 }
 

@@ -7,7 +7,7 @@
 //! Observes, never commands: nothing that comes back changes the node.
 
 use super::metrics::Meters;
-use super::pace::{Backoff, chance};
+use super::pace::Backoff;
 use super::refusals::Refusals;
 use super::report;
 use crate::Config;
@@ -127,7 +127,7 @@ pub async fn run(sources: Sources, address: SocketAddr, stop: CancellationToken)
             backoff.succeed();
             complaint.clear();
         }
-        let pause = backoff.fail(chance());
+        let pause = backoff.fail();
         let text = error.to_string();
         if text == complaint {
             debug!(%address, error = text, "telemetry");

@@ -52,7 +52,7 @@ fn sample(at: Instant, processes: &[Process]) -> Sample {
 }
 
 /// When it acts, in samples from the first, over a second of samples 100 ms apart.
-fn acts(ledger: &Ledger, processes: &[Process]) -> Vec<(usize, Wrong)> {
+fn acts(ledger: &Ledger, processes: &[Process]) -> Vec<(usize, ViolationKind)> {
     let mut watchdog = Watchdog::default();
     let start = Instant::now();
     let mut acts = Vec::new();
@@ -72,7 +72,7 @@ fn the_second_sample_in_a_row_is_acted_on() {
         process("a", "main", 1500, false),
         process("a", "main", 517, false),
     ];
-    assert_eq!(acts(&ledger, &two), [(1, Wrong::Memory)]);
+    assert_eq!(acts(&ledger, &two), [(1, ViolationKind::Memory)]);
     let at_the_limit = [
         process("a", "main", 1500, false),
         process("a", "main", 516, false),
@@ -85,7 +85,11 @@ fn a_process_past_its_server_is_wrong_whatever_it_holds() {
     for mode in ["mps", "mps-isolated"] {
         let ledger = ledger(&[share("a", "main", mode, 2000)]);
         let past = [process("a", "main", 1, false)];
-        assert_eq!(acts(&ledger, &past), [(5, Wrong::PastServer)], "{mode}");
+        assert_eq!(
+            acts(&ledger, &past),
+            [(5, ViolationKind::PastServer)],
+            "{mode}"
+        );
         assert_eq!(acts(&ledger, &[process("a", "main", 1, true)]), []);
     }
     let whole = ledger(&[share("a", "main", "exclusive", 2000)]);
@@ -104,7 +108,7 @@ fn a_client_that_is_listed_late_is_left_alone_and_what_it_holds_is_not() {
         assert!(found.iter().all(|finding| !finding.sure), "{n}: {found:?}");
     }
     let over = [process("a", "main", 2017, false)];
-    assert_eq!(acts(&ledger, &over)[0], (1, Wrong::Memory));
+    assert_eq!(acts(&ledger, &over)[0], (1, ViolationKind::Memory));
 }
 
 #[test]
@@ -143,7 +147,11 @@ fn who_leaves_no_client_to_the_others_of_its_card_has_more_than_its_part() {
         (6, 6, false),
     ] {
         let all = [own("a", first), own("b", second)].concat();
-        let expected: &[(usize, Wrong)] = if sure { &[(1, Wrong::Clients)] } else { &[] };
+        let expected: &[(usize, ViolationKind)] = if sure {
+            &[(1, ViolationKind::Clients)]
+        } else {
+            &[]
+        };
         assert_eq!(acts(&both, &all), expected, "{first} beside {second}");
     }
     let alone = ledger(&shares[..1]);
@@ -155,7 +163,7 @@ fn who_leaves_no_client_to_the_others_of_its_card_has_more_than_its_part() {
         vec![process("a", "main", 7, false)],
     ]
     .concat();
-    assert_eq!(acts(&both, &past), [(5, Wrong::PastServer)]);
+    assert_eq!(acts(&both, &past), [(5, ViolationKind::PastServer)]);
 }
 
 #[test]
@@ -209,7 +217,7 @@ fn each_card_is_judged_by_its_own_time_and_one_that_never_can_be_is_reported() {
     assert!(
         judged
             .iter()
-            .all(|finding| finding.hold == shares[1].hold())
+            .all(|finding| finding.hold == shares[1].limit_scope())
     );
     assert!(judged.iter().any(|finding| finding.sure));
     assert_eq!(watchdog.stale(), 60);
@@ -243,26 +251,26 @@ fn what_others_hold_is_not_held_against_it() {
         now += Duration::from_millis(100);
     }
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].hold, shares[2].hold());
+    assert_eq!(found[0].hold, shares[2].limit_scope());
     assert_eq!(
         found[0].text(),
         "holds 600 MiB of card GPU-0, 500 MiB were granted"
     );
     assert_eq!(
         watchdog
-            .complaints(&shares[2].hold())
+            .complaints(&shares[2].limit_scope())
             .next()
             .map(|(_, text)| text),
         Some(&*found[0].text())
     );
-    assert_eq!(watchdog.complaints(&shares[1].hold()).next(), None);
+    assert_eq!(watchdog.complaints(&shares[1].limit_scope()).next(), None);
 }
 
 #[test]
 fn the_only_share_of_a_pod_answers_for_a_container_that_started_again() {
     let ledger = ledger(&[share("a", "main", "time-slicing", 2000)]);
     let again = [process("a", "later", 2500, false)];
-    assert_eq!(acts(&ledger, &again), [(1, Wrong::Memory)]);
+    assert_eq!(acts(&ledger, &again), [(1, ViolationKind::Memory)]);
 }
 
 #[test]
@@ -369,7 +377,11 @@ fn pressed(shares: &[Share], held: &[(&str, u64)], room: u64) -> Vec<String> {
         let sample = sample(now, &processes);
         let room = |_: &GpuUuid| Some(Mib(room));
         let found = watchdog.press(&sample, &ledger, Mib(16), room, now);
-        assert!(found.iter().all(|finding| finding.wrong == Wrong::Pressure));
+        assert!(
+            found
+                .iter()
+                .all(|finding| finding.wrong == ViolationKind::Pressure)
+        );
         let sure = found.into_iter().filter(|finding| finding.sure);
         stopped.extend(sure.map(|finding| finding.own[0].pod_uid.clone()));
     }
@@ -450,7 +462,10 @@ fn the_containers_of_a_claim_are_held_to_its_limit_together() {
     assert_eq!(acts(&ledger, &each([700, 701, 599])), []);
     let together = each([700, 701, 700]);
     let acted = acts(&ledger, &together);
-    assert!(matches!(acted[..], [(1, Wrong::Memory), ..]), "{acted:?}");
+    assert!(
+        matches!(acted[..], [(1, ViolationKind::Memory), ..]),
+        "{acted:?}"
+    );
     // Once, with all that it is held by.
     let mut watchdog = Watchdog::default();
     let start = Instant::now();
@@ -468,7 +483,7 @@ fn the_containers_of_a_claim_are_held_to_its_limit_together() {
             .contains("claim n/claim, which hold 2101 MiB")
     );
     for share in &shares {
-        assert!(watchdog.complaints(&share.hold()).next().is_some());
+        assert!(watchdog.complaints(&share.limit_scope()).next().is_some());
     }
 }
 
@@ -489,7 +504,10 @@ fn a_claims_containers_count_as_one_share_of_their_servers_clients() {
         own.chain((1..=12 - mine).map(|n| process("z", "main", n, true)))
             .collect::<Vec<_>>()
     };
-    let kinds = |found: Vec<(usize, Wrong)>| found.first().map(|(_, wrong)| *wrong);
+    let kinds = |found: Vec<(usize, ViolationKind)>| found.first().map(|(_, wrong)| *wrong);
     assert_eq!(kinds(acts(&ledger, &clients(6))), None);
-    assert_eq!(kinds(acts(&ledger, &clients(7))), Some(Wrong::Clients));
+    assert_eq!(
+        kinds(acts(&ledger, &clients(7))),
+        Some(ViolationKind::Clients)
+    );
 }

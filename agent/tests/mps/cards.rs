@@ -1,6 +1,6 @@
 //! Claims about servers of single shares, cards without one, and servers that end.
 
-use super::bench::{Bench, until};
+use super::mps_node::{MpsNode, until};
 use agent::mps::ClientError;
 use futures::TryStreamExt as _;
 use proto::mps::{Plan, Server, ServerPhase};
@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The plan of one share's own server.
-fn isolated(bench: &Bench, name: &str, memory: u64) -> Server {
+fn isolated(bench: &MpsNode, name: &str, memory: u64) -> Server {
     Server {
         name: name.into(),
         gpu_uuids: vec![bench.cards[0].clone()],
@@ -21,7 +21,7 @@ fn isolated(bench: &Bench, name: &str, memory: u64) -> Server {
 }
 
 pub(crate) async fn isolated_servers_share_a_card_and_each_holds_its_own_tenant() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let plan = Plan {
         servers: vec![isolated(&bench, "aa", 2000), isolated(&bench, "bb", 3000)],
         cards: Vec::new(),
@@ -71,7 +71,7 @@ pub(crate) async fn isolated_servers_share_a_card_and_each_holds_its_own_tenant(
 }
 
 pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_gives_it_back() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let smi = |arguments: &[&str]| {
         let output = Command::new(bench.config.driver_root.join("usr/bin/nvidia-smi"))
             .args(arguments)
@@ -115,7 +115,7 @@ pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_give
 }
 
 pub(crate) async fn a_limit_that_somebody_else_sets_is_reported_and_set_right() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     bench.ensure(&[(0, 2000, 100)]).await;
     bench.cli(0, "set_default_device_pinned_mem_limit 0 30000M");
     let told = bench
@@ -137,7 +137,7 @@ pub(crate) async fn a_limit_that_somebody_else_sets_is_reported_and_set_right() 
 }
 
 pub(crate) async fn a_killed_server_is_seen_at_once_and_comes_back() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let mut took = Vec::new();
     for _ in 0..3 {
         let seen = bench.ensure(&[(0, 2000, 100)]).await;

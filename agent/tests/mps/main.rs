@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "it is its own test runner")]
 
-mod bench;
 mod cards;
+mod mps_node;
 mod shared;
 
 use std::future::Future;

@@ -1,6 +1,6 @@
 //! Claims about a card's one server, and about the supervisor itself.
 
-use super::bench::{Bench, pids, until};
+use super::mps_node::{MpsNode, pids, until};
 use agent::mps::{ClientError, ServeError, serve};
 use proto::mps::{Plan, Server, ServerPhase};
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) async fn a_planned_card_gets_a_ready_server_and_holds_its_tenant_to_the_limit() {
-    let bench = Bench::new(2).await;
+    let bench = MpsNode::new(2).await;
     let seen = bench.ensure(&[(0, 2000, 50)]).await;
     let server = &seen.servers[0];
     assert_eq!(
@@ -38,7 +38,7 @@ pub(crate) async fn a_planned_card_gets_a_ready_server_and_holds_its_tenant_to_t
 }
 
 pub(crate) async fn a_larger_limit_reaches_the_next_client_without_a_restart() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let seen = bench.ensure(&[(0, 2000, 50)]).await;
     let daemon = bench.daemon_pid(0);
     let mut small = bench.tenant(0, &seen.servers[0], "alloc 1000 hold");
@@ -55,7 +55,7 @@ pub(crate) async fn a_larger_limit_reaches_the_next_client_without_a_restart() {
 }
 
 pub(crate) async fn a_limit_that_is_raised_within_a_gib_is_not_reported_as_the_one_before() {
-    let mut bench = Bench::new(1).await;
+    let mut bench = MpsNode::new(1).await;
     let seen = bench.ensure(&[(0, 3200, 50)]).await;
     assert_eq!(seen.servers[0].observed_default_memory_mib, 3200);
     let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 hold");
@@ -79,7 +79,7 @@ pub(crate) async fn a_limit_that_is_raised_within_a_gib_is_not_reported_as_the_o
 }
 
 pub(crate) async fn a_card_out_of_the_plan_keeps_its_server_until_its_clients_end() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
     let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 await go alloc 100 hold");
     tenant.reach("alloc");
@@ -102,7 +102,7 @@ pub(crate) async fn a_card_out_of_the_plan_keeps_its_server_until_its_clients_en
 }
 
 pub(crate) async fn a_daemon_that_died_is_seen_within_a_second_and_comes_back_after_its_clients() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     // The machine may be busy with something else for a moment, not three times.
     let mut tries = Vec::new();
     let (tenant, dead) = loop {
@@ -154,7 +154,7 @@ pub(crate) async fn a_daemon_that_died_is_seen_within_a_second_and_comes_back_af
 }
 
 pub(crate) async fn a_supervisor_that_returns_adopts_what_runs() {
-    let mut bench = Bench::new(2).await;
+    let mut bench = MpsNode::new(2).await;
     let seen = bench.ensure(&[(0, 2000, 50), (1, 2000, 50)]).await;
     let daemon = bench.daemon_pid(0);
     let of_first = seen
@@ -185,7 +185,7 @@ pub(crate) async fn a_supervisor_that_returns_adopts_what_runs() {
 }
 
 pub(crate) async fn a_hung_daemon_is_reported_and_does_not_hold_up_another_card() {
-    let bench = Bench::new(2).await;
+    let bench = MpsNode::new(2).await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
     let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 hold");
     tenant.reach("alloc");
@@ -236,7 +236,7 @@ pub(crate) async fn a_hung_daemon_is_reported_and_does_not_hold_up_another_card(
 }
 
 pub(crate) async fn a_limit_that_the_daemon_refuses_is_not_called_ready() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     bench.ensure(&[(0, 2000, 100)]).await;
     bench.cli(0, "sim reject set_default_device_pinned_mem_limit");
     bench
@@ -263,7 +263,7 @@ pub(crate) async fn a_limit_that_the_daemon_refuses_is_not_called_ready() {
 }
 
 pub(crate) async fn a_terminated_client_loses_its_work_and_its_neighbour_does_not() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
     let name = bench.cards[0].as_str();
     let go = bench.folder.path().join("go");
@@ -295,7 +295,7 @@ pub(crate) async fn a_terminated_client_loses_its_work_and_its_neighbour_does_no
 }
 
 pub(crate) async fn a_fault_is_reported_until_its_clients_are_gone() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let seen = bench.ensure(&[(0, 2000, 100)]).await;
     let mut tenant = bench.tenant(0, &seen.servers[0], "alloc 100 hold");
     tenant.reach("alloc");
@@ -320,7 +320,7 @@ pub(crate) async fn a_fault_is_reported_until_its_clients_are_gone() {
 }
 
 pub(crate) async fn an_impossible_plan_is_refused_whole() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let good = bench.plan(&[(0, 2000, 100)]).servers[0].clone();
     let server = |change: fn(&mut Server)| {
         let mut server = good.clone();
@@ -353,7 +353,7 @@ pub(crate) async fn an_impossible_plan_is_refused_whole() {
 }
 
 pub(crate) async fn only_one_supervisor_runs() {
-    let bench = Bench::new(1).await;
+    let bench = MpsNode::new(1).await;
     let second = serve(bench.config.clone(), CancellationToken::new()).await;
     assert!(matches!(second, Err(ServeError::Running(_))), "{second:?}");
     bench.client.observe().await.unwrap();
@@ -361,7 +361,7 @@ pub(crate) async fn only_one_supervisor_runs() {
 }
 
 pub(crate) async fn a_missing_program_is_a_reason_and_not_an_end() {
-    let mut bench = Bench::new(1).await;
+    let mut bench = MpsNode::new(1).await;
     bench.stop().await;
     bench.config.mps_control = Some("/nowhere/nvidia-cuda-mps-control".into());
     bench.start().await;

@@ -14,13 +14,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
-struct Scene {
+struct Fixture {
     meters: Meters,
     pages: Pages,
     state: watch::Sender<Arc<State>>,
 }
 
-fn scene() -> Scene {
+fn scene() -> Fixture {
     let mut registry = Registry::default();
     let meters = Meters::new(&mut registry);
     let (state, receiver) = watch::channel(Arc::new(sample::state()));
@@ -31,14 +31,14 @@ fn scene() -> Scene {
         registry: Arc::new(registry),
         state: receiver,
     };
-    Scene {
+    Fixture {
         meters,
         pages,
         state,
     }
 }
 
-impl Scene {
+impl Fixture {
     async fn get(&self, path: &str) -> (StatusCode, String, String) {
         let request = Request::get(path).body(Body::empty()).unwrap();
         let answer = router(self.pages.clone()).oneshot(request).await.unwrap();
@@ -278,14 +278,14 @@ async fn health_says_what_is_missing() {
     let (status, _, text) = scene.get("/readyz").await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(text, "waits for the kubelet to take our registration\n");
-    let Scene {
+    let Fixture {
         pages,
         state,
         meters,
     } = scene;
     drop(state);
     let (unused, _) = watch::channel(Arc::new(State::default()));
-    let orphan = Scene {
+    let orphan = Fixture {
         meters,
         pages,
         state: unused,

@@ -3,7 +3,7 @@
 use crate::{sample, until};
 use agent::Config;
 use agent::node::State;
-use agent::telemetry::{Inputs, run};
+use agent::telemetry::{TelemetryInputs, run};
 use api::Mib;
 use axum::Router;
 use axum::extract::{Path, State as Extract};
@@ -46,14 +46,14 @@ async fn take(
     answer.to_string().into_response()
 }
 
-struct Scene {
+struct Fixture {
     api: Api,
     state: watch::Sender<Arc<State>>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Scene {
+impl Fixture {
     async fn new(refuse: u32, state: State) -> Self {
         let api = Api {
             refuse: Arc::new(Mutex::new(refuse)),
@@ -70,7 +70,7 @@ impl Scene {
         let (state, receiver) = watch::channel(Arc::new(state));
         let (_, notes) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
-        let inputs = Inputs {
+        let inputs = TelemetryInputs {
             config: Arc::new(Config::for_node("n1")),
             client,
             state: receiver,
@@ -109,7 +109,7 @@ impl Scene {
 
 #[tokio::test]
 async fn the_status_is_written_alone_and_again_only_when_more_than_memory_in_use_changed() {
-    let scene = Scene::new(0, sample::state()).await;
+    let scene = Fixture::new(0, sample::state()).await;
     let first = scene.writes(1).await.remove(0);
     assert_eq!(first.1, "n1");
     let body = first.2.as_object().unwrap();
@@ -138,7 +138,7 @@ async fn the_status_is_written_alone_and_again_only_when_more_than_memory_in_use
 
 #[tokio::test]
 async fn a_node_that_is_not_there_yet_is_tried_again() {
-    let scene = Scene::new(2, sample::state()).await;
+    let scene = Fixture::new(2, sample::state()).await;
     scene.writes(1).await;
     assert_eq!(*scene.api.refuse.lock().unwrap(), 0);
     scene.end().await;
@@ -148,7 +148,7 @@ async fn a_node_that_is_not_there_yet_is_tried_again() {
 async fn an_agent_that_knows_nothing_yet_writes_nothing() {
     let mut unknown = sample::state();
     unknown.ready.cluster = false;
-    let scene = Scene::new(0, unknown).await;
+    let scene = Fixture::new(0, unknown).await;
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }

@@ -57,7 +57,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         compute_percent: 50,
         mode: Mode::Mps,
         claimed: None,
-        wishes: agent::ledger::Wishes::default(),
+        wishes: agent::ledger::ShareOptions::default(),
         decision: format!("d-{pod}"),
         phase: SharePhase::Running,
         alloc_id: Some(AllocId::new(0xab)),

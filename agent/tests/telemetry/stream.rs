@@ -3,7 +3,7 @@
 use crate::{sample, until};
 use agent::Config;
 use agent::node::{Note, RefusedGrant, State};
-use agent::telemetry::{Inputs, run};
+use agent::telemetry::{TelemetryInputs, run};
 use api::Mib;
 use api::grant::PodIdentity;
 use proto::telemetry::agent_message::Body;
@@ -91,7 +91,7 @@ impl Telemetry for Scheduler {
 }
 
 /// A scheduler and an agent's telemetry that is to speak to it.
-struct Scene {
+struct Fixture {
     folder: tempfile::TempDir,
     state: watch::Sender<Arc<State>>,
     notes: mpsc::UnboundedSender<Note>,
@@ -104,7 +104,7 @@ struct Scene {
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Scene {
+impl Fixture {
     async fn new(token: &str, state: State) -> Self {
         let authority = Authority::new();
         let state = State {
@@ -138,7 +138,7 @@ impl Scene {
         };
         // Nobody is there: the status cannot be written, and that holds up nothing.
         let nobody = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
-        let inputs = Inputs {
+        let inputs = TelemetryInputs {
             config: Arc::new(config),
             client: kube::Client::try_from(nobody).unwrap(),
             state: receiver,
@@ -238,7 +238,7 @@ fn refused(message: &AgentMessage) -> Option<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_message_is_the_whole_state_and_the_numbers_have_no_gap() {
-    let mut scene = Scene::new("good\n", sample::state()).await;
+    let mut scene = Fixture::new("good\n", sample::state()).await;
     let first = scene.next().await;
     assert_eq!((first.sequence, used(&first)), (1, Some(300)));
     assert!(!first.agent_instance.is_empty());
@@ -253,7 +253,7 @@ async fn the_first_message_is_the_whole_state_and_the_numbers_have_no_gap() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_changes_is_sent_as_few_and_ends_with_the_last() {
-    let mut scene = Scene::new("good", sample::state()).await;
+    let mut scene = Fixture::new("good", sample::state()).await;
     scene.next().await;
     let started = Instant::now();
     for value in 1..=2000 {
@@ -278,7 +278,7 @@ async fn a_burst_of_changes_is_sent_as_few_and_ends_with_the_last() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silence_is_broken_by_a_heartbeat() {
-    let mut scene = Scene::new("good", sample::state()).await;
+    let mut scene = Fixture::new("good", sample::state()).await;
     scene.next().await;
     let since = Instant::now();
     let message = scene.next().await;
@@ -294,7 +294,7 @@ async fn silence_is_broken_by_a_heartbeat() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_was_cut_is_opened_again_with_the_whole_state() {
-    let mut scene = Scene::new("good", sample::state()).await;
+    let mut scene = Fixture::new("good", sample::state()).await;
     let first = scene.next().await;
     for round in 1..=3 {
         scene.cut.send_replace(round);
@@ -307,7 +307,7 @@ async fn a_stream_that_was_cut_is_opened_again_with_the_whole_state() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_token_is_read_again_before_the_next_try() {
-    let mut scene = Scene::new("bad", sample::state()).await;
+    let mut scene = Fixture::new("bad", sample::state()).await;
     at_least(&scene.refused, 2).await;
     assert!(scene.messages.try_recv().is_err());
     std::fs::write(scene.folder.path().join("token"), "good").unwrap();
@@ -319,7 +319,7 @@ async fn a_refused_token_is_read_again_before_the_next_try() {
 async fn nothing_is_said_before_the_node_is_known() {
     let mut unknown = sample::state();
     unknown.ready.cluster = false;
-    let mut scene = Scene::new("good", unknown).await;
+    let mut scene = Fixture::new("good", unknown).await;
     scene.change(5);
     assert_eq!(scene.connections.load(Ordering::SeqCst), 0);
     scene.state.send_modify(|state| {
@@ -335,7 +335,7 @@ async fn nothing_is_said_before_the_node_is_known() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_reaches_a_scheduler_and_the_one_that_comes_after_it() {
-    let mut scene = Scene::new("good", sample::state()).await;
+    let mut scene = Fixture::new("good", sample::state()).await;
     scene.next().await;
     scene.notes.send(refusal("the card is taken")).unwrap();
     assert_eq!(refused(&scene.next().await), Some("the card is taken"));
@@ -357,7 +357,7 @@ async fn a_scheduler_that_another_authority_vouches_for_hears_nothing() {
         trusted_ca: ours.ca.clone(),
         ..sample::state()
     };
-    let mut scene = Scene::with(&theirs, "good", state).await;
+    let mut scene = Fixture::with(&theirs, "good", state).await;
     // Once the right authority is published, the same scheduler is trusted.
     scene.change(9);
     at_least(&scene.connections, 2).await;

@@ -34,7 +34,7 @@ const FLAGS: [&str; 11] = [
 
 /// Whose a share is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum ShareOwner {
     /// One container's.
     Container {
         /// `metadata.uid` of the pod.
@@ -50,7 +50,7 @@ pub enum Whose {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments {
     /// Which container it must be.
-    pub whose: Whose,
+    pub whose: ShareOwner,
     /// The allocation, which is also the CDI device's name.
     pub alloc: String,
     /// Of the CDI file that the hook is part of. `None` only before the file is sealed
@@ -90,10 +90,10 @@ impl Arguments {
         let digest = self.digest.as_ref().map(Digest::to_string);
         let limit = self.limit.as_ref();
         let (pod_uid, container, holders) = match &self.whose {
-            Whose::Container { pod_uid, container } => {
+            ShareOwner::Container { pod_uid, container } => {
                 (Some(pod_uid.clone()), Some(container.clone()), None)
             }
-            Whose::Listed(file) => (None, None, Some(text(file))),
+            ShareOwner::Listed(file) => (None, None, Some(text(file))),
         };
         let values = [
             pod_uid,
@@ -164,8 +164,8 @@ impl Arguments {
             .parse()
             .map_err(|error| ArgumentsError(format!("{}: {error}", digest::FLAG)))?;
         let whose = match (pod_uid, container, holders) {
-            (None, None, Some(file)) => Whose::Listed(file.into()),
-            (pod_uid, container, None) => Whose::Container {
+            (None, None, Some(file)) => ShareOwner::Listed(file.into()),
+            (pod_uid, container, None) => ShareOwner::Container {
                 pod_uid: need(POD_UID, pod_uid)?,
                 container: need(CONTAINER, container)?,
             },
@@ -191,8 +191,8 @@ impl Arguments {
     #[must_use]
     pub fn proof_of(&self, pod_uid: &str, container: &str) -> PathBuf {
         match &self.whose {
-            Whose::Container { .. } => self.proof.clone(),
-            Whose::Listed(_) => {
+            ShareOwner::Container { .. } => self.proof.clone(),
+            ShareOwner::Listed(_) => {
                 let name = super::proof_name(&self.alloc, pod_uid, container);
                 self.proof.with_file_name(name)
             }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn a_full_line_is_read() {
         let read = Arguments::parse(&arguments(&full())).unwrap();
-        let whose = Whose::Container {
+        let whose = ShareOwner::Container {
             pod_uid: "u".into(),
             container: "c".into(),
         };
@@ -254,7 +254,7 @@ mod tests {
         let line = full().replace("--pod-uid u --container c", "--holders /h");
         let read = Arguments::parse(&arguments(&line)).unwrap();
         assert_eq!(read.print(), arguments(&line));
-        assert_eq!(read.whose, Whose::Listed("/h".into()));
+        assert_eq!(read.whose, ShareOwner::Listed("/h".into()));
         assert_eq!(read.proof_of("v", "d"), PathBuf::from("/0a.v.d"));
     }
 

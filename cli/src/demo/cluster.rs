@@ -7,7 +7,7 @@ use super::driver::{Cards, Driver};
 use super::place::Place;
 use super::{embed, story};
 use crate::manifest::{apply, ensure_namespace};
-use crate::view::Scene;
+use crate::view::ClusterView;
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -153,8 +153,8 @@ impl Cluster {
     }
 
     /// What a story needs beside the API server.
-    pub(super) fn hands(&self, place: &Place) -> Hands {
-        Hands {
+    pub(super) fn hardware(&self, place: &Place) -> HardwareControl {
+        HardwareControl {
             place: place.path().to_owned(),
             runtimes: self.runtimes.clone(),
         }
@@ -183,12 +183,12 @@ impl Cluster {
 
 /// What a person can do beside the API server: pull a card, read what a container wrote.
 #[derive(Debug)]
-pub(super) struct Hands {
+pub(super) struct HardwareControl {
     place: PathBuf,
     runtimes: Vec<Runtime>,
 }
 
-impl Hands {
+impl HardwareControl {
     /// `sim-gpu ctl VERB INDEX` on a node's driver.
     pub(super) async fn card(&self, node: &str, index: u32, verb: &str) -> anyhow::Result<()> {
         let root = Paths::below(&self.place, node).driver;
@@ -206,8 +206,8 @@ impl Hands {
     }
 
     /// What the first container of a story's pod has written.
-    pub(super) fn log(&self, scene: &Scene, pod: &str) -> Option<String> {
-        let status = scene.pod(story::NAMESPACE, pod)?.status.as_ref()?;
+    pub(super) fn log(&self, view: &ClusterView, pod: &str) -> Option<String> {
+        let status = view.pod(story::NAMESPACE, pod)?.status.as_ref()?;
         let container = status.container_statuses.as_ref()?.first()?;
         let id = container.container_id.as_deref()?;
         let id = ContainerId(id.rsplit("//").next()?.to_owned());

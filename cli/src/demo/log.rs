@@ -1,14 +1,14 @@
-//! What happened between two scenes, a line for each thing. Pure.
+//! What happened between two views, a line for each thing. Pure.
 
-use crate::view::{Scene, why};
+use crate::view::{ClusterView, phase, why};
 use k8s_openapi::api::core::v1::Pod;
 
-/// What a person would tell of the way from one scene to the next.
-pub(super) fn changes(before: &Scene, after: &Scene) -> Vec<String> {
+/// What a person would tell of the way from one view to the next.
+pub(super) fn changes(before: &ClusterView, after: &ClusterView) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, node) in &after.nodes {
-        let cards = |scene: &Scene| {
-            let status = scene.nodes.get(name).and_then(|node| node.status.as_ref());
+        let cards = |view: &ClusterView| {
+            let status = view.nodes.get(name).and_then(|node| node.status.as_ref());
             status.map_or(0, |status| status.gpus.len())
         };
         let count = node.status.as_ref().map_or(0, |status| status.gpus.len());
@@ -46,13 +46,11 @@ pub(super) fn changes(before: &Scene, after: &Scene) -> Vec<String> {
 }
 
 /// Empty: there is nothing to tell yet.
-fn state(scene: &Scene, namespace: &str, name: &str, pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    let phase = status.and_then(|status| status.phase.as_deref());
-    match phase.unwrap_or("Pending") {
+fn state(view: &ClusterView, namespace: &str, name: &str, pod: &Pod) -> String {
+    match phase(pod) {
         "Running" => {
             let holder = format!("{namespace}/{name}");
-            let held = scene.cards().find_map(|(node, card)| {
+            let held = view.cards().find_map(|(node, card)| {
                 let grant = card.grants.iter().find(|grant| grant.pod == holder)?;
                 Some(format!(
                     "runs with {} MiB of {node} / {}",
@@ -78,7 +76,7 @@ mod tests {
     use kube::ResourceExt as _;
     use serde_json::json;
 
-    fn scene(phase: &str, message: Option<&str>) -> Scene {
+    fn sample_view(phase: &str, message: Option<&str>) -> ClusterView {
         let mut status = json!({"phase": phase});
         if let Some(message) = message {
             status["conditions"] =
@@ -86,7 +84,7 @@ mod tests {
         }
         let pod = json!({"metadata": {"name": "a", "namespace": "team-a"}, "status": status});
         let nodes = crate::inventory::tests::nodes();
-        Scene {
+        ClusterView {
             nodes: nodes
                 .into_iter()
                 .map(|node| (node.name_any(), node))
@@ -101,9 +99,9 @@ mod tests {
 
     #[test]
     fn each_thing_is_told_once() {
-        let empty = Scene::default();
-        let waits = scene("Pending", Some("no card\nn1: full"));
-        let runs = scene("Running", None);
+        let empty = ClusterView::default();
+        let waits = sample_view("Pending", Some("no card\nn1: full"));
+        let runs = sample_view("Running", None);
         assert_eq!(
             changes(&empty, &waits),
             [
@@ -117,7 +115,7 @@ mod tests {
             changes(&waits, &runs),
             ["team-a/a runs with 2000 MiB of n1 / 0"]
         );
-        let gone = Scene {
+        let gone = ClusterView {
             pods: std::collections::BTreeMap::default(),
             ..runs.clone()
         };

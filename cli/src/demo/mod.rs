@@ -1,41 +1,41 @@
 //! `aliquot demo`: a whole cluster in one process, with simulated cards.
 //!
-//! - `place`: its directory; `reaper`: who cleans up, whatever happens.
+//! - `place`: its directory; `cleanup`: who cleans up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`: what is applied; `tale`, `tell`: told stories (`--story`); `watch`: what is seen;
-//!   `log`: what happened; `stage`: where it is shown.
+//! - `story`: what is applied; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`: what is seen;
+//!   `log`: what happened; `display`: where it is shown.
 //!
 //! In: the command line. Out: a picture on a terminal, a log elsewhere, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
 
+pub(crate) mod cleanup;
 mod cluster;
+mod display;
 mod driver;
 mod embed;
 mod log;
 mod place;
-pub(crate) mod reaper;
-mod stage;
+mod scenario;
+mod scenario_runner;
 pub(crate) mod story;
-mod tale;
-mod tell;
 mod watch;
 
-use crate::view::Scene;
+use crate::view::ClusterView;
 use crate::{manifest, report};
 use anyhow::Context as _;
-use cluster::{Cluster, Hands};
+use cleanup::CleanupProcess;
+use cluster::{Cluster, HardwareControl};
+use display::Display;
 use driver::Cards;
 use futures::FutureExt as _;
 use place::Place;
-use reaper::Reaper;
+use scenario::Scenario;
 use serde_json::Value;
-use stage::Stage;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use story::{Role, Step, Want};
-use tale::Tale;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
 
@@ -47,28 +47,28 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Flags of `aliquot demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many nodes.
+    /// Number of nodes.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     nodes: u32,
     /// Cards of every node: T4, L4, RTX-6000-Ada, A100-40, A100-80 or H100-80, and how many.
     #[arg(long, value_name = "PRESET[:COUNT]", default_value = "H100-80")]
     gpu: Cards,
-    /// Apply these manifests instead of the story; may be given several times.
+    /// Apply these manifests instead of the built-in pods; may be given several times.
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Print once everything is placed as told, and leave: exit code 0, or 1 with what is missing.
+    /// Print when everything is placed as expected, then exit: code 0, or 1 with what is missing.
     #[arg(long)]
     once: bool,
-    /// With --once: seconds until what is not placed counts as missing.
+    /// With --once: seconds after which a pod that is not placed counts as missing.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "once")]
     deadline: u64,
-    /// Tell a story from beginning to end, on a cluster of its own size, and leave.
+    /// Run one scenario from beginning to end, on a cluster of the size that it needs, then exit.
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["files", "once", "nodes"])]
-    story: Option<Tale>,
+    story: Option<Scenario>,
     /// Write a kubeconfig for kubectl; removed at the end.
     #[arg(long, value_name = "PATH")]
     kubeconfig_out: Option<PathBuf>,
-    /// Serve metrics, and write where, as Prometheus reads it (`file_sd_configs`); removed at the end.
+    /// Serve metrics, and write their addresses for Prometheus (`file_sd_configs`); removed at the end.
     #[arg(long, value_name = "PATH")]
     prometheus_out: Option<PathBuf>,
     /// Log to standard error instead of a file.
@@ -89,8 +89,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Ok(place) => place,
         Err(error) => return refuse(&anyhow::Error::new(error).context("no temporary directory")),
     };
-    let reaper = match Reaper::start(place.path()) {
-        Ok(reaper) => reaper,
+    let cleanup = match CleanupProcess::start(place.path()) {
+        Ok(cleanup) => cleanup,
         Err(error) => {
             let _ = std::fs::remove_dir_all(place.path());
             return refuse(&anyhow::Error::new(error).context("no process beside this one"));
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let kept = (code != ExitCode::SUCCESS && !args.verbose)
         .then(|| keep_log(&place))
         .flatten();
-    reaper.finish();
+    cleanup.finish();
     if let Some(kept) = kept {
         complain(&format!("the log is in {}", kept.display()));
     }
@@ -171,8 +171,8 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let (mut nodes, mut gpu) = (args.nodes, args.gpu.clone());
-    if let Some(tale) = args.story {
-        (nodes, gpu.count) = tale.size();
+    if let Some(scenario) = args.story {
+        (nodes, gpu.count) = scenario.size();
     }
     let mut cluster = tokio::select! {
         cluster = Cluster::start(place, nodes, &gpu, args.prometheus_out.is_some()) => cluster?,
@@ -189,18 +189,18 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
         std::fs::write(path, targets.to_string())
             .with_context(|| format!("{} cannot be written", path.display()))?;
     }
-    let (scenes, seen) = channel::channel(Scene::default());
+    let (views, seen) = channel::channel(ClusterView::default());
     let (client, page) = (cluster.client.clone(), cluster.page.clone());
-    let hands = cluster.hands(place);
+    let hardware = cluster.hardware(place);
     let acting = async {
         match args.story {
-            Some(tale) => tell::tell(tale, &client, &hands, seen).await,
-            None => perform(args, (&client, &hands), &page, objects, seen, begin).await,
+            Some(scenario) => scenario_runner::tell(scenario, &client, &hardware, seen).await,
+            None => perform(args, (&client, &hardware), &page, objects, seen, begin).await,
         }
     };
     let outcome = tokio::select! {
         outcome = acting => outcome,
-        () = watch::run(client.clone(), scenes) => Err(anyhow::anyhow!("the watch of the cluster ended")),
+        () = watch::run(client.clone(), views) => Err(anyhow::anyhow!("the watch of the cluster ended")),
         why = cluster.broken() => Err(why),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
@@ -212,13 +212,13 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
 /// Applies, then shows: once, or for ever.
 async fn perform(
     args: &Args,
-    (client, hands): (&kube::Client, &Hands),
+    (client, hardware): (&kube::Client, &HardwareControl),
     page: &str,
     objects: Vec<Value>,
-    mut seen: channel::Receiver<Scene>,
+    mut seen: channel::Receiver<ClusterView>,
     begin: Instant,
 ) -> anyhow::Result<ExitCode> {
-    let mut stage = Stage::new(begin, args.once, head(args, page));
+    let mut display = Display::new(begin, args.once, head(args, page));
     let deadline = begin + Duration::from_secs(args.deadline);
     let told = objects.is_empty();
     let roles = {
@@ -234,40 +234,40 @@ async fn perform(
                 changed = seen.changed() => {
                     changed?;
                     tokio::time::sleep(QUIET).await;
-                    stage.see(&seen.borrow_and_update())?;
+                    display.see(&seen.borrow_and_update())?;
                 }
-                () = stage.resized() => stage.draw()?,
+                () = display.resized() => display.draw()?,
             }
         }
     };
     if args.once {
-        let limit = told.then_some(hands);
+        let limit = told.then_some(hardware);
         return settle(&roles, limit, seen, deadline, begin).await;
     }
-    let scenes = seen.clone();
+    let views = seen.clone();
     let limit = async {
         if !told {
             return std::future::pending().await;
         }
-        limit(hands, scenes).await
+        limit(hardware, views).await
     };
     tokio::pin!(limit);
     let mut waits = true;
     loop {
-        stage.see(&seen.borrow_and_update())?;
+        display.see(&seen.borrow_and_update())?;
         tokio::select! {
             line = &mut limit, if waits => {
                 waits = false;
-                stage.tell(&line)?;
+                display.tell(&line)?;
                 if let Some(line) = story::neighbours(&seen.borrow()) {
-                    stage.tell(&line)?;
+                    display.tell(&line)?;
                 }
             }
             changed = seen.changed() => {
                 changed?;
                 tokio::time::sleep(QUIET).await;
             }
-            () = stage.resized() => stage.draw()?,
+            () = display.resized() => display.draw()?,
         }
     }
 }
@@ -288,17 +288,17 @@ fn head(args: &Args, page: &str) -> String {
     )
 }
 
-/// A scene as it is printed.
-fn picture(scene: &Scene) -> String {
-    scene.render(report::size().0, report::colours())
+/// A view as it is printed.
+fn picture(view: &ClusterView) -> String {
+    view.render(report::size().0, report::colours())
 }
 
 /// Waits until the greedy tenant runs into its limit; what it wrote then.
-async fn limit(hands: &Hands, seen: channel::Receiver<Scene>) -> String {
+async fn limit(hardware: &HardwareControl, seen: channel::Receiver<ClusterView>) -> String {
     loop {
-        let scene = seen.borrow().clone();
-        let log = hands.log(&scene, story::GREEDY);
-        if let Some(told) = log.and_then(|log| tale::refused(&log, story::GREEDY)) {
+        let view = seen.borrow().clone();
+        let log = hardware.log(&view, story::GREEDY);
+        if let Some(told) = log.and_then(|log| scenario::refused(&log, story::GREEDY)) {
             return told;
         }
         tokio::time::sleep(AGAIN).await;
@@ -309,7 +309,7 @@ async fn limit(hands: &Hands, seen: channel::Receiver<Scene>) -> String {
 async fn tell(
     args: &Args,
     client: &kube::Client,
-    mut seen: channel::Receiver<Scene>,
+    mut seen: channel::Receiver<ClusterView>,
     deadline: Instant,
 ) -> anyhow::Result<Vec<Role>> {
     for queue in story::queues() {
@@ -318,7 +318,7 @@ async fn tell(
     let mut roles = Vec::new();
     for Step { role, object } in story::steps(args.nodes, args.gpu.count) {
         manifest::apply(client, &object).await?;
-        let placed = seen.wait_for(|scene| story::settled(&role, scene));
+        let placed = seen.wait_for(|view| story::settled(&role, view));
         let in_time = if args.once {
             tokio::time::timeout_at(deadline.into(), placed)
                 .await
@@ -357,18 +357,18 @@ async fn bring(client: &kube::Client, objects: Vec<Value>) -> anyhow::Result<Vec
 /// Waits until all is as told, prints, and says what is missing where it is not.
 async fn settle(
     roles: &[Role],
-    hands: Option<&Hands>,
-    mut seen: channel::Receiver<Scene>,
+    hardware: Option<&HardwareControl>,
+    mut seen: channel::Receiver<ClusterView>,
     deadline: Instant,
     begin: Instant,
 ) -> anyhow::Result<ExitCode> {
-    let told = seen.wait_for(|scene| story::missing(roles, scene).is_empty());
+    let told = seen.wait_for(|view| story::missing(roles, view).is_empty());
     let in_time = tokio::time::timeout_at(deadline.into(), told).await.is_ok();
-    let scene = seen.borrow().clone();
-    say(&picture(&scene));
-    let refused = match hands.filter(|_| in_time) {
-        Some(hands) => {
-            let limit = limit(hands, seen.clone());
+    let view = seen.borrow().clone();
+    say(&picture(&view));
+    let refused = match hardware.filter(|_| in_time) {
+        Some(hardware) => {
+            let limit = limit(hardware, seen.clone());
             tokio::time::timeout_at(deadline.into(), limit).await.ok()
         }
         None => None,
@@ -376,7 +376,7 @@ async fn settle(
     if let Some(line) = &refused {
         say(&format!("\n{line}\n"));
     }
-    if in_time && (hands.is_none() || refused.is_some()) {
+    if in_time && (hardware.is_none() || refused.is_some()) {
         say(&format!(
             "\nAs told, after {:.1} s.\n",
             begin.elapsed().as_secs_f64()
@@ -386,7 +386,7 @@ async fn settle(
     if in_time {
         complain("missing: demo/greedy: has not run into its limit");
     }
-    for line in story::missing(roles, &scene) {
+    for line in story::missing(roles, &view) {
         complain(&format!("missing: {line}"));
     }
     Ok(ExitCode::FAILURE)

@@ -5,7 +5,7 @@
 //! `--gpu` say. Pure: objects and a
 //! verdict; applying and watching are others'.
 
-use crate::view::Scene;
+use crate::view::{ClusterView, phase};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
@@ -160,9 +160,9 @@ pub(crate) fn pod(
 }
 
 /// Who runs on beside the greedy tenant, on the same card; `None`: not all of them do.
-pub(crate) fn neighbours(scene: &Scene) -> Option<String> {
+pub(crate) fn neighbours(view: &ClusterView) -> Option<String> {
     let holder = format!("{NAMESPACE}/{GREEDY}");
-    let mut cards = scene.cards();
+    let mut cards = view.cards();
     let (_, card) = cards.find(|(_, card)| card.grants.iter().any(|one| one.pod == holder))?;
     let names: Vec<&str> = card
         .grants
@@ -170,7 +170,7 @@ pub(crate) fn neighbours(scene: &Scene) -> Option<String> {
         .filter_map(|grant| grant.pod.split_once('/'))
         .filter(|(_, name)| *name != GREEDY)
         .filter(|(namespace, name)| {
-            let pod = scene.pod(namespace, name);
+            let pod = view.pod(namespace, name);
             pod.is_some_and(|pod| phase(pod) == "Running")
         })
         .map(|(_, name)| name)
@@ -180,17 +180,17 @@ pub(crate) fn neighbours(scene: &Scene) -> Option<String> {
 }
 
 /// What is not as told; empty when all is.
-pub(crate) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
+pub(crate) fn missing(roles: &[Role], view: &ClusterView) -> Vec<String> {
     let mut missing: Vec<String> = roles
         .iter()
         .filter_map(|role| {
-            judge(role, scene).map(|why| format!("{}/{}: {why}", role.namespace, role.name))
+            judge(role, view).map(|why| format!("{}/{}: {why}", role.namespace, role.name))
         })
         .collect();
     let mut homes: Vec<&str> = roles
         .iter()
         .filter(|role| role.want == Want::Share)
-        .flat_map(|role| scene.cards_of(&role.namespace, &role.name))
+        .flat_map(|role| view.cards_of(&role.namespace, &role.name))
         .collect();
     homes.dedup();
     if missing.is_empty() && homes.len() > 1 {
@@ -200,16 +200,16 @@ pub(crate) fn missing(roles: &[Role], scene: &Scene) -> Vec<String> {
 }
 
 /// Whether a pod has got as far as the next one may be applied.
-pub(crate) fn settled(role: &Role, scene: &Scene) -> bool {
-    judge(role, scene).is_none()
+pub(crate) fn settled(role: &Role, view: &ClusterView) -> bool {
+    judge(role, view).is_none()
 }
 
-fn judge(role: &Role, scene: &Scene) -> Option<String> {
-    let Some(pod) = scene.pod(&role.namespace, &role.name) else {
+fn judge(role: &Role, view: &ClusterView) -> Option<String> {
+    let Some(pod) = view.pod(&role.namespace, &role.name) else {
         return Some("is not there".to_owned());
     };
     let phase = phase(pod);
-    let cards = scene.cards_of(&role.namespace, &role.name).len();
+    let cards = view.cards_of(&role.namespace, &role.name).len();
     let running = || match phase {
         "Running" => None,
         _ => Some(format!("is {phase}, should run: {}", crate::view::why(pod))),
@@ -241,11 +241,4 @@ fn judge(role: &Role, scene: &Scene) -> Option<String> {
 fn granted(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|all| all.contains_key(proto::names::grant::GRANT))
-}
-
-fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or("Pending")
 }

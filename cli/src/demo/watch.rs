@@ -1,7 +1,7 @@
-//! What changes in the cluster, gathered into scenes.
-//! Owns the two watches; out: the latest scene, whenever it is another.
+//! What changes in the cluster, gathered into views.
+//! Owns the two watches; out: the latest view, whenever it is another.
 
-use crate::view::{Scene, is_shown};
+use crate::view::{ClusterView, is_shown};
 use api::GpuNode;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,8 +10,8 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 
-/// Feeds `scenes` until nobody looks any more.
-pub(super) async fn run(client: Client, scenes: watch::Sender<Scene>) {
+/// Feeds `views` until nobody looks any more.
+pub(super) async fn run(client: Client, views: watch::Sender<ClusterView>) {
     let config = watcher::Config::default;
     let mut pods = watcher(Api::<Pod>::all(client.clone()), config())
         .default_backoff()
@@ -19,45 +19,45 @@ pub(super) async fn run(client: Client, scenes: watch::Sender<Scene>) {
     let mut nodes = watcher(Api::<GpuNode>::all(client), config())
         .default_backoff()
         .boxed();
-    let mut scene = Scene::default();
+    let mut view = ClusterView::default();
     loop {
         tokio::select! {
             Some(event) = pods.next() => match event {
-                Ok(event) => pod(&mut scene, event),
+                Ok(event) => pod(&mut view, event),
                 Err(error) => tracing::debug!(%error, "the watch of pods begins again"),
             },
             Some(event) = nodes.next() => match event {
-                Ok(event) => node(&mut scene, event),
+                Ok(event) => node(&mut view, event),
                 Err(error) => tracing::debug!(%error, "the watch of GpuNodes begins again"),
             },
-            () = scenes.closed() => return,
+            () = views.closed() => return,
         }
-        scenes.send_replace(scene.clone());
+        views.send_replace(view.clone());
     }
 }
 
-fn pod(scene: &mut Scene, event: watcher::Event<Pod>) {
+fn pod(view: &mut ClusterView, event: watcher::Event<Pod>) {
     let key = |pod: &Pod| (pod.namespace().unwrap_or_default(), pod.name_any());
     match event {
-        watcher::Event::Init => scene.pods.clear(),
+        watcher::Event::Init => view.pods.clear(),
         watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) if is_shown(&pod) => {
-            scene.pods.insert(key(&pod), pod);
+            view.pods.insert(key(&pod), pod);
         }
         watcher::Event::Delete(pod) => {
-            scene.pods.remove(&key(&pod));
+            view.pods.remove(&key(&pod));
         }
         _ => {}
     }
 }
 
-fn node(scene: &mut Scene, event: watcher::Event<GpuNode>) {
+fn node(view: &mut ClusterView, event: watcher::Event<GpuNode>) {
     match event {
-        watcher::Event::Init => scene.nodes.clear(),
+        watcher::Event::Init => view.nodes.clear(),
         watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
-            scene.nodes.insert(node.name_any(), node);
+            view.nodes.insert(node.name_any(), node);
         }
         watcher::Event::Delete(node) => {
-            scene.nodes.remove(&node.name_any());
+            view.nodes.remove(&node.name_any());
         }
         watcher::Event::InitDone => {}
     }

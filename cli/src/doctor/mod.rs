@@ -8,7 +8,7 @@
 mod cluster;
 mod node;
 
-use crate::connect::{Where, block_on};
+use crate::connect::{ClusterArgs, block_on};
 use crate::failure::{NO, Outcome};
 use crate::progress::Progress;
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 /// Flags of `aliquot doctor`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Look at the node that this runs on, instead of the cluster.
+    /// Check the node that this runs on, instead of the cluster.
     #[arg(long, conflicts_with_all = ["kubeconfig", "context"])]
     node: bool,
     /// With --node: where the node's file system is, for a container that has it mounted.
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", default_value = "/", requires = "node")]
     driver_root: PathBuf,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }

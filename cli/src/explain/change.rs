@@ -33,13 +33,13 @@ pub(super) struct Change {
 }
 
 /// A change and what would be known after it.
-struct Idea {
+struct CandidateChange {
     what: String,
     command: Option<String>,
     events: Vec<Event>,
 }
 
-impl Idea {
+impl CandidateChange {
     fn new(what: impl Into<String>, events: Vec<Event>) -> Self {
         Self {
             what: what.into(),
@@ -69,7 +69,7 @@ pub(super) fn that_help<'a>(
         kind,
     };
     let mut found = Vec::new();
-    let kinds: [fn(&mut Trial<'a>) -> Vec<Idea>; 7] = [
+    let kinds: [fn(&mut Trial<'a>) -> Vec<CandidateChange>; 7] = [
         Trial::what_it_asks_by_mistake,
         Trial::closed_cards,
         Trial::rules,
@@ -137,11 +137,11 @@ impl<'a> Trial<'a> {
     }
 
     /// Gates, a queue that is not there.
-    fn what_it_asks_by_mistake(&mut self) -> Vec<Idea> {
+    fn what_it_asks_by_mistake(&mut self) -> Vec<CandidateChange> {
         let mut ideas = Vec::new();
         if self.pod.gated {
             let events = self.changed(|pod| pod.gated = false);
-            ideas.push(Idea::new("remove its scheduling gates", events));
+            ideas.push(CandidateChange::new("remove its scheduling gates", events));
         }
         let queue = &self.pod.queue;
         let there = self.state.queues.iter().any(|known| known.name == *queue);
@@ -149,7 +149,7 @@ impl<'a> Trial<'a> {
             let default = QueueName::new(proto::names::kai::DEFAULT_QUEUE);
             if self.state.queues.iter().any(|known| known.name == default) && *queue != default {
                 let events = self.changed(|pod| pod.queue = default);
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     format!(
                         "make the queue {queue}, or name another in the label {} ({} exists)",
                         proto::names::kai::QUEUE_LABEL,
@@ -168,13 +168,16 @@ impl<'a> Trial<'a> {
                     }
                 }
             });
-            ideas.push(Idea::new("leave the sharing mode to the node", events));
+            ideas.push(CandidateChange::new(
+                "leave the sharing mode to the node",
+                events,
+            ));
         }
         ideas
     }
 
     /// Cordoned cards and nodes.
-    fn closed_cards(&mut self) -> Vec<Idea> {
+    fn closed_cards(&mut self) -> Vec<CandidateChange> {
         let mut ideas = Vec::new();
         for (name, agent) in &self.state.agents {
             for card in agent.cards.iter().filter(|card| card.cordoned) {
@@ -182,7 +185,7 @@ impl<'a> Trial<'a> {
                 for other in &mut agent.cards {
                     other.cordoned &= other.uuid != card.uuid;
                 }
-                let idea = Idea::new(
+                let idea = CandidateChange::new(
                     format!("open the cordoned GPU {} of node {name}", card.index),
                     vec![Event::Cards(agent)],
                 );
@@ -192,7 +195,7 @@ impl<'a> Trial<'a> {
         for node in self.state.nodes.values().filter(|node| node.unschedulable) {
             let mut open = node.clone();
             open.unschedulable = false;
-            let idea = Idea::new(
+            let idea = CandidateChange::new(
                 format!("open the cordoned node {}", node.name),
                 vec![Event::Node(open)],
             );
@@ -202,13 +205,13 @@ impl<'a> Trial<'a> {
     }
 
     /// Selectors, affinities, taints.
-    fn rules(&mut self) -> Vec<Idea> {
+    fn rules(&mut self) -> Vec<CandidateChange> {
         let mut ideas = Vec::new();
         if self.pod.nodes != NodeRules::default() {
             let mut free = self.pod.clone();
             free.nodes = NodeRules::default();
             if self.fits(&free) {
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     "drop its node selector and node affinity",
                     vec![Event::Pod(Box::new(free))],
                 ));
@@ -233,7 +236,7 @@ impl<'a> Trial<'a> {
             let mut pod = self.pod.clone();
             tolerant(&mut pod, Some(Arc::clone(&key)));
             if self.fits(&pod) {
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     format!("let it tolerate the taint {key}"),
                     vec![Event::Pod(Box::new(pod))],
                 ));
@@ -243,7 +246,7 @@ impl<'a> Trial<'a> {
     }
 
     /// The largest request that fits.
-    fn smaller(&mut self) -> Vec<Idea> {
+    fn smaller(&mut self) -> Vec<CandidateChange> {
         let [asked] = self.pod.gpus.as_slice() else {
             return Vec::new();
         };
@@ -301,11 +304,11 @@ impl<'a> Trial<'a> {
             }
         };
         let pod = with(self, ask);
-        vec![Idea::new(what, vec![Event::Pod(Box::new(pod))])]
+        vec![CandidateChange::new(what, vec![Event::Pod(Box::new(pod))])]
     }
 
     /// Limits and quotas of its queue and the queues above.
-    fn queue(&mut self) -> Vec<Idea> {
+    fn queue(&mut self) -> Vec<CandidateChange> {
         let views = self.probe.queues();
         let mut chain = Vec::new();
         let mut next = Some(self.pod.queue.clone());
@@ -333,21 +336,21 @@ impl<'a> Trial<'a> {
             Some(ReasonKind::OverLimit) => {
                 for view in &chain {
                     let events: Vec<Event> = raised(&view.queue, false).into_iter().collect();
-                    ideas.push(Idea::new(
+                    ideas.push(CandidateChange::new(
                         format!("raise the limit of the queue {}", view.queue),
                         events,
                     ));
                 }
                 let all = chain.iter().filter_map(|view| raised(&view.queue, false));
                 let names: Vec<&str> = chain.iter().map(|view| view.queue.as_str()).collect();
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     format!("raise the limits of the queues {}", names.join(", ")),
                     all.collect(),
                 ));
             }
             Some(ReasonKind::NonPreemptibleOverQuota) => {
                 let events = self.changed(|pod| pod.preemptible = true);
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     format!(
                         "let it be preemptible (label {}: preemptible), which may go over quota",
                         proto::names::kai::PREEMPTIBILITY_LABEL
@@ -356,7 +359,7 @@ impl<'a> Trial<'a> {
                 ));
                 let all = chain.iter().filter_map(|view| raised(&view.queue, true));
                 let names: Vec<&str> = chain.iter().map(|view| view.queue.as_str()).collect();
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     format!("raise the quota of {}", names.join(" and ")),
                     all.collect(),
                 ));
@@ -367,7 +370,7 @@ impl<'a> Trial<'a> {
     }
 
     /// The pod that holds least and whose end makes room.
-    fn somebody_ends(&mut self) -> Vec<Idea> {
+    fn somebody_ends(&mut self) -> Vec<CandidateChange> {
         let mut holders: Vec<(u64, &Pod)> = self
             .state
             .pods
@@ -390,7 +393,7 @@ impl<'a> Trial<'a> {
             self.probe.apply(Event::Pod(Box::new(holder.clone())));
             if fits {
                 let name = format!("{}/{}", holder.namespace, holder.name);
-                ideas.push(Idea::new(
+                ideas.push(CandidateChange::new(
                     format!(
                         "wait for the end of {name} (queue {}, {held} MiB), or end it",
                         holder.queue
@@ -403,7 +406,7 @@ impl<'a> Trial<'a> {
     }
 
     /// A node like one that there is, empty.
-    fn one_more_node(&mut self) -> Vec<Idea> {
+    fn one_more_node(&mut self) -> Vec<CandidateChange> {
         let mut kinds: Vec<(&Node, Option<&NodeCards>)> = Vec::new();
         for (name, node) in &self.state.nodes {
             let agent = self.state.agents.get(name);
@@ -443,7 +446,7 @@ impl<'a> Trial<'a> {
                 fresh.gpus = u32::try_from(agent.cards.len()).ok()?;
                 events = vec![Event::Node(fresh), Event::Cards(agent)];
             }
-            Some(Idea::new(
+            Some(CandidateChange::new(
                 format!("one more node like {}, empty", node.name),
                 events,
             ))

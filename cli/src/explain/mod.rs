@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Which pod.
     #[arg(value_name = "[NAMESPACE/]POD")]
     pod: String,
-    /// Of the pod; else the context's.
+    /// Namespace of the pod; by default that of the context.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     #[command(flatten)]

@@ -6,7 +6,7 @@ mod cards;
 mod nodes;
 mod shares;
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Follow, Output, Report, Table};
 use api::GpuNode;
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]

@@ -11,7 +11,7 @@ mod screen;
 mod table;
 
 pub(crate) use print::{Format, Output, colours, painted, say};
-pub(crate) use screen::{Follow, Screen, clipped, drawable, size};
+pub(crate) use screen::{Follow, Screen, clipped, drawable, first_lines, size};
 pub(crate) use table::{Cell, Column, Table, Tone};
 
 use serde_json::Value;

@@ -3,6 +3,7 @@
 use super::print::{colours, say};
 use super::{Output, Report};
 use crate::failure::Failure;
+use std::borrow::Cow;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub(crate) struct Follow {
     /// Print again whenever the answer changes, until Ctrl-C.
     #[arg(short, long)]
     pub(crate) watch: bool,
-    /// With --watch: seconds between two looks.
+    /// With --watch: seconds between two updates.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, requires = "watch",
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) interval: u64,
@@ -111,25 +112,22 @@ impl Screen {
 /// A text that neither wraps nor scrolls on a terminal of that size.
 pub(crate) fn fitted(text: &str, (width, height): (u16, u16)) -> String {
     let (width, height) = (usize::from(width), usize::from(height));
-    let lines: Vec<&str> = text.lines().collect();
     // The cursor needs a line of its own.
-    let most = height.saturating_sub(1).max(1);
-    let mut fitted = String::with_capacity(text.len());
-    let cut = lines.len() > most;
-    let shown = if cut { most - 1 } else { lines.len() };
-    for line in &lines[..shown] {
-        fitted.push_str(&clipped(line, width));
-        fitted.push('\n');
+    let lines = first_lines(text, height.saturating_sub(1));
+    let lines = lines.iter().map(|line| clipped(line, width) + "\n");
+    lines.collect()
+}
+
+/// At most `most` lines of a text, one at least; where it has more, the last of them says how many.
+pub(crate) fn first_lines(text: &str, most: usize) -> Vec<Cow<'_, str>> {
+    let most = most.max(1);
+    let mut lines: Vec<Cow<'_, str>> = text.lines().map(Cow::Borrowed).collect();
+    if lines.len() > most {
+        let more = lines.len() - (most - 1);
+        lines.truncate(most - 1);
+        lines.push(format!("... {more} more lines: make the window taller").into());
     }
-    if cut {
-        let more = format!(
-            "... {} more lines: make the window taller",
-            lines.len() - shown
-        );
-        fitted.push_str(&clipped(&more, width));
-        fitted.push('\n');
-    }
-    fitted
+    lines
 }
 
 /// A line of so many columns at most. What steers colours takes none.

@@ -2,6 +2,7 @@
 
 use super::model::{HELP, Model, Typing, View};
 use crate::report::{Cell, Column, Table, Tone, clipped, painted};
+use crate::view::phase;
 use k8s_openapi::api::core::v1::Pod;
 use std::fmt::Write as _;
 
@@ -16,7 +17,7 @@ pub(super) fn lines(model: &mut Model, width: usize, height: usize, coloured: bo
     match model.place().view.clone() {
         View::Help => lines.extend(HELP.iter().map(|(keys, text)| format!("  {keys:26}{text}"))),
         View::Pod(namespace, name) => {
-            let pod = model.scene.pod(&namespace, &name).cloned();
+            let pod = model.view.pod(&namespace, &name).cloned();
             lines.extend(pod_lines(model, &namespace, &name, pod.as_ref()));
         }
         _ => {
@@ -41,21 +42,16 @@ pub(super) fn lines(model: &mut Model, width: usize, height: usize, coloured: bo
 
 fn title(model: &Model, width: usize, coloured: bool) -> String {
     let (cards, shares) = model
-        .scene
+        .view
         .cards()
         .fold((0, 0), |(cards, shares), (_, card)| {
             (cards + 1, shares + card.grants.len())
         });
-    let pending = model.scene.pods.values().filter(|pod| {
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        phase.unwrap_or("Pending") == "Pending"
-    });
+    let pods = model.view.pods.values();
+    let pending = pods.filter(|pod| phase(pod) == "Pending");
     let sums = format!(
         "{} nodes  {cards} cards  {shares} shares  {} waiting",
-        model.scene.nodes.len(),
+        model.view.nodes.len(),
         pending.count()
     );
     let mut left = model.trail();
@@ -168,12 +164,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         return vec!["  It is not there any more.".to_owned()];
     };
     let status = pod.status.as_ref();
-    fact(
-        "phase",
-        status
-            .and_then(|status| status.phase.as_deref())
-            .unwrap_or("Pending"),
-    );
+    fact("phase", phase(pod));
     fact("uid", pod.metadata.uid.as_deref().unwrap_or_default());
     let spec = pod.spec.as_ref();
     fact(
@@ -181,7 +172,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         spec.and_then(|spec| spec.node_name.as_deref())
             .unwrap_or_default(),
     );
-    for (node, card) in model.scene.cards() {
+    for (node, card) in model.view.cards() {
         for grant in card.grants.iter().filter(|grant| grant.pod == holder) {
             let fence = grant
                 .fence
@@ -217,14 +208,14 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
 mod tests {
     use super::super::model::Key;
     use super::*;
-    use crate::view::Scene;
+    use crate::view::ClusterView;
     use kube::ResourceExt as _;
 
     fn model() -> Model {
         let nodes = crate::inventory::tests::nodes();
         let pod = serde_json::json!({"metadata": {"name": "a", "namespace": "team-a", "uid": "u"}, "spec": {"nodeName": "n1", "containers": []},
             "status": {"phase": "Running", "conditions": [{"type": "aliquot.dev/IsolationVerified", "status": "True", "message": "held\u{1b}[2J\nby it"}]}});
-        Model::new(Scene {
+        Model::new(ClusterView {
             nodes: nodes
                 .into_iter()
                 .map(|node| (node.name_any(), node))

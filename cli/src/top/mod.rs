@@ -8,10 +8,10 @@ mod draw;
 mod model;
 mod terminal;
 
-use crate::connect::{Cluster, Where, block_on};
+use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Format, Output, Report, Screen, drawable, say};
-use crate::view::{Scene, is_shown};
+use crate::view::{ClusterView, is_shown};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use std::io::IsTerminal as _;
@@ -21,10 +21,10 @@ use std::time::Duration;
 /// Flags of `aliquot top`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print once and leave.
+    /// Print once and exit.
     #[arg(long)]
     once: bool,
-    /// Seconds between two looks.
+    /// Seconds between two updates.
     #[arg(long, value_name = "SECONDS", default_value_t = 2,
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
 }
@@ -41,22 +41,22 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     block_on(async {
         let cluster = args.place.connect().await?;
-        let scene = look(args, &cluster).await?;
+        let view = look(args, &cluster).await?;
         let table = matches!(args.output.format, Format::Table | Format::Wide);
         if args.once || !table {
-            return say(&text(args, &scene));
+            return say(&text(args, &view));
         }
         let every = Duration::from_secs(args.interval);
         if drawable().is_some() && std::io::stdin().is_terminal() {
             let again = async || look(args, &cluster).await;
-            return terminal::run(scene, every, again).await;
+            return terminal::run(view, every, again).await;
         }
         let mut screen = Screen::new();
-        screen.show(&text(args, &scene))?;
+        screen.show(&text(args, &view))?;
         loop {
             tokio::time::sleep(every).await;
             match look(args, &cluster).await {
-                Ok(scene) => screen.show(&text(args, &scene))?,
+                Ok(view) => screen.show(&text(args, &view))?,
                 Err(failure) => screen.show(&format!("{} (trying again)\n", failure.sentence))?,
             }
         }
@@ -64,16 +64,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(args: &Args, scene: &Scene) -> String {
+fn text(args: &Args, view: &ClusterView) -> String {
     match args.output.format {
         Format::Table | Format::Wide => {
             let (width, _) = crate::report::size();
-            scene.render(width, crate::report::colours())
+            view.render(width, crate::report::colours())
         }
         _ => {
-            let nodes: Vec<_> = scene.nodes.values().cloned().collect();
+            let nodes: Vec<_> = view.nodes.values().cloned().collect();
             let table = crate::inventory::cards_table(&nodes);
-            let document = scene.document();
+            let document = view.document();
             let report = Report {
                 document: Some(document),
                 ..Report::from(table)
@@ -83,7 +83,7 @@ fn text(args: &Args, scene: &Scene) -> String {
     }
 }
 
-async fn look(args: &Args, cluster: &Cluster) -> Result<Scene, Failure> {
+async fn look(args: &Args, cluster: &Cluster) -> Result<ClusterView, Failure> {
     let nodes = crate::inventory::chosen(cluster, &[]).await?;
     let pods: Vec<Pod> = cluster.list_known().await?;
     let wanted = |pod: &Pod| {
@@ -93,7 +93,7 @@ async fn look(args: &Args, cluster: &Cluster) -> Result<Scene, Failure> {
                 .as_ref()
                 .is_none_or(|wanted| pod.namespace().as_ref() == Some(wanted))
     };
-    Ok(Scene {
+    Ok(ClusterView {
         nodes: nodes
             .into_iter()
             .map(|node| (node.name_any(), node))

@@ -5,7 +5,7 @@
 
 use crate::inventory;
 use crate::report::{Cell, Column, Table, Tone};
-use crate::view::{Scene, is_shown, why};
+use crate::view::{ClusterView, is_shown, phase, why};
 use serde_json::Value;
 use std::cmp::Ordering;
 
@@ -89,7 +89,7 @@ impl Place {
 /// Everything.
 #[derive(Debug)]
 pub(super) struct Model {
-    pub(super) scene: Scene,
+    pub(super) view: ClusterView,
     /// The last is shown; Escape goes back.
     stack: Vec<Place>,
     pub(super) typing: Option<Typing>,
@@ -136,9 +136,9 @@ pub(super) const HELP: &[(&str, &str)] = &[
 ];
 
 impl Model {
-    pub(super) fn new(scene: Scene) -> Self {
+    pub(super) fn new(view: ClusterView) -> Self {
         Self {
-            scene,
+            view,
             stack: vec![Place::new(View::Cards(None))],
             typing: None,
             said: None,
@@ -169,7 +169,7 @@ impl Model {
     }
 
     fn card(&self, uuid: &str) -> String {
-        let found = self.scene.cards().find(|(_, card)| card.uuid == uuid);
+        let found = self.view.cards().find(|(_, card)| card.uuid == uuid);
         found.map_or_else(
             || uuid.to_owned(),
             |(node, card)| format!("{node}/{}", card.index),
@@ -179,7 +179,7 @@ impl Model {
     /// The rows of the view that is shown: filtered, sorted.
     pub(super) fn table(&self) -> Table {
         let place = self.place();
-        let nodes: Vec<_> = self.scene.nodes.values().cloned().collect();
+        let nodes: Vec<_> = self.view.nodes.values().cloned().collect();
         let mut table = match &place.view {
             View::Nodes => inventory::nodes_table(&nodes),
             View::Cards(node) => {
@@ -197,7 +197,7 @@ impl Model {
                 }
                 table
             }
-            View::Waiting => waiting(&self.scene),
+            View::Waiting => waiting(&self.view),
             View::Pod(..) | View::Help => Table::default(),
         };
         let needle = match &self.typing {
@@ -220,8 +220,8 @@ impl Model {
     }
 
     /// Takes a new look; rows that are gone move nobody's place beyond the last.
-    pub(super) fn look(&mut self, scene: Scene) {
-        self.scene = scene;
+    pub(super) fn look(&mut self, view: ClusterView) {
+        self.view = view;
         self.said = None;
         self.clamp();
     }
@@ -387,14 +387,10 @@ fn compare(a: &Cell, b: &Cell) -> Ordering {
     }
 }
 
-fn waiting(scene: &Scene) -> Table {
+fn waiting(view: &ClusterView) -> Table {
     let mut table = Table::new(WAITING, "every pod runs");
-    for ((namespace, name), pod) in &scene.pods {
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        let phase = phase.unwrap_or("Pending");
+    for ((namespace, name), pod) in &view.pods {
+        let phase = phase(pod);
         if phase == "Running" || phase == "Succeeded" || !is_shown(pod) {
             continue;
         }
@@ -426,7 +422,7 @@ mod tests {
         let pod = serde_json::json!({"metadata": {"name": "late", "namespace": "team-b"}, "status": {"phase": "Pending",
             "conditions": [{"type": "PodScheduled", "status": "False", "message": "no card\nn1: full"}]}});
         let pod = serde_json::from_value(pod).unwrap();
-        Model::new(Scene {
+        Model::new(ClusterView {
             nodes: nodes
                 .into_iter()
                 .map(|node| (node.name_any(), node))
@@ -497,9 +493,9 @@ mod tests {
         assert_eq!(model.place().sort, None);
         press(&mut model, "G");
         assert_eq!(model.place().row, 2);
-        let mut scene = model.scene.clone();
-        scene.nodes.remove("n2");
-        model.look(scene);
+        let mut view = model.view.clone();
+        view.nodes.remove("n2");
+        model.look(view);
         assert_eq!(model.place().row, 1, "the row is gone");
     }
 

@@ -6,7 +6,7 @@ use super::draw;
 use super::model::{Key, Model};
 use crate::failure::Failure;
 use crate::report::{colours, say};
-use crate::view::Scene;
+use crate::view::ClusterView;
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use crossterm::terminal;
 use std::time::Duration;
@@ -44,9 +44,9 @@ enum Input {
 }
 
 /// Shows the cluster until somebody ends it; `look` is asked every so often.
-pub(super) async fn run<L>(scene: Scene, every: Duration, look: L) -> Result<(), Failure>
+pub(super) async fn run<L>(view: ClusterView, every: Duration, look: L) -> Result<(), Failure>
 where
-    L: AsyncFn() -> Result<Scene, Failure>,
+    L: AsyncFn() -> Result<ClusterView, Failure>,
 {
     let guard = Guard::take()?;
     let (out, mut inputs) = mpsc::unbounded_channel();
@@ -59,7 +59,7 @@ where
             }
         }
     });
-    let mut model = Model::new(scene);
+    let mut model = Model::new(view);
     let mut due = Instant::now() + every;
     let mut looking = None;
     loop {
@@ -80,11 +80,11 @@ where
                 Some(_) => {}
                 None => break,
             },
-            scene = looked => {
+            view = looked => {
                 looking = None;
                 due = Instant::now() + every;
-                match scene {
-                    Ok(scene) => model.look(scene),
+                match view {
+                    Ok(view) => model.look(view),
                     Err(failure) => model.said = Some(format!("{} (trying again)", failure.sentence)),
                 }
             }

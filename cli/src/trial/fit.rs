@@ -18,34 +18,34 @@ const MOST: u32 = 1000;
 #[derive(Clone, Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("request").required(true).args(["gpu_memory", "gpu_fraction", "gpus"])))]
 pub(crate) struct Args {
-    /// A share of so much memory: MiB, or a quantity such as 8Gi.
+    /// Memory of the share: MiB, or a quantity such as 8Gi.
     #[arg(long, value_name = "MIB", value_parser = mib)]
     gpu_memory: Option<u64>,
-    /// A share of that part of a card.
+    /// Memory of the share as a fraction of a card.
     #[arg(long, value_name = "PART")]
     gpu_fraction: Option<String>,
-    /// So many whole GPUs, on one node.
+    /// Number of whole GPUs, on one node.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     gpus: Option<u32>,
-    /// A share of each of so many GPUs of one node.
+    /// Number of GPUs of one node on each of which the pod has such a share.
     #[arg(long, value_name = "N", conflicts_with = "gpus")]
     devices: Option<u32>,
-    /// Compute ceiling of a share, per cent.
+    /// Compute limit of the share, per cent.
     #[arg(long, value_name = "PERCENT", conflicts_with = "gpus")]
     gpu_compute: Option<u32>,
-    /// Whether so many pods fit; else how many do, up to 1000.
+    /// Check whether this many pods fit; by default, count how many do, up to 1000.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: Option<u32>,
-    /// In that queue; else in the default queue.
+    /// Queue of the pods; by default the default queue.
     #[arg(long, value_name = "QUEUE", default_value = proto::names::kai::DEFAULT_QUEUE)]
     queue: String,
-    /// CPU of each pod, as Kubernetes writes it.
+    /// CPU request of each pod, as a Kubernetes quantity.
     #[arg(long, value_name = "QUANTITY", default_value = "0")]
     cpu: String,
-    /// Main memory of each pod, as Kubernetes writes it.
+    /// Memory request of each pod, as a Kubernetes quantity.
     #[arg(long, value_name = "QUANTITY", default_value = "0")]
     memory: String,
-    /// Only on nodes with that label; may be given several times.
+    /// Only nodes with this label; may be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     node_label: Vec<(String, String)>,
     #[command(flatten)]

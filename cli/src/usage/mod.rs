@@ -7,10 +7,11 @@ mod opencost;
 mod prices;
 mod source;
 
-use crate::connect::{Where, block_on};
+use crate::connect::{ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, say};
 use prices::Prices;
+use scheduler::page::ReportBy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 pub(crate) struct Args {
     /// How rows are grouped.
     #[arg(long, value_enum, default_value_t)]
-    by: By,
+    by: ReportBy,
     /// How far back: hours, days or weeks, such as 24h, 7d or 2w. A scheduler remembers 14 days.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = hours)]
     last: u64,
@@ -44,31 +45,9 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "format")]
     opencost: bool,
     #[command(flatten)]
-    place: Where,
+    place: ClusterArgs,
     #[command(flatten)]
     output: Output,
-}
-
-/// How rows are grouped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum By {
-    /// Queues.
-    #[default]
-    Queue,
-    /// Namespaces.
-    Namespace,
-    /// Workloads: what made the pods.
-    Owner,
-}
-
-impl By {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Queue => "queue",
-            Self::Namespace => "namespace",
-            Self::Owner => "owner",
-        }
-    }
 }
 
 /// Hours of GPUs and of MiB. `None`: the source does not say.
@@ -153,11 +132,11 @@ const fn with<const N: usize>(keys: &[Column], columns: &[Column; 8]) -> [Column
     all
 }
 
-fn report(uses: &Uses, by: By, prices: Option<&Prices>) -> Report {
+fn report(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Report {
     let columns: &'static [Column] = match by {
-        By::Queue => &ALL_BY_QUEUE,
-        By::Namespace => &ALL_BY_NAMESPACE,
-        By::Owner => &ALL_BY_OWNER,
+        ReportBy::Queue => &ALL_BY_QUEUE,
+        ReportBy::Namespace => &ALL_BY_NAMESPACE,
+        ReportBy::Owner => &ALL_BY_OWNER,
     };
     // Without prices there are no costs.
     let kept = columns.len() - if prices.is_some() { 0 } else { 3 };
@@ -186,9 +165,9 @@ fn report(uses: &Uses, by: By, prices: Option<&Prices>) -> Report {
     });
     for (key, of, cost, unused) in rows {
         let mut cells: Vec<Cell> = match by {
-            By::Queue => vec![named(&key.queue, "(no queue)")],
-            By::Namespace => vec![named(&key.namespace, "(not told apart)")],
-            By::Owner => vec![
+            ReportBy::Queue => vec![named(&key.queue, "(no queue)")],
+            ReportBy::Namespace => vec![named(&key.namespace, "(not told apart)")],
+            ReportBy::Owner => vec![
                 named(&key.namespace, "(not told apart)"),
                 named(&key.owner, "(not told apart)"),
                 key.queue.clone().into(),
@@ -320,7 +299,7 @@ mod tests {
             format,
             no_headers: false,
         };
-        output.render(&report(&uses(), By::Queue, prices), false)
+        output.render(&report(&uses(), ReportBy::Queue, prices), false)
     }
 
     #[test]

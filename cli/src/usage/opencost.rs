@@ -1,12 +1,13 @@
 //! As OpenCost's custom costs: one `CustomCostResponse` of `protos/customcost/messages.proto`, in
 //! protobuf's JSON. A cost is a row's GPU-hours of one product, and what no pod was granted.
 
-use super::{By, Key, Prices, Uses};
+use super::{Key, Prices, Uses};
+use scheduler::page::ReportBy;
 use serde_json::{Value, json};
 
 const DOMAIN: &str = "aliquot.dev";
 
-pub(super) fn costs(uses: &Uses, by: By, prices: Option<&Prices>) -> Value {
+pub(super) fn costs(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Value {
     let mut costs = Vec::new();
     let id = |key: &Key, product: &str| {
         let key = [&key.queue, &key.namespace, &key.owner].map(String::as_str);
@@ -19,9 +20,9 @@ pub(super) fn costs(uses: &Uses, by: By, prices: Option<&Prices>) -> Value {
     };
     for (key, products) in &uses.rows {
         let name = match by {
-            By::Queue => &key.queue,
-            By::Namespace => &key.namespace,
-            By::Owner => &key.owner,
+            ReportBy::Queue => &key.queue,
+            ReportBy::Namespace => &key.namespace,
+            ReportBy::Owner => &key.owner,
         };
         for (product, of) in products {
             let price = prices.map_or(0.0, |prices| prices.of(product));
@@ -42,7 +43,7 @@ pub(super) fn costs(uses: &Uses, by: By, prices: Option<&Prices>) -> Value {
                 "id": id(key, product), "providerId": name, "resourceName": name,
                 "resourceType": "GPU share", "accountName": name, "chargeCategory": "Usage",
                 "description": match by {
-                    By::Owner => format!("GPU shares of {name}"),
+                    ReportBy::Owner => format!("GPU shares of {name}"),
                     _ => format!("GPU shares of {} {name}", by.as_str()),
                 },
                 "billedCost": of.gpu * price, "listCost": of.gpu * price, "listUnitPrice": price,
@@ -96,7 +97,7 @@ mod tests {
             notes: Vec::new(),
         };
         let prices = Prices::parse("currency: EUR\ngpuHour: 1\nproducts: {H100: 4}").unwrap();
-        let costs = costs(&uses, By::Queue, Some(&prices));
+        let costs = costs(&uses, ReportBy::Queue, Some(&prices));
         assert_eq!(costs["currency"], "EUR");
         assert_eq!(costs["start"], "2026-01-01T00:00:00Z");
         let first = &costs["costs"][0];

@@ -1,12 +1,13 @@
 //! Where the hours come from: what a scheduler remembers, or Prometheus.
 
-use super::{Args, By, Key, Use, Uses};
+use super::{Args, Key, Use, Uses};
 use crate::connect::Cluster;
 use crate::failure::Failure;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use proto::names::NAMESPACE;
-use scheduler::prometheus::{Sample, door};
+use scheduler::page::ReportBy;
+use scheduler::prometheus::{Sample, client};
 use scheduler_core::units::Time;
 use serde::Deserialize;
 use serde_json::Value;
@@ -37,10 +38,10 @@ pub(super) async fn ask(args: &Args) -> Result<Uses, Failure> {
     let page = format!("/report?by={}&hours={}", args.by.as_str(), args.last);
     let text = match &args.scheduler {
         Some(url) => {
-            let door = door(url).map_err(|_| {
+            let prometheus = client(url).map_err(|_| {
                 Failure::input("--scheduler is no URL, such as http://localhost:9401")
             })?;
-            door.page(&page).await.map_err(Failure::cluster)?
+            prometheus.page(&page).await.map_err(Failure::cluster)?
         }
         None => by_api_server(&args.place.connect().await?, &page).await?,
     };
@@ -171,7 +172,7 @@ impl Labels {
 
 /// The queries: GPU-hours, MiB-hours and unused MiB-hours, each a sum over `[range:step]` of
 /// what `step` is multiplied by.
-fn queries(by: By) -> [Option<String>; 3] {
+fn queries(by: ReportBy) -> [Option<String>; 3] {
     let limit =
         "max by (namespace, pod, container, UUID, modelName) (aliquot_share_memory_limit_bytes)";
     // What is in use is said of all cards of a share together, with each of them.
@@ -183,9 +184,9 @@ fn queries(by: By) -> [Option<String>; 3] {
         "({limit}) / on (UUID) group_left () max by (UUID) (aliquot_gpu_memory_grantable_bytes)"
     );
     let sum = |of: &str| match by {
-        By::Queue => None,
-        By::Namespace => Some(format!("sum by (namespace, modelName) ({of})")),
-        By::Owner => Some(format!(
+        ReportBy::Queue => None,
+        ReportBy::Namespace => Some(format!("sum by (namespace, modelName) ({of})")),
+        ReportBy::Owner => Some(format!(
             "sum by (namespace, owner_kind, owner_name, modelName) (({of}) * on (namespace, pod) group_left (owner_kind, owner_name) \
              max by (namespace, pod, owner_kind, owner_name) (kube_pod_owner))"
         )),
@@ -199,14 +200,14 @@ fn queries(by: By) -> [Option<String>; 3] {
 }
 
 /// The same of Prometheus, which may reach further back.
-async fn prometheus(url: &str, by: By, hours: u64) -> Result<Uses, String> {
-    let door = door(url)?;
+async fn prometheus(url: &str, by: ReportBy, hours: u64) -> Result<Uses, String> {
+    let prometheus = client(url)?;
     let seconds = hours * 3600;
     let step = (seconds / POINTS).max(60);
     let now = crate::shadow::clock();
     let ask = async |query: &str| -> Result<Vec<(Labels, f64)>, String> {
         let query = format!("sum_over_time(({query})[{seconds}s:{step}s]) * {step} / 3600");
-        let samples: Vec<Sample<Labels>> = door.instant(&query, now).await?;
+        let samples: Vec<Sample<Labels>> = prometheus.instant(&query, now).await?;
         let value = |sample: Sample<Labels>| {
             let number: Option<f64> = sample.value.1.parse().ok();
             let number = number.filter(|number| number.is_finite())?;
@@ -252,13 +253,13 @@ async fn prometheus(url: &str, by: By, hours: u64) -> Result<Uses, String> {
     )
     .await?;
     let mut notes = Vec::new();
-    if by == By::Queue {
+    if by == ReportBy::Queue {
         notes.push(
             "A queue's hours are those of all queues below it, too. What they did not use Prometheus does not know by queue: see --by namespace."
                 .to_owned(),
         );
     }
-    if by == By::Owner && rows.is_empty() {
+    if by == ReportBy::Owner && rows.is_empty() {
         notes.push(
             "Workloads are known to Prometheus by kube-state-metrics (kube_pod_owner).".to_owned(),
         );
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_queries_are_prometheus_language() {
-        for by in [By::Queue, By::Namespace, By::Owner] {
+        for by in [ReportBy::Queue, ReportBy::Namespace, ReportBy::Owner] {
             for query in queries(by).into_iter().flatten() {
                 let query = format!("sum_over_time(({query})[3600s:60s]) * 60 / 3600");
                 let parsed = promql_parser::parser::parse(&query);

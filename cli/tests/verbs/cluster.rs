@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// A running demo.
 pub(crate) struct Demo {
     child: Child,
-    desk: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// What a verb said.
@@ -62,22 +62,22 @@ impl Demo {
     /// Starts one and waits until its story is told: `demo/later` waits with a reason.
     pub(crate) fn start(flags: &[&str]) -> Self {
         let mut builder = tempfile::Builder::new();
-        let desk = builder
+        let folder = builder
             .prefix("v")
             .rand_bytes(4)
             .tempdir_in("/tmp")
             .unwrap();
         let mut command = aliquot(&["demo", "--kubeconfig-out"]);
         let child = command
-            .arg(desk.path().join("kubeconfig"))
+            .arg(folder.path().join("kubeconfig"))
             .arg("--prometheus-out")
-            .arg(desk.path().join("targets.json"))
+            .arg(folder.path().join("targets.json"))
             .args(flags)
-            .env("TMPDIR", desk.path())
+            .env("TMPDIR", folder.path())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let demo = Self { child, desk };
+        let demo = Self { child, folder };
         until("a kubeconfig", || demo.kubeconfig().exists().then_some(()));
         until("the end of the story", || {
             let said = demo.ask(&["explain", "demo/later", "-o", "json"]);
@@ -87,15 +87,15 @@ impl Demo {
     }
 
     pub(crate) fn kubeconfig(&self) -> PathBuf {
-        self.desk.path().join("kubeconfig")
+        self.folder.path().join("kubeconfig")
     }
 
     pub(crate) fn path(&self, name: &str) -> String {
-        self.desk.path().join(name).display().to_string()
+        self.folder.path().join(name).display().to_string()
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> String {
-        let path = self.desk.path().join(name);
+        let path = self.folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     }

@@ -55,14 +55,14 @@ fn without_a_cluster_every_verb_says_what_to_do() {
 
 #[test]
 fn a_cluster_that_does_not_answer_is_a_failure_of_its_own_kind() {
-    let desk = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
     // A port that was free a moment ago and on which nobody listens.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
         .unwrap()
         .port();
-    let path = desk.path().join("kubeconfig");
+    let path = folder.path().join("kubeconfig");
     let text = format!(
         "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\ncontexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{}}}}]\ncurrent-context: c\n"
     );
@@ -83,9 +83,9 @@ fn a_cluster_that_does_not_answer_is_a_failure_of_its_own_kind() {
 
 #[test]
 fn files_that_cannot_be_read_are_named_with_their_line() {
-    let desk = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
-        let path = desk.path().join(name);
+        let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };

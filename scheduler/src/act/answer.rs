@@ -54,7 +54,7 @@ fn judge<T>(error: &kube::Error) -> Answer<T> {
 }
 
 /// What a look at the object says of a write.
-pub(super) enum Standing {
+pub(super) enum WriteState {
     /// The write was taken.
     Taken,
     /// It never will be.
@@ -76,7 +76,7 @@ pub(super) async fn written<T, W, L>(
 ) -> OutcomeResult
 where
     W: Future<Output = kube::Result<T>>,
-    L: Future<Output = Option<Standing>>,
+    L: Future<Output = Option<WriteState>>,
 {
     let mut pause = PAUSE;
     let mut busy_left = busy;
@@ -111,9 +111,9 @@ where
         if refusal.is_some() || unknown.is_some() {
             let may_land = unknown.is_some_and(|sent| sent.elapsed() < LANDING);
             match (look().await, refusal) {
-                (Some(Standing::Taken), _) => return OutcomeResult::Confirmed,
-                (Some(Standing::Never(result)), _) => return result,
-                (Some(Standing::NotYet), Some(why)) if !may_land => return refused(why),
+                (Some(WriteState::Taken), _) => return OutcomeResult::Confirmed,
+                (Some(WriteState::Never(result)), _) => return result,
+                (Some(WriteState::NotYet), Some(why)) if !may_land => return refused(why),
                 _ => {}
             }
         }
@@ -196,9 +196,9 @@ mod tests {
             looked += 1;
             std::future::ready(look.map(|taken| {
                 if taken {
-                    Standing::Taken
+                    WriteState::Taken
                 } else {
-                    Standing::NotYet
+                    WriteState::NotYet
                 }
             }))
         };

@@ -1,8 +1,8 @@
 //! One `Binding`: node name, signed grant and KAI's annotation in one write.
 
-use super::Hands;
-use super::answer::{self, Answer, Standing};
-use super::notice::{self, Notice};
+use super::WriteContext;
+use super::answer::{self, Answer, WriteState};
+use super::event::{self, KubeEvent};
 use crate::group;
 use api::grant::{Asked, ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
 use k8s_openapi::api::core::v1::Pod;
@@ -19,34 +19,34 @@ use serde_json::{Map, Value, json};
 const TRIES: u32 = 4;
 
 /// Binds, and says how that ended.
-pub(super) async fn bind(hands: &Hands, bind: &Bind) -> OutcomeResult {
-    let api: Api<Pod> = Api::namespaced(hands.client.clone(), &bind.namespace);
-    let result = write(hands, &api, bind).await;
+pub(super) async fn bind(context: &WriteContext, bind: &Bind) -> OutcomeResult {
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &bind.namespace);
+    let result = write(context, &api, bind).await;
     if result == OutcomeResult::Confirmed {
         tracing::info!("bound");
-        if hands.labels_apart {
-            label(&api, bind, labels(hands, bind)).await;
+        if context.labels_apart {
+            label(&api, bind, labels(context, bind)).await;
         }
     }
     result
 }
 
 /// KAI's event of a binding that ended, or was refused with that reason.
-pub(super) fn tell(hands: &Hands, bind: &Bind, refused: Option<&str>) {
+pub(super) fn tell(context: &WriteContext, bind: &Bind, refused: Option<&str>) {
     let (namespace, name, node) = (&bind.namespace, &bind.name, &bind.node);
-    let about = notice::pod(namespace, name, bind.pod.as_str());
-    hands.notices.say(match refused {
-        None => Notice {
+    let about = event::pod(namespace, name, bind.pod.as_str());
+    context.events.record(match refused {
+        None => KubeEvent {
             about,
             warning: false,
             reason: "Scheduled",
             action: "Binding",
             note: format!(
                 "Successfully assigned pod {namespace}/{name} to node {node} at node-pool {}",
-                hands.pool(bind.decision)
+                context.pool(bind.decision)
             ),
         },
-        Some(why) => Notice {
+        Some(why) => KubeEvent {
             about,
             warning: true,
             reason: "FailedBinding",
@@ -56,8 +56,8 @@ pub(super) fn tell(hands: &Hands, bind: &Bind, refused: Option<&str>) {
     });
 }
 
-async fn write(hands: &Hands, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {
-    let binding = binding(hands, bind);
+async fn write(context: &WriteContext, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {
+    let binding = binding(context, bind);
     let params = PostParams::default();
     // UID and node are in the binding: sent twice, it is taken once.
     let post = || {
@@ -69,44 +69,44 @@ async fn write(hands: &Hands, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {
 }
 
 /// Where the pod stands by the API server; `None`: no answer.
-async fn standing(api: &Api<Pod>, bind: &Bind) -> Option<Standing> {
+async fn standing(api: &Api<Pod>, bind: &Bind) -> Option<WriteState> {
     let Answer::Done(found) = answer::of(api.get_opt(&bind.name)).await else {
         return None;
     };
     let Some(pod) = found else {
-        return Some(Standing::Never(OutcomeResult::Refused {
+        return Some(WriteState::Never(OutcomeResult::Refused {
             reason: format!("pod {}/{} is gone", bind.namespace, bind.name).into(),
             retryable: false,
         }));
     };
     if pod.metadata.uid.as_deref() != Some(bind.pod.as_str()) {
         let why = format!("pod {}/{} was made anew", bind.namespace, bind.name);
-        return Some(Standing::Never(answer::refused(why)));
+        return Some(WriteState::Never(answer::refused(why)));
     }
     let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();
     Some(if node == bind.node.as_str() {
-        Standing::Taken
+        WriteState::Taken
     } else if node.is_empty() {
-        Standing::NotYet
+        WriteState::NotYet
     } else {
         let why = format!(
             "pod {}/{} is bound to node {node}",
             bind.namespace, bind.name
         );
-        Standing::Never(answer::refused(why))
+        WriteState::Never(answer::refused(why))
     })
 }
 
-fn binding(hands: &Hands, bind: &Bind) -> Value {
+fn binding(context: &WriteContext, bind: &Bind) -> Value {
     let mut annotations = Map::new();
     if !bind.grants.is_empty() {
-        let grant = hands
+        let grant = context
             .trust
             .signer()
-            .sign(grant(bind, hands.trust.cluster_id()));
+            .sign(grant(bind, context.trust.cluster_id()));
         annotations.insert(key::GRANT.to_owned(), grant.into());
     }
-    if let Some(group) = group(hands, bind) {
+    if let Some(group) = group(context, bind) {
         annotations.insert(kai::POD_GROUP.to_owned(), group.into());
     }
     match bind.received {
@@ -126,7 +126,7 @@ fn binding(hands: &Hands, bind: &Bind) -> Value {
             "namespace": &*bind.namespace,
             "uid": bind.pod.as_str(),
             "annotations": annotations,
-            "labels": labels(hands, bind),
+            "labels": labels(context, bind),
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": bind.node.as_str()},
     })
@@ -134,10 +134,10 @@ fn binding(hands: &Hands, bind: &Bind) -> Value {
 
 /// The pod's group, by name: what it says already, or will. A pod alone says it where it
 /// becomes a group.
-fn group(hands: &Hands, bind: &Bind) -> Option<String> {
+fn group(context: &WriteContext, bind: &Bind) -> Option<String> {
     match &bind.group {
         Some(group) => Some(name_of(group).to_owned()),
-        None => hands
+        None => context
             .grouping
             .groups_lone_pods()
             .then(|| group::name_of_pod_alone(&bind.name, bind.pod.as_str())),
@@ -197,8 +197,8 @@ fn mode(mode: Mode) -> api::Mode {
 
 /// What follows from the pod's group; and KAI's label of a shared card, its UUID: one label per
 /// card where there are several.
-fn labels(hands: &Hands, bind: &Bind) -> Map<String, Value> {
-    let membership = hands.grouping.memberships.of(bind.pod.as_str());
+fn labels(context: &WriteContext, bind: &Bind) -> Map<String, Value> {
+    let membership = context.grouping.memberships.of(bind.pod.as_str());
     let membership = membership.iter().flat_map(|one| one.labels.clone());
     let mut labels: Map<_, _> = membership
         .map(|(key, value)| (key, Value::String(value)))

@@ -3,10 +3,10 @@
 //! Each write names the pod's UID, so that a pod made anew under the same name is not
 //! told what its predecessor did.
 
-use super::Hands;
+use super::WriteContext;
 use super::answer::{self, Answer};
-use super::notice::{self, Notice};
-use super::pace::Due;
+use super::event::{self, KubeEvent};
+use super::report_schedule::DueReport;
 use crate::convert::Isolation;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -34,18 +34,18 @@ struct Condition<'a> {
 }
 
 /// `PodScheduled=False`, and the same as an event.
-pub(super) async fn waiting(hands: &Hands, due: &Due) {
+pub(super) async fn waiting(context: &WriteContext, due: &DueReport) {
     let reason = &due.reason;
-    let told = Notice {
-        about: notice::pod(&reason.namespace, &reason.name, reason.pod.as_str()),
+    let told = KubeEvent {
+        about: event::pod(&reason.namespace, &reason.name, reason.pod.as_str()),
         warning: true,
         reason: "Unschedulable",
         action: "Scheduling",
         note: reason.line.to_string(),
     };
-    hands.notices.say(match reason.kind {
+    context.events.record(match reason.kind {
         // It has a place, which is not free yet.
-        scheduler_core::ReasonKind::Promised => Notice {
+        scheduler_core::ReasonKind::Promised => KubeEvent {
             warning: false,
             reason: "Pipelined",
             ..told
@@ -60,25 +60,25 @@ pub(super) async fn waiting(hands: &Hands, due: &Due) {
         holds: false,
         because: match reason.kind {
             scheduler_core::ReasonKind::Gated => "SchedulingGated",
-            _ if hands.asks_for_nodes => proto::names::scale_up::WAITING,
+            _ if context.asks_for_nodes => proto::names::scale_up::WAITING,
             _ => "Unschedulable",
         },
         message: message(headline(&reason.line, &due.cards), &due.cards),
         since: due.since.to_string(),
     };
-    write(hands, condition).await;
+    write(context, condition).await;
 }
 
 /// `PodScheduled=False` while its claims are bound where it goes. Another reason than
 /// autoscalers look for: it has a node.
-pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&str]) {
+pub(super) async fn waiting_for_volume(context: &WriteContext, bind: &Bind, claims: &[&str]) {
     let note = format!(
         "waiting for {} to be bound on node {}",
         claims.join(", "),
         bind.node
     );
-    hands.notices.say(Notice {
-        about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
+    context.events.record(KubeEvent {
+        about: event::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
         warning: false,
         reason: "WaitingForVolume",
         action: "Binding",
@@ -92,18 +92,18 @@ pub(super) async fn waiting_for_volume(hands: &Hands, bind: &Bind, claims: &[&st
         holds: false,
         because: WAITING_FOR_VOLUME,
         message: message(&note, &[]),
-        since: hands.wall.second().to_string(),
+        since: context.wall.second().to_string(),
     };
-    write(hands, condition).await;
+    write(context, condition).await;
 }
 
 /// `IsolationVerified`, as the agent observes it; what was done about a container is an event,
 /// too.
-pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
+pub(super) async fn isolation(context: &WriteContext, isolation: &Isolation) {
     let mut lines = isolation.message.clone();
     if let Some(complaint) = &isolation.complaint {
-        hands.notices.say(Notice {
-            about: notice::pod(&isolation.namespace, &isolation.name, &isolation.pod_uid),
+        context.events.record(KubeEvent {
+            about: event::pod(&isolation.namespace, &isolation.name, &isolation.pod_uid),
             warning: true,
             reason: "GPUShare",
             action: "Watching",
@@ -119,29 +119,29 @@ pub(super) async fn isolation(hands: &Hands, isolation: &Isolation) {
         holds: isolation.is_verified(),
         because: isolation.because,
         message: message(&lines, &[]),
-        since: hands.wall.second().to_string(),
+        since: context.wall.second().to_string(),
     };
-    write(hands, condition).await;
+    write(context, condition).await;
 }
 
 /// `IsolationVerified=False`: the grant is not honoured.
-pub(super) async fn unhonoured(hands: &Hands, evict: &Evict, note: &str) {
+pub(super) async fn unhonoured(context: &WriteContext, evict: &Evict, note: &str) {
     let condition = Condition {
         kind: ISOLATION_VERIFIED,
         holds: false,
         because: "GrantRefused",
         message: message(note, &[]),
-        ..of_evicted(hands, evict)
+        ..of_evicted(context, evict)
     };
-    write(hands, condition).await;
+    write(context, condition).await;
 }
 
 /// `DisruptionTarget=True`: who reads why a pod ended sees that it was not its own doing.
-pub(super) async fn disrupted(hands: &Hands, evict: &Evict) {
-    write(hands, of_evicted(hands, evict)).await;
+pub(super) async fn disrupted(context: &WriteContext, evict: &Evict) {
+    write(context, of_evicted(context, evict)).await;
 }
 
-fn of_evicted<'a>(hands: &Hands, evict: &'a Evict) -> Condition<'a> {
+fn of_evicted<'a>(context: &WriteContext, evict: &'a Evict) -> Condition<'a> {
     Condition {
         namespace: &evict.namespace,
         name: &evict.name,
@@ -150,7 +150,7 @@ fn of_evicted<'a>(hands: &Hands, evict: &'a Evict) -> Condition<'a> {
         holds: true,
         because: "PreemptionByScheduler",
         message: message(&evict.message, &[]),
-        since: hands.wall.second().to_string(),
+        since: context.wall.second().to_string(),
     }
 }
 
@@ -183,9 +183,9 @@ fn message(line: &str, cards: &[String]) -> String {
     text
 }
 
-async fn write(hands: &Hands, condition: Condition<'_>) {
+async fn write(context: &WriteContext, condition: Condition<'_>) {
     let (namespace, name) = (condition.namespace, condition.name);
-    let api: Api<Pod> = Api::namespaced(hands.client.clone(), namespace);
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let patch = Patch::Strategic(json!({
         "metadata": {"uid": condition.uid},
         "status": {"conditions": [{
@@ -202,7 +202,7 @@ async fn write(hands: &Hands, condition: Condition<'_>) {
         // Gone, or made anew.
         Answer::Done(_) | Answer::Refused(404 | 409, _) => {}
         Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
-            hands.meters.lost_condition();
+            context.meters.lost_condition();
             tracing::warn!(pod = %format!("{namespace}/{name}"), why, "a condition is not written");
         }
     }

@@ -1,11 +1,11 @@
 //! One pod deleted, by its UID; or told, where nobody would make it anew.
 
-use super::Hands;
-use super::answer::{self, Answer, Standing};
+use super::WriteContext;
+use super::answer::{self, Answer, WriteState};
 use super::condition;
+use super::event::{KubeEvent, pod as about};
+use super::eviction_batch::EvictionBatch;
 use super::group;
-use super::leave::Leave;
-use super::notice::{Notice, pod as about};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
@@ -13,13 +13,17 @@ use scheduler_core::{Evict, EvictCause, OutcomeResult};
 use serde_json::json;
 
 /// Evicts, and says how that ended.
-pub(super) async fn evict(hands: &Hands, evict: &Evict, together: &Leave) -> OutcomeResult {
-    let api: Api<Pod> = Api::namespaced(hands.client.clone(), &evict.namespace);
+pub(super) async fn evict(
+    context: &WriteContext,
+    evict: &Evict,
+    together: &EvictionBatch,
+) -> OutcomeResult {
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &evict.namespace);
     if evict.cause == EvictCause::GrantRefused {
         match answer::read(|| api.get_opt(&evict.name)).await {
             Ok(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
                 if !is_owned(&pod) {
-                    tell(hands, evict).await;
+                    tell(context, evict).await;
                     return OutcomeResult::Stays;
                 }
             }
@@ -27,18 +31,18 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict, together: &Leave) -> Out
             Err(why) => return answer::refused(why),
         }
     }
-    if hands.budgets && evict.cause.makes_room() {
+    if context.budgets && evict.cause.makes_room() {
         let result = asked(&api, evict).await;
         if result == OutcomeResult::Confirmed {
-            notice(hands, evict, evict.message.to_string());
-            group::evicted(hands, evict, together);
+            record(context, evict, evict.message.to_string());
+            group::evicted(context, evict, together);
         }
         return result;
     }
-    notice(hands, evict, evict.message.to_string());
-    group::evicted(hands, evict, together);
+    record(context, evict, evict.message.to_string());
+    group::evicted(context, evict, together);
     // Before it is deleted: Jobs' failure policies look for it.
-    condition::disrupted(hands, evict).await;
+    condition::disrupted(context, evict).await;
     let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: Some(evict.pod.to_string()),
@@ -51,16 +55,16 @@ pub(super) async fn evict(hands: &Hands, evict: &Evict, together: &Leave) -> Out
 }
 
 /// Whether the pod is on its way out, or gone; `None`: no answer.
-async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<Standing> {
+async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<WriteState> {
     match answer::of(api.get_opt(&evict.name)).await {
         Answer::Done(Some(pod))
             if pod.uid().as_deref() == Some(evict.pod.as_str())
                 && pod.metadata.deletion_timestamp.is_none() =>
         {
-            Some(Standing::NotYet)
+            Some(WriteState::NotYet)
         }
         // Another pod under its name is none of ours.
-        Answer::Done(_) => Some(Standing::Taken),
+        Answer::Done(_) => Some(WriteState::Taken),
         _ => None,
     }
 }
@@ -103,19 +107,19 @@ fn is_owned(pod: &Pod) -> bool {
 }
 
 /// A bare pod that were deleted would be lost: its user is told instead.
-async fn tell(hands: &Hands, evict: &Evict) {
+async fn tell(context: &WriteContext, evict: &Evict) {
     let note = format!(
         "{}. Nobody would make this pod anew, so it is left as it is: delete it and create it again",
         evict.message.trim_end_matches('.')
     );
-    condition::unhonoured(hands, evict, &note).await;
-    notice(hands, evict, note);
+    condition::unhonoured(context, evict, &note).await;
+    record(context, evict, note);
 }
 
-fn notice(hands: &Hands, evict: &Evict, note: String) {
+fn record(context: &WriteContext, evict: &Evict, note: String) {
     let cause = evict.cause.as_str();
     tracing::info!(namespace = %evict.namespace, pod = %evict.name, cause, note, "evicts");
-    hands.notices.say(Notice {
+    context.events.record(KubeEvent {
         about: about(&evict.namespace, &evict.name, evict.pod.as_str()),
         warning: matches!(
             evict.cause,

@@ -1,8 +1,8 @@
 //! KAI's annotations of pod groups, and its events of those that are stale or lose pods.
 
-use super::Hands;
-use super::leave::Leave;
-use super::notice::{Annotations, Notice};
+use super::WriteContext;
+use super::event::{Annotations, KubeEvent};
+use super::eviction_batch::EvictionBatch;
 use crate::status::Victim;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -12,27 +12,27 @@ use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
 
 /// When it went from nothing to something.
-pub(super) async fn started(hands: &Hands, group: &GroupName, at: Time) {
-    annotate(hands, group, kai::LAST_START, stamp(at)).await;
+pub(super) async fn started(context: &WriteContext, group: &GroupName, at: Time) {
+    annotate(context, group, kai::LAST_START, stamp(at)).await;
 }
 
 /// Since when it is below its minimum; `None`: it is whole again.
-pub(super) async fn stale(hands: &Hands, group: &GroupName, since: Option<Time>) {
+pub(super) async fn stale(context: &WriteContext, group: &GroupName, since: Option<Time>) {
     let since = since.and_then(stamp);
     if let Some(since) = &since {
         let note = format!("Job is stale since {since}: fewer of its pods are active than must be");
-        let told = about(hands, group).map(|about| Notice {
+        let told = about(context, group).map(|about| KubeEvent {
             about,
             warning: false,
             reason: "StaleJob",
             action: "Scheduling",
             note,
         });
-        if let Some(notice) = told {
-            hands.notices.say(notice);
+        if let Some(event) = told {
+            context.events.record(event);
         }
     }
-    annotate(hands, group, kai::STALE_SINCE, since).await;
+    annotate(context, group, kai::STALE_SINCE, since).await;
 }
 
 fn stamp(at: Time) -> Option<String> {
@@ -40,10 +40,10 @@ fn stamp(at: Time) -> Option<String> {
     Some(Timestamp::from_millisecond(millis).ok()?.to_string())
 }
 
-async fn annotate(hands: &Hands, group: &GroupName, key: &str, value: Option<String>) {
+async fn annotate(context: &WriteContext, group: &GroupName, key: &str, value: Option<String>) {
     // A pod that is a group of its own has no object.
     if let Some((namespace, name)) = group.as_str().split_once('/') {
-        let stamp = hands
+        let stamp = context
             .grouping
             .groups
             .stamp(namespace, name, key, value.as_deref());
@@ -54,11 +54,11 @@ async fn annotate(hands: &Hands, group: &GroupName, key: &str, value: Option<Str
 /// KAI's event of a group that loses pods, with the annotations that tools read
 /// (`status_updater.Evicted`). KAI writes one for each pod, of which its recorder lets a part
 /// through; here it is one for all pods of the group that go together.
-pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
+pub(super) fn evicted(context: &WriteContext, evict: &Evict, together: &EvictionBatch) {
     let Some(group) = &evict.group else {
         return;
     };
-    let Some((all, of_group)) = together.untold(group) else {
+    let Some((all, of_group)) = together.unreported(group) else {
         return;
     };
     let message = &evict.message;
@@ -74,32 +74,32 @@ pub(super) fn evicted(hands: &Hands, evict: &Evict, together: &Leave) {
             Victim::action(evict.cause).to_owned(),
         ),
     ]);
-    if let Some((namespace, name)) = evictor(hands, evict) {
+    if let Some((namespace, name)) = evictor(context, evict) {
         says.insert(kai::EVICTOR_NAMESPACE.to_owned(), namespace.to_owned());
         says.insert(kai::EVICTOR_NAME.to_owned(), name.to_owned());
     }
-    let told = about(hands, group).map(|about| Notice {
+    let told = about(context, group).map(|about| KubeEvent {
         about,
         warning: false,
         reason: "Evict",
         action: "Evicting",
         note,
     });
-    if let Some(notice) = told {
-        hands.notices.say_with(notice, says);
+    if let Some(event) = told {
+        context.events.record_annotated(event, says);
     }
 }
 
 /// Namespace and name of the group that room was made for. Where pods alone get no groups, a name
 /// that the watch does not show is that of none.
-fn evictor<'a>(hands: &Hands, evict: &'a Evict) -> Option<(&'a str, &'a str)> {
+fn evictor<'a>(context: &WriteContext, evict: &'a Evict) -> Option<(&'a str, &'a str)> {
     let (namespace, name) = evict.in_favour_of.as_ref()?.as_str().split_once('/')?;
-    let there = || hands.grouping.known.reference(namespace, name).is_some();
-    (hands.grouping.groups_lone_pods() || there()).then_some((namespace, name))
+    let there = || context.grouping.known.reference(namespace, name).is_some();
+    (context.grouping.groups_lone_pods() || there()).then_some((namespace, name))
 }
 
 /// A group that the watch does not show has no events.
-fn about(hands: &Hands, group: &GroupName) -> Option<ObjectReference> {
+fn about(context: &WriteContext, group: &GroupName) -> Option<ObjectReference> {
     let (namespace, name) = group.as_str().split_once('/')?;
-    hands.grouping.known.reference(namespace, name)
+    context.grouping.known.reference(namespace, name)
 }

@@ -2,11 +2,11 @@
 //!
 //! - `bind`: one `Binding` with its signed grant; `volume`, `claim`: the claims on volumes and
 //!   devices that come before it;
-//!   `evict`: one pod deleted, or told; `leave`: which of them go together, and whether the
+//!   `evict`: one pod deleted, or told; `eviction_batch`: which of them go together, and whether the
 //!   disruption budgets let them.
-//! - `condition`: why a pod waits, and what fences a share; `pace`: when that is written.
+//! - `condition`: why a pod waits, and what fences a share; `report_schedule`: when that is written.
 //! - `report`: conditions of an admin's objects.
-//! - `group`: annotations of pod groups; `notice`: Kubernetes events, best effort.
+//! - `group`: annotations of pod groups; `event`: Kubernetes events, best effort.
 //!
 //! In: [`Work`]. Out: exactly one [`Outcome`] for each action, when the API server has given
 //! its word: an action whose answer is lost has no outcome until one is had. Decides nothing.
@@ -15,12 +15,12 @@ pub(crate) mod answer;
 mod bind;
 mod claim;
 mod condition;
+pub(crate) mod event;
 mod evict;
+mod eviction_batch;
 mod group;
-mod leave;
-pub(crate) mod notice;
-mod pace;
 mod report;
+mod report_schedule;
 mod volume;
 
 use crate::clock::Wall;
@@ -28,12 +28,12 @@ use crate::convert::{ClaimTerms, Isolation, Stray};
 use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
+use event::EventRecorder;
+use eviction_batch::EvictionBatch;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
-use leave::Leave;
-use notice::Notices;
-use pace::Pace;
+use report_schedule::ReportSchedule;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
 use scheduler_core::{Bind, Evict, Outcome, OutcomeResult, PodReason};
@@ -79,10 +79,10 @@ pub enum Work {
 
 /// What every write needs.
 #[derive(Clone)]
-struct Hands {
+struct WriteContext {
     client: Client,
     trust: Trust,
-    notices: Notices,
+    events: EventRecorder,
     /// The server takes a Binding's annotations, but not its labels.
     labels_apart: bool,
     meters: Arc<Meters>,
@@ -95,7 +95,7 @@ struct Hands {
     claims: claim::Locks,
 }
 
-impl Hands {
+impl WriteContext {
     /// The node pool of a decision.
     fn pool(&self, decision: DecisionId) -> &str {
         self.pools
@@ -139,16 +139,16 @@ pub async fn run(
     outcomes: mpsc::UnboundedSender<Outcome>,
     stop: CancellationToken,
 ) {
-    let (notices, publishing) = notice::channel(
+    let (events, publishing) = event::channel(
         client.clone(),
         settings.scheduler_name.clone(),
         settings.identity.clone(),
     );
     let labels_apart = labels_apart(&client).await;
-    let hands = Hands {
+    let context = WriteContext {
         client,
         trust,
-        notices,
+        events,
         labels_apart,
         meters,
         wall: settings.wall.clone(),
@@ -160,16 +160,16 @@ pub async fn run(
         claims: claim::Locks::default(),
     };
     let actor = Actor {
-        hands,
-        seats: Arc::new(Semaphore::new(settings.at_once.max(1))),
+        context,
+        permits: Arc::new(Semaphore::new(settings.at_once.max(1))),
         at_once: settings.at_once.max(1),
         busy: settings.busy,
         outcomes,
         actions: JoinSet::new(),
         under_way: HashMap::new(),
-        chores: JoinSet::new(),
+        background: JoinSet::new(),
         waiting: VecDeque::new(),
-        pace: Pace::new(settings.wall),
+        schedule: ReportSchedule::new(settings.wall),
     };
     tokio::select! {
         biased;
@@ -226,8 +226,8 @@ fn span_of(task: &Task) -> Span {
 }
 
 struct Actor {
-    hands: Hands,
-    seats: Arc<Semaphore>,
+    context: WriteContext,
+    permits: Arc<Semaphore>,
     at_once: usize,
     busy: watch::Sender<bool>,
     outcomes: mpsc::UnboundedSender<Outcome>,
@@ -235,17 +235,17 @@ struct Actor {
     /// What is under way, so that a task that broke is begun again.
     under_way: HashMap<Id, (Arc<Task>, Instant)>,
     /// Writes without an outcome.
-    chores: JoinSet<Option<PodUid>>,
-    /// Such writes, but for reasons, that wait for a seat.
-    waiting: VecDeque<Chore>,
-    pace: Pace,
+    background: JoinSet<Option<PodUid>>,
+    /// Such writes, but for reasons, that wait for a permit.
+    waiting: VecDeque<BackgroundWrite>,
+    schedule: ReportSchedule,
 }
 
 /// An action that wants an outcome.
 enum Task {
     Bind(Box<Bind>, Vec<ClaimTerms>),
     /// With what is asked of disruption budgets before.
-    Evict(Box<Evict>, Arc<Leave>),
+    Evict(Box<Evict>, Arc<EvictionBatch>),
 }
 
 impl Task {
@@ -259,46 +259,49 @@ impl Task {
 
 /// Binds a pod once its claims have their devices; takes them back where that is refused.
 async fn with_claims(
-    hands: &Hands,
-    seats: &Semaphore,
+    context: &WriteContext,
+    permits: &Semaphore,
     bind: &Bind,
     terms: &[ClaimTerms],
 ) -> OutcomeResult {
-    let _held = hands.claims.hold(bind).await;
+    let _held = context.claims.hold(bind).await;
     let reserved = {
-        let _seat = seats.acquire().await.ok();
-        claim::reserve(hands, bind, terms).await
+        let _permit = permits.acquire().await.ok();
+        claim::reserve(context, bind, terms).await
     };
     let ready = match reserved {
-        Ok(()) => claim::ready(hands, bind, terms).await,
+        Ok(()) => claim::ready(context, bind, terms).await,
         Err(refused) => Err(refused),
     };
-    let _seat = seats.acquire().await.ok();
+    let _permit = permits.acquire().await.ok();
     let result = match ready {
-        Ok(()) => bind::bind(hands, bind).await,
+        Ok(()) => bind::bind(context, bind).await,
         Err(refused) => refused,
     };
     if result != OutcomeResult::Confirmed {
-        claim::undo(hands, bind).await;
+        claim::undo(context, bind).await;
     }
     result
 }
 
 /// A write without an outcome that is no reason.
-type Chore = BoxFuture<'static, ()>;
+type BackgroundWrite = BoxFuture<'static, ()>;
 
 impl Actor {
     async fn run(mut self, mut work: mpsc::UnboundedReceiver<Work>, stop: CancellationToken) {
         loop {
-            let taken = self.at_once - self.seats.available_permits();
+            let taken = self.at_once - self.permits.available_permits();
             let busy = taken > self.at_once / 2;
             self.busy
                 .send_if_modified(|old| std::mem::replace(old, busy) != busy);
-            self.begin_chores();
+            self.begin_background();
             let waits = work.len() + self.under_way.len() + self.waiting.len();
-            self.hands.meters.queued("actions", waits);
-            // Whoever frees a seat wakes this loop too.
-            let next = self.pace.next().filter(|_| self.seats_for_chores() > 0);
+            self.context.meters.queued("actions", waits);
+            // Whoever frees a permit wakes this loop too.
+            let next = self
+                .schedule
+                .next()
+                .filter(|_| self.background_permits() > 0);
             let wake = async {
                 match next {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -309,7 +312,7 @@ impl Actor {
                 biased;
                 () = stop.cancelled() => break,
                 Some(done) = self.actions.join_next_with_id() => self.settle(done),
-                Some(done) = self.chores.join_next() => self.put_down(done),
+                Some(done) = self.background.join_next() => self.put_down(done),
                 item = work.recv() => match item {
                     Some(item) => self.take(item),
                     None => break,
@@ -333,59 +336,59 @@ impl Actor {
                 self.act(Arc::new(Task::Bind(bind, terms)), Duration::ZERO);
             }
             Work::Free(stray) => {
-                let hands = self.hands.clone();
-                let write = async move { claim::free(&hands, &stray).await };
+                let context = self.context.clone();
+                let write = async move { claim::free(&context, &stray).await };
                 self.waiting.push_back(write.boxed());
             }
             Work::Evictions(evictions) => {
-                let leave = Arc::new(Leave::new(evictions.clone()));
+                let batch = Arc::new(EvictionBatch::new(evictions.clone()));
                 for evict in evictions {
-                    let task = Task::Evict(Box::new(evict), Arc::clone(&leave));
+                    let task = Task::Evict(Box::new(evict), Arc::clone(&batch));
                     self.act(Arc::new(task), Duration::ZERO);
                 }
             }
-            Work::Reason(reason, cards) => self.pace.say(reason, cards, Instant::now()),
+            Work::Reason(reason, cards) => self.schedule.say(reason, cards, Instant::now()),
             Work::Started(group, at) => {
-                let hands = self.hands.clone();
-                let write = async move { group::started(&hands, &group, at).await };
+                let context = self.context.clone();
+                let write = async move { group::started(&context, &group, at).await };
                 self.waiting.push_back(write.boxed());
             }
             Work::Stale(group, since) => {
-                let hands = self.hands.clone();
-                let write = async move { group::stale(&hands, &group, since).await };
+                let context = self.context.clone();
+                let write = async move { group::stale(&context, &group, since).await };
                 self.waiting.push_back(write.boxed());
             }
             Work::Isolation(isolation) => {
-                let hands = self.hands.clone();
-                let write = async move { condition::isolation(&hands, &isolation).await };
+                let context = self.context.clone();
+                let write = async move { condition::isolation(&context, &isolation).await };
                 self.waiting.push_back(write.boxed());
             }
             Work::Report(report) => {
-                let hands = self.hands.clone();
-                let write = async move { report::write(&hands, *report).await };
+                let context = self.context.clone();
+                let write = async move { report::write(&context, *report).await };
                 self.waiting.push_back(write.boxed());
             }
         }
     }
 
-    fn seats_for_chores(&self) -> usize {
+    fn background_permits(&self) -> usize {
         // Who is placed comes before who is told why not.
         if *self.busy.borrow() {
             return 0;
         }
-        CHORES.saturating_sub(self.chores.len())
+        CHORES.saturating_sub(self.background.len())
     }
 
     /// Reasons first: people wait for them.
-    fn begin_chores(&mut self) {
-        for reason in self.pace.due(Instant::now(), self.seats_for_chores()) {
+    fn begin_background(&mut self) {
+        for reason in self.schedule.due(Instant::now(), self.background_permits()) {
             self.report(reason);
         }
-        while self.seats_for_chores() > 0
-            && let Some(chore) = self.waiting.pop_front()
+        while self.background_permits() > 0
+            && let Some(write) = self.waiting.pop_front()
         {
-            self.chores.spawn(async move {
-                chore.await;
+            self.background.spawn(async move {
+                write.await;
                 None
             });
         }
@@ -393,11 +396,11 @@ impl Actor {
 
     fn act(&mut self, task: Arc<Task>, pause: Duration) {
         let again = Arc::clone(&task);
-        let hands = self.hands.clone();
-        let seats = self.seats.clone();
+        let context = self.context.clone();
+        let permits = self.permits.clone();
         // A reason under way would come after the binding and say that the pod waits.
         let before = match &*task {
-            Task::Bind(bind, _) => self.pace.bound(&bind.pod),
+            Task::Bind(bind, _) => self.schedule.bound(&bind.pod),
             Task::Evict(..) => None,
         };
         let span = span_of(&task);
@@ -408,26 +411,26 @@ impl Actor {
             }
             if let Task::Bind(bind, _) = &*task
                 && !bind.claims.is_empty()
-                && let Err(refused) = volume::bound(&hands, bind).await
+                && let Err(refused) = volume::bound(&context, bind).await
             {
                 return refused;
             }
             if let Task::Bind(bind, terms) = &*task
                 && !bind.devices.is_empty()
             {
-                return with_claims(&hands, &seats, bind, terms).await;
+                return with_claims(&context, &permits, bind, terms).await;
             }
             // Nobody closes it.
-            let _seat = seats.acquire().await.ok();
+            let _permit = permits.acquire().await.ok();
             match &*task {
-                Task::Bind(bind, _) => bind::bind(&hands, bind).await,
-                Task::Evict(evict, leave) => {
-                    if hands.budgets
-                        && let Err(refused) = leave.given(&hands).await
+                Task::Bind(bind, _) => bind::bind(&context, bind).await,
+                Task::Evict(evict, batch) => {
+                    if context.budgets
+                        && let Err(refused) = batch.given(&context).await
                     {
                         return refused;
                     }
-                    evict::evict(&hands, evict, leave).await
+                    evict::evict(&context, evict, batch).await
                 }
             }
         };
@@ -452,7 +455,7 @@ impl Actor {
             return;
         };
         let decision = task.decision();
-        self.hands.meters.outcome(&result);
+        self.context.meters.outcome(&result);
         let refused = match &result {
             OutcomeResult::Refused { reason, .. } => {
                 tracing::warn!(%decision, %reason, "refused");
@@ -462,20 +465,20 @@ impl Actor {
         };
         if let Task::Bind(bind, _) = &*task {
             if refused.is_none() {
-                self.hands.meters.bound(begun.elapsed());
+                self.context.meters.bound(begun.elapsed());
             }
-            bind::tell(&self.hands, bind, refused.as_deref());
+            bind::tell(&self.context, bind, refused.as_deref());
         }
         // The cycle is gone only when everything ends.
         let _ = self.outcomes.send(Outcome { decision, result });
     }
 
-    fn report(&mut self, due: pace::Due) {
-        let hands = self.hands.clone();
+    fn report(&mut self, due: report_schedule::DueReport) {
+        let context = self.context.clone();
         let (done, reported) = oneshot::channel();
-        self.pace.writing(&due.reason.pod, reported);
-        self.chores.spawn(async move {
-            condition::waiting(&hands, &due).await;
+        self.schedule.writing(&due.reason.pod, reported);
+        self.background.spawn(async move {
+            condition::waiting(&context, &due).await;
             // Nobody may wait for it.
             let _ = done.send(());
             Some(due.reason.pod)
@@ -484,7 +487,7 @@ impl Actor {
 
     fn put_down(&mut self, done: Result<Option<PodUid>, tokio::task::JoinError>) {
         match done {
-            Ok(Some(pod)) => self.pace.written(&pod),
+            Ok(Some(pod)) => self.schedule.written(&pod),
             Ok(None) => {}
             Err(error) => tracing::error!(%error, "a write's task broke"),
         }

@@ -1,6 +1,6 @@
 //! Conditions of an admin's objects: what of them is in force.
 
-use super::Hands;
+use super::WriteContext;
 use super::answer::{self, Answer};
 use crate::shard::{Kind, Report};
 use api::kai::{Config, SchedulingShard};
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 /// Writes it over the object as it was read. One that has changed meanwhile is refused (409): the
 /// watch brings the new one, which gets a status of its own.
-pub(super) async fn write(hands: &Hands, report: Report) {
+pub(super) async fn write(context: &WriteContext, report: Report) {
     let name = report.meta.name.clone().unwrap_or_default();
-    let conditions = conditions(&report, &Time(hands.wall.second()));
+    let conditions = conditions(&report, &Time(context.wall.second()));
     let patch = json!({
         "metadata": {"uid": report.meta.uid, "resourceVersion": report.meta.resource_version},
         "status": {"conditions": conditions},
     });
-    let client = hands.client.clone();
+    let client = context.client.clone();
     let answer = match report.kind {
         Kind::Shard => send::<SchedulingShard>(Api::all(client), &name, &patch).await,
         Kind::Config => send::<Config>(Api::all(client), &name, &patch).await,

@@ -5,7 +5,7 @@
 //! written on the volume, if nobody else's is, and Kubernetes' controller does the rest.
 
 use super::answer::{self, Answer, LANDING, PATIENCE, refused};
-use super::{Hands, condition};
+use super::{WriteContext, condition};
 use crate::convert::volume::name::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams};
@@ -21,22 +21,22 @@ use tokio::time::{Instant, timeout_at};
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Waits until the pod's claims are bound where it goes.
-pub(super) async fn bound(hands: &Hands, bind: &Bind) -> Result<(), OutcomeResult> {
-    let api: Api<PersistentVolumeClaim> = Api::namespaced(hands.client.clone(), &bind.namespace);
-    let deadline = Instant::now() + hands.volume_timeout;
+pub(super) async fn bound(context: &WriteContext, bind: &Bind) -> Result<(), OutcomeResult> {
+    let api: Api<PersistentVolumeClaim> = Api::namespaced(context.client.clone(), &bind.namespace);
+    let deadline = Instant::now() + context.volume_timeout;
     for claim in &bind.claims {
         match &claim.volume {
-            Some(volume) => give(hands.client.clone(), bind, claim, volume, deadline).await?,
+            Some(volume) => give(context.client.clone(), bind, claim, volume, deadline).await?,
             None => select(&api, bind, name(claim), deadline).await?,
         }
     }
     let names: Vec<&str> = bind.claims.iter().map(name).collect();
-    condition::waiting_for_volume(hands, bind, &names).await;
+    condition::waiting_for_volume(context, bind, &names).await;
     let node = bind.node.as_str();
     for claim in &bind.claims {
         let name = name(claim);
         let Some(volume) = &claim.volume else {
-            let found = wait(hands, &api, bind, name, settled(node), deadline).await?;
+            let found = wait(context, &api, bind, name, settled(node), deadline).await?;
             if volume_of(&found).is_none() {
                 return Err(refused(format!(
                     "persistentvolumeclaim \"{name}\" was not bound on node {node}: its provisioner gave the node up"
@@ -44,7 +44,7 @@ pub(super) async fn bound(hands: &Hands, bind: &Bind) -> Result<(), OutcomeResul
             }
             continue;
         };
-        let found = wait(hands, &api, bind, name, has_volume(), deadline).await?;
+        let found = wait(context, &api, bind, name, has_volume(), deadline).await?;
         if volume_of(&found).as_deref() != Some(volume.as_str()) {
             return Err(refused(format!(
                 "persistentvolumeclaim \"{name}\" was not bound to persistentvolume \"{volume}\" but to another"
@@ -61,7 +61,7 @@ fn name(claim: &ClaimBinding) -> &str {
 
 /// The claim, once the condition holds.
 async fn wait(
-    hands: &Hands,
+    context: &WriteContext,
     api: &Api<PersistentVolumeClaim>,
     bind: &Bind,
     claim: &str,
@@ -78,7 +78,7 @@ async fn wait(
         Err(_) => Err(refused(format!(
             "persistentvolumeclaim \"{claim}\" was not bound on node {} within {} s",
             bind.node,
-            hands.volume_timeout.as_secs()
+            context.volume_timeout.as_secs()
         ))),
     }
 }

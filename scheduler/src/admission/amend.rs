@@ -68,7 +68,7 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
         let pod = &pod;
         move |key: &str| pod["metadata"][field][key].as_str()
     };
-    if let Some(why) = crate::unfollowed::of(metadata("labels"), metadata("annotations")) {
+    if let Some(why) = crate::unsupported::of(metadata("labels"), metadata("annotations")) {
         return Err(AmendError::Unfollowed(why));
     }
     let Admitted { request, warnings } = request::admitted(&typed)?;

@@ -6,7 +6,7 @@
 //! - `queues`: the queues that are there.
 //! - `resize`: whether a pod may be resized.
 //! - `configuration`: the two webhook configurations of `deploy/`, kept as they must be.
-//! - `apart`: a thread and a runtime of its own, so that nothing of the scheduler holds it up.
+//! - `dedicated_thread`: a thread and a runtime of its own, so that nothing of the scheduler holds it up.
 //!
 //! Pods that name our scheduler and ask for a share: `failurePolicy: Fail`, since a pod's
 //! resources stay as they were made, and no token can be given later. Other pods that name it,
@@ -17,8 +17,8 @@
 //! runs, and what it lets in waits.
 
 mod amend;
-mod apart;
 mod configuration;
+mod dedicated_thread;
 mod queues;
 mod resize;
 pub mod review;
@@ -31,7 +31,7 @@ pub use resize::Core;
 
 use crate::bursts::Bursts;
 use crate::limits::Limits;
-use crate::serve::Door;
+use crate::serve::Endpoint;
 use crate::trust::Certificates;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
@@ -100,7 +100,7 @@ pub enum AdmissionError {
 /// # Errors
 /// The listener broke, or there is no thread for it.
 pub async fn run(
-    door: Door,
+    endpoint: Endpoint,
     settings: Settings,
     rules: Rules,
     certificates: Certificates,
@@ -130,15 +130,15 @@ pub async fn run(
     let serving = {
         // Who stops this part ends its thread as well.
         let stop = end.clone();
-        let port = matches!(door, Door::Port(_));
+        let port = matches!(endpoint, Endpoint::Port(_));
         let serve = async move {
             admits.send_replace(true);
-            certificates.serve(door, routes, stop).await
+            certificates.serve(endpoint, routes, stop).await
         };
         async move {
             // Without a socket its caller is of this runtime, and so is its clock.
             if port {
-                apart::run("admission", serve).await
+                dedicated_thread::run("admission", serve).await
             } else {
                 serve.await
             }
@@ -157,13 +157,13 @@ pub async fn run(
 /// # Errors
 /// The listener broke.
 pub async fn serve_resizes(
-    door: Door,
+    endpoint: Endpoint,
     core: Core,
     certificates: Certificates,
     stop: CancellationToken,
 ) -> Result<(), AdmissionError> {
     let routes = resizes(core, certificates.clone()).layer(DefaultBodyLimit::max(MAX_BODY));
-    Ok(certificates.serve(door, routes, stop).await?)
+    Ok(certificates.serve(endpoint, routes, stop).await?)
 }
 
 fn resizes(core: Core, certificates: Certificates) -> Router {

@@ -36,7 +36,7 @@ impl Site {
             exempt_namespaces: vec!["kube-public".into()],
         };
         tokio::spawn(run(
-            crate::serve::Door::Port(listener),
+            crate::serve::Endpoint::Port(listener),
             settings,
             Rules {
                 limits: Limits::default(),

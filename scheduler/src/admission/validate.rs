@@ -5,7 +5,7 @@
 
 use super::queues::{self, QueueTree};
 use crate::limits::Limits;
-use crate::unfollowed;
+use crate::unsupported;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -128,7 +128,7 @@ pub(super) fn pod_group(
     limits: &Limits,
 ) -> Result<Warnings, Invalid> {
     let spec = &group.spec;
-    if let Some(why) = (spec.preemptibility.as_deref()).and_then(unfollowed::semi_preemptible) {
+    if let Some(why) = (spec.preemptibility.as_deref()).and_then(unsupported::semi_preemptible) {
         return Err(Invalid::Preemptibility(why));
     }
     if spec.min_non_preemptible.is_some() {

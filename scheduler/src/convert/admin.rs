@@ -44,7 +44,7 @@ impl World {
     }
 
     /// A question for past use has ended.
-    pub(crate) fn told_usage(&mut self, told: usage::Told) -> Vec<Event> {
+    pub(crate) fn told_usage(&mut self, told: usage::UsageResult) -> Vec<Event> {
         let queues = self.usage.take(told);
         self.used(queues)
     }

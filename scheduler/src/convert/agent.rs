@@ -2,7 +2,7 @@
 //! that they refuse or want gone.
 
 use super::{Isolation, World, cards};
-use crate::telemetry::Heard;
+use crate::telemetry::AgentEvent;
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{ContainerGrant, Mode, Phase, Placement};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// A pod that an agent wants gone.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct AgentEviction {
     reason: Arc<str>,
     /// The core knows.
     told: bool,
@@ -21,9 +21,9 @@ pub(super) struct Wish {
 
 impl World {
     /// What an agent said; the conditions that follow come beside the events.
-    pub fn hear(&mut self, heard: Heard) -> (Vec<Event>, Vec<Isolation>) {
+    pub fn hear(&mut self, heard: AgentEvent) -> (Vec<Event>, Vec<Isolation>) {
         match heard {
-            Heard::State { node, state } => {
+            AgentEvent::State { node, state } => {
                 let isolation = self.isolation(&state);
                 let mut events = self.adopt(&state);
                 events.extend(self.wishes(&node, &state));
@@ -32,7 +32,7 @@ impl World {
                 events.extend(self.cards(&node));
                 (events, isolation)
             }
-            Heard::Refusal { node, refusal } => {
+            AgentEvent::Refusal { node, refusal } => {
                 let event = Event::Refusal(Refusal {
                     pod: PodUid::new(&refusal.pod_uid),
                     node: NodeName::from(node),
@@ -42,7 +42,7 @@ impl World {
                 });
                 (vec![event], Vec::new())
             }
-            Heard::Lost { node } => {
+            AgentEvent::Lost { node } => {
                 self.told.remove(&node);
                 self.strangers.remove(&node);
                 self.wishes
@@ -86,7 +86,7 @@ impl World {
             let wish = (*uid).clone();
             self.wishes
                 .entry((wish, node.clone()))
-                .or_insert_with(|| Wish {
+                .or_insert_with(|| AgentEviction {
                     reason: reason.as_str().into(),
                     told: false,
                 });
@@ -120,7 +120,9 @@ impl World {
 
     /// Whether the pod stands on that node. Of any other its agent has nothing to say.
     pub(super) fn is_on(&self, uid: &str, node: &str) -> bool {
-        self.seats.get(uid).is_some_and(|seat| **seat == *node)
+        self.placed_on
+            .get(uid)
+            .is_some_and(|of_pod| **of_pod == *node)
     }
 
     /// The cards of a node, where they changed.

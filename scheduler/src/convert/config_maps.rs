@@ -4,7 +4,7 @@
 //! Only metadata is asked for. Secrets are not looked at: who may list them may read them.
 
 use super::hindrance::Hindrance;
-use super::{Roll, World};
+use super::{ListedObjects, World};
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod as KubePod};
 use kube::ResourceExt as _;
@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What is remembered.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ConfigMapUsers {
     /// By namespace and name.
-    pub there: Roll,
+    pub there: ListedObjects,
     /// Pods of ours that wait and need some, by UID.
     waiting: BTreeMap<String, Waiting>,
     /// Their UIDs by what they need.
@@ -70,7 +70,7 @@ fn key(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-impl Known {
+impl ConfigMapUsers {
     fn missing(&self, needs: &[String]) -> Vec<String> {
         let is_missing = |name: &&String| !self.there.names.contains_key(*name);
         needs.iter().filter(is_missing).cloned().collect()

@@ -2,8 +2,8 @@
 //! (`CSINode`), and how much they can still provision there (`CSIStorageCapacity`, where the
 //! `CSIDriver` says that it publishes that).
 
-use super::volume::Say;
-use super::{Roll, World};
+use super::volume::VolumeTerms;
+use super::{ListedObjects, World};
 use crate::watch::Seen;
 use api::quantity;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity};
@@ -17,9 +17,9 @@ use std::sync::Arc;
 /// What is known of it.
 #[derive(Debug, Default)]
 pub(super) struct Csi {
-    pub nodes: Roll,
-    pub drivers: Roll,
-    pub capacities: Roll,
+    pub nodes: ListedObjects,
+    pub drivers: ListedObjects,
+    pub capacities: ListedObjects,
     /// By node: its limits, as resources of the node.
     limits: BTreeMap<String, BTreeMap<ResourceName, u64>>,
     /// Drivers that had a limit on some node. A driver that registers again has none for a moment.
@@ -27,12 +27,12 @@ pub(super) struct Csi {
     /// Drivers that publish what they can still provision.
     publishing: BTreeSet<String>,
     /// By storage class, and by namespace and name.
-    rooms: BTreeMap<String, BTreeMap<String, Room>>,
+    rooms: BTreeMap<String, BTreeMap<String, StorageCapacity>>,
 }
 
 /// Where a volume of so many bytes may be provisioned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Room {
+struct StorageCapacity {
     /// `None`: every node.
     nodes: Option<NodeTerm>,
     most: u64,
@@ -112,7 +112,7 @@ impl Csi {
         &mut self,
         object: &CSIStorageCapacity,
         is_there: bool,
-    ) -> impl Fn(&Say) -> bool + use<> {
+    ) -> impl Fn(&VolumeTerms) -> bool + use<> {
         let class = object.storage_class_name.clone();
         let of_class = self.rooms.entry(class.clone()).or_default();
         let key = key(object);
@@ -126,9 +126,10 @@ impl Csi {
         }
         move |say| {
             say.provisions.iter().any(|wants| {
-                let enough = |room: &&Room| room.most >= wants.size;
-                let nodes =
-                    |room: &Option<Room>| room.as_ref().filter(enough).map(|one| one.nodes.clone());
+                let enough = |room: &&StorageCapacity| room.most >= wants.size;
+                let nodes = |room: &Option<StorageCapacity>| {
+                    room.as_ref().filter(enough).map(|one| one.nodes.clone())
+                };
                 wants.class == class && nodes(&old) != nodes(&new)
             })
         }
@@ -144,7 +145,7 @@ fn key(object: &CSIStorageCapacity) -> String {
 }
 
 /// `None`: nothing can be provisioned. A selector that cannot be read selects no node.
-fn room(object: &CSIStorageCapacity) -> Option<Room> {
+fn room(object: &CSIStorageCapacity) -> Option<StorageCapacity> {
     let most = object
         .maximum_volume_size
         .as_ref()
@@ -154,7 +155,7 @@ fn room(object: &CSIStorageCapacity) -> Option<Room> {
         labels,
         ..NodeTerm::default()
     };
-    Some(Room {
+    Some(StorageCapacity {
         nodes: (term != NodeTerm::default()).then_some(term),
         most: quantity::down(most)?,
     })

@@ -6,7 +6,7 @@
 //! - `namespaces`: their labels; `classes`: values of priority classes.
 //! - `volume`: where a pod's volumes let it go, and its claims; `supply`: volumes that a claim
 //!   may still get; `storage`: what is remembered of them; `config_maps`: those that are missing;
-//!   `again`: pods that are looked at again because one of these changed.
+//!   `recheck`: pods that are looked at again because one of these changed.
 //! - `devices`: devices that claims get, and what claims want.
 //! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
@@ -17,7 +17,6 @@
 //! Pure: no client, no clock.
 
 mod admin;
-mod again;
 mod agent;
 mod cards;
 mod classes;
@@ -26,13 +25,14 @@ pub(crate) mod csi;
 mod devices;
 mod hindrance;
 mod isolation;
+mod listing;
 mod namespaces;
 mod node;
 mod pod;
 mod pod_rules;
 pub(crate) mod queue;
+mod recheck;
 pub(crate) mod resources;
-mod roll;
 mod rules;
 mod storage;
 mod supply;
@@ -41,10 +41,10 @@ pub(crate) mod volume;
 use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::shard::{Live, Pool};
-use crate::telemetry::Heard;
+use crate::telemetry::AgentEvent;
 use crate::usage;
 use crate::watch::{Fact, Seen};
-use agent::Wish;
+use agent::AgentEviction;
 use cards::Strangers;
 use classes::Classes;
 pub use devices::{ClaimTerms, Stray, Terms};
@@ -52,8 +52,8 @@ use hindrance::Hindrance;
 pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
+use listing::{ListedObjects, ListingState};
 use proto::telemetry::NodeState;
-use roll::{Behind, Roll};
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
@@ -75,25 +75,25 @@ pub struct World {
     /// Shares get their limit, where the pod names one above its request.
     bursts: Bursts,
     classes: Classes,
-    pods: Roll,
-    nodes: Roll,
-    gpu_nodes: Roll,
-    queues: Roll,
-    usage: usage::Desk,
-    groups: Roll,
-    topologies: Roll,
-    shards: Roll,
-    configs: Roll,
+    pods: ListedObjects,
+    nodes: ListedObjects,
+    gpu_nodes: ListedObjects,
+    queues: ListedObjects,
+    usage: usage::LatestUsage,
+    groups: ListedObjects,
+    topologies: ListedObjects,
+    shards: ListedObjects,
+    configs: ListedObjects,
     /// `None`: no object changes the settings.
     live: Option<Live>,
     /// Name of the shard's node pool.
     pool: String,
-    class_names: Roll,
-    namespaces: Roll,
-    storage: storage::Known,
-    config_maps: config_maps::Known,
+    class_names: ListedObjects,
+    namespaces: ListedObjects,
+    storage: storage::StorageObjects,
+    config_maps: config_maps::ConfigMapUsers,
     devices: devices::Known,
-    again: again::Again,
+    again: recheck::RecheckQueue,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
@@ -109,7 +109,7 @@ pub struct World {
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: BTreeMap<String, Isolation>,
     /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
-    seats: BTreeMap<String, Arc<str>>,
+    placed_on: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
     unread: BTreeSet<Arc<str>>,
     /// What became of a pod's resize that is not over, by pod.
@@ -121,7 +121,7 @@ pub struct World {
     /// Nodes that list what agents have them list.
     listing: BTreeSet<String>,
     /// Pods that agents want gone, with the node whose agent wants it.
-    wishes: BTreeMap<(String, NodeName), Wish>,
+    wishes: BTreeMap<(String, NodeName), AgentEviction>,
 }
 
 impl World {
@@ -135,23 +135,23 @@ impl World {
             alone_wait: false,
             bursts: Bursts::ANY,
             classes: Classes::default(),
-            pods: Roll::default(),
-            nodes: Roll::default(),
-            gpu_nodes: Roll::default(),
-            queues: Roll::default(),
-            usage: usage::Desk::default(),
-            groups: Roll::default(),
-            topologies: Roll::default(),
-            shards: Roll::default(),
-            configs: Roll::default(),
+            pods: ListedObjects::default(),
+            nodes: ListedObjects::default(),
+            gpu_nodes: ListedObjects::default(),
+            queues: ListedObjects::default(),
+            usage: usage::LatestUsage::default(),
+            groups: ListedObjects::default(),
+            topologies: ListedObjects::default(),
+            shards: ListedObjects::default(),
+            configs: ListedObjects::default(),
             live: None,
             pool: Pool::All.name().to_owned(),
-            class_names: Roll::default(),
-            namespaces: Roll::default(),
-            storage: storage::Known::default(),
-            config_maps: config_maps::Known::default(),
+            class_names: ListedObjects::default(),
+            namespaces: ListedObjects::default(),
+            storage: storage::StorageObjects::default(),
+            config_maps: config_maps::ConfigMapUsers::default(),
             devices: devices::Known::default(),
-            again: again::Again::default(),
+            again: recheck::RecheckQueue::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
             states: BTreeMap::new(),
@@ -160,7 +160,7 @@ impl World {
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
             isolation: BTreeMap::new(),
-            seats: BTreeMap::new(),
+            placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
             resizes: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -259,13 +259,15 @@ impl World {
     /// This replica begins to lead: what the leader before it bound may not have been seen
     /// yet. Nothing may be decided before pods were listed anew.
     pub(crate) fn begins_to_lead(&mut self) {
-        self.pods.behind = Behind::Waits;
-        self.devices.listing().behind = Behind::Waits;
+        self.pods.behind = ListingState::Waits;
+        self.devices.listing().behind = ListingState::Waits;
     }
 
     /// Whether all is known that a decision needs.
     pub(crate) fn is_current(&self) -> bool {
-        self.missing().is_empty() && self.pods.behind == Behind::No && !self.devices.is_behind()
+        self.missing().is_empty()
+            && self.pods.behind == ListingState::No
+            && !self.devices.is_behind()
     }
 
     /// What the kubelet says of the pod's resize, as one sentence. `None`: it has none that is
@@ -404,9 +406,9 @@ impl World {
         if let Some(node) = node.filter(|node| !node.is_empty())
             && asks
         {
-            if self.seats.get(&uid).map(AsRef::as_ref) != Some(node) {
+            if self.placed_on.get(&uid).map(AsRef::as_ref) != Some(node) {
                 let node: Arc<str> = Arc::from(node);
-                self.seats.insert(uid.clone(), Arc::clone(&node));
+                self.placed_on.insert(uid.clone(), Arc::clone(&node));
                 self.unread.insert(node);
             }
             if whole {
@@ -440,7 +442,7 @@ impl World {
         self.whole.remove(uid);
         self.held.remove(uid);
         self.isolation.remove(uid);
-        self.seats.remove(uid);
+        self.placed_on.remove(uid);
         self.resizes.remove(uid);
         self.leaving.remove(uid);
         self.wishes.retain(|(pod, _), _| pod != uid);
@@ -469,7 +471,7 @@ impl World {
                 }
                 if self.observing && object.status.is_some() {
                     let state = crate::observe::said(&object);
-                    events.extend(self.hear(Heard::State { node: name, state }).0);
+                    events.extend(self.hear(AgentEvent::State { node: name, state }).0);
                 }
                 events
             }

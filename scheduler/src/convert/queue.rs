@@ -67,7 +67,7 @@ fn resource(resource: kai::QueueResource, unit: f64) -> QueueResource {
     }
 }
 
-/// -1 is unlimited; other negative amounts are nobody's meaning and count as nothing.
+/// -1 is unlimited; other negative values are invalid and read as 0.
 #[allow(clippy::float_cmp)] // -1 is written as -1.
 fn bound(amount: f64, unit: f64) -> Bound {
     if amount == -1.0 {

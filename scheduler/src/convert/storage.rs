@@ -2,8 +2,8 @@
 //! with some.
 
 use super::csi::Csi;
-use super::volume::{Say, Storage, claims};
-use super::{Roll, World};
+use super::volume::{Storage, VolumeTerms, claims};
+use super::{ListedObjects, World};
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as KubePod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -17,13 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 struct Users {
     /// By UID, with what their volumes said at the last time.
-    pods: BTreeMap<String, (Box<KubePod>, Say)>,
+    pods: BTreeMap<String, (Box<KubePod>, VolumeTerms)>,
     /// UIDs by the namespace and name of a claim.
     by_claim: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Users {
-    fn insert(&mut self, uid: &str, pod: &KubePod, say: Say) {
+    fn insert(&mut self, uid: &str, pod: &KubePod, say: VolumeTerms) {
         for claim in names(pod) {
             let users = self.by_claim.entry(claim).or_default();
             users.insert(uid.to_owned());
@@ -56,17 +56,17 @@ fn names(pod: &KubePod) -> impl Iterator<Item = String> {
 
 /// Of storage.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct StorageObjects {
     storage: Storage,
-    claims: Roll,
-    volumes: Roll,
-    classes: Roll,
+    claims: ListedObjects,
+    volumes: ListedObjects,
+    classes: ListedObjects,
     /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound.
     users: Users,
 }
 
-impl Known {
-    pub(super) fn rolls(&self) -> [(&Roll, &'static str); 6] {
+impl StorageObjects {
+    pub(super) fn rolls(&self) -> [(&ListedObjects, &'static str); 6] {
         let csi = &self.storage.csi;
         [
             (&self.claims, "persistentvolumeclaims"),
@@ -289,7 +289,7 @@ impl World {
     }
 
     /// Pods for which `which` holds are looked at again.
-    pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &Say) -> bool) {
+    pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &VolumeTerms) -> bool) {
         let users = self.storage.users.pods.iter();
         let users = users.filter(|(_, (pod, say))| which(pod, say));
         let users = users.map(|(uid, _)| uid.clone()).collect();

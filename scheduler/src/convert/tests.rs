@@ -2,7 +2,7 @@
 
 use super::agent::placement;
 use super::*;
-use crate::telemetry::Heard;
+use crate::telemetry::AgentEvent;
 use proto::telemetry::{Gpu, Share as HeldShare, Stranger, UngrantedPod};
 use scheduler_core::ids::GpuUuid;
 use serde_json::{Value, json};
@@ -148,7 +148,7 @@ fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen(
     let events = world.take(Fact::Node(there(node(json!({"nvidia.com/gpu": "1"})))));
     assert_eq!(managed(&events), Some(false));
     assert_eq!(managed(&world.hear(heard(state(vec![]))).0), Some(true));
-    let lost = Heard::Lost { node: "n1".into() };
+    let lost = AgentEvent::Lost { node: "n1".into() };
     assert_eq!(managed(&world.hear(lost).0), Some(false));
     let listed = node(json!({"aliquot.dev/gpu-memory-mib": "0"}));
     assert_eq!(managed(&world.take(Fact::Node(there(listed)))), Some(true));
@@ -199,7 +199,7 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
         requests.collect::<Vec<_>>()
     };
     // Another node's agent that is first is not in the way.
-    let first = Heard::State {
+    let first = AgentEvent::State {
         node: "n0".into(),
         state: NodeState {
             node: "n0".into(),
@@ -232,7 +232,7 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
     };
     world.take(Fact::Pod(there(pod("u4", Some("n1"), 1))));
     for node in ["n2", "n1"] {
-        let said = Heard::State {
+        let said = AgentEvent::State {
             node: node.into(),
             state: hog(node),
         };
@@ -293,8 +293,8 @@ fn state(shares: Vec<HeldShare>) -> NodeState {
     }
 }
 
-fn heard(state: NodeState) -> Heard {
-    Heard::State {
+fn heard(state: NodeState) -> AgentEvent {
+    AgentEvent::State {
         node: "n1".into(),
         state,
     }
@@ -310,7 +310,7 @@ fn the_same_word_twice_is_no_event_and_silence_is_one() {
         world.hear(heard(used)).0.is_empty(),
         "a sample entered the core"
     );
-    let lost = || Heard::Lost { node: "n1".into() };
+    let lost = || AgentEvent::Lost { node: "n1".into() };
     assert_eq!(
         world.hear(lost()).0,
         [Event::AgentLost(NodeName::new("n1"))]
@@ -331,7 +331,7 @@ fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
         mode: "exclusive".into(),
         ..HeldShare::default()
     };
-    let elsewhere = Heard::State {
+    let elsewhere = AgentEvent::State {
         node: "n2".into(),
         state: NodeState {
             node: "n2".into(),
@@ -419,7 +419,7 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
     let told = world.unread_isolation();
     assert!(told.len() == 1 && told[0].because == "NotReadBack");
     assert!(world.unread_isolation().is_empty());
-    let other = Heard::State {
+    let other = AgentEvent::State {
         node: "n2".into(),
         state: NodeState {
             node: "n2".into(),

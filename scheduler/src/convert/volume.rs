@@ -38,7 +38,7 @@ pub(crate) mod name {
 /// The access mode of a claim that one pod uses at a time.
 const EXCLUSIVE: &str = "ReadWriteOncePod";
 
-/// More alternatives than that are nobody's meaning: such a pod waits.
+/// More alternatives than that are invalid: such a pod waits.
 const MOST_TERMS: usize = 1_000;
 
 /// Namespace and name.
@@ -87,7 +87,7 @@ pub(super) struct Storage {
 
 /// What a pod's volumes say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Say {
+pub(super) struct VolumeTerms {
     /// Each must hold: one of its terms.
     rules: Vec<Vec<NodeTerm>>,
     /// Why the pod cannot go anywhere yet.
@@ -104,7 +104,7 @@ pub(super) struct Say {
     uses: BTreeSet<String>,
 }
 
-impl Say {
+impl VolumeTerms {
     /// Without what came of narrowing.
     pub(super) fn as_found(&self) -> Self {
         let too_many = Hindrance::VolumeRules.to_string();
@@ -286,8 +286,8 @@ impl Storage {
     }
 
     /// What the volumes of a pod say.
-    pub(super) fn of(&self, pod: &KubePod) -> Say {
-        let mut say = Say::default();
+    pub(super) fn of(&self, pod: &KubePod) -> VolumeTerms {
+        let mut say = VolumeTerms::default();
         let namespace = pod.namespace().unwrap_or_default();
         let claims = claims(pod);
         if claims.len() > MOST_CLAIMS {
@@ -305,7 +305,7 @@ impl Storage {
 
     fn add(
         &self,
-        say: &mut Say,
+        say: &mut VolumeTerms,
         name: &str,
         claim: Option<&Claim>,
         own: bool,

@@ -11,11 +11,11 @@ fn cycle() -> Cycle {
         core: Core::new(Config::default()),
         world: World::new("kai-scheduler"),
         observer: None,
-        pace: Pace {
+        pace: CoalesceWindow {
             quiet: Duration::ZERO,
             patience: Duration::ZERO,
         },
-        outputs: Outputs {
+        outputs: CycleOutputs {
             relist: watch::Sender::new(0),
             work: mpsc::unbounded_channel().0,
             status: watch::Sender::new(Status::default()),

@@ -1,5 +1,6 @@
 //! The pause between two attempts at a step that fails.
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use std::time::Duration;
 
 /// After the first failure. It doubles with each further one.
@@ -9,7 +10,13 @@ const LONGEST: Duration = Duration::from_mins(1);
 
 /// The pause after a failure, with that many failures before it.
 pub(super) fn after(failures: u32) -> Duration {
-    FIRST.saturating_mul(1 << failures.min(16)).min(LONGEST)
+    let failures = usize::try_from(failures.min(16)).unwrap_or(0);
+    let mut pauses = ExponentialBuilder::new()
+        .with_min_delay(FIRST)
+        .with_max_delay(LONGEST)
+        .without_max_times()
+        .build();
+    pauses.nth(failures).unwrap_or(LONGEST)
 }
 
 #[cfg(test)]

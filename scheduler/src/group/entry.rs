@@ -1,13 +1,13 @@
-//! What the desk knows of one pod, and the order in which pods are worked on.
+//! What the grouper knows of one pod, and the order in which pods are worked on.
 
 use super::draft::Draft;
 use super::object::Packed;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Work that can wait gets one seat in so many: bindings go first.
+/// Work that can wait gets one request in so many: bindings go first.
 const LATER: usize = 8;
-/// The creation of groups gets one seat in so many, so that it does not delay decisions.
+/// The creation of groups gets one request in so many, so that it does not delay decisions.
 const MADE: usize = 2;
 
 /// A pod that needs a group.
@@ -55,14 +55,14 @@ pub(super) enum Lane {
 impl Lane {
     pub(super) const ALL: [Self; 3] = [Self::Decide, Self::Make, Self::Later];
 
-    /// How many of that many seats this class may take.
-    pub(super) fn most(self, seats: usize) -> usize {
+    /// How many of that many permits this class may take.
+    pub(super) fn most(self, permits: usize) -> usize {
         let part = match self {
             Self::Decide => 1,
             Self::Make => MADE,
             Self::Later => LATER,
         };
-        (seats / part).max(1)
+        (permits / part).max(1)
     }
 }
 

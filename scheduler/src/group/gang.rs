@@ -2,7 +2,7 @@
 
 use super::draft::{Draft, TOPOLOGY, TRAIN, constraint_of, part, preemptibility, raise, total};
 use super::object::{Object, at, number};
-use super::rules::{Extra, RuleError, Scene};
+use super::rules::{LookupResult, RuleContext, RuleError};
 use api::kai::{SubGroup, TopologyConstraint};
 use proto::names::kai;
 use serde_json::Value;
@@ -12,16 +12,16 @@ pub(super) const POD_GANG: &str = "grove.io/podgang";
 const TOPOLOGY_NAME: &str = "grove.io/topology-name";
 
 /// One group per `PodGang`, with a sub-group for each of its pod groups.
-pub(super) fn draft(top: &Object, scene: Scene<'_>) -> Result<Draft, RuleError> {
-    let Some(Extra::Object(gang)) = scene.extra else {
+pub(super) fn draft(top: &Object, context: RuleContext<'_>) -> Result<Draft, RuleError> {
+    let Some(LookupResult::Object(gang)) = context.extra else {
         return Err(RuleError::of(
-            scene.pod,
+            context.pod,
             format!("no label {POD_GANG}, or no PodGang of that name"),
         ));
     };
     let mut both = gang.as_ref().clone();
     both.inherit(top);
-    let mut draft = Draft::of(&both, &[&both], scene.pod, scene.classes, TRAIN);
+    let mut draft = Draft::of(&both, &[&both], context.pod, context.classes, TRAIN);
     if let Some(class) = gang.text(&["spec", "priorityClassName"]) {
         class.clone_into(&mut draft.class);
     }
@@ -39,7 +39,7 @@ pub(super) fn draft(top: &Object, scene: Scene<'_>) -> Result<Draft, RuleError> 
     }
     let mut parts = parents(gang, topology)?;
     for group in gang.list(&["spec", "podgroups"]) {
-        let (part, has_pod) = child(gang, group, topology, scene.pod)?;
+        let (part, has_pod) = child(gang, group, topology, context.pod)?;
         if has_pod {
             draft.part = Some(part.name.clone());
         }
@@ -52,7 +52,7 @@ pub(super) fn draft(top: &Object, scene: Scene<'_>) -> Result<Draft, RuleError> 
             gang,
             format!(
                 "none of its podgroups names the pod {} yet",
-                scene.pod.name()
+                context.pod.name()
             ),
         ));
     }

@@ -91,7 +91,7 @@ impl Slot {
 
 /// What an admission policy may look at: groups that agree in it are all admitted, or all rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Like {
+struct AdmissionClass {
     namespace: String,
     queue: Option<String>,
     class: Option<String>,
@@ -99,7 +99,7 @@ struct Like {
     owners: Vec<(String, String)>,
 }
 
-impl Like {
+impl AdmissionClass {
     fn of(group: &PodGroup) -> Self {
         let owners = group.owner_references().iter();
         Self {
@@ -129,7 +129,7 @@ pub(crate) struct Groups {
     client: Client,
     slots: Mutex<Slots>,
     /// Groups like these were created, and none was rejected since.
-    taken: Mutex<HashSet<Like>>,
+    taken: Mutex<HashSet<AdmissionClass>>,
 }
 
 impl fmt::Debug for Groups {
@@ -175,7 +175,7 @@ impl Groups {
 
     /// Whether a group like it was created, and none was rejected since.
     pub(super) fn is_taken(&self, wanted: &PodGroup) -> bool {
-        locked(&self.taken).contains(&Like::of(wanted))
+        locked(&self.taken).contains(&AdmissionClass::of(wanted))
     }
 
     fn judged(&self, wanted: &PodGroup, taken: bool) {
@@ -184,9 +184,9 @@ impl Groups {
             all.clear();
         }
         if taken {
-            all.insert(Like::of(wanted));
+            all.insert(AdmissionClass::of(wanted));
         } else {
-            all.remove(&Like::of(wanted));
+            all.remove(&AdmissionClass::of(wanted));
         }
     }
 

@@ -4,7 +4,7 @@ use super::draft::{
     Draft, PREFERRED, REQUIRED, TOPOLOGY, constraint_of, part, raise, template_annotation,
 };
 use super::object::{Object, number};
-use super::rules::{Extra, RuleError, Want};
+use super::rules::{Lookup, LookupResult, RuleError};
 use serde_json::Value;
 
 const ROLE: &str = proto::names::kai::JOB_ROLE_LABEL;
@@ -51,9 +51,9 @@ fn replicas_of(spec: &Value) -> i64 {
 }
 
 /// What has to be read to know whether a launcher exists that is created after the workers.
-pub(super) fn launcher_wanted(job: &Object, pod: &Object) -> Option<Want> {
+pub(super) fn launcher_wanted(job: &Object, pod: &Object) -> Option<Lookup> {
     let late = job.text(&["spec", "launcherCreationPolicy"]) == Some("WaitForWorkersReady");
-    (late && pod.label(ROLE) != Some("launcher")).then(|| Want::Pod {
+    (late && pod.label(ROLE) != Some("launcher")).then(|| Lookup::Pod {
         labels: format!("{JOB}={},{ROLE}=launcher", job.name()),
     })
 }
@@ -63,10 +63,10 @@ pub(super) fn mpi(
     job: &Object,
     draft: Draft,
     pod: &Object,
-    extra: Option<&Extra>,
+    extra: Option<&LookupResult>,
 ) -> Result<Draft, RuleError> {
     let mut draft = sum(job, draft, MPI_SPECS)?;
-    let missing = launcher_wanted(job, pod).is_some() && extra != Some(&Extra::Pod(true));
+    let missing = launcher_wanted(job, pod).is_some() && extra != Some(&LookupResult::Pod(true));
     if missing {
         let launchers = job
             .at(&["spec", MPI_SPECS, "Launcher"])

@@ -77,7 +77,7 @@ impl Membership {
     }
 }
 
-/// Memberships that the watch does not show yet, by the pod's UID. The tee adds them to pods, and
+/// Memberships that the watch does not show yet, by the pod's UID. The relay adds them to pods, and
 /// the binder to Bindings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memberships(Arc<Mutex<HashMap<String, Arc<Membership>>>>);

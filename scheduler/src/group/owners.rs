@@ -5,7 +5,7 @@
 
 use super::native;
 use super::object::{Object, Reference};
-use super::rules::{Extra, Want};
+use super::rules::{Lookup, LookupResult};
 use crate::act::answer::{self, Answer};
 use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
@@ -99,11 +99,11 @@ impl Owners {
     pub(super) async fn extra(
         &self,
         namespace: &str,
-        want: &Want,
+        want: &Lookup,
         since: Instant,
-    ) -> Result<Option<Extra>, OwnerError> {
+    ) -> Result<Option<LookupResult>, OwnerError> {
         match want {
-            Want::Object {
+            Lookup::Object {
                 api_version,
                 kind,
                 name,
@@ -115,11 +115,11 @@ impl Owners {
                     uid: String::new(),
                 };
                 Ok(match self.get(namespace, &reference).await? {
-                    Found::There(object) => Some(Extra::Object(Box::new(object))),
+                    Found::There(object) => Some(LookupResult::Object(Box::new(object))),
                     Found::Hidden | Found::Missing => None,
                 })
             }
-            Want::Native { name } => {
+            Lookup::Native { name } => {
                 let Some(api_version) = self.native().await? else {
                     return Ok(None);
                 };
@@ -130,17 +130,17 @@ impl Owners {
                     uid: String::new(),
                 };
                 Ok(match self.read(namespace, &reference, since).await? {
-                    Found::There(object) => Some(Extra::Object(Box::new(object))),
+                    Found::There(object) => Some(LookupResult::Object(Box::new(object))),
                     Found::Hidden | Found::Missing => None,
                 })
             }
             // Known from the watch.
-            Want::Flat { .. } => Ok(None),
-            Want::Pod { labels } => {
+            Lookup::Flat { .. } => Ok(None),
+            Lookup::Pod { labels } => {
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
                 let params = ListParams::default().labels(labels);
                 match answer::of(api.list_metadata(&params)).await {
-                    Answer::Done(pods) => Ok(Some(Extra::Pod(
+                    Answer::Done(pods) => Ok(Some(LookupResult::Pod(
                         pods.items
                             .iter()
                             .any(|pod| pod.metadata.deletion_timestamp.is_none()),

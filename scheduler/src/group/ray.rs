@@ -3,7 +3,7 @@
 use super::draft::{Draft, part, total};
 use super::kubeflow::template_constraint;
 use super::object::{Object, number};
-use super::rules::{RuleError, Scene};
+use super::rules::{RuleContext, RuleError};
 use serde_json::Value;
 
 /// Label of a pod: its group in the cluster.
@@ -16,16 +16,20 @@ const CLASS: &str = "ray.io/priority-class-name";
 /// The head and each group of workers are sub-groups. A pod outside the cluster (the one that
 /// submits a job) has a group of its own: the cluster waits for it, so it must not wait for the
 /// cluster.
-pub(super) fn draft(top: &Object, mut draft: Draft, scene: Scene<'_>) -> Result<Draft, RuleError> {
+pub(super) fn draft(
+    top: &Object,
+    mut draft: Draft,
+    context: RuleContext<'_>,
+) -> Result<Draft, RuleError> {
     if let Some(class) = top.label(CLASS) {
         class.clone_into(&mut draft.class);
     }
-    let cluster = scene
+    let cluster = context
         .chain
         .iter()
         .find(|owner| owner.reference().kind == "RayCluster");
-    let (Some(cluster), Some(group)) = (cluster, scene.pod.label(GROUP)) else {
-        return Ok(draft.of_pod_alone(scene.pod));
+    let (Some(cluster), Some(group)) = (cluster, context.pod.label(GROUP)) else {
+        return Ok(draft.of_pod_alone(context.pod));
     };
     draft.sub_groups = parts(cluster)?;
     draft.min = total(&draft.sub_groups);

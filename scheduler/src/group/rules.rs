@@ -39,17 +39,17 @@ impl RuleError {
 
 /// What a rule works on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scene<'a> {
+pub(super) struct RuleContext<'a> {
     pub(super) pod: &'a Object,
     /// The owners from the nearest to the top; empty for a pod without an owner.
     pub(super) chain: &'a [Object],
-    pub(super) extra: Option<&'a Extra>,
+    pub(super) extra: Option<&'a LookupResult>,
     pub(super) classes: &'a Classes,
 }
 
 /// What a rule needs beside the owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Want {
+pub(super) enum Lookup {
     /// Another object of the pod's namespace.
     Object {
         api_version: &'static str,
@@ -66,7 +66,7 @@ pub(super) enum Want {
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Extra {
+pub(super) enum LookupResult {
     Object(Box<Object>),
     Pod(bool),
     Flat(bool),
@@ -147,16 +147,19 @@ fn rule(owner: &Reference) -> Rule {
 
 /// The owner whose rule applies, with what it inherits from a skipped owner above it, and the
 /// owners up to it.
-fn deciding(scene: Scene<'_>) -> (Object, Vec<&Object>, Rule) {
-    let Some(top) = scene.chain.last() else {
-        return (scene.pod.clone(), vec![scene.pod], Rule::Bare);
+fn deciding(context: RuleContext<'_>) -> (Object, Vec<&Object>, Rule) {
+    let Some(top) = context.chain.last() else {
+        return (context.pod.clone(), vec![context.pod], Rule::Bare);
     };
     let rule_of_top = rule(&top.reference());
     if rule_of_top != Rule::Skip {
-        return (top.clone(), scene.chain.iter().collect(), rule_of_top);
+        return (top.clone(), context.chain.iter().collect(), rule_of_top);
     }
-    let below = scene.chain.split_last().map_or(&[][..], |(_, below)| below);
-    let mut inner = below.last().unwrap_or(scene.pod).clone();
+    let below = context
+        .chain
+        .split_last()
+        .map_or(&[][..], |(_, below)| below);
+    let mut inner = below.last().unwrap_or(context.pod).clone();
     inner.inherit(top);
     let rule = match rule(&inner.reference()) {
         // A skipped owner under another one stands for itself.
@@ -167,20 +170,23 @@ fn deciding(scene: Scene<'_>) -> (Object, Vec<&Object>, Rule) {
 }
 
 /// What else must be read before [`draft`] can decide.
-pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
-    if let Some(name) = native::named(scene.pod) {
+pub(super) fn needed_lookup(context: RuleContext<'_>) -> Option<Lookup> {
+    if let Some(name) = native::named(context.pod) {
         let name = name.to_owned();
-        return Some(Want::Native { name });
+        return Some(Lookup::Native { name });
     }
-    let (top, _, rule) = deciding(scene);
+    let (top, _, rule) = deciding(context);
     match rule {
-        Rule::Grove => scene.pod.label(gang::POD_GANG).map(|name| Want::Object {
-            api_version: "scheduler.grove.io/v1alpha1",
-            kind: "PodGang",
-            name: name.to_owned(),
-        }),
-        Rule::Mpi => kubeflow::launcher_wanted(&top, scene.pod),
-        Rule::JobSet => Some(Want::Flat {
+        Rule::Grove => context
+            .pod
+            .label(gang::POD_GANG)
+            .map(|name| Lookup::Object {
+                api_version: "scheduler.grove.io/v1alpha1",
+                kind: "PodGang",
+                name: name.to_owned(),
+            }),
+        Rule::Mpi => kubeflow::launcher_wanted(&top, context.pod),
+        Rule::JobSet => Some(Lookup::Flat {
             owner: top.uid().to_owned(),
         }),
         _ => None,
@@ -188,17 +194,17 @@ pub(super) fn want(scene: Scene<'_>) -> Option<Want> {
 }
 
 /// The group of this pod, as KAI would create it.
-pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
-    let pod = scene.pod;
-    for object in scene.chain.iter().chain([pod]) {
-        let why = crate::unfollowed::of(|key| object.label(key), |key| object.annotation(key));
+pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
+    let pod = context.pod;
+    for object in context.chain.iter().chain([pod]) {
+        let why = crate::unsupported::of(|key| object.label(key), |key| object.annotation(key));
         if let Some(why) = why {
             return Err(RuleError::of(object, why));
         }
     }
-    let (top, owners, rule) = deciding(scene);
+    let (top, owners, rule) = deciding(context);
     if let Some(name) = native::named(pod) {
-        let Some(Extra::Object(group)) = scene.extra else {
+        let Some(LookupResult::Object(group)) = context.extra else {
             return Err(RuleError::of(
                 pod,
                 format!(
@@ -209,17 +215,17 @@ pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
             ));
         };
         // A pod without an owner is no workload: others of its group may say something else.
-        let group = if scene.chain.is_empty() {
+        let group = if context.chain.is_empty() {
             group.as_ref().clone()
         } else {
             native::with_workload(group, &top)
         };
         let owners: Vec<&Object> = [&group].into_iter().chain(owners).collect();
-        let draft = Draft::of(&group, &owners, pod, scene.classes, rule.class());
-        return native::settle(&group, draft, scene.classes);
+        let draft = Draft::of(&group, &owners, pod, context.classes, rule.class());
+        return native::settle(&group, draft, context.classes);
     }
     // The rule of a kind looks at the owner of that kind, the common rule at all owners.
-    let of_top = |class: &str| Draft::of(&top, &[&top], pod, scene.classes, class);
+    let of_top = |class: &str| Draft::of(&top, &[&top], pod, context.classes, class);
     match rule {
         Rule::Owner(class) => {
             // The one that inherited stands for the one that did not.
@@ -233,7 +239,7 @@ pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
                     }
                 })
                 .collect();
-            Ok(Draft::of(&top, &owners, pod, scene.classes, class))
+            Ok(Draft::of(&top, &owners, pod, context.classes, class))
         }
         Rule::Pod(class) => Ok(of_top(class).of_pod_alone(pod)),
         Rule::Bare => {
@@ -245,12 +251,12 @@ pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
         }
         Rule::Job => job(&top, of_top(TRAIN), pod),
         Rule::CronJob => {
-            let job = scene
+            let job = context
                 .chain
                 .iter()
                 .find(|owner| owner.reference().kind == "Job")
                 .ok_or_else(|| RuleError::of(&top, "no Job between it and the pod"))?;
-            Ok(Draft::of(job, &[job], pod, scene.classes, TRAIN))
+            Ok(Draft::of(job, &[job], pod, context.classes, TRAIN))
         }
         Rule::RunaiJob => {
             let mut draft = of_top(TRAIN);
@@ -264,19 +270,19 @@ pub(super) fn draft(scene: Scene<'_>) -> Result<Draft, RuleError> {
         Rule::StatefulSet => stateful_set(&top, of_top(TRAIN)),
         Rule::JobSet => {
             let min = min_member(&top, BATCH_MIN_MEMBER)?;
-            let rule = match scene.extra {
-                Some(Extra::Flat(true)) => jobset::old,
+            let rule = match context.extra {
+                Some(LookupResult::Flat(true)) => jobset::old,
                 _ => jobset::draft,
             };
             rule(&top, of_top(TRAIN), pod, min)
         }
         Rule::Kubeflow(specs) => kubeflow::sum(&top, of_top(TRAIN), specs),
         Rule::PyTorch => kubeflow::pytorch(&top, of_top(TRAIN), pod),
-        Rule::Mpi => kubeflow::mpi(&top, of_top(TRAIN), pod, scene.extra),
-        Rule::Ray => ray::draft(&top, of_top(TRAIN), scene),
+        Rule::Mpi => kubeflow::mpi(&top, of_top(TRAIN), pod, context.extra),
+        Rule::Ray => ray::draft(&top, of_top(TRAIN), context),
         Rule::LeaderWorkerSet => lws::draft(&top, of_top(TRAIN), pod),
-        Rule::Knative => knative(scene, &top),
-        Rule::Grove => gang::draft(&top, scene),
+        Rule::Knative => knative(context, &top),
+        Rule::Grove => gang::draft(&top, context),
         Rule::Aml => {
             let path = ["spec", "job", "options", "envs", "AZUREML_NODE_COUNT"];
             let mut draft = of_top(TRAIN);
@@ -316,13 +322,19 @@ fn stateful_set(set: &Object, mut draft: Draft) -> Result<Draft, RuleError> {
 }
 
 /// One group per revision, as large as its smallest scale.
-fn knative(scene: Scene<'_>, top: &Object) -> Result<Draft, RuleError> {
-    let revision = scene
+fn knative(context: RuleContext<'_>, top: &Object) -> Result<Draft, RuleError> {
+    let revision = context
         .chain
         .iter()
         .find(|owner| owner.reference().kind == "Revision")
         .ok_or_else(|| RuleError::of(top, "no Revision between it and the pod"))?;
-    let mut draft = Draft::of(revision, &[revision], scene.pod, scene.classes, INFERENCE);
+    let mut draft = Draft::of(
+        revision,
+        &[revision],
+        context.pod,
+        context.classes,
+        INFERENCE,
+    );
     draft.min = revision
         .annotation(MIN_SCALE)
         .and_then(|text| text.parse().ok())

@@ -9,7 +9,7 @@ use super::missing::Missing;
 use super::need::is_in;
 use super::object::{Object, Reference};
 use super::owners::{OwnerError, Owners};
-use super::rules::{self, Extra, RuleError, Scene, Want};
+use super::rules::{self, Lookup, LookupResult, RuleContext, RuleError};
 use super::write;
 use crate::act::answer::{self, Answer};
 use k8s_openapi::api::core::v1::Pod;
@@ -121,25 +121,25 @@ impl Steps {
             object.name_queue_by(&self.queue_label);
         }
         let pod = &pod;
-        let mut scene = Scene {
+        let mut context = RuleContext {
             pod,
             chain: &chain,
             extra: None,
             classes,
         };
-        let mut extra = match rules::want(scene) {
-            Some(Want::Flat { owner }) => {
+        let mut extra = match rules::needed_lookup(context) {
+            Some(Lookup::Flat { owner }) => {
                 let flat = self.known.is_flat(&owner).ok_or(GroupingError::Unlisted)?;
-                Some(Extra::Flat(flat))
+                Some(LookupResult::Flat(flat))
             }
             Some(want) => self.owners.extra(pod.namespace(), &want, since).await?,
             None => None,
         };
-        if let Some(Extra::Object(object)) = &mut extra {
+        if let Some(LookupResult::Object(object)) = &mut extra {
             object.name_queue_by(&self.queue_label);
         }
-        scene.extra = extra.as_ref();
-        Ok(rules::draft(scene)?)
+        context.extra = extra.as_ref();
+        Ok(rules::draft(context)?)
     }
 }
 

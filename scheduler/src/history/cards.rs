@@ -52,11 +52,11 @@ pub(crate) struct FleetPoint {
 }
 
 /// Granted and used, divided by the card's unit.
-type Fine = [u16; 2];
+type CardUsage16 = [u16; 2];
 /// The same, in parts of the card.
-type Coarse = [u8; 2];
-const NO_FINE: Fine = [u16::MAX; 2];
-const NO_COARSE: Coarse = [u8::MAX; 2];
+type CardUsage8 = [u8; 2];
+const NO_FINE: CardUsage16 = [u16::MAX; 2];
+const NO_COARSE: CardUsage8 = [u8::MAX; 2];
 
 /// See the module.
 #[derive(Debug)]
@@ -64,8 +64,8 @@ pub(crate) struct Cards {
     places: Places,
     /// Memory of each card in MiB, by its place.
     totals: Vec<u32>,
-    fine: Columns<Fine>,
-    coarse: Columns<Coarse>,
+    fine: Columns<CardUsage16>,
+    coarse: Columns<CardUsage8>,
     fleet_fine: Columns<FleetPoint>,
     fleet_coarse: Columns<FleetPoint>,
 }

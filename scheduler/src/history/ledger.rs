@@ -139,9 +139,9 @@ struct Hour {
 
 /// Texts that many share, each once in memory. There are few.
 #[derive(Debug, Default)]
-struct Words(BTreeSet<Arc<str>>);
+struct Interner(BTreeSet<Arc<str>>);
 
-impl Words {
+impl Interner {
     fn once(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.0.get(text) {
             return known.clone();
@@ -212,7 +212,7 @@ impl Tenants {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     tenants: Tenants,
-    products: Words,
+    products: Interner,
     hours: VecDeque<Hour>,
     /// The hour that is not over.
     open: BTreeMap<u32, Used>,

@@ -1,7 +1,7 @@
 //! What this scheduler would do where another one decides.
 //!
-//! - `book`: pure: what would be done here, what was done there, where the two differ.
-//! - `imagined`: cards of nodes without an agent, from their labels.
+//! - `comparison`: pure: what would be done here, what was done there, where the two differ.
+//! - `estimated`: cards of nodes without an agent, from their labels.
 //! - `agents`: what an agent wrote, as if it had said it: an observer hears none.
 //!
 //! In: every event before the core takes it in, and the core. Out: a [`Report`], and a log
@@ -10,15 +10,15 @@
 //! Must never write, nor hold anything that could.
 
 mod agents;
-mod book;
-mod imagined;
+mod comparison;
+mod estimated;
 
-pub use book::{Counts, Difference, Kind, Report};
+pub use comparison::{Counts, Difference, Kind, Report};
 
 use crate::status::Meters;
 use crate::watch::{Fact, Seen};
-use book::Book;
-use imagined::Imagined;
+use comparison::Comparison;
+use estimated::EstimatedCards;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use scheduler_core::ids::PodUid;
@@ -41,8 +41,8 @@ const REST: u32 = 10;
 #[derive(Debug)]
 pub struct Observer {
     config: scheduler_core::Config,
-    book: Book,
-    imagined: Imagined,
+    comparison: Comparison,
+    estimated: EstimatedCards,
     meters: Arc<Meters>,
     pause: Duration,
     /// When the last look was, how long it took, and whether something happened since.
@@ -56,8 +56,8 @@ impl Observer {
     pub fn new(scheduler: &str, config: scheduler_core::Config, meters: Arc<Meters>) -> Self {
         Self {
             config,
-            book: Book::new(scheduler),
-            imagined: Imagined::default(),
+            comparison: Comparison::new(scheduler),
+            estimated: EstimatedCards::default(),
             meters,
             pause: PAUSE,
             looked: Instant::now(),
@@ -79,12 +79,12 @@ impl Observer {
         let Some(uid) = pod.uid() else { return };
         let uid = PodUid::new(&uid);
         if let Some(message) = condition(pod, "PodScheduled", "False") {
-            self.book.said(&uid, message);
+            self.comparison.said(&uid, message);
         }
         if pod.metadata.deletion_timestamp.is_some()
             && let Some(message) = condition(pod, "DisruptionTarget", "True")
         {
-            let difference = self.book.evicted(&uid, &pod_name(pod), message, now);
+            let difference = self.comparison.evicted(&uid, &pod_name(pod), message, now);
             self.tell(difference);
         }
     }
@@ -95,14 +95,14 @@ impl Observer {
             Event::Pod(pod) if pod.ours => match &pod.phase {
                 Phase::Pending => {
                     let name = format!("{}/{}", pod.namespace, pod.name);
-                    self.book.waits(&pod.uid, &name, now);
+                    self.comparison.waits(&pod.uid, &name, now);
                 }
                 Phase::Bound(place) | Phase::Running(place) => {
-                    if self.book.is_open(&pod.uid) {
+                    if self.comparison.is_open(&pod.uid) {
                         // Who is said to wait, and does not, is looked at again: perhaps what
                         // it waited for has come.
                         let mut judged = true;
-                        if self.stale && !self.book.has_place(&pod.uid) {
+                        if self.stale && !self.comparison.has_place(&pod.uid) {
                             judged = self.looked.elapsed() >= self.took * SPARED;
                             if judged {
                                 self.decide(core, now);
@@ -121,22 +121,23 @@ impl Observer {
                         };
                         if judged {
                             let difference =
-                                self.book.bound(&pod.uid, &place.node, &cards, why, now);
+                                self.comparison
+                                    .bound(&pod.uid, &place.node, &cards, why, now);
                             self.tell(difference);
                         } else {
-                            self.book.unseen(&pod.uid);
+                            self.comparison.unseen(&pod.uid);
                         }
                     }
                 }
                 Phase::Releasing(_) | Phase::Stuck(_) | Phase::Succeeded | Phase::Failed => {
-                    self.book.gone(&pod.uid);
+                    self.comparison.gone(&pod.uid);
                 }
             },
-            Event::PodGone(uid) => self.book.gone(uid),
+            Event::PodGone(uid) => self.comparison.gone(uid),
             _ => {}
         }
         self.stale = true;
-        self.imagined.take(event)
+        self.estimated.take(event)
     }
 
     /// What would be decided now.
@@ -147,7 +148,7 @@ impl Observer {
             trial.apply(event);
         }
         let decision = trial.decide(now);
-        for difference in self.book.decided(&decision, now) {
+        for difference in self.comparison.decided(&decision, now) {
             self.tell(Some(difference));
         }
         self.took = begin.elapsed();
@@ -158,7 +159,7 @@ impl Observer {
 
     /// Everything so far.
     pub fn report(&self, now: Time) -> Report {
-        self.book.report(now)
+        self.comparison.report(now)
     }
 
     fn tell(&self, difference: Option<Difference>) {

@@ -1,50 +1,51 @@
 //! The status page: what the cluster's cards, queues and waiting pods are like, for people
 //! with a browser and a Kubernetes token.
 //!
-//! - `tap`: takes notes of facts and of agents' words on their way to the cycle.
-//! - `row`: pure: an object → what is shown of it; `shelf`: rows that are there.
-//! - `desk`: the only owner of the rows and of the history; `news`: pure: what changed since.
+//! - `relay`: takes notes of facts and of agents' words on their way to the cycle.
+//! - `row`: pure: an object → what is shown of it; `row_store`: rows that are there.
+//! - `rows`: the only owner of the rows and of the history; `changes`: pure: what changed since.
 //! - `answer`: pure: rows, a query, rights → JSON.
-//! - `story`: pure: a pod, its events → its way in steps; `range`: what Prometheus remembers.
+//! - `timeline`: pure: a pod, its events → its way in steps; `range`: what Prometheus remembers.
 //! - `caller`: a token → what its owner may see, judged by the API server.
-//! - `door`: HTTP around them, and the files of the page itself.
+//! - `http`: HTTP around them, and the files of the page itself.
 //!
 //! Observes, never changes anything. The page's files are in this program, and the browser is
-//! sent to no other host. The tap passes everything on before it looks at it: a slow desk delays nobody.
+//! sent to no other host. The relay passes everything on before it looks at it: slow queries delay nobody.
 
 mod answer;
 mod caller;
-mod desk;
-mod door;
-mod news;
+mod changes;
+mod http;
 mod range;
+mod relay;
 mod row;
-mod shelf;
-mod story;
-mod tap;
+mod row_store;
+mod rows;
+mod timeline;
 
 use crate::clock::Wall;
 use crate::cycle::Question;
 use crate::report::Views;
-use crate::serve::Door;
+use crate::serve::Endpoint;
 use crate::status::Status;
-use crate::telemetry::HeardReceiver;
+use crate::telemetry::AgentEventReceiver;
 use crate::trust::Trust;
 use crate::watch::Fact;
+pub use answer::ReportBy;
 use caller::Callers;
-use desk::Asked;
+use relay::FactRelay;
+use rows::PendingQuery;
 use scheduler_core::units::Time;
 use serde_json::Value;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use tap::Tap;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Queries that wait for the desk.
+/// Queries that wait for the rows' owner.
 const QUERIES: usize = 64;
 
 /// What the page needs beside facts.
@@ -71,23 +72,23 @@ pub enum Access {
     Anybody(kube::Client),
 }
 
-/// Where the desk is asked.
+/// Client of the task that owns the rows.
 #[derive(Clone, Debug)]
-pub struct Desk(mpsc::Sender<Asked>);
+pub struct PageClient(mpsc::Sender<PendingQuery>);
 
-/// What is asked there.
+/// The receiving end of a [`PageClient`].
 #[derive(Debug)]
-pub struct Questions(mpsc::Receiver<Asked>);
+pub struct PendingQueries(mpsc::Receiver<PendingQuery>);
 
 /// Both ends.
-pub fn desk() -> (Desk, Questions) {
+pub fn channel() -> (PageClient, PendingQueries) {
     let (to, from) = mpsc::channel(QUERIES);
-    (Desk(to), Questions(from))
+    (PageClient(to), PendingQueries(from))
 }
 
-impl Desk {
+impl PageClient {
     /// What was granted and not used, by `queue`, `namespace` or `owner`, in the last so many
-    /// hours; as the page has it, with everything. `None`: the desk has ended.
+    /// hours; as the page has it, with everything. `None`: the page has ended.
     ///
     /// # Errors
     /// There is nothing else that it can be told apart by.
@@ -100,7 +101,7 @@ impl Desk {
         };
         let (to, answer) = oneshot::channel();
         let query = answer::Query::Report(report);
-        let asked = Asked::Query(query, answer::Rights::all(), to);
+        let asked = PendingQuery::Query(query, answer::Rights::all(), to);
         if self.0.send(asked).await.is_err() {
             return Ok(None);
         }
@@ -117,7 +118,7 @@ pub struct Flows {
     /// Of the API server.
     pub facts: mpsc::UnboundedReceiver<Fact>,
     /// Of the agents.
-    pub heard: HeardReceiver,
+    pub heard: AgentEventReceiver,
 }
 
 /// A task of the page; ends at the stop, or when it cannot go on.
@@ -129,16 +130,16 @@ pub fn start(
     listener: TcpListener,
     access: Access,
     flows: Flows,
-    (desk, questions): (Desk, Questions),
+    (client_end, pending): (PageClient, PendingQueries),
     sources: Sources,
     stop: &CancellationToken,
 ) -> (Flows, Vec<(&'static str, Part)>) {
     let begun = sources.wall.now().as_millisecond();
     let begun = Time(u64::try_from(begun).unwrap_or_default());
-    let (tap, onward, notes) = Tap::new(scheduler, flows, begun);
-    let keeping = desk::run(desk::Inputs {
+    let (relay, onward, notes) = FactRelay::new(scheduler, flows, begun);
+    let keeping = rows::run(rows::RowSources {
         notes,
-        asked: questions.0,
+        asked: pending.0,
         views: sources.views,
         status: sources.status,
         wall: sources.wall,
@@ -148,10 +149,10 @@ pub fn start(
         Access::Anybody(_) => None,
     };
     let (Access::Tokens(_, client) | Access::Anybody(client)) = &access;
-    let routes = door::routes(door::Door {
+    let routes = http::routes(http::HttpState {
         callers: callers.map(Arc::new),
         client: client.clone(),
-        asked: desk.0,
+        asked: client_end.0,
         questions: sources.questions,
         scheduler: scheduler.into(),
         prometheus: sources.prometheus.map(Arc::from),
@@ -172,16 +173,19 @@ pub fn start(
         Access::Tokens(trust, _) => Box::pin(async move {
             trust
                 .certificates()
-                .serve(Door::Port(listener), routes, end)
+                .serve(Endpoint::Port(listener), routes, end)
                 .await
         }),
-        Access::Anybody(_) => {
-            Box::pin(crate::serve::serve(Door::Port(listener), None, routes, end))
-        }
+        Access::Anybody(_) => Box::pin(crate::serve::serve(
+            Endpoint::Port(listener),
+            None,
+            routes,
+            end,
+        )),
     };
     let parts = vec![
-        ("the page's tap", until(Box::pin(tap.run()))),
-        ("the page's desk", until(Box::pin(keeping))),
+        ("the page's relay", until(Box::pin(relay.run()))),
+        ("the page's rows", until(Box::pin(keeping))),
         ("the page", serving),
     ];
     (onward, parts)

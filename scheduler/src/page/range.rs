@@ -3,7 +3,7 @@
 //! The queries are written here: a reader chooses what of, never how it is asked.
 
 use super::answer::Series;
-use crate::prometheus::{Run, door};
+use crate::prometheus::{Run, client};
 use scheduler_core::units::{Duration, Time};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -136,11 +136,11 @@ pub(super) async fn ask(url: &str, of: &Of, from: Time, until: Time) -> Result<V
     let step = Duration(((until.0 - from.0) / POINTS).max(LEAST) / 1000 * 1000);
     let from = Time(from.0 / step.0 * step.0);
     let count = usize::try_from((until.0 - from.0) / step.0).unwrap_or(0) + 1;
-    let door = door(url)?;
+    let client = client(url)?;
     let asked = async {
         let mut series = Map::new();
         for (name, query, unit) in queries(of) {
-            for run in door.range::<Labels>(&query, from, until, step).await? {
+            for run in client.range::<Labels>(&query, from, until, step).await? {
                 let name = match &run.metric.queue_name {
                     Some(queue) if name.is_empty() => queue.clone(),
                     _ => name.to_owned(),
@@ -154,7 +154,7 @@ pub(super) async fn ask(url: &str, of: &Of, from: Time, until: Time) -> Result<V
     let series = series.map_err(|_| {
         format!(
             "{} did not answer within {} s",
-            door.shown(),
+            client.shown(),
             PATIENCE.as_secs()
         )
     })??;

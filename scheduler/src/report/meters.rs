@@ -16,14 +16,14 @@ use std::sync::atomic::AtomicU64;
     clippy::struct_field_names,
     reason = "fields are named as the labels are"
 )]
-struct Of {
+struct QueueLabels {
     /// KAI's first name for it.
     queue_name: String,
     queue_metadata_name: String,
     queue_display_name: String,
 }
 
-impl Of {
+impl QueueLabels {
     fn queue(view: &QueueView) -> Self {
         let name = view.queue.to_string();
         Self {
@@ -40,7 +40,7 @@ struct Resource {
     resource: &'static str,
 }
 
-type Series = Family<Of, Gauge<f64, AtomicU64>>;
+type Series = Family<QueueLabels, Gauge<f64, AtomicU64>>;
 
 /// By queue: fair share, what is held and wanted, quota and limit.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ pub struct QueueMeters {
     waiting: Series,
     usage: [Series; 3],
     capacity: Family<Resource, Gauge<f64, AtomicU64>>,
-    known: Mutex<BTreeSet<Of>>,
+    known: Mutex<BTreeSet<QueueLabels>>,
 }
 
 /// Names behind `kai_`, by GPU, CPU, memory, and their unit in the core's.
@@ -105,7 +105,11 @@ impl QueueMeters {
         let sets = [
             (&meters.fair, FAIR, "What the queue deserves now"),
             (&meters.held, HELD, "What the queue's pods hold"),
-            (&meters.fixed, FIXED, "Of it, what cannot be preempted"),
+            (
+                &meters.fixed,
+                FIXED,
+                "QueueLabels it, what cannot be preempted",
+            ),
             (
                 &meters.requested,
                 REQUESTED,
@@ -172,7 +176,7 @@ impl QueueMeters {
 
     /// Sets all of them; queues that are gone are shown no more.
     pub fn set(&self, views: &[QueueView]) {
-        let names: BTreeSet<Of> = views.iter().map(Of::queue).collect();
+        let names: BTreeSet<QueueLabels> = views.iter().map(QueueLabels::queue).collect();
         let mut known = locked(&self.known);
         for gone in known.difference(&names) {
             for series in self.series() {
@@ -181,7 +185,7 @@ impl QueueMeters {
         }
         *known = names;
         for view in views {
-            let of = Of::queue(view);
+            let of = QueueLabels::queue(view);
             self.info.get_or_create(&of).set(1.0);
             self.waiting.get_or_create(&of).set(view.waiting.into());
             let requested = std::array::from_fn(|at| view.held[at].saturating_add(view.wanted[at]));
@@ -197,7 +201,7 @@ impl QueueMeters {
 }
 
 /// A bound without end is -1, as in KAI's specs.
-fn set_bounds(series: &[Series; 3], names: [(&str, f64); 3], of: &Of, bounds: [Bound; 3]) {
+fn set_bounds(series: &[Series; 3], names: [(&str, f64); 3], of: &QueueLabels, bounds: [Bound; 3]) {
     for ((series, (_, unit)), bound) in series.iter().zip(names).zip(bounds) {
         let value = match bound {
             Bound::Unlimited => -1.0,
@@ -207,7 +211,7 @@ fn set_bounds(series: &[Series; 3], names: [(&str, f64); 3], of: &Of, bounds: [B
     }
 }
 
-fn set(series: &[Series; 3], names: [(&str, f64); 3], of: &Of, amounts: [u128; 3]) {
+fn set(series: &[Series; 3], names: [(&str, f64); 3], of: &QueueLabels, amounts: [u128; 3]) {
     for ((series, (_, unit)), amount) in series.iter().zip(names).zip(amounts) {
         series.get_or_create(of).set(in_unit(amount, unit));
     }

@@ -2,7 +2,7 @@
 //!
 //! - `amounts`: the core's numbers as Kubernetes' quantities.
 //! - `patch`: pure: a view → the status that an object is to have.
-//! - [`QueueMeters`]: gauges by queue. `voice`: events about pod groups that wait.
+//! - [`QueueMeters`]: gauges by queue. `group_events`: events about pod groups that wait.
 //!
 //! In: [`Views`], the latest alone. Out: one patch for each object whose status is another
 //! than was written last. A patch without an answer is made again, and once more when the
@@ -11,12 +11,12 @@
 //! nothing.
 
 mod amounts;
+mod group_events;
 mod meters;
 mod patch;
-mod voice;
 
+pub(crate) use group_events::GroupEvents;
 pub use meters::QueueMeters;
-pub(crate) use voice::Voice;
 
 use crate::act::answer::{self, Answer};
 use futures::StreamExt as _;
@@ -105,7 +105,7 @@ impl Written {
 pub(crate) async fn run(
     client: kube::Client,
     meters: Arc<QueueMeters>,
-    mut voice: Option<Voice>,
+    mut events: Option<GroupEvents>,
     mut views: watch::Receiver<Views>,
     stop: CancellationToken,
 ) {
@@ -137,8 +137,8 @@ pub(crate) async fn run(
         written.settle(Instant::now());
         let round = async {
             let whole = round(&client, &views, written).await;
-            let told = match &mut voice {
-                Some(voice) => voice.tell(&views.groups).await,
+            let told = match &mut events {
+                Some(events) => events.tell(&views.groups).await,
                 None => true,
             };
             whole && told

@@ -83,14 +83,14 @@ impl Site {
         {
             known.there(&("default".to_owned(), name), &made);
         }
-        let voice = Voice::new(client.clone(), known, "us".to_owned(), "one".to_owned());
+        let events = GroupEvents::new(client.clone(), known, "us".to_owned(), "one".to_owned());
         let (views, reported) = watch::channel(Views::default());
         let mut registry = Registry::default();
         let meters = Arc::new(QueueMeters::registered(&mut registry));
         tokio::spawn(run(
             client.clone(),
             meters,
-            Some(voice),
+            Some(events),
             reported,
             stop.clone(),
         ));

@@ -36,7 +36,7 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// Something in it cannot be meant.
+    /// Something in it is invalid.
     #[error("{path}, line {line}: {why}", path = path.display())]
     Line {
         /// Which file.
@@ -48,7 +48,7 @@ pub enum ConfigError {
     },
 }
 
-/// Something in the text that cannot be meant, or has no effect.
+/// Something in the text that is invalid, or has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remark {
     pub(super) line: u64,
@@ -158,7 +158,7 @@ impl Plan {
     /// effect is logged.
     ///
     /// # Errors
-    /// The file cannot be read, or something in it cannot be meant.
+    /// The file cannot be read, or something in it is invalid.
     pub fn of(config: &Config, epoch: u64) -> Result<Self, ConfigError> {
         let Some(path) = &config.config else {
             return Ok(Self::alone(config, epoch));

@@ -1,4 +1,4 @@
-//! One face for several cores: what comes in goes to the right one, what they show is shown
+//! Several cores as one: what comes in goes to the right one, what they show is shown
 //! as one.
 
 use crate::cycle::Question;
@@ -13,7 +13,7 @@ use tokio_stream::wrappers::WatchStream;
 
 /// The way to one core and from it.
 #[derive(Debug)]
-pub struct Face {
+pub struct CoreChannels {
     /// The shard's name.
     pub name: String,
     /// In its decisions' names.
@@ -30,19 +30,19 @@ pub struct Face {
 
 /// Goes between until an input ends.
 pub async fn run(
-    faces: Vec<Face>,
+    cores: Vec<CoreChannels>,
     mut outcomes: mpsc::UnboundedReceiver<Outcome>,
     mut questions: mpsc::Receiver<Question>,
     status: watch::Sender<Status>,
     views: watch::Sender<Views>,
 ) {
     let mut states = select_all(
-        faces
+        cores
             .iter()
             .map(|f| WatchStream::new(f.status.clone()).map(drop)),
     );
     let mut shown = select_all(
-        faces
+        cores
             .iter()
             .map(|f| WatchStream::new(f.views.clone()).map(drop)),
     );
@@ -50,52 +50,52 @@ pub async fn run(
         tokio::select! {
             outcome = outcomes.recv() => {
                 let Some(outcome) = outcome else { return };
-                let of = faces.iter().find(|face| face.epoch == outcome.decision.epoch);
-                if of.is_some_and(|face| face.outcomes.send(outcome).is_err()) {
+                let of = cores.iter().find(|core| core.epoch == outcome.decision.epoch);
+                if of.is_some_and(|core| core.outcomes.send(outcome).is_err()) {
                     return;
                 }
             }
             question = questions.recv() => match question {
-                Some(question) => ask(&faces, question).await,
+                Some(question) => ask(&cores, question).await,
                 None => return,
             },
             state = states.next() => {
                 if state.is_none() {
                     return;
                 }
-                status.send_replace(one_status(&faces));
+                status.send_replace(one_status(&cores));
             }
             show = shown.next() => {
                 if show.is_none() {
                     return;
                 }
-                views.send_replace(one_view(&faces));
+                views.send_replace(one_view(&cores));
             }
         }
     }
 }
 
 /// To the shard that is named, else to the first that has an answer.
-async fn ask(faces: &[Face], question: Question) {
+async fn ask(cores: &[CoreChannels], question: Question) {
     // Who does not answer is gone, and its asker sees that.
     match question {
         Question::Of(name, question) => {
-            if let Some(face) = faces.iter().find(|face| face.name == name) {
-                let _ = face.questions.send(*question).await;
+            if let Some(core) = cores.iter().find(|core| core.name == name) {
+                let _ = core.questions.send(*question).await;
             }
         }
         Question::State(queue, to) => {
-            let has = |face: &&Face| {
-                let views = face.views.borrow();
+            let has = |core: &&CoreChannels| {
+                let views = core.views.borrow();
                 views.queues.iter().any(|view| view.queue == queue)
             };
-            if let Some(face) = faces.iter().find(has) {
-                let _ = face.questions.send(Question::State(queue, to)).await;
+            if let Some(core) = cores.iter().find(has) {
+                let _ = core.questions.send(Question::State(queue, to)).await;
             }
         }
         Question::Explain(pod, to) => {
             let of = |to| Question::Explain(pod.clone(), to);
-            first(faces, of, to).await;
+            first(cores, of, to).await;
         }
         Question::Resize {
             pod,
@@ -109,11 +109,11 @@ async fn ask(faces: &[Face], question: Question) {
                 lasts,
                 to,
             };
-            first(faces, of, to).await;
+            first(cores, of, to).await;
         }
         other => {
-            if let Some(face) = faces.first() {
-                let _ = face.questions.send(other).await;
+            if let Some(core) = cores.first() {
+                let _ = core.questions.send(other).await;
             }
         }
     }
@@ -122,14 +122,14 @@ async fn ask(faces: &[Face], question: Question) {
 /// Passes on the first answer that there is; none where a shard does not answer, which may be the
 /// one that has it.
 async fn first<A>(
-    faces: &[Face],
+    cores: &[CoreChannels],
     of: impl Fn(oneshot::Sender<Option<A>>) -> Question,
     to: oneshot::Sender<Option<A>>,
 ) {
     let mut all = true;
-    for face in faces {
+    for core in cores {
         let (asked, answer) = oneshot::channel();
-        let _ = face.questions.send(of(asked)).await;
+        let _ = core.questions.send(of(asked)).await;
         match answer.await {
             Ok(None) => {}
             Ok(found) => return drop(to.send(found)),
@@ -141,10 +141,10 @@ async fn first<A>(
     }
 }
 
-fn one_status(faces: &[Face]) -> Status {
-    let states: Vec<Status> = faces
+fn one_status(cores: &[CoreChannels]) -> Status {
+    let states: Vec<Status> = cores
         .iter()
-        .map(|face| face.status.borrow().clone())
+        .map(|core| core.status.borrow().clone())
         .collect();
     let missing: BTreeSet<&'static str> = states
         .iter()
@@ -157,13 +157,13 @@ fn one_status(faces: &[Face]) -> Status {
     }
 }
 
-fn one_view(faces: &[Face]) -> Views {
-    if let [face] = faces {
-        return face.views.borrow().clone();
+fn one_view(cores: &[CoreChannels]) -> Views {
+    if let [core] = cores {
+        return core.views.borrow().clone();
     }
-    let all: Vec<Views> = faces
+    let all: Vec<Views> = cores
         .iter()
-        .map(|face| face.views.borrow().clone())
+        .map(|core| core.views.borrow().clone())
         .collect();
     Views {
         queues: all

@@ -39,7 +39,7 @@ pub enum Kind {
 
 /// One condition, but for its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct WantedCondition {
     /// Type.
     pub kind: &'static str,
     /// `True` or `False`.
@@ -60,19 +60,24 @@ pub struct Report {
     /// What its status says.
     pub has: Vec<Condition>,
     /// What it is to say; conditions of other types stay.
-    pub wants: Vec<Want>,
+    pub wants: Vec<WantedCondition>,
 }
 
 /// One object, and what was written of it.
 #[derive(Debug, Default)]
-struct Desk {
+struct StatusEntry {
     object: Option<(ObjectMeta, Vec<Condition>)>,
-    wants: Vec<Want>,
-    told: Option<(Option<i64>, Vec<Want>, Time)>,
+    wants: Vec<WantedCondition>,
+    told: Option<(Option<i64>, Vec<WantedCondition>, Time)>,
 }
 
-impl Desk {
-    fn put(&mut self, mut meta: ObjectMeta, status: &Map<String, Value>, wants: Vec<Want>) {
+impl StatusEntry {
+    fn put(
+        &mut self,
+        mut meta: ObjectMeta,
+        status: &Map<String, Value>,
+        wants: Vec<WantedCondition>,
+    ) {
         meta.annotations = None;
         meta.managed_fields = None;
         self.object = Some((meta, kai::conditions(status)));
@@ -82,7 +87,7 @@ impl Desk {
     /// The status says something else.
     fn differs(&self) -> bool {
         self.object.as_ref().is_some_and(|(meta, has)| {
-            let is_said = |want: &Want| {
+            let is_said = |want: &WantedCondition| {
                 let status = if want.holds { "True" } else { "False" };
                 has.iter().any(|one| {
                     one.type_ == want.kind
@@ -134,10 +139,10 @@ pub struct Live {
     /// Of past use, in force.
     usage: Option<usage::Settings>,
     /// What is said of past use.
-    said: Want,
-    shard: Desk,
+    said: WantedCondition,
+    shard: StatusEntry,
     /// `None`: another shard of this process writes its status.
-    config: Option<(InForce, Desk)>,
+    config: Option<(InForce, StatusEntry)>,
 }
 
 /// Settings of a shard.
@@ -172,9 +177,9 @@ impl Live {
             },
             settings: shard.core.clone(),
             usage: shard.usage.clone(),
-            said: of_usage(&usage::Desk::default().state()),
-            shard: Desk::default(),
-            config: config.map(|of| (of, Desk::default())),
+            said: of_usage(&usage::LatestUsage::default().state()),
+            shard: StatusEntry::default(),
+            config: config.map(|of| (of, StatusEntry::default())),
         }
     }
 
@@ -212,45 +217,45 @@ impl Live {
         if name != self.name {
             return None;
         }
-        self.shard = Desk::default();
+        self.shard = StatusEntry::default();
         self.set(self.base.clone())
     }
 
     /// KAI's `Config` is there, or has changed.
     pub fn config(&mut self, object: KaiConfig) {
-        let Some((of, desk)) = &mut self.config else {
+        let Some((of, entry)) = &mut self.config else {
             return;
         };
         if object.metadata.name.as_deref() != Some(CONFIG) {
             return;
         }
         if !of.speaks_of(&object) {
-            *desk = Desk::default();
+            *entry = StatusEntry::default();
             return;
         }
         let mut remarks = Vec::new();
         let wrong = of.against(&object.spec, &mut remarks);
         let wants = wants(wrong, &remarks);
-        desk.put(object.metadata, &object.status, wants);
+        entry.put(object.metadata, &object.status, wants);
     }
 
     /// It is gone.
     pub fn config_gone(&mut self, name: &str) {
-        if let Some((_, desk)) = self.config.as_mut().filter(|_| name == CONFIG) {
-            *desk = Desk::default();
+        if let Some((_, entry)) = self.config.as_mut().filter(|_| name == CONFIG) {
+            *entry = StatusEntry::default();
         }
     }
 
     /// When a status is to be written. `None`: each says what it is to say.
     pub fn due(&self) -> Option<Time> {
-        let config = self.config.as_ref().and_then(|(_, desk)| desk.due());
+        let config = self.config.as_ref().and_then(|(_, entry)| entry.due());
         self.shard.due().into_iter().chain(config).min()
     }
 
     /// What is to be written now.
     pub fn reports(&mut self, now: Time) -> Vec<Report> {
         let config = self.config.as_mut();
-        let config = config.and_then(|(_, desk)| desk.report(Kind::Config, now));
+        let config = config.and_then(|(_, entry)| entry.report(Kind::Config, now));
         let shard = self.shard.report(Kind::Shard, now);
         shard.into_iter().chain(config).collect()
     }
@@ -393,8 +398,8 @@ fn said(remark: &Remark) -> String {
 }
 
 /// The conditions of an object that is read, by what is wrong with it.
-fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
-    let want = |kind, holds, reason, message: &str| Want {
+fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
+    let want = |kind, holds, reason, message: &str| WantedCondition {
         kind,
         holds,
         reason,
@@ -411,7 +416,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
         ),
         match &wrong {
             None => want(READY, true, "ready", "What it says is in force."),
-            Some(why) => Want {
+            Some(why) => WantedCondition {
                 message: cut(vec![format!("{why}. What was in force before stays so.")]),
                 ..want(READY, false, "not_ready", "")
             },
@@ -424,7 +429,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
                 "Each key that is set acts.",
             )
         } else {
-            Want {
+            WantedCondition {
                 message: cut(lines),
                 ..want("KeysIgnored", true, "ignored", "")
             }
@@ -438,8 +443,8 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<Want> {
     ]
 }
 
-fn of_usage(state: &usage::State) -> Want {
-    Want {
+fn of_usage(state: &usage::State) -> WantedCondition {
+    WantedCondition {
         kind: USAGE_STALE,
         holds: state.stale,
         reason: state.reason,

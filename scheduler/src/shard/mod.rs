@@ -4,10 +4,10 @@
 //!   its arguments mean for a core; `usage`: its `usageDBConfig`.
 //! - `live`: the same as an object, which changes while the scheduler runs.
 //! - `pool`: which objects are of a shard; `router`: pure: every fact to its shard.
-//! - `front`: one face for all: outcomes to their core, questions to who can answer them,
+//! - `front`: the channels of all cores: outcomes to their core, questions to who can answer them,
 //!   states and views as one.
 //!
-//! In: flags and a file. Out: [`Plan`]. What cannot be meant is refused with its line.
+//! In: flags and a file. Out: [`Plan`]. What is invalid is refused with its line.
 
 mod file;
 mod front;
@@ -18,7 +18,7 @@ mod spec;
 mod usage;
 
 pub use file::{ConfigError, Plan, Shard};
-pub use front::{Face, run as front};
-pub use live::{InForce, Kind, Live, Report, Want};
+pub use front::{CoreChannels, run as front};
+pub use live::{InForce, Kind, Live, Report, WantedCondition};
 pub use pool::Pool;
 pub use router::{Lane, run as route};

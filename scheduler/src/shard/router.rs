@@ -8,7 +8,7 @@
 //! What moves is gone in one shard before it is there in the other.
 
 use super::pool::Pool;
-use crate::telemetry::{Heard, HeardReceiver, HeardSender};
+use crate::telemetry::{AgentEvent, AgentEventReceiver, AgentEventSender};
 use crate::watch::{Fact, Seen};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -22,14 +22,14 @@ pub struct Lane {
     /// The API server's.
     pub facts: mpsc::UnboundedSender<Fact>,
     /// The agents'.
-    pub heard: HeardSender,
+    pub heard: AgentEventSender,
 }
 
 /// Routes until an input ends or nobody takes any more.
 pub async fn run(
     pools: Vec<Pool>,
     mut facts: mpsc::UnboundedReceiver<Fact>,
-    mut heard: HeardReceiver,
+    mut heard: AgentEventReceiver,
     lanes: Vec<Lane>,
 ) {
     let mut router = Router::new(pools);
@@ -63,7 +63,7 @@ pub async fn run(
 #[derive(Clone, Debug)]
 enum Item {
     Fact(Box<Fact>),
-    Heard(Box<Heard>),
+    Heard(Box<AgentEvent>),
 }
 
 type Routed = Vec<(usize, Item)>;
@@ -126,7 +126,7 @@ struct Router {
     on_node: BTreeMap<String, BTreeSet<String>>,
     in_group: BTreeMap<String, BTreeSet<String>>,
     /// The last word of each agent.
-    said: BTreeMap<String, Heard>,
+    said: BTreeMap<String, AgentEvent>,
 }
 
 impl Router {
@@ -206,7 +206,7 @@ impl Router {
         let now = self.nodes.of.get(&name).copied();
         if now != before {
             if let Some(before) = before {
-                let lost = Heard::Lost { node: name.clone() };
+                let lost = AgentEvent::Lost { node: name.clone() };
                 routed.push((before, Item::Heard(Box::new(lost))));
             }
             if let (Some(now), Some(said)) = (now, self.said.get(&name)) {
@@ -349,16 +349,16 @@ impl Router {
         shard
     }
 
-    fn hear(&mut self, heard: Heard) -> Routed {
+    fn hear(&mut self, heard: AgentEvent) -> Routed {
         let node = heard.node();
         match &heard {
-            Heard::State { .. } => {
+            AgentEvent::State { .. } => {
                 self.said.insert(node.to_owned(), heard.clone());
             }
-            Heard::Lost { .. } => {
+            AgentEvent::Lost { .. } => {
                 self.said.remove(node);
             }
-            Heard::Refusal { .. } => {}
+            AgentEvent::Refusal { .. } => {}
         }
         let shard = self.nodes.of.get(node).copied();
         shard
@@ -479,9 +479,9 @@ mod tests {
                 other => format!("{other:?}"),
             },
             Item::Heard(said) => match *said {
-                Heard::State { .. } => "state".to_owned(),
-                Heard::Lost { .. } => "lost".to_owned(),
-                Heard::Refusal { .. } => "refusal".to_owned(),
+                AgentEvent::State { .. } => "state".to_owned(),
+                AgentEvent::Lost { .. } => "lost".to_owned(),
+                AgentEvent::Refusal { .. } => "refusal".to_owned(),
             },
         };
         routed
@@ -496,7 +496,7 @@ mod tests {
         // Its pod and its agent come before it.
         assert_eq!(shown(router.take(pod(Some("n"), None))), ["0 pod+"]);
         let state = NodeState::default();
-        let said = Heard::State {
+        let said = AgentEvent::State {
             node: "n".into(),
             state,
         };

@@ -4,7 +4,7 @@
 
 use super::Status;
 use crate::cycle::Question;
-use crate::page::Desk;
+use crate::page::PageClient;
 use axum::Router;
 use axum::extract::{Query, State as Extract};
 use axum::http::{StatusCode, header};
@@ -30,8 +30,8 @@ pub struct Pages {
     pub admits: Option<watch::Receiver<bool>>,
     /// To the cycle.
     pub questions: mpsc::Sender<Question>,
-    /// To the desk of the status page; `None`: there is none.
-    pub desk: Option<Desk>,
+    /// Client of the status page; `None` where no page is served.
+    pub page: Option<PageClient>,
 }
 
 /// All pages.
@@ -91,11 +91,11 @@ async fn scheduling(Extract(pages): Extract<Pages>) -> Response {
 }
 
 #[derive(Deserialize)]
-struct Where {
+struct ShardQuery {
     shard: Option<String>,
 }
 
-impl Where {
+impl ShardQuery {
     fn ask(self, question: Question) -> Question {
         match self.shard {
             Some(shard) => Question::Of(shard, Box::new(question)),
@@ -104,7 +104,7 @@ impl Where {
     }
 }
 
-async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<Where>) -> Response {
+async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) -> Response {
     let (to, answer) = oneshot::channel();
     let question = of.ask(Question::Snapshot(to));
     if pages.questions.send(question).await.is_err() {
@@ -116,7 +116,7 @@ async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<Where>) -> Re
     }
 }
 
-async fn observed(Extract(pages): Extract<Pages>, Query(of): Query<Where>) -> Response {
+async fn observed(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) -> Response {
     let (to, answer) = oneshot::channel();
     let question = of.ask(Question::Observed(to));
     if pages.questions.send(question).await.is_err() {
@@ -141,11 +141,11 @@ struct Span {
 
 /// What was granted and not used, as `aliquot report` reads it.
 async fn report(Extract(pages): Extract<Pages>, Query(of): Query<Span>) -> Response {
-    let Some(desk) = &pages.desk else {
+    let Some(page) = &pages.page else {
         let why = "nothing is remembered: start the scheduler with --page\n";
         return (StatusCode::NOT_FOUND, why).into_response();
     };
-    match desk.report(&of.by, of.hours).await {
+    match page.report(&of.by, of.hours).await {
         Ok(Some(report)) => axum::Json(report).into_response(),
         Ok(None) => gone(),
         Err(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
@@ -153,11 +153,11 @@ async fn report(Extract(pages): Extract<Pages>, Query(of): Query<Span>) -> Respo
 }
 
 #[derive(Deserialize)]
-struct Which {
+struct PodQuery {
     pod: String,
 }
 
-async fn explain(Extract(pages): Extract<Pages>, Query(which): Query<Which>) -> Response {
+async fn explain(Extract(pages): Extract<Pages>, Query(which): Query<PodQuery>) -> Response {
     let (to, answer) = oneshot::channel();
     let question = Question::Explain(which.pod.as_str().into(), to);
     if pages.questions.send(question).await.is_err() {

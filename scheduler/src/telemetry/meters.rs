@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Why {
+struct RefusalLabels {
     why: &'static str,
 }
 
@@ -16,7 +16,7 @@ struct Why {
 pub struct AgentMeters {
     waiting: Gauge,
     replaced: Counter,
-    refused: Family<Why, Counter>,
+    refused: Family<RefusalLabels, Counter>,
 }
 
 impl AgentMeters {
@@ -31,7 +31,7 @@ impl AgentMeters {
         );
         registry.register(
             "replaced",
-            "Words of agents that gave way to later ones of the same node",
+            "Messages of agents that were replaced by later ones of the same node before the core took them in",
             meters.replaced.clone(),
         );
         registry.register(
@@ -61,6 +61,6 @@ impl AgentMeters {
             tonic::Code::DeadlineExceeded => "silent",
             _ => "other",
         };
-        self.refused.get_or_create(&Why { why }).inc();
+        self.refused.get_or_create(&RefusalLabels { why }).inc();
     }
 }

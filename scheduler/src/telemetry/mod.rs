@@ -4,20 +4,20 @@
 //! - `session`: pure: one stream's rules: whose node, which order.
 //! - `rate`: pure: whose tokens the API server is not asked about for a while.
 //! - `presence`: which stream speaks for a node now, and nodes that fell silent.
-//! - `heard`: what was said and is not taken in yet, bounded per node; `meters`: its metrics.
+//! - `agent_events`: what was said and is not taken in yet, bounded per node; `meters`: its metrics.
 //! - `server`: gRPC around them.
 //!
 //! Observes, never commands: agents hear nothing but what was taken in.
 
+mod agent_events;
 mod caller;
-mod heard;
 mod meters;
 mod presence;
 mod rate;
 mod server;
 mod session;
 
-use crate::serve::Door;
+use crate::serve::Endpoint;
 use crate::trust::Trust;
 use caller::Callers;
 use presence::Presence;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use heard::{HeardReceiver, HeardSender, channel};
+pub use agent_events::{AgentEventReceiver, AgentEventSender, channel};
 pub use meters::AgentMeters;
 
 /// Bytes of one message. Sixteen cards with 48 shares each are below 512 KiB, and the emptiest
@@ -36,7 +36,7 @@ const MAX_MESSAGE: usize = 1 << 20;
 
 /// A fact from a node.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard {
+pub enum AgentEvent {
     /// All that its agent knows.
     State {
         /// Whose token it was.
@@ -58,7 +58,7 @@ pub enum Heard {
     },
 }
 
-impl Heard {
+impl AgentEvent {
     /// Whose word it is.
     pub fn node(&self) -> &str {
         match self {
@@ -77,11 +77,11 @@ pub struct TelemetryError(#[from] std::io::Error);
 /// # Errors
 /// The listener broke.
 pub async fn run(
-    door: Door,
+    endpoint: Endpoint,
     trust: Trust,
     client: kube::Client,
     namespace: String,
-    heard: HeardSender,
+    heard: AgentEventSender,
     meters: Arc<AgentMeters>,
     stop: CancellationToken,
 ) -> Result<(), TelemetryError> {
@@ -95,7 +95,7 @@ pub async fn run(
     let server =
         TelemetryServer::from_arc(Arc::new(service)).max_decoding_message_size(MAX_MESSAGE);
     let routes = Routes::new(server).into_axum_router();
-    Ok(trust.certificates().serve(door, routes, stop).await?)
+    Ok(trust.certificates().serve(endpoint, routes, stop).await?)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The newest stream wins: an agent that comes back is not kept out by what is left of
 //! its former connection. (Two agents at once are prevented on the node itself.)
 
-use super::{Heard, HeardSender};
+use super::{AgentEvent, AgentEventSender};
 use crate::lock::locked;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,19 +19,19 @@ pub(super) struct Presence(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    speakers: Mutex<Speakers>,
-    heard: HeardSender,
+    speakers: Mutex<NodeStreams>,
+    heard: AgentEventSender,
 }
 
 #[derive(Debug, Default)]
-struct Speakers {
+struct NodeStreams {
     last: u64,
     by_node: HashMap<String, (u64, CancellationToken)>,
 }
 
 /// The right to speak for a node, while nobody newer has it.
 #[derive(Debug)]
-pub(super) struct Speaker {
+pub(super) struct NodeStream {
     presence: Presence,
     node: String,
     number: u64,
@@ -39,7 +39,7 @@ pub(super) struct Speaker {
 }
 
 impl Presence {
-    pub(super) fn new(heard: HeardSender) -> Self {
+    pub(super) fn new(heard: AgentEventSender) -> Self {
         Self(Arc::new(Inner {
             speakers: Mutex::default(),
             heard,
@@ -47,7 +47,7 @@ impl Presence {
     }
 
     /// A stream begins; an older one of the node is over.
-    pub(super) fn enter(&self, node: &str) -> Speaker {
+    pub(super) fn enter(&self, node: &str) -> NodeStream {
         let superseded = CancellationToken::new();
         let mut speakers = self.speakers();
         speakers.last += 1;
@@ -56,7 +56,7 @@ impl Presence {
         if let Some((_, older)) = speakers.by_node.insert(node.to_owned(), place) {
             older.cancel();
         }
-        Speaker {
+        NodeStream {
             presence: self.clone(),
             node: node.to_owned(),
             number,
@@ -64,7 +64,7 @@ impl Presence {
         }
     }
 
-    fn speakers(&self) -> MutexGuard<'_, Speakers> {
+    fn speakers(&self) -> MutexGuard<'_, NodeStreams> {
         locked(&self.0.speakers)
     }
 
@@ -77,14 +77,14 @@ impl Presence {
             .is_some_and(|(now, _)| *now == number)
         {
             speakers.by_node.remove(node);
-            self.0.heard.send(Heard::Lost {
+            self.0.heard.send(AgentEvent::Lost {
                 node: node.to_owned(),
             });
         }
     }
 }
 
-impl Speaker {
+impl NodeStream {
     /// Returns when a newer stream speaks for the node.
     pub(super) async fn superseded(&self) {
         self.superseded.cancelled().await;
@@ -92,7 +92,7 @@ impl Speaker {
 
     /// Passes a fact on, unless somebody newer speaks: what an old connection still holds
     /// must not come after the news of the new one.
-    pub(super) fn pass(&self, heard: Heard) {
+    pub(super) fn pass(&self, heard: AgentEvent) {
         // Under the lock, so that nobody newer begins in between.
         let speakers = self.presence.speakers();
         if speakers
@@ -119,8 +119,8 @@ mod tests {
     use super::*;
     use tokio::time::advance;
 
-    fn lost(node: &str) -> Heard {
-        Heard::Lost { node: node.into() }
+    fn lost(node: &str) -> AgentEvent {
+        AgentEvent::Lost { node: node.into() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,9 +1,9 @@
 //! gRPC: a stream from its token to its end.
 
 use super::caller::{Callers, peer_of};
-use super::presence::{Presence, SILENCE, Speaker};
+use super::presence::{NodeStream, Presence, SILENCE};
 use super::session::Session;
-use super::{AgentMeters, HeardSender};
+use super::{AgentEventSender, AgentMeters};
 use proto::telemetry::telemetry_server::Telemetry;
 use proto::telemetry::{AgentMessage, SchedulerMessage};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Service {
     pub(super) callers: Callers,
     pub(super) presence: Presence,
-    pub(super) heard: HeardSender,
+    pub(super) heard: AgentEventSender,
     pub(super) meters: Arc<AgentMeters>,
     pub(super) stop: CancellationToken,
 }
@@ -74,7 +74,7 @@ impl Telemetry for Service {
 async fn hear(
     node: String,
     mut messages: Streaming<AgentMessage>,
-    speaker: Speaker,
+    speaker: NodeStream,
     answers: mpsc::Sender<Answer>,
     meters: Arc<AgentMeters>,
     stop: CancellationToken,

@@ -3,7 +3,7 @@
 //! Sequence numbers start at 1 and rise by one; the first message is a state; states
 //! speak of the token's node alone; the agent does not change within a stream.
 
-use super::Heard;
+use super::AgentEvent;
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::{AgentMessage, NodeState};
 use tonic::Status;
@@ -37,7 +37,7 @@ impl Session {
     ///
     /// # Errors
     /// The stream's end, with the rule that it broke.
-    pub(super) fn take(&mut self, message: AgentMessage) -> Result<Option<Heard>, Status> {
+    pub(super) fn take(&mut self, message: AgentMessage) -> Result<Option<AgentEvent>, Status> {
         let due = self.taken + 1;
         if message.sequence != due {
             return Err(Status::aborted(format!(
@@ -61,7 +61,7 @@ impl Session {
             }
             Some(Body::State(state)) => {
                 well_formed(&state).map_err(Status::invalid_argument)?;
-                Some(Heard::State {
+                Some(AgentEvent::State {
                     node: node(),
                     state,
                 })
@@ -71,7 +71,7 @@ impl Session {
                     "the first message of a stream is a state",
                 ));
             }
-            Some(Body::Refusal(refusal)) => Some(Heard::Refusal {
+            Some(Body::Refusal(refusal)) => Some(AgentEvent::Refusal {
                 node: node(),
                 refusal,
             }),
@@ -152,7 +152,7 @@ mod tests {
     fn after_first() -> Session {
         let mut session = Session::new("n1".into());
         let heard = session.take(message(1, state("n1"))).expect("taken");
-        assert!(matches!(heard, Some(Heard::State { node, .. }) if node == "n1"));
+        assert!(matches!(heard, Some(AgentEvent::State { node, .. }) if node == "n1"));
         session
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let refusal = session
             .take(message(3, Body::Refusal(Refusal::default())))
             .expect("taken");
-        assert!(matches!(refusal, Some(Heard::Refusal { .. })));
+        assert!(matches!(refusal, Some(AgentEvent::Refusal { .. })));
         assert_eq!(session.taken(), 3);
     }
 

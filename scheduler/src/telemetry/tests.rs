@@ -22,7 +22,7 @@ struct Site {
     client: kube::Client,
     trust: Trust,
     address: std::net::SocketAddr,
-    heard: HeardReceiver,
+    heard: AgentEventReceiver,
     _stop: tokio_util::sync::DropGuard,
 }
 
@@ -54,7 +54,7 @@ impl Site {
         let address = listener.local_addr().unwrap();
         let (out, heard) = channel(None);
         tokio::spawn(run(
-            crate::serve::Door::Port(listener),
+            crate::serve::Endpoint::Port(listener),
             trust.clone(),
             client.clone(),
             names::NAMESPACE.to_owned(),
@@ -122,7 +122,7 @@ impl Site {
         })
     }
 
-    async fn hear(&mut self) -> Heard {
+    async fn hear(&mut self) -> AgentEvent {
         let heard = tokio::time::timeout(Duration::from_secs(5), self.heard.recv()).await;
         heard.expect("in time").expect("it runs")
     }
@@ -163,7 +163,7 @@ async fn an_agent_is_heard_and_acknowledged() {
     let mut stream = site.open(Some(&token)).await.unwrap();
     for number in 1..=2 {
         assert_eq!(stream.say(number, "n1").await.unwrap(), number);
-        assert!(matches!(site.hear().await, Heard::State { node, .. } if node == "n1"));
+        assert!(matches!(site.hear().await, AgentEvent::State { node, .. } if node == "n1"));
     }
 }
 

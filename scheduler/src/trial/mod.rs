@@ -32,7 +32,7 @@ pub const QUIET: Duration = Duration::seconds(180);
 
 /// What came of deciding again and again.
 #[derive(Debug)]
-pub struct Settled {
+pub struct TrialResult {
     /// The decisions, one after another, but for those that time alone brought and that
     /// said nothing.
     pub rounds: Vec<Decision>,
@@ -42,7 +42,7 @@ pub struct Settled {
     pub searching: bool,
 }
 
-impl Settled {
+impl TrialResult {
     /// What there is to say of time.
     pub fn of_time(&self) -> Vec<String> {
         let took = (self.took.0 > 0)
@@ -72,7 +72,7 @@ pub fn settle(
     now: &mut Time,
     quiet: Duration,
     mut after: impl FnMut(&Decision),
-) -> Settled {
+) -> TrialResult {
     let begin = *now;
     let (mut last, mut waited) = (begin, false);
     let mut rounds: Vec<Decision> = Vec::new();
@@ -99,7 +99,7 @@ pub fn settle(
         }
     }
     let cut_short = rounds.last().is_some_and(|last| last.cut_short);
-    Settled {
+    TrialResult {
         rounds,
         took: Duration(last.0 - begin.0),
         searching: cut_short || searches(core),
@@ -174,7 +174,7 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
 
 /// A pod that was taken in.
 #[derive(Clone, Debug)]
-pub struct Taken {
+pub struct AdmittedPod {
     /// Its UID, which begins with [`UID`].
     pub uid: PodUid,
     /// `namespace/name`.
@@ -195,7 +195,7 @@ pub fn take_pod(
     object: &Value,
     number: u64,
     now: Time,
-) -> Result<Taken, String> {
+) -> Result<AdmittedPod, String> {
     let amended = crate::admission::amended(object).map_err(|why| why.to_string())?;
     let mut pod: Pod =
         serde_json::from_value(amended.pod).map_err(|why| format!("it is no pod: {why}"))?;
@@ -215,7 +215,7 @@ pub fn take_pod(
             pod.created = now;
         }
     }
-    Ok(Taken {
+    Ok(AdmittedPod {
         uid,
         name: format!("{namespace}/{name}"),
         warnings: amended.warnings,

@@ -1,6 +1,6 @@
 //! "Who would give way if I asked for that?"
 
-use super::{QUIET, Settled, UID, is_placed, settle, take_pod};
+use super::{QUIET, TrialResult, UID, is_placed, settle, take_pod};
 use crate::convert::World;
 use proto::names::{kai, request, resource};
 use scheduler_core::ids::PodUid;
@@ -145,7 +145,7 @@ pub fn what_if(
 }
 
 fn answer(
-    settled: &Settled,
+    settled: &TrialResult,
     pods: &BTreeSet<PodUid>,
     queues: &BTreeMap<PodUid, String>,
     count: u32,

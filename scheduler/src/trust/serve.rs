@@ -1,7 +1,7 @@
 //! Our certificate, for the webhook, for agents and for the page.
 
 use super::Certificates;
-use crate::serve::Door;
+use crate::serve::Endpoint;
 use axum::Router;
 use std::io;
 use tokio_util::sync::CancellationToken;
@@ -13,10 +13,10 @@ impl Certificates {
     /// The listener broke.
     pub async fn serve(
         &self,
-        door: Door,
+        endpoint: Endpoint,
         routes: Router,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        crate::serve::serve(door, Some(self.tls()), routes, stop).await
+        crate::serve::serve(endpoint, Some(self.tls()), routes, stop).await
     }
 }

@@ -15,7 +15,7 @@ struct Pool {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct QueryLabels {
     nodepool: String,
     result: &'static str,
 }
@@ -24,7 +24,7 @@ struct Asked {
 #[derive(Debug)]
 pub struct UsageMeters {
     age: Family<Pool, Gauge<f64, AtomicU64>>,
-    questions: Family<Asked, Counter>,
+    questions: Family<QueryLabels, Counter>,
     latency: Histogram,
 }
 
@@ -73,7 +73,7 @@ impl UsageMeters {
 
     /// A question ended after that time.
     pub(super) fn asked(&self, nodepool: &str, answered: bool, took: Duration) {
-        let of = Asked {
+        let of = QueryLabels {
             nodepool: nodepool.to_owned(),
             result: if answered { "answered" } else { "failed" },
         };

@@ -8,26 +8,26 @@
 //! - [`Settings`]: `usageDBConfig` of a shard, as it was read (`shard::usage`).
 //! - [`Window`]: since when use counts. Pure.
 //! - `prometheus`: the queries, and what of an answer is taken. Pure, but for `ask`.
-//! - `ring`: values by key and time, bounded; `past`: the same answers from such rings, without
+//! - `ring`: values by key and time, bounded; `observed`: the same answers from such rings, without
 //!   a database. Pure.
-//! - `run`: asks, apart from decisions. Out: [`Told`].
-//! - [`Desk`]: the last answer, its age, and what of it the core is told. Pure.
+//! - `run`: asks, apart from decisions. Out: [`UsageResult`].
+//! - [`LatestUsage`]: the last answer, its age, and what of it the core is told. Pure.
 
-mod desk;
+mod latest;
 mod meters;
-mod past;
+mod observed;
 mod prometheus;
 mod ring;
 mod run;
 mod window;
 
 pub(crate) use crate::prometheus::url;
-pub use desk::{Desk, State};
+pub use latest::{LatestUsage, State};
 pub use meters::UsageMeters;
-pub use past::Past;
-pub(crate) use past::REACH;
+pub use observed::ObservedUsage;
+pub(crate) use observed::REACH;
 pub use ring::Ring;
-pub(crate) use run::{Line, run};
+pub(crate) use run::{UsageClient, run};
 pub use window::{Cron, Window};
 
 use scheduler_core::ids::QueueName;
@@ -93,7 +93,7 @@ pub enum Address {
 
 /// An answer, or why there is none.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct UsageResult {
     /// What was asked for.
     pub settings: Arc<Settings>,
     /// When it was asked.

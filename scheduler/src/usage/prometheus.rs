@@ -9,7 +9,7 @@
 //!   `sum_over_time` of an instant vector, which Prometheus refuses.
 
 use super::{Address, Server, Settings, Source, Uses, part};
-use crate::prometheus::{Sample, door, words};
+use crate::prometheus::{Sample, client, words};
 use scheduler_core::ids::QueueName;
 use scheduler_core::units::Time;
 use serde::Deserialize;
@@ -37,20 +37,20 @@ pub(super) async fn ask(settings: &Settings, now: Time) -> Result<Uses, String> 
             _ => return Err(format!("the environment variable {name} is not set")),
         },
     };
-    let door = door(&url)?;
+    let prometheus = client(&url)?;
     let timeout = std::time::Duration::from_millis(server.timeout.0);
     let asked = tokio::time::timeout(timeout, async {
         let mut capacity = [0.0; 3];
         for (index, query) in server.capacity.iter().enumerate() {
             let query = sum(query, server, settings, range, now);
-            let series: Vec<Series> = door.instant(&query, now).await?;
+            let series: Vec<Series> = prometheus.instant(&query, now).await?;
             capacity[index] = one(&series, RESOURCES[index])?;
         }
         let mut used: BTreeMap<QueueName, [f64; 3]> = BTreeMap::new();
         for (index, query) in server.allocation.iter().enumerate() {
             let query = format!("max by (queue_name) ({query})");
             let query = sum(&query, server, settings, range, now);
-            for series in door.instant::<Labels>(&query, now).await? {
+            for series in prometheus.instant::<Labels>(&query, now).await? {
                 let value = amount(&series, RESOURCES[index])?;
                 if let Some(queue) = series.metric.queue_name {
                     used.entry(QueueName::from(queue)).or_default()[index] = value;
@@ -65,7 +65,7 @@ pub(super) async fn ask(settings: &Settings, now: Time) -> Result<Uses, String> 
         Ok(answered) => answered,
         Err(_) => Err(format!(
             "{} did not answer within usageQueryTimeout, {} s",
-            door.shown(),
+            prometheus.shown(),
             server.timeout.0.div_ceil(1000)
         )),
     }

@@ -1,12 +1,13 @@
 //! Asks for past use, apart from decisions.
 //!
-//! In: the settings in force, and what queues hold. Out: [`Told`], the last one alone. A question
+//! In: the settings in force, and what queues hold. Out: [`UsageResult`], the last one alone. A question
 //! that fails is asked again after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
 
-use super::past::{Past, SAMPLE};
-use super::{Settings, Source, Told, UsageMeters, prometheus};
+use super::observed::{ObservedUsage, SAMPLE};
+use super::{Settings, Source, UsageMeters, UsageResult, prometheus};
 use crate::clock::Wall;
 use crate::report::Views;
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use scheduler_core::units::Time;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,18 +24,18 @@ const NOTHING_YET: Duration = Duration::from_secs(1);
 
 /// The cycle's end.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct UsageClient {
     /// The settings in force.
     pub(crate) settings: watch::Sender<Option<Arc<Settings>>>,
     /// The last that was told.
-    pub(crate) told: watch::Receiver<Option<Told>>,
+    pub(crate) told: watch::Receiver<Option<UsageResult>>,
 }
 
 /// The other one.
 #[derive(Debug)]
-pub(crate) struct Links {
+pub(crate) struct UsageQueryChannels {
     settings: watch::Receiver<Option<Arc<Settings>>>,
-    told: watch::Sender<Option<Told>>,
+    told: watch::Sender<Option<UsageResult>>,
     /// The shard's queues and what the cluster has.
     pub(crate) views: watch::Receiver<Views>,
     pub(crate) wall: Wall,
@@ -43,7 +44,7 @@ pub(crate) struct Links {
     pub(crate) pool: String,
 }
 
-impl Line {
+impl UsageClient {
     /// One that nobody answers.
     pub(crate) fn silent() -> Self {
         Self {
@@ -58,10 +59,10 @@ impl Line {
         wall: Wall,
         meters: Arc<UsageMeters>,
         pool: String,
-    ) -> (Self, Links) {
+    ) -> (Self, UsageQueryChannels) {
         let (settings, settings_in) = watch::channel(None);
         let (told_out, told) = watch::channel(None);
-        let links = Links {
+        let links = UsageQueryChannels {
             settings: settings_in,
             told: told_out,
             views,
@@ -74,18 +75,18 @@ impl Line {
 }
 
 /// Asks until `stop`, or until the cycle is gone.
-pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
-    let mut past = Past::default();
+pub(crate) async fn run(mut links: UsageQueryChannels, stop: CancellationToken) {
+    let mut observed = ObservedUsage::default();
     loop {
         let settings = links.settings.borrow_and_update().clone();
         let in_memory = |settings: &Arc<Settings>| settings.source == Source::InMemory;
         if !settings.as_ref().is_some_and(in_memory) {
-            past = Past::default();
+            observed = ObservedUsage::default();
         }
         let mut changes = links.settings.clone();
         let follow = async {
             match &settings {
-                Some(settings) => links.follow(settings, &mut past).await,
+                Some(settings) => links.follow(settings, &mut observed).await,
                 None => std::future::pending().await,
             }
         };
@@ -99,11 +100,16 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
     }
 }
 
-impl Links {
+impl UsageQueryChannels {
     /// Asks for ever.
-    async fn follow(&self, settings: &Arc<Settings>, past: &mut Past) {
+    async fn follow(&self, settings: &Arc<Settings>, observed: &mut ObservedUsage) {
         let mut answered = Instant::now();
-        let mut pause = RETRY;
+        let interval = Duration::from_millis(settings.fetch_interval.0);
+        let backoff = ExponentialBuilder::new()
+            .with_min_delay(RETRY.min(interval))
+            .with_max_delay(interval)
+            .without_max_times();
+        let mut pauses = backoff.build();
         loop {
             let begin = Instant::now();
             let at = self.now();
@@ -111,24 +117,21 @@ impl Links {
                 match &settings.source {
                     Source::Prometheus(_) => prometheus::ask(settings, at).await,
                     Source::InMemory => {
-                        self.look(past).await;
-                        Ok(past.uses(settings, self.now()))
+                        self.look(observed).await;
+                        Ok(observed.uses(settings, self.now()))
                     }
                 }
             };
             let result = self.ageing(answered, ask).await;
             self.meters
                 .asked(&self.pool, result.is_ok(), begin.elapsed());
-            let interval = Duration::from_millis(settings.fetch_interval.0);
             let next = if result.is_ok() {
-                (answered, pause) = (begin, RETRY);
+                (answered, pauses) = (begin, backoff.build());
                 begin + interval
             } else {
-                let next = Instant::now() + pause.min(interval);
-                pause = (pause * 2).min(interval);
-                next
+                Instant::now() + pauses.next().unwrap_or(interval)
             };
-            let told = Told {
+            let told = UsageResult {
                 settings: Arc::clone(settings),
                 at,
                 result: result.map(Arc::new).map_err(Arc::from),
@@ -137,12 +140,13 @@ impl Links {
                 tracing::warn!(pool = self.pool, "past use: {why}");
             }
             self.told.send_replace(Some(told));
-            self.ageing(answered, self.wait(settings, past, next)).await;
+            self.ageing(answered, self.wait(settings, observed, next))
+                .await;
         }
     }
 
     /// Until the next question; meanwhile what queues hold is noted where nobody else does.
-    async fn wait(&self, settings: &Settings, past: &mut Past, until: Instant) {
+    async fn wait(&self, settings: &Settings, observed: &mut ObservedUsage, until: Instant) {
         if settings.source != Source::InMemory {
             return tokio::time::sleep_until(until).await;
         }
@@ -153,18 +157,18 @@ impl Links {
                 return tokio::time::sleep_until(until).await;
             }
             tokio::time::sleep_until(next).await;
-            self.look(past).await;
+            self.look(observed).await;
         }
     }
 
     /// Notes what queues hold, once the cluster is known.
-    async fn look(&self, past: &mut Past) {
+    async fn look(&self, observed: &mut ObservedUsage) {
         loop {
             {
                 let views = self.views.borrow();
                 if views.capacity != [0; 3] {
                     let held = views.queues.iter().map(|view| (&view.queue, view.held));
-                    return past.sample(self.now(), held, views.capacity);
+                    return observed.sample(self.now(), held, views.capacity);
                 }
             }
             tokio::time::sleep(NOTHING_YET).await;

@@ -32,7 +32,7 @@ pub struct Hardware {
     pub cards: Vec<Card>,
     /// How MPS behaves; what is left out follows the driver version.
     #[serde(default)]
-    pub mps: MpsHabits,
+    pub mps: MpsBehaviour,
 }
 
 /// One card, or `count` equal ones.
@@ -108,7 +108,7 @@ pub enum NvLink {
 /// them. Left out, they follow the driver version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MpsHabits {
+pub struct MpsBehaviour {
     /// Clients per card: 48, 60 from r590 (CUDA 13.1), by NVIDIA's MPS documentation.
     #[serde(default)]
     pub max_clients: Option<u32>,
@@ -292,10 +292,10 @@ impl Hardware {
             cuda_version: None,
             seed: String::new(),
             cards: vec![Card::of(preset, count)],
-            mps: MpsHabits {
+            mps: MpsBehaviour {
                 limits_read_back_in_gib: true,
                 server_mib: server_mib(),
-                ..MpsHabits::default()
+                ..MpsBehaviour::default()
             },
         }
     }

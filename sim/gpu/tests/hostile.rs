@@ -167,7 +167,7 @@ fn the_limit_of_a_process_does_not_bound_the_sum_of_a_container() {
 }
 
 #[test]
-fn one_processs_limit_is_not_raised_by_what_it_commands_after_it_came() {
+fn the_limit_of_a_running_process_is_not_raised_by_its_own_commands() {
     let machine = Machine::start(&["--preset", "RTX-6000-Ada"]);
     let daemon = machine.daemon(&[]);
     daemon.ask(&format!("set_default_device_pinned_mem_limit 0 {SHARE}M"));

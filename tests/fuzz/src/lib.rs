@@ -6,7 +6,7 @@
 //! and the time that they take.
 //!
 //! - [`targets`]: the targets by name.
-//! - [`mutate`]: seeds → inputs that resemble them; [`large`]: long ones; [`chance`].
+//! - [`mutate`]: seeds → inputs that resemble them; [`large`]: long ones; [`random`].
 //!
 //! `tests/inputs` runs them.
 #![forbid(unsafe_code)]
@@ -16,13 +16,13 @@
     reason = "a target says what is wrong by a panic"
 )]
 
-pub mod chance;
 pub mod large;
 pub mod mutate;
+pub mod random;
 pub mod targets;
 
-pub use chance::Chance;
 pub use mutate::{Corpus, Shape};
+pub use random::Xoshiro256;
 pub use targets::TARGETS;
 
 /// One parser, and what must hold of it.

@@ -6,7 +6,7 @@
 use crate::machine::Machine;
 use crate::report::Verdict;
 use crate::server::Server;
-use crate::tenant::{Around, Tenant};
+use crate::tenant::{ProgramEnv, Tenant};
 use anyhow::Context as _;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ fn one_card(machine: &Machine) -> anyhow::Result<Verdict> {
     let mut seen = Vec::new();
     for card in &machine.cards {
         let before = machine.used(card)?;
-        let (mut tenant, begun) = Tenant::begun(machine, "a", &Around::card(&card.uuid))?;
+        let (mut tenant, begun) = Tenant::begun(machine, "a", &ProgramEnv::card(&card.uuid))?;
         let size = machine.part(2);
         let taken = tenant.code(&format!("alloc {size}"))?;
         let grown = machine.used(card)?.saturating_sub(before);
@@ -179,7 +179,7 @@ fn fault_stays(machine: &Machine) -> anyhow::Result<Verdict> {
     let (mut a, _) = Tenant::begun(machine, "a", &first.around())?;
     let (mut with_a, _) = Tenant::begun(machine, "beside", &first.around())?;
     let (mut b, _) = Tenant::begun(machine, "b", &second.around())?;
-    let (mut free, _) = Tenant::begun(machine, "without-server", &Around::card(&card.uuid))?;
+    let (mut free, _) = Tenant::begun(machine, "without-server", &ProgramEnv::card(&card.uuid))?;
     let word = format!("alloc {}", size / 4);
     for tenant in [&mut a, &mut with_a, &mut b, &mut free] {
         tenant.code(&word)?;

@@ -3,12 +3,12 @@
 //! do to a server's folder. Asked before everything else.
 
 use crate::claims::{OUT_OF_MEMORY, pinned};
-use crate::lists::{Lists, Sight};
+use crate::lists::{ListEntry, Lists};
 use crate::machine::{Machine, Missing};
 use crate::questions::{code_of, number};
 use crate::report::Verdict;
 use crate::server::Server;
-use crate::tenant::{Around, Tenant};
+use crate::tenant::{ProgramEnv, Tenant};
 use anyhow::Context as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,7 +68,7 @@ fn client_lists(machine: &Machine) -> anyhow::Result<Verdict> {
     let master = server.pid()?.context("no server")?;
     let mut tenant = Tenant::start(machine, "client", &server.around())?;
     let client = tenant.pid();
-    let mut alone = Tenant::start(machine, "alone", &Around::card(&card.uuid))?;
+    let mut alone = Tenant::start(machine, "alone", &ProgramEnv::card(&card.uuid))?;
     let without = alone.pid();
     let stop = AtomicBool::new(false);
     let sights = std::thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn client_lists(machine: &Machine) -> anyhow::Result<Verdict> {
         ("a program without a server", without),
     ]
     .iter()
-    .map(|(who, pid)| format!("{who}: {}", Sight::told(&sights, *pid)))
+    .map(|(who, pid)| format!("{who}: {}", ListEntry::told(&sights, *pid)))
     .collect();
     Ok(Verdict::Answer(told.join("; ")))
 }
@@ -109,7 +109,7 @@ fn graphics(machine: &Machine) -> anyhow::Result<Verdict> {
     let server = Server::limited(machine, "graphics", card, limit)?;
     let mut rows = Vec::new();
     for (who, around, words) in [
-        ("alone", Around::card(&card.uuid), vec![]),
+        ("alone", ProgramEnv::card(&card.uuid), vec![]),
         ("in an MPS client", server.around(), vec!["context"]),
     ] {
         let mut tenant = Tenant::start(machine, who, &around)?;
@@ -285,7 +285,7 @@ fn memory_limit(machine: &Machine) -> anyhow::Result<Verdict> {
     let hard = limit.to_string();
     let (set, _) = machine.smi_said(&[&words[..], &["--hard-limit", &hard]].concat())?;
     let (_, read) = machine.smi_said(&words)?;
-    let mut tenant = Tenant::start(machine, "inside", &Around::card(&card.uuid))?;
+    let mut tenant = Tenant::start(machine, "inside", &ProgramEnv::card(&card.uuid))?;
     std::fs::write(group.0.join("cgroup.procs"), tenant.pid().to_string())?;
     tenant.ask("context")?;
     let full = tenant.ask(&format!("fill {}", machine.step()))?;

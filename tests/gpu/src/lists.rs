@@ -1,6 +1,6 @@
 //! NVML's lists of processes: who is on which, and when that changes.
 //!
-//! In: pids, as this process sees them. Out: [`Sight`]s. A driver that names the pids of
+//! In: pids, as this process sees them. Out: [`ListEntry`]s. A driver that names the pids of
 //! another namespace shows none of ours.
 
 use crate::machine::{Machine, Missing};
@@ -18,7 +18,7 @@ const AFTER: Duration = Duration::from_millis(500);
 pub(crate) struct Lists(Nvml);
 
 /// A process on these lists, from this moment on.
-pub(crate) struct Sight {
+pub(crate) struct ListEntry {
     pid: u32,
     /// Since the first look.
     at: Duration,
@@ -26,7 +26,7 @@ pub(crate) struct Sight {
     on: String,
 }
 
-impl Sight {
+impl ListEntry {
     /// One process's way over the lists.
     pub(crate) fn told(sights: &[Self], pid: u32) -> String {
         let own = sights.iter().filter(|sight| sight.pid == pid);
@@ -76,9 +76,9 @@ impl Lists {
         card: &str,
         pids: &[u32],
         stop: &AtomicBool,
-    ) -> Result<Vec<Sight>, NvmlError> {
+    ) -> Result<Vec<ListEntry>, NvmlError> {
         let begin = Instant::now();
-        let mut sights: Vec<Sight> = Vec::new();
+        let mut sights: Vec<ListEntry> = Vec::new();
         let mut stopped: Option<Instant> = None;
         while stopped.is_none_or(|at| at.elapsed() < AFTER) {
             let look = Instant::now();
@@ -87,7 +87,7 @@ impl Lists {
                 let last = sights.iter().rev().find(|sight| sight.pid == *pid);
                 if last.is_none_or(|last| last.on != on) {
                     let at = begin.elapsed();
-                    sights.push(Sight { pid: *pid, at, on });
+                    sights.push(ListEntry { pid: *pid, at, on });
                 }
             }
             if stopped.is_none() && stop.load(Ordering::SeqCst) {

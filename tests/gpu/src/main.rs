@@ -55,7 +55,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Claims and questions, on this machine's driver or on the simulated one.
-    Ask(Ask),
+    Ask(AskArgs),
     /// How long the watchdog lets a program have more than its share.
     Violations(Violations),
     /// A CUDA program that does what its words say.
@@ -79,7 +79,7 @@ struct Violations {
 }
 
 #[derive(Debug, Args)]
-struct Ask {
+struct AskArgs {
     /// On the simulated driver, with the stand-ins for NVML and libcuda of this folder.
     #[arg(long, value_name = "FOLDER")]
     simulated: Option<PathBuf>,
@@ -135,14 +135,14 @@ fn hook(arguments: &[String]) -> ExitCode {
 }
 
 /// Everything, what is worth most first; whether all that was claimed holds.
-fn run(ask: &Ask) -> anyhow::Result<bool> {
+fn run(ask: &AskArgs) -> anyhow::Result<bool> {
     let mut machine = machine(ask.simulated.as_deref())?;
     machine.may_set_mode = ask.may_set_compute_mode;
     let machine = &machine;
     let before = machine.settings()?;
     fit(machine, &before)?;
     machine.smi(&[])?;
-    let mut asked = Asked {
+    let mut asked = Session {
         machine,
         begin: Instant::now(),
         budget: Duration::from_secs(ask.budget),
@@ -167,7 +167,7 @@ fn run(ask: &Ask) -> anyhow::Result<bool> {
         Verdict::Differs(after)
     };
     asked.tell("every setting of every card is as it was found", Ok(same));
-    let Asked { parts, begin, .. } = asked;
+    let Session { parts, begin, .. } = asked;
     publish(ask, machine, &parts, begin.elapsed())?;
     Ok(parts
         .iter()
@@ -175,7 +175,7 @@ fn run(ask: &Ask) -> anyhow::Result<bool> {
 }
 
 /// What is asked of a node, which is started for the first of them.
-fn of_shares(asked: &mut Asked<'_>) -> anyhow::Result<()> {
+fn of_shares(asked: &mut Session<'_>) -> anyhow::Result<()> {
     let machine = asked.machine;
     runtime()?.block_on(async {
         let mut node = None;
@@ -212,7 +212,7 @@ fn of_shares(asked: &mut Asked<'_>) -> anyhow::Result<()> {
 }
 
 /// What has been asked, and the time that is left.
-struct Asked<'a> {
+struct Session<'a> {
     machine: &'a Machine,
     begin: Instant,
     budget: Duration,
@@ -220,7 +220,7 @@ struct Asked<'a> {
     parts: Vec<Part>,
 }
 
-impl Asked<'_> {
+impl Session<'_> {
     /// Asks, unless it is not wanted or does not fit into what is left.
     fn ask(&mut self, text: &str, seconds: u64, run: fn(&Machine) -> anyhow::Result<Verdict>) {
         if self.fits(text, seconds) {
@@ -312,7 +312,7 @@ fn fit(machine: &Machine, settings: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn publish(ask: &Ask, machine: &Machine, parts: &[Part], took: Duration) -> anyhow::Result<()> {
+fn publish(ask: &AskArgs, machine: &Machine, parts: &[Part], took: Duration) -> anyhow::Result<()> {
     let Some(out) = &ask.out else {
         return Ok(());
     };

@@ -5,7 +5,7 @@ use crate::claims::{OUT_OF_MEMORY, pinned};
 use crate::machine::Machine;
 use crate::report::Verdict;
 use crate::server::Server;
-use crate::tenant::{Around, Tenant};
+use crate::tenant::{ProgramEnv, Tenant};
 use anyhow::Context as _;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ fn totals(machine: &Machine) -> anyhow::Result<Verdict> {
     let card = machine.cards.first().context("no card")?;
     let limit = machine.part(4);
     let mut rows = vec![format!("the card: {} MiB by nvidia-smi", card.total)];
-    let mut seen = |name: &str, around: &Around| -> anyhow::Result<()> {
+    let mut seen = |name: &str, around: &ProgramEnv| -> anyhow::Result<()> {
         let (tenant, line) = Tenant::begun(machine, name, around)?;
         rows.push(format!(
             "{name}: total {}, free {}",
@@ -89,7 +89,7 @@ fn totals(machine: &Machine) -> anyhow::Result<Verdict> {
         ));
         tenant.end()
     };
-    seen("no fence", &Around::card(&card.uuid))?;
+    seen("no fence", &ProgramEnv::card(&card.uuid))?;
     {
         let server = Server::start(machine, "totals", card, false)?;
         seen("a server without a limit", &server.around())?;

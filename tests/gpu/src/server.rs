@@ -5,7 +5,7 @@
 
 use crate::control;
 use crate::machine::{Card, Machine};
-use crate::tenant::Around;
+use crate::tenant::ProgramEnv;
 use anyhow::{Context as _, bail};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -160,8 +160,8 @@ impl<'a> Server<'a> {
     }
 
     /// What a client of it has around it.
-    pub(crate) fn around(&self) -> Around {
-        Around::card(&self.card).with(
+    pub(crate) fn around(&self) -> ProgramEnv {
+        ProgramEnv::card(&self.card).with(
             "CUDA_MPS_PIPE_DIRECTORY",
             &self.pipe().display().to_string(),
         )

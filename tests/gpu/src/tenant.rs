@@ -24,14 +24,14 @@ pub(crate) struct Tenant<'a> {
 
 /// What stands around a program.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Around {
+pub(crate) struct ProgramEnv {
     /// Over the machine's own.
     pub(crate) env: Vec<(String, String)>,
     /// Of `gpu cuda`.
     pub(crate) options: Vec<String>,
 }
 
-impl Around {
+impl ProgramEnv {
     /// Sees this card alone.
     pub(crate) fn card(uuid: &str) -> Self {
         Self::default().with("CUDA_VISIBLE_DEVICES", uuid)
@@ -49,7 +49,11 @@ impl Around {
 }
 
 impl<'a> Tenant<'a> {
-    pub(crate) fn start(machine: &'a Machine, name: &str, around: &Around) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        machine: &'a Machine,
+        name: &str,
+        around: &ProgramEnv,
+    ) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("cuda").arg("--library").arg(machine.cuda()?);
         for (name, path) in [("--control", machine.control()), ("--egl", machine.egl())] {
@@ -95,7 +99,7 @@ impl<'a> Tenant<'a> {
     pub(crate) fn begun(
         machine: &'a Machine,
         name: &str,
-        around: &Around,
+        around: &ProgramEnv,
     ) -> anyhow::Result<(Self, Value)> {
         let mut tenant = Self::start(machine, name, around)?;
         let answer = tenant.ask("context")?;

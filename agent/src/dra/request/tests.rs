@@ -106,7 +106,7 @@ fn what_is_not_served_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn a_claims_word_comes_after_its_classs_and_takes_no_fence_away() {
+fn a_claim_overrides_its_class_and_removes_no_fence() {
     let parameters = |more: Value| {
         let mut all = json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig"});
         all.as_object_mut()

@@ -1,6 +1,6 @@
 use super::*;
 use crate::inventory::{GpuUuid, Health};
-use crate::ledger::{AllocId, Claim, Claimed, Ledger, Wishes};
+use crate::ledger::{AllocId, Claim, Claimed, Ledger, ShareOptions};
 use crate::node::{Node, Readiness};
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
@@ -83,7 +83,7 @@ fn grant(front: Front, mode: Mode, state: &State) -> Ledger {
             name: "c".into(),
             requests: ["gpu".to_owned()].into(),
         }),
-        wishes: Wishes::default(),
+        wishes: ShareOptions::default(),
     };
     let mut ledger = Ledger::default();
     let alloc = AllocId::new(1);

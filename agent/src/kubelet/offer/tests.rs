@@ -56,7 +56,7 @@ fn claim(pod: &str, mode: Mode, gpus: &[u32]) -> Claim {
         compute_percent: 100,
         mode,
         claimed: None,
-        wishes: crate::ledger::Wishes::default(),
+        wishes: crate::ledger::ShareOptions::default(),
         decision: "d".into(),
     }
 }

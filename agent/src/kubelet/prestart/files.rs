@@ -41,7 +41,7 @@ pub(super) fn made(
         Mode::TimeSlicing => edit::hints::of(share, &state.inventory),
         _ => Vec::new(),
     };
-    let made = edit::Made {
+    let made = edit::EditInputs {
         driver,
         mps: mps.as_ref(),
         hints,
@@ -138,7 +138,7 @@ pub(super) fn put_share_file(share_dir: &Path, share: &Share, alloc: AllocId) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{Book, Settings};
+    use crate::inventory::{InventoryBuilder, Settings};
     use crate::node::Policy;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use api::Mib;
@@ -172,10 +172,10 @@ mod tests {
                 reading: Ok(Reading::default()),
             }],
         };
-        let (mut book, now) = (Book::new(settings), Instant::now());
-        book.observe(&observation, now);
+        let (mut builder, now) = (InventoryBuilder::new(settings), Instant::now());
+        builder.observe(&observation, now);
         State {
-            inventory: book.inventory(&api::gpu_node::GpuNodeSpec::default(), |_, _| true, now),
+            inventory: builder.inventory(&api::gpu_node::GpuNodeSpec::default(), |_, _| true, now),
             ..State::default()
         }
     }

@@ -59,7 +59,7 @@ fn claim(pod: u32, mode: Mode, gpus: &[u32], memory: u64) -> Claim {
         compute_percent: 100,
         mode,
         claimed: None,
-        wishes: Wishes::default(),
+        wishes: ShareOptions::default(),
         decision: format!("d{pod}"),
     }
 }
@@ -452,7 +452,7 @@ fn what_several_containers_of_a_claim_have_counts_once() {
         let one = ledger.by_alloc(AllocId::new(1)).next().cloned().unwrap();
         ledger.join(&one, claim(9, mode, &[0], 0).pod, "main".into());
         assert_eq!(ledger.granted(card), Mib(900 + room));
-        assert_eq!(ledger.holders(&one.hold()).count(), 3);
+        assert_eq!(ledger.holders(&one.limit_scope()).count(), 3);
     }
 }
 

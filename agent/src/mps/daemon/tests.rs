@@ -11,7 +11,7 @@ pub(in crate::mps) fn tools(base: &Path) -> Tools {
         Program::new(root, name.into(), std::iter::empty(), &[], base.to_owned())
     };
     Tools {
-        beside: Beside::default(),
+        cgroups: DaemonCgroups::default(),
         control: program("/nowhere/nvidia-cuda-mps-control"),
         smi: Smi::new(program("/nowhere/nvidia-smi")),
         processes: Processes::new("/proc"),
@@ -48,7 +48,7 @@ fn ready(base: &Path) -> Daemon {
     let place = Place::new(base, "GPU-0").unwrap();
     let mut daemon = Daemon::absent("GPU-0", spec, place, Arc::new(tools(base)));
     daemon.take(order(Desired::Wanted(LIMITS), 0));
-    let active = Sight {
+    let active = ProbeResult {
         servers: vec![(70, ServerStatus::Active)],
         clients: Vec::new(),
     };

@@ -27,7 +27,7 @@ fn client(pid: u32) -> Client {
 }
 
 fn sight(status: ServerStatus, clients: &[u32]) -> Event {
-    Event::Seen(Sight {
+    Event::Seen(ProbeResult {
         servers: vec![(70, status)],
         clients: clients.iter().copied().map(client).collect(),
     })
@@ -267,7 +267,7 @@ fn a_fault_is_reported_until_the_server_is_active_again() {
 #[test]
 fn a_server_that_ended_is_started_at_once() {
     let mut machine = ready(&[]);
-    machine.on(at(1100), Event::Seen(Sight::default()));
+    machine.on(at(1100), Event::Seen(ProbeResult::default()));
     assert_eq!(phase(&machine), ServerPhase::Starting);
     assert_eq!(machine.next(at(1100)), Action::StartServer);
 }
@@ -275,9 +275,9 @@ fn a_server_that_ended_is_started_at_once() {
 #[test]
 fn a_server_that_does_not_start_is_asked_for_again_and_said() {
     let mut machine = ready(&[]);
-    machine.on(at(1100), Event::Seen(Sight::default()));
+    machine.on(at(1100), Event::Seen(ProbeResult::default()));
     machine.on(at(1100), Event::Done);
-    machine.on(at(11_200), Event::Seen(Sight::default()));
+    machine.on(at(11_200), Event::Seen(ProbeResult::default()));
     assert_eq!(machine.view().reason, "the MPS server does not start");
     assert_eq!(machine.next(at(11_200)), Action::StartServer);
 }
@@ -517,7 +517,7 @@ fn work_is_lost_by_a_fault_or_a_server_that_ended_and_by_nothing_that_is_only_sl
     assert_eq!((faulted.view().losses, faulted.view().blamed), (1, 42));
     let mut ended = ready(&[42]);
     for n in 0..5 {
-        ended.on(at(1100 + n), Event::Seen(Sight::default()));
+        ended.on(at(1100 + n), Event::Seen(ProbeResult::default()));
     }
     assert_eq!(ended.view().losses, 1);
 }

@@ -142,12 +142,12 @@ pub fn goes_with<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::{ContainerKind, ContainerView, Take};
+    use crate::pods::{ClaimUse, ContainerKind, ContainerView};
     use api::grant::PodIdentity;
 
     /// A pod whose containers take these requests of claim `c`; `*`: all.
     fn pod(containers: &[(&str, &[&str])]) -> PodView {
-        let take = |request: &&str| Take {
+        let take = |request: &&str| ClaimUse {
             claim: "c".into(),
             request: (*request != "*").then(|| (*request).to_owned()),
         };

@@ -3,14 +3,14 @@
 
 use super::{Core, Effect};
 use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
-use crate::hands::Termination;
 use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, HolderKey, ProofName, Share, SharePhase};
 use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
 use crate::pods::Standing;
-use crate::reconcile::{self, Limited, Part};
+use crate::reconcile::{self, Limited, LocalSource};
+use crate::termination::Termination;
 use crate::watchdog::is_of;
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ const CDI_PATIENCE: Duration = Duration::from_mins(10);
 impl Core {
     /// Everything that follows from what is known.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        let blind = self.unreadable.contains_key(&Part::Checkpoint);
+        let blind = self.unreadable.contains_key(&LocalSource::Checkpoint);
         let grace = if blind {
             reconcile::MINTED_GRACE_BLIND
         } else {
@@ -34,7 +34,7 @@ impl Core {
             .unreadable
             .iter()
             // The second witness stands in for the checkpoint.
-            .filter(|(part, _)| **part != Part::Checkpoint)
+            .filter(|(part, _)| **part != LocalSource::Checkpoint)
             .find(|(_, since)| {
                 now.saturating_duration_since(**since) >= reconcile::UNREADABLE_GRACE
             })
@@ -100,9 +100,9 @@ impl Core {
         let started = share
             .proof_name()
             .is_some_and(|name| self.local.lives(&name) || self.local.hides_proof(&name));
-        let mut cards = share.gpus.iter().filter(|card| self.book.answers(card));
+        let mut cards = share.gpus.iter().filter(|card| self.builder.answers(card));
         let on = |card| {
-            let mut processes = self.book.processes(card).iter();
+            let mut processes = self.builder.processes(card).iter();
             processes.any(|process| process.origin.pod_uid.as_ref() == Some(&share.pod.uid))
         };
         started || cards.any(on)
@@ -138,7 +138,7 @@ impl Core {
                     _ => is_of(process, share, ledger),
                 })
         };
-        let inventory = self.book.inventory(&policy.spec, explained, now);
+        let inventory = self.builder.inventory(&policy.spec, explained, now);
         for card in &inventory.cards {
             let before = self.inventory.card(&card.uuid).map(|card| &card.health);
             if card.health != *before.unwrap_or(&Health::Healthy) {
@@ -156,7 +156,7 @@ impl Core {
         self.inventory
             .cards
             .iter()
-            .flat_map(|card| self.book.processes(&card.uuid))
+            .flat_map(|card| self.builder.processes(&card.uuid))
             .filter_map(|process| process.origin.pod_uid.clone())
             .collect()
     }
@@ -233,7 +233,7 @@ impl Core {
                 return Some(true);
             };
             // What a card had when it last answered says nothing of now.
-            let answers = self.book.answers(card);
+            let answers = self.builder.answers(card);
             watch.is_right(now).map(|right| right && answers)
         });
         let right = right.reduce(|one, other| one.and_then(|one| Some(one && other?)));
@@ -258,7 +258,7 @@ impl Core {
         };
         let ceilings = share.gpus.first().and_then(|card| self.ceilings.get(card));
         // The driver limits each container: of several it does not hold the sum.
-        let alone = self.ledger.holders(&share.hold()).nth(1).is_none();
+        let alone = self.ledger.holders(&share.limit_scope()).nth(1).is_none();
         let limited = self.limited(share).filter(|_| alone);
         let evidence = Evidence {
             driver: limited.and_then(|limited| limited.mib).map(Mib),
@@ -301,7 +301,7 @@ impl Core {
             let mut known = self.ceilings.remove(&card.uuid).unwrap_or_default();
             let mut servers = self.mps.seen.servers.iter();
             if let Some(server) = servers.find(|s| s.name == card.uuid.as_str()) {
-                let pids = self.book.processes(&card.uuid).iter().map(|p| p.pid);
+                let pids = self.builder.processes(&card.uuid).iter().map(|p| p.pid);
                 match server.observed_default_memory_mib {
                     // A process that comes before it is set right may get any limit.
                     0 if !server.tampered.is_empty() => known.observe(card.total, pids, now),
@@ -348,7 +348,7 @@ impl Core {
         };
         let cards = share.gpus.iter();
         cards
-            .flat_map(|card| self.book.processes(card))
+            .flat_map(|card| self.builder.processes(card))
             .filter(of_this)
     }
 

@@ -13,7 +13,7 @@ mod ungranted;
 use super::*;
 use crate::identity::{Checkpoint, Entry};
 use crate::ledger::{Share, SharePhase};
-use crate::node::prepare::{Ask, Source};
+use crate::node::prepare::{PrepareRequest, Source};
 use crate::nvml::{Device, Identity, Process, Reading};
 use crate::pods::{ContainerKind, ContainerView};
 use crate::reconcile::Proof;
@@ -84,7 +84,7 @@ struct World {
     proofs: BTreeMap<ProofName, Option<Proof>>,
     /// Containers with a process.
     living: BTreeSet<String>,
-    unreadable: BTreeMap<Part, String>,
+    unreadable: BTreeMap<LocalSource, String>,
     /// Pods that left; a UID never comes back.
     gone: BTreeSet<u32>,
     next_alloc: u128,
@@ -247,7 +247,7 @@ impl World {
         let resource = [Resource::Share, Resource::Whole]
             .into_iter()
             .find(|r| r.name() == entry.resource)?;
-        let ask = Ask {
+        let ask = PrepareRequest {
             resource,
             ids: entry.ids.clone(),
             source: Source::Checkpoint(self.checkpoint.clone()),

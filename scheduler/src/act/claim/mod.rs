@@ -8,9 +8,9 @@
 
 mod allocation;
 
-use super::Hands;
+use super::WriteContext;
 use super::answer::{self, Answer, refused};
-use super::notice::{self, Notice};
+use super::event::{self, KubeEvent};
 use crate::convert::{ClaimTerms, Stray};
 use allocation::is_same;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -70,9 +70,9 @@ impl Locks {
     }
 }
 
-fn claims(hands: &Hands, namespace: &str) -> Api<DynamicObject> {
+fn claims(context: &WriteContext, namespace: &str) -> Api<DynamicObject> {
     let kind = kube::core::ApiResource::erase::<ResourceClaim>(&());
-    Api::namespaced_with(hands.client.clone(), namespace, &kind)
+    Api::namespaced_with(context.client.clone(), namespace, &kind)
 }
 
 /// The claim's name in the pod's namespace.
@@ -91,14 +91,14 @@ type Claim = Box<DynamicObject>;
 
 /// Allocates and reserves all claims of the pod.
 pub(super) async fn reserve(
-    hands: &Hands,
+    context: &WriteContext,
     bind: &Bind,
     terms: &[ClaimTerms],
 ) -> Result<(), OutcomeResult> {
-    let api = claims(hands, &bind.namespace);
+    let api = claims(context, &bind.namespace);
     for (at, claim) in bind.devices.iter().enumerate() {
         let terms = terms.get(at).cloned().unwrap_or_default();
-        repeat(|| reserve_one(hands, &api, bind, claim, &terms)).await?;
+        repeat(|| reserve_one(context, &api, bind, claim, &terms)).await?;
     }
     Ok(())
 }
@@ -163,7 +163,7 @@ fn is_of(consumer: &Value, pod: &str) -> bool {
 }
 
 async fn reserve_one(
-    hands: &Hands,
+    context: &WriteContext,
     api: &Api<DynamicObject>,
     bind: &Bind,
     claim: &DeviceBinding,
@@ -198,7 +198,7 @@ async fn reserve_one(
                 finalizers.push(FINALIZER.to_owned());
                 found = put(api, &found, false).await?;
             }
-            let now = hands.wall.second().to_string();
+            let now = context.wall.second().to_string();
             let spec = found.data.get("spec").cloned().unwrap_or_default();
             let has = allocation::of(&spec, bind.decision, claim, terms, &now);
             set(&mut found, "allocation", has);
@@ -225,7 +225,7 @@ fn set(claim: &mut DynamicObject, field: &str, value: Value) {
 
 /// Waits until the devices that their drivers have to make ready are.
 pub(super) async fn ready(
-    hands: &Hands,
+    context: &WriteContext,
     bind: &Bind,
     terms: &[ClaimTerms],
 ) -> Result<(), OutcomeResult> {
@@ -237,14 +237,14 @@ pub(super) async fn ready(
         "waiting for binding conditions for device on node {}",
         bind.node
     );
-    hands.notices.say(Notice {
-        about: notice::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
+    context.events.record(KubeEvent {
+        about: event::pod(&bind.namespace, &bind.name, bind.pod.as_str()),
         warning: false,
         reason: "BindingConditionsPending",
         action: "Scheduling",
         note,
     });
-    let api = claims(hands, &bind.namespace);
+    let api = claims(context, &bind.namespace);
     let deadline = Instant::now() + READY_WITHIN;
     for claim in &bind.devices {
         loop {
@@ -280,8 +280,8 @@ pub(super) async fn ready(
 
 /// Takes back what [`reserve`] wrote: the pod's reservation and, where nobody else has one, the
 /// devices. Gives up when the server has no answer for long: who leads finds them ([`free`]).
-pub(super) async fn undo(hands: &Hands, bind: &Bind) {
-    let api = claims(hands, &bind.namespace);
+pub(super) async fn undo(context: &WriteContext, bind: &Bind) {
+    let api = claims(context, &bind.namespace);
     let pods = [bind.pod.to_string()];
     for claim in &bind.devices {
         let take = || take_back(&api, name(claim), &claim.uid, &pods, false);
@@ -293,11 +293,11 @@ pub(super) async fn undo(hands: &Hands, bind: &Bind) {
 
 /// Takes the devices from a claim that only pods have that wait, and for which nothing is under
 /// way.
-pub(super) async fn free(hands: &Hands, stray: &Stray) {
-    let Some(_alone) = hands.claims.alone(&stray.uid) else {
+pub(super) async fn free(context: &WriteContext, stray: &Stray) {
+    let Some(_alone) = context.claims.alone(&stray.uid) else {
         return;
     };
-    let api = claims(hands, &stray.namespace);
+    let api = claims(context, &stray.namespace);
     let claim = format!("{}/{}", stray.namespace, stray.name);
     let take = || take_back(&api, &stray.name, &stray.uid, &stray.pods, true);
     match repeat(take).await {

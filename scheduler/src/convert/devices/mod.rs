@@ -12,7 +12,7 @@ mod pools;
 mod strays;
 mod wants;
 
-use super::{Roll, World};
+use super::{ListedObjects, World};
 use crate::watch::Seen;
 use claims::{Claims, Named};
 use filters::{Filters, Known as Answer, Wanted};
@@ -67,9 +67,9 @@ struct User {
 /// Of dynamic resource allocation.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    slices: Roll,
-    claim_names: Roll,
-    class_names: Roll,
+    slices: ListedObjects,
+    claim_names: ListedObjects,
+    class_names: ListedObjects,
     pools: Pools,
     classes: Classes,
     claims: Claims,
@@ -88,7 +88,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn rolls(&self) -> [(&Roll, &'static str); 3] {
+    pub(super) fn rolls(&self) -> [(&ListedObjects, &'static str); 3] {
         [
             (&self.slices, "resourceslices"),
             (&self.class_names, "deviceclasses"),
@@ -107,12 +107,12 @@ impl Known {
         }
     }
 
-    pub(super) fn listing(&mut self) -> &mut Roll {
+    pub(super) fn listing(&mut self) -> &mut ListedObjects {
         &mut self.claim_names
     }
 
     pub(super) fn is_behind(&self) -> bool {
-        self.claim_names.behind != super::Behind::No
+        self.claim_names.behind != super::ListingState::No
     }
 
     fn is_listed(&self) -> bool {

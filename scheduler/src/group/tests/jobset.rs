@@ -1,7 +1,7 @@
 //! One group for a `JobSet`, and what was made by the rule before.
 
 use super::super::object::Object;
-use super::super::rules::Extra;
+use super::super::rules::LookupResult;
 use super::super::write;
 use super::{between, draft, draft_with, owner, parts, pod};
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ fn a_replica_of_a_job_set_starts_with_what_its_template_says_where_it_says() {
 
 #[test]
 fn a_job_set_that_was_grouped_by_the_rule_before_stays_so() {
-    let flat = Extra::Flat(true);
+    let flat = LookupResult::Flat(true);
     for (order, min, name, expected) in [
         (Some("InOrder"), None, "pg-o-uo-workers", 6),
         (None, None, "pg-o-uo-workers", 6),

@@ -1,6 +1,6 @@
 //! One row per kind of owner.
 
-use super::super::rules::{self, Extra, Scene, Want};
+use super::super::rules::{self, Lookup, LookupResult, RuleContext};
 use super::{Object, between, classes, draft, draft_with, owner, pod};
 use serde_json::{Value, json};
 
@@ -385,26 +385,26 @@ fn an_mpi_launcher_that_comes_late_counts_when_it_is_there() {
     let launcher =
         pod(&json!({"metadata": {"labels": {"training.kubeflow.org/job-role": "launcher"}}}));
     let there = classes();
-    let scene = |pod| Scene {
+    let context = |pod| RuleContext {
         pod,
         chain: &job,
         extra: None,
         classes: &there,
     };
     assert_eq!(
-        rules::want(scene(&worker)),
-        Some(Want::Pod {
+        rules::needed_lookup(context(&worker)),
+        Some(Lookup::Pod {
             labels: "training.kubeflow.org/job-name=o,training.kubeflow.org/job-role=launcher"
                 .into()
         })
     );
-    assert_eq!(rules::want(scene(&launcher)), None);
+    assert_eq!(rules::needed_lookup(context(&launcher)), None);
     for (pod, there, min) in [
         (&worker, false, 2),
         (&worker, true, 3),
         (&launcher, false, 3),
     ] {
-        let draft = draft_with(pod, &job, Some(&Extra::Pod(there))).unwrap();
+        let draft = draft_with(pod, &job, Some(&LookupResult::Pod(there))).unwrap();
         assert_eq!(draft.min, min, "{there}");
     }
 }

@@ -3,7 +3,7 @@
 use super::site::NS;
 use crate::clock::Wall;
 use crate::config::LonePodGroups;
-use crate::group::tee::{News, Told};
+use crate::group::relay::{GrouperChannels, GrouperEvent};
 use crate::group::{self, Settings, Shared};
 use http::{Request, Response};
 use kube::Client;
@@ -68,7 +68,7 @@ async fn a_group_that_cannot_be_made_anew_is_tried_again_less_and_less_often() {
         settings,
         client.clone(),
         Shared::new(client, LonePodGroups::Write),
-        Told { news, decided },
+        GrouperChannels { news, decided },
         leads,
         stop.clone(),
     ));
@@ -76,7 +76,7 @@ async fn a_group_that_cannot_be_made_anew_is_tried_again_less_and_less_often() {
     let report = || {
         let pod = Some("p".to_owned());
         let (namespace, name) = (NS.to_owned(), "pg-p-u".to_owned());
-        let news = News::NoGroup {
+        let news = GrouperEvent::NoGroup {
             namespace,
             name,
             pod,

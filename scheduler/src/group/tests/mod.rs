@@ -1,23 +1,23 @@
 //! What all groups have in common, and what is written of it. `kinds` has a row per kind of
-//! owner, as KAI's own table has; `parts` is about gangs with parts. `desk` and `groups` use the
-//! simulated API server of `site`; `missing` and `tee` need none.
+//! owner, as KAI's own table has; `parts` is about gangs with parts. `grouper` and `groups` use the
+//! simulated API server of `site`; `missing` and `relay` need none.
 
-mod desk;
+mod grouper;
 mod groups;
 mod jobset;
 mod kinds;
 mod missing;
 mod native;
 mod parts;
+mod relay;
 mod site;
-mod tee;
 mod types;
 
 use super::draft::{Classes, Draft};
 use super::member::Membership;
 use super::need;
 use super::object::Object;
-use super::rules::{self, Extra, Scene};
+use super::rules::{self, LookupResult, RuleContext};
 use super::write;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -61,8 +61,12 @@ fn classes() -> Classes {
     }
 }
 
-fn draft_with(pod: &Object, chain: &[Object], extra: Option<&Extra>) -> Result<Draft, String> {
-    rules::draft(Scene {
+fn draft_with(
+    pod: &Object,
+    chain: &[Object],
+    extra: Option<&LookupResult>,
+) -> Result<Draft, String> {
+    rules::draft(RuleContext {
         pod,
         chain,
         extra,
@@ -176,7 +180,7 @@ fn preemptibility_and_topology_are_taken_where_they_say_something() {
 }
 
 #[test]
-fn a_group_carries_its_owners_words_but_not_what_is_anothers_business() {
+fn a_group_carries_its_owners_labels_and_no_private_annotations() {
     let chain = [owner(
         "apps/v1",
         "Thing",

@@ -1,6 +1,6 @@
 //! Pods in a `PodGroup` of Kubernetes itself.
 
-use super::super::rules::{self, Extra, Scene, Want};
+use super::super::rules::{self, Lookup, LookupResult, RuleContext};
 use super::site::{Site, until};
 use super::{Object, between, classes, draft_with, owner, pod};
 use crate::group::draft::Draft;
@@ -15,14 +15,14 @@ fn member() -> Object {
     }))
 }
 
-fn group(patch: &Value) -> Extra {
+fn group(patch: &Value) -> LookupResult {
     let mut group = json!({
         "apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup",
         "metadata": {"name": "trainers", "namespace": "ns", "uid": "ug"},
         "spec": {"schedulingPolicy": {"gang": {"minCount": 3}}},
     });
     json_patch::merge(&mut group, patch);
-    Extra::Object(Box::new(Object::new(group)))
+    LookupResult::Object(Box::new(Object::new(group)))
 }
 
 fn drafted(patch: &Value, chain: &[Object]) -> Result<Draft, String> {
@@ -108,14 +108,14 @@ fn its_pods_wait_for_it_and_it_is_asked_for_before_what_their_owners_need() {
     assert!(need::must_wait(&pod.pod().unwrap(), "kai-scheduler", false));
     let chain = [owner("jobset.x-k8s.io/v1alpha2", "JobSet", &json!({}))];
     for chain in [&[][..], &chain] {
-        let scene = Scene {
+        let context = RuleContext {
             pod: &pod,
             chain,
             extra: None,
             classes: &classes,
         };
         let name = "trainers".to_owned();
-        assert_eq!(rules::want(scene), Some(Want::Native { name }));
+        assert_eq!(rules::needed_lookup(context), Some(Lookup::Native { name }));
     }
 }
 

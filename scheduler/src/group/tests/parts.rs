@@ -1,6 +1,6 @@
 //! Gangs that have parts.
 
-use super::super::rules::{self, Extra, Scene, Want};
+use super::super::rules::{self, Lookup, LookupResult, RuleContext};
 use super::{Object, between, classes, draft, draft_with, owner, parts, pod};
 use serde_json::{Value, json};
 
@@ -338,7 +338,7 @@ fn a_leader_and_its_workers_are_cut_into_segments() {
 #[test]
 fn groves_pod_gang_says_which_pods_belong_together() {
     let gang = |namespace: &str| {
-        Extra::Object(Box::new(owner(
+        LookupResult::Object(Box::new(owner(
             "scheduler.grove.io/v1alpha1",
             "PodGang",
             &json!({
@@ -366,13 +366,13 @@ fn groves_pod_gang_says_which_pods_belong_together() {
     ];
     let there = classes();
     assert_eq!(
-        rules::want(Scene {
+        rules::needed_lookup(RuleContext {
             pod: &of("p-0"),
             chain: &chain,
             extra: None,
             classes: &there
         }),
-        Some(Want::Object {
+        Some(Lookup::Object {
             api_version: "scheduler.grove.io/v1alpha1",
             kind: "PodGang",
             name: "g".into()
@@ -412,8 +412,9 @@ fn groves_pod_gang_says_which_pods_belong_together() {
         Some("rack")
     );
 
-    let error =
-        |name: &str, extra: Option<&Extra>| draft_with(&of(name), &chain, extra).unwrap_err();
+    let error = |name: &str, extra: Option<&LookupResult>| {
+        draft_with(&of(name), &chain, extra).unwrap_err()
+    };
     assert!(
         error("p-9", Some(&gang("ns"))).contains("p-9"),
         "not listed yet"

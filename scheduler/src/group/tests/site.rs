@@ -1,7 +1,7 @@
 //! The grouper against the simulated API server, and what a test does to its cluster.
 
 use crate::config::LonePodGroups;
-use crate::group::{self, Settings, Shared, Tee};
+use crate::group::{self, FactRelay, Settings, Shared};
 use crate::watch::{self as facts, Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
@@ -76,8 +76,8 @@ impl Site {
         ));
         let shared = Shared::new(client.clone(), lone_pods);
         let name = "kai-scheduler";
-        let (tee, facts, told) = Tee::new(name, shared.clone(), facts_in);
-        tokio::spawn(tee.run());
+        let (relay, facts, told) = FactRelay::new(name, shared.clone(), facts_in);
+        tokio::spawn(relay.run());
         let (leading, leads) = watch::channel(leads);
         let settings = Settings {
             scheduler_name: "kai-scheduler".into(),

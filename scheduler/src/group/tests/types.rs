@@ -4,7 +4,7 @@ use super::site::{Site, until};
 use super::{Draft, between, classes, owner, pod};
 use crate::config::LonePodGroups;
 use crate::group::object::Object;
-use crate::group::rules::{self, Scene};
+use crate::group::rules::{self, RuleContext};
 use crate::group::types::Types;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -15,13 +15,13 @@ use std::sync::Arc;
 fn drafted(types: &Value, pod: &Object, chain: &[Object]) -> Draft {
     let mut classes = classes();
     classes.types = Arc::new(Types::of(&types.to_string()).unwrap());
-    let scene = Scene {
+    let context = RuleContext {
         pod,
         chain,
         extra: None,
         classes: &classes,
     };
-    rules::draft(scene).unwrap()
+    rules::draft(context).unwrap()
 }
 
 #[test]

@@ -25,12 +25,12 @@ const PLACES: [&str; 3] = [
 
 /// Texts of one answer, each once.
 #[derive(Default)]
-struct Words<'a> {
+struct NodeQueue<'a> {
     numbers: BTreeMap<&'a str, usize>,
     texts: Vec<&'a str>,
 }
 
-impl<'a> Words<'a> {
+impl<'a> NodeQueue<'a> {
     fn number(&mut self, text: &'a str) -> i64 {
         if text.is_empty() {
             return -1;
@@ -46,12 +46,12 @@ impl<'a> Words<'a> {
 
 /// Every card, or those of the nodes that changed since the token.
 pub(super) fn all(token: &str, rights: &Rights, rows: &Rows) -> Value {
-    let since = rows.news.number(token, rights.number());
+    let since = rows.changes.number(token, rights.number());
     let keys = keys(rows);
-    let mut words = Words::default();
+    let mut words = NodeQueue::default();
     let mut nodes = Vec::new();
     for (name, node) in rows.nodes.iter() {
-        if !rows.news.is_new(name, since) {
+        if !rows.changes.is_new(name, since) {
             continue;
         }
         let labels = rows.labels.get(name.as_str());
@@ -67,9 +67,9 @@ pub(super) fn all(token: &str, rights: &Rights, rows: &Rows) -> Value {
         nodes.push(json!([name, places, cards]));
     }
     json!({
-        "token": rows.news.token(rights.number()), "whole": since.is_none(), "keys": keys,
+        "token": rows.changes.token(rights.number()), "whole": since.is_none(), "keys": keys,
         "words": words.texts, "nodes": nodes,
-        "gone": rows.news.gone_since(since).collect::<Vec<_>>(),
+        "gone": rows.changes.gone_since(since).collect::<Vec<_>>(),
     })
 }
 
@@ -78,7 +78,7 @@ fn card<'a>(
     live: Option<&'a super::super::row::Live>,
     rights: &Rights,
     rows: &'a Rows,
-    words: &mut Words<'a>,
+    words: &mut NodeQueue<'a>,
 ) -> Value {
     let now = live.and_then(|live| live.cards.get(&gpu.uuid));
     let used = now.map_or(-1, |card| i64::try_from(card.used).unwrap_or(i64::MAX));

@@ -13,9 +13,10 @@ mod report;
 mod time;
 
 pub(super) use report::Report;
+pub use report::ReportBy;
 pub(super) use time::{Line, Series};
 
-use super::desk::Rows;
+use super::rows::Rows;
 use api::GpuNode;
 use serde::Deserialize;
 use serde_json::{Value, json};

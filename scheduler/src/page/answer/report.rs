@@ -11,21 +11,22 @@ use std::collections::BTreeMap;
 
 const HOUR: u64 = 3600;
 
-/// What is told apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+/// How rows of a report are grouped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::page) enum By {
+pub enum ReportBy {
     /// Queues.
     #[default]
     Queue,
     /// Namespaces.
     Namespace,
-    /// Workloads, with their queues and namespaces.
+    /// Workloads: what made the pods.
     Owner,
 }
 
-impl By {
-    fn as_str(self) -> &'static str {
+impl ReportBy {
+    /// The value in queries and flags.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Queue => "queue",
             Self::Namespace => "namespace",
@@ -34,18 +35,18 @@ impl By {
     }
 }
 
-/// What is asked.
+/// The arguments of a report.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::page) struct Report {
     #[serde(default)]
-    pub(in crate::page) by: By,
+    pub(in crate::page) by: ReportBy,
     /// The last so many hours; 24 when unset.
     pub(in crate::page) hours: Option<u64>,
 }
 
 pub(super) fn rows(report: &Report, rights: &Rights, rows: &Rows) -> Answer {
-    if !rights.queues && report.by == By::Queue {
+    if !rights.queues && report.by == ReportBy::Queue {
         return Answer::Denied(NO_QUEUES);
     }
     let hours = report.hours.unwrap_or(24);
@@ -106,12 +107,12 @@ fn of(used: &Used) -> Value {
 }
 
 /// By what a tenant's sum is told apart; `None`: the reader may not know of it.
-fn key(tenant: &Tenant, by: By, sees: bool, queues: bool) -> Option<(&str, &str, &str)> {
+fn key(tenant: &Tenant, by: ReportBy, sees: bool, queues: bool) -> Option<(&str, &str, &str)> {
     let queue = if queues { &*tenant.queue } else { "" };
     match by {
-        By::Queue => Some((queue, "", "")),
-        By::Namespace => sees.then_some(("", &*tenant.namespace, "")),
-        By::Owner => sees.then_some((queue, &*tenant.namespace, &*tenant.owner)),
+        ReportBy::Queue => Some((queue, "", "")),
+        ReportBy::Namespace => sees.then_some(("", &*tenant.namespace, "")),
+        ReportBy::Owner => sees.then_some((queue, &*tenant.namespace, &*tenant.owner)),
     }
 }
 
@@ -133,11 +134,14 @@ mod tests {
             owner: "Job/a".into(),
             product: "L4".into(),
         };
-        assert_eq!(key(&tenant, By::Queue, false, true), Some(("q", "", "")));
-        assert_eq!(key(&tenant, By::Namespace, false, true), None);
-        assert_eq!(key(&tenant, By::Owner, false, true), None);
         assert_eq!(
-            key(&tenant, By::Owner, true, false),
+            key(&tenant, ReportBy::Queue, false, true),
+            Some(("q", "", ""))
+        );
+        assert_eq!(key(&tenant, ReportBy::Namespace, false, true), None);
+        assert_eq!(key(&tenant, ReportBy::Owner, false, true), None);
+        assert_eq!(
+            key(&tenant, ReportBy::Owner, true, false),
             Some(("", "ns", "Job/a"))
         );
         let used = Used {

@@ -123,7 +123,7 @@ struct Site {
     onward: Flows,
     /// Questions to the API server.
     asked: Arc<AtomicUsize>,
-    heard: crate::telemetry::HeardSender,
+    heard: crate::telemetry::AgentEventSender,
     views: watch::Sender<Views>,
     questions: Option<mpsc::Receiver<Question>>,
     /// What the clock shows, in seconds since 1970.
@@ -149,14 +149,14 @@ impl Site {
             let clock = clock.clone();
             Wall::reads(move || Timestamp::from_second(clock.load(Ordering::Relaxed)).unwrap())
         };
-        let (tap, onward, notes) = Tap::new("us", flows, Time(0));
-        tokio::spawn(tap.run());
+        let (relay, onward, notes) = FactRelay::new("us", flows, Time(0));
+        tokio::spawn(relay.run());
         let (views_out, views) = watch::channel(Views::default());
         let (status_out, status) = watch::channel(Status::default());
-        let (queries, asked_of_desk) = mpsc::channel(QUERIES);
-        tokio::spawn(desk::run(desk::Inputs {
+        let (queries, asked) = mpsc::channel(QUERIES);
+        tokio::spawn(rows::run(rows::RowSources {
             notes,
-            asked: asked_of_desk,
+            asked: asked,
             views,
             status,
             wall,
@@ -165,7 +165,7 @@ impl Site {
         let asked = Arc::new(AtomicUsize::new(0));
         let client = client(asked.clone());
         let site = Self {
-            routes: door::routes(door::Door {
+            routes: http::routes(http::HttpState {
                 callers: Some(Arc::new(Callers::new(client.clone()))),
                 client,
                 asked: queries,

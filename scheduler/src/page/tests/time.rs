@@ -6,7 +6,7 @@ use scheduler_core::QueueView;
 use scheduler_core::ids::QueueName;
 use scheduler_core::units::Bound;
 
-fn state(node: &str, used: u64, health: &str, complaint: &str) -> crate::telemetry::Heard {
+fn state(node: &str, used: u64, health: &str, complaint: &str) -> crate::telemetry::AgentEvent {
     let gpu = Gpu {
         uuid: format!("GPU-{node}"),
         memory_total_mib: 20_000,
@@ -29,7 +29,7 @@ fn state(node: &str, used: u64, health: &str, complaint: &str) -> crate::telemet
         complaint: complaint.into(),
         ..Share::default()
     };
-    crate::telemetry::Heard::State {
+    crate::telemetry::AgentEvent::State {
         node: node.into(),
         state: NodeState {
             node: node.into(),
@@ -112,7 +112,7 @@ async fn what_was_is_shown_with_what_happened_and_to_each_reader_what_it_may_see
         .await;
     site.heard
         .send(state("n1", 1900, "Healthy", "held 2100 of 2000 MiB"));
-    site.heard.send(crate::telemetry::Heard::Refusal {
+    site.heard.send(crate::telemetry::AgentEvent::Refusal {
         node: "n1".into(),
         refusal: Refusal {
             pod_uid: "uid-b/z".into(),

@@ -53,18 +53,18 @@ async fn what_is_queried_divides_as_kai_does() {
         }
         let settings = asked(&server.url(), json!({"windowSize": "10m"}));
         let now = second(MONDAY + 540);
-        let mut desk = Desk::default();
-        desk.set(Some(&settings));
-        let told = Told {
-            settings: desk.settings().unwrap().clone(),
+        let mut latest = LatestUsage::default();
+        latest.set(Some(&settings));
+        let told = UsageResult {
+            settings: latest.settings().unwrap().clone(),
             at: now,
             result: Ok(Arc::new(ask(&settings, now).await.unwrap())),
         };
-        desk.take(told);
+        latest.take(told);
         let mut names: Vec<&Value> = queues.iter().collect();
         names.sort_by_key(|queue| queue["name"].as_str());
         for (index, key) in KEYS.into_iter().enumerate() {
-            let claims = names.iter().map(|queue| claim(&mut desk, queue, key));
+            let claims = names.iter().map(|queue| claim(&mut latest, queue, key));
             let claims: Vec<Claim> = claims.collect();
             let shares = divide(totals[index], number(&case["k_value"]), &claims);
             for (queue, share) in names.iter().zip(shares) {
@@ -79,9 +79,9 @@ async fn what_is_queried_divides_as_kai_does() {
 }
 
 /// A claim with the past use that the core would be told.
-fn claim(desk: &mut Desk, queue: &Value, key: &str) -> Claim {
+fn claim(latest: &mut LatestUsage, queue: &Value, key: &str) -> Claim {
     let name = queue["name"].as_str().unwrap();
-    let told = desk.queue(Queue::unlimited(name));
+    let told = latest.queue(Queue::unlimited(name));
     let QueueResource { usage, .. } = match key {
         "gpu" => told.gpu,
         "cpu_milli" => told.cpu,
@@ -290,15 +290,15 @@ async fn unknown_queues_are_passed_over() {
     let server = monday().await;
     let settings = asked(&server.url(), json!({"windowSize": "2h"}));
     let now = second(MONDAY + 2 * HOUR - 1);
-    let mut desk = Desk::default();
-    desk.set(Some(&settings));
-    desk.queue(Queue::unlimited("b"));
-    let told = Told {
-        settings: desk.settings().unwrap().clone(),
+    let mut latest = LatestUsage::default();
+    latest.set(Some(&settings));
+    latest.queue(Queue::unlimited("b"));
+    let told = UsageResult {
+        settings: latest.settings().unwrap().clone(),
         at: now,
         result: Ok(Arc::new(ask(&settings, now).await.unwrap())),
     };
-    let names: Vec<String> = desk
+    let names: Vec<String> = latest
         .take(told)
         .iter()
         .map(|queue| queue.name.to_string())

@@ -12,12 +12,12 @@ fn held(minute: u64) -> (u64, u64) {
     ((minute / 90) % 16, if minute % 400 < 250 { 6 } else { 0 })
 }
 
-fn sample(past: &mut Past, minute: u64) {
+fn sample(observed: &mut ObservedUsage, minute: u64) {
     let (a, b) = held(minute);
     let queues = [("a", a), ("b", b)];
     let queues = queues.map(|(name, held)| (QueueName::new(name), [u128::from(held) * GPU, 0, 0]));
     let queues = queues.iter().map(|(name, held)| (name, *held));
-    past.sample(
+    observed.sample(
         second(MONDAY + minute * 60 + 30),
         queues,
         [16 * GPU, 64_000, 1 << 40],
@@ -27,10 +27,10 @@ fn sample(past: &mut Past, minute: u64) {
 #[tokio::test]
 async fn it_answers_as_prometheus_does() {
     let server = Prometheus::start().await.unwrap();
-    let mut past = Past::default();
+    let mut observed = ObservedUsage::default();
     let last = 3 * 24 * 60;
     for minute in 0..last {
-        sample(&mut past, minute);
+        sample(&mut observed, minute);
         let at = MONDAY + minute * 60;
         let (a, b) = held(minute);
         for (queue, held) in [("a", a), ("b", b)] {
@@ -66,7 +66,7 @@ async fn it_answers_as_prometheus_does() {
         let asked = asked(&server.url(), params.clone());
         let told = ask(&asked, now).await.unwrap();
         let kept = settings(json!({"clientType": "in-memory", "usageParams": params}));
-        let kept = past.uses(&kept, now);
+        let kept = observed.uses(&kept, now);
         // Of an hour that the window's begin cuts it knows the mean alone.
         let cuts = params["windowSize"] == "90m";
         let most = if cuts { 25_000_000 } else { 5_000_000 };
@@ -87,48 +87,48 @@ fn a_thousand_queues_take_as_much_as_the_docs_say() {
     let names: Vec<QueueName> = (0..1000)
         .map(|at| QueueName::new(format!("q{at}")))
         .collect();
-    let mut past = Past::default();
+    let mut observed = ObservedUsage::default();
     for quarter in 0..15 * 24 * 4 {
         let queues = names.iter().map(|name| (name, [GPU, 8_000, 1 << 33]));
-        past.sample(
+        observed.sample(
             second(MONDAY + quarter * 900),
             queues,
             [2000 * GPU, 1 << 24, 1 << 50],
         );
     }
-    let bytes = past.bytes();
+    let bytes = observed.bytes();
     assert!((2_000_000..=2_400_000).contains(&bytes), "{bytes}");
     // Those that are gone are forgotten once the ring has gone round.
     let mut at = MONDAY + 15 * 24 * HOUR;
     for _ in 0..15 * 24 {
         at += HOUR;
-        past.sample(second(at), [].into_iter(), [2000 * GPU, 1, 1]);
+        observed.sample(second(at), [].into_iter(), [2000 * GPU, 1, 1]);
     }
-    assert!(past.bytes() < 20_000, "{}", past.bytes());
+    assert!(observed.bytes() < 20_000, "{}", observed.bytes());
 }
 
 #[test]
 fn what_it_did_not_see_counts_neither_way_and_time_goes_on() {
     let kept = settings(json!({"clientType": "in-memory", "usageParams": {"windowSize": "1d"}}));
-    let mut past = Past::default();
-    assert_eq!(past.uses(&kept, second(MONDAY)), Uses::new());
+    let mut observed = ObservedUsage::default();
+    assert_eq!(observed.uses(&kept, second(MONDAY)), Uses::new());
     let a = QueueName::new("a");
-    let look = |past: &mut Past, minute: u64, held: u128| {
+    let look = |observed: &mut ObservedUsage, minute: u64, held: u128| {
         let queues = [(&a, [held * GPU, 0, 0])].into_iter();
-        past.sample(second(MONDAY + minute * 60), queues, [8 * GPU, 0, 0]);
+        observed.sample(second(MONDAY + minute * 60), queues, [8 * GPU, 0, 0]);
     };
     for minute in 0..60 {
-        look(&mut past, minute, 8);
+        look(&mut observed, minute, 8);
     }
     // It was stopped for ten hours; then the queue has nothing for an hour.
     for minute in 660..720 {
-        look(&mut past, minute, 0);
+        look(&mut observed, minute, 0);
     }
     let now = second(MONDAY + 12 * HOUR);
-    let part = past.uses(&kept, now)[&a];
+    let part = observed.uses(&kept, now)[&a];
     assert!(near(part[0], 0.5, 0.01), "{part:?}");
     assert_eq!(part[1..], [0, 0], "a cluster without it: no part of it");
     // The clock was set back: that is passed over.
-    look(&mut past, 100, 8);
-    assert_eq!(past.uses(&kept, now)[&a], part);
+    look(&mut observed, 100, 8);
+    assert_eq!(observed.uses(&kept, now)[&a], part);
 }

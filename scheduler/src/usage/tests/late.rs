@@ -3,7 +3,7 @@
 use super::*;
 use crate::clock::Wall;
 use crate::report::Views;
-use crate::usage::run::Line;
+use crate::usage::run::UsageClient;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use scheduler_core::ids::QueueName;
@@ -12,9 +12,9 @@ use sim_cluster::prometheus::{Answer, Prometheus};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-fn told(desk: &Desk, at: u64, gpu: Result<u64, &str>) -> Told {
-    Told {
-        settings: desk.settings().unwrap().clone(),
+fn told(latest: &LatestUsage, at: u64, gpu: Result<u64, &str>) -> UsageResult {
+    UsageResult {
+        settings: latest.settings().unwrap().clone(),
         at: second(at),
         result: gpu
             .map(|gpu| Arc::new(Uses::from([(QueueName::new("a"), [gpu, 0, 0])])))
@@ -29,56 +29,59 @@ fn gpus(changed: &[Queue]) -> Vec<u64> {
 #[test]
 fn an_old_answer_counts_as_none_and_the_shard_says_so() {
     let settings = asked("http://p", json!({"waitTimeout": "30s"}));
-    let mut desk = Desk::default();
-    desk.queue(Queue::unlimited("a"));
-    assert_eq!(desk.state().reason, "not_configured");
-    assert_eq!(desk.due(), None);
-    assert!(desk.set(Some(&settings)).is_empty());
-    desk.elapse(second(0));
-    assert_eq!(desk.state().reason, "waits");
-    assert_eq!(desk.due(), Some(second(30)));
-    desk.take(told(&desk, 0, Err("p: refused")));
-    assert!(!desk.state().stale);
-    desk.elapse(second(30));
-    let state = desk.state();
+    let mut latest = LatestUsage::default();
+    latest.queue(Queue::unlimited("a"));
+    assert_eq!(latest.state().reason, "not_configured");
+    assert_eq!(latest.due(), None);
+    assert!(latest.set(Some(&settings)).is_empty());
+    latest.elapse(second(0));
+    assert_eq!(latest.state().reason, "waits");
+    assert_eq!(latest.due(), Some(second(30)));
+    latest.take(told(&latest, 0, Err("p: refused")));
+    assert!(!latest.state().stale);
+    latest.elapse(second(30));
+    let state = latest.state();
     assert_eq!((state.stale, state.reason), (true, "no_answer"));
     assert!(state.message.contains("p: refused"), "{}", state.message);
 
-    let changed = desk.take(told(&desk, 60, Ok(500)));
+    let changed = latest.take(told(&latest, 60, Ok(500)));
     assert_eq!(gpus(&changed), [500]);
-    assert_eq!(desk.state().reason, "current");
+    assert_eq!(latest.state().reason, "current");
     assert!(
-        desk.take(told(&desk, 120, Ok(500))).is_empty(),
+        latest.take(told(&latest, 120, Ok(500))).is_empty(),
         "nothing has changed"
     );
     // A failure does not end what was answered, before it is old.
-    assert!(desk.take(told(&desk, 180, Err("p: gone"))).is_empty());
-    assert!(desk.elapse(second(120 + 300)).is_empty());
-    assert!(!desk.state().stale);
-    assert_eq!(desk.due(), Some(Time((120 + 300) * 1000 + 1)));
-    let changed = desk.elapse(Time((120 + 300) * 1000 + 1));
+    assert!(latest.take(told(&latest, 180, Err("p: gone"))).is_empty());
+    assert!(latest.elapse(second(120 + 300)).is_empty());
+    assert!(!latest.state().stale);
+    assert_eq!(latest.due(), Some(Time((120 + 300) * 1000 + 1)));
+    let changed = latest.elapse(Time((120 + 300) * 1000 + 1));
     assert_eq!(gpus(&changed), [0], "as without past use");
-    let state = desk.state();
+    let state = latest.state();
     assert_eq!((state.stale, state.reason), (true, "stale"));
     assert!(state.message.contains("p: gone"), "{}", state.message);
     // Its object changes: that gives it no past use.
-    assert_eq!(desk.queue(Queue::unlimited("a")).gpu.usage, 0);
-    let changed = desk.take(told(&desk, 500, Ok(700)));
+    assert_eq!(latest.queue(Queue::unlimited("a")).gpu.usage, 0);
+    let changed = latest.take(told(&latest, 500, Ok(700)));
     assert_eq!(gpus(&changed), [700]);
-    assert_eq!(desk.queue(Queue::unlimited("a")).gpu.usage, 700);
+    assert_eq!(latest.queue(Queue::unlimited("a")).gpu.usage, 700);
 
     // An answer to other settings is none.
-    let late = told(&desk, 520, Ok(900));
+    let late = told(&latest, 520, Ok(900));
     let other = asked("http://p", json!({"windowSize": "1d"}));
-    assert_eq!(gpus(&desk.set(Some(&other))), [0]);
-    assert!(desk.take(late).is_empty());
-    assert_eq!(gpus(&desk.take(told(&desk, 530, Ok(800)))), [800]);
-    assert_eq!(gpus(&desk.set(None)), [0]);
-    assert_eq!((desk.state().reason, desk.due()), ("not_configured", None));
+    assert_eq!(gpus(&latest.set(Some(&other))), [0]);
+    assert!(latest.take(late).is_empty());
+    assert_eq!(gpus(&latest.take(told(&latest, 530, Ok(800)))), [800]);
+    assert_eq!(gpus(&latest.set(None)), [0]);
+    assert_eq!(
+        (latest.state().reason, latest.due()),
+        ("not_configured", None)
+    );
 }
 
 struct Site {
-    line: Line,
+    line: UsageClient,
     registry: Registry,
     _stop: tokio_util::sync::DropGuard,
 }
@@ -88,7 +91,7 @@ fn site(at: u64) -> Site {
     let meters = Arc::new(UsageMeters::registered(&mut registry));
     let wall =
         Wall::reads(move || jiff::Timestamp::from_second(i64::try_from(at).unwrap()).unwrap());
-    let (line, links) = Line::new(
+    let (line, links) = UsageClient::new(
         watch::Sender::new(Views::default()).subscribe(),
         wall,
         meters,

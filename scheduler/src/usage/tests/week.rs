@@ -16,8 +16,8 @@ const JOB: u64 = 120;
 
 struct Week {
     core: Core,
-    desk: Desk,
-    past: Past,
+    latest: LatestUsage,
+    observed: ObservedUsage,
     settings: Settings,
     /// With its queue and when it ends, where it runs.
     pods: BTreeMap<PodUid, (Pod, Option<u64>)>,
@@ -32,8 +32,8 @@ impl Week {
         let settings = settings(json!({"clientType": "in-memory", "usageParams": params}));
         let mut week = Self {
             core: Core::new(Config::default()),
-            desk: Desk::default(),
-            past: Past::default(),
+            latest: LatestUsage::default(),
+            observed: ObservedUsage::default(),
             settings,
             pods: BTreeMap::new(),
             minute: 0,
@@ -53,7 +53,7 @@ impl Week {
         for name in ["a", "b"] {
             let mut queue = Queue::unlimited(name);
             queue.gpu.quota = Bound::Exactly(0);
-            let queue = week.desk.queue(queue);
+            let queue = week.latest.queue(queue);
             week.tell(Event::Queue(queue));
         }
         week
@@ -106,15 +106,15 @@ impl Week {
             self.tell(Event::GroupGone(pod.group.unwrap()));
         }
         if counts {
-            let uses = Arc::new(self.past.uses(&self.settings, self.now()));
-            let mut queues = self.desk.set(Some(&self.settings.clone()));
-            queues.extend(self.desk.elapse(self.now()));
-            let told = Told {
-                settings: self.desk.settings().unwrap().clone(),
+            let uses = Arc::new(self.observed.uses(&self.settings, self.now()));
+            let mut queues = self.latest.set(Some(&self.settings.clone()));
+            queues.extend(self.latest.elapse(self.now()));
+            let told = UsageResult {
+                settings: self.latest.settings().unwrap().clone(),
                 at: self.now(),
                 result: Ok(uses),
             };
-            queues.extend(self.desk.take(told));
+            queues.extend(self.latest.take(told));
             for queue in queues {
                 self.tell(Event::Queue(queue));
             }
@@ -147,7 +147,7 @@ impl Week {
         }
         let views = self.core.queues();
         let held = views.iter().map(|view| (&view.queue, view.held));
-        self.past.sample(self.now(), held, self.core.capacity());
+        self.observed.sample(self.now(), held, self.core.capacity());
         for (pod, end) in self.pods.values() {
             let queue = usize::from(pod.queue.as_str() == "b");
             self.held[queue] += if end.is_some() { 2 * STEP } else { 0 };

@@ -61,12 +61,12 @@ pub(super) enum Choice {
     /// Enough reused IDs.
     Done(Ids),
     /// The plugin is asked, then [`Devices::choose`] goes on.
-    Ask(Question),
+    Ask(PreferredAllocationCall),
 }
 
 /// `GetPreferredAllocation`'s arguments, and what is reserved already.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct PreferredAllocationCall {
     pub(super) available: Ids,
     pub(super) reserved: Ids,
     pub(super) size: usize,
@@ -197,7 +197,7 @@ impl Devices {
                 "requested number of devices unavailable for {resource}. Requested: {needed}, Available: {found}"
             ));
         }
-        Ok(Choice::Ask(Question {
+        Ok(Choice::Ask(PreferredAllocationCall {
             available: free.union(&reserved).cloned().collect(),
             reserved,
             size: required,
@@ -205,7 +205,12 @@ impl Devices {
     }
 
     /// Ends a choice with what the plugin prefers; what it did not name is topped up.
-    pub(super) fn choose(&mut self, owner: &Owner, question: &Question, preferred: &Ids) -> Ids {
+    pub(super) fn choose(
+        &mut self,
+        owner: &Owner,
+        question: &PreferredAllocationCall,
+        preferred: &Ids,
+    ) -> Ids {
         let mut chosen = question.reserved.clone();
         let free = |id: &&String| !question.reserved.contains(*id);
         let first = preferred

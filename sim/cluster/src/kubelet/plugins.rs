@@ -307,7 +307,7 @@ impl Plugins {
     async fn preferred(
         &self,
         owner: &Owner,
-        question: &super::devices::Question,
+        question: &super::devices::PreferredAllocationCall,
     ) -> Result<Ids, String> {
         let mut client = self.client(&owner.resource)?;
         if !client.options.get_preferred_allocation_available {

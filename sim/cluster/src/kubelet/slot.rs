@@ -23,7 +23,7 @@ pub(super) struct Ended {
 
 /// What a container does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
+pub(super) enum ContainerState {
     Waiting { reason: String, message: String },
     Running { id: ContainerId, since: String },
     Terminated(Ended),
@@ -34,7 +34,7 @@ pub(super) enum Doing {
 pub(super) struct Slot {
     pub(super) container: Container,
     pub(super) init: bool,
-    pub(super) doing: Doing,
+    pub(super) doing: ContainerState,
     last: Option<Ended>,
     pub(super) restarts: u32,
     not_before: Option<Instant>,
@@ -65,7 +65,7 @@ impl Slots {
         let slot = |container: &Container, init| Slot {
             container: container.clone(),
             init,
-            doing: Doing::Waiting {
+            doing: ContainerState::Waiting {
                 reason: first.to_owned(),
                 message: String::new(),
             },
@@ -105,17 +105,19 @@ impl Slots {
             }
             let ready = slot.not_before.is_none_or(|at| at <= now);
             let wants = match &slot.doing {
-                Doing::Waiting { .. } => true,
-                Doing::Running { .. } => false,
-                Doing::Terminated(ended) => self.restarts(slot, ended.exit),
+                ContainerState::Waiting { .. } => true,
+                ContainerState::Running { .. } => false,
+                ContainerState::Terminated(ended) => self.restarts(slot, ended.exit),
             };
             if wants && ready && !self.failed_for_good() {
                 due.push(index);
             }
             let passed = match &slot.doing {
-                Doing::Running { .. } => is_sidecar(&slot.container),
-                Doing::Terminated(ended) => ended.exit.0 == 0 && !is_sidecar(&slot.container),
-                Doing::Waiting { .. } => false,
+                ContainerState::Running { .. } => is_sidecar(&slot.container),
+                ContainerState::Terminated(ended) => {
+                    ended.exit.0 == 0 && !is_sidecar(&slot.container)
+                }
+                ContainerState::Waiting { .. } => false,
             };
             if slot.init && !passed {
                 break;
@@ -132,9 +134,9 @@ impl Slots {
     fn initialised(&self) -> bool {
         self.list.iter().filter(|slot| slot.init).all(|slot| {
             if is_sidecar(&slot.container) {
-                matches!(slot.doing, Doing::Running { .. }) || slot.last.is_some()
+                matches!(slot.doing, ContainerState::Running { .. }) || slot.last.is_some()
             } else {
-                matches!(&slot.doing, Doing::Terminated(ended) if ended.exit.0 == 0)
+                matches!(&slot.doing, ContainerState::Terminated(ended) if ended.exit.0 == 0)
             }
         })
     }
@@ -142,7 +144,7 @@ impl Slots {
     /// An init container failed and will not be tried again.
     fn failed_for_good(&self) -> bool {
         self.list.iter().filter(|slot| slot.init).any(|slot| {
-            matches!(&slot.doing, Doing::Terminated(ended)
+            matches!(&slot.doing, ContainerState::Terminated(ended)
                 if ended.exit.0 != 0 && !self.restarts(slot, ended.exit))
         })
     }
@@ -150,24 +152,24 @@ impl Slots {
     /// It runs.
     pub(super) fn started(&mut self, index: usize, id: ContainerId, now: String) {
         let slot = &mut self.list[index];
-        if let Doing::Terminated(ended) = &slot.doing {
+        if let ContainerState::Terminated(ended) = &slot.doing {
             slot.last = Some(ended.clone());
         }
         if slot.last.is_some() {
             slot.restarts += 1;
         }
         slot.not_before = None;
-        slot.doing = Doing::Running { id, since: now };
+        slot.doing = ContainerState::Running { id, since: now };
     }
 
     /// It could not be started; tried again after `retry`.
     pub(super) fn refused(&mut self, index: usize, reason: &str, message: String, again: Instant) {
         let slot = &mut self.list[index];
-        if let Doing::Terminated(ended) = &slot.doing {
+        if let ContainerState::Terminated(ended) = &slot.doing {
             slot.last = Some(ended.clone());
         }
         slot.not_before = Some(again);
-        slot.doing = Doing::Waiting {
+        slot.doing = ContainerState::Waiting {
             reason: reason.to_owned(),
             message,
         };
@@ -178,7 +180,7 @@ impl Slots {
         let slot = &mut self.list[index];
         let wait = retry.saturating_mul(1 << slot.restarts.min(5));
         slot.not_before = None;
-        slot.doing = Doing::Terminated(ended.clone());
+        slot.doing = ContainerState::Terminated(ended.clone());
         let slot = &self.list[index];
         if self.restarts(slot, ended.exit) && ended.exit.0 != 0 {
             let again = now + wait.min(Duration::from_mins(5));
@@ -190,7 +192,7 @@ impl Slots {
             let slot = &mut self.list[index];
             slot.last = Some(ended);
             slot.not_before = Some(again);
-            slot.doing = Doing::Waiting {
+            slot.doing = ContainerState::Waiting {
                 reason: "CrashLoopBackOff".into(),
                 message,
             };
@@ -203,7 +205,7 @@ impl Slots {
             let running = self
                 .list
                 .iter()
-                .any(|slot| matches!(slot.doing, Doing::Running { .. }));
+                .any(|slot| matches!(slot.doing, ContainerState::Running { .. }));
             return if running { "Pending" } else { "Failed" };
         }
         if !self.initialised() {
@@ -212,10 +214,10 @@ impl Slots {
         let (mut waiting, mut running, mut stopped, mut succeeded) = (0, 0, 0, 0);
         for slot in self.list.iter().filter(|slot| !slot.init) {
             match &slot.doing {
-                Doing::Waiting { .. } if slot.last.is_none() => waiting += 1,
-                Doing::Waiting { .. } => stopped += 1,
-                Doing::Running { .. } => running += 1,
-                Doing::Terminated(ended) => {
+                ContainerState::Waiting { .. } if slot.last.is_none() => waiting += 1,
+                ContainerState::Waiting { .. } => stopped += 1,
+                ContainerState::Running { .. } => running += 1,
+                ContainerState::Terminated(ended) => {
                     stopped += 1;
                     succeeded += u32::from(ended.exit.0 == 0);
                 }
@@ -253,7 +255,7 @@ impl Slots {
             .list
             .iter()
             .filter(|slot| !slot.init)
-            .all(|slot| matches!(slot.doing, Doing::Running { .. }));
+            .all(|slot| matches!(slot.doing, ContainerState::Running { .. }));
         let condition = |kind: &str, is: bool, why: &str| {
             let status = if is { "True" } else { "False" };
             let before = pod
@@ -290,22 +292,22 @@ impl Slots {
 
 impl Slot {
     fn status(&self) -> Value {
-        let running = matches!(self.doing, Doing::Running { .. });
-        let passed = matches!(&self.doing, Doing::Terminated(ended) if ended.exit.0 == 0);
+        let running = matches!(self.doing, ContainerState::Running { .. });
+        let passed = matches!(&self.doing, ContainerState::Terminated(ended) if ended.exit.0 == 0);
         let state = match &self.doing {
-            Doing::Waiting { reason, message } if message.is_empty() => {
+            ContainerState::Waiting { reason, message } if message.is_empty() => {
                 json!({"waiting": {"reason": reason}})
             }
-            Doing::Waiting { reason, message } => {
+            ContainerState::Waiting { reason, message } => {
                 json!({"waiting": {"reason": reason, "message": message}})
             }
-            Doing::Running { since, .. } => json!({"running": {"startedAt": since}}),
-            Doing::Terminated(ended) => json!({"terminated": ended.status()}),
+            ContainerState::Running { since, .. } => json!({"running": {"startedAt": since}}),
+            ContainerState::Terminated(ended) => json!({"terminated": ended.status()}),
         };
         let id = match &self.doing {
-            Doing::Running { id, .. } => format!("containerd://{}", id.0),
-            Doing::Terminated(ended) => format!("containerd://{}", ended.id),
-            Doing::Waiting { .. } => String::new(),
+            ContainerState::Running { id, .. } => format!("containerd://{}", id.0),
+            ContainerState::Terminated(ended) => format!("containerd://{}", ended.id),
+            ContainerState::Waiting { .. } => String::new(),
         };
         json!({
             "name": self.container.name, "image": self.container.image.clone().unwrap_or_default(), "imageID": "simulated",

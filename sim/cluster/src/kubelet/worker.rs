@@ -5,7 +5,7 @@
 
 use super::Node;
 use super::admit::device_limits;
-use super::slot::{Doing, Ended, Slots};
+use super::slot::{ContainerState, Ended, Slots};
 use crate::runtime::{ContainerConfig, ContainerId, Exit, RuntimeError};
 use k8s_openapi::api::core::v1::{Container, Event, Pod};
 use kube::ResourceExt as _;
@@ -105,8 +105,8 @@ impl Worker {
                 self.watch(index, running.id);
                 // Its init containers are over, or it would not run.
                 for earlier in &mut self.slots.list[..index] {
-                    if earlier.init && matches!(earlier.doing, Doing::Waiting { .. }) {
-                        earlier.doing = Doing::Terminated(ended("", Exit(0), ""));
+                    if earlier.init && matches!(earlier.doing, ContainerState::Waiting { .. }) {
+                        earlier.doing = ContainerState::Terminated(ended("", Exit(0), ""));
                     }
                 }
             }
@@ -256,7 +256,7 @@ impl Worker {
     fn ended(&mut self, index: usize, id: &ContainerId, exit: Exit) {
         let reason = if exit.0 == 0 { "Completed" } else { "Error" };
         let mut end = ended(&id.0, exit, reason);
-        if let Doing::Running { since, .. } = &self.slots.list[index].doing {
+        if let ContainerState::Running { since, .. } = &self.slots.list[index].doing {
             end.started.clone_from(since);
         }
         self.node.runtime.remove(id);
@@ -278,7 +278,7 @@ impl Worker {
             .list
             .iter()
             .filter_map(|slot| match &slot.doing {
-                Doing::Running { id, .. } => Some(id.clone()),
+                ContainerState::Running { id, .. } => Some(id.clone()),
                 _ => None,
             })
             .collect();

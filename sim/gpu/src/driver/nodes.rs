@@ -35,7 +35,7 @@ pub enum Node {
 
 /// What `stat` says about a presented descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Presented {
+pub struct DeviceFileStat {
     character: bool,
     rdev: u64,
     dev: u64,
@@ -49,7 +49,7 @@ pub struct Nodes {
     cards: u32,
 }
 
-impl Presented {
+impl DeviceFileStat {
     /// Looks at a descriptor that this process holds.
     pub fn of(raw: i32) -> io::Result<Self> {
         let meta = std::fs::metadata(format!("/proc/self/fd/{raw}"))?;
@@ -107,7 +107,7 @@ impl Nodes {
     }
 
     /// What a descriptor is, if it is one of our nodes.
-    pub fn identify(&self, presented: Presented) -> Option<Node> {
+    pub fn identify(&self, presented: DeviceFileStat) -> Option<Node> {
         if let Some(plain) = &self.plain {
             return plain.get(&(presented.dev, presented.ino)).copied();
         }

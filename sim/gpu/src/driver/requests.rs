@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::describe::{describe_card, describe_machine};
-use super::nodes::{Node, Nodes, Presented, numbers};
+use super::nodes::{DeviceFileStat, Node, Nodes, numbers};
 use super::peer::Peer;
 use super::sharing::ServerStatus;
 use super::state::{CardId, ComputeMode, ConnId, Context, ContextKind, Refusal, State};
@@ -24,7 +24,7 @@ pub(super) struct Caller<'a> {
     /// The device nodes.
     pub(super) nodes: &'a Nodes,
     /// Nodes presented with this line.
-    pub(super) presented: Vec<Presented>,
+    pub(super) presented: Vec<DeviceFileStat>,
 }
 
 enum Failure {

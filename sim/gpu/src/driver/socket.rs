@@ -12,7 +12,7 @@ use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, UnixCredentials, recvmsg, setsockopt, sockopt,
 };
 
-use super::nodes::Presented;
+use super::nodes::DeviceFileStat;
 use super::peer::Peer;
 use crate::wire::MAX_LINE;
 
@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     /// The line without its newline.
     pub(super) line: String,
     /// What `stat` says of the descriptors that came along.
-    pub(super) presented: Vec<Presented>,
+    pub(super) presented: Vec<DeviceFileStat>,
     /// Who wrote it; a child that inherited the connection is not its owner.
     pub(super) sender: Option<i32>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Incoming {
 pub(super) struct LineSocket {
     stream: UnixStream,
     buffer: Vec<u8>,
-    presented: Vec<Presented>,
+    presented: Vec<DeviceFileStat>,
     sender: Option<i32>,
     control: Vec<u8>,
 }
@@ -109,7 +109,7 @@ impl LineSocket {
                     match part {
                         ControlMessageOwned::ScmRights(descriptors) => {
                             for raw in descriptors {
-                                self.presented.extend(Presented::of(raw));
+                                self.presented.extend(DeviceFileStat::of(raw));
                                 let _ = nix::unistd::close(raw);
                             }
                         }

@@ -213,7 +213,7 @@ fn shutdown(daemon: &Daemon, pid: &str, force: bool) -> Vec<String> {
 }
 
 /// A client that lives: what the driver knows of it, and the pid that we know it by.
-struct Living {
+struct LiveClient {
     pid: i32,
     ticket: String,
     cards: Vec<String>,
@@ -222,7 +222,7 @@ struct Living {
 }
 
 /// The clients of the server that hold contexts.
-fn living(daemon: &Daemon) -> Vec<Living> {
+fn living(daemon: &Daemon) -> Vec<LiveClient> {
     let (pipe, known) = {
         let inner = daemon.inner();
         let Some(server) = &inner.server else {
@@ -254,7 +254,7 @@ fn living(daemon: &Daemon) -> Vec<Living> {
                 .filter(|c| !c.is_empty())
                 .map(str::to_owned)
                 .collect();
-            Some(Living {
+            Some(LiveClient {
                 pid,
                 ticket,
                 cards,
@@ -330,7 +330,7 @@ fn terminate(daemon: &Daemon, server: &str, client: &str) -> Vec<String> {
     if !refusal.is_empty() {
         return refusal;
     }
-    let found: Vec<Living> = living(daemon)
+    let found: Vec<LiveClient> = living(daemon)
         .into_iter()
         .filter(|c| c.pid.to_string() == client)
         .collect();

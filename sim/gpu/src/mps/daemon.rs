@@ -33,7 +33,7 @@ const START_ATTEMPTS: usize = 6;
 pub(super) struct Daemon {
     pub(super) pipe: PathBuf,
     pub(super) log: Log,
-    pub(super) habits: Habits,
+    pub(super) habits: DriverBehaviour,
     multiuser: bool,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -41,7 +41,7 @@ pub(super) struct Daemon {
 
 /// What differs between drivers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Habits {
+pub(super) struct DriverBehaviour {
     pub(super) needs_shm: bool,
     pub(super) in_gib: bool,
     pub(super) stray_lifts: bool,
@@ -136,7 +136,7 @@ fn start(
     let daemon = Arc::new(Daemon {
         pipe: pipe.to_owned(),
         log,
-        habits: Habits {
+        habits: DriverBehaviour {
             needs_shm: flag("needs_shm", true),
             in_gib: flag("limits_read_back_in_gib", true),
             stray_lifts: flag("stray_entry_lifts_limits", false),

@@ -8,7 +8,7 @@ mod json;
 mod text;
 mod wire;
 
-use crate::chance::Chance;
+use crate::random::Xoshiro256;
 use serde_json::Value;
 
 /// What inputs of a target are made of.
@@ -56,18 +56,18 @@ impl Corpus {
     }
 
     /// One input.
-    pub fn input(&self, chance: &mut Chance) -> Vec<u8> {
+    pub fn input(&self, random: &mut Xoshiro256) -> Vec<u8> {
         let mut bytes = match self.shape {
-            _ if chance.one_in(128) => {
-                let length = chance.below(200);
-                (0..length).map(|_| chance.byte()).collect()
+            _ if random.one_in(128) => {
+                let length = random.below(200);
+                (0..length).map(|_| random.byte()).collect()
             }
-            Shape::Json if !chance.one_in(5) => self.json(chance),
-            Shape::Wire if !chance.one_in(5) => self.wire(chance),
+            Shape::Json if !random.one_in(5) => self.json(random),
+            Shape::Wire if !random.one_in(5) => self.wire(random),
             _ => {
-                let mut bytes = self.seed(chance);
-                for _ in 0..rounds(chance) {
-                    self.bytes(&mut bytes, chance);
+                let mut bytes = self.seed(random);
+                for _ in 0..rounds(random) {
+                    self.bytes(&mut bytes, random);
                 }
                 bytes
             }
@@ -76,58 +76,58 @@ impl Corpus {
         bytes
     }
 
-    fn seed(&self, chance: &mut Chance) -> Vec<u8> {
-        chance.pick(&self.seeds).cloned().unwrap_or_default()
+    fn seed(&self, random: &mut Xoshiro256) -> Vec<u8> {
+        random.pick(&self.seeds).cloned().unwrap_or_default()
     }
 
-    fn json(&self, chance: &mut Chance) -> Vec<u8> {
-        let mut value = chance.pick(&self.values).cloned().unwrap_or_default();
-        for _ in 0..rounds(chance) {
-            json::mutate(&mut value, self, chance);
+    fn json(&self, random: &mut Xoshiro256) -> Vec<u8> {
+        let mut value = random.pick(&self.values).cloned().unwrap_or_default();
+        for _ in 0..rounds(random) {
+            json::mutate(&mut value, self, random);
         }
         let mut bytes = serde_json::to_vec(&value).unwrap_or_default();
-        if chance.one_in(8) {
-            self.bytes(&mut bytes, chance);
+        if random.one_in(8) {
+            self.bytes(&mut bytes, random);
         }
         bytes
     }
 
-    fn wire(&self, chance: &mut Chance) -> Vec<u8> {
-        let mut bytes = self.seed(chance);
-        for _ in 0..rounds(chance) {
-            wire::mutate(&mut bytes, self, chance);
+    fn wire(&self, random: &mut Xoshiro256) -> Vec<u8> {
+        let mut bytes = self.seed(random);
+        for _ in 0..rounds(random) {
+            wire::mutate(&mut bytes, self, random);
         }
-        if chance.one_in(8) {
-            self.bytes(&mut bytes, chance);
+        if random.one_in(8) {
+            self.bytes(&mut bytes, random);
         }
         bytes
     }
 
     /// One step that knows of words and lines, or of nothing but bytes.
-    fn bytes(&self, bytes: &mut Vec<u8>, chance: &mut Chance) {
-        if chance.one_in(12) {
+    fn bytes(&self, bytes: &mut Vec<u8>, random: &mut Xoshiro256) {
+        if random.one_in(12) {
             // The beginning of one, the end of another.
-            let other = self.seed(chance);
-            bytes.truncate(chance.below(bytes.len() + 1));
-            bytes.extend_from_slice(&other[chance.below(other.len() + 1)..]);
+            let other = self.seed(random);
+            bytes.truncate(random.below(bytes.len() + 1));
+            bytes.extend_from_slice(&other[random.below(other.len() + 1)..]);
         } else {
-            text::mutate(bytes, &self.words, chance);
+            text::mutate(bytes, &self.words, random);
         }
         bytes.truncate(MOST);
     }
 
     /// A text that resembles this one, or is a word of the language.
-    fn string(&self, text: &str, chance: &mut Chance) -> String {
+    fn string(&self, text: &str, random: &mut Xoshiro256) -> String {
         let mut bytes = text.as_bytes().to_vec();
-        text::mutate(&mut bytes, &self.words, chance);
+        text::mutate(&mut bytes, &self.words, random);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 
 /// Mostly few.
-fn rounds(chance: &mut Chance) -> usize {
+fn rounds(random: &mut Xoshiro256) -> usize {
     let mut rounds = 1;
-    while rounds < 12 && !chance.one_in(3) {
+    while rounds < 12 && !random.one_in(3) {
         rounds += 1;
     }
     rounds
@@ -159,9 +159,9 @@ const EDGES: [u64; 22] = [
     u64::MAX,
 ];
 
-fn edge(chance: &mut Chance) -> u64 {
-    let edge = chance.pick(&EDGES).copied().unwrap_or_default();
-    match chance.below(4) {
+fn edge(random: &mut Xoshiro256) -> u64 {
+    let edge = random.pick(&EDGES).copied().unwrap_or_default();
+    match random.below(4) {
         0 => edge.wrapping_add(1),
         1 => edge.wrapping_sub(1),
         _ => edge,

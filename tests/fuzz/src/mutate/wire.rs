@@ -1,7 +1,7 @@
 //! Fields of a protobuf message, by its wire format alone.
 
 use super::{Corpus, edge};
-use crate::chance::Chance;
+use crate::random::Xoshiro256;
 use prost::bytes::{Buf as _, BufMut as _};
 use prost::encoding::{decode_varint, encode_varint};
 
@@ -13,14 +13,14 @@ enum Body {
 }
 
 /// One step in the message or in a message within it.
-pub(super) fn mutate(message: &mut Vec<u8>, corpus: &Corpus, chance: &mut Chance) {
+pub(super) fn mutate(message: &mut Vec<u8>, corpus: &Corpus, random: &mut Xoshiro256) {
     let Some(mut fields) = fields(message) else {
-        let text = corpus.string(&String::from_utf8_lossy(message), chance);
+        let text = corpus.string(&String::from_utf8_lossy(message), random);
         *message = text.into_bytes();
         return;
     };
-    let (one, to) = (chance.below(fields.len()), chance.below(fields.len() + 1));
-    match chance.below(12) {
+    let (one, to) = (random.below(fields.len()), random.below(fields.len() + 1));
+    match random.below(12) {
         0 if !fields.is_empty() => {
             fields.remove(one);
         }
@@ -34,18 +34,18 @@ pub(super) fn mutate(message: &mut Vec<u8>, corpus: &Corpus, chance: &mut Chance
             fields.swap(one, at);
         }
         3 => {
-            let number = 1 + chance.below(28) as u64;
-            let body = match chance.below(3) {
-                0 => Body::Number(edge(chance)),
+            let number = 1 + random.below(28) as u64;
+            let body = match random.below(3) {
+                0 => Body::Number(edge(random)),
                 1 => Body::Bytes(Vec::new()),
-                _ => Body::Bytes(corpus.string("", chance).into_bytes()),
+                _ => Body::Bytes(corpus.string("", random).into_bytes()),
             };
             fields.insert(to, (number, body));
         }
-        4 if !fields.is_empty() => fields[one].0 = 1 + chance.below(28) as u64,
+        4 if !fields.is_empty() => fields[one].0 = 1 + random.below(28) as u64,
         _ => {
             if let Some((_, body)) = fields.get_mut(one) {
-                body.change(corpus, chance);
+                body.change(corpus, random);
             }
         }
     }
@@ -65,19 +65,19 @@ impl Body {
         }
     }
 
-    fn change(&mut self, corpus: &Corpus, chance: &mut Chance) {
+    fn change(&mut self, corpus: &Corpus, random: &mut Xoshiro256) {
         match self {
             Self::Number(number) => {
-                *number = match chance.below(3) {
+                *number = match random.below(3) {
                     0 => number.wrapping_add(1),
                     1 => number.wrapping_sub(1),
-                    _ => edge(chance),
+                    _ => edge(random),
                 }
             }
-            Self::Eight(bytes) => *bytes = edge(chance).to_le_bytes(),
-            Self::Four(bytes) => bytes[chance.below(4)] = chance.byte(),
+            Self::Eight(bytes) => *bytes = edge(random).to_le_bytes(),
+            Self::Four(bytes) => bytes[random.below(4)] = random.byte(),
             // A text of plain letters may parse as a message by accident: no harm.
-            Self::Bytes(bytes) => mutate(bytes, corpus, chance),
+            Self::Bytes(bytes) => mutate(bytes, corpus, random),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::{Shape, Target};
 use agent::ledger::{AllocId, Share};
 use aliquot_hook::{Bundle, State, admit, judge};
 use cdi::Spec;
-use cdi::hook::{Arguments, Proof, Whose};
+use cdi::hook::{Arguments, Proof, ShareOwner};
 use serde_json::{Value, json};
 
 pub(super) const GUARD: Target = Target {
@@ -114,7 +114,7 @@ fn share() -> (Arguments, Spec) {
         "devices": [{"name": "0a", "containerEdits": {"env": ["LIMIT=2000", "EMPTY="]}}]}))
         .expect("a spec");
     let expected = Arguments {
-        whose: Whose::Container {
+        whose: ShareOwner::Container {
             pod_uid: "u-1".into(),
             container: "main".into(),
         },

@@ -5,7 +5,7 @@ use crate::{Shape, Target};
 use prost::Message as _;
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::{AgentMessage, Heartbeat, Refusal, Share, Stranger};
-use scheduler::telemetry::Heard;
+use scheduler::telemetry::AgentEvent;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::Event;
 use serde_json::json;
@@ -57,8 +57,8 @@ fn run(input: &[u8]) {
     let node = NODE.to_owned();
     let heard = match message.body {
         // A state of another node ends the stream.
-        Some(Body::State(state)) if state.node == NODE => Heard::State { node, state },
-        Some(Body::Refusal(refusal)) => Heard::Refusal { node, refusal },
+        Some(Body::State(state)) if state.node == NODE => AgentEvent::State { node, state },
+        Some(Body::Refusal(refusal)) => AgentEvent::Refusal { node, refusal },
         _ => return,
     };
     let (events, isolation) = cluster.world.hear(heard.clone());
@@ -82,7 +82,7 @@ fn run(input: &[u8]) {
         }
         cluster.core.apply(event.clone());
     }
-    if let Heard::State { state, .. } = &heard {
+    if let AgentEvent::State { state, .. } = &heard {
         for told in isolation.iter().filter(|told| told.is_verified()) {
             let shares = state.shares.iter().filter(|share| {
                 share.pod_uid == told.pod_uid
@@ -100,12 +100,12 @@ fn run(input: &[u8]) {
     }
     cluster.decide();
     // The same word twice changes nothing.
-    if matches!(heard, Heard::State { .. }) {
+    if matches!(heard, AgentEvent::State { .. }) {
         let (again, conditions) = cluster.world.hear(heard);
         assert!(again.iter().all(|event| !matches!(event, Event::Cards(_))));
         assert!(conditions.is_empty(), "{conditions:?}");
     }
-    cluster.hear(Heard::Lost {
+    cluster.hear(AgentEvent::Lost {
         node: NODE.to_owned(),
     });
     cluster.decide();

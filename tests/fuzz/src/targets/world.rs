@@ -3,7 +3,7 @@
 use proto::telemetry::{Gpu, NodeState};
 use scheduler::convert::World;
 use scheduler::shard::{Live, Shard};
-use scheduler::telemetry::Heard;
+use scheduler::telemetry::AgentEvent;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::units::Time;
 use scheduler_core::{Config, Core, Event, text};
@@ -42,7 +42,7 @@ impl Cluster {
                 "memory": {"quota": -1, "limit": -1}}}});
         let queue = serde_json::from_value(queue).expect("a queue");
         cluster.take(Fact::Queue(Seen::There(Box::new(queue))));
-        cluster.hear(Heard::State {
+        cluster.hear(AgentEvent::State {
             node: NODE.to_owned(),
             state: state(),
         });
@@ -56,7 +56,7 @@ impl Cluster {
     }
 
     /// An agent's word, through the core.
-    pub(super) fn hear(&mut self, heard: Heard) -> Vec<Event> {
+    pub(super) fn hear(&mut self, heard: AgentEvent) -> Vec<Event> {
         let (events, _) = self.world.hear(heard);
         self.apply(events)
     }

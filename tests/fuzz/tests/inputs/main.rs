@@ -10,7 +10,7 @@
 
 mod meter;
 
-use aliquot_fuzz::{Chance, Corpus, TARGETS, Target, large};
+use aliquot_fuzz::{Corpus, TARGETS, Target, Xoshiro256, large};
 use meter::{Cost, Counting, measured};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -92,13 +92,13 @@ impl Drop for Outside {
 
 /// The dearest of a target's inputs.
 #[derive(Default)]
-struct Told {
+struct WorstCosts {
     inputs: u64,
     short: Cost,
     long: Cost,
 }
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for WorstCosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -118,8 +118,8 @@ fn all(
     which: std::ops::Range<u64>,
     most: Duration,
     long: bool,
-) -> Result<Told, String> {
-    let mut told = Told::default();
+) -> Result<WorstCosts, String> {
+    let mut told = WorstCosts::default();
     // The first run makes what a target keeps; its cost is not counted for any input.
     for (at, input) in corpus.seeds().iter().enumerate() {
         run(target, input).map_err(|why| find(target, &format!("seed {at}"), input, &why))?;
@@ -135,8 +135,8 @@ fn all(
     }
     let start = Instant::now();
     for index in which {
-        let mut chance = Chance::new(seed, target.name, index);
-        let input = corpus.input(&mut chance);
+        let mut random = Xoshiro256::new(seed, target.name, index);
+        let input = corpus.input(&mut random);
         let cost = limited(target, &input, SHORT)
             .map_err(|why| find(target, &format!("input {index}"), &input, &why))?;
         told.short = dearer(told.short, cost);

@@ -50,7 +50,7 @@ impl Pair {
             .iter()
             .map(|scheduler| scheduler.replica.telemetry())
             .collect();
-        cluster.crowd()?.speak_to(&addresses);
+        cluster.simulated_agents()?.speak_to(&addresses);
         for replica in &mut replicas {
             replica.ready().await?;
         }
@@ -86,8 +86,8 @@ impl Pair {
 
     /// Ends both; nobody speaks to them any more.
     pub(crate) async fn stop(mut self, cluster: &Cluster) -> Result<()> {
-        if let Ok(crowd) = cluster.crowd() {
-            crowd.speak_to(&[]);
+        if let Ok(agents) = cluster.simulated_agents() {
+            agents.speak_to(&[]);
         }
         for scheduler in &mut self.replicas {
             scheduler.daemon.stop().await?;
@@ -97,14 +97,14 @@ impl Pair {
 }
 
 /// Where a burst takes place.
-pub(crate) struct Scene<'a> {
+pub(crate) struct BurstSetup<'a> {
     pub(crate) cluster: &'a mut Cluster,
     pub(crate) pair: Pair,
     pub(crate) bound: Bound,
     pub(crate) ns: String,
 }
 
-impl Scene<'_> {
+impl BurstSetup<'_> {
     pub(crate) fn whole(&self, from: usize, count: usize) -> Vec<Value> {
         (from..from + count)
             .map(|at| whole(&self.ns, &format!("p{at:03}"), 1))
@@ -120,10 +120,10 @@ impl Scene<'_> {
     }
 }
 
-/// A crowd, two replicas, and a claim on them; everything is as before afterwards.
+/// Simulated agents, two replicas, and a claim on them; everything is as before afterwards.
 async fn with<F>(cluster: &mut Cluster, through: Option<&Proxy>, claim: F) -> Result<()>
 where
-    F: for<'a> FnOnce(&'a mut Scene<'_>) -> LocalBoxFuture<'a, Result<()>>,
+    F: for<'a> FnOnce(&'a mut BurstSetup<'_>) -> LocalBoxFuture<'a, Result<()>>,
 {
     let api = through.map_or_else(control_plane::url, Proxy::url);
     let replicas = [1, 2].map(|number| Replica::of_several(number, api.clone()));
@@ -137,7 +137,7 @@ pub(crate) async fn with_replicas<F>(
     claim: F,
 ) -> Result<()>
 where
-    F: for<'a> FnOnce(&'a mut Scene<'_>) -> LocalBoxFuture<'a, Result<()>>,
+    F: for<'a> FnOnce(&'a mut BurstSetup<'_>) -> LocalBoxFuture<'a, Result<()>>,
 {
     let plain = cluster.scheduler.is_some();
     if let Some(scheduler) = &mut cluster.scheduler {
@@ -156,14 +156,14 @@ where
     cluster.gather(NODES, CARDS).await?;
     let pair = Pair::start(cluster, replicas).await?;
     let bound = Bound::follow(cluster.client.clone(), &ns);
-    let mut scene = Scene {
+    let mut scene = BurstSetup {
         cluster,
         pair,
         bound,
         ns,
     };
     let outcome = claim(&mut scene).await;
-    let Scene {
+    let BurstSetup {
         cluster, pair, ns, ..
     } = scene;
     pair.stop(cluster).await?;
@@ -332,7 +332,7 @@ pub(crate) async fn nodes_removed_under_pods_take_nobody_elses_place(
             let client = scene.cluster.client.clone();
             let (gone, stay) = (4, NODES - 4);
             let nodes: Api<Node> = Api::all(client.clone());
-            let names = scene.cluster.crowd()?.nodes[..gone].to_vec();
+            let names = scene.cluster.simulated_agents()?.nodes[..gone].to_vec();
             let pods = scene.whole(0, PLACES);
             let making = {
                 let client = client.clone();
@@ -359,7 +359,7 @@ pub(crate) async fn nodes_removed_under_pods_take_nobody_elses_place(
 }
 
 /// How many pods are bound to nodes other than these.
-async fn seats(scene: &Scene<'_>, but: &[String]) -> Result<usize> {
+async fn seats(scene: &BurstSetup<'_>, but: &[String]) -> Result<usize> {
     let pods = scene.cluster.pods(&scene.ns);
     let listed = pods.list(&ListParams::default()).await?;
     let on = listed

@@ -7,7 +7,7 @@ use aliquot_tests::burst::{judge, make};
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::wait::{Seen, until};
-use aliquot_tests::wall::WallClock;
+use aliquot_tests::wall_clock::WallClock;
 use aliquot_tests::{control_plane, gang};
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
@@ -16,7 +16,7 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use proto::names::{NAMESPACE, object};
 
-use crate::burst::{LIMIT, PLACES, Scene, with_replicas};
+use crate::burst::{BurstSetup, LIMIT, PLACES, with_replicas};
 
 const HOUR: i64 = 3600;
 /// Between two steps.
@@ -29,7 +29,7 @@ const IDLE: f64 = 0.25;
 const TICKS: f64 = 100.0;
 
 /// How often the lease went to another replica.
-async fn transitions(scene: &Scene<'_>) -> Result<i32> {
+async fn transitions(scene: &BurstSetup<'_>) -> Result<i32> {
     let leases: Api<Lease> = Api::namespaced(scene.cluster.client.clone(), NAMESPACE);
     let spec = leases.get(object::LEASE).await?.spec;
     Ok(spec
@@ -38,7 +38,7 @@ async fn transitions(scene: &Scene<'_>) -> Result<i32> {
 }
 
 /// How many seconds the clock of whoever holds the lease is ahead, by what he wrote.
-async fn ahead(scene: &Scene<'_>) -> Result<i64> {
+async fn ahead(scene: &BurstSetup<'_>) -> Result<i64> {
     let leases: Api<Lease> = Api::namespaced(scene.cluster.client.clone(), NAMESPACE);
     let spec = leases.get(object::LEASE).await?.spec;
     let renewed = spec.and_then(|spec| spec.renew_time).context("a lease")?;
@@ -145,7 +145,7 @@ pub(crate) async fn a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_noth
 }
 
 /// Deletes a pod that is bound.
-async fn free_one(scene: &Scene<'_>) -> Result<()> {
+async fn free_one(scene: &BurstSetup<'_>) -> Result<()> {
     let pods = scene.cluster.pods(&scene.ns);
     let listed = pods.list(&ListParams::default()).await?;
     let seated = listed.iter().find(|pod| gang::bound(pod));

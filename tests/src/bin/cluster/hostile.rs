@@ -72,7 +72,7 @@ pub(crate) async fn under_time_slicing_a_hostile_tenant_gets_what_the_table_says
 
 /// By which way tenants ask for what they are granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum RequestForm {
     /// By annotation, under our scheduler.
     Annotation,
     /// By claim, under Kubernetes' own.
@@ -87,7 +87,7 @@ async fn column(cluster: &mut Cluster, at: usize) -> Result<()> {
         }
         cluster.aliquot(&hardware(driver)).await?;
         let ns = cluster.namespace().await?;
-        every_outcome(cluster, &ns, at, driver, Way::Annotation).await?;
+        every_outcome(cluster, &ns, at, driver, RequestForm::Annotation).await?;
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ async fn column(cluster: &mut Cluster, at: usize) -> Result<()> {
 /// One column with tenants that have claims, under the first driver.
 pub(crate) async fn column_by_claim(cluster: &mut Cluster, at: usize) -> Result<()> {
     with_driver_on(cluster, &hardware(0), async |cluster, ns| {
-        every_outcome(cluster, ns, at, 0, Way::Claim).await
+        every_outcome(cluster, ns, at, 0, RequestForm::Claim).await
     })
     .await
 }
@@ -121,7 +121,7 @@ async fn every_outcome(
     ns: &str,
     at: usize,
     driver: usize,
-    way: Way,
+    way: RequestForm,
 ) -> Result<()> {
     let (column, version) = (&COLUMNS[at], DRIVERS[driver]);
     let wanted = json!({
@@ -153,11 +153,11 @@ async fn share(
     name: &str,
     mib: u64,
     script: &str,
-    way: Way,
+    way: RequestForm,
 ) -> Result<Value> {
     Ok(match way {
-        Way::Annotation => pod(ns, name, &[("gpu-memory", &mib.to_string())], script),
-        Way::Claim => {
+        RequestForm::Annotation => pod(ns, name, &[("gpu-memory", &mib.to_string())], script),
+        RequestForm::Claim => {
             let template = format!("m{mib}");
             claims::template(cluster, ns, &template, &format!("{mib}Mi"), &json!({})).await?;
             claims::manifest(ns, name, &template, script)
@@ -171,7 +171,7 @@ async fn every_row(
     ns: &str,
     column: &Column,
     rows: &[&Row],
-    way: Way,
+    way: RequestForm,
 ) -> Result<Vec<Outcome>> {
     let go = Path::new("/tmp").join(format!("go-{ns}"));
     std::fs::create_dir_all(&go)?;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::crowd::{Cards, Enlisted};
+use aliquot_tests::simulated_agents::{Cards, Enlisted};
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::karpenter::{InstanceType, Karpenter, POOL, nodes_of};
 use aliquot_tests::manifest::documents;

@@ -138,9 +138,9 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
     Ok(())
 }
 
-/// How many pods come at once: `ALIQUOT_CROWD`, or 100. The kubelet here takes 250.
-fn crowd() -> usize {
-    let asked = std::env::var("ALIQUOT_CROWD").ok();
+/// How many pods come at once: `ALIQUOT_POD_COUNT`, or 100. The kubelet here takes 250.
+fn pod_count() -> usize {
+    let asked = std::env::var("ALIQUOT_POD_COUNT").ok();
     asked.and_then(|text| text.parse().ok()).unwrap_or(100)
 }
 
@@ -152,7 +152,7 @@ fn patience(pods: usize) -> Duration {
 pub(crate) async fn a_hundred_pods_at_once_each_get_their_own_card(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    let pods_wanted = crowd();
+    let pods_wanted = pod_count();
     // Eight of these cards have room for 120 of 1000 MiB.
     let mib = if pods_wanted <= 100 { 1000 } else { 400 };
     cluster.aliquot(&Hardware::preset("T4", 8)).await?;
@@ -165,11 +165,11 @@ pub(crate) async fn a_hundred_pods_at_once_each_get_their_own_card(
             &[("gpu-memory", &mib.to_string())],
             "report hold",
         );
-        manifest["metadata"]["labels"] = json!({ "app": "crowd" });
+        manifest["metadata"]["labels"] = json!({ "app": "many-pods" });
         cluster.apply_one(&manifest).await?;
     }
     let pods = cluster.pods(&ns);
-    let list = ListParams::default().labels("app=crowd");
+    let list = ListParams::default().labels("app=many-pods");
     let all = until("all of them run", patience(pods_wanted), || async {
         let all = pods.list(&list).await?.items;
         let failed = all.iter().find(|pod| phase_of(pod) == "Failed");

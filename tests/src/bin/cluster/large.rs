@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use aliquot_tests::burst::{Bound, make, plain, whole};
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::crowd::make_node;
+use aliquot_tests::simulated_agents::make_node;
 use anyhow::{Result, ensure};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -25,10 +25,10 @@ const TURNS: usize = 10;
 const EACH: usize = 25;
 
 /// `sizes.nodes` are all nodes, `sizes.pods` all pods that run, `sizes.pending` those that
-/// wait. The crowd is the nodes with cards.
+/// wait. The simulated agents are the nodes with cards.
 pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
-    let crowd = cluster.crowd()?.nodes.clone();
-    let cards = crowd.len() * CARDS as usize;
+    let agents = cluster.simulated_agents()?.nodes.clone();
+    let cards = agents.len() * CARDS as usize;
     let least = cards + 2 * TURNS * EACH;
     ensure!(
         cards > TURNS * EACH && sizes.pods > least,
@@ -36,7 +36,7 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
         sizes.pods,
         TURNS * EACH,
     );
-    let bare: Vec<String> = (0..sizes.nodes - crowd.len())
+    let bare: Vec<String> = (0..sizes.nodes - agents.len())
         .map(|at| format!("plain-{at:05}"))
         .collect();
     let begin = Instant::now();

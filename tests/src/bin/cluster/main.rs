@@ -5,7 +5,6 @@
 mod accounts;
 mod admission;
 mod bench;
-mod beside;
 mod burst;
 mod burst_clock;
 mod claims;
@@ -33,6 +32,7 @@ mod meter;
 mod modes;
 mod native;
 mod new_node;
+mod observing;
 mod page;
 mod parts;
 mod placement;
@@ -275,7 +275,7 @@ async fn test(
             seed_sets::seed_sets_each_group_of_a_leader_worker_set_is_a_gang,
             seed_002::seed_002_as_written_every_job_has_room_without_a_move,
             seed_002::seed_002_with_a_node_kept_empty_jobs_are_moved_together,
-            beside::an_observer_that_can_only_read_says_where_it_would_differ,
+            observing::an_observer_that_can_only_read_says_where_it_would_differ,
             volume::a_volume_is_made_where_its_first_consumer_goes_and_the_pod_follows,
             volume::a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_waits_for_one,
             volume::a_drivers_limits_and_free_storage_and_claims_of_one_pod_are_kept,

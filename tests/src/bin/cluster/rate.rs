@@ -50,12 +50,12 @@ pub(crate) async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Res
     make(&cluster.client, fillers).await?;
     bound.reach(filled, LIMIT).await?;
     let begin = Instant::now();
-    let hopeless = names("hopeless", sizes.pending, |name| {
+    let infeasible = names("infeasible", sizes.pending, |name| {
         let mut pod = whole(LOAD, name, 1);
         pod["spec"]["nodeSelector"] = json!({ "marked": "nowhere" });
         pod
     });
-    make(&cluster.client, hopeless).await?;
+    make(&cluster.client, infeasible).await?;
     let made = begin.elapsed();
     let told = reasons(cluster, sizes.pending).await?;
     scheduler.daemon.alive()?;
@@ -162,7 +162,7 @@ fn owner_pods(size: usize) -> Vec<Value> {
 async fn mark(cluster: &Cluster, cards: usize) -> Result<()> {
     let marked = cards.div_ceil(CARDS as usize);
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    for (at, name) in cluster.crowd()?.nodes.iter().enumerate() {
+    for (at, name) in cluster.simulated_agents()?.nodes.iter().enumerate() {
         let label = if at < marked { "yes" } else { "no" };
         let patch = json!({ "metadata": { "labels": { "marked": label } } });
         nodes

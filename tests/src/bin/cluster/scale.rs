@@ -154,13 +154,15 @@ async fn free_lease(cluster: &Cluster) -> Result<()> {
 /// Starts it, with every agent looking for it.
 pub(crate) async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
     let scheduler = cluster.start_scheduler(replica(name)).await?;
-    cluster.crowd()?.speak_to(&[scheduler.replica.telemetry()]);
+    cluster
+        .simulated_agents()?
+        .speak_to(&[scheduler.replica.telemetry()]);
     Ok(scheduler)
 }
 
 /// Ends it; nobody speaks to it any more.
 pub(crate) async fn stop(cluster: &Cluster, mut scheduler: Scheduler) -> Result<()> {
-    cluster.crowd()?.speak_to(&[]);
+    cluster.simulated_agents()?.speak_to(&[]);
     scheduler.daemon.stop().await
 }
 
@@ -414,7 +416,7 @@ async fn failover(cluster: &Cluster, rounds: usize) -> Result<()> {
     }
     println!(
         "\ntwo replicas, agents of {} nodes at both",
-        cluster.crowd()?.nodes.len()
+        cluster.simulated_agents()?.nodes.len()
     );
     meter::row(
         "  the acting one killed, until the other has bound a pod",

@@ -16,7 +16,7 @@ use kube::{Api, ResourceExt as _};
 use proto::names::kai;
 use serde_json::{Value, json};
 
-use crate::beside::{node_of, whole};
+use crate::observing::{node_of, whole};
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
 const LONG: Duration = Duration::from_mins(1);

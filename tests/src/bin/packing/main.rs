@@ -8,28 +8,28 @@
 //! it is also printed what nobody could have less than ([`floor`]).
 //! `--steady`: the same policies with pods that come and leave ([`mod@steady`]).
 
+mod baseline;
+mod consolidation;
+mod core_replay;
 mod floor;
-mod living;
-mod moving;
-mod paper;
 mod replay;
 mod steady;
-mod through;
+mod steady_core;
 mod trace;
 
 use aliquot_tests::progress::Progress;
 use anyhow::Result;
+use baseline::{BaselinePolicy, Rule};
 use clap::{Parser, ValueEnum};
-use living::Living;
-use moving::{Budget, Moving};
-use paper::{Paper, Rule};
+use consolidation::{Budget, ConsolidatingCore};
+use core_replay::CoreReplay;
 use replay::Run;
 use scheduler_core::Placement;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use steady::{Lifetimes, Plan, Queueing};
-use through::Through;
+use steady_core::SteadyCore;
 use trace::{Order, Trace};
 
 /// FGD's mean on the default trace, as its authors publish it.
@@ -110,20 +110,28 @@ impl Policy {
     }
 
     fn run(self, trace: &Trace, order: &Order, budget: Budget) -> Run {
-        let through = |placement| Through::new(trace, order, placement);
+        let through = |placement| CoreReplay::new(trace, order, placement);
         match self {
-            Self::BestFit => {
-                replay::run(trace, order, &mut Paper::new(trace, order, Rule::BestFit))
-            }
-            Self::Fgd => replay::run(trace, order, &mut Paper::new(trace, order, Rule::Fgd)),
+            Self::BestFit => replay::run(
+                trace,
+                order,
+                &mut BaselinePolicy::new(trace, order, Rule::BestFit),
+            ),
+            Self::Fgd => replay::run(
+                trace,
+                order,
+                &mut BaselinePolicy::new(trace, order, Rule::Fgd),
+            ),
             Self::Binpack => replay::run(trace, order, &mut through(Placement::Binpack)),
             Self::Spread => replay::run(trace, order, &mut through(Placement::Spread)),
             Self::Fragmentation => {
                 replay::run(trace, order, &mut through(Placement::Fragmentation))
             }
-            Self::FragmentationMoving => {
-                replay::run(trace, order, &mut Moving::new(trace, order, budget))
-            }
+            Self::FragmentationMoving => replay::run(
+                trace,
+                order,
+                &mut ConsolidatingCore::new(trace, order, budget),
+            ),
         }
     }
 }
@@ -137,7 +145,7 @@ impl Policy {
         plan: &Plan,
         seed: u64,
     ) -> steady::Outcome {
-        let living = |placement, budget| Living::new(trace, order, placement, budget);
+        let living = |placement, budget| SteadyCore::new(trace, order, placement, budget);
         let run = |placer: &mut dyn steady::Placer| steady::run(trace, plan, seed, placer);
         match self {
             Self::BestFit => run(&mut Queueing::new(trace, order, Rule::BestFit)),

@@ -13,10 +13,10 @@
     clippy::cast_sign_loss
 )] // Milliseconds of hours, and thousandths of some thousand GPUs.
 
-use aliquot_tests::chance::Chance;
+use aliquot_tests::random::SplitMix64;
 
+use crate::baseline::{BaselinePolicy, Held, Rule};
 use crate::floor::Floor;
-use crate::paper::{Held, Paper, Rule};
 use crate::trace::{Order, Trace};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -89,17 +89,17 @@ pub(crate) struct Outcome {
 
 /// A pod of a run.
 #[derive(Clone, Copy, Debug)]
-struct Visit {
+struct PodStay {
     row: usize,
     comes: u64,
     lasts: u64,
 }
 
 /// The pods of a run, in their order.
-fn visits(trace: &Trace, plan: &Plan, seed: u64) -> Vec<Visit> {
-    let mut chance = Chance::new(seed);
-    let length = |row: usize, chance: &mut Chance| match plan.lifetimes {
-        Lifetimes::Exponential => chance.exponential(LIFETIME as f64),
+fn visits(trace: &Trace, plan: &Plan, seed: u64) -> Vec<PodStay> {
+    let mut random = SplitMix64::new(seed);
+    let length = |row: usize, random: &mut SplitMix64| match plan.lifetimes {
+        Lifetimes::Exponential => random.exponential(LIFETIME as f64),
         Lifetimes::Trace => {
             let listed = trace.pods[row].lifetime.unwrap_or(0.0) * 1000.0;
             listed.clamp(1.0, LIFETIME as f64)
@@ -111,48 +111,48 @@ fn visits(trace: &Trace, plan: &Plan, seed: u64) -> Vec<Visit> {
     };
     let lasts = |row: usize| match plan.lifetimes {
         Lifetimes::Exponential => LIFETIME as f64,
-        Lifetimes::Trace => length(row, &mut Chance::new(0)),
+        Lifetimes::Trace => length(row, &mut SplitMix64::new(0)),
     };
     let rate = plan.load * trace.capacity() as f64 / mean(&|row| gpus(row) * lasts(row));
     let mut visits = Vec::new();
     // Who is there at the start: long lifetimes are met more often, at a random point.
-    let there = chance.poisson(rate * mean(&lasts));
+    let there = random.poisson(rate * mean(&lasts));
     for _ in 0..there {
         let row = loop {
-            let row = chance.below(trace.pods.len());
-            if chance.part() * LIFETIME as f64 <= lasts(row) {
+            let row = random.below(trace.pods.len());
+            if random.part() * LIFETIME as f64 <= lasts(row) {
                 break row;
             }
         };
-        let whole = length(row, &mut chance);
+        let whole = length(row, &mut random);
         let rest = match plan.lifetimes {
             Lifetimes::Exponential => whole,
-            Lifetimes::Trace => whole * chance.part(),
+            Lifetimes::Trace => whole * random.part(),
         };
-        visits.push(Visit {
+        visits.push(PodStay {
             row,
             comes: 0,
             lasts: rest.max(1.0) as u64,
         });
     }
     let end = (WARM_UP + plan.lengths * LIFETIME) as f64;
-    let mut now = chance.exponential(1.0 / rate);
+    let mut now = random.exponential(1.0 / rate);
     while now < end {
-        let row = chance.below(trace.pods.len());
-        visits.push(Visit {
+        let row = random.below(trace.pods.len());
+        visits.push(PodStay {
             row,
             comes: now as u64,
-            lasts: length(row, &mut chance).max(1.0) as u64,
+            lasts: length(row, &mut random).max(1.0) as u64,
         });
-        now += chance.exponential(1.0 / rate);
+        now += random.exponential(1.0 / rate);
     }
     visits
 }
 
 /// What is there, and sums over the time that counts.
-struct Book<'a> {
+struct RunTotals<'a> {
     trace: &'a Trace,
-    visits: &'a [Visit],
+    visits: &'a [PodStay],
     now: u64,
     from: u64,
     end: u64,
@@ -163,7 +163,7 @@ struct Book<'a> {
     /// Of who would be there if nobody waited.
     ideal: u64,
     /// By pod: what is left of its lifetime, or when it leaves.
-    left: BTreeMap<usize, Stay>,
+    left: BTreeMap<usize, StayState>,
     sums: Outcome,
     moved_before: u64,
     came: u64,
@@ -173,14 +173,14 @@ struct Book<'a> {
 
 /// A pod that is there.
 #[derive(Clone, Copy, Debug)]
-enum Stay {
+enum StayState {
     /// So long, once it starts.
     Waits(u64),
     /// Until then.
     Runs(u64),
 }
 
-impl Book<'_> {
+impl RunTotals<'_> {
     fn gpus(&self, pod: usize) -> u64 {
         let row = self.visits[pod].row;
         self.trace.shapes[self.trace.pods[row].shape].gpus()
@@ -212,20 +212,20 @@ impl Book<'_> {
         for change in changes {
             match change {
                 Change::Starts(pod) => {
-                    let Some(Stay::Waits(lasts)) = self.left.get(&pod).copied() else {
+                    let Some(StayState::Waits(lasts)) = self.left.get(&pod).copied() else {
                         panic!("pod {pod} starts and does not wait");
                     };
-                    self.left.insert(pod, Stay::Runs(self.now + lasts));
+                    self.left.insert(pod, StayState::Runs(self.now + lasts));
                     ends.push(Reverse((self.now + lasts, pod)));
                     self.running += self.gpus(pod);
                     self.waiting -= self.gpus(pod);
                     self.waits -= 1;
                 }
                 Change::Stops(pod) => {
-                    let Some(Stay::Runs(end)) = self.left.get(&pod).copied() else {
+                    let Some(StayState::Runs(end)) = self.left.get(&pod).copied() else {
                         panic!("pod {pod} stops and does not run");
                     };
-                    self.left.insert(pod, Stay::Waits(end - self.now));
+                    self.left.insert(pod, StayState::Waits(end - self.now));
                     self.running -= self.gpus(pod);
                     self.waiting += self.gpus(pod);
                     self.waits += 1;
@@ -256,7 +256,7 @@ impl Book<'_> {
 pub(crate) fn run(trace: &Trace, plan: &Plan, seed: u64, placer: &mut dyn Placer) -> Outcome {
     let visits = visits(trace, plan, seed);
     let end = WARM_UP + plan.lengths * LIFETIME;
-    let mut book = Book {
+    let mut book = RunTotals {
         trace,
         visits: &visits,
         now: 0,
@@ -297,7 +297,7 @@ pub(crate) fn run(trace: &Trace, plan: &Plan, seed: u64, placer: &mut dyn Placer
             book.ideal -= book.gpus(pod);
         } else if leaves == Some(now) {
             let pod = ends.pop().map_or(0, |Reverse((_, pod))| pod);
-            if !matches!(book.left.get(&pod), Some(Stay::Runs(end)) if *end == now) {
+            if !matches!(book.left.get(&pod), Some(StayState::Runs(end)) if *end == now) {
                 continue;
             }
             book.left.remove(&pod);
@@ -306,14 +306,14 @@ pub(crate) fn run(trace: &Trace, plan: &Plan, seed: u64, placer: &mut dyn Placer
             book.change(changes, &mut ends);
         } else if let Some((pod, visit)) = coming.next() {
             book.came += u64::from(now >= WARM_UP);
-            book.left.insert(pod, Stay::Waits(visit.lasts));
+            book.left.insert(pod, StayState::Waits(visit.lasts));
             book.waiting += book.gpus(pod);
             book.waits += 1;
             book.ideal += book.gpus(pod);
             ideal_ends.push(Reverse((now + visit.lasts, pod)));
             let changes = placer.comes(now, pod, visit.row);
             book.change(changes, &mut ends);
-            if plan.refuse && matches!(book.left.get(&pod), Some(Stay::Waits(_))) {
+            if plan.refuse && matches!(book.left.get(&pod), Some(StayState::Waits(_))) {
                 book.left.remove(&pod);
                 book.waiting -= book.gpus(pod);
                 book.waits -= 1;
@@ -328,7 +328,7 @@ pub(crate) fn run(trace: &Trace, plan: &Plan, seed: u64, placer: &mut dyn Placer
 
 /// One of the paper's policies, with those who wait beside it.
 pub(crate) struct Queueing<'a> {
-    paper: Paper<'a>,
+    paper: BaselinePolicy<'a>,
     /// By number: the row, and where it is.
     running: BTreeMap<usize, (usize, Held)>,
     /// Rows, first come first.
@@ -338,7 +338,7 @@ pub(crate) struct Queueing<'a> {
 impl<'a> Queueing<'a> {
     pub(crate) fn new(trace: &'a Trace, order: &'a Order, rule: Rule) -> Self {
         Self {
-            paper: Paper::new(trace, order, rule),
+            paper: BaselinePolicy::new(trace, order, rule),
             running: BTreeMap::new(),
             waiting: BTreeMap::new(),
         }
@@ -452,7 +452,8 @@ mod tests {
         let (trace, order) = small();
         let mut fgd = Queueing::new(&trace, &order, Rule::Fgd);
         let paper = run(&trace, &plan(1.5, false), 7, &mut fgd);
-        let mut core = crate::living::Living::new(&trace, &order, Placement::Binpack, None);
+        let mut core =
+            crate::steady_core::SteadyCore::new(&trace, &order, Placement::Binpack, None);
         let ours = run(&trace, &plan(1.5, false), 7, &mut core);
         for came in [paper, ours] {
             assert!(came.somebody_waits > 0.9, "{came:?}");

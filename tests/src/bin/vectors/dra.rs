@@ -3,7 +3,7 @@
 //! A case gives each claim's status as it was when the recording ended. At the start a claim has
 //! devices where a pod that stands has it: those of its status, else the first of its node.
 
-use crate::world::Stand;
+use crate::world::TaskState;
 use anyhow::Context as _;
 use scheduler_core::Event;
 use scheduler_core::ids::{ClaimUid, FilterName, NodeName, PoolName};
@@ -163,7 +163,7 @@ fn only(node: &str) -> Arc<[NodeTerm]> {
 }
 
 /// What claims have at the start.
-pub(crate) fn at_start(claims: &Claims, facts: &[Event], stands: &[Stand]) -> Held {
+pub(crate) fn at_start(claims: &Claims, facts: &[Event], stands: &[TaskState]) -> Held {
     let mut held = Held::new();
     let mut used = BTreeSet::new();
     let standing = stands.iter().filter(|stand| stand.holds());
@@ -218,9 +218,9 @@ pub(crate) fn at_start(claims: &Claims, facts: &[Event], stands: &[Stand]) -> He
 }
 
 /// What the API server shows of claims.
-pub(crate) fn shown(held: &Held, stands: &[Stand]) -> Vec<Event> {
+pub(crate) fn shown(held: &Held, stands: &[TaskState]) -> Vec<Event> {
     let show = |(name, (devices, nodes)): (&String, &Has)| {
-        let uses = |stand: &&Stand| stand.holds() && stand.task.claims.contains(name);
+        let uses = |stand: &&TaskState| stand.holds() && stand.task.claims.contains(name);
         let consumers = stands.iter().filter(uses).count();
         Event::Allocated(Allocation {
             claim: ClaimUid::new(name),
@@ -234,8 +234,8 @@ pub(crate) fn shown(held: &Held, stands: &[Stand]) -> Vec<Event> {
 }
 
 /// Claims that no pod has any more lose their devices.
-pub(crate) fn free(held: &mut Held, stands: &[Stand]) -> Vec<Event> {
-    let uses = |stand: &Stand, name: &String| stand.holds() && stand.task.claims.contains(name);
+pub(crate) fn free(held: &mut Held, stands: &[TaskState]) -> Vec<Event> {
+    let uses = |stand: &TaskState, name: &String| stand.holds() && stand.task.claims.contains(name);
     let gone: Vec<String> = held
         .keys()
         .filter(|name| !stands.iter().any(|stand| uses(stand, name)))

@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     let files = files(&args.paths)?;
     let exceptions = exceptions(args.exceptions.as_deref(), &files)?;
-    let tell = world::Tell {
+    let tell = world::Verbosity {
         trace: args.trace,
         time: args.time,
     };
@@ -81,7 +81,7 @@ fn play_all(
     files: &[PathBuf],
     exceptions: &BTreeMap<String, String>,
     only: Option<&str>,
-    tell: world::Tell,
+    tell: world::Verbosity,
 ) -> anyhow::Result<Tally> {
     let mut tally = Tally::new();
     for file in files {
@@ -119,7 +119,7 @@ fn play_all(
     Ok(tally)
 }
 
-fn run(value: &Value, tell: world::Tell) -> End {
+fn run(value: &Value, tell: world::Verbosity) -> End {
     if value.get("total_gpu").is_some() {
         return share::run(value);
     }
@@ -127,9 +127,9 @@ fn run(value: &Value, tell: world::Tell) -> End {
         Ok(case) => case,
         Err(error) => return End::Failed(format!("  not understood: {error}")),
     };
-    let rebuilt = world::play(&case, world::Way::Rebuilt, tell);
-    let lived = world::play(&case, world::Way::Lived, tell);
-    let restored = world::play(&case, world::Way::Restored, tell);
+    let rebuilt = world::play(&case, world::CoreLifecycle::Rebuilt, tell);
+    let lived = world::play(&case, world::CoreLifecycle::Lived, tell);
+    let restored = world::play(&case, world::CoreLifecycle::Restored, tell);
     let mut wrong = String::new();
     if restored != lived {
         wrong.push_str("  lived cores and those restored from snapshots disagree\n");
@@ -211,7 +211,7 @@ mod tests {
         let files = recorded();
         let exceptions = exceptions(None, &files).unwrap();
         assert!(exceptions.len() <= 15, "{} exceptions", exceptions.len());
-        let tally = play_all(&files, &exceptions, None, world::Tell::default()).unwrap();
+        let tally = play_all(&files, &exceptions, None, world::Verbosity::default()).unwrap();
         let total = tally.values().fold([0; 3], |mut total, count| {
             for (sum, more) in total.iter_mut().zip(count) {
                 *sum += more;
@@ -228,7 +228,7 @@ mod tests {
     fn another_outcome_than_the_recorded_one_fails() {
         let line = std::fs::read_to_string(recorded().last().unwrap()).unwrap();
         let mut value: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
-        let silent = world::Tell::default();
+        let silent = world::Verbosity::default();
         assert!(matches!(run(&value, silent), End::Passed));
         for state in value["accepted"].as_array_mut().unwrap() {
             for task in state.as_object_mut().unwrap().values_mut() {
@@ -253,7 +253,11 @@ mod tests {
             if case.tasks.iter().all(|task| task.shares == 0) {
                 return None;
             }
-            let states = world::play(&case, world::Way::Rebuilt, world::Tell::default());
+            let states = world::play(
+                &case,
+                world::CoreLifecycle::Rebuilt,
+                world::Verbosity::default(),
+            );
             judge::judge(&case, &states)
                 .is_none()
                 .then_some((case, states))

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// How the core gets to a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum CoreLifecycle {
     /// A new core from the facts of each round.
     Rebuilt,
     /// One core that is told what changed.
@@ -34,7 +34,7 @@ pub(crate) struct State {
 
 /// A pod in the world.
 #[derive(Clone)]
-pub(crate) struct Stand {
+pub(crate) struct TaskState {
     pub(crate) task: Task,
     status: String,
     pub(crate) node: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Stand {
     memory: u64,
 }
 
-impl Stand {
+impl TaskState {
     /// It has a place, and what it asked for.
     pub(crate) fn holds(&self) -> bool {
         let standing = ["Running", "Releasing", "StuckInReleasing", "Bound"];
@@ -52,7 +52,7 @@ impl Stand {
 
 /// What is said while a case is played.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tell {
+pub(crate) struct Verbosity {
     /// What was decided.
     pub(crate) trace: bool,
     /// How long it took.
@@ -60,16 +60,16 @@ pub(crate) struct Tell {
 }
 
 /// Plays a case. The state after the last round's actions, by uid.
-pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State> {
+pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap<String, State> {
     let mut stands = place(case);
     let mut held = dra::at_start(&case.claims, &case.facts, &stands);
     let mut core = fresh(case, &stands, &held);
     let mut after = BTreeMap::new();
     for round in 0..case.rounds {
-        if way == Way::Rebuilt && round > 0 {
+        if way == CoreLifecycle::Rebuilt && round > 0 {
             core = fresh(case, &stands, &held);
         }
-        if way == Way::Restored && round > 0 {
+        if way == CoreLifecycle::Restored && round > 0 {
             core = restored(case, &core);
         }
         let start = Instant::now();
@@ -101,7 +101,7 @@ pub(crate) fn play(case: &Case, way: Way, tell: Tell) -> BTreeMap<String, State>
             }
         }
         let freed = dra::free(&mut held, &stands);
-        if way != Way::Rebuilt {
+        if way != CoreLifecycle::Rebuilt {
             report(&mut core, &decision, &stands);
             for event in dra::shown(&held, &stands).into_iter().chain(freed) {
                 let _ = core.apply(event);
@@ -120,7 +120,7 @@ fn restored(case: &Case, core: &Core) -> Core {
     core
 }
 
-fn fresh(case: &Case, stands: &[Stand], held: &Held) -> Core {
+fn fresh(case: &Case, stands: &[TaskState], held: &Held) -> Core {
     let mut core = Core::new(case.config.clone());
     for event in &case.facts {
         let _ = core.apply(event.clone());
@@ -137,11 +137,11 @@ fn fresh(case: &Case, stands: &[Stand], held: &Held) -> Core {
 /// Where everybody stands at the start: names of shared GPUs become cards, whole GPUs
 /// take what is left. A pod that asks for neither holds no card, whatever names it has: a few
 /// cases give names to such pods, which KAI does not count.
-fn place(case: &Case) -> Vec<Stand> {
-    let mut stands: Vec<Stand> = case
+fn place(case: &Case) -> Vec<TaskState> {
+    let mut stands: Vec<TaskState> = case
         .tasks
         .iter()
-        .map(|task| Stand {
+        .map(|task| TaskState {
             task: task.clone(),
             status: task.status.clone(),
             node: task.node.clone(),
@@ -215,7 +215,7 @@ fn free(case: &Case, node: &str, used: &BTreeSet<String>) -> Option<String> {
 }
 
 /// A stand as the API server shows it.
-fn shown(stand: &Stand) -> Event {
+fn shown(stand: &TaskState) -> Event {
     let mut pod = stand.task.pod.clone();
     let placement = || {
         let whole = stand.task.whole > 0;
@@ -258,8 +258,8 @@ fn shown(stand: &Stand) -> Event {
 }
 
 /// What the round's decision makes of the world, action by action.
-fn outcome(stands: &[Stand], decision: &Decision) -> Vec<Stand> {
-    let mut after: Vec<Stand> = stands.to_vec();
+fn outcome(stands: &[TaskState], decision: &Decision) -> Vec<TaskState> {
+    let mut after: Vec<TaskState> = stands.to_vec();
     let index: BTreeMap<String, usize> = after
         .iter()
         .enumerate()
@@ -296,7 +296,7 @@ fn outcome(stands: &[Stand], decision: &Decision) -> Vec<Stand> {
     after
 }
 
-fn states(stands: &[Stand]) -> BTreeMap<String, State> {
+fn states(stands: &[TaskState]) -> BTreeMap<String, State> {
     stands
         .iter()
         .map(|stand| {
@@ -315,7 +315,7 @@ fn states(stands: &[Stand]) -> BTreeMap<String, State> {
         .collect()
 }
 
-fn feed_back(after: &[Stand]) -> Vec<Stand> {
+fn feed_back(after: &[TaskState]) -> Vec<TaskState> {
     let mut stands = after.to_vec();
     for stand in &mut stands {
         match stand.status.as_str() {
@@ -333,7 +333,7 @@ fn feed_back(after: &[Stand]) -> Vec<Stand> {
 }
 
 /// Tells a living core how its actions ended and what changed.
-fn report(core: &mut Core, decision: &Decision, after: &[Stand]) {
+fn report(core: &mut Core, decision: &Decision, after: &[TaskState]) {
     for action in &decision.actions {
         let _ = core.apply(Event::Outcome(Outcome {
             decision: action.decision(),

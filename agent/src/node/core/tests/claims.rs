@@ -1,11 +1,11 @@
 //! Claims about shares by `ResourceClaim`: the same ledger by another front.
 
-mod common;
+mod shared_claims;
 
 use super::*;
 use crate::ledger::Front;
 use crate::node::claims::parts::{Allocated, Config, Device, device_name};
-use crate::pods::Take;
+use crate::pods::ClaimUse;
 
 /// The claim of this number, by its UID.
 fn alloc(claim: u32) -> AllocId {
@@ -48,7 +48,7 @@ fn taker(world: &mut World, n: u32, containers: &[(&str, u32, Option<&str>)]) ->
             kind: ContainerKind::App,
             tokens: 0,
             whole: 0,
-            claims: vec![Take {
+            claims: vec![ClaimUse {
                 claim: format!("c{claim}"),
                 request: request.map(str::to_owned),
             }],
@@ -146,7 +146,7 @@ fn a_claim_counts_as_a_share_does_and_is_prepared_as_often_as_it_is_asked() {
     assert!(why.contains("400 MiB left"), "{why}");
     // A container has one share.
     let mut pod = world.pods["u1"].clone();
-    let take = Take {
+    let take = ClaimUse {
         claim: "c3".into(),
         request: None,
     };

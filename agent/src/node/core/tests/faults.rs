@@ -14,7 +14,7 @@ fn before_our_files_could_be_read_once_nothing_is_offered_planned_or_bound() {
     let files = std::mem::take(&mut world.files);
     world
         .unreadable
-        .insert(Part::CdiFiles, "input/output error".into());
+        .insert(LocalSource::CdiFiles, "input/output error".into());
     let mut blind = world.started();
     assert!(!blind.state().restored);
     let why = blind.state().not_offering.unwrap();
@@ -31,7 +31,7 @@ fn before_our_files_could_be_read_once_nothing_is_offered_planned_or_bound() {
 
 #[test]
 fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does_not() {
-    for part in Part::ALL {
+    for part in LocalSource::ALL {
         let mut world = World::new();
         let mut core = world.started();
         world.unreadable.insert(part, "no".into());
@@ -41,7 +41,7 @@ fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does
         world.now += reconcile::UNREADABLE_GRACE;
         core.apply(Event::Tick, world.now);
         let closed = core.state().not_offering.is_some();
-        assert_eq!(closed, part != Part::Checkpoint, "{part:?}");
+        assert_eq!(closed, part != LocalSource::Checkpoint, "{part:?}");
     }
 }
 
@@ -90,7 +90,7 @@ fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time
     assert!(started.is_ok(), "{started:?}");
     // A card that does not work at all is one card, not the node.
     let mut lost = observation(&BTreeMap::new());
-    lost.devices[0].reading = Err(crate::nvml::Silence {
+    lost.devices[0].reading = Err(crate::nvml::UnreadableCard {
         reason: "lost".into(),
         lost: true,
     });
@@ -123,7 +123,7 @@ fn by_list(world: &World, core: &mut Core) -> Result<Share, String> {
             ..ContainerResources::default()
         }],
     };
-    let ask = Ask {
+    let ask = PrepareRequest {
         resource: Resource::Share,
         ids: entry.ids.clone(),
         source: Source::Listed(vec![listed]),
@@ -139,7 +139,7 @@ fn by_list(world: &World, core: &mut Core) -> Result<Share, String> {
 fn blind(world: &mut World, core: &mut Core) {
     world
         .unreadable
-        .insert(Part::Checkpoint, "version 2".into());
+        .insert(LocalSource::Checkpoint, "version 2".into());
     let local = Local {
         checkpoint: None,
         ..world.local()

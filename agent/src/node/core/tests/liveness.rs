@@ -84,7 +84,7 @@ fn a_proof_that_cannot_be_read_is_not_taken_for_none() {
         let (mut world, _) = one(true);
         let proofs = std::mem::take(&mut world.proofs);
         if unreadable {
-            world.unreadable.insert(Part::Proofs, "no".into());
+            world.unreadable.insert(LocalSource::Proofs, "no".into());
         }
         if garbage {
             world.proofs = proofs.keys().map(|name| (name.clone(), None)).collect();
@@ -118,7 +118,7 @@ fn what_lies_on_disk_for_nobody_stays_while_its_proof_cannot_be_read() {
     }
     world.pods.clear();
     world.checkpoint = Checkpoint::default();
-    world.unreadable.insert(Part::Proofs, "no".into());
+    world.unreadable.insert(LocalSource::Proofs, "no".into());
     let mut core = world.started();
     step(&mut world, &mut core, &Step::Look);
     assert_eq!(world.files.len(), 1);

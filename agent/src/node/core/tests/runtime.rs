@@ -59,7 +59,7 @@ fn what_ran_before_this_agent_is_left_alone_and_nothing_comes_beside_it() {
 
 #[test]
 fn nobody_is_judged_while_proofs_or_processes_cannot_be_read() {
-    for part in [Part::Proofs, Part::Processes] {
+    for part in [LocalSource::Proofs, LocalSource::Processes] {
         let mut world = World::new();
         let mut core = world.started();
         without_proof(&mut world, &mut core, None);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::inventory::ComputeMode;
 use crate::node::state::Pool;
-use crate::nvml::{CardSample, Silence};
+use crate::nvml::{CardSample, UnreadableCard};
 use crate::reconcile::Limited;
 use proto::mps::{ServerPhase, ServerState};
 
@@ -148,7 +148,7 @@ fn a_card_that_does_not_answer_vouches_for_no_compute_mode() {
     let mut look = observation(&BTreeMap::new());
     look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
     let mut silent = look.clone();
-    silent.devices[0].reading = Err(Silence {
+    silent.devices[0].reading = Err(UnreadableCard {
         reason: "slow".into(),
         lost: false,
     });

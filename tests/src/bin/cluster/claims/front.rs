@@ -83,7 +83,7 @@ pub(crate) async fn the_admin_closes_a_card_to_one_front_and_what_runs_stays(
         cluster.delete_pod(ns, "again").await?;
         cluster.pod_phase(ns, "later", "Running").await?;
         unbound(cluster, ns, "last").await?;
-        // What cannot be meant is refused where it is written.
+        // What is invalid is refused where it is written.
         let why = policy(cluster, json!({ "defaultFront": "both" }))
             .await
             .err();

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::crowd;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::pod::phase_of;
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::{IMAGE, grant_of, pod};
+use aliquot_tests::simulated_agents;
 use aliquot_tests::suite::Claim;
 use aliquot_tests::token::AccountToken;
 use aliquot_tests::wait::{Seen, until};
@@ -137,7 +137,7 @@ struct Stream {
 
 impl Stream {
     async fn open(cluster: &Cluster, token: &str) -> Result<std::result::Result<Self, Status>> {
-        let authority = crowd::authority(&cluster.client).await?;
+        let authority = simulated_agents::authority(&cluster.client).await?;
         let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(authority))

@@ -1,0 +1,276 @@
+//! When a reason is written: the first at once, another only when it changed, and ever
+//! later: a second after the first, five after the second, then every thirty. A cluster
+//! that just started is told soon what it really lacks; one that waits long is not busy
+//! with saying so.
+//!
+//! Pure: time comes in with each call.
+
+use crate::clock::Wall;
+use jiff::Timestamp;
+use scheduler_core::PodReason;
+use scheduler_core::ids::PodUid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// Between two writes about one pod, by how many there were; the last one from then on.
+const PAUSES: [Duration; 3] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(30),
+];
+/// A pod about which nothing was said for so long is forgotten.
+const MEMORY: Duration = Duration::from_mins(10);
+/// Most pods that are remembered beyond those that wait for a write.
+const SWEEP_AT: usize = 4096;
+
+/// A reason to write now.
+#[derive(Clone, Debug)]
+pub(super) struct DueReport {
+    /// The reason.
+    pub(super) reason: PodReason,
+    /// A line per card.
+    pub(super) cards: Vec<String>,
+    /// Since when the pod waits, as far as was told, in whole seconds.
+    pub(super) since: Timestamp,
+}
+
+#[derive(Debug)]
+struct PodReports {
+    since: Timestamp,
+    /// The last write, and what it said.
+    last: Option<(Instant, String)>,
+    /// How many there were, as far as it matters.
+    writes: usize,
+    /// To be written at that time.
+    next: Option<(Instant, PodReason, Vec<String>)>,
+    /// A write is under way; answers when it is over.
+    writing: Option<oneshot::Receiver<()>>,
+}
+
+/// What was said about each pod.
+#[derive(Debug)]
+pub(super) struct ReportSchedule {
+    wall: Wall,
+    pods: BTreeMap<PodUid, PodReports>,
+    agenda: BTreeSet<(Instant, PodUid)>,
+}
+
+impl ReportSchedule {
+    /// Nothing was said yet.
+    pub(super) fn new(wall: Wall) -> Self {
+        Self {
+            wall,
+            pods: BTreeMap::new(),
+            agenda: BTreeSet::new(),
+        }
+    }
+
+    /// A reason changed.
+    pub(super) fn say(&mut self, reason: PodReason, cards: Vec<String>, now: Instant) {
+        if !reason.mark {
+            return;
+        }
+        if self.pods.len() > SWEEP_AT {
+            self.sweep(now);
+        }
+        let pod = reason.pod.clone();
+        let told = self.pods.entry(pod.clone()).or_insert_with(|| PodReports {
+            since: self.wall.second(),
+            last: None,
+            writes: 0,
+            next: None,
+            writing: None,
+        });
+        if let Some((at, ..)) = told.next.take() {
+            self.agenda.remove(&(at, pod.clone()));
+        }
+        if told
+            .last
+            .as_ref()
+            .is_some_and(|(_, said)| *said == text(&reason, &cards))
+        {
+            return;
+        }
+        let at = told
+            .last
+            .as_ref()
+            .map_or(now, |(last, _)| now.max(*last + pause_after(told.writes)));
+        told.next = Some((at, reason, cards));
+        self.agenda.insert((at, pod));
+    }
+
+    /// What is to be written by now, so many at most; the others wait, and are not written
+    /// at all if their pods are bound before.
+    pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<DueReport> {
+        let mut due = Vec::new();
+        while due.len() < most
+            && let Some((at, pod)) = self.agenda.first().cloned()
+        {
+            if at > now {
+                break;
+            }
+            self.agenda.remove(&(at, pod.clone()));
+            let Some(told) = self.pods.get_mut(&pod) else {
+                continue;
+            };
+            if let Some((_, reason, cards)) = told.next.take() {
+                told.last = Some((now, text(&reason, &cards)));
+                told.writes = PAUSES.len().min(told.writes + 1);
+                due.push(DueReport {
+                    reason,
+                    cards,
+                    since: told.since,
+                });
+            }
+        }
+        due
+    }
+
+    /// When to ask for what is due again.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.agenda.first().map(|(at, _)| *at)
+    }
+
+    /// A write is under way.
+    pub(super) fn writing(&mut self, pod: &PodUid, reported: oneshot::Receiver<()>) {
+        if let Some(told) = self.pods.get_mut(pod) {
+            told.writing = Some(reported);
+        }
+    }
+
+    /// It is over.
+    pub(super) fn written(&mut self, pod: &PodUid) {
+        if let Some(told) = self.pods.get_mut(pod) {
+            told.writing = None;
+        }
+    }
+
+    /// The pod is bound now: nothing more is said, and a write under way is waited for.
+    pub(super) fn bound(&mut self, pod: &PodUid) -> Option<oneshot::Receiver<()>> {
+        let told = self.pods.remove(pod)?;
+        if let Some((at, ..)) = told.next {
+            self.agenda.remove(&(at, pod.clone()));
+        }
+        told.writing
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        self.pods.retain(|_, told| {
+            told.next.is_some()
+                || told.writing.is_some()
+                || told.last.as_ref().is_some_and(|(at, _)| now < *at + MEMORY)
+        });
+    }
+}
+
+fn pause_after(writes: usize) -> Duration {
+    let [.., longest] = PAUSES;
+    let pause = writes.checked_sub(1).and_then(|at| PAUSES.get(at));
+    pause.copied().unwrap_or(longest)
+}
+
+fn text(reason: &PodReason, cards: &[String]) -> String {
+    let mut text = reason.line.to_string();
+    for card in cards {
+        text.push('\n');
+        text.push_str(card);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler_core::ReasonKind;
+    use std::sync::Arc;
+
+    fn reason(pod: &str, line: &str) -> PodReason {
+        PodReason {
+            pod: PodUid::new(pod),
+            namespace: Arc::from("ns"),
+            name: Arc::from(pod),
+            mark: true,
+            kind: ReasonKind::Unschedulable,
+            line: Arc::from(line),
+        }
+    }
+
+    fn lines(due: Vec<DueReport>) -> Vec<String> {
+        due.into_iter()
+            .map(|due| due.reason.line.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn the_first_is_written_at_once_others_ever_later_and_only_the_last_of_many() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        schedule.say(reason("a", "first"), vec![], start);
+        assert_eq!(lines(schedule.due(start, 9)), ["first"]);
+        let mut last = start;
+        for (round, seconds) in [1, 5, 30, 30, 30].into_iter().enumerate() {
+            let due = last + Duration::from_secs(seconds);
+            let early = due.checked_sub(Duration::from_millis(1)).unwrap();
+            schedule.say(reason("a", "passes"), vec![], last);
+            schedule.say(reason("a", &format!("last {round}")), vec![], early);
+            assert!(schedule.due(early, 9).is_empty(), "{round}");
+            assert_eq!(schedule.next(), Some(due), "{round}");
+            assert_eq!(lines(schedule.due(due, 9)), [format!("last {round}")]);
+            assert_eq!(schedule.next(), None);
+            last = due;
+        }
+    }
+
+    #[test]
+    fn what_was_said_is_not_said_again_and_a_reason_that_came_back_cancels_the_write() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        schedule.say(reason("a", "one"), vec![], start);
+        schedule.due(start, 9);
+        schedule.say(reason("a", "one"), vec![], start + PAUSES[0]);
+        assert_eq!(schedule.next(), None);
+        schedule.say(reason("a", "two"), vec![], start);
+        schedule.say(reason("a", "one"), vec![], start);
+        assert_eq!(schedule.next(), None);
+    }
+
+    #[test]
+    fn after_a_binding_nothing_is_said_and_a_write_under_way_is_waited_for() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        schedule.say(reason("a", "one"), vec![], start);
+        schedule.due(start, 9);
+        let (_done, reported) = oneshot::channel();
+        schedule.writing(&PodUid::new("a"), reported);
+        schedule.say(reason("a", "two"), vec![], start);
+        assert!(schedule.bound(&PodUid::new("a")).is_some());
+        assert!(schedule.due(start + PAUSES[2], 9).is_empty());
+    }
+
+    #[test]
+    fn what_gets_no_permit_waits_and_is_not_written_if_its_pod_is_bound_meanwhile() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        for pod in ["a", "b", "c"] {
+            schedule.say(reason(pod, pod), vec![], start);
+        }
+        assert!(schedule.due(start, 0).is_empty());
+        assert_eq!(lines(schedule.due(start, 1)), ["a"]);
+        assert_eq!(schedule.next(), Some(start));
+        assert!(schedule.bound(&PodUid::new("b")).is_none());
+        assert_eq!(lines(schedule.due(start, 9)), ["c"]);
+    }
+
+    #[test]
+    fn a_group_that_wants_no_condition_gets_none() {
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        let quiet = PodReason {
+            mark: false,
+            ..reason("a", "one")
+        };
+        schedule.say(quiet, vec![], Instant::now());
+        assert_eq!(schedule.next(), None);
+    }
+}

@@ -1,0 +1,506 @@
+//! Tells the grouper what the facts say about groups, and tells the cycle what the grouper decided.
+//!
+//! A group that is decided counts as existing, and a pod as its member, until the watch shows them.
+//! What the watch shows of them before is older than the decision.
+
+use super::groups::{Key, key};
+use super::member::Membership;
+use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
+use super::shared::Shared;
+use crate::watch::{Fact, Seen};
+use api::PodGroup;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use proto::names::kai;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// What the grouper is told.
+#[derive(Clone, Debug)]
+pub(super) enum GrouperEvent {
+    /// A pod needs a group.
+    Ungrouped(Box<Pod>),
+    /// The pod with that UID names its group now.
+    Member { uid: String, group: String },
+    /// The pod with that UID was deleted, or has ended.
+    Gone(String),
+    /// The priority classes that exist.
+    Classes(Arc<BTreeSet<String>>),
+    /// A group does not exist; with a pod that waits in it, if there is one.
+    NoGroup {
+        namespace: String,
+        name: String,
+        pod: Option<String>,
+    },
+    /// All groups are being listed again: any may have been deleted.
+    Groups,
+}
+
+/// What the grouper decided for one pod.
+#[derive(Clone, Debug)]
+pub(super) struct GroupDecision {
+    /// As the grouper last saw it.
+    pub(super) pod: Box<Pod>,
+    pub(super) membership: Membership,
+    /// The pod's group as it should be.
+    pub(super) group: PodGroup,
+    /// The group exists as it should be. Otherwise the decision counts only if no group of that
+    /// name exists.
+    pub(super) is_written: bool,
+}
+
+/// Passes facts on in order, and tells the grouper what concerns groups.
+#[derive(Debug)]
+pub struct FactRelay {
+    scheduler: String,
+    shared: Shared,
+    facts: mpsc::UnboundedReceiver<Fact>,
+    decided: mpsc::UnboundedReceiver<GroupDecision>,
+    onward: mpsc::UnboundedSender<Fact>,
+    news: mpsc::UnboundedSender<GrouperEvent>,
+    classes: Roll,
+    ungrouped: Roll,
+    /// How each pod without a group was last passed on, by UID: its resource version, and the
+    /// membership that was added to it.
+    passed: HashMap<String, (String, Option<Arc<Membership>>)>,
+    waiting: Waiting,
+    /// Groups that did not exist when a bound pod was listed as their member, with that pod.
+    unmade: BTreeMap<Key, String>,
+    groups: Roll<Key>,
+    drafted: BTreeMap<Key, Drafted>,
+    /// Groups have been listed at least once.
+    are_listed: bool,
+    /// Pods are being listed.
+    listing: bool,
+}
+
+/// A group that was decided and does not exist yet.
+#[derive(Debug)]
+struct Drafted {
+    group: PodGroup,
+    /// UIDs of its pods. It is forgotten with the last of them.
+    pods: BTreeSet<String>,
+}
+
+/// Pods that are not bound and name a group: for each group their names by UID.
+#[derive(Debug, Default)]
+struct Waiting {
+    groups: BTreeMap<Key, BTreeMap<String, String>>,
+    of: HashMap<String, Key>,
+}
+
+impl Waiting {
+    /// Returns the group that the pod waited in.
+    fn forget(&mut self, uid: &str) -> Option<Key> {
+        let key = self.of.remove(uid)?;
+        if let Some(pods) = self.groups.get_mut(&key) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.groups.remove(&key);
+            }
+        }
+        Some(key)
+    }
+
+    /// Returns the group that the pod no longer waits in, if it waited in one.
+    fn set(&mut self, pod: &Pod, group: Option<String>) -> Option<Key> {
+        let uid = pod.uid().unwrap_or_default();
+        let before = self.forget(&uid);
+        let group = group.map(|group| (pod.namespace().unwrap_or_default(), group));
+        if let Some(key) = &group {
+            let pods = self.groups.entry(key.clone()).or_default();
+            pods.insert(uid.clone(), pod.name_any());
+            self.of.insert(uid, key.clone());
+        }
+        before.filter(|before| Some(before) != group.as_ref())
+    }
+
+    /// The name of a pod that waits in it.
+    fn one(&self, group: &Key) -> Option<String> {
+        self.groups.get(group)?.values().next().cloned()
+    }
+}
+
+/// The grouper's end of the relay: what it is told, and where its decisions go.
+#[derive(Debug)]
+pub struct GrouperChannels {
+    pub(super) news: mpsc::UnboundedReceiver<GrouperEvent>,
+    pub(super) decided: mpsc::UnboundedSender<GroupDecision>,
+}
+
+/// The names of objects that exist. After a new listing, those that it did not contain are gone.
+#[derive(Debug)]
+struct Roll<N = String> {
+    names: BTreeSet<N>,
+    unnamed: Option<BTreeSet<N>>,
+}
+
+impl<N> Default for Roll<N> {
+    fn default() -> Self {
+        Self {
+            names: BTreeSet::new(),
+            unnamed: None,
+        }
+    }
+}
+
+impl<N: Clone + Ord> Roll<N> {
+    fn begin(&mut self) {
+        self.unnamed = Some(self.names.clone());
+    }
+
+    /// Whether it is new.
+    fn there(&mut self, name: N) -> bool {
+        if let Some(unnamed) = &mut self.unnamed {
+            unnamed.remove(&name);
+        }
+        self.names.insert(name)
+    }
+
+    /// Whether it was known.
+    fn gone(&mut self, name: &N) -> bool {
+        if let Some(unnamed) = &mut self.unnamed {
+            unnamed.remove(name);
+        }
+        self.names.remove(name)
+    }
+
+    /// The names that the listing did not contain.
+    fn end(&mut self) -> BTreeSet<N> {
+        let gone = self.unnamed.take().unwrap_or_default();
+        self.names.retain(|name| !gone.contains(name));
+        gone
+    }
+}
+
+impl FactRelay {
+    /// Stands between the watches and the cycle: `facts` come in, and go out at the receiver that
+    /// is returned.
+    pub fn new(
+        scheduler: &str,
+        shared: Shared,
+        facts: mpsc::UnboundedReceiver<Fact>,
+    ) -> (Self, mpsc::UnboundedReceiver<Fact>, GrouperChannels) {
+        let (onward, facts_out) = mpsc::unbounded_channel();
+        let (news_out, news) = mpsc::unbounded_channel();
+        let (decided_out, decided) = mpsc::unbounded_channel();
+        let relay = Self {
+            scheduler: scheduler.to_owned(),
+            shared,
+            facts,
+            decided,
+            onward,
+            news: news_out,
+            classes: Roll::default(),
+            ungrouped: Roll::default(),
+            passed: HashMap::new(),
+            waiting: Waiting::default(),
+            unmade: BTreeMap::new(),
+            groups: Roll::default(),
+            drafted: BTreeMap::new(),
+            are_listed: false,
+            listing: false,
+        };
+        let told = GrouperChannels {
+            news,
+            decided: decided_out,
+        };
+        (relay, facts_out, told)
+    }
+
+    /// Runs until there are no more facts, or nobody receives them.
+    pub async fn run(mut self) {
+        loop {
+            let passed = tokio::select! {
+                fact = self.facts.recv() => match fact {
+                    Some(mut fact) => {
+                        self.note(&mut fact);
+                        self.pass(fact)
+                    }
+                    None => return,
+                },
+                // At the end of the process the grouper may end first.
+                Some(decided) = self.decided.recv() => self.decide(decided),
+            };
+            if passed.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// `None`: nobody receives it any more.
+    fn pass(&self, fact: Fact) -> Option<()> {
+        self.onward.send(fact).ok()
+    }
+
+    /// From now on the pod is placed as a member of its group.
+    fn decide(&mut self, decided: GroupDecision) -> Option<()> {
+        let GroupDecision {
+            mut pod,
+            membership,
+            group,
+            is_written,
+        } = decided;
+        let uid = pod.uid().unwrap_or_default();
+        if !self.ungrouped.names.contains(&uid) {
+            return Some(());
+        }
+        let key = key(&group);
+        let is_there = self.groups.names.contains(&key);
+        let drafted = self.drafted.get(&key);
+        let same = drafted.is_some_and(|drafted| drafted.group.spec == group.spec);
+        let is_new = self.are_listed && !is_there && (same || drafted.is_none());
+        if !is_written && !is_new {
+            // The existing group has to be updated first.
+            return Some(());
+        }
+        if !is_there {
+            if !same {
+                self.pass(Fact::Group(Seen::There(Box::new(group.clone()))))?;
+            }
+            let pods = BTreeSet::new();
+            let drafted = self.drafted.entry(key).or_insert(Drafted {
+                group: group.clone(),
+                pods,
+            });
+            drafted.group = group;
+            drafted.pods.insert(uid.clone());
+        }
+        let membership = Arc::new(membership);
+        self.shared.memberships.put(&uid, Arc::clone(&membership));
+        let version = pod.metadata.resource_version.clone().unwrap_or_default();
+        let passed = self.passed.get(&uid);
+        let is_news = passed.is_some_and(|(passed, laid)| {
+            // The grouper is being told of another version, and will decide again.
+            *passed == version && laid.as_ref() != Some(&membership)
+        });
+        if is_news {
+            membership.lay_over(&mut pod);
+            self.passed.insert(uid, (version, Some(membership)));
+            self.pass(Fact::Pod(Seen::There(pod)))?;
+        }
+        Some(())
+    }
+
+    fn note(&mut self, fact: &mut Fact) {
+        match fact {
+            Fact::Pod(seen) => self.pod(seen),
+            Fact::Class(seen) => match seen {
+                Seen::Listing => self.classes.begin(),
+                Seen::There(class) => {
+                    if self.classes.there(class.name_any()) {
+                        self.say_classes();
+                    }
+                }
+                Seen::Gone(class) => {
+                    if self.classes.gone(&class.name_any()) {
+                        self.say_classes();
+                    }
+                }
+                Seen::Listed => {
+                    if !self.classes.end().is_empty() {
+                        self.say_classes();
+                    }
+                }
+            },
+            Fact::Group(seen) => self.group(seen),
+            _ => {}
+        }
+    }
+
+    fn group(&mut self, seen: &Seen<PodGroup>) {
+        match seen {
+            Seen::Listing => {
+                self.groups.begin();
+                self.say(GrouperEvent::Groups);
+            }
+            Seen::There(group) => {
+                let (of, group) = (group, key(group));
+                self.shared.known.there(&group, of);
+                self.drafted.remove(&group);
+                self.unmade.remove(&group);
+                self.groups.there(group);
+            }
+            Seen::Gone(group) => {
+                let group = key(group);
+                self.groups.gone(&group);
+                self.shared.known.gone(&group);
+                self.say_gone(group);
+            }
+            Seen::Listed => {
+                // Groups that are still to be created are not gone.
+                for drafted in self.drafted.values() {
+                    let group = Box::new(drafted.group.clone());
+                    let _ = self.pass(Fact::Group(Seen::There(group)));
+                }
+                self.groups.end();
+                let names = &self.groups.names;
+                self.shared.known.listed(|key| names.contains(key));
+                self.are_listed = true;
+                self.say_missing();
+            }
+        }
+    }
+
+    /// Tells the grouper of groups that do not exist: they were deleted before this process started
+    /// or while a watch was interrupted, or the replica that bound their pods never created them.
+    /// If only the watch of groups is late, the grouper finds the group, which is harmless.
+    fn say_missing(&mut self) {
+        if !self.are_listed {
+            return;
+        }
+        let waited_for = self.waiting.groups.keys();
+        for group in waited_for.filter(|group| !self.groups.names.contains(*group)) {
+            self.say_gone(group.clone());
+        }
+        for ((namespace, name), pod) in std::mem::take(&mut self.unmade) {
+            let pod = Some(pod);
+            self.say(GrouperEvent::NoGroup {
+                namespace,
+                name,
+                pod,
+            });
+        }
+    }
+
+    /// A pod no longer waits in that group. If the group does not exist and other pods wait in
+    /// it, the grouper is told again: it may know of that one pod only.
+    fn say_left(&self, group: Key) {
+        let is_there = self.groups.names.contains(&group) || self.drafted.contains_key(&group);
+        if self.are_listed && !is_there && self.waiting.groups.contains_key(&group) {
+            self.say_gone(group);
+        }
+    }
+
+    fn say_gone(&self, group: Key) {
+        let pod = self.waiting.one(&group);
+        let (namespace, name) = group;
+        self.say(GrouperEvent::NoGroup {
+            namespace,
+            name,
+            pod,
+        });
+    }
+
+    fn pod(&mut self, seen: &mut Seen<Pod>) {
+        match seen {
+            Seen::Listing => {
+                self.ungrouped.begin();
+                self.waiting = Waiting::default();
+                self.listing = true;
+            }
+            Seen::There(pod) => self.pod_there(pod),
+            Seen::Gone(pod) => {
+                let uid = pod.uid().unwrap_or_default();
+                if let Some(group) = self.waiting.forget(&uid) {
+                    self.say_left(group);
+                }
+                self.end(&uid, pod);
+            }
+            Seen::Listed => {
+                for uid in self.ungrouped.end() {
+                    self.forget(&uid);
+                    self.undraft(&uid);
+                    // The cycle saw it during the listing, and takes it for listed.
+                    let mut gone = Pod::default();
+                    gone.metadata.uid = Some(uid.clone());
+                    let _ = self.pass(Fact::Pod(Seen::Gone(Box::new(gone))));
+                    self.say(GrouperEvent::Gone(uid));
+                }
+                self.listing = false;
+                self.say_missing();
+            }
+        }
+    }
+
+    fn pod_there(&mut self, pod: &mut Pod) {
+        let uid = pod.uid().unwrap_or_default();
+        let group = is_in(pod, &self.scheduler);
+        let bound = is_bound(pod);
+        let waits_in = group.clone().filter(|_| !bound);
+        if let Some(left) = self.waiting.set(pod, waits_in) {
+            self.say_left(left);
+        }
+        if let Some(group) = group {
+            let key = (pod.namespace().unwrap_or_default(), group.clone());
+            if bound && self.listing && !self.groups.names.contains(&key) {
+                self.unmade.insert(key, pod.name_any());
+            }
+            self.forget(&uid);
+            if self.ungrouped.gone(&uid) {
+                self.say(GrouperEvent::Member { uid, group });
+            }
+        } else if is_ungrouped(pod, &self.scheduler)
+            && (self.shared.groups_lone_pods() || !is_alone(pod))
+        {
+            self.ungrouped.there(uid.clone());
+            self.say(GrouperEvent::Ungrouped(Box::new(pod.clone())));
+            let membership = self.shared.memberships.of(&uid);
+            if let Some(membership) = &membership {
+                membership.lay_over(pod);
+            }
+            let version = pod.metadata.resource_version.clone();
+            let passed = (version.unwrap_or_default(), membership);
+            self.passed.insert(uid, passed);
+        } else if pod.metadata.deletion_timestamp.is_some() && !is_over(pod) {
+            // While it is being deleted it stays a member of its group.
+            if self.ungrouped.gone(&uid) {
+                self.say(GrouperEvent::Gone(uid.clone()));
+            }
+            if let Some(membership) = self.shared.memberships.of(&uid) {
+                membership.lay_over(pod);
+            }
+        } else {
+            self.end(&uid, pod);
+        }
+    }
+
+    /// A pod was deleted, or has ended.
+    fn end(&mut self, uid: &str, pod: &Pod) {
+        let membership = self.shared.memberships.of(uid);
+        let group = membership.map(|one| one.group.clone());
+        let group = group.or_else(|| pod.annotations().get(kai::POD_GROUP).cloned());
+        self.forget(uid);
+        if self.ungrouped.gone(&uid.to_owned()) {
+            self.say(GrouperEvent::Gone(uid.to_owned()));
+        }
+        let Some(group) = group else {
+            return;
+        };
+        let key = (pod.namespace().unwrap_or_default(), group);
+        let Some(drafted) = self.drafted.get_mut(&key) else {
+            return;
+        };
+        drafted.pods.remove(uid);
+        if drafted.pods.is_empty()
+            && let Some(drafted) = self.drafted.remove(&key)
+        {
+            let _ = self.pass(Fact::Group(Seen::Gone(Box::new(drafted.group))));
+        }
+    }
+
+    /// A pod was deleted without an event; its group is not known.
+    fn undraft(&mut self, uid: &str) {
+        let of = |drafted: &mut Drafted| drafted.pods.remove(uid) && drafted.pods.is_empty();
+        for (_, drafted) in self.drafted.extract_if(.., |_, drafted| of(drafted)) {
+            let gone = Fact::Group(Seen::Gone(Box::new(drafted.group)));
+            let _ = self.onward.send(gone);
+        }
+    }
+
+    /// What was decided for the pod is no longer needed: the watch shows it, or the pod is gone.
+    fn forget(&mut self, uid: &str) {
+        self.shared.memberships.forget(uid);
+        self.passed.remove(uid);
+    }
+
+    fn say_classes(&self) {
+        self.say(GrouperEvent::Classes(Arc::new(self.classes.names.clone())));
+    }
+
+    fn say(&self, news: GrouperEvent) {
+        // The grouper ends only when the process ends.
+        let _ = self.news.send(news);
+    }
+}

@@ -1,0 +1,251 @@
+//! HTTP: the page's files for everybody, its data for whom the API server knows.
+//!
+//! - `queries`: what the rows' owner answers; `upstream`: what is asked of others on the way: the API server,
+//!   Prometheus, the core.
+//!
+//! Every answer has an `ETag`: who looks again and nothing changed gets no body.
+
+mod queries;
+mod upstream;
+
+use super::answer::{Answer, Pods, Query, Rights};
+use super::caller::{CallerError, Callers};
+use super::rows::PendingQuery;
+use crate::cycle::Question;
+use axum::Router;
+use axum::extract::Query as Parameters;
+use axum::extract::rejection::QueryRejection;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+/// Nothing from elsewhere, nothing in line, in nobody's frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Path, kind, content.
+const FILES: [(&str, &str, &str); 10] = [
+    (
+        "/",
+        "text/html; charset=utf-8",
+        include_str!("../assets/index.html"),
+    ),
+    (
+        "/page.css",
+        "text/css; charset=utf-8",
+        include_str!("../assets/page.css"),
+    ),
+    (
+        "/icon.svg",
+        "image/svg+xml",
+        include_str!("../assets/icon.svg"),
+    ),
+    (
+        "/app.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/app.js"),
+    ),
+    (
+        "/dom.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/dom.js"),
+    ),
+    (
+        "/list.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/list.js"),
+    ),
+    (
+        "/views.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/views.js"),
+    ),
+    (
+        "/fleet.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/fleet.js"),
+    ),
+    (
+        "/chart.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/chart.js"),
+    ),
+    (
+        "/pages.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/pages.js"),
+    ),
+];
+
+/// Who is asked, and for whom.
+#[derive(Clone)]
+pub(super) struct HttpState {
+    /// `None`: all readers may see everything.
+    pub(super) callers: Option<Arc<Callers>>,
+    /// To the API server, as this scheduler.
+    pub(super) client: kube::Client,
+    /// To the rows' owner.
+    pub(super) asked: mpsc::Sender<PendingQuery>,
+    /// To the cycle.
+    pub(super) questions: mpsc::Sender<Question>,
+    /// Name of this scheduler in pods' specs.
+    pub(super) scheduler: Arc<str>,
+    /// URL of Prometheus, where there is one.
+    pub(super) prometheus: Option<Arc<str>>,
+    /// One request is tried at a time: each takes a copy of the core.
+    pub(super) trials: Arc<Semaphore>,
+}
+
+/// All routes.
+pub(super) fn routes(state: HttpState) -> Router {
+    let mut routes = Router::new();
+    for (path, kind, text) in FILES {
+        let file = async move |headers: HeaderMap| tagged(&headers, kind, text.to_owned());
+        routes = routes.route(path, get(file));
+    }
+    routes
+        .merge(queries::routes())
+        .merge(upstream::routes())
+        .with_state(state)
+        .layer(from_fn(guarded))
+}
+
+async fn guarded(request: axum::extract::Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // Never from a cache without asking: rights change.
+        (header::CACHE_CONTROL, "private, no-cache"),
+    ] {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// What a request comes to when it comes to nothing.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let body = axum::Json(json!({"error": self.1}));
+        let mut response = (self.0, body).into_response();
+        if self.0 == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<CallerError> for Refusal {
+    fn from(error: CallerError) -> Self {
+        let code = match &error {
+            CallerError::Unknown(_) => StatusCode::UNAUTHORIZED,
+            CallerError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self(code, error.to_string())
+    }
+}
+
+fn ended() -> Refusal {
+    Refusal(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "this scheduler is stopping".to_owned(),
+    )
+}
+
+impl HttpState {
+    async fn rights(&self, headers: &HeaderMap) -> Result<Rights, Refusal> {
+        let Some(callers) = &self.callers else {
+            return Ok(Rights::all());
+        };
+        let (token, mut rights) = callers.rights(shown(headers)?).await?;
+        if rights.pods != Pods::All {
+            let (to, answer) = oneshot::channel();
+            let asked = self.asked.send(PendingQuery::Namespaces(to)).await;
+            asked.map_err(|_| ended())?;
+            let wanted = answer.await.map_err(|_| ended())?;
+            rights.pods = Pods::In(callers.namespaces(token, wanted).await?);
+        }
+        Ok(rights)
+    }
+
+    async fn may_list_events(&self, headers: &HeaderMap, namespace: &str) -> Result<bool, Refusal> {
+        let Some(callers) = &self.callers else {
+            return Ok(true);
+        };
+        let (token, _) = callers.rights(shown(headers)?).await?;
+        Ok(callers.events(token, namespace).await?)
+    }
+
+    async fn ask(&self, headers: &HeaderMap, query: Query) -> Result<Value, Refusal> {
+        let rights = self.rights(headers).await?;
+        let (to, answer) = oneshot::channel();
+        let asked = self
+            .asked
+            .send(PendingQuery::Query(query, rights, to))
+            .await;
+        asked.map_err(|_| ended())?;
+        match answer.await.map_err(|_| ended())? {
+            Answer::Json(value) => Ok(value),
+            Answer::Absent => Err(Refusal(
+                StatusCode::NOT_FOUND,
+                "it is not there, or not any more".to_owned(),
+            )),
+            Answer::Denied(why) => Err(Refusal(StatusCode::FORBIDDEN, why.to_owned())),
+        }
+    }
+
+    async fn answer(&self, headers: &HeaderMap, query: Query) -> Result<Response, Refusal> {
+        let value = self.ask(headers, query).await?;
+        Ok(tagged(headers, "application/json", value.to_string()))
+    }
+}
+
+type Answered = Result<Response, Refusal>;
+
+/// The parameters of a request.
+fn read<P>(parameters: Result<Parameters<P>, QueryRejection>) -> Result<P, Refusal> {
+    let bad = |error: QueryRejection| Refusal(StatusCode::BAD_REQUEST, error.body_text());
+    parameters.map(|Parameters(read)| read).map_err(bad)
+}
+
+/// The token of a request.
+fn shown(headers: &HeaderMap) -> Result<&str, Refusal> {
+    bearer(headers).ok_or_else(|| {
+        let text = "a Kubernetes token is needed: `kubectl create token ACCOUNT` makes one";
+        Refusal(StatusCode::UNAUTHORIZED, text.to_owned())
+    })
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// The body, unless the caller has it already.
+fn tagged(headers: &HeaderMap, kind: &'static str, body: String) -> Response {
+    let mut hasher = DefaultHasher::new();
+    body.hash(&mut hasher);
+    let tag = format!("\"{:016x}\"", hasher.finish());
+    let has = headers
+        .get(header::IF_NONE_MATCH)
+        .and_then(|value| value.to_str().ok());
+    if has == Some(tag.as_str()) {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
+    }
+    let about = [(header::CONTENT_TYPE, kind.to_owned()), (header::ETAG, tag)];
+    (about, body).into_response()
+}

@@ -1,0 +1,236 @@
+//! Passes facts and agents' words on in their order, and leaves notes for the rows' owner.
+
+use super::Flows;
+use super::row::{self, Live, PodRow, Uid};
+use super::row_store::Change;
+use crate::history::{Mark, MarkKind, Tenant};
+use crate::telemetry::{self, AgentEvent, AgentEventSender};
+use crate::watch::{Fact, Seen};
+use api::{GpuNode, Topology};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::ResourceExt as _;
+use proto::telemetry::Refusal;
+use scheduler_core::units::Time;
+use std::collections::HashSet;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// One thing for the rows' owner.
+#[derive(Debug)]
+pub(super) enum RowEvent {
+    /// Pods that do not run yet, by UID.
+    Pod(Change<PodRow>),
+    /// Nodes with an agent, by name.
+    Node(Change<Box<GpuNode>>),
+    /// Values of priority classes, by name.
+    Class(Change<Rank>),
+    /// Who holds what a pod was granted.
+    Tenant(Change<Tenant, Uid>),
+    /// Labels of nodes, by name.
+    Labels(Change<Vec<(String, String)>>),
+    /// Keys of node labels that a topology names, by the topology's name.
+    Topology(Change<Vec<String>>),
+    /// Something happened; the mark's queue is that of this pod.
+    Mark(Mark, Uid),
+    /// An agent is heard.
+    Live(String, Live),
+    /// It is heard no more.
+    Silent(String),
+    /// It does not honour a grant.
+    Refusal(String, Refusal),
+}
+
+/// A priority class.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rank {
+    pub(super) value: i32,
+    pub(super) default: bool,
+}
+
+/// See above.
+#[derive(Debug)]
+pub(super) struct FactRelay {
+    scheduler: String,
+    flows: Flows,
+    facts: mpsc::UnboundedSender<Fact>,
+    heard: AgentEventSender,
+    notes: mpsc::UnboundedSender<RowEvent>,
+    /// Pods that the rows' owner knows.
+    known: HashSet<String>,
+    /// Pods that were granted something.
+    tenants: HashSet<Uid>,
+    /// Pods whose eviction is noted.
+    evicted: HashSet<Uid>,
+    /// When the first notes are taken: what happened before is not noted.
+    begun: Time,
+}
+
+impl FactRelay {
+    /// Flows come in here and go out at the second.
+    pub(super) fn new(
+        scheduler: &str,
+        flows: Flows,
+        begun: Time,
+    ) -> (Self, Flows, mpsc::UnboundedReceiver<RowEvent>) {
+        let (facts, facts_out) = mpsc::unbounded_channel();
+        let (heard, heard_out) = telemetry::channel(None);
+        let (notes, told) = mpsc::unbounded_channel();
+        let relay = Self {
+            scheduler: scheduler.to_owned(),
+            flows,
+            facts,
+            heard,
+            notes,
+            known: HashSet::new(),
+            tenants: HashSet::new(),
+            evicted: HashSet::new(),
+            begun,
+        };
+        let onward = Flows {
+            facts: facts_out,
+            heard: heard_out,
+        };
+        (relay, onward, told)
+    }
+
+    /// Until one of the flows ends, or nobody takes them.
+    pub(super) async fn run(mut self) {
+        loop {
+            tokio::select! {
+                fact = self.flows.facts.recv() => {
+                    let Some(fact) = fact else { return };
+                    self.fact(&fact);
+                    if self.facts.send(fact).is_err() {
+                        return;
+                    }
+                }
+                heard = self.flows.heard.recv() => {
+                    let Some(heard) = heard else { return };
+                    self.word(&heard);
+                    if !self.heard.send(heard) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn fact(&mut self, fact: &Fact) {
+        match fact {
+            Fact::Pod(seen) => {
+                self.holder(seen);
+                if let Some(change) = self.pod(seen) {
+                    self.say(RowEvent::Pod(change));
+                }
+            }
+            Fact::GpuNode(seen) => self.say(RowEvent::Node(change(seen, |node: &GpuNode| {
+                let mut node = node.clone();
+                node.metadata.managed_fields = None;
+                Box::new(node)
+            }))),
+            Fact::Node(seen) => self.say(RowEvent::Labels(change(seen, row::labels))),
+            Fact::Topology(seen) => {
+                let keys = |topology: &Topology| {
+                    let levels = topology.spec.levels.iter();
+                    levels.map(|level| level.node_label.clone()).collect()
+                };
+                self.say(RowEvent::Topology(change(seen, keys)));
+            }
+            Fact::Class(seen) => {
+                self.say(RowEvent::Class(change(seen, |class: &PriorityClass| {
+                    Rank {
+                        value: class.value.unwrap_or_default(),
+                        default: class.global_default == Some(true),
+                    }
+                })));
+            }
+            _ => {}
+        }
+    }
+
+    /// Who holds what, and who is told to leave.
+    fn holder(&mut self, seen: &Seen<Pod>) {
+        let pod = match seen {
+            Seen::Listing => return self.say(RowEvent::Tenant(Change::Begin)),
+            Seen::Listed => return self.say(RowEvent::Tenant(Change::End)),
+            Seen::There(pod) | Seen::Gone(pod) => pod,
+        };
+        let Some(uid) = pod.metadata.uid.as_deref().map(Uid::of) else {
+            return;
+        };
+        if let Some((at, words)) = row::evicted(pod)
+            && at >= self.begun
+            && self.evicted.insert(uid)
+        {
+            let mark = Mark {
+                at,
+                kind: MarkKind::Evicted,
+                card: Arc::default(),
+                queue: Arc::default(),
+                namespace: pod.namespace().unwrap_or_default().into(),
+                words: words.into(),
+            };
+            self.say(RowEvent::Mark(mark, uid));
+        }
+        let there = matches!(seen, Seen::There(_));
+        match row::tenant(pod).filter(|_| there) {
+            Some(tenant) => {
+                // Of a pod that holds something nothing of this changes.
+                self.tenants.insert(uid);
+                self.say(RowEvent::Tenant(Change::Put(uid, tenant)));
+            }
+            None if self.tenants.remove(&uid) => self.say(RowEvent::Tenant(Change::Drop(uid))),
+            None => {}
+        }
+        if !there {
+            self.evicted.remove(&uid);
+        }
+    }
+
+    fn pod(&mut self, seen: &Seen<Pod>) -> Option<Change<PodRow>> {
+        match seen {
+            Seen::Listing => Some(Change::Begin),
+            Seen::Listed => Some(Change::End),
+            Seen::There(pod) => match row::pod(pod, &self.scheduler) {
+                Some(row) => {
+                    self.known.insert(row.uid.clone());
+                    Some(Change::Put(row.uid.clone(), row))
+                }
+                None => self.forget(pod),
+            },
+            Seen::Gone(pod) => self.forget(pod),
+        }
+    }
+
+    fn forget(&mut self, pod: &Pod) -> Option<Change<PodRow>> {
+        let uid = pod.uid()?;
+        self.known.remove(&uid).then_some(Change::Drop(uid))
+    }
+
+    fn word(&self, heard: &AgentEvent) {
+        match heard {
+            AgentEvent::State { node, state } => {
+                self.say(RowEvent::Live(node.clone(), row::live(state)))
+            }
+            AgentEvent::Lost { node } => self.say(RowEvent::Silent(node.clone())),
+            AgentEvent::Refusal { node, refusal } => {
+                self.say(RowEvent::Refusal(node.clone(), refusal.clone()));
+            }
+        }
+    }
+
+    fn say(&self, note: RowEvent) {
+        // The rows' owner is gone only when everything ends.
+        let _ = self.notes.send(note);
+    }
+}
+
+fn change<K: kube::Resource, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Change<V> {
+    match seen {
+        Seen::Listing => Change::Begin,
+        Seen::There(object) => Change::Put(object.name_any(), of(object)),
+        Seen::Gone(object) => Change::Drop(object.name_any()),
+        Seen::Listed => Change::End,
+    }
+}

@@ -1,0 +1,176 @@
+//! Definitions as they are in the cluster, against the types that we read and write.
+//!
+//! A definition that lacks a field is an older one: the field is dropped by the API server,
+//! which is told once. One that gives a field another type, or does not serve our version,
+//! is another thing under the same name.
+
+use super::PreflightError;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::Api;
+use kube::{Client, CustomResourceExt as _, ResourceExt as _};
+use serde_json::Value;
+
+pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for ours in [
+        api::Queue::crd(),
+        api::PodGroup::crd(),
+        api::Topology::crd(),
+        api::kai::ShardDefinition::crd(),
+        api::kai::ConfigDefinition::crd(),
+    ] {
+        let name = ours.name_any();
+        let found = match definitions.get_opt(&name).await {
+            Ok(Some(found)) => found,
+            // Not installed: there is none of it.
+            Ok(None) => continue,
+            // Who may not look goes on: the watch says what it cannot read.
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                tracing::warn!(name, "may not look at the definition");
+                continue;
+            }
+            Err(source) => {
+                return Err(PreflightError::Api {
+                    what: "read a definition",
+                    source: Box::new(source),
+                });
+            }
+        };
+        let mut missing = Vec::new();
+        let (ours, found) = (value(&ours), value(&found));
+        if let Err(why) = compare(&ours, &found, &mut missing) {
+            return Err(PreflightError::Shape {
+                definition: name,
+                why,
+            });
+        }
+        if !missing.is_empty() {
+            tracing::warn!(
+                name,
+                fields = missing.join(", "),
+                "an older definition: these fields are not kept"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn value(definition: &CustomResourceDefinition) -> Value {
+    serde_json::to_value(definition).unwrap_or_default()
+}
+
+/// Our only version must be there and alike.
+fn compare(ours: &Value, found: &Value, missing: &mut Vec<String>) -> Result<(), String> {
+    for path in ["/spec/scope", "/spec/names/kind", "/spec/names/plural"] {
+        let (ours, found) = (ours.pointer(path), found.pointer(path));
+        if ours != found {
+            let text = |value: Option<&Value>| {
+                value
+                    .and_then(Value::as_str)
+                    .unwrap_or("nothing")
+                    .to_owned()
+            };
+            let what = path.rsplit('/').next().unwrap_or(path);
+            return Err(format!("{what} is {}, not {}", text(found), text(ours)));
+        }
+    }
+    let ours = &ours["spec"]["versions"][0];
+    let version = ours["name"].as_str().unwrap_or_default();
+    let versions = found["spec"]["versions"].as_array();
+    let served = versions
+        .into_iter()
+        .flatten()
+        .find(|one| one["name"] == *version && one["served"] == true)
+        .ok_or_else(|| format!("it does not serve version {version}"))?;
+    let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
+    alike(&schema(ours), &schema(served), "", missing)
+}
+
+/// Every field of ours, as far as they describe it.
+fn alike(
+    ours: &Value,
+    theirs: &Value,
+    path: &str,
+    missing: &mut Vec<String>,
+) -> Result<(), String> {
+    if let (Some(ours), Some(theirs)) = (kind(ours), kind(theirs))
+        && ours != theirs
+    {
+        return Err(format!("{path} is of type {theirs}, not {ours}"));
+    }
+    if let Some(items) = theirs.get("items") {
+        alike(&ours["items"], items, &format!("{path}[]"), missing)?;
+    }
+    let (Some(fields), Some(known)) = (
+        ours["properties"].as_object(),
+        theirs["properties"].as_object(),
+    ) else {
+        return Ok(());
+    };
+    let open = theirs["x-kubernetes-preserve-unknown-fields"] == true;
+    for (name, field) in fields {
+        let path = format!("{path}.{name}");
+        match known.get(name) {
+            Some(theirs) => alike(field, theirs, &path, missing)?,
+            None if !open => missing.push(path),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whole numbers are numbers: a definition may say either where we write whole ones.
+fn kind(schema: &Value) -> Option<&str> {
+    match schema["type"].as_str()? {
+        "integer" => Some("number"),
+        other => Some(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn our_own_definitions_are_alike_and_lack_nothing() {
+        for definition in [
+            api::Queue::crd(),
+            api::PodGroup::crd(),
+            api::Topology::crd(),
+        ] {
+            let mut missing = Vec::new();
+            let ours = value(&definition);
+            assert_eq!(compare(&ours, &ours, &mut missing), Ok(()));
+            assert_eq!(missing, Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn an_older_definition_lacks_fields_and_another_one_is_told_apart() {
+        let ours = value(&api::Queue::crd());
+        let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";
+
+        let mut older = ours.clone();
+        let fields = older.pointer_mut(schema).unwrap().as_object_mut().unwrap();
+        fields.remove("preemptMinRuntime").unwrap();
+        let mut missing = Vec::new();
+        assert_eq!(compare(&ours, &older, &mut missing), Ok(()));
+        assert_eq!(missing, [".spec.preemptMinRuntime"]);
+
+        let mut other = ours.clone();
+        other.pointer_mut(schema).unwrap()["parentQueue"] = json!({"type": "object"});
+        let why = compare(&ours, &other, &mut Vec::new()).unwrap_err();
+        assert_eq!(why, ".spec.parentQueue is of type object, not string");
+
+        let mut version = ours.clone();
+        version["spec"]["versions"][0]["name"] = json!("v9");
+        let why = compare(&ours, &version, &mut Vec::new()).unwrap_err();
+        assert_eq!(why, "it does not serve version v2");
+
+        let mut scope = ours.clone();
+        scope["spec"]["scope"] = json!("Namespaced");
+        let why = compare(&ours, &scope, &mut Vec::new()).unwrap_err();
+        assert_eq!(why, "scope is Namespaced, not Cluster");
+    }
+}

@@ -1,0 +1,105 @@
+//! Who else is there: what must be known before anything is started.
+//!
+//! - `kai`: a KAI Scheduler that takes the pods that we would take.
+//! - `crd_schema`: definitions whose objects are not those that we read and write.
+//!
+//! In: the API server, once. Out: [`PreflightError`], or nothing. Changes nothing.
+
+mod crd_schema;
+mod kai;
+
+pub use kai::PodSelection;
+
+use kube::Client;
+use std::time::Duration;
+
+/// Between two tries against an API server that does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Why nothing is started.
+#[derive(Debug, thiserror::Error)]
+pub enum PreflightError {
+    /// Two schedulers for one pod.
+    #[error(
+        "the KAI Scheduler runs ({pod}) for the same pods: schedulerName {scheduler}, {pool}. \
+         Scale it to zero, give one of the two another scheduler name and node pool, or only observe (--observe)"
+    )]
+    Kai {
+        /// `namespace/name`.
+        pod: String,
+        /// Whose pods.
+        scheduler: String,
+        /// In which node pool.
+        pool: String,
+    },
+    /// A definition that we cannot work with.
+    #[error("definition {definition} has another shape: {why}")]
+    Shape {
+        /// Its name.
+        definition: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The API server refuses to say.
+    #[error("cannot {what}: {source}")]
+    Api {
+        /// "list pods", say.
+        what: &'static str,
+        /// Its words.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// Looks whether there is room for a scheduler of this territory. Waits for an API server
+/// that does not answer.
+///
+/// # Errors
+/// There is none, or the API server refuses to say.
+pub async fn clear(client: &Client, territory: &PodSelection) -> Result<(), PreflightError> {
+    alone(client, territory).await?;
+    shapes(client).await
+}
+
+/// Looks for a KAI Scheduler of the same territory alone.
+///
+/// # Errors
+/// As [`clear`].
+pub async fn alone(client: &Client, territory: &PodSelection) -> Result<(), PreflightError> {
+    until_answered(|| kai::look(client, territory)).await
+}
+
+/// Looks at the definitions alone.
+///
+/// # Errors
+/// As [`clear`].
+pub async fn shapes(client: &Client) -> Result<(), PreflightError> {
+    until_answered(|| crd_schema::look(client)).await
+}
+
+async fn until_answered<F>(look: impl Fn() -> F) -> Result<(), PreflightError>
+where
+    F: Future<Output = Result<(), PreflightError>>,
+{
+    loop {
+        match look().await {
+            Err(error) if passes(&error) => {
+                tracing::warn!(%error, "trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Worth another try.
+fn passes(error: &PreflightError) -> bool {
+    let PreflightError::Api { source, .. } = error else {
+        return false;
+    };
+    match source.as_ref() {
+        kube::Error::Api(status) => matches!(status.code, 409 | 429 | 500..),
+        kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => true,
+        _ => false,
+    }
+}
