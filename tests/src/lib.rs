@@ -57,6 +57,8 @@ pub mod progress;
 pub mod prometheus;
 pub mod proxy;
 pub mod random_cluster;
+pub mod random_devices;
+pub mod random_selectors;
 pub mod registry;
 pub mod scheduler;
 pub mod share;

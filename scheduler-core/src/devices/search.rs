@@ -114,6 +114,10 @@ fn way<'a>(
             },
         });
     }
+    let devices = || on_node.candidates.iter().map(|one| one.device);
+    if let Some(why) = devices().find_map(|device| device.unanswered.get(&what.filter)) {
+        return Err(DevicesNo::Unanswered(Arc::clone(why)));
+    }
     let candidates = on_node.candidates.iter().enumerate();
     let matching: Vec<usize> = candidates
         .filter(|(_, one)| {
@@ -149,8 +153,10 @@ struct Taken {
     alternative: usize,
     candidate: usize,
     device: AllocatedDevice,
-    /// What it takes of a shared device, or of what its pool's devices share.
+    /// What it takes of a shared device.
     amounts: Amounts,
+    /// It takes of what its pool's devices share.
+    consumes: bool,
 }
 
 struct Search<'a> {
@@ -250,11 +256,11 @@ impl<'a> Search<'a> {
         }
         let own = || self.taken.iter().filter(|taken| taken.candidate == index);
         if !device.shared {
-            let held = |taken: &Taken| !taken.device.admin || taken.claim == at.claim;
+            // One for monitoring, which comes first, keeps others of the pod away: as in Kubernetes.
             let is_free = if ask.what.admin {
                 own().all(|taken| taken.claim != at.claim)
             } else {
-                !own().any(held)
+                own().next().is_none()
             };
             if !is_free {
                 return None;
@@ -271,7 +277,8 @@ impl<'a> Search<'a> {
             amount::fits(device, ask.what, &used).ok()?;
         }
         let in_use = device.shared && (candidate.used.is_held() || own().next().is_some());
-        if !in_use && !device.consumes.is_empty() && !self.has_counters(candidate) {
+        let consumes = !in_use && !device.consumes.is_empty();
+        if consumes && !self.has_counters(candidate) {
             return None;
         }
         if !self.satisfies(at, candidate) {
@@ -299,6 +306,7 @@ impl<'a> Search<'a> {
                 consumed: device.shared.then(|| amounts.clone()),
             },
             amounts,
+            consumes,
         })
     }
 
@@ -324,14 +332,10 @@ impl<'a> Search<'a> {
         for device in self.on_node.consumers(pool) {
             consume(&device.consumes);
         }
-        let mut seen: Vec<usize> = Vec::new();
-        for taken in &self.taken {
-            let Some(other) = self.on_node.candidates.get(taken.candidate) else {
-                continue;
-            };
-            let is_new = !other.used.is_held() && other.pool.pool.name == pool.pool.name;
-            if is_new && !seen.contains(&taken.candidate) {
-                seen.push(taken.candidate);
+        // One for monitoring counts, too, although nothing of it will be held: as Kubernetes does.
+        for taken in self.taken.iter().filter(|taken| taken.consumes) {
+            let other = self.on_node.candidates.get(taken.candidate);
+            if let Some(other) = other.filter(|other| other.pool.pool.name == pool.pool.name) {
                 consume(&other.device.consumes);
             }
         }
