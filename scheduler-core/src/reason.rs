@@ -482,6 +482,7 @@ mod tests {
                 pool: "POOL".into(),
                 why: "WHY".into(),
             }),
+            Devices(DevicesNo::Unanswered("WHY".into())),
             Devices(DevicesNo::CutShort(1)),
             Devices(DevicesNo::Elsewhere),
         ];
@@ -496,6 +497,7 @@ mod tests {
                     DevicesNo::TooMany(_)
                     | DevicesNo::Request(_)
                     | DevicesNo::Pool { .. }
+                    | DevicesNo::Unanswered(_)
                     | DevicesNo::CutShort(_)
                     | DevicesNo::Elsewhere,
                 ) => {}

@@ -11,10 +11,56 @@ use aliquot_tests::random_selectors;
 use anyhow::{Context as _, Result, ensure};
 use scheduler::selector::{Attribute, Selector, Subject};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+
+/// Functions of Kubernetes' environment that random expressions have no use for.
+const SERVED: [&str; 28] = [
+    "'%s-%d'.format(['a', 1]) == 'a-1'",
+    "strings.quote('a') == '\"a\"'",
+    "b'abc'.size() == 3",
+    "type(1) == int",
+    "dyn(1) == 1.0",
+    "uint(1) == 1u",
+    "double('1.5') == 1.5",
+    "bool('true')",
+    "optional.none().hasValue()",
+    "optional.of(1).value() == 1",
+    "optional.none().or(optional.of(2)).value() == 2",
+    "optional.ofNonZeroValue(0).hasValue()",
+    "{'a': 1}['a'] == 1",
+    "'a' in {'a': 1}",
+    "{'a': 1}.all(k, k == 'a')",
+    "[1.5, 2.5].sum() == 4.0",
+    "[1, 2].includes(2)",
+    "['a', 'b'].max() == 'b'",
+    "[2, 1].sort()[0] == 1",
+    "[1, 2][5] == 1",
+    "1 / 0 == 1",
+    "9223372036854775807 + 1 > 0",
+    "quantity('1Gi').asApproximateFloat() > 1e9",
+    "quantity('9999999999999999999').asInteger() > 0",
+    "quantity('10Ti').isInteger()",
+    "quantity('100000000000E').isInteger()",
+    "semver('1.2.3-a.1').compareTo(semver('1.2.3-a.b')) == -1",
+    "semver('1.2.3+a') == semver('1.2.3+b')",
+];
+
+/// Those that Aliquot has no answer for, as `docs/claims.md` says.
+const UNSERVED: [&str; 10] = [
+    "duration('1h') > duration('1m')",
+    "timestamp('2020-01-01T00:00:00Z').getFullYear() == 2020",
+    "isIP('10.0.0.1')",
+    "ip('10.0.0.1').family() == 4",
+    "cidr('10.0.0.0/8').containsIP('10.0.0.1')",
+    "isURL('http://a.example.com')",
+    "url('http://a.example.com/x').getHost() == 'a.example.com'",
+    "format.named('dns1123Label').hasValue()",
+    "[1, 2].all(i, v, i < v)",
+    "{'a': 1}.transformList(k, v, v) == [1]",
+];
 
 /// What Kubernetes says, or ought to.
 #[derive(Debug, Deserialize)]
@@ -48,7 +94,8 @@ struct Tally {
     agreed: u64,
     selected: u64,
     errors: u64,
-    by_type: u64,
+    unwritten: u64,
+    other_type: u64,
     differed: u64,
 }
 
@@ -61,12 +108,15 @@ impl Tally {
             self.agreed += 1;
             self.selected += u64::from(theirs.matches);
             self.errors += u64::from(theirs.answer().is_none());
-        } else if !theirs.compile.is_empty() && theirs.compile.contains("no matching overload") {
-            // Kubernetes knows types before it evaluates; no such expression can be written.
-            self.by_type += 1;
+        } else if !theirs.compile.is_empty() {
+            // Kubernetes knows types and constants before it evaluates: the API server lets no
+            // such expression be written.
+            self.unwritten += 1;
+        } else if theirs.run == "no such overload" && ours.is_ok() && compares_versions(text) {
+            self.other_type += 1;
         } else {
             self.differed += 1;
-            if self.differed <= 500 {
+            if self.differed <= 20 {
                 println!(
                     "{place}: {text}\n  Kubernetes {theirs:?}\n  Aliquot {ours:?}\n  {}",
                     asks["device"]
@@ -75,6 +125,12 @@ impl Tally {
         }
         Ok(())
     }
+}
+
+/// A version is compared, perhaps with a value of another type.
+fn compares_versions(text: &str) -> bool {
+    let has = |part: &str| text.contains(part);
+    (has("version") || has("semver(")) && (has("==") || has("!=") || has(" in "))
 }
 
 /// Whether all agree.
@@ -98,6 +154,23 @@ pub(crate) fn compare(seeds: &Seeds) -> Result<bool> {
     }
     ensure!(own >= 30, "only {own} cases of Kubernetes' own were read");
     println!("{own} cases of Kubernetes' own, and {apart} about what is off by default");
+    let device = json!({ "driver": "a.example.com" });
+    let ask = |text: &str| json!([{ "expression": text, "device": device }]);
+    for text in SERVED {
+        let asks = ask(text);
+        let [said]: [Said; 1] = kube.ask(&asks)?;
+        ensure!(said.compile.is_empty(), "{text}: {}", said.compile);
+        tally.count("of the environment", &asks[0], &said)?;
+    }
+    for text in UNSERVED {
+        let [said]: [Said; 1] = kube.ask(&ask(text))?;
+        let ours = Selector::compile(text).and_then(|one| one.matches(&subject(&device)));
+        ensure!(said.answer().is_some(), "{text}: {said:?}");
+        ensure!(
+            ours.is_err(),
+            "{text} is served by now: take it off the page"
+        );
+    }
     for seed in seeds.all() {
         let selections = random_selectors::selections(seed);
         let theirs: Vec<Said> = kube.ask(&selections)?;
@@ -111,12 +184,16 @@ pub(crate) fn compare(seeds: &Seeds) -> Result<bool> {
         agreed,
         selected,
         errors,
-        by_type,
+        unwritten,
+        other_type,
         differed,
     } = tally;
     println!("of them {selected} that select the device, and {errors} without an answer");
-    println!("{by_type:>8}  Kubernetes' compiler refuses by its types");
-    println!("{agreed} agreed, {by_type} counted apart, {differed} differed");
+    println!("{unwritten:>8}  that Kubernetes' compiler refuses, by types or constants");
+    println!("{other_type:>8}  that compare a version with a value of another type");
+    let exceptions = unwritten + other_type;
+    println!("{agreed} agreed, {exceptions} counted apart, {differed} differed");
+    ensure!(exceptions * 20 <= agreed, "too many were counted apart");
     Ok(differed == 0)
 }
 

@@ -174,16 +174,15 @@ func (c *checks) way(node *v1.Node, way one, results []result, held *held) strin
 	got := map[structured.DeviceID]bool{}
 	for _, one := range results {
 		pool := c.pools[[2]string{one.Driver, one.Pool}]
-		switch {
-		case pool == nil:
+		if pool == nil {
 			return fmt.Sprintf("pool %s/%s is not there", one.Driver, one.Pool)
-		case pool.fault != "":
-			return fmt.Sprintf("pool %s/%s: %s", one.Driver, one.Pool, pool.fault)
 		}
 		device, known := pool.devices[one.Device]
 		switch {
 		case !known:
 			return fmt.Sprintf("device %s is not in the newest generation", one.Device)
+		case pool.fault != "":
+			return fmt.Sprintf("pool %s/%s: %s", one.Driver, one.Pool, pool.fault)
 		case !c.isOn(node, device):
 			return fmt.Sprintf("device %s is another node's", one.Device)
 		case !c.selects(way, one.Driver, device):
