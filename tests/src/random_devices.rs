@@ -20,7 +20,7 @@ pub fn cluster(seed: u64) -> Value {
     let pools = 3 + chance.below(4);
     let slices: Vec<Value> = (0..pools).flat_map(|at| pool(chance, at, count)).collect();
     let mut claims = held(chance, &slices);
-    let wanted: Vec<Value> = (0..1 + chance.below(3).min(chance.below(3)))
+    let wanted: Vec<Value> = (0..=chance.below(3).min(chance.below(3)))
         .map(|at| claim(chance, &format!("wanted-{at}")))
         .collect();
     let mut names: Vec<String> = (0..wanted.len()).map(|at| format!("wanted-{at}")).collect();
@@ -306,11 +306,11 @@ fn object(name: &str, devices: Value, status: Value) -> Value {
 fn claim(chance: &mut Chance, name: &str) -> Value {
     let mut names = Vec::new();
     let mut requests = Vec::new();
-    for at in 0..1 + chance.below(3).min(chance.below(3)) {
+    for at in 0..=chance.below(3).min(chance.below(3)) {
         let name = format!("r{at}");
         names.push(name.clone());
         if chance.one_in(4) {
-            let ways: Vec<Value> = (0..1 + chance.below(3))
+            let ways: Vec<Value> = (0..=chance.below(3))
                 .map(|way| {
                     let sub = format!("s{way}");
                     names.push(format!("{name}/{sub}"));
