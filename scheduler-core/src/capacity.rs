@@ -1,12 +1,12 @@
-//! May a job's pods be counted on top of what its queue holds: limits and, for work that
-//! cannot be preempted, quotas, at the queue and at every ancestor (KAI,
-//! `plugins/proportion/capacity_policy`), in KAI's words.
+//! Whether a job's pods may be charged to its queue on top of what it holds: limits and, for
+//! non-preemptible jobs, quotas, at the queue and at every ancestor (KAI,
+//! `plugins/proportion/capacity_policy`), with KAI's messages.
 
 use crate::action::ReasonKind;
 use crate::ids::PodUid;
 use crate::model::QueueResource;
-use crate::reason::{About, Why};
-use crate::shares::{Three, less};
+use crate::reason::{ReasonKey, WaitReason};
+use crate::shares::{QueueAmounts, less};
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey, TaskRow};
 use crate::units::{Bound, Bytes, CpuMilli};
@@ -62,7 +62,7 @@ pub(crate) fn may_have(
 }
 
 /// What is asked for beyond what the pod has.
-fn more(state: &State, row: &TaskRow, request: Request) -> Option<Three> {
+fn more(state: &State, row: &TaskRow, request: Request) -> Option<QueueAmounts> {
     let spec = &state.specs.get(row.spec)?.spec;
     let has = [0, spec.cpu.0.into(), spec.memory.0.into()];
     let wants = [
@@ -75,7 +75,7 @@ fn more(state: &State, row: &TaskRow, request: Request) -> Option<Three> {
 
 /// What queues will hold beyond what they do: of all pods, and of those that cannot be preempted.
 #[derive(Debug, Default)]
-struct Beside(BTreeMap<QueueKey, [Three; 2]>);
+struct Beside(BTreeMap<QueueKey, [QueueAmounts; 2]>);
 
 impl Beside {
     fn add(&mut self, state: &State, pod: &PodUid, request: Request) -> Option<()> {
@@ -94,33 +94,38 @@ impl Beside {
         Some(())
     }
 
-    fn of(&self, queue: QueueKey) -> [Three; 2] {
+    fn of(&self, queue: QueueKey) -> [QueueAmounts; 2] {
         self.0.get(&queue).copied().unwrap_or_default()
     }
 }
 
-fn plus(one: Three, other: Three) -> Three {
+fn plus(one: QueueAmounts, other: QueueAmounts) -> QueueAmounts {
     std::array::from_fn(|index| one[index] + other[index])
 }
 
 /// `None`: it may.
-pub(crate) fn over(state: &State, job: JobKey, wanted: Three, check: Check) -> Option<Arc<Why>> {
+pub(crate) fn over(
+    state: &State,
+    job: JobKey,
+    wanted: QueueAmounts,
+    check: Check,
+) -> Option<Arc<WaitReason>> {
     over_beside(state, job, wanted, check, &Beside::default())
 }
 
 fn over_beside(
     state: &State,
     job: JobKey,
-    wanted: Three,
+    wanted: QueueAmounts,
     check: Check,
     beside: &Beside,
-) -> Option<Arc<Why>> {
+) -> Option<Arc<WaitReason>> {
     let row = state.jobs.get(job)?;
     let why = |kind, (queue, index, line): (QueueKey, usize, String)| {
-        Arc::new(Why {
+        Arc::new(WaitReason {
             kind,
             line: Arc::from(line),
-            about: About::Limit(queue, index),
+            about: ReasonKey::Limit(queue, index),
         })
     };
     let preemptible = row.is_preemptible(state);
@@ -147,7 +152,12 @@ const ORDER: [usize; 3] = [1, 2, 0];
 /// Which queue, which resource, and the words.
 type Over = (QueueKey, usize, String);
 
-fn over_limit(state: &State, queue: QueueKey, wanted: Three, beside: Three) -> Option<Over> {
+fn over_limit(
+    state: &State,
+    queue: QueueKey,
+    wanted: QueueAmounts,
+    beside: QueueAmounts,
+) -> Option<Over> {
     let limits = bounds(state, queue, |resource| resource.limit)?;
     let used = plus(state.queue_use.get(queue)?.allocated, beside);
     ORDER.into_iter().find_map(|index| {
@@ -172,7 +182,12 @@ fn over_limit(state: &State, queue: QueueKey, wanted: Three, beside: Three) -> O
     })
 }
 
-fn over_quota(state: &State, queue: QueueKey, wanted: Three, beside: Three) -> Option<Over> {
+fn over_quota(
+    state: &State,
+    queue: QueueKey,
+    wanted: QueueAmounts,
+    beside: QueueAmounts,
+) -> Option<Over> {
     let quotas = bounds(state, queue, |resource| resource.quota)?;
     let used = plus(state.queue_use.get(queue)?.non_preemptible, beside);
     ORDER.into_iter().find_map(|index| {

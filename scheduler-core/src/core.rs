@@ -4,7 +4,7 @@ use crate::action::Decision;
 use crate::apply;
 use crate::capacity::{self, Request};
 use crate::config::{Config, Plugin};
-use crate::cycle::{self, Memory};
+use crate::cycle::{self, CycleCache};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupView};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub struct Core {
     config: Config,
     state: State,
-    memory: Memory,
+    memory: CycleCache,
 }
 
 impl Core {
@@ -35,7 +35,7 @@ impl Core {
         Self {
             config,
             state,
-            memory: Memory::default(),
+            memory: CycleCache::default(),
         }
     }
 

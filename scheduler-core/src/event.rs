@@ -36,7 +36,7 @@ pub enum Event {
     NodeGone(NodeName),
     /// An agent's full state.
     Cards(NodeCards),
-    /// An agent has fallen silent: nothing new there, nobody evicted.
+    /// An agent has stopped reporting: nothing new is placed there, no pod is evicted.
     AgentLost(NodeName),
     /// A queue is there, or has changed.
     Queue(Queue),
@@ -63,7 +63,7 @@ pub enum Event {
     Devices(DevicePool),
     /// A pool of devices is gone.
     DevicesGone(PoolName),
-    /// A claim has devices, whoever gave it those.
+    /// A claim has devices, whichever scheduler allocated them.
     Allocated(Allocation),
     /// A claim has none any more, or is gone.
     Freed(ClaimUid),
@@ -144,14 +144,14 @@ pub struct Rest {
 /// it has none, or because the shell has not written it yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// Whose. Does nothing while nobody knows that job.
+    /// The job. Ignored while the job is unknown.
     pub of: GroupName,
     /// When it last went from nothing to something, for min-runtime.
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
     /// The shell has yet to be told of the start.
-    pub untold: bool,
+    pub unreported_starts: bool,
 }
 
 /// A card on which a grant was refused.

@@ -1,5 +1,4 @@
-//! Why a pod waits, per node and per card, recomputed on demand by the same `fit` that
-//! decides.
+//! Why a pod is pending, per node and per card: recomputed on request by the same `fit` that decides.
 
 use crate::action::ReasonKind;
 use crate::config::Config;
@@ -77,15 +76,15 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         .map(|(name, key, node)| {
             let preference = fit::pods::preference(state, spec, *key, node);
             match fit::node(state, spec, *key, config, false) {
-                Ok(seat) => {
-                    if !seat.now {
+                Ok(assignment) => {
+                    if !assignment.now {
                         later.get_or_insert(name);
                     }
                     NodeVerdict {
                         node: name.clone(),
-                        fits: seat.now,
+                        fits: assignment.now,
                         preference,
-                        reasons: if seat.now {
+                        reasons: if assignment.now {
                             Vec::new()
                         } else {
                             vec![Arc::from("it fits when what is being released has left")]
@@ -189,7 +188,7 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
         return Vec::new();
     };
     let spared = state.task_pauses.iter().map(|(_, task)| *task);
-    let spared = spared.filter(|task| state.is_spared(*task));
+    let spared = spared.filter(|task| state.is_eviction_postponed(*task));
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;
         let pause = row.rare.pause.as_ref()?;

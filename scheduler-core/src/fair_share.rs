@@ -1,21 +1,21 @@
-//! Who deserves how much: KAI's division of one resource among sibling queues.
+//! Fair share: KAI's division of one resource among sibling queues.
 //!
-//! In: what there is, and each sibling's claim. Out: each one's share, in the same unit.
-//! Rule (KAI, `plugins/proportion/resource_division`), per resource, from the top of the
-//! tree down, children dividing what their parent got:
-//! 1. Everybody gets the smaller of quota and request; an unlimited quota is all there
-//!    is. Quotas that sum to more than there is are not scaled.
-//! 2. What is left goes by weight, higher priorities first: in rounds, a sibling that
-//!    wants less than its part gets what it wants, others their part rounded down to
-//!    whole units, as long as somebody wanted less than his part.
-//!    The weight is `n + k (n - usage)`, not below zero, with n the sibling's part of all
-//!    weights that still want something.
-//! 3. What rounding left once every priority had its turn goes unit by unit, higher
-//!    priorities first, to the largest remainders, then to the older, then by name.
+//! Input: the available amount and each sibling's claim. Output: each sibling's share in the same
+//! unit. The rule (KAI, `plugins/proportion/resource_division`) runs per resource, from the root of the
+//! tree down; children divide what their parent got:
+//! 1. Each queue gets the smaller of its quota and its request. An unlimited quota equals the available
+//!    amount. Quotas whose sum exceeds the available amount are not scaled down.
+//! 2. The rest is divided by weight, higher priorities first, in rounds. A sibling that requests less
+//!    than its part gets what it requests; the others get their part, rounded down to whole units.
+//!    Rounds go on as long as some sibling requested less than its part.
+//!    The weight is `n + k (n - usage)`, at least zero, where n is the sibling's part of all weights
+//!    with an open request.
+//! 3. The rounding remainder, once every priority was served, is handed out unit by unit: higher
+//!    priorities first, then the largest remainder, then the older queue, then by name.
 //!
-//! Units are KAI's: GPUs, millicores, bytes, as floating point, since rule 2 divides.
-//! Everything is computed from these inputs in the order of names; nothing is kept and
-//! adjusted, so no error can build up.
+//! Units are KAI's: GPUs, millicores, bytes, as floating point, because rule 2 divides. Everything is
+//! computed from the inputs in the order of names. Nothing is carried over, so errors cannot
+//! accumulate.
 
 use crate::units::Time;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
     shares
 }
 
-/// Rule 2 within one priority. Returns what nobody took, and who is next for what
+/// Rule 2 within one priority. Returns what was not taken, and who is next for what
 /// rounding left.
 fn divide_band(
     mut left: f64,

@@ -14,7 +14,7 @@
 //!   What is idle at the end counts;
 //! - a `WEIGHT`th of FGD's measure is added, over all shapes and weighted by the GPUs
 //!   that they ask for, because a row of few pods hardly ever holds one of eight GPUs, and
-//!   nobody would keep a node whole for it.
+//!   no node would be kept whole for it.
 //!
 //! Like FGD it looks at GPUs and CPU, not at memory.
 

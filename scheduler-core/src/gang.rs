@@ -69,7 +69,7 @@ pub(crate) struct Gang {
 
 /// How far along a job is: what `JobOrder` looks at after priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Growth {
+pub(crate) enum AvailabilityTier {
     Below,
     Exactly,
     Above,
@@ -292,16 +292,16 @@ impl Gang {
         active > 0 && !self.is_satisfied()
     }
 
-    pub(crate) fn growth(&self) -> Growth {
-        let mut growth = Growth::Exactly;
+    pub(crate) fn availability_tier(&self) -> AvailabilityTier {
+        let mut availability_tier = AvailabilityTier::Exactly;
         for set in &self.sets {
             match set.allocated().cmp(&set.min) {
-                Ordering::Less => return Growth::Below,
+                Ordering::Less => return AvailabilityTier::Below,
                 Ordering::Equal => {}
-                Ordering::Greater => growth = Growth::Above,
+                Ordering::Greater => availability_tier = AvailabilityTier::Above,
             }
         }
-        growth
+        availability_tier
     }
 
     /// True when the job has more pods than its minimum in some set.

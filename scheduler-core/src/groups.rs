@@ -1,4 +1,4 @@
-//! What each pod group has, wants and waits for, for people.
+//! What each pod group holds, requests and waits for, for display.
 
 use crate::action::ReasonKind;
 use crate::ids::GroupName;
@@ -17,7 +17,7 @@ pub struct GroupView {
     pub pending: u32,
     /// What its pods hold.
     pub held: [u128; 3],
-    /// Of it, what nobody may take away.
+    /// Of it, the non-preemptible part.
     pub held_non_preemptible: [u128; 3],
     /// What its pods that have not ended ask for, those that hold it included; of GPU
     /// memory what is held.

@@ -19,7 +19,7 @@ macro_rules! name {
                 Self(Arc::from(text.as_ref()))
             }
 
-            /// From its text, shared with whoever has it.
+            /// From its text, which is shared.
             #[allow(dead_code, reason = "not every name is made so")]
             pub(crate) fn of(text: Arc<str>) -> Self {
                 Self(text)

@@ -77,7 +77,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         .values()
         .flat_map(BTreeMap::values)
         .flatten()
-        .map(|job| (*job, state.standing_at.get(*job).map_or(0, |at| at.pods)))
+        .map(|job| (*job, state.placed_at.get(*job).map_or(0, |at| at.pods)))
         .collect();
     if stand != listed {
         wrong.push("jobs with standing pods are not those that are listed".to_owned());

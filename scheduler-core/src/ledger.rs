@@ -13,8 +13,8 @@
 //!   earlier shares missed), it gets the remainder, and its grant says so. In sums:
 //!   floor(f x T) plus what the shares on the card are nominally worth stays within
 //!   cap + reserve. So fractions that sum to 1 fit.
-//! - What a share may use above its amount (a burst) is kept for nobody and counts nothing: it
-//!   is at most the cap, and the node takes it back when those for whom it is kept come short.
+//! - What a share may use above its amount (a burst) is not reserved and counts as nothing: it
+//!   is at most the cap, and the node takes it back when its owners run short.
 //! - The sum of what is kept never passes the cap. Adding is checked; an overflow is a "no".
 
 use crate::model::Amount;

@@ -13,7 +13,7 @@
 //! that stays within its quota with its job is never behind by rule 1. In KAI only another such
 //! one is not before it by that rule, so that three queues can be before each other in a ring.
 
-use crate::shares::{Share, Shares, Three, less, plus, within};
+use crate::shares::{QueueAmounts, Share, Shares, less, plus, within};
 use crate::state::State;
 use crate::state::rows::QueueKey;
 use crate::units::Bound;
@@ -24,9 +24,9 @@ use std::cmp::{Ordering, Reverse};
 pub(crate) struct Candidate {
     pub queue: QueueKey,
     /// What its best job wants; nothing in a queue of victims.
-    pub wanted: Three,
+    pub wanted: QueueAmounts,
     /// What its victims so far, and the next, hold.
-    pub lost: Three,
+    pub lost: QueueAmounts,
 }
 
 /// What decides of a candidate before what its share alone says, in the order of the rules.
@@ -37,7 +37,7 @@ pub(crate) struct Key {
     priority: Reverse<i32>,
     uses_nothing_left: bool,
     dominant_after: f64,
-    dominant: f64,
+    dominant_share: f64,
 }
 
 impl Key {
@@ -56,8 +56,8 @@ impl Key {
             beyond_quota,
             priority: Reverse(share.priority),
             uses_nothing_left: uses_nothing_left(share, with),
-            dominant_after: shares.dominant(share, less(with, candidate.lost)),
-            dominant: shares.dominant(share, has),
+            dominant_after: shares.dominant_share(share, less(with, candidate.lost)),
+            dominant_share: shares.dominant_share(share, has),
         })
     }
 
@@ -69,7 +69,7 @@ impl Key {
             .then_with(|| self.priority.cmp(&other.priority))
             .then_with(|| self.uses_nothing_left.cmp(&other.uses_nothing_left))
             .then_with(|| self.dominant_after.total_cmp(&other.dominant_after))
-            .then_with(|| self.dominant.total_cmp(&other.dominant))
+            .then_with(|| self.dominant_share.total_cmp(&other.dominant_share))
     }
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn compare(
         })
 }
 
-fn over_utilised(share: &Share, has: Three) -> bool {
+fn over_utilised(share: &Share, has: QueueAmounts) -> bool {
     share
         .fair
         .into_iter()
@@ -102,7 +102,7 @@ fn over_utilised(share: &Share, has: Three) -> bool {
         .all(|(fair, has)| fair < has)
 }
 
-fn uses_nothing_left(share: &Share, with: Three) -> bool {
+fn uses_nothing_left(share: &Share, with: QueueAmounts) -> bool {
     share
         .allocatable()
         .into_iter()

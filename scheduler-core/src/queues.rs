@@ -1,4 +1,4 @@
-//! What each queue has, wants and may have, for people: the numbers of the next decision.
+//! What each queue holds, requests and may have, for display: the numbers of the next decision.
 
 use crate::config::Config;
 use crate::ids::QueueName;
@@ -25,12 +25,12 @@ pub struct QueueView {
     pub quota: [Bound; 3],
     /// Never more than.
     pub limit: [Bound; 3],
-    /// What it deserves of the cluster as it is now, given what everybody wants; `None`
+    /// What it deserves of the cluster as it is now, given what all queues request; `None`
     /// while its parent is missing.
     pub fair: Option<[u128; 3]>,
     /// What its pods hold.
     pub held: [u128; 3],
-    /// Of it, what nobody may take away.
+    /// Of it, the non-preemptible part.
     pub held_non_preemptible: [u128; 3],
     /// What its waiting pods want; GPU memory counted over the smallest card there is.
     pub wanted: [u128; 3],

@@ -1,7 +1,7 @@
 //! Every "no", typed, and its words: KAI's where KAI has them.
 
 use crate::action::ReasonKind;
-use crate::devices::{DeviceNo, DevicesNo};
+use crate::devices::{ClaimsReason, DeviceReason};
 use crate::explain::MAX_LINE;
 use crate::ids::{DeviceId, ResourceName};
 use crate::ledger::Short;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Why a node will not do.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum NodeNo {
+pub(crate) enum NodeReason {
     Unschedulable,
     NotReady(Arc<str>),
     Taint(Taint),
@@ -50,7 +50,7 @@ pub(crate) enum NodeNo {
     /// It has no domain to spread over.
     SpreadLabel,
     /// Its devices will not do for the pod's claims.
-    Devices(DevicesNo),
+    Devices(ClaimsReason),
     Gpus,
     GpuMemory,
     /// It has no cards at all.
@@ -63,7 +63,7 @@ pub(crate) enum NodeNo {
     MigMixed,
 }
 
-impl fmt::Display for NodeNo {
+impl fmt::Display for NodeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unschedulable => f.write_str("node(s) were unschedulable"),
@@ -132,7 +132,7 @@ impl fmt::Display for NodeNo {
 
 /// Why a card will not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CardNo {
+pub(crate) enum CardReason {
     /// The agent does not speak of it (any more).
     Unknown,
     Mig,
@@ -181,7 +181,7 @@ pub(crate) enum CardNo {
     Claimed,
 }
 
-impl fmt::Display for CardNo {
+impl fmt::Display for CardReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("not reported by its agent"),
@@ -229,15 +229,15 @@ impl fmt::Display for CardNo {
 /// A node's "no", with its cards'.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeVerdict {
-    pub why: Vec<NodeNo>,
-    /// Of its cards. Words are made of it only where somebody reads them.
+    pub why: Vec<NodeReason>,
+    /// Of its cards. The text is only built when it is read.
     pub cards: Vec<CardLine>,
 }
 
 /// What is said of a node's cards, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardLine {
-    Card(CardKey, CardNo),
+    Card(CardKey, CardReason),
     /// So many whole GPUs are free of those that are wanted.
     Whole {
         free: i64,
@@ -245,7 +245,7 @@ pub(crate) enum CardLine {
     },
     /// So many cards are wanted in one mode.
     OneMode(usize),
-    Device(DeviceId, DeviceNo),
+    Device(DeviceId, DeviceReason),
 }
 
 impl CardLine {
@@ -276,15 +276,15 @@ impl CardLine {
 
 /// Why a pod waits, in one line, and what makes it another reason than the last.
 #[derive(Clone, Debug)]
-pub(crate) struct Why {
+pub(crate) struct WaitReason {
     pub kind: ReasonKind,
     pub line: Arc<str>,
-    pub about: About,
+    pub about: ReasonKey,
 }
 
 /// What a reason is about. Numbers that change in its words make no other reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum About {
+pub(crate) enum ReasonKey {
     /// Its words.
     Words,
     /// What the nodes lack, whichever and however many they are.
@@ -293,11 +293,11 @@ pub(crate) enum About {
     Limit(QueueKey, usize),
 }
 
-impl About {
+impl ReasonKey {
     /// What nodes lack, by its words; of nodes that are away for a while only where all of
     /// them are.
-    pub(crate) fn nodes<'a>(all: impl IntoIterator<Item = &'a NodeNo>) -> Self {
-        let all: Vec<&NodeNo> = all.into_iter().collect();
+    pub(crate) fn nodes<'a>(all: impl IntoIterator<Item = &'a NodeReason>) -> Self {
+        let all: Vec<&NodeReason> = all.into_iter().collect();
         let lasting = all.iter().any(|why| !why.is_transient());
         let told = all.iter().filter(|why| !(lasting && why.is_transient()));
         let mut words: Vec<String> = told.map(ToString::to_string).collect();
@@ -307,20 +307,20 @@ impl About {
     }
 }
 
-impl Why {
+impl WaitReason {
     pub(crate) fn of(kind: ReasonKind, line: impl Into<Arc<str>>) -> Arc<Self> {
         Arc::new(Self {
             kind,
             line: line.into(),
-            about: About::Words,
+            about: ReasonKey::Words,
         })
     }
 
-    /// Whoever was told the one need not be told the other.
+    /// If one was reported, the other need not be.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         self.kind == other.kind
             && self.about == other.about
-            && (self.about != About::Words || self.line == other.line)
+            && (self.about != ReasonKey::Words || self.line == other.line)
     }
 }
 
@@ -335,7 +335,7 @@ pub(crate) struct Line {
 
 impl Line {
     /// `counts`: reasons, and of how many nodes.
-    pub(crate) fn of<'a>(counts: impl IntoIterator<Item = (&'a NodeNo, usize)>) -> Self {
+    pub(crate) fn of<'a>(counts: impl IntoIterator<Item = (&'a NodeReason, usize)>) -> Self {
         // Different reasons may have the same words.
         let mut by_words: BTreeMap<String, usize> = BTreeMap::new();
         for (why, count) in counts {
@@ -399,9 +399,9 @@ impl Line {
     }
 }
 
-impl NodeNo {
+impl NodeReason {
     /// It passes by itself, and is no reason of the pod's: another node that is in this state
-    /// for a while is no news for whoever waits for other reasons.
+    /// for a while is no news for pods that wait for other reasons.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -413,7 +413,7 @@ impl NodeNo {
     pub(crate) fn is_of_cards(&self) -> bool {
         matches!(
             self,
-            Self::Gpus | Self::GpuMemory | Self::Devices(DevicesNo::Request(_))
+            Self::Gpus | Self::GpuMemory | Self::Devices(ClaimsReason::Request(_))
         )
     }
 }
@@ -437,9 +437,9 @@ mod tests {
     use crate::model::Effect;
     use std::path::Path;
 
-    /// One of each kind. Whoever adds a kind is sent here by the match.
-    fn nodes() -> Vec<NodeNo> {
-        use NodeNo::*;
+    /// One of each kind. The match makes the compiler point here when a kind is added.
+    fn nodes() -> Vec<NodeReason> {
+        use NodeReason::*;
         let all = vec![
             Unschedulable,
             NotReady("node(s) were not ready".into()),
@@ -475,16 +475,16 @@ mod tests {
             LegacyMig,
             MigSingle,
             MigMixed,
-            Devices(DevicesNo::TooMany("REQUEST".into())),
-            Devices(DevicesNo::Request("REQUEST".into())),
-            Devices(DevicesNo::Pool {
+            Devices(ClaimsReason::TooMany("REQUEST".into())),
+            Devices(ClaimsReason::Request("REQUEST".into())),
+            Devices(ClaimsReason::Pool {
                 request: "REQUEST".into(),
                 pool: "POOL".into(),
                 why: "WHY".into(),
             }),
-            Devices(DevicesNo::Unanswered("WHY".into())),
-            Devices(DevicesNo::CutShort(1)),
-            Devices(DevicesNo::Elsewhere),
+            Devices(ClaimsReason::Unanswered("WHY".into())),
+            Devices(ClaimsReason::CutShort(1)),
+            Devices(ClaimsReason::Elsewhere),
         ];
         for one in &all {
             match one {
@@ -494,20 +494,20 @@ mod tests {
                 | AvoidedBy | Spread | SpreadLabel | Gpus | GpuMemory | NoGpus | AgentSilent
                 | NotOffering(_) | NotMig | LegacyMig | MigSingle | MigMixed => {}
                 Devices(
-                    DevicesNo::TooMany(_)
-                    | DevicesNo::Request(_)
-                    | DevicesNo::Pool { .. }
-                    | DevicesNo::Unanswered(_)
-                    | DevicesNo::CutShort(_)
-                    | DevicesNo::Elsewhere,
+                    ClaimsReason::TooMany(_)
+                    | ClaimsReason::Request(_)
+                    | ClaimsReason::Pool { .. }
+                    | ClaimsReason::Unanswered(_)
+                    | ClaimsReason::CutShort(_)
+                    | ClaimsReason::Elsewhere,
                 ) => {}
             }
         }
         all
     }
 
-    fn cards() -> Vec<CardNo> {
-        use CardNo::*;
+    fn cards() -> Vec<CardReason> {
+        use CardReason::*;
         let (is, wanted) = (Mode::Mps, Mode::TimeSlicing);
         let short = Short {
             free: Mib(1),
@@ -579,8 +579,8 @@ mod tests {
     fn goldens() -> String {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
         let files = std::fs::read_dir(folder).unwrap();
-        let texts = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
-        texts.collect()
+        let interner = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+        interner.collect()
     }
 
     /// The fixed words of a sentence: what differs is in capitals, or a number.

@@ -3,8 +3,8 @@
 
 use crate::config::{Config, Placement, Plugin};
 use crate::cycle::Fragments;
-use crate::fit::seat::{free_gpus, whole_count};
-use crate::fit::{Seat, pods, soft_taints};
+use crate::fit::assignment::{free_gpus, whole_count};
+use crate::fit::{Assignment, pods, soft_taints};
 use crate::state::State;
 use crate::state::rows::{NodeKey, SpecRow};
 use std::cmp::Reverse;
@@ -45,7 +45,7 @@ pub(crate) fn node(
     config: &Config,
     spec: &SpecRow,
     key: NodeKey,
-    seat: &Seat,
+    assignment: &Assignment,
     fragments: Option<&Fragments>,
 ) -> Score {
     let Some((row, node)) = state
@@ -84,7 +84,7 @@ pub(crate) fn node(
         Placement::Spread if has > 0 => free.saturating_mul(1_000_000_000) / has,
         Placement::Spread => 0,
         Placement::Fragmentation => fragments.map_or(0, |fragments| {
-            i128::from(fragments.rank(state, spec, key, seat))
+            i128::from(fragments.rank(state, spec, key, assignment))
         }),
     };
     let pods = if config.has(Plugin::PodAffinity) {
@@ -99,10 +99,10 @@ pub(crate) fn node(
         } else {
             pods
         },
-        joins: seat.joins
+        joins: assignment.joins
             && config.gpu_placement == Placement::Binpack
             && config.has(Plugin::GpuSharingOrder),
-        now: seat.allocatable && config.has(Plugin::NodeAvailability),
+        now: assignment.allocatable && config.has(Plugin::NodeAvailability),
         plain: !wants_gpus && row.is_plain() && config.has(Plugin::ResourceType),
         taints: Reverse(soft_taints(node, &spec.spec)),
         affinity: spec.spec.rules.worth(node),

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 
 /// GPU, CPU, memory.
-pub(crate) type Three = [u128; 3];
+pub(crate) type QueueAmounts = [u128; 3];
 
 /// How many of a unit make one of KAI's, in which fair share rounds down.
 const KAI_UNIT: [f64; 3] = [1e9, 1.0, 1.0];
@@ -26,7 +26,7 @@ const KAI_UNIT: [f64; 3] = [1e9, 1.0, 1.0];
 pub(crate) struct Share {
     pub quota: [Bound; 3],
     pub limit: [Bound; 3],
-    pub fair: Three,
+    pub fair: QueueAmounts,
     pub priority: i32,
     pub created: Time,
 }
@@ -53,7 +53,7 @@ impl Share {
 }
 
 /// True when every amount is within its bound.
-pub(crate) fn within(amounts: Three, bounds: [Bound; 3]) -> bool {
+pub(crate) fn within(amounts: QueueAmounts, bounds: [Bound; 3]) -> bool {
     amounts
         .into_iter()
         .zip(bounds)
@@ -64,12 +64,12 @@ pub(crate) fn within(amounts: Three, bounds: [Bound; 3]) -> bool {
 }
 
 /// One amount on top of another.
-pub(crate) fn plus(one: Three, other: Three) -> Three {
+pub(crate) fn plus(one: QueueAmounts, other: QueueAmounts) -> QueueAmounts {
     [one[0] + other[0], one[1] + other[1], one[2] + other[2]]
 }
 
 /// One amount less another, not below zero.
-pub(crate) fn less(one: Three, other: Three) -> Three {
+pub(crate) fn less(one: QueueAmounts, other: QueueAmounts) -> QueueAmounts {
     [
         one[0].saturating_sub(other[0]),
         one[1].saturating_sub(other[1]),
@@ -79,16 +79,16 @@ pub(crate) fn less(one: Three, other: Three) -> Three {
 
 /// What one node adds to what there is.
 #[derive(Clone, Copy, Debug)]
-struct Surveyed {
+struct NodeTotals {
     /// [`NodeRow::generation`] at that time.
     generation: u64,
-    has: Three,
+    has: QueueAmounts,
     /// Its smallest and its largest card, MiB.
     smallest: u64,
     largest: u64,
 }
 
-impl Surveyed {
+impl NodeTotals {
     fn of(state: &State, key: NodeKey, row: &NodeRow) -> Self {
         let mut surveyed = Self {
             generation: row.generation,
@@ -144,13 +144,13 @@ struct Level {
 pub(crate) struct Shares {
     pub of: SecondaryMap<QueueKey, Share>,
     /// What ready nodes have, less pods of other schedulers.
-    pub total: Three,
+    pub total: QueueAmounts,
     /// The smallest and the largest card: what a GPU memory request counts for.
     pub smallest_card: u128,
     pub largest_card: u128,
     /// Among queues that stay within their quotas priority decides, whatever their shares.
     pub priority_in_quota: bool,
-    nodes: SecondaryMap<NodeKey, Surveyed>,
+    nodes: SecondaryMap<NodeKey, NodeTotals>,
     /// The divisions, by parent.
     levels: FxHashMap<Option<QueueKey>, Level>,
     /// [`State::queue_trees`] at the last time.
@@ -166,7 +166,7 @@ impl Shares {
     }
 
     /// Brings them up to date: the same as [`Self::compute`], but what was divided among
-    /// siblings of whom nothing has changed is not divided again. `k`: always the same.
+    /// unchanged siblings is not divided again. `k`: always the same.
     pub(crate) fn update(&mut self, state: &State, k: f64) {
         if self.trees != state.queue_trees {
             let is_in_tree = |key: QueueKey| {
@@ -177,7 +177,7 @@ impl Shares {
             self.levels.retain(|key, _| key.is_none_or(is_in_tree));
             self.trees = state.queue_trees;
         }
-        self.survey(state);
+        self.refresh_totals(state);
         let total = [0, 1, 2].map(|index| to_kai(self.total[index], index));
         self.divide(state, k, total, None);
     }
@@ -194,7 +194,7 @@ impl Shares {
     }
 
     /// What there is to divide: of nodes of which nothing has moved, as of the last time.
-    fn survey(&mut self, state: &State) {
+    fn refresh_totals(&mut self, state: &State) {
         self.nodes.retain(|key, _| state.nodes.contains_key(key));
         let mut smallest = u64::MAX;
         let mut largest = 0;
@@ -203,7 +203,7 @@ impl Shares {
             let known = self.nodes.get(key).copied();
             let node = known.filter(|known| known.generation == row.generation);
             let node = node.unwrap_or_else(|| {
-                let node = Surveyed::of(state, key, row);
+                let node = NodeTotals::of(state, key, row);
                 self.nodes.insert(key, node);
                 node
             });
@@ -324,7 +324,7 @@ impl Shares {
     }
 
     /// What pods want for the eyes of queues; GPU memory over cards of that size.
-    pub(crate) fn wanted(&self, state: &State, tasks: &[TaskKey], card: u128) -> Three {
+    pub(crate) fn wanted(&self, state: &State, tasks: &[TaskKey], card: u128) -> QueueAmounts {
         let mut sum = [0; 3];
         for task in tasks {
             if let Some(spec) = state
@@ -340,7 +340,7 @@ impl Shares {
     }
 
     /// KAI's dominant share: the largest part that it has of what it may have.
-    pub(crate) fn dominant(&self, share: &Share, allocated: Three) -> f64 {
+    pub(crate) fn dominant_share(&self, share: &Share, allocated: QueueAmounts) -> f64 {
         let allocatable = share.allocatable();
         let mut largest: f64 = 0.0;
         for index in 0..3 {
@@ -358,7 +358,7 @@ impl Shares {
 }
 
 /// What a node has, with so many cards if they are an agent's.
-fn has(state: &State, node: &Node, cards: u128) -> Three {
+fn has(state: &State, node: &Node, cards: u128) -> QueueAmounts {
     let by_claim = devices::gpus(&state.devices, node);
     let gpus = if node.managed {
         cards
@@ -376,7 +376,7 @@ fn has(state: &State, node: &Node, cards: u128) -> Three {
 }
 
 /// What all nodes have, whether they are ready and their cards healthy or not.
-pub(crate) fn capacity(state: &State) -> Three {
+pub(crate) fn capacity(state: &State) -> QueueAmounts {
     let mut sum = [0; 3];
     for (_, row) in &state.nodes {
         let Some(node) = &row.node else {

@@ -127,7 +127,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             left: evicted.left,
         })
     }));
-    events.extend(state.rests.iter().map(|((of, cause), rest)| {
+    events.extend(state.search_backoffs.iter().map(|((of, cause), rest)| {
         Event::Rest(Rest {
             of: of.clone(),
             cause: *cause,
@@ -166,14 +166,14 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
         group.and_then(|group| group.last_start),
         group.and_then(|group| group.stale_since),
     );
-    let untold = state.untold.contains(&row.name);
+    let unreported_starts = state.unreported_starts.contains(&row.name);
     let same = said == (row.last_start, row.stale_since);
-    (!same || untold).then(|| {
+    (!same || unreported_starts).then(|| {
         Event::Life(Life {
             of: row.name.clone(),
             last_start: row.last_start,
             stale_since: row.stale_since,
-            untold,
+            unreported_starts,
         })
     })
 }

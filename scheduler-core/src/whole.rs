@@ -1,7 +1,7 @@
-//! Which n of a node's free cards a pod gets: the best `NVLink` set, then one NUMA node,
-//! then the least damage to what remains, then the node's own order.
+//! Which n of a node's free cards a pod gets: the best `NVLink` set first, then a single NUMA node,
+//! then the set that leaves the best remaining cards, then the node's own order.
 //!
-//! In: the free cards in the node's order. Out: n of them, in the same order.
+//! Input: the free cards in the node's order. Output: n of them, in the same order.
 
 use crate::model::Card;
 use crate::state::State;

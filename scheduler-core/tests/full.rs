@@ -436,13 +436,13 @@ fn a_search_that_is_cut_short_comes_back_with_more_and_holds_up_nobody() {
         until: Time(2000),
         steps: 1,
     }));
-    let rests = |world: &World| -> Vec<(u64, u64)> {
+    let search_backoffs = |world: &World| -> Vec<(u64, u64)> {
         let events = world.core.snapshot().into_iter();
-        let rests = events.filter_map(|event| match event {
+        let search_backoffs = events.filter_map(|event| match event {
             Event::Rest(rest) => Some((rest.until.0, rest.steps)),
             _ => None,
         });
-        rests.collect()
+        search_backoffs.collect()
     };
     assert!(world.decide(&case, 1500).actions.is_empty());
     let (mut now, mut tries) = (2000, 0);
@@ -453,7 +453,7 @@ fn a_search_that_is_cut_short_comes_back_with_more_and_holds_up_nobody() {
         }
         tries += 1;
         assert!(tries < 20, "{}", world.log);
-        let [(until, steps)] = rests(&world)[..] else {
+        let [(until, steps)] = search_backoffs(&world)[..] else {
             panic!("{}", world.log);
         };
         assert_eq!(steps, 1 << tries, "{}", world.log);
@@ -472,9 +472,9 @@ fn a_search_that_is_cut_short_comes_back_with_more_and_holds_up_nobody() {
         let decision = world.decide(&case, until - 1);
         assert_eq!(decision.actions.len(), 1, "{}", world.log);
         world.execute(&decision, until - 1);
-        assert_eq!(rests(&world), [(until, steps)]);
+        assert_eq!(search_backoffs(&world), [(until, steps)]);
         now = until;
     }
     assert!(tries > 1, "one step was enough");
-    assert_eq!(rests(&world), []);
+    assert_eq!(search_backoffs(&world), []);
 }

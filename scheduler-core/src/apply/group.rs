@@ -6,7 +6,7 @@ use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
 use crate::state::job_row::GroupRow;
 use crate::state::rows::{JobKey, Seen, TaskRow};
-use crate::state::{Lifted, State};
+use crate::state::{DetachedPod, State};
 use std::collections::BTreeSet;
 
 pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Problem>) {
@@ -45,9 +45,9 @@ pub(super) fn life(state: &mut State, life: &Life) {
         row.last_start = life.last_start;
         row.stale_since = life.stale_since;
     }
-    state.unsettle(key);
-    if life.untold {
-        state.untold.insert(life.of.clone());
+    state.check_staleness(key);
+    if life.unreported_starts {
+        state.unreported_starts.insert(life.of.clone());
     }
 }
 
@@ -72,7 +72,7 @@ fn collect(
 
 /// A group's facts decide its tasks' order and queue: they are lifted out and put back.
 fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
-    let lifted = lift(state, key);
+    let lifted = detach(state, key);
     let queue = match &group {
         Some(group) => Some(group.queue.clone()),
         None => queue_of_pods(state, key),
@@ -86,13 +86,13 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
             .as_ref()
             .and_then(|group| group.stale_since)
             .or(row.stale_since);
-        let texts = &mut state.texts;
-        row.group = group.map(|group| Box::new(GroupRow::of(group, texts)));
+        let interner = &mut state.interner;
+        row.group = group.map(|group| Box::new(GroupRow::of(group, interner)));
     }
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
-    state.unsettle(key);
-    state.loosen();
+    state.check_staleness(key);
+    state.capacity_grew();
 }
 
 /// A pod of the job came, changed or went. While the job's group does not exist, its placed pods
@@ -108,10 +108,10 @@ pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
     if charged.map(|row| &row.name) == queue.as_ref() {
         return;
     }
-    let lifted = lift(state, key);
+    let lifted = detach(state, key);
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
-    state.loosen();
+    state.capacity_grew();
 }
 
 /// The queue of the first of its pods that stands somewhere.
@@ -128,14 +128,14 @@ fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
         .map(|row| row.facts.queue.clone())
 }
 
-fn lift(state: &mut State, key: JobKey) -> Vec<Lifted> {
+fn detach(state: &mut State, key: JobKey) -> Vec<DetachedPod> {
     let tasks = state.jobs.get(key).map(|row| row.tasks.clone());
     let tasks = tasks.unwrap_or_default().into_iter();
-    tasks.map(|task| state.lift(task)).collect()
+    tasks.map(|task| state.detach(task)).collect()
 }
 
 /// The other way round: the first one knew best what a claim of several pods had.
-fn put_back(state: &mut State, lifted: Vec<Lifted>) {
+fn put_back(state: &mut State, lifted: Vec<DetachedPod>) {
     for lifted in lifted.into_iter().rev() {
         state.put_back(lifted);
     }

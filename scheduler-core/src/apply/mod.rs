@@ -19,7 +19,7 @@ use crate::state::rows::{Evicted, Rest};
 /// Takes one event in.
 pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let (outside, stirred) = (outside::is_from_outside(state, &event), state.stirred);
+    let (outside, wake_version) = (outside::is_from_outside(state, &event), state.wake_version);
     match event {
         // Handled by the core itself, which is rebuilt.
         Event::Config(_) => {}
@@ -40,7 +40,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::GroupGone(name) => group::gone(state, &name, &mut problems),
         Event::Topology(topology) => {
             state.topologies.insert(topology.name.clone(), topology);
-            state.loosen();
+            state.capacity_grew();
         }
         Event::TopologyGone(name) => {
             if state.topologies.remove(&name).is_none() {
@@ -49,7 +49,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
                     name: name.shared(),
                 });
             }
-            state.loosen();
+            state.capacity_grew();
         }
         Event::Namespace(namespace) => state.namespace(&namespace.name, Some(namespace.labels)),
         Event::NamespaceGone(name) => state.namespace(&name, None),
@@ -107,13 +107,15 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Rest(rest) => {
             let (until, allowance) = (rest.until, rest.steps);
             let rest = (rest.of, rest.cause);
-            state.rests.insert(rest, Rest { until, allowance });
+            state
+                .search_backoffs
+                .insert(rest, Rest { until, allowance });
         }
         Event::Life(life) => group::life(state, &life),
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }
     state.settle_subjects();
-    if outside && state.stirred != stirred {
+    if outside && state.wake_version != wake_version {
         state.evicted.clear();
     }
     problems

@@ -7,7 +7,9 @@ use crate::model::{Amount, Effect, Mode, Node, NodeCards};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
-use crate::state::rows::{AgentWord, CardRow, Hold, Lacks, MigStrategy, NodeKey, TaskKey};
+use crate::state::rows::{
+    AgentStatus, CardRow, Hold, MigStrategy, MissingLabels, NodeKey, TaskKey,
+};
 use crate::units::NanoGpu;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +23,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, node: Node) {
         return;
     }
     row.mig = MigStrategy::of(&node);
-    row.lacks = Lacks::of(&node, config.workers.as_ref());
+    row.lacks = MissingLabels::of(&node, config.workers.as_ref());
     let moved = row.node.as_ref().map(|known| &known.labels) != Some(&node.labels);
     if moved {
         state.count_node(key, false);
@@ -38,7 +40,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, node: Node) {
         state.reach_volumes(key);
     }
     state.touch_node(key);
-    state.loosen();
+    state.capacity_grew();
 }
 
 pub(super) fn gone(
@@ -63,7 +65,7 @@ pub(super) fn gone(
     forget_cards(state, key, &BTreeSet::new());
     revalue(state, config, key);
     state.touch_node(key);
-    state.stir();
+    state.wake();
     state.release_node(key);
 }
 
@@ -77,7 +79,7 @@ pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<
     }
     // The cards' facts stay: who holds what of them is still true.
     state.touch_node(key);
-    state.stir();
+    state.wake();
 }
 
 /// It has a taint that prefers other pods.
@@ -101,7 +103,7 @@ pub(super) fn cards(
 ) {
     let key = state.node(&said.node);
     if let Some(row) = state.nodes.get_mut(key) {
-        row.agent = Some(AgentWord {
+        row.agent = Some(AgentStatus {
             default_mode: said.default_mode,
             not_offering: said.not_offering,
         });
@@ -160,7 +162,7 @@ pub(super) fn cards(
         }
     }
     state.touch_node(key);
-    state.loosen();
+    state.capacity_grew();
 }
 
 fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Vec<Problem>) {

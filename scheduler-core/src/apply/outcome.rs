@@ -1,4 +1,4 @@
-//! How actions ended, and what agents refuse.
+//! Outcomes of actions, and refusals by agents.
 
 use super::pod::holds;
 use crate::action::Bind;
@@ -42,9 +42,9 @@ pub(super) fn outcome(
             if let Some(cause) = evicts {
                 evict_again(state, task);
                 if cause.makes_room() {
-                    spare_for_a_while(state, config, task, in_favour_of, reason);
+                    postpone_eviction(state, config, task, in_favour_of, reason);
                 }
-                return state.stir();
+                return state.wake();
             }
             let cell = state.task_cells.get(task).cloned().unwrap_or_default();
             if cell.status == Status::Assumed && cell.decision == Some(outcome.decision) {
@@ -52,12 +52,12 @@ pub(super) fn outcome(
             }
         }
     }
-    state.stir();
+    state.wake();
 }
 
 /// A pod that may not go now, by a disruption budget: it is asked for again after a pause,
 /// and other victims are looked for meanwhile.
-fn spare_for_a_while(
+fn postpone_eviction(
     state: &mut State,
     config: &Config,
     task: TaskKey,
@@ -125,7 +125,7 @@ fn take_back(
     if let Some(node) = cell.node {
         state.release_node(node);
     }
-    state.loosen();
+    state.capacity_grew();
 }
 
 fn pause_length(config: &Config, refusals: u32) -> Duration {
@@ -181,10 +181,10 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
         state.to_evict.insert((request.pod.clone(), task));
         row.rare.noted().evict_request = Some(Box::new(request));
     }
-    state.stir();
+    state.wake();
 }
 
-/// An eviction that did not come about: the pod stands where it stood. Whoever wanted it
+/// An eviction that did not happen: the pod keeps its place. The job that wanted it
 /// gone decides anew.
 fn evict_again(state: &mut State, task: TaskKey) {
     let Some(row) = state.tasks.get_mut(task) else {
@@ -369,7 +369,7 @@ fn stop_holding(
     for hold in cell.holds() {
         state.release_card(hold.card);
     }
-    state.loosen();
+    state.capacity_grew();
 }
 
 /// A refused pod is not deleted: its CPU, memory and GPUs on the node are promised to no other pod.
@@ -387,7 +387,7 @@ fn stays(state: &mut State, task: TaskKey) {
     if cell.status == Status::Releasing {
         let status = Status::Stuck;
         state.transition(task, TaskCell { status, ..cell });
-        state.loosen();
+        state.capacity_grew();
     }
 }
 
@@ -469,7 +469,7 @@ pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Pr
             },
         );
     }
-    state.stir();
+    state.wake();
 }
 
 /// From a snapshot: a card's pause.
@@ -491,7 +491,7 @@ pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec
             in_favour_of: None,
         },
     );
-    state.stir();
+    state.wake();
 }
 
 impl State {
@@ -508,7 +508,7 @@ impl State {
     }
 
     /// Whether an eviction of it was refused, and it is not time to ask again.
-    pub(crate) fn is_spared(&self, task: TaskKey) -> bool {
+    pub(crate) fn is_eviction_postponed(&self, task: TaskKey) -> bool {
         let row = self.tasks.get(task);
         let pause = row.and_then(|row| row.rare.pause.as_ref());
         pause.is_some_and(|pause| pause.until.is_none_or(|until| until > self.now))
@@ -523,7 +523,7 @@ impl State {
         {
             self.task_pauses.remove(&(until, task));
             self.hindered += 1;
-            self.stir();
+            self.wake();
         }
         while let Some((until, card)) = self.card_pauses.first().copied()
             && until <= now
@@ -532,7 +532,7 @@ impl State {
             if let Some(node) = self.cards.get(card).map(|row| row.node) {
                 self.touch_node(node);
             }
-            self.loosen();
+            self.capacity_grew();
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What ends the memory of who made whom leave: whatever was not decided here.
+//! Which events end the record of past evictions ([`crate::event::Evicted`]): every change that was
+//! not decided here.
 
 use crate::event::{Event, OutcomeResult};
 use crate::model::{Phase, Pod, PodGroup};

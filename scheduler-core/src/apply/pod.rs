@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{
-    ClaimAsk, Hold, JobKey, NodeKey, Others, PodFacts, Rare, Seen, Spec, TaskKey, TaskRow,
+    ClaimAsk, Hold, JobKey, NodeKey, PodFacts, PodRelations, Rare, Seen, Spec, TaskKey, TaskRow,
 };
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
         None => insert(state, &pod),
     };
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
-    let (given, picked) = (state.given_to(key), state.picked_for(key));
+    let (given, picked) = (state.claims_of(key), state.picked_for(key));
     let changed = take_row(state, config, key, &pod, spec, &before);
     if let Some(job) = state.tasks.get(key).and_then(|row| row.job) {
         super::group::charge_by_pods(state, job);
@@ -38,9 +38,9 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
         if before.node.is_some()
             && (changed || before.holds != to.holds || before.status != to.status)
         {
-            state.loosen();
+            state.capacity_grew();
         } else {
-            state.stir();
+            state.wake();
         }
     }
     for card in before.holds().iter().map(|hold| hold.card) {
@@ -85,9 +85,9 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     }
     if let Some(node) = before.node {
         state.release_node(node);
-        state.loosen();
+        state.capacity_grew();
     }
-    state.stir();
+    state.wake();
 }
 
 fn insert(state: &mut State, pod: &Pod) -> TaskKey {
@@ -114,9 +114,9 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     let key = state.tasks.insert(Box::new(TaskRow {
         uid: pod.uid.clone(),
         name: Arc::clone(&pod.name),
-        facts: PodFacts::of(pod, &mut state.texts),
+        facts: PodFacts::of(pod, &mut state.interner),
         spec: nothing,
-        labels: state.texts.labels(&pod.labels),
+        labels: state.interner.labels(&pod.labels),
         counted_in: None,
         job: None,
         created: pod.created,
@@ -140,7 +140,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
 }
 
 /// When a pod started that stands somewhere and is a job of its own. That job goes with
-/// whatever changes of the pod; a group that is made for a pod that nobody owns is made
+/// whatever changes of the pod; a group that is made for a pod without an owner is made
 /// while the pod is being bound.
 fn started_alone(state: &State, key: TaskKey, before: &TaskCell) -> Option<Time> {
     let job = state.jobs.get(state.tasks.get(key)?.job?)?;
@@ -162,7 +162,7 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
         row.last_start = row.last_start.max(Some(at));
     }
     if !single {
-        state.untold.insert(name);
+        state.unreported_starts.insert(name);
     }
 }
 
@@ -224,8 +224,8 @@ fn take_row(
     state.leave_job(key);
     state.set_device_claims(key, &pod.devices);
     let spec_key = state.spec(spec);
-    let labels = state.texts.labels(&pod.labels);
-    let facts = PodFacts::of(pod, &mut state.texts);
+    let labels = state.interner.labels(&pod.labels);
+    let facts = PodFacts::of(pod, &mut state.interner);
     let job = pod.ours.then(|| match &pod.group {
         Some(name) => state.job(name, false),
         None => state.job(&GroupName::of_pod_alone(&pod.uid), true),
@@ -520,22 +520,22 @@ pub(super) fn holds(
 
 /// What its place has to do with other pods'. Of one that is not ours only what its terms do to
 /// others.
-fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<Others>> {
+fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<PodRelations>> {
     if pod.pods.is_empty() && state.pod_counts.is_empty() {
         return None;
     }
-    let labels = state.texts.labels(&pod.labels);
+    let labels = state.interner.labels(&pod.labels);
     if !pod.ours {
         let rules = PodRules {
             anti_affinity: pod.pods.anti_affinity.clone(),
             preferred: pod.pods.preferred.clone(),
             ..PodRules::default()
         };
-        return Others::of(state, &pod.namespace, &labels, rules, None, false);
+        return PodRelations::of(state, &pod.namespace, &labels, rules, None, false);
     }
-    let namespace = state.texts.text(&pod.namespace);
+    let namespace = state.interner.text(&pod.namespace);
     let subject = state.subject(&namespace, &labels, &pod.pods);
-    Others::of(state, &namespace, &labels, pod.pods.clone(), subject, true)
+    PodRelations::of(state, &namespace, &labels, pod.pods.clone(), subject, true)
 }
 
 /// The request signature, with what cannot be meant about it.

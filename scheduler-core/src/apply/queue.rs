@@ -35,7 +35,7 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
     if moved {
         state.queues_changed();
     }
-    state.loosen();
+    state.capacity_grew();
 }
 
 pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Problem>) {
@@ -53,7 +53,7 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
     if let Some(key) = key {
         state.release_queue(key);
     }
-    state.loosen();
+    state.capacity_grew();
 }
 
 fn is_there(state: &State, name: &QueueName) -> bool {

@@ -3,12 +3,12 @@
 
 use super::Cycle;
 use super::place::Way;
-use super::waiting::Kind;
+use super::waiting::PodClass;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit;
 use crate::job_queue::JobQueue;
-use crate::reason::Why;
+use crate::reason::WaitReason;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, SpecKey};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 /// Who may still be placed.
 #[derive(Default)]
-struct Hopes {
-    /// [`crate::state::State::loosened`] at first.
-    loosened: u64,
+struct Placeable {
+    /// [`crate::state::State::capacity_version`] at first.
+    capacity_version: u64,
     /// What pods of their own ask for, where it may fit, and how many of them are left.
     of_pods: FxHashMap<SpecKey, u32>,
     /// Other jobs.
@@ -28,8 +28,8 @@ struct Hopes {
     patience: u32,
 }
 
-impl Hopes {
-    fn one_less(&mut self, spec: SpecKey) {
+impl Placeable {
+    fn remove_one(&mut self, spec: SpecKey) {
         if let Some(left) = self.of_pods.get_mut(&spec) {
             *left = left.saturating_sub(1);
         }
@@ -40,40 +40,40 @@ impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
         self.state.drop_verdicts();
         let line = self.line();
-        let mut hopes = self.hopes();
-        let mut ended = self.ends(&mut hopes);
+        let mut placeable = self.placeable();
+        let mut ended = self.ends(&mut placeable);
         if ended && !self.config.verify {
-            self.say_to_kinds();
+            self.report_pod_classes();
             return;
         }
         let mut queue = JobQueue::new(false);
         queue.fill_with(self.state, &self.shares, &line);
         // Kinds of which one has found nothing since anything was placed.
-        let mut stuck: FxHashSet<Kind> = FxHashSet::default();
+        let mut stuck: FxHashSet<PodClass> = FxHashSet::default();
         while let Some(entry) = queue.pop(self.state, &self.shares) {
             let job = entry.job;
             let kind = self.kind(job);
             if let Some(kind) = kind {
-                hopes.one_less(kind.spec);
+                placeable.remove_one(kind.spec);
             }
-            let hopeless = kind.is_some_and(|kind| self.is_hopeless(kind.spec));
+            let infeasible = kind.is_some_and(|kind| self.is_infeasible(kind.spec));
             // Whatever came of the last one.
-            if self.has_looked_enough() {
+            if self.is_budget_spent() {
                 break;
             }
             let (grown, acted) = (self.grown, self.plan.words());
             let tried = self.turns.placed.get(&job).copied();
             if tried == Some(false) {
-                hopes.of_groups.remove(&job);
+                placeable.of_groups.remove(&job);
                 continue;
             }
             let rearranged = self.rearranged;
-            if hopeless || !self.try_to_allocate(job) {
+            if infeasible || !self.try_to_allocate(job) {
                 match kind {
-                    Some(kind) if !hopeless => drop(stuck.insert(kind)),
+                    Some(kind) if !infeasible => drop(stuck.insert(kind)),
                     Some(_) => {}
                     None => {
-                        hopes.of_groups.remove(&job);
+                        placeable.of_groups.remove(&job);
                         // Who cost little has another turn in each decision, before those
                         // that come after it in line.
                         if self.grown > grown {
@@ -81,8 +81,8 @@ impl Cycle<'_> {
                         }
                     }
                 }
-                self.pass_alike(&mut queue, &stuck, &mut hopes);
-                ended = ended || self.ends(&mut hopes);
+                self.pass_alike(&mut queue, &stuck, &mut placeable);
+                ended = ended || self.ends(&mut placeable);
                 if ended && !self.config.verify {
                     break;
                 }
@@ -104,7 +104,7 @@ impl Cycle<'_> {
                 queue.arrange(self.state, &self.shares);
             }
             if self.next_tasks(job).is_empty() {
-                hopes.of_groups.remove(&job);
+                placeable.of_groups.remove(&job);
             } else {
                 if self.is_enough(job) {
                     break;
@@ -113,7 +113,7 @@ impl Cycle<'_> {
                 queue.push(self.state, &self.shares, again);
             }
         }
-        self.say_to_kinds();
+        self.report_pod_classes();
     }
 
     /// Each pod of an elastic group is placed by a look at the whole group. A large group is
@@ -121,12 +121,12 @@ impl Cycle<'_> {
     fn is_enough(&mut self, job: JobKey) -> bool {
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
         self.grown += u64::try_from(pods).unwrap_or(u64::MAX);
-        self.has_looked_enough()
+        self.is_budget_spent()
     }
 
-    /// The rest goes on in the next decision, so that nobody waits long for an answer to what
+    /// The rest goes on in the next decision, so that no pod waits long for an answer to what
     /// was decided already.
-    fn has_looked_enough(&mut self) -> bool {
+    fn is_budget_spent(&mut self) -> bool {
         /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
         const MOST: u64 = 1_000_000;
         self.goes_on = self.grown > MOST;
@@ -135,15 +135,20 @@ impl Cycle<'_> {
 
     /// Takes those out that stand behind one that found nothing, and would find nothing
     /// either.
-    fn pass_alike(&mut self, queue: &mut JobQueue, stuck: &FxHashSet<Kind>, hopes: &mut Hopes) {
+    fn pass_alike(
+        &mut self,
+        queue: &mut JobQueue,
+        stuck: &FxHashSet<PodClass>,
+        placeable: &mut Placeable,
+    ) {
         let mut passed = Vec::new();
         queue.pass_alike(self.state, &self.shares, |queue, entry| {
-            let Some(kind) = Kind::of(Some(queue), entry) else {
+            let Some(kind) = PodClass::of(Some(queue), entry) else {
                 return false;
             };
-            let passes = self.is_hopeless(kind.spec) || stuck.contains(&kind);
+            let passes = self.is_infeasible(kind.spec) || stuck.contains(&kind);
             if passes {
-                hopes.one_less(kind.spec);
+                placeable.remove_one(kind.spec);
                 if self.config.verify {
                     passed.push((entry.job, kind));
                 }
@@ -153,8 +158,8 @@ impl Cycle<'_> {
         self.compare_passed(&passed);
     }
 
-    /// With `verify`, whom others pass over is tried all the same.
-    fn compare_passed(&mut self, passed: &[(JobKey, Kind)]) {
+    /// With `verify`, jobs that are skipped are tried all the same.
+    fn compare_passed(&mut self, passed: &[(JobKey, PodClass)]) {
         let before = (self.decision.steps, self.pondered, self.wake);
         for (job, kind) in passed {
             let why = |cycle: &mut Self| cycle.waiting.kinds.get_mut(kind)?.why.take();
@@ -171,14 +176,14 @@ impl Cycle<'_> {
     }
 
     /// It is known that the request fits nowhere now.
-    pub(super) fn is_hopeless(&self, spec: SpecKey) -> bool {
+    pub(super) fn is_infeasible(&self, spec: SpecKey) -> bool {
         let spec = self.state.specs.get(spec);
-        spec.is_some_and(|spec| self.state.is_known_to_fit_nowhere(spec))
+        spec.is_some_and(|spec| self.state.is_known_infeasible(spec))
     }
 
     /// Why a request fits nowhere. `None`: that waits for the next decision.
-    pub(super) fn no_fit(&mut self, spec: SpecKey) -> Option<Arc<Why>> {
-        Some(Arc::new(Why {
+    pub(super) fn no_fit(&mut self, spec: SpecKey) -> Option<Arc<WaitReason>> {
+        Some(Arc::new(WaitReason {
             kind: ReasonKind::Unschedulable,
             about: self.state.lacks(spec, self.config)?,
             line: self.state.no_fit_line(spec, self.config)?,
@@ -186,37 +191,39 @@ impl Cycle<'_> {
     }
 
     /// What may still come of those that wait.
-    fn hopes(&self) -> Hopes {
-        let mut hopes = Hopes {
-            loosened: self.state.loosened,
+    fn placeable(&self) -> Placeable {
+        let mut placeable = Placeable {
+            capacity_version: self.state.capacity_version,
             of_groups: self.waiting.others.iter().copied().collect(),
-            ..Hopes::default()
+            ..Placeable::default()
         };
         for (kind, alike) in &self.waiting.kinds {
             let count = u32::try_from(alike.jobs.len()).unwrap_or(u32::MAX);
-            let all = hopes.of_pods.entry(kind.spec).or_default();
+            let all = placeable.of_pods.entry(kind.spec).or_default();
             *all = all.saturating_add(count);
         }
-        hopes
+        placeable
     }
 
     /// Nothing that is left can be placed: nobody but pods of their own is left, and none
     /// of their requests fits anywhere. Looked at after one failure, two more, four more.
-    fn ends(&mut self, hopes: &mut Hopes) -> bool {
+    fn ends(&mut self, placeable: &mut Placeable) -> bool {
         // Something may fit that did not before.
-        if hopes.loosened != self.state.loosened || !hopes.of_groups.is_empty() {
+        if placeable.capacity_version != self.state.capacity_version
+            || !placeable.of_groups.is_empty()
+        {
             return false;
         }
-        hopes.failed += 1;
-        if hopes.failed < hopes.patience {
+        placeable.failed += 1;
+        if placeable.failed < placeable.patience {
             return false;
         }
-        hopes.failed = 0;
-        hopes
+        placeable.failed = 0;
+        placeable
             .of_pods
             .retain(|spec, left| *left > 0 && !self.fits_nowhere(*spec));
-        hopes.patience = (2 * hopes.patience).max(1);
-        hopes.of_pods.is_empty()
+        placeable.patience = (2 * placeable.patience).max(1);
+        placeable.of_pods.is_empty()
     }
 
     /// The request fits nowhere, and stays out. False where that may change as others come.
@@ -226,7 +233,7 @@ impl Cycle<'_> {
         };
         // Thousands that each depend on all others would be asked here all at once.
         if spec.spec.others.is_some() {
-            return self.is_hopeless(key);
+            return self.is_infeasible(key);
         }
         !self.is_seen_to_fit(key) && !self.state.fits_somewhere(key, self.config)
     }
@@ -262,9 +269,9 @@ impl Cycle<'_> {
     /// Says to each kind that waits why, as it is now: its queue may have no more, where
     /// whoever was placed after its turn counts too; else what came out when it was tried
     /// last, or that it is known to fit nowhere.
-    fn say_to_kinds(&mut self) {
-        self.look_who_waits();
-        let kinds: Vec<(Kind, JobKey)> = self
+    fn report_pod_classes(&mut self) {
+        self.refresh_waiting();
+        let kinds: Vec<(PodClass, JobKey)> = self
             .waiting
             .kinds
             .iter()
@@ -276,29 +283,33 @@ impl Cycle<'_> {
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
             let over = capacity::over(self.state, one, wanted, Check::All);
-            let why = over.or_else(|| self.still_lacks(kind));
+            let why = over.or_else(|| self.lacking_reason(kind));
             self.fails(one, why);
         }
     }
 
     /// Why a kind fits nowhere, where it did not fail for another reason. The last reason
     /// stands while the kind lacks the same and has no new job: new words would not be written.
-    fn still_lacks(&mut self, kind: Kind) -> Option<Arc<Why>> {
+    fn lacking_reason(&mut self, kind: PodClass) -> Option<Arc<WaitReason>> {
         let alike = self.waiting.kinds.get(&kind)?;
         if alike.why.is_some() {
             return None;
         }
-        let told = alike.told.clone().filter(|_| alike.untold.is_empty());
+        let told = alike
+            .told
+            .clone()
+            .filter(|_| alike.unreported_starts.is_empty());
         if !self.fits_nowhere(kind.spec) {
             return None;
         }
         let about = self.state.lacks(kind.spec, self.config)?;
-        let same = |told: &Arc<Why>| told.kind == ReasonKind::Unschedulable && told.about == about;
+        let same =
+            |told: &Arc<WaitReason>| told.kind == ReasonKind::Unschedulable && told.about == about;
         told.filter(same).or_else(|| self.no_fit(kind.spec))
     }
 
     /// Why a job did not get what it wanted: said to all of its kind.
-    fn fails(&mut self, job: JobKey, why: Option<Arc<Why>>) {
+    fn fails(&mut self, job: JobKey, why: Option<Arc<WaitReason>>) {
         let Some(why) = why else {
             return;
         };

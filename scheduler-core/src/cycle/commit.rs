@@ -1,11 +1,11 @@
-//! The end of a decision: what stands becomes actions, once.
+//! The end of a decision: turns the final state of every cell into actions, once.
 //!
-//! In: the [`super::plan::Plan`] and the cells. Out: bindings with their cards, evictions, and
-//! groups that have started, each with an id and in the order in which it was decided for the
-//! last time. Promises are reported and let go.
+//! Input: the [`super::plan::Plan`] and the cells. Output: bindings with their cards, evictions, and
+//! started groups. Each action gets an id, in the order in which it was last decided. Promises are
+//! reported and then released.
 
 use super::Cycle;
-use super::plan::{Eviction, Word};
+use super::plan::{Eviction, Planned};
 use crate::action::{Action, Bind, ClaimBinding, Evict, Promise, Received};
 use crate::ids::{DecisionId, NodeUid};
 use crate::model::{Ask, ContainerGrant};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 
 impl Cycle<'_> {
     pub(super) fn commit(&mut self) {
-        for (task, word) in self.plan.take_words() {
+        for (task, word) in self.plan.take_planned() {
             match word {
-                Word::Bind => self.commit_binding(task),
-                Word::Evict(eviction) => self.commit_eviction(task, eviction),
+                Planned::Bind => self.commit_binding(task),
+                Planned::Evict(eviction) => self.commit_eviction(task, eviction),
             }
         }
         for (job, before) in self.plan.take_starts() {
@@ -115,11 +115,11 @@ impl Cycle<'_> {
     }
 
     /// Reports promises and lets go of them: who waits waits, who is evicted leaves.
-    pub(super) fn let_go_of_promises(&mut self) {
+    pub(super) fn release_promises(&mut self) {
         let promised = self.plan.promised();
         if !promised.is_empty() {
             // What did not fit beside a promise may fit without it.
-            self.state.loosened += 1;
+            self.state.capacity_version += 1;
         }
         for task in promised {
             let cell = self.state.cell(task);

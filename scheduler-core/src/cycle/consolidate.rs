@@ -1,11 +1,11 @@
-//! Consolidation: moves running work so that a waiting job fits; everybody that is moved
-//! must have a place (KAI, `actions/consolidation`).
+//! Consolidation: moves running pods so that a pending job fits. Every pod that is moved must have
+//! a new place (KAI, `actions/consolidation`).
 
 use super::Cycle;
-use super::ceiling::Whom;
-use super::repack::{self, Movers, Places};
+use super::eviction_bound::VictimFilter;
+use super::repack::{self, Movable, Places};
 use super::scenario::Scenario;
-use super::solve::Rules;
+use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::job_queue::JobQueue;
@@ -23,7 +23,7 @@ struct Consolidation {
     barred: NodeSet,
 }
 
-impl Rules for Consolidation {
+impl ActionRules for Consolidation {
     fn cause(&self) -> EvictCause {
         EvictCause::Consolidation
     }
@@ -61,13 +61,13 @@ impl Rules for Consolidation {
     }
 }
 
-/// Who may be moved, and for whom that may help, while nothing has moved.
+/// Which jobs may be moved, and for which requests that may help, as long as nothing changes.
 #[derive(Debug)]
-pub(super) struct Moves {
+pub(super) struct MoveBounds {
     /// [`crate::state::State::settled`] at that time.
     at: u64,
     jobs: Vec<JobKey>,
-    movers: Movers,
+    movable_pods: Movable,
     /// By what the first pod asks for.
     answers: FxHashMap<SpecKey, bool>,
     places: Places,
@@ -78,7 +78,7 @@ impl Cycle<'_> {
         if !self.consolidates() {
             return;
         }
-        self.hopeless.clear();
+        self.infeasible.clear();
         self.passed_over.clear();
         // Who finds nothing changes nothing.
         let may_find = self.ready_kinds().iter().any(|job| {
@@ -122,28 +122,28 @@ impl Cycle<'_> {
         preemptible && !self.within_delay(job)
     }
 
-    /// Makes room for one job without putting anybody on the barred nodes. True when it
+    /// Makes room for one job without using the barred nodes. True when it
     /// was found.
     pub(super) fn consolidate_for(&mut self, job: JobKey, barred: NodeSet) -> bool {
         if !self.enough_in_sum(job) {
-            self.forget_like(job);
+            self.forget_job_class(job);
             return false;
         }
         let may_find = self.may_find_by_moving(job);
-        let most = self.most_moved();
+        let most = self.max_moved();
         self.make_room(job, &Consolidation { job, most, barred }, may_find)
     }
 
     /// KAI's bound lets one more through than it says.
-    fn most_moved(&self) -> Option<usize> {
+    fn max_moved(&self) -> Option<usize> {
         self.config.consolidation_jobs.map(|most| most as usize + 1)
     }
 
     /// Jobs that a consolidation may move. Which ones is KAI's chance; here it is their names.
     fn movable(&self, most: Option<usize>, besides: Option<JobKey>) -> Vec<JobKey> {
-        let stands = |job: &JobKey| self.state.standing_at.contains_key(*job);
+        let stands = |job: &JobKey| self.state.placed_at.contains_key(*job);
         let Some(most) = most else {
-            return self.state.standing_at.keys().collect();
+            return self.state.placed_at.keys().collect();
         };
         if let Some(moves) = self
             .moves
@@ -162,47 +162,48 @@ impl Cycle<'_> {
             .collect()
     }
 
-    fn look_at_moves(&mut self) {
+    fn refresh_move_bounds(&mut self) {
         let at = self.state.settled;
         if self.moves.as_ref().is_some_and(|moves| moves.at == at) {
             return;
         }
-        let jobs = match self.most_moved() {
+        let jobs = match self.max_moved() {
             Some(most) => self.movable(Some(most), None),
-            // All of them are looked at by nobody here.
+            // The full list is not needed here.
             None => self.movable(Some(repack::MOST + 1), None),
         };
-        let movers = self.movers(&jobs);
-        self.moves = Some(Moves {
+        let movable_pods = self.movable_pods(&jobs);
+        self.moves = Some(MoveBounds {
             at,
             jobs,
-            movers,
+            movable_pods,
             answers: FxHashMap::default(),
             places: Places::default(),
         });
     }
 
-    /// False: nobody can be moved so that this job fits.
+    /// False: no move makes this job fit.
     fn may_find_by_moving(&mut self, job: JobKey) -> bool {
         let Some(spec) = self.known(job).first else {
             return false;
         };
-        if !self.could_sit(spec, Whom::All) {
+        if !self.could_fit(spec, VictimFilter::All) {
             return false;
         }
         // Who has pods standing is one of those who are not moved for it.
-        if self.state.standing_at.contains_key(job) {
+        if self.state.placed_at.contains_key(job) {
             return true;
         }
-        self.look_at_moves();
+        self.refresh_move_bounds();
         let Some(mut moves) = self.moves.take() else {
             return true;
         };
         let known = moves.answers.get(&spec).copied();
-        let few = self.most_moved().is_some() || moves.jobs.len() <= repack::MOST;
+        let few = self.max_moved().is_some() || moves.jobs.len() <= repack::MOST;
         let mut places = std::mem::take(&mut moves.places);
-        let answer = known
-            .unwrap_or_else(|| !few || self.could_be_arranged(spec, &moves.movers, &mut places));
+        let answer = known.unwrap_or_else(|| {
+            !few || self.could_be_arranged(spec, &moves.movable_pods, &mut places)
+        });
         moves.places = places;
         let moves = self.moves.insert(moves);
         moves.answers.insert(spec, answer);
@@ -211,29 +212,29 @@ impl Cycle<'_> {
 
     /// False: these cannot all have a place, and the first pod of that request too. A larger
     /// set may be arranged in so many ways that it is tried.
-    pub(super) fn these_may_be_moved(&mut self, spec: SpecKey, scenario: &Scenario) -> bool {
+    pub(super) fn could_all_move(&mut self, spec: SpecKey, scenario: &Scenario) -> bool {
         let jobs: Vec<JobKey> = scenario.by_job().iter().map(|unit| unit.job).collect();
         if jobs.len() > repack::MOST {
             return true;
         }
-        self.look_at_moves();
+        self.refresh_move_bounds();
         let Some(mut moves) = self.moves.take() else {
             return true;
         };
-        let movers = self.movers(&jobs);
-        let answer = self.could_be_arranged(spec, &movers, &mut moves.places);
+        let movable_pods = self.movable_pods(&jobs);
+        let answer = self.could_be_arranged(spec, &movable_pods, &mut moves.places);
         self.moves = Some(moves);
         answer
     }
 
-    /// Whoever may be moved for this job and stands in line with it, comes before it.
-    pub(super) fn comes_after_movers(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
+    /// Every job that may be moved for this one, and is in the same queue with the same priority, is served before it.
+    pub(super) fn follows_all_movable(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
         // Without priorities those of every priority stand in line with it.
         let by_priority = self.state.by_priority;
-        if self.most_moved().is_none() || rules.barred().is_some() || !by_priority {
+        if self.max_moved().is_none() || rules.barred().is_some() || !by_priority {
             return false;
         }
-        self.look_at_moves();
+        self.refresh_move_bounds();
         let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) else {
             return false;
         };
@@ -244,7 +245,7 @@ impl Cycle<'_> {
             .flat_map(|moves| &moves.jobs)
             .copied()
             .filter(|other| {
-                let at = self.state.standing_at.get(*other);
+                let at = self.state.placed_at.get(*other);
                 *other != job
                     && at
                         .is_some_and(|at| at.queue == queue && Reverse(at.priority) == own.priority)

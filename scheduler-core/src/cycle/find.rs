@@ -1,19 +1,18 @@
-//! The best node for a pod among all of them, from the index of what they have to give.
+//! Finds the best node for a pod among all nodes, using the index of free capacity.
 //!
-//! Nodes are looked at in the order of [`crate::score`], so that the first that will do
-//! now is the best: for shares first those whose shared cards may take it, then by whole
-//! GPUs left, the fewest first; for pods without GPUs those without GPUs, then by CPU
-//! left. A place that is not free yet counts only where none is. Only for `binpack`, and
-//! where nothing else (a topology, a nominated node, a refusal, a preference, a taint that prefers
-//! other pods) ranks nodes; else
-//! [`super::place`] looks at each.
+//! Nodes are visited in the order of [`crate::score`], so the first node that fits now is the best.
+//! For shares, nodes whose shared cards may take the share come first, then nodes with the fewest free
+//! whole GPUs; for pods without GPUs, nodes without GPUs come first, then nodes with the least free
+//! CPU. A node that fits only later counts only if none fits now. The index is used with `binpack`
+//! alone, and only where nothing else ranks nodes (a topology, a nominated node, a refusal, a
+//! preference, a `PreferNoSchedule` taint); otherwise [`super::place`] visits every node.
 
 use super::Cycle;
 use super::place::Way;
 use crate::config::Placement;
-use crate::fit::{self, Seat};
+use crate::fit::{self, Assignment};
 use crate::model::{Amount, Ask};
-use crate::reason::Why;
+use crate::reason::WaitReason;
 use crate::state::node_set::NodeSet;
 use crate::state::room::Room;
 use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
@@ -21,8 +20,8 @@ use crate::units::NanoGpu;
 use std::sync::Arc;
 
 /// What was found, and how many nodes were looked at.
-pub(super) struct Found {
-    pub best: Option<(NodeKey, Seat)>,
+pub(super) struct BestNode {
+    pub best: Option<(NodeKey, Assignment)>,
     pub looked_at: u64,
 }
 
@@ -60,11 +59,11 @@ pub(super) fn best(
     spec: SpecKey,
     way: Way,
     among: Option<&NodeSet>,
-    over: &mut Option<Arc<Why>>,
-) -> Found {
+    over: &mut Option<Arc<WaitReason>>,
+) -> BestNode {
     cycle.state.refresh_rooms();
     let cycle = &*cycle;
-    let mut search = Search {
+    let mut search = NodeSearch {
         cycle,
         task,
         way,
@@ -80,24 +79,24 @@ pub(super) fn best(
             search.without(spec)
         }
     });
-    Found {
+    BestNode {
         best: best.or(search.later),
         looked_at: search.looked_at,
     }
 }
 
-struct Search<'a, 'b> {
+struct NodeSearch<'a, 'b> {
     cycle: &'a Cycle<'b>,
     task: TaskKey,
     way: Way,
     among: Option<&'a NodeSet>,
-    over: &'a mut Option<Arc<Why>>,
+    over: &'a mut Option<Arc<WaitReason>>,
     looked_at: u64,
     /// The best place that is not free yet.
-    later: Option<(NodeKey, Seat)>,
+    later: Option<(NodeKey, Assignment)>,
 }
 
-impl Search<'_, '_> {
+impl NodeSearch<'_, '_> {
     /// The node of that rank, if it is one of those.
     fn node(&self, rank: u32) -> Option<NodeKey> {
         let rooms = &self.cycle.state.rooms;
@@ -112,27 +111,27 @@ impl Search<'_, '_> {
         &mut self,
         spec: &SpecRow,
         key: NodeKey,
-        wanted: impl Fn(&Seat) -> bool,
-    ) -> Option<(NodeKey, Seat)> {
+        wanted: impl Fn(&Assignment) -> bool,
+    ) -> Option<(NodeKey, Assignment)> {
         self.looked_at += 1;
         let promise = self.way == Way::Promise;
         let cycle = self.cycle;
-        let seat = fit::node(cycle.state, spec, key, cycle.config, promise).ok()?;
-        if !wanted(&seat) || !seat.allocatable && self.later.is_some() {
+        let assignment = fit::node(cycle.state, spec, key, cycle.config, promise).ok()?;
+        if !wanted(&assignment) || !assignment.allocatable && self.later.is_some() {
             return None;
         }
-        if let Some(why) = cycle.over_capacity_there(self.task, &seat) {
+        if let Some(why) = cycle.over_capacity_there(self.task, &assignment) {
             *self.over = Some(why);
             return None;
         }
-        if seat.allocatable {
-            return Some((key, seat));
+        if assignment.allocatable {
+            return Some((key, assignment));
         }
-        self.later = Some((key, seat));
+        self.later = Some((key, assignment));
         None
     }
 
-    fn with_gpus(&mut self, spec: &SpecRow) -> Option<(NodeKey, Seat)> {
+    fn with_gpus(&mut self, spec: &SpecRow) -> Option<(NodeKey, Assignment)> {
         let rooms = &self.cycle.state.rooms;
         if spec.shares {
             for (_, rank) in &rooms.sharing {
@@ -142,7 +141,7 @@ impl Search<'_, '_> {
                 if !may_join(spec, &rooms.of(key)) {
                     continue;
                 }
-                let found = self.look(spec, key, |seat| seat.joins);
+                let found = self.look(spec, key, |assignment| assignment.joins);
                 if found.is_some() {
                     return found;
                 }
@@ -172,7 +171,7 @@ impl Search<'_, '_> {
             if spec.shares && !opens {
                 continue;
             }
-            let found = self.look(spec, key, |seat| !seat.joins);
+            let found = self.look(spec, key, |assignment| !assignment.joins);
             if found.is_some() {
                 return found;
             }
@@ -180,7 +179,7 @@ impl Search<'_, '_> {
         None
     }
 
-    fn without(&mut self, spec: &SpecRow) -> Option<(NodeKey, Seat)> {
+    fn without(&mut self, spec: &SpecRow) -> Option<(NodeKey, Assignment)> {
         let rooms = &self.cycle.state.rooms;
         let least = i128::from(spec.spec.cpu.0);
         for has_gpus in [false, true] {

@@ -1,12 +1,12 @@
-//! The cluster as [`crate::fragment`] sees it: its pods by shape, and what a node would
-//! have left with one pod more.
+//! The cluster as [`crate::fragment`] sees it: its pods by shape, and what a node would have left
+//! after one more pod.
 //!
-//! In: the state. Out: how good a seat is. What was computed of a node is kept by what the
-//! node has left, not by its name: nodes that are alike are computed once, and the next
-//! decision finds it again while the pods are in the same proportions.
+//! Input: the state. Output: the score of an assignment. Results are kept by a node's free amounts
+//! and not by its name: identical nodes are computed once, and the next decision reuses the result
+//! as long as the mix of pods is the same.
 
 use crate::config::{Config, Placement};
-use crate::fit::{self, Seat, card, seat};
+use crate::fit::{self, Assignment, assignment, card};
 use crate::fragment::{self, Demand, Shape, WHOLE};
 use crate::model::{Amount, Ask, Mode};
 use crate::state::State;
@@ -23,11 +23,11 @@ use std::sync::Arc;
 const MOST_KNOWN: usize = 100_000;
 
 /// What tells pods apart: their shape, and the nodes that they may go to.
-type Kind<'a> = (Shape, Option<&'a Arc<Spec>>);
+type PodClass<'a> = (Shape, Option<&'a Arc<Spec>>);
 /// Which shapes a node is open to; `None`: all.
-type Open = Option<Arc<[bool]>>;
+type OpenTo = Option<Arc<[bool]>>;
 /// Millicores, parts of cards, shapes.
-type Left = (u64, Vec<u16>, Open);
+type Leftover = (u64, Vec<u16>, OpenTo);
 
 /// One decision's view of fragments.
 #[derive(Debug, Default)]
@@ -35,8 +35,8 @@ pub(crate) struct Fragments {
     demand: Demand,
     /// Of each shape one that has it.
     kinds: Vec<(Shape, Arc<Spec>)>,
-    open: RefCell<SecondaryMap<NodeKey, Open>>,
-    waste: RefCell<FxHashMap<Left, u64>>,
+    open: RefCell<SecondaryMap<NodeKey, OpenTo>>,
+    waste: RefCell<FxHashMap<Leftover, u64>>,
 }
 
 impl Fragments {
@@ -62,7 +62,7 @@ impl Fragments {
             }
         }
         // Pods that may go everywhere are told apart by their shape alone.
-        let mut kinds: BTreeMap<Kind, (u64, &Arc<Spec>)> = BTreeMap::new();
+        let mut kinds: BTreeMap<PodClass, (u64, &Arc<Spec>)> = BTreeMap::new();
         for (spec, key) in &state.spec_keys {
             let (Some(row), Some(count)) = (state.specs.get(*key), pods.get(key)) else {
                 continue;
@@ -101,12 +101,18 @@ impl Fragments {
     }
 
     /// How good it is for the node to have the pod on this seat; larger is better.
-    pub(crate) fn rank(&self, state: &State, spec: &SpecRow, key: NodeKey, seat: &Seat) -> i64 {
+    pub(crate) fn rank(
+        &self,
+        state: &State,
+        spec: &SpecRow,
+        key: NodeKey,
+        assignment: &Assignment,
+    ) -> i64 {
         let (cpu, cards) = left(state, key);
         let mut after = cards.clone();
         // Whole cards stand last.
         after.truncate(after.len().saturating_sub(spec.whole as usize));
-        for hold in seat.holds.iter().filter(|hold| !hold.lent) {
+        for hold in assignment.holds.iter().filter(|hold| !hold.lent) {
             let Some(row) = state.cards.get(hold.card) else {
                 continue;
             };
@@ -125,7 +131,7 @@ impl Fragments {
         fragment::rank(before, after)
     }
 
-    fn waste(&self, cpu: u64, cards: Vec<u16>, open: &Open) -> u64 {
+    fn waste(&self, cpu: u64, cards: Vec<u16>, open: &OpenTo) -> u64 {
         let left = (cpu, cards, open.clone());
         if let Some(waste) = self.waste.borrow().get(&left) {
             return *waste;
@@ -140,7 +146,7 @@ impl Fragments {
     }
 
     /// Which shapes the node's rules let in.
-    fn open_to(&self, state: &State, key: NodeKey) -> Open {
+    fn open_to(&self, state: &State, key: NodeKey) -> OpenTo {
         if let Some(open) = self.open.borrow().get(key) {
             return open.clone();
         }
@@ -203,7 +209,7 @@ fn left(state: &State, key: NodeKey) -> (u64, Vec<u16>) {
     let used = state.node_use.get(key).copied().unwrap_or_default();
     let has = row.node.as_ref().map_or(0, |node| u128::from(node.cpu.0));
     let cpu = (has + used.releasing.cpu).saturating_sub(used.used.cpu + used.promised.cpu);
-    let whole = usize::try_from(seat::whole_count(state, key).later).unwrap_or(0);
+    let whole = usize::try_from(assignment::whole_count(state, key).later).unwrap_or(0);
     let mut cards: Vec<u16> = row
         .cards
         .iter()

@@ -55,7 +55,7 @@ impl Cycle<'_> {
         u32::try_from(active.count()).unwrap_or(u32::MAX)
     }
 
-    /// Remembers who is evicted for whom by this decision.
+    /// Records which job is evicted for which by this decision.
     pub(super) fn remember_evictions(&mut self) {
         let mut evicted = Vec::new();
         for action in &self.decision.actions {

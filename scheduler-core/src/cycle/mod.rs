@@ -1,51 +1,51 @@
-//! One decision over the state as it is: KAI's actions, one after another.
+//! One decision over the current state: KAI's actions, one after another.
 //!
-//! In: the state. Out: a [`Decision`], and the state as if its actions had succeeded.
-//! 1. Pauses that are over end; pods that an agent refused for good, or wants gone,
-//!    are evicted.
-//! 2. Fair shares of all queues, once. Who waits, in order ([`waiting`]): as of the last
-//!    decision, but for those of whom something has moved.
-//! 3. The configured actions: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`],
-//!    [`stale`]; the three in the middle search with [`solve`],
-//!    [`scenario`], [`trial`] and [`settle`], where none of [`ceiling`], [`repack`],
-//!    [`hopeless`] and [`history`] says no before; [`rest`] gives each its turn. [`keep`] is
-//!    ours: empty nodes that stay empty where moving will do.
-//! 4. What stands in the end becomes actions, once: [`plan`], [`commit`].
-//! 5. Promises are reported and let go: the next decision makes them anew from what is
-//!    leaving by then, so they hold until bound, outranked or void.
-//! 6. Pods that stay have a [`reason`]; changed reasons are returned.
+//! Input: the state. Output: a [`Decision`], and the state as if all of its actions had succeeded.
+//! 1. Expired pauses end. Pods whose grant was refused for good, or whose agent asked for it, are
+//!    evicted.
+//! 2. Fair shares of all queues are computed once. The ordered list of pending jobs ([`waiting`]) is
+//!    brought up to date for the jobs that have changed.
+//! 3. The configured actions run: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`], [`stale`].
+//!    The middle three search with [`solve`], [`scenario`], [`trial`] and [`settle`], unless
+//!    [`eviction_bound`], [`repack`], [`reclaim_bound`] or [`history`] rules the search out;
+//!    [`search_budget`] limits each. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
+//!    is enough.
+//! 4. The final state becomes actions, once: [`plan`], [`commit`].
+//! 5. Promises are reported and released. The next decision makes them again from what is then being
+//!    released, so a promise holds until its pod is bound, outranked, or can no longer be served.
+//! 6. Pods that stay pending get a [`reason`]; changed reasons are returned.
 
 mod allocate;
-mod ceiling;
 mod commit;
 mod consolidate;
+mod empty_nodes;
+mod evict_requests;
+mod eviction_bound;
 mod find;
 mod fragments;
 mod history;
-mod hopeless;
-mod keep;
 mod place;
 mod plan;
 mod preempt;
 mod reason;
 mod reclaim;
+mod reclaim_bound;
 mod repack;
-mod rest;
 mod runtime;
 mod scenario;
+mod search_budget;
 mod settle;
 mod solve;
 mod stale;
 mod topology;
 mod trial;
-mod unwanted;
 mod waiting;
 
 use crate::action::{Decision, EvictCause, Promise, Tally};
 use crate::config::{Config, Step};
 use crate::gang::{self, Gang};
-use crate::reason::Why;
-use crate::shares::{Shares, Three, plus};
+use crate::reason::WaitReason;
+use crate::shares::{QueueAmounts, Shares, plus};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::node_set::NodeSet;
@@ -55,9 +55,9 @@ pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
-use rest::Found;
 use rustc_hash::FxHashMap;
-use solve::Like;
+use search_budget::SearchOutcome;
+use solve::JobClass;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting::Waiting;
@@ -68,9 +68,9 @@ const PERIOD: Duration = Duration::seconds(1);
 
 /// What one decision leaves for the next.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
-    /// [`State::stirred`] at the last decision: nothing to do while it has not moved.
-    stirred: Option<u64>,
+pub(crate) struct CycleCache {
+    /// [`State::wake_version`] at the last decision: nothing to do while it has not moved.
+    wake_version: Option<u64>,
     /// Nor before this time.
     wake: Option<Time>,
     /// What was promised then still holds.
@@ -79,20 +79,20 @@ pub(crate) struct Memory {
     fragments: Option<Fragments>,
     /// Who waited then.
     waiting: Waiting,
-    /// Who could sit nowhere then, whoever leaves.
-    ceilings: ceiling::Ceilings,
+    /// Requests that could fit nowhere then, whichever pods are evicted.
+    eviction_bounds: eviction_bound::EvictionBounds,
     /// What queues deserved then.
     shares: Shares,
     /// What topologies had then.
     topologies: topology::Topologies,
     /// Where the last decision is to go on.
-    turns: Turns,
+    turns: TriedJobs,
 }
 
-/// Who had a turn in a decision and in those that it goes on from: nobody is looked at in vain
-/// twice before all had one.
+/// Which jobs were tried in a decision and in those that it continues: no job is tried in vain
+/// twice before all were tried.
 #[derive(Debug, Default)]
-struct Turns {
+struct TriedJobs {
     /// Jobs with rules about other pods that were not placed, and (true) those that were
     /// promised a place.
     placed: FxHashMap<JobKey, bool>,
@@ -117,12 +117,12 @@ pub(crate) struct Cycle<'a> {
     /// What was decided so far.
     plan: Plan,
     /// Why a job did not get what it wanted, for its pods.
-    failures: FxHashMap<JobKey, Arc<Why>>,
+    failures: FxHashMap<JobKey, Arc<WaitReason>>,
     /// When something will change by time alone.
     wake: Option<Time>,
     /// By queue, the job for which no room was found last, while nothing has moved since:
     /// the next in line that is its like finds none either.
-    hopeless: FxHashMap<QueueKey, (Like, Found)>,
+    infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
     /// The steps at which the search that goes on is cut short, and whether it was.
     search_until: u64,
     search_cut: bool,
@@ -133,12 +133,12 @@ pub(crate) struct Cycle<'a> {
     searched: u64,
     /// Pods of jobs that were placed in part and looked at again for their next part.
     grown: u64,
-    /// Not everybody had a turn: the next decision goes on.
+    /// Not every job was tried: the next decision goes on.
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
     /// Who had one.
-    turns: Turns,
+    turns: TriedJobs,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
     /// Who waits.
@@ -146,11 +146,11 @@ pub(crate) struct Cycle<'a> {
     /// How often running work was told to make room.
     rearranged: u64,
     /// Whether anything can come of a search for victims, while nothing has moved.
-    outlook: hopeless::Outlook,
-    /// Who could sit nowhere, whoever leaves.
-    ceilings: ceiling::Ceilings,
+    reclaim_bounds: reclaim_bound::ReclaimBounds,
+    /// Requests that could fit nowhere, whichever pods are evicted.
+    eviction_bounds: eviction_bound::EvictionBounds,
     /// Who may be moved, and for which requests that may help, while nothing has moved.
-    moves: Option<consolidate::Moves>,
+    moves: Option<consolidate::MoveBounds>,
     /// Nodes whose own rules let one of these in.
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
@@ -160,11 +160,11 @@ pub(crate) struct Cycle<'a> {
 }
 
 /// Decides.
-pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) -> Decision {
+pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache) -> Decision {
     state.end_due_pauses();
     state.refresh_queues();
     let due = memory.wake.is_some_and(|wake| wake <= state.now);
-    if memory.stirred == Some(state.stirred) && !due {
+    if memory.wake_version == Some(state.wake_version) && !due {
         return Decision {
             wake_at: earlier(memory.wake, pauses_end(state)),
             promises: memory.promises.clone(),
@@ -194,7 +194,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         plan: Plan::default(),
         failures: FxHashMap::default(),
         wake: None,
-        hopeless: FxHashMap::default(),
+        infeasible: FxHashMap::default(),
         search_until: 0,
         search_cut: false,
         pondered: 0,
@@ -206,8 +206,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
-        outlook: hopeless::Outlook::default(),
-        ceilings: std::mem::take(&mut memory.ceilings),
+        reclaim_bounds: reclaim_bound::ReclaimBounds::default(),
+        eviction_bounds: std::mem::take(&mut memory.eviction_bounds),
         moves: None,
         open: FxHashMap::default(),
         scores: FxHashMap::default(),
@@ -221,7 +221,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         let before = cycle.decision.steps;
         match step {
             Step::Allocate => cycle.allocate(),
-            // Nobody is evicted for whom there may be room.
+            // No pod is evicted for a job that may still fit.
             Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {}
             Step::Consolidation => cycle.consolidate(),
             Step::Reclaim => cycle.reclaim(),
@@ -238,12 +238,12 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     }
     cycle.commit();
     cycle.remember_evictions();
-    cycle.wake_the_gone();
-    cycle.tell_starts();
-    cycle.say_why();
-    cycle.let_go_of_promises();
+    cycle.prune_search_backoffs();
+    cycle.report_starts();
+    cycle.report_reasons();
+    cycle.release_promises();
     let wake = cycle.wake;
-    let goes_on = cycle.goes_on || cycle.state.is_put_off();
+    let goes_on = cycle.goes_on || cycle.state.has_pending_verdicts();
     cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
     decision.displaced = cycle.plan.displaced();
@@ -253,7 +253,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
-    memory.ceilings = cycle.ceilings.keep(began);
+    memory.eviction_bounds = cycle.eviction_bounds.keep(began);
     memory.fragments = cycle.fragments;
     memory.topologies = cycle.topologies.keep();
     memory.shares = cycle.shares;
@@ -261,7 +261,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut Memory) ->
     if goes_on {
         memory.turns = cycle.turns;
     }
-    memory.stirred = (!goes_on).then_some(state.stirred);
+    memory.wake_version = (!goes_on).then_some(state.wake_version);
     memory.wake = wake;
     memory.promises.clone_from(&decision.promises);
     decision.wake_at = earlier(wake, pauses_end(state));
@@ -326,7 +326,7 @@ impl Cycle<'_> {
     }
 
     /// What the allocated pods of a gang hold, in the count of queues.
-    fn held_by_gang(&self, gang: &Gang) -> Three {
+    fn held_by_gang(&self, gang: &Gang) -> QueueAmounts {
         gang.tasks()
             .filter(|(_, status)| {
                 matches!(status, Status::Assumed | Status::Bound | Status::Running)

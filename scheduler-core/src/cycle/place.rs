@@ -1,5 +1,5 @@
-//! Places a job's pods inside a trial: its tree of sets, its topology, the best node for
-//! each pod (KAI, `actions/common/allocate.go`).
+//! Places a job's pods inside a trial: its tree of sub-groups, its topology constraint, and the best
+//! node for each pod (KAI, `actions/common/allocate.go`).
 
 use super::Cycle;
 use super::find;
@@ -7,11 +7,11 @@ use super::reason;
 use super::topology::Scores;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
-use crate::fit::{self, Seat};
+use crate::fit::{self, Assignment};
 use crate::gang::{Gang, Set};
 use crate::ids::{NodeName, SetName};
 use crate::model::{Mode, SubGroup, TopologyRule};
-use crate::reason::Why;
+use crate::reason::WaitReason;
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
 use crate::state::node_set::NodeSet;
@@ -29,8 +29,8 @@ pub(super) enum Way {
 /// Why a job was not placed.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    /// `None`: it reaches nobody, as in a simulation, or waits for the next decision.
-    pub why: Option<Arc<Why>>,
+    /// `None`: it is not reported, as in a simulation, or waits for the next decision.
+    pub why: Option<Arc<WaitReason>>,
     /// How many of its pods were placed before one was not.
     placed: Option<usize>,
 }
@@ -38,7 +38,7 @@ pub(super) struct Failure {
 impl Failure {
     fn unschedulable(line: impl Into<Arc<str>>) -> Self {
         Self {
-            why: Some(Why::of(ReasonKind::Unschedulable, line)),
+            why: Some(WaitReason::of(ReasonKind::Unschedulable, line)),
             placed: None,
         }
     }
@@ -200,7 +200,7 @@ impl Cycle<'_> {
         task: TaskKey,
         nodes: &NodeSet,
         way: Way,
-    ) -> Result<(), Option<Arc<Why>>> {
+    ) -> Result<(), Option<Arc<WaitReason>>> {
         /// What a look at a node for a pod with rules about others counts for, in looks at a
         /// pod of a large group: about as long takes each.
         const LOOK: u64 = 10;
@@ -221,7 +221,7 @@ impl Cycle<'_> {
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
-        if way == Way::Real && self.is_hopeless(spec_key) {
+        if way == Way::Real && self.is_infeasible(spec_key) {
             return Err(self.no_fit(spec_key));
         }
         let shared = spec.shares;
@@ -260,7 +260,7 @@ impl Cycle<'_> {
         if among_others && way == Way::Real {
             self.grown += LOOK * (self.decision.steps - before);
         }
-        let Some((node, seat)) = best else {
+        let Some((node, assignment)) = best else {
             if way == Way::Promise {
                 return Err(None);
             }
@@ -278,7 +278,7 @@ impl Cycle<'_> {
             let why = reason::no_fit(self.state, self.config, spec, nodes);
             return Err(Some(Arc::new(why)));
         };
-        if self.sit(task, node, seat, way) {
+        if self.assign(task, node, assignment, way) {
             Ok(())
         } else {
             // A victim that comes back: only simulations have any.
@@ -296,15 +296,15 @@ impl Cycle<'_> {
         way: Way,
         topology: Option<&Scores>,
         avoid: &[NodeName],
-        over: &mut Option<Arc<Why>>,
-    ) -> Option<(NodeKey, Seat)> {
-        let mut best: Option<((bool, Score), NodeKey, Seat)> = None;
+        over: &mut Option<Arc<WaitReason>>,
+    ) -> Option<(NodeKey, Assignment)> {
+        let mut best: Option<((bool, Score), NodeKey, Assignment)> = None;
         for rank in nodes.iter() {
             let Some(key) = self.state.rooms.node(rank) else {
                 continue;
             };
             let promise = way == Way::Promise;
-            let Ok(seat) = fit::node(self.state, spec, key, self.config, promise) else {
+            let Ok(assignment) = fit::node(self.state, spec, key, self.config, promise) else {
                 continue;
             };
             let mut score = score::node(
@@ -312,7 +312,7 @@ impl Cycle<'_> {
                 self.config,
                 spec,
                 key,
-                &seat,
+                &assignment,
                 self.fragments.as_ref(),
             );
             score.prefer_domain(topology.and_then(|scores| scores.of(rank)));
@@ -327,43 +327,48 @@ impl Cycle<'_> {
             if best.as_ref().is_some_and(|best| rank <= best.0) {
                 continue;
             }
-            if let Some(why) = self.over_capacity_there(task, &seat) {
+            if let Some(why) = self.over_capacity_there(task, &assignment) {
                 *over = Some(why);
                 continue;
             }
-            best = Some((rank, key, seat));
+            best = Some((rank, key, assignment));
         }
-        best.map(|(_, key, seat)| (key, seat))
+        best.map(|(_, key, assignment)| (key, assignment))
     }
 
     /// GPU memory counts differently on each node: judged again where it would stand.
-    pub(super) fn over_capacity_there(&self, task: TaskKey, seat: &Seat) -> Option<Arc<Why>> {
+    pub(super) fn over_capacity_there(
+        &self,
+        task: TaskKey,
+        assignment: &Assignment,
+    ) -> Option<Arc<WaitReason>> {
         let row = self.state.tasks.get(task)?;
         let spec = self.state.specs.get(row.spec)?;
         if spec.share_mib == 0 {
             return None;
         }
-        let wanted = self.state.charge(task, &seat.holds);
+        let wanted = self.state.charge(task, &assignment.holds);
         let why = capacity::over(self.state, row.job?, wanted, Check::All)?;
-        Some(Arc::new(Why {
+        Some(Arc::new(WaitReason {
             kind: ReasonKind::Unschedulable,
             line: Arc::clone(&why.line),
             about: why.about.clone(),
         }))
     }
 
-    /// A pod takes its seat: for real, promised, or, a victim that comes back to where it
+    /// Assigns the pod: bound, promised, or, for a victim that returns to where it
     /// was, spared. False when it cannot be spared.
-    fn sit(&mut self, task: TaskKey, node: NodeKey, seat: Seat, way: Way) -> bool {
+    fn assign(&mut self, task: TaskKey, node: NodeKey, assignment: Assignment, way: Way) -> bool {
         let cell = self.state.cell(task);
-        let holds: Option<Arc<[Hold]>> = (!seat.holds.is_empty()).then(|| Arc::from(seat.holds));
+        let holds: Option<Arc<[Hold]>> =
+            (!assignment.holds.is_empty()).then(|| Arc::from(assignment.holds));
         if let Some(leaving) = cell.leaving.clone()
             && leaving.node == node
             && same_cards(holds.as_deref(), &leaving)
         {
             return self.spare(task, &leaving);
         }
-        let status = if way == Way::Real && seat.now {
+        let status = if way == Way::Real && assignment.now {
             Status::Assumed
         } else {
             Status::Promised
@@ -494,8 +499,8 @@ impl Cycle<'_> {
             return failure;
         };
         let line = &why.line;
-        let needs =
-            gang.sets.iter().any(|set| set.min > 1) && gang.growth() == crate::gang::Growth::Below;
+        let needs = gang.sets.iter().any(|set| set.min > 1)
+            && gang.availability_tier() == crate::gang::AvailabilityTier::Below;
         if !needs {
             return failure;
         }
@@ -508,7 +513,7 @@ impl Cycle<'_> {
             ),
             sets => {
                 // Which sub-group lacks them is a part of the reason.
-                about = crate::reason::About::Words;
+                about = crate::reason::ReasonKey::Words;
                 let failed = tasks
                     .get(placed)
                     .and_then(|task| {
@@ -524,7 +529,7 @@ impl Cycle<'_> {
             }
         };
         Failure {
-            why: Some(Arc::new(Why {
+            why: Some(Arc::new(WaitReason {
                 kind: ReasonKind::Unschedulable,
                 line: crate::reason::cut(text, crate::explain::MAX_LINE).into(),
                 about,

@@ -1,10 +1,10 @@
-//! What this decision has decided so far, and may decide otherwise before it ends.
+//! What the current decision has decided so far, and may still change before it ends.
 //!
-//! Where each pod stands is in its cell. A [`Plan`] adds what cells do not say: in which order
-//! pods were decided about, why one has to leave, and when a job had started before. A later
-//! search may take what an earlier action has placed, and move back what another one has moved;
-//! it changes cells and this, and nothing has to be unsaid: [`super::commit`] makes actions of
-//! what stands in the end.
+//! Where a pod is placed is in its cell. A [`Plan`] adds what cells do not hold: the order in which
+//! pods were decided, why a pod has to leave, and when a job had started before. A later search may
+//! take what an earlier action has placed, and may move back what another search has moved. It only
+//! changes cells and the plan; no action has to be withdrawn, because [`super::commit`] derives the
+//! actions from the final state.
 
 use super::Cycle;
 use crate::action::EvictCause;
@@ -28,7 +28,7 @@ pub(super) struct Eviction {
 
 /// What is decided about a pod.
 #[derive(Clone, Debug)]
-pub(super) enum Word {
+pub(super) enum Planned {
     /// It has a place, as its cell says.
     Bind,
     Evict(Eviction),
@@ -40,7 +40,7 @@ pub(super) struct Plan {
     /// How often something was noted.
     turns: u64,
     /// What was decided last about each pod, and when.
-    words: FxHashMap<TaskKey, (u64, Word)>,
+    words: FxHashMap<TaskKey, (u64, Planned)>,
     /// Pods that this decision had placed, and whose places a later search has taken: they wait
     /// for the next decision, as a pod does that was evicted.
     displaced: BTreeSet<TaskKey>,
@@ -56,7 +56,7 @@ impl Plan {
         self.turns
     }
 
-    fn note(&mut self, task: TaskKey, word: Word) {
+    fn note(&mut self, task: TaskKey, word: Planned) {
         let turn = self.turn();
         self.words.insert(task, (turn, word));
     }
@@ -69,7 +69,7 @@ impl Plan {
     /// Some pod has to leave.
     pub(super) fn evicts(&self) -> bool {
         let mut words = self.words.values();
-        words.any(|(_, word)| matches!(word, Word::Evict(_)))
+        words.any(|(_, word)| matches!(word, Planned::Evict(_)))
     }
 
     pub(super) fn has_displaced(&self, task: TaskKey) -> bool {
@@ -93,7 +93,7 @@ impl Plan {
     }
 
     /// What was decided, in the order in which it was. There is nothing after that.
-    pub(super) fn take_words(&mut self) -> Vec<(TaskKey, Word)> {
+    pub(super) fn take_planned(&mut self) -> Vec<(TaskKey, Planned)> {
         let words = std::mem::take(&mut self.words).into_iter();
         in_turn(words.map(|(task, (turn, word))| (turn, (task, word))))
     }
@@ -137,7 +137,7 @@ impl Cycle<'_> {
             let holds = Some(Arc::from(holds));
             self.state.transition(task, TaskCell { holds, ..cell });
         }
-        self.plan.note(task, Word::Bind);
+        self.plan.note(task, Planned::Bind);
     }
 
     /// A place that the pod will have, kept for the rest of this decision.
@@ -191,7 +191,7 @@ impl Cycle<'_> {
         };
         self.state.transition(task, to);
         // What the victim leaves may be promised to another pod.
-        self.state.loosened += 1;
+        self.state.capacity_version += 1;
         let in_favour_of = for_job
             .and_then(|job| self.state.jobs.get(job))
             .map(|row| row.name.clone());
@@ -201,14 +201,14 @@ impl Cycle<'_> {
             in_favour_of,
         };
         match self.plan.words.get_mut(&task) {
-            Some((_, Word::Evict(known))) => {
+            Some((_, Planned::Evict(known))) => {
                 // One that was to move for one job, and loses its new place to another, leaves
                 // for that one, by its rule.
                 if cell.status == Status::Victim && known.cause == EvictCause::Consolidation {
                     *known = eviction;
                 }
             }
-            _ => self.plan.note(task, Word::Evict(eviction)),
+            _ => self.plan.note(task, Planned::Evict(eviction)),
         }
         true
     }
@@ -220,13 +220,13 @@ impl Cycle<'_> {
             message: Arc::from(message),
             in_favour_of: None,
         };
-        self.plan.note(task, Word::Evict(eviction));
+        self.plan.note(task, Planned::Evict(eviction));
     }
 
     /// A victim of an earlier search that stays where it is, after all. (KAI has deleted such a
     /// pod by then.)
     pub(super) fn stays(&mut self, task: TaskKey) {
-        if let Some((_, Word::Evict(_))) = self.plan.words.get(&task) {
+        if let Some((_, Planned::Evict(_))) = self.plan.words.get(&task) {
             self.plan.words.remove(&task);
         }
     }
@@ -237,7 +237,7 @@ impl Cycle<'_> {
         self.state.transition(task, to);
         self.plan.words.remove(&task);
         self.plan.displaced.insert(task);
-        self.state.loosened += 1;
+        self.state.capacity_version += 1;
     }
 
     /// A job of which nothing stood has something now.

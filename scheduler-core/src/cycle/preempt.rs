@@ -1,11 +1,10 @@
-//! Preempt: work of strictly lower priority in the same queue makes room (KAI,
-//! `actions/preempt`).
+//! Preempt: pods of strictly lower priority in the same queue make room (KAI, `actions/preempt`).
 
 use super::Cycle;
-use super::ceiling::Whom;
-use super::runtime::Kind;
+use super::eviction_bound::VictimFilter;
+use super::runtime::RuntimeRule;
 use super::scenario::Scenario;
-use super::solve::Rules;
+use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::capacity::{self, Check};
 use crate::ids::QueueName;
@@ -17,7 +16,7 @@ struct Preemption {
     priority: i32,
 }
 
-impl Rules for Preemption {
+impl ActionRules for Preemption {
     fn cause(&self) -> EvictCause {
         EvictCause::Preempt
     }
@@ -33,7 +32,8 @@ impl Rules for Preemption {
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
-        !cycle.is_protected(Kind::Preempt, self.queue, victim) || cycle.gang(victim).is_elastic()
+        !cycle.is_protected(RuntimeRule::Preempt, self.queue, victim)
+            || cycle.gang(victim).is_elastic()
     }
 
     fn allows(
@@ -43,7 +43,7 @@ impl Rules for Preemption {
         _tasks: &[TaskKey],
         scenario: &Scenario,
     ) -> bool {
-        cycle.spares_the_protected(Kind::Preempt, self.queue, scenario)
+        cycle.keeps_protected(RuntimeRule::Preempt, self.queue, scenario)
     }
 
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
@@ -57,7 +57,7 @@ impl Rules for Preemption {
 
 impl Cycle<'_> {
     pub(super) fn preempt(&mut self) {
-        self.hopeless.clear();
+        self.infeasible.clear();
         self.passed_over.clear();
         // Who finds nothing changes nothing.
         let may_find = self
@@ -94,9 +94,9 @@ impl Cycle<'_> {
         }
     }
 
-    /// False: without anybody of lower priority in its queue it would have no place either.
+    /// False: it would not fit either without the pods of lower priority in its queue.
     fn may_find_by_preempt(&mut self, job: JobKey) -> bool {
-        if !self.stands_above(job) {
+        if !self.has_placed_below(job) {
             return false;
         }
         let (Some(spec), Some((Some(queue), priority))) = (
@@ -108,11 +108,11 @@ impl Cycle<'_> {
         ) else {
             return false;
         };
-        self.could_sit(spec, Whom::Below(queue, priority))
+        self.could_fit(spec, VictimFilter::Below(queue, priority))
     }
 
-    /// Somebody of lower priority stands in its queue.
-    fn stands_above(&self, job: JobKey) -> bool {
+    /// A job of lower priority is placed in its queue.
+    fn has_placed_below(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
             let lowest = row
                 .queue

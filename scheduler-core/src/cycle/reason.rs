@@ -1,5 +1,4 @@
-//! Why a pod waits: from what hinders it to be tried at all, and from what came out when
-//! it was.
+//! Why a pod is pending: what kept it from being tried, or why trying failed.
 
 use super::Cycle;
 use crate::action::{PodReason, ReasonKind};
@@ -8,7 +7,7 @@ use crate::explain::MAX_LINE;
 use crate::fit;
 use crate::gang::{Gang, Pick};
 use crate::ids::NodeName;
-use crate::reason::{self, About, Line, NodeNo, Why};
+use crate::reason::{self, Line, NodeReason, ReasonKey, WaitReason};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
@@ -17,9 +16,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Why a pod is not even tried.
-pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<Why>> {
+pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<WaitReason>> {
     let spec = state.specs.get(row.spec).map(|row| &row.spec)?;
-    let said = |kind, line: String| Some(Why::of(kind, reason::cut(line, MAX_LINE)));
+    let said = |kind, line: String| Some(WaitReason::of(kind, reason::cut(line, MAX_LINE)));
     if row.gated {
         return said(
             ReasonKind::Gated,
@@ -117,9 +116,9 @@ pub(crate) fn no_fit(
     config: &Config,
     spec: &SpecRow,
     nodes: impl IntoIterator<Item = NodeKey>,
-) -> Why {
+) -> WaitReason {
     let spec = &*state.with_domains(spec);
-    let mut counts: BTreeMap<NodeNo, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<NodeReason, usize> = BTreeMap::new();
     let mut cards = Vec::new();
     for key in nodes {
         let Some(row) = state.nodes.get(key).filter(|row| row.node.is_some()) else {
@@ -139,14 +138,14 @@ pub(crate) fn no_fit(
     for (node, cards) in cards {
         line.add(state, node, &cards);
     }
-    Why {
+    WaitReason {
         kind: ReasonKind::Unschedulable,
         line: line.end(),
-        about: About::nodes(counts.keys()),
+        about: ReasonKey::nodes(counts.keys()),
     }
 }
 
-/// What is said of a pod that fits where somebody is on the way out.
+/// The reason of a pod that fits where another pod is terminating.
 pub(crate) fn released_line(node: &NodeName) -> Arc<str> {
     Arc::from(format!(
         "Waits for resources that are being released on node {node}"
@@ -173,8 +172,8 @@ impl Cycle<'_> {
     /// Says to every pod that stays why, where that may not be what was said last: to those
     /// of jobs that have moved or were tried by themselves, and to all of a kind when its
     /// reason is another.
-    pub(super) fn say_why(&mut self) {
-        self.look_who_waits();
+    pub(super) fn report_reasons(&mut self) {
+        self.refresh_waiting();
         let mut jobs = std::mem::take(&mut self.waiting.fresh);
         jobs.extend(self.failures.keys());
         for alike in self.waiting.kinds.values_mut() {
@@ -182,10 +181,11 @@ impl Cycle<'_> {
                 // Who comes new is told once there is something to say.
                 continue;
             }
-            let untold = std::mem::take(&mut alike.untold);
-            let same = |told: &Arc<Why>| alike.why.as_ref().is_some_and(|why| why.is_as(told));
+            let unreported_starts = std::mem::take(&mut alike.unreported_starts);
+            let same =
+                |told: &Arc<WaitReason>| alike.why.as_ref().is_some_and(|why| why.is_as(told));
             if alike.told.as_ref().is_some_and(same) {
-                jobs.extend(untold);
+                jobs.extend(unreported_starts);
             } else {
                 jobs.extend(&alike.jobs);
                 alike.told.clone_from(&alike.why);
@@ -203,7 +203,7 @@ impl Cycle<'_> {
         let mut of_gangs = FxHashMap::default();
         for task in tasks {
             if let Some(why) = self.why(task, &mut of_gangs) {
-                self.say(task, why);
+                self.report(task, why);
             }
         }
         self.decision
@@ -211,12 +211,12 @@ impl Cycle<'_> {
             .sort_by(|one, other| one.pod.cmp(&other.pod));
     }
 
-    /// Why a pod stays. `None`: it does not, or nobody has looked.
+    /// Why a pod stays pending. `None`: it does not, or it was not tried.
     fn why(
         &mut self,
         task: TaskKey,
-        of_gangs: &mut FxHashMap<JobKey, Option<Arc<Why>>>,
-    ) -> Option<Arc<Why>> {
+        of_gangs: &mut FxHashMap<JobKey, Option<Arc<WaitReason>>>,
+    ) -> Option<Arc<WaitReason>> {
         let row = self.state.tasks.get(task)?;
         let cell = self.state.task_cells.get(task)?;
         if cell.leaving.is_some() {
@@ -224,7 +224,10 @@ impl Cycle<'_> {
         }
         if cell.status == Status::Promised {
             let node = self.state.nodes.get(cell.node?)?;
-            return Some(Why::of(ReasonKind::Promised, released_line(&node.name)));
+            return Some(WaitReason::of(
+                ReasonKind::Promised,
+                released_line(&node.name),
+            ));
         }
         if cell.status != Status::Pending {
             return None;
@@ -248,7 +251,7 @@ impl Cycle<'_> {
     }
 
     /// Why the pods of a group stay that are not hindered themselves, where none was tried.
-    fn why_gang(&mut self, job: JobKey) -> Option<Arc<Why>> {
+    fn why_gang(&mut self, job: JobKey) -> Option<Arc<WaitReason>> {
         let row = self.state.jobs.get(job)?;
         if row.single {
             return None;
@@ -257,11 +260,11 @@ impl Cycle<'_> {
             return self.hindered_member(job);
         }
         let line = not_ready_line(&self.gang(job), &|task| self.is_gated(task));
-        Some(Why::of(ReasonKind::NotReady, line))
+        Some(WaitReason::of(ReasonKind::NotReady, line))
     }
 
     /// A gang waits whole while it needs one that is not even tried.
-    fn hindered_member(&self, job: JobKey) -> Option<Arc<Why>> {
+    fn hindered_member(&self, job: JobKey) -> Option<Arc<WaitReason>> {
         let gang = self.gang(job);
         let mut waiting = gang
             .tasks()
@@ -273,11 +276,14 @@ impl Cycle<'_> {
             let row = self.state.tasks.get(task)?;
             let why = &hindrance(self.state, row)?.line;
             let line = format!("Waits for pod {} of its group: {why}", self.pod_name(task));
-            Some(Why::of(ReasonKind::NotReady, reason::cut(line, MAX_LINE)))
+            Some(WaitReason::of(
+                ReasonKind::NotReady,
+                reason::cut(line, MAX_LINE),
+            ))
         })
     }
 
-    fn say(&mut self, task: TaskKey, why: Arc<Why>) {
+    fn report(&mut self, task: TaskKey, why: Arc<WaitReason>) {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };

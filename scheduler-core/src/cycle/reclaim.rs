@@ -8,12 +8,12 @@
 //! than we are above our fair share.
 
 use super::Cycle;
-use super::runtime::Kind;
+use super::runtime::RuntimeRule;
 use super::scenario::Scenario;
-use super::solve::Rules;
+use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::job_queue::JobQueue;
-use crate::shares::{Share, Three, less, plus, within};
+use crate::shares::{QueueAmounts, Share, less, plus, within};
 use crate::state::cell::QueueUse;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
 use crate::units::Bound;
@@ -24,12 +24,12 @@ use std::collections::BTreeMap;
 struct Reclaim {
     queue: QueueKey,
     /// What the whole job still asks for.
-    wanted: Three,
+    wanted: QueueAmounts,
     /// What queues held before any simulation.
     before: SecondaryMap<QueueKey, QueueUse>,
 }
 
-impl Rules for Reclaim {
+impl ActionRules for Reclaim {
     fn cause(&self) -> EvictCause {
         EvictCause::Reclaim
     }
@@ -45,7 +45,7 @@ impl Rules for Reclaim {
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
-        !cycle.is_protected(Kind::Reclaim, Some(self.queue), victim)
+        !cycle.is_protected(RuntimeRule::Reclaim, Some(self.queue), victim)
             || cycle.gang(victim).is_elastic()
     }
 
@@ -57,7 +57,7 @@ impl Rules for Reclaim {
         scenario: &Scenario,
     ) -> bool {
         self.is_reclaimable(cycle, job, tasks, scenario)
-            && cycle.spares_the_protected(Kind::Reclaim, Some(self.queue), scenario)
+            && cycle.keeps_protected(RuntimeRule::Reclaim, Some(self.queue), scenario)
     }
 
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
@@ -83,10 +83,10 @@ impl Rules for Reclaim {
 }
 
 /// Victims of one queue: chunks in the order in which they are judged.
-type Chunks = Vec<(QueueKey, Vec<Three>)>;
+type VictimChunks = Vec<(QueueKey, Vec<QueueAmounts>)>;
 
 impl Reclaim {
-    fn has(&self, queue: QueueKey) -> Three {
+    fn has(&self, queue: QueueKey) -> QueueAmounts {
         self.before
             .get(queue)
             .map(|used| used.allocated)
@@ -125,7 +125,7 @@ impl Reclaim {
             .shares
             .wanted(cycle.state, tasks, cycle.shares.smallest_card);
         let chunks = chunks(cycle, scenario);
-        let mut left: BTreeMap<QueueKey, Three> = BTreeMap::new();
+        let mut left: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
         let mut involved: BTreeMap<QueueKey, [bool; 3]> = BTreeMap::new();
         for (queue, lost) in &chunks {
             let Some((ours, theirs)) = cycle.where_they_part(self.queue, *queue) else {
@@ -161,8 +161,8 @@ impl Reclaim {
         &self,
         cycle: &Cycle,
         job: JobKey,
-        wanted: Three,
-        left: &BTreeMap<QueueKey, Three>,
+        wanted: QueueAmounts,
+        left: &BTreeMap<QueueKey, QueueAmounts>,
         involved: &BTreeMap<QueueKey, [bool; 3]>,
     ) -> bool {
         let preemptible = cycle
@@ -213,9 +213,9 @@ impl Reclaim {
 fn saturation_stays_lower(
     cycle: &Cycle,
     involved: [bool; 3],
-    ours: Three,
+    ours: QueueAmounts,
     our_share: &Share,
-    theirs: Three,
+    theirs: QueueAmounts,
     their_share: &Share,
 ) -> bool {
     let saturation = |has: u128, fair: u128| match (has, fair) {
@@ -232,14 +232,14 @@ fn saturation_stays_lower(
 }
 
 /// Victims that would really leave, by queue: extra pods one by one, cores whole.
-fn chunks(cycle: &Cycle, scenario: &Scenario) -> Chunks {
-    let mut by_queue: Chunks = Vec::new();
+fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
+    let mut by_queue: VictimChunks = Vec::new();
     for unit in scenario.by_job() {
         let Some(queue) = cycle.state.jobs.get(unit.job).and_then(|row| row.queue) else {
             continue;
         };
         let gang = cycle.gang(unit.job);
-        let (mut single, mut core): (Vec<Three>, Option<Three>) = (Vec::new(), None);
+        let (mut single, mut core): (Vec<QueueAmounts>, Option<QueueAmounts>) = (Vec::new(), None);
         for set in &gang.sets {
             let of_set = unit
                 .tasks
@@ -275,7 +275,7 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> Chunks {
     by_queue
 }
 
-fn resources(amounts: &[Three]) -> [bool; 3] {
+fn resources(amounts: &[QueueAmounts]) -> [bool; 3] {
     let mut any = [false; 3];
     for amount in amounts {
         for (index, flag) in any.iter_mut().enumerate() {
@@ -291,7 +291,7 @@ fn either(one: [bool; 3], other: [bool; 3]) -> [bool; 3] {
 
 impl Cycle<'_> {
     pub(super) fn reclaim(&mut self) {
-        self.hopeless.clear();
+        self.infeasible.clear();
         self.passed_over.clear();
         // Who finds nothing changes nothing.
         let may_find = self.ready_kinds().iter().any(|job| {
@@ -315,7 +315,7 @@ impl Cycle<'_> {
             }
             let may_find = self.may_find_by_reclaim(entry.job, wanted);
             if !may_find && !self.config.verify {
-                self.forget_like(entry.job);
+                self.forget_job_class(entry.job);
                 continue;
             }
             let Some(of) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
@@ -336,7 +336,7 @@ impl Cycle<'_> {
     pub(super) fn losers(
         &self,
         queue: QueueKey,
-        wanted: Three,
+        wanted: QueueAmounts,
     ) -> impl Iterator<Item = QueueKey> + '_ {
         let standing = self.state.standing.keys().copied();
         standing.filter(move |theirs| *theirs != queue && self.may_lose(queue, wanted, *theirs))
@@ -345,7 +345,7 @@ impl Cycle<'_> {
     /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) Whoever
     /// cannot stays out of the search, or one such queue early in the order would spoil
     /// every scenario after it. Not inside a trial.
-    fn may_lose(&self, queue: QueueKey, wanted: Three, theirs: QueueKey) -> bool {
+    fn may_lose(&self, queue: QueueKey, wanted: QueueAmounts, theirs: QueueKey) -> bool {
         let Some((ours, theirs)) = self.where_they_part(queue, theirs) else {
             return true;
         };
@@ -380,7 +380,12 @@ impl Cycle<'_> {
 
     /// Whether a first victim of theirs may really leave for one that wants so much; the
     /// next ones never may where this one may not, since less is left by then.
-    pub(super) fn really_loses(&self, queue: QueueKey, wanted: Three, theirs: QueueKey) -> bool {
+    pub(super) fn really_loses(
+        &self,
+        queue: QueueKey,
+        wanted: QueueAmounts,
+        theirs: QueueKey,
+    ) -> bool {
         let Some((ours, theirs)) = self.where_they_part(queue, theirs) else {
             return false;
         };
@@ -400,18 +405,18 @@ impl Cycle<'_> {
         self.config.queue_priority_in_quota && ours.priority > theirs.priority
     }
 
-    fn held(&self, queue: QueueKey) -> Three {
+    fn held(&self, queue: QueueKey) -> QueueAmounts {
         let used = self.state.queue_use.get(queue);
         used.map(|used| used.allocated).unwrap_or_default()
     }
 
-    fn still_wanted(&mut self, job: JobKey) -> Three {
+    fn still_wanted(&mut self, job: JobKey) -> QueueAmounts {
         self.known(job).entry.wanted
     }
 
     /// KAI's `CanReclaimResources`: at the leaf, within fair share, and work that cannot
     /// be preempted within quota.
-    fn may_reclaim(&self, job: JobKey, wanted: Three) -> bool {
+    fn may_reclaim(&self, job: JobKey, wanted: QueueAmounts) -> bool {
         let Some((row, queue)) = self
             .state
             .jobs

@@ -1,18 +1,17 @@
-//! Whether shares could be arranged anew at all so that one more has a place: if not, no
-//! search that only moves finds anything. Asked of all who may be moved where they are few,
-//! and of each set of them before it is tried.
+//! An upper bound for consolidation: could the shares be packed in another way so that one more fits?
+//! If not, no search that only moves pods succeeds. It is evaluated for all movable pods where they
+//! are few, and for each set of them before it is tried.
 //!
-//! Moving changes only the cards on which somebody stands who is moved; every other card
-//! can only be filled further. So a share that has no place now needs one of those cards,
-//! whole GPUs that have none need as many of them as are missing on their node, and whoever
-//! may be moved and has no place now either needs one of them too. All of these are packed
-//! here, by what they are nominally worth (or hold, where that is less: they may stay where
-//! they are), into what those cards hold beside the ones that stay. Too kind in everything
-//! else: who may go elsewhere is not packed, and modes, client slots, CPU and memory do not
-//! count.
+//! Moving changes only the cards of the pods that are moved; every other card can only become fuller.
+//! A share that fits nowhere now therefore needs one of those cards. Whole GPUs that are missing on a
+//! node need as many of its cards, and every movable pod that would fit nowhere else needs one as
+//! well. All of these are packed here into what the cards hold beside the pods that stay, each by its
+//! nominal amount, or by the amount that it holds where that is less (it may stay where it is).
+//! Everything else is relaxed: pods that could go elsewhere are not packed, and modes, client slots,
+//! CPU and memory do not count.
 //!
-//! The packing is exact and small: where there are many to move, or after many steps
-//! without an answer, the answer is "perhaps".
+//! The packing is exact and small. With many movable pods, or after many steps without a result, the
+//! answer is "perhaps".
 
 use super::Cycle;
 use crate::fit;
@@ -34,7 +33,7 @@ pub(super) type Places = FxHashMap<SpecKey, bool>;
 
 /// Who may be moved, and from which cards.
 #[derive(Debug, Default)]
-pub(super) struct Movers {
+pub(super) struct Movable {
     /// Too many, or not to be understood: no answer.
     perhaps: bool,
     /// Some have whole GPUs that are only counted: others may get them.
@@ -44,7 +43,7 @@ pub(super) struct Movers {
     bins: Vec<Bin>,
 }
 
-/// What somebody needs of a card.
+/// What a pod needs of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Item {
     Whole,
@@ -60,7 +59,7 @@ struct Bin {
     /// them gets the remainder.
     limits: u64,
     nominal: u64,
-    /// Nobody is on it.
+    /// It is idle.
     empty: bool,
 }
 
@@ -110,21 +109,21 @@ impl Cycle<'_> {
     pub(super) fn could_be_arranged(
         &mut self,
         spec: SpecKey,
-        movers: &Movers,
+        movable_pods: &Movable,
         places: &mut Places,
     ) -> bool {
         let row = self.state.specs.get(spec);
-        if movers.perhaps || row.is_some_and(SpecRow::depends_on_others) {
+        if movable_pods.perhaps || row.is_some_and(SpecRow::depends_on_others) {
             return true;
         }
         self.state.refresh_rooms();
-        let Some(mut items) = self.own_items(spec, movers, places) else {
+        let Some(mut items) = self.own_items(spec, movable_pods, places) else {
             return true;
         };
-        for (spec, item) in &movers.items {
+        for (spec, item) in &movable_pods.items {
             let elsewhere = match item {
-                Item::Whole => movers.counted || self.state.rooms.whole > 0,
-                Item::Part(amount, _) => self.has_place(*spec, *amount, movers, places),
+                Item::Whole => movable_pods.counted || self.state.rooms.whole > 0,
+                Item::Part(amount, _) => self.has_place(*spec, *amount, movable_pods, places),
             };
             if !elsewhere {
                 items.push(*item);
@@ -146,27 +145,32 @@ impl Cycle<'_> {
             seen: FxHashSet::default(),
             steps: 0,
         };
-        let mut bins = movers.bins.clone();
+        let mut bins = movable_pods.bins.clone();
         bins.sort_unstable();
         packing.fits(0, &bins)
     }
 
-    /// What the first pod needs of the cards that somebody leaves. `None`: perhaps nothing,
+    /// What the first pod needs of the cards that are left. `None`: perhaps nothing,
     /// or there is no answer.
-    fn own_items(&self, spec: SpecKey, movers: &Movers, places: &mut Places) -> Option<Vec<Item>> {
+    fn own_items(
+        &self,
+        spec: SpecKey,
+        movable_pods: &Movable,
+        places: &mut Places,
+    ) -> Option<Vec<Item>> {
         let row = self.state.specs.get(spec)?;
         if let Some(own) = one_share(row) {
-            let has_place = self.has_place(spec, own, movers, places);
+            let has_place = self.has_place(spec, own, movable_pods, places);
             return (!has_place).then(|| vec![Item::Part(own, Mib(u64::MAX))]);
         }
         let only_whole = row.whole > 0 && !row.shares && row.mig_nano == 0;
-        if !only_whole || movers.counted {
+        if !only_whole || movable_pods.counted {
             return None;
         }
-        // All of one node: what is free there, and cards that somebody leaves.
+        // All of one node: what is free there, and cards that are left.
         let rooms = &self.state.rooms;
         let free = |node: &NodeKey| rooms.of(*node).whole.max(0);
-        let most = movers.nodes.iter().map(free).max().unwrap_or(0);
+        let most = movable_pods.nodes.iter().map(free).max().unwrap_or(0);
         let missing = usize::try_from(i64::from(row.whole) - most).ok()?;
         let takes = |(_, rank): &(i64, u32)| {
             let node = rooms.node(*rank);
@@ -186,7 +190,7 @@ impl Cycle<'_> {
         &self,
         spec: SpecKey,
         amount: Amount,
-        movers: &Movers,
+        movable_pods: &Movable,
         places: &mut Places,
     ) -> bool {
         let Some(row) = self.state.specs.get(spec) else {
@@ -194,7 +198,7 @@ impl Cycle<'_> {
         };
         let least = self.smallest().nominal(amount).0;
         let has_room = |node: &NodeKey| self.state.rooms.of(*node).most >= least;
-        movers.nodes.iter().any(has_room)
+        movable_pods.nodes.iter().any(has_room)
             || *places
                 .entry(spec)
                 .or_insert_with(|| self.some_node_takes(row, amount))
@@ -219,8 +223,8 @@ impl Cycle<'_> {
     }
 
     /// These jobs, as they stand.
-    pub(super) fn movers(&self, jobs: &[JobKey]) -> Movers {
-        let mut movers = Movers::default();
+    pub(super) fn movable_pods(&self, jobs: &[JobKey]) -> Movable {
+        let mut movable_pods = Movable::default();
         let mut gone: Vec<(CardKey, CardSums)> = Vec::new();
         let tasks = jobs
             .iter()
@@ -236,17 +240,17 @@ impl Cycle<'_> {
             let Some(node) = cell.node.filter(|_| cell.status.is_allocated()) else {
                 continue;
             };
-            movers.nodes.insert(node);
+            movable_pods.nodes.insert(node);
             let Some(row) = self.state.specs.get(spec) else {
                 continue;
             };
-            movers.counted |= row.whole > 0 && cell.holds().is_empty();
+            movable_pods.counted |= row.whole > 0 && cell.holds().is_empty();
             let is_as_asked = cell.holds().is_empty() || is_as_asked(&row.spec.gpus, cell.holds());
             if !is_as_asked || row.depends_on_others() {
                 // Where it stands it takes something else than elsewhere, or what it gives back
                 // makes places on other nodes.
-                movers.perhaps = true;
-                return movers;
+                movable_pods.perhaps = true;
+                return movable_pods;
             }
             for hold in cell.holds().iter().filter(|hold| !hold.lent) {
                 let mut asks = row.spec.gpus.iter();
@@ -255,7 +259,7 @@ impl Cycle<'_> {
                     Some(Ask::Share(share)) => Item::Part(share.amount, hold.limit),
                     Some(Ask::Whole(_)) | None => Item::Whole,
                 };
-                movers.items.push((spec, item));
+                movable_pods.items.push((spec, item));
                 let at = gone.iter().position(|(card, _)| *card == hold.card);
                 let at = at.unwrap_or_else(|| {
                     gone.push((hold.card, CardSums::default()));
@@ -264,17 +268,17 @@ impl Cycle<'_> {
                 let sums = &mut gone[at].1;
                 sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
             }
-            if movers.items.len() > MOST {
-                movers.perhaps = true;
-                return movers;
+            if movable_pods.items.len() > MOST {
+                movable_pods.perhaps = true;
+                return movable_pods;
             }
         }
         for (card, gone) in gone {
             let (Some(row), Some(used)) =
                 (self.state.cards.get(card), self.state.card_use.get(card))
             else {
-                movers.perhaps = true;
-                return movers;
+                movable_pods.perhaps = true;
+                return movable_pods;
             };
             let mut stays = used.after();
             stays.limits = stays.limits.saturating_sub(gone.limits);
@@ -283,18 +287,18 @@ impl Cycle<'_> {
                 *count = count.saturating_sub(gone);
             }
             if gone.modes[mode_index(Mode::Exclusive)] > 0 && gone.holds() + stays.holds() > 1 {
-                // Nobody could be put onto it like that.
-                movers.perhaps = true;
-                return movers;
+                // Nothing could be packed onto it like that.
+                movable_pods.perhaps = true;
+                return movable_pods;
             }
             let mut bin = Bin::new(fit::card::memory(row), stays);
             // They may stay, whatever has become of the card.
             bin.limits = bin
                 .limits
                 .max(u64::try_from(gone.limits).unwrap_or(u64::MAX));
-            movers.bins.push(bin);
+            movable_pods.bins.push(bin);
         }
-        movers
+        movable_pods
     }
 }
 

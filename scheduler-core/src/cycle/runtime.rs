@@ -1,10 +1,10 @@
-//! Minimum run time: what started a short while ago is left alone, or down to its
-//! minimum (KAI, `plugins/minruntime`).
+//! Minimum run time: a job that started recently is not evicted, or only down to its minimum (KAI,
+//! `plugins/minruntime`).
 //!
-//! For preemption the time of the victim's queue or its nearest ancestor that has one
-//! counts; for reclaim that of the victim's ancestor just below where the two queues
-//! part, or of what is above it, unless the admin has it as for preemption
-//! (`reclaimResolveMethod`).
+//! For preemption, the setting of the victim's queue or of its nearest ancestor that has one applies.
+//! For reclaim, it is the setting of the victim's ancestor directly below the lowest common ancestor
+//! of the two queues, or of the nearest queue above it, unless `reclaimResolveMethod` selects the
+//! rule of preemption.
 
 use super::Cycle;
 use super::scenario::Scenario;
@@ -12,18 +12,18 @@ use crate::config::{Plugin, Resolve};
 use crate::state::rows::{JobKey, QueueKey};
 use crate::units::Duration;
 
-/// For whom.
+/// Which action asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RuntimeRule {
     Preempt,
     Reclaim,
 }
 
 impl Cycle<'_> {
     /// Names groups whose pod had started before it came into them.
-    pub(super) fn tell_starts(&mut self) {
-        let mut untold = std::mem::take(&mut self.state.untold);
-        untold.retain(|name| {
+    pub(super) fn report_starts(&mut self) {
+        let mut unreported_starts = std::mem::take(&mut self.state.unreported_starts);
+        unreported_starts.retain(|name| {
             let key = self.state.job_of(name);
             let Some((row, at)) = key
                 .and_then(|key| self.state.jobs.get(key))
@@ -37,13 +37,13 @@ impl Cycle<'_> {
             }
             said.is_none()
         });
-        self.state.untold = untold;
+        self.state.unreported_starts = unreported_starts;
     }
 
     /// True while the victim's time is not over.
     pub(super) fn is_protected(
         &mut self,
-        kind: Kind,
+        kind: RuntimeRule,
         for_queue: Option<QueueKey>,
         victim: JobKey,
     ) -> bool {
@@ -59,8 +59,8 @@ impl Cycle<'_> {
             return false;
         };
         let until = started.after(match kind {
-            Kind::Preempt => self.preempt_time(queue),
-            Kind::Reclaim => self.reclaim_time(for_queue, queue),
+            RuntimeRule::Preempt => self.preempt_time(queue),
+            RuntimeRule::Reclaim => self.reclaim_time(for_queue, queue),
         });
         let protected = self.state.now < until;
         if protected {
@@ -71,9 +71,9 @@ impl Cycle<'_> {
 
     /// No protected victim falls below its minimum. Who leaves already stands no more; KAI
     /// counts it until it is gone, so that there a second job may take what the first has left.
-    pub(super) fn spares_the_protected(
+    pub(super) fn keeps_protected(
         &mut self,
-        kind: Kind,
+        kind: RuntimeRule,
         for_queue: Option<QueueKey>,
         scenario: &Scenario,
     ) -> bool {

@@ -1,15 +1,15 @@
-//! Sets of victims that are worth a simulation, cheapest first (KAI's scenario
-//! generators, `plugins/nodelocalgreedy` and `plugins/multinodegang`).
+//! Sets of victims worth simulating, cheapest first (KAI's scenario generators,
+//! `plugins/nodelocalgreedy` and `plugins/multinodegang`).
 //!
-//! In: the victims taken so far, unit by unit, in the order in which queues lose. Out:
-//! subsets of them to try. Nothing here is simulated.
-//! - [`Generator::NodeLocal`]: of each node on which the newest victim's job stands, all
-//!   who were taken there so far, each job of them whole.
-//! - [`Generator::MultiNode`]: the nodes with the least to give that cover the demand
-//!   together, then one more, two more, four more and so on to all of them; whoever
-//!   stands on one of them is taken, each unit whole.
+//! Input: the victims taken so far, unit by unit, in the order in which queues lose pods. Output:
+//! subsets of them to try. Nothing is simulated here.
+//! - [`Generator::NodeLocal`]: for each node of the newest victim's job, all victims taken there so
+//!   far, each of their jobs whole.
+//! - [`Generator::MultiNode`]: the smallest number of nodes that covers the demand, preferring those
+//!   with the least to give; then one more, two more, four more, and so on up to all of them. All
+//!   victims on the chosen nodes are taken, each unit whole.
 
-use super::solve::Search;
+use super::solve::VictimSearch;
 use super::{Cycle, repack};
 use crate::fit;
 use crate::state::node_set::NodeSet;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// Pods of one job that leave together.
 #[derive(Clone, Debug)]
-pub(super) struct Unit {
+pub(super) struct EvictionUnit {
     pub job: JobKey,
     pub tasks: Vec<TaskKey>,
 }
@@ -29,12 +29,12 @@ pub(super) struct Unit {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scenario {
     /// What a smaller part of the job already needed.
-    pub recorded: Vec<Unit>,
-    pub potential: Vec<Unit>,
+    pub recorded: Vec<EvictionUnit>,
+    pub potential: Vec<EvictionUnit>,
 }
 
 impl Scenario {
-    pub(super) fn units(&self) -> impl Iterator<Item = &Unit> {
+    pub(super) fn units(&self) -> impl Iterator<Item = &EvictionUnit> {
         self.recorded.iter().chain(&self.potential)
     }
 
@@ -46,11 +46,11 @@ impl Scenario {
     }
 
     /// Victims by job, in the order in which they were taken.
-    pub(super) fn by_job(&self) -> Vec<Unit> {
+    pub(super) fn by_job(&self) -> Vec<EvictionUnit> {
         by_job(self.units())
     }
 
-    fn with(&self, potential: Vec<Unit>) -> Self {
+    fn with(&self, potential: Vec<EvictionUnit>) -> Self {
         Self {
             recorded: self.recorded.clone(),
             potential,
@@ -59,8 +59,8 @@ impl Scenario {
 }
 
 /// As KAI builds its table: what came first stands first.
-fn by_job<'a>(units: impl Iterator<Item = &'a Unit>) -> Vec<Unit> {
-    let mut jobs: Vec<Unit> = Vec::new();
+fn by_job<'a>(units: impl Iterator<Item = &'a EvictionUnit>) -> Vec<EvictionUnit> {
+    let mut jobs: Vec<EvictionUnit> = Vec::new();
     let mut at: FxHashMap<JobKey, usize> = FxHashMap::default();
     for unit in units {
         match at.get(&unit.job).and_then(|at| jobs.get_mut(*at)) {
@@ -76,15 +76,15 @@ fn by_job<'a>(units: impl Iterator<Item = &'a Unit>) -> Vec<Unit> {
 
 /// The victims taken so far in a probe.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct TakenVictims {
     pub all: Scenario,
     /// Which of the potential ones have a pod on a node, and which are of a job.
     on_node: FxHashMap<NodeKey, Vec<usize>>,
     of_job: FxHashMap<JobKey, Vec<usize>>,
 }
 
-impl Taken {
-    pub(super) fn new(recorded: &[Unit]) -> Self {
+impl TakenVictims {
+    pub(super) fn new(recorded: &[EvictionUnit]) -> Self {
         Self {
             all: Scenario {
                 recorded: recorded.to_vec(),
@@ -95,7 +95,7 @@ impl Taken {
     }
 
     /// One unit more, whose pods stand on these nodes.
-    pub(super) fn push(&mut self, unit: Unit, nodes: impl Iterator<Item = NodeKey>) {
+    pub(super) fn push(&mut self, unit: EvictionUnit, nodes: impl Iterator<Item = NodeKey>) {
         let index = self.all.potential.len();
         for node in nodes {
             let units = self.on_node.entry(node).or_default();
@@ -108,7 +108,7 @@ impl Taken {
     }
 
     /// Everything that was taken so far of the jobs that have a unit there.
-    fn of_jobs_on(&self, node: NodeKey) -> Vec<Unit> {
+    fn of_jobs_on(&self, node: NodeKey) -> Vec<EvictionUnit> {
         let units = self.on_node.get(&node).into_iter().flatten();
         let jobs: BTreeSet<JobKey> = units
             .filter_map(|index| Some(self.all.potential.get(*index)?.job))
@@ -142,13 +142,13 @@ impl Generator {
 /// What a probe's generator looks at: GPUs only, as KAI does, and those of claims left aside, of
 /// which it is not known in sum what is free. Nano-GPU.
 #[derive(Debug)]
-pub(super) struct Demand {
+pub(super) struct ProbeDemand {
     /// Of all pods of this probe.
     pub all: u128,
     /// Of the pod that wants least.
     pub least: u128,
     /// What the nodes have that are tried in any case, and what victims that are recorded give.
-    pub reach: u128,
+    pub available_to: u128,
     /// Where every pod wants the same number of whole GPUs and nothing else of cards: how
     /// many pods there are, that number, and for how many the feasible nodes have them
     /// whose own rules let such pods in.
@@ -160,7 +160,12 @@ pub(super) struct Demand {
 
 impl Cycle<'_> {
     /// What these pods want of which nodes.
-    pub(super) fn demand(&self, tasks: &[TaskKey], search: &Search, recorded: &[Unit]) -> Demand {
+    pub(super) fn demand(
+        &self,
+        tasks: &[TaskKey],
+        search: &VictimSearch,
+        recorded: &[EvictionUnit],
+    ) -> ProbeDemand {
         let wants = |task: &TaskKey| {
             self.state
                 .tasks
@@ -172,10 +177,11 @@ impl Cycle<'_> {
             let pods = i64::try_from(tasks.len()).unwrap_or(i64::MAX);
             (pods, wanted, search.slots)
         });
-        Demand {
+        ProbeDemand {
             all: tasks.iter().map(wants).sum(),
             least: tasks.iter().map(wants).min().unwrap_or(0),
-            reach: search.reach + recorded.iter().map(|unit| self.gives(unit)).sum::<u128>(),
+            available_to: search.available_to
+                + recorded.iter().map(|unit| self.held_by(unit)).sum::<u128>(),
             whole,
             first: self.first_without_place(tasks, whole.map(|(_, _, slots)| slots)),
         }
@@ -200,7 +206,7 @@ impl Cycle<'_> {
     }
 
     /// False where the first pod has no place on any node that one of these leaves.
-    fn first_may_sit(&self, first: SpecKey, scenario: &Scenario) -> bool {
+    fn first_could_fit(&self, first: SpecKey, scenario: &Scenario) -> bool {
         let Some(row) = self.state.specs.get(first) else {
             return true;
         };
@@ -210,11 +216,11 @@ impl Cycle<'_> {
             .filter_map(|task| self.state.cell(*task).node)
             .collect();
         let leaves = |task: TaskKey| leave.contains(&task);
-        let sits = |node: &NodeKey| fit::could_sit(self.state, row, *node, &leaves);
+        let sits = |node: &NodeKey| fit::could_fit(self.state, row, *node, &leaves);
         nodes.iter().any(sits)
     }
 
-    /// Nodes whose own rules let one of these pods in, whoever stands there.
+    /// Nodes whose own rules admit one of these pods, regardless of what runs there.
     pub(super) fn open_to(&mut self, tasks: &[TaskKey]) -> Arc<NodeSet> {
         let specs: BTreeSet<SpecKey> = tasks
             .iter()
@@ -240,7 +246,7 @@ impl Cycle<'_> {
     }
 
     /// What these nodes have free or leaving of GPUs, whole and in parts.
-    pub(super) fn reach(&self, nodes: &NodeSet) -> u128 {
+    pub(super) fn available_to(&self, nodes: &NodeSet) -> u128 {
         let rooms = &self.state.rooms;
         rooms.nodes(nodes).map(|node| rooms.of(node).nano).sum()
     }
@@ -259,7 +265,7 @@ impl Cycle<'_> {
     }
 
     /// What a unit holds, in the queues' count of GPUs.
-    pub(super) fn gives(&self, unit: &Unit) -> u128 {
+    pub(super) fn held_by(&self, unit: &EvictionUnit) -> u128 {
         unit.tasks
             .iter()
             .map(|task| self.state.charge(*task, self.state.cell(*task).holds())[0])
@@ -281,9 +287,14 @@ impl Cycle<'_> {
 
     /// False where the pods cannot all sit even if everything that the victims touch were
     /// free, on nodes whose own rules let them in: no simulation can show anything else.
-    pub(super) fn may_fit(&self, search: &Search, demand: &Demand, scenario: &Scenario) -> bool {
+    pub(super) fn may_fit(
+        &self,
+        search: &VictimSearch,
+        demand: &ProbeDemand,
+        scenario: &Scenario,
+    ) -> bool {
         if let Some(first) = demand.first
-            && !self.first_may_sit(first, scenario)
+            && !self.first_could_fit(first, scenario)
         {
             return false;
         }
@@ -327,9 +338,9 @@ impl Cycle<'_> {
     pub(super) fn scenarios(
         &self,
         generator: Generator,
-        search: &Search,
-        demand: &Demand,
-        taken: &Taken,
+        search: &VictimSearch,
+        demand: &ProbeDemand,
+        taken: &TakenVictims,
     ) -> Vec<Scenario> {
         if taken.all.potential.is_empty() {
             return vec![taken.all.clone()];
@@ -340,7 +351,7 @@ impl Cycle<'_> {
         }
     }
 
-    fn node_local(&self, taken: &Taken) -> Vec<Scenario> {
+    fn node_local(&self, taken: &TakenVictims) -> Vec<Scenario> {
         let Some(newest) = taken.all.potential.last() else {
             return Vec::new();
         };
@@ -361,7 +372,12 @@ impl Cycle<'_> {
         scenarios
     }
 
-    fn multi_node(&self, search: &Search, demand: &Demand, whole: &Scenario) -> Vec<Scenario> {
+    fn multi_node(
+        &self,
+        search: &VictimSearch,
+        demand: &ProbeDemand,
+        whole: &Scenario,
+    ) -> Vec<Scenario> {
         let stands: BTreeSet<TaskKey> = whole.tasks().into_iter().collect();
         let freed = |tasks: &[TaskKey], into: &mut BTreeMap<NodeKey, u128>| {
             for task in tasks.iter().filter(|task| stands.contains(task)) {
@@ -371,18 +387,18 @@ impl Cycle<'_> {
                 }
             }
         };
-        // What a node has before anybody is taken off, and what victims give on top.
+        // What a node has before any victim is removed, and what victims add.
         let has = |node: &NodeKey| self.state.rooms.of(*node).nano;
-        let mut gives: BTreeMap<NodeKey, u128> = BTreeMap::new();
+        let mut held_by: BTreeMap<NodeKey, u128> = BTreeMap::new();
         for unit in &whole.recorded {
-            freed(&unit.tasks, &mut gives);
+            freed(&unit.tasks, &mut held_by);
         }
         // Units by the nodes that they stand on, nodes in the order in which they came up.
         let mut bearing: Vec<(NodeKey, Vec<usize>)> = Vec::new();
         let mut bears_at: FxHashMap<NodeKey, usize> = FxHashMap::default();
-        let recorded: BTreeMap<NodeKey, u128> = gives.clone();
+        let recorded: BTreeMap<NodeKey, u128> = held_by.clone();
         for (index, unit) in whole.potential.iter().enumerate() {
-            freed(&unit.tasks, &mut gives);
+            freed(&unit.tasks, &mut held_by);
             for task in &unit.tasks {
                 let Some(node) = self.state.cell(*task).node else {
                     continue;
@@ -397,11 +413,11 @@ impl Cycle<'_> {
                 }
             }
         }
-        let gives_of = |node: &NodeKey| has(node) + gives.get(node).copied().unwrap_or(0);
+        let gives_of = |node: &NodeKey| has(node) + held_by.get(node).copied().unwrap_or(0);
         bearing.retain(|(node, _)| demand.least == 0 || gives_of(node) >= demand.least);
         // Stable: equals stay in the order in which they came up.
         bearing.sort_by_key(|(node, _)| gives_of(node));
-        // Nodes that are tried in any case and that nobody has to leave for it.
+        // Nodes that are tried in any case and need no victim.
         let mut tried = search.feasible.clone();
         tried.extend(
             recorded
@@ -446,7 +462,7 @@ impl Cycle<'_> {
     }
 }
 
-fn sorted(units: &[Unit]) -> Vec<TaskKey> {
+fn sorted(units: &[EvictionUnit]) -> Vec<TaskKey> {
     let mut tasks: Vec<TaskKey> = units
         .iter()
         .flat_map(|unit| unit.tasks.iter().copied())
@@ -459,14 +475,14 @@ fn sorted(units: &[Unit]) -> Vec<TaskKey> {
 fn covering(
     bearing: &[(NodeKey, Vec<usize>)],
     missing: u128,
-    gives: impl Fn(&NodeKey) -> u128,
+    held_by: impl Fn(&NodeKey) -> u128,
 ) -> Option<usize> {
     let mut sum = 0;
     if missing == 0 {
         return Some(0);
     }
     bearing.iter().enumerate().find_map(|(index, (node, _))| {
-        sum += gives(node);
+        sum += held_by(node);
         (sum >= missing).then_some(index + 1)
     })
 }

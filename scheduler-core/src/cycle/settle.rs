@@ -1,13 +1,13 @@
-//! A set of victims that lets a job in: what is said to whom.
+//! Applies a set of victims that lets a job in.
 //!
-//! Victims that found a place are moved, or never leave at all; who has to go is evicted,
-//! or, where this very decision has bound it, not bound after all.
+//! Victims that found a place are moved, or stay where they are. The others are evicted; if this same
+//! decision had bound a victim, its binding is dropped instead.
 
 use super::Cycle;
 use super::place::Way;
 use super::plan::is_new;
 use super::scenario::Scenario;
-use super::solve::Rules;
+use super::solve::ActionRules;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, NodeKey, TaskKey};
 use rustc_hash::FxHashMap;
@@ -18,7 +18,7 @@ impl Cycle<'_> {
         job: JobKey,
         tasks: &[TaskKey],
         scenario: &Scenario,
-        rules: &dyn Rules,
+        rules: &dyn ActionRules,
     ) {
         self.rearranged += 1;
         let mut promised = tasks.to_vec();
@@ -44,7 +44,7 @@ impl Cycle<'_> {
             );
         }
         self.failures.remove(&job);
-        // Where bindings were taken back and nobody else has to leave, there is nothing
+        // Where bindings were dropped and no other pod has to leave, there is nothing
         // to wait for. To promise it all would give the next decision the same state to
         // find the same in, for ever.
         let free = !leaves && self.plan.displaced() > displaced;
@@ -56,14 +56,14 @@ impl Cycle<'_> {
         }
         if self.plan.displaced() > displaced {
             for unit in scenario.by_job() {
-                self.hold_back(unit.job);
+                self.hold_back_gang(unit.job);
             }
         }
     }
 
     /// A gang of which a part was bound by this decision, and of which another part has to
     /// wait now, waits whole, as it would have if it had been placed so at first.
-    fn hold_back(&mut self, job: JobKey) {
+    fn hold_back_gang(&mut self, job: JobKey) {
         let gang = self.gang(job);
         if !gang.must_wait_whole() {
             return;
@@ -82,8 +82,8 @@ impl Cycle<'_> {
         }
     }
 
-    /// One search may have told somebody to leave and taken bindings back for that, and a
-    /// later one may have found that nobody needs to leave: then all promises wait for
+    /// One search may have evicted a pod and dropped bindings for that, and a
+    /// later one may have found that no pod needs to leave: then all promises wait for
     /// nothing, and the next decision would find the same state again, for ever.
     pub(super) fn bind_where_nobody_leaves(&mut self) {
         if self.plan.evicts() {

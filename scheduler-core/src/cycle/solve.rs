@@ -1,17 +1,16 @@
-//! Who must go so that a job fits: KAI's scenario search
-//! (`actions/common/solvers`), on the state itself, inside trials.
+//! Which pods must leave so that a job fits: KAI's scenario search (`actions/common/solvers`), run on
+//! the state itself inside trials.
 //!
-//! A job's pods are probed in growing numbers (1, 2, 4, ... then halving) so that the
-//! victims of a smaller part are known when a larger one is tried. A probe takes victims
-//! unit by unit in the order in which queues lose; after each, the sets that
-//! [`super::scenario`] makes of those taken so far are tried: they are taken off, then
-//! the job and the victims are placed again in ordinary order. The first set that lets
-//! the job in and passes the action's rule wins. Victims that found a place are moved,
-//! or never leave at all.
+//! A job's pods are probed in growing numbers (1, 2, 4, ... then by bisection), so that the victims
+//! of a smaller part are known when a larger one is tried. A probe takes victims unit by unit, in the
+//! order in which queues lose pods. After each unit, the sets that [`super::scenario`] generates from
+//! the victims so far are tried: they are removed, then the job and the victims are placed again in
+//! ordinary order. The first set that lets the job in and satisfies the action's rule wins. Victims
+//! that found a place are moved, or stay where they are.
 
 use super::Cycle;
-use super::rest::Found;
-use super::scenario::{Generator, Scenario, Taken, Unit};
+use super::scenario::{EvictionUnit, Generator, Scenario, TakenVictims};
+use super::search_budget::SearchOutcome;
 use crate::action::EvictCause;
 use crate::gang::Gang;
 use crate::job_queue::{Entry, JobQueue, Line};
@@ -23,7 +22,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The rules of one action.
-pub(super) trait Rules {
+pub(super) trait ActionRules {
     fn cause(&self) -> EvictCause;
     /// Jobs with standing pods that this action may take from, in any order.
     fn candidates(&self, cycle: &Cycle) -> Vec<JobKey>;
@@ -46,19 +45,19 @@ pub(super) trait Rules {
 }
 
 /// A job that room is made for, and what is looked at for it.
-pub(super) struct Search<'a> {
+pub(super) struct VictimSearch<'a> {
     pub job: JobKey,
     pub gang: &'a Gang,
     /// Its pods, in the order in which they are added.
     pub tasks: &'a [TaskKey],
-    pub rules: &'a dyn Rules,
+    pub rules: &'a dyn ActionRules,
     /// Jobs that may lose pods.
     pub victims: &'a [JobKey],
     pub feasible: NodeSet,
     /// Nodes whose own rules let one of them in.
     pub open: Arc<NodeSet>,
     /// What the feasible nodes have in all: nano-GPU.
-    pub reach: u128,
+    pub available_to: u128,
     /// How many of the first pod's whole GPUs the nodes have that are feasible and open.
     pub slots: i64,
     /// All jobs that wait: the others take their turn and get nothing. Made for the first
@@ -69,7 +68,7 @@ pub(super) struct Search<'a> {
 /// What a search looks at of a job that has no pod placed: two jobs of one queue that
 /// stand next to each other there and agree in this find the same.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Like {
+pub(super) struct JobClass {
     cause: EvictCause,
     priority: i32,
     preemptible: bool,
@@ -78,23 +77,28 @@ pub(super) struct Like {
 }
 
 /// What did not help: so many pods of the job, and these victims in this order.
-type Failed = BTreeSet<(usize, Vec<TaskKey>)>;
+type FailedAttempt = BTreeSet<(usize, Vec<TaskKey>)>;
 
 impl Cycle<'_> {
     /// Makes room for a job. True when it was found; the state then holds it. `may_find`:
     /// what is known of it before.
-    pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn Rules, may_find: bool) -> bool {
+    pub(super) fn make_room(
+        &mut self,
+        job: JobKey,
+        rules: &dyn ActionRules,
+        may_find: bool,
+    ) -> bool {
         if !may_find {
             self.compare_search(job, rules, "where there can be none");
-            self.forget_like(job);
+            self.forget_job_class(job);
             return false;
         }
-        let like = self.like(job, rules);
-        if let Some((queue, like)) = &like
-            && let Some((before, found)) = self.hopeless.get(queue)
-            && before == like
+        let job_class = self.job_class(job, rules);
+        if let Some((queue, job_class)) = &job_class
+            && let Some((before, found)) = self.infeasible.get(queue)
+            && before == job_class
         {
-            if *found == Found::Nothing {
+            if *found == SearchOutcome::Nothing {
                 self.compare_search(job, rules, "for the like of a hopeless job");
             }
             return false;
@@ -103,25 +107,25 @@ impl Cycle<'_> {
             let found = cycle.search_room(job, rules);
             cycle.tried(found)
         });
-        if found == Found::Room {
-            self.hopeless.clear();
-        } else if let Some((queue, like)) = like {
-            self.hopeless.insert(queue, (like, found));
+        if found == SearchOutcome::Room {
+            self.infeasible.clear();
+        } else if let Some((queue, job_class)) = job_class {
+            self.infeasible.insert(queue, (job_class, found));
         } else {
-            self.forget_like(job);
+            self.forget_job_class(job);
         }
-        found == Found::Room
+        found == SearchOutcome::Room
     }
 
     /// Who comes next stands beside this one, not beside who came before.
-    pub(super) fn forget_like(&mut self, job: JobKey) {
+    pub(super) fn forget_job_class(&mut self, job: JobKey) {
         if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
-            self.hopeless.remove(&queue);
+            self.infeasible.remove(&queue);
         }
     }
 
     /// With `verify`, the search is made all the same: what is known before must be true.
-    fn compare_search(&mut self, job: JobKey, rules: &dyn Rules, what: &str) {
+    fn compare_search(&mut self, job: JobKey, rules: &dyn ActionRules, what: &str) {
         if !self.config.verify {
             return;
         }
@@ -137,7 +141,7 @@ impl Cycle<'_> {
     }
 
     /// With `verify`, a set of victims that is skipped is tried all the same.
-    fn compare_scenario(&mut self, search: &Search, count: usize, scenario: &Scenario) {
+    fn compare_scenario(&mut self, search: &VictimSearch, count: usize, scenario: &Scenario) {
         if !self.config.verify {
             return;
         }
@@ -152,10 +156,10 @@ impl Cycle<'_> {
     /// somebody of its own queue and its own priority who may be moved comes after it, so
     /// that its age decides who of them goes first; it has pods placed, or a tree; or jobs
     /// that are not served now, which stand in line too, may stand between.
-    fn like(&mut self, job: JobKey, rules: &dyn Rules) -> Option<(QueueKey, Like)> {
+    fn job_class(&mut self, job: JobKey, rules: &dyn ActionRules) -> Option<(QueueKey, JobClass)> {
         let cause = rules.cause();
         let queue = self.state.jobs.get(job)?.queue?;
-        if cause == EvictCause::Consolidation && !self.comes_after_movers(job, rules)
+        if cause == EvictCause::Consolidation && !self.follows_all_movable(job, rules)
             || self.passed_over.contains(&queue)
             || self.has_evicted(job)
         {
@@ -181,17 +185,17 @@ impl Cycle<'_> {
             }
             specs.push(task.spec);
         }
-        let like = Like {
+        let job_class = JobClass {
             cause,
             priority: row.priority(self.state),
             preemptible: row.is_preemptible(self.state),
             min: set.min,
             specs,
         };
-        Some((queue, like))
+        Some((queue, job_class))
     }
 
-    fn search_room(&mut self, job: JobKey, rules: &dyn Rules) -> bool {
+    fn search_room(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
         let gang = self.gang_of(job);
         let tasks = self.next_tasks(job);
         // Who came before it in this action may have taken what it had.
@@ -207,19 +211,19 @@ impl Cycle<'_> {
             feasible.remove_all(barred);
         }
         let open = self.open_to(&tasks);
-        let search = Search {
+        let search = VictimSearch {
             line: OnceCell::new(),
             job,
             gang: &gang,
             tasks: &tasks,
             rules,
             victims: &victims,
-            reach: self.reach(&feasible),
+            available_to: self.available_to(&feasible),
             slots: self.slots(&tasks, &feasible, &open),
             feasible,
             open,
         };
-        let mut failed = Failed::default();
+        let mut failed = FailedAttempt::default();
         for generator in Generator::ALL {
             let Some(recorded) = self.largest_part(&search, generator, &mut failed) else {
                 continue;
@@ -244,12 +248,12 @@ impl Cycle<'_> {
     /// and the victims that it needs.
     fn largest_part(
         &mut self,
-        search: &Search,
+        search: &VictimSearch,
         generator: Generator,
-        failed: &mut Failed,
-    ) -> Option<Vec<Unit>> {
-        let mut recorded: Vec<Unit> = Vec::new();
-        let mut try_part = |cycle: &mut Self, count: usize, recorded: &mut Vec<Unit>| {
+        failed: &mut FailedAttempt,
+    ) -> Option<Vec<EvictionUnit>> {
+        let mut recorded: Vec<EvictionUnit> = Vec::new();
+        let mut try_part = |cycle: &mut Self, count: usize, recorded: &mut Vec<EvictionUnit>| {
             let Some((mark, scenario)) = cycle.probe(search, count, generator, recorded, failed)
             else {
                 return false;
@@ -282,7 +286,7 @@ impl Cycle<'_> {
     }
 
     /// Units of which some pod is still a victim, or moved, after a simulation.
-    fn really_lost(&self, scenario: &Scenario) -> Vec<Unit> {
+    fn really_lost(&self, scenario: &Scenario) -> Vec<EvictionUnit> {
         scenario
             .units()
             .filter(|unit| {
@@ -298,7 +302,7 @@ impl Cycle<'_> {
     }
 
     /// Jobs that may lose pods, by the action's rule.
-    fn victims(&mut self, job: JobKey, rules: &dyn Rules) -> Vec<JobKey> {
+    fn victims(&mut self, job: JobKey, rules: &dyn ActionRules) -> Vec<JobKey> {
         let mut victims = rules.candidates(self);
         victims.retain(|victim| {
             *victim != job
@@ -326,7 +330,11 @@ impl Cycle<'_> {
     /// Whether one of its pods is spared.
     fn has_spared(&self, job: JobKey) -> bool {
         let row = self.state.jobs.get(job);
-        row.is_some_and(|row| row.tasks.iter().any(|task| self.state.is_spared(*task)))
+        row.is_some_and(|row| {
+            row.tasks
+                .iter()
+                .any(|task| self.state.is_eviction_postponed(*task))
+        })
     }
 
     /// Nodes with something to give, for jobs of which every pod wants GPUs; else all.
@@ -349,14 +357,14 @@ impl Cycle<'_> {
     /// are in, in a trial that is left open.
     fn probe(
         &mut self,
-        search: &Search,
+        search: &VictimSearch,
         count: usize,
         generator: Generator,
-        recorded: &[Unit],
-        failed: &mut Failed,
+        recorded: &[EvictionUnit],
+        failed: &mut FailedAttempt,
     ) -> Option<(Mark, Scenario)> {
         let pieces = search.victims.len() / 128;
-        if self.ponder(u64::try_from(pieces).unwrap_or(u64::MAX)) {
+        if self.charge(u64::try_from(pieces).unwrap_or(u64::MAX)) {
             return None;
         }
         let mut queue = JobQueue::new(true);
@@ -373,7 +381,7 @@ impl Cycle<'_> {
             .iter()
             .flat_map(|unit| unit.tasks.iter().copied())
             .collect();
-        let mut taken = Taken::new(recorded);
+        let mut taken = TakenVictims::new(recorded);
         // Who is moved has to find a place, and so has the first pod.
         let moves_for = match search.rules.cause() {
             EvictCause::Consolidation => search
@@ -385,18 +393,18 @@ impl Cycle<'_> {
         self.state.refresh_rooms();
         let tasks = &search.tasks[..count];
         let demand = self.demand(tasks, search, recorded);
-        let mut reach = demand.reach;
+        let mut available_to = demand.available_to;
         loop {
             // Trials leave the index where they were.
             self.state.refresh_rooms();
-            let enough = generator == Generator::NodeLocal || reach >= demand.all;
+            let enough = generator == Generator::NodeLocal || available_to >= demand.all;
             let scenarios = if enough {
                 self.scenarios(generator, search, &demand, &taken)
             } else {
                 Vec::new()
             };
             for scenario in scenarios {
-                if self.ponder(1) {
+                if self.charge(1) {
                     return None;
                 }
                 let victims = scenario.tasks();
@@ -404,7 +412,7 @@ impl Cycle<'_> {
                     continue;
                 }
                 if !self.may_fit(search, &demand, &scenario)
-                    || moves_for.is_some_and(|spec| !self.these_may_be_moved(spec, &scenario))
+                    || moves_for.is_some_and(|spec| !self.could_all_move(spec, &scenario))
                 {
                     self.compare_scenario(search, count, &scenario);
                     self.state.refresh_rooms();
@@ -415,16 +423,16 @@ impl Cycle<'_> {
                 }
                 failed.insert((count, victims));
             }
-            if self.ponder(1) {
+            if self.charge(1) {
                 return None;
             }
             self.next_victims(&mut queue, &known, &mut taken)?;
             self.state.refresh_rooms();
-            reach += taken
+            available_to += taken
                 .all
                 .potential
                 .last()
-                .map_or(0, |unit| self.gives(unit));
+                .map_or(0, |unit| self.held_by(unit));
         }
     }
 
@@ -433,7 +441,7 @@ impl Cycle<'_> {
         &mut self,
         queue: &mut JobQueue,
         known: &BTreeSet<TaskKey>,
-        taken: &mut Taken,
+        taken: &mut TakenVictims,
     ) -> Option<()> {
         loop {
             let entry = queue.pop(self.state, &self.shares)?;
@@ -470,7 +478,7 @@ impl Cycle<'_> {
                 .iter()
                 .filter_map(|task| self.state.cell(*task).node)
                 .collect();
-            let unit = Unit {
+            let unit = EvictionUnit {
                 job: entry.job,
                 tasks: unit,
             };

@@ -1,4 +1,4 @@
-//! Stale gangs: what is left of a gang below its minimum goes after a grace (KAI,
+//! Stale gangs: what remains of a gang below its minimum is evicted after a grace period (KAI,
 //! `actions/stalegangeviction`).
 
 use super::Cycle;
@@ -9,7 +9,7 @@ use crate::state::rows::{JobKey, Seen, TaskKey};
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {
-        for job in self.unsteady() {
+        for job in self.maybe_stale() {
             let gang = self.gang(job);
             let stale = gang.is_stale() && !self.has_succeeded(job);
             let now = self.state.now;
@@ -22,7 +22,7 @@ impl Cycle<'_> {
                 }
                 continue;
             }
-            self.state.unsettle(job);
+            self.state.check_staleness(job);
             let Some(row) = self.state.jobs.get_mut(job) else {
                 continue;
             };
@@ -55,7 +55,7 @@ impl Cycle<'_> {
                 .tasks()
                 .filter(|(_, status)| matches!(status, Status::Bound | Status::Running))
                 .map(|(task, _)| task)
-                .filter(|task| !self.state.is_spared(*task))
+                .filter(|task| !self.state.is_eviction_postponed(*task))
                 .collect();
             for task in tasks {
                 let message = format!(
@@ -76,7 +76,7 @@ impl Cycle<'_> {
             let row = self.state.jobs.get(job);
             row.is_some_and(|row| {
                 let is_stale = self.gang(job).is_stale() && !self.has_succeeded(job);
-                !row.unsteady && !row.is_never_stale() && (is_stale || row.stale_since.is_some())
+                !row.maybe_stale && !row.is_never_stale() && (is_stale || row.stale_since.is_some())
             })
         };
         if self.state.jobs.keys().any(is_wrong) {
@@ -86,11 +86,11 @@ impl Cycle<'_> {
     }
 
     /// Groups that may be below their minimum, in order of name.
-    fn unsteady(&mut self) -> Vec<JobKey> {
-        let mut jobs = std::mem::take(&mut self.state.unsteady);
+    fn maybe_stale(&mut self) -> Vec<JobKey> {
+        let mut jobs = std::mem::take(&mut self.state.maybe_stale);
         jobs.retain(|job| {
             let row = self.state.jobs.get_mut(*job);
-            row.is_some_and(|row| std::mem::take(&mut row.unsteady))
+            row.is_some_and(|row| std::mem::take(&mut row.maybe_stale))
         });
         jobs.sort_by(|one, other| {
             let name = |job: &JobKey| self.state.jobs.get(*job).map(|row| &row.name);

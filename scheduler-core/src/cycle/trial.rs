@@ -1,13 +1,13 @@
-//! One set of victims, tried: they are taken off, and everybody is placed again in ordinary
-//! order, inside a trial of the state.
+//! Tries one set of victims inside a trial of the state: they are removed, and all pods are placed
+//! again in ordinary order.
 
 use super::Cycle;
 use super::place::Way;
 use super::scenario::Scenario;
-use super::solve::Search;
+use super::solve::VictimSearch;
 use crate::action::EvictCause;
 use crate::fit;
-use crate::gang::{Gang, Growth, Pick};
+use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
 use crate::state::node_set::NodeSet;
@@ -16,11 +16,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Cycle<'_> {
-    /// Takes the victims off and places everybody again. `Some`: the job is in and the
+    /// Removes the victims and places all pods again. `Some`: the job fits and the
     /// rules allow it.
     pub(super) fn try_scenario(
         &mut self,
-        search: &Search,
+        search: &VictimSearch,
         count: usize,
         scenario: &Scenario,
     ) -> Option<Mark> {
@@ -104,7 +104,7 @@ impl Cycle<'_> {
     /// The job and the victims, in ordinary order among all that wait.
     fn simulate(
         &mut self,
-        search: &Search,
+        search: &VictimSearch,
         tasks: &[TaskKey],
         nodes: &NodeSet,
         scenario: &Scenario,
@@ -116,7 +116,7 @@ impl Cycle<'_> {
             entries.push(self.entry(*loser));
         }
         let mut own = self.entry(job);
-        own.rank.growth = Growth::Below;
+        own.rank.availability_tier = AvailabilityTier::Below;
         own.wanted = self
             .shares
             .wanted(self.state, tasks, self.shares.smallest_card);
@@ -127,7 +127,7 @@ impl Cycle<'_> {
         let mut skip = losers.clone();
         skip.insert(job);
         let mut queue = JobQueue::new(false);
-        // Once these are through, nobody looks at who comes after.
+        // Jobs after these are not looked at.
         let mut left = entries.len();
         queue.fill_beside(self.state, &self.shares, entries, line, skip);
         let part = as_alone(gang, tasks);
@@ -152,7 +152,7 @@ impl Cycle<'_> {
                     Ok(()) => self.state.keep(mark),
                     Err(_) => {
                         self.state.rollback(mark);
-                        // Whoever is moved must have a place: no need to look on.
+                        // Every moved pod must have a place: the rest need not be tried.
                         if search.rules.cause() == EvictCause::Consolidation {
                             return false;
                         }

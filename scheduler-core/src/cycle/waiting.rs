@@ -1,17 +1,16 @@
-//! Who waits, sorted, from decision to decision: only jobs of which a pod has moved since
-//! are looked at again, and pods of their own that have everything alike are told why they
-//! wait together.
+//! The ordered list of pending jobs, kept between decisions. Only jobs with a changed pod are
+//! examined again, and pods without a group that are equivalent get their reason together.
 //!
-//! [`State::moved`](crate::state::State) says who has moved. What else it depends on
-//! (whether pods are hindered, what GPU memory counts for) voids all of it. A debug
-//! assertion compares it with one computed from scratch.
+//! [`State::moved`](crate::state::State) lists the changed jobs. A change of anything else that the
+//! list depends on (whether pods are held back, what GPU memory counts for) invalidates all of it. A
+//! debug assertion compares the list with one computed from scratch.
 
 use super::Cycle;
 use crate::config::Plugin;
-use crate::gang::{Gang, Growth, Pick};
-use crate::job_queue::{Alone, Entry, JobRank, Line, QueueLine};
-use crate::reason::Why;
-use crate::shares::Three;
+use crate::gang::{AvailabilityTier, Gang, Pick};
+use crate::job_queue::{Entry, JobRank, Line, QueueLine, SingletonClass};
+use crate::reason::WaitReason;
+use crate::shares::QueueAmounts;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
@@ -28,7 +27,7 @@ const MANY: usize = 8;
 
 /// What follows from where the pods of a job are.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct JobProgress {
     /// [`crate::state::rows::JobRow::stamp`] at that time.
     stamp: u64,
     pub next: Arc<[TaskKey]>,
@@ -39,20 +38,20 @@ pub(super) struct Known {
     /// As one of those that want something.
     pub entry: Entry,
     /// What its allocated pods hold, in the count of queues.
-    pub held: Three,
+    pub held: QueueAmounts,
 }
 
 /// What a pod of its own has alike with others, as far as it matters whether it can be
 /// placed, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Kind {
+pub(super) struct PodClass {
     pub queue: QueueKey,
     pub spec: SpecKey,
     pub priority: i32,
     pub preemptible: bool,
 }
 
-impl Kind {
+impl PodClass {
     /// Of a job as it stands in that queue. `None`: it is no such pod, or hindered.
     pub(super) fn of(queue: Option<QueueKey>, entry: &Entry) -> Option<Self> {
         let alone = entry.alone?;
@@ -67,21 +66,21 @@ impl Kind {
 
 /// Those of one kind.
 #[derive(Debug, Default)]
-pub(super) struct Alike {
+pub(super) struct PodClassJobs {
     pub jobs: BTreeSet<JobKey>,
     /// Why they wait, by this decision.
-    pub why: Option<Arc<Why>>,
+    pub why: Option<Arc<WaitReason>>,
     /// What all of them were told, but for the untold.
-    pub told: Option<Arc<Why>>,
-    pub untold: Vec<JobKey>,
+    pub told: Option<Arc<WaitReason>>,
+    pub unreported_starts: Vec<JobKey>,
 }
 
 /// A job that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Listed {
+struct WaitingJob {
     queue: Option<QueueKey>,
     rank: JobRank,
-    kind: Option<Kind>,
+    kind: Option<PodClass>,
     ready: bool,
 }
 
@@ -93,11 +92,11 @@ pub(crate) struct Waiting {
     at: Option<(u64, u128)>,
     /// [`State::settled`] when it was looked at last.
     settled: Option<u64>,
-    known: FxHashMap<JobKey, Known>,
-    listed: FxHashMap<JobKey, Listed>,
+    known: FxHashMap<JobKey, JobProgress>,
+    listed: FxHashMap<JobKey, WaitingJob>,
     /// By queue, the best last.
     lines: FxHashMap<QueueKey, Arc<QueueLine>>,
-    pub(super) kinds: FxHashMap<Kind, Alike>,
+    pub(super) kinds: FxHashMap<PodClass, PodClassJobs>,
     /// Ready jobs that may be placed and are of no kind.
     pub(super) others: BTreeSet<JobKey>,
     /// How many wait in a queue that are not ready.
@@ -189,7 +188,7 @@ fn waits(state: &State, job: JobKey) -> bool {
 
 impl Cycle<'_> {
     /// Brings up to date who waits. Not inside a trial.
-    pub(super) fn look_who_waits(&mut self) {
+    pub(super) fn refresh_waiting(&mut self) {
         let at = Some((self.state.hindered, self.shares.smallest_card));
         if self.waiting.at != at {
             self.waiting = Waiting {
@@ -207,7 +206,7 @@ impl Cycle<'_> {
             self.list(moved);
         }
         self.waiting.settled = Some(self.state.settled);
-        debug_assert_eq!(self.seen_anew(), self.seen(), "who waits is out of date");
+        debug_assert_eq!(self.recomputed(), self.seen(), "who waits is out of date");
     }
 
     /// Looks at these jobs again.
@@ -225,16 +224,16 @@ impl Cycle<'_> {
             let known = self.known(job);
             let (entry, may) = (known.entry.clone(), known.first.is_some());
             let queue = self.state.jobs.get(job).and_then(|row| row.queue);
-            let kind = Kind::of(queue, &entry).filter(|_| entry.ready);
+            let kind = PodClass::of(queue, &entry).filter(|_| entry.ready);
             let waiting = &mut self.waiting;
             if let Some(kind) = kind {
                 let alike = waiting.kinds.entry(kind).or_default();
                 alike.jobs.insert(job);
-                alike.untold.push(job);
+                alike.unreported_starts.push(job);
             } else if entry.ready && may {
                 waiting.others.insert(job);
             }
-            let listed = Listed {
+            let listed = WaitingJob {
                 queue,
                 rank: entry.rank.clone(),
                 kind,
@@ -258,7 +257,7 @@ impl Cycle<'_> {
 
     /// All jobs that wait, sorted. Not inside a trial.
     pub(super) fn line(&mut self) -> Arc<Line> {
-        self.look_who_waits();
+        self.refresh_waiting();
         if let Some(line) = &self.waiting.line {
             return Arc::clone(line);
         }
@@ -286,7 +285,7 @@ impl Cycle<'_> {
 
     /// One of each kind of ready jobs that may be placed, and all that are of no kind.
     pub(super) fn ready_kinds(&mut self) -> Vec<JobKey> {
-        self.look_who_waits();
+        self.refresh_waiting();
         self.passed_over.extend(self.waiting.unready.keys());
         let kinds = self.waiting.kinds.values();
         let one = kinds.filter_map(|alike| alike.jobs.first().copied());
@@ -307,7 +306,7 @@ impl Cycle<'_> {
     }
 
     /// What the pods of a job are of together, by what was known when it was looked at.
-    pub(super) fn kind(&self, job: JobKey) -> Option<Kind> {
+    pub(super) fn kind(&self, job: JobKey) -> Option<PodClass> {
         self.waiting.listed.get(&job)?.kind
     }
 
@@ -322,11 +321,11 @@ impl Cycle<'_> {
     }
 
     /// What follows from where a job's pods are; computed again when one has moved.
-    pub(super) fn known(&mut self, job: JobKey) -> &Known {
+    pub(super) fn known(&mut self, job: JobKey) -> &JobProgress {
         let stamp = self.state.jobs.get(job).map_or(0, |row| row.stamp);
         let known = self.waiting.known.get(&job);
         if known.is_none_or(|known| known.stamp != stamp) {
-            let known = self.learn(job, stamp);
+            let known = self.insert(job, stamp);
             self.waiting.known.insert(job, known);
         }
         &self.waiting.known[&job]
@@ -342,7 +341,7 @@ impl Cycle<'_> {
         gang.unwrap_or_else(|| Arc::new(self.gang(job)))
     }
 
-    fn learn(&self, job: JobKey, stamp: u64) -> Known {
+    fn insert(&self, job: JobKey, stamp: u64) -> JobProgress {
         let gang = self.gang(job);
         let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
         let wanted = self
@@ -357,12 +356,12 @@ impl Cycle<'_> {
                 let spec = self.state.specs.get(task.spec);
                 spec.is_some_and(SpecRow::stays_out)
             })
-            .map(|(row, task)| Alone {
+            .map(|(row, task)| SingletonClass {
                 spec: task.spec,
                 priority: row.priority(self.state),
                 preemptible: row.is_preemptible(self.state),
             });
-        Known {
+        JobProgress {
             stamp,
             held: self.held_by_gang(&gang),
             first: first.map(|task| task.spec),
@@ -400,10 +399,10 @@ impl Cycle<'_> {
                     0
                 }
             })),
-            growth: if self.config.has(Plugin::Elastic) {
-                gang.growth()
+            availability_tier: if self.config.has(Plugin::Elastic) {
+                gang.availability_tier()
             } else {
-                Growth::Below
+                AvailabilityTier::Below
             },
             created,
             uid,
@@ -428,15 +427,15 @@ impl Cycle<'_> {
     }
 
     /// The same from the state alone.
-    fn seen_anew(&self) -> Seen {
+    fn recomputed(&self) -> Seen {
         let mut seen = Seen::default();
         for (job, row) in &self.state.jobs {
             if !waits(self.state, job) {
                 continue;
             }
-            let known = self.learn(job, 0);
+            let known = self.insert(job, 0);
             let entry = known.entry;
-            match Kind::of(row.queue, &entry) {
+            match PodClass::of(row.queue, &entry) {
                 Some(kind) if entry.ready => drop(seen.kinds.insert(job, kind)),
                 _ if entry.ready && known.first.is_some() => drop(seen.others.insert(job)),
                 _ => {}
@@ -459,7 +458,7 @@ impl Cycle<'_> {
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     lines: BTreeMap<QueueKey, Vec<Entry>>,
-    kinds: BTreeMap<JobKey, Kind>,
+    kinds: BTreeMap<JobKey, PodClass>,
     others: BTreeSet<JobKey>,
     unready: BTreeMap<QueueKey, u32>,
 }

@@ -1,6 +1,6 @@
 //! How much of a device a request takes, by the device's request policies (KEP-5075).
 
-use super::DeviceNo;
+use super::DeviceReason;
 use crate::model::{Alternative, Amounts, Capacity, Device};
 use crate::units::Quantity;
 use std::sync::Arc;
@@ -63,19 +63,19 @@ pub(super) fn of(device: &Device, ask: &Alternative) -> Amounts {
 }
 
 /// Whether the device has so much beside what is taken of it.
-pub(super) fn fits(device: &Device, ask: &Alternative, used: &Amounts) -> Result<(), DeviceNo> {
+pub(super) fn fits(device: &Device, ask: &Alternative, used: &Amounts) -> Result<(), DeviceReason> {
     let mut asked = ask.capacity.keys();
     if let Some(lacks) = asked.find(|name| !device.capacity.contains_key(*name)) {
-        return Err(DeviceNo::NoCapacity(Arc::clone(lacks)));
+        return Err(DeviceReason::NoCapacity(Arc::clone(lacks)));
     }
     for (name, capacity) in &device.capacity {
         let wanted = taken(capacity, ask.capacity.get(name).copied());
         if is_refused(capacity, wanted) {
-            return Err(DeviceNo::Policy(Arc::clone(name)));
+            return Err(DeviceReason::Policy(Arc::clone(name)));
         }
         let used = used.get(name).copied().unwrap_or_default();
         if used.plus(wanted) > capacity.has {
-            return Err(DeviceNo::Capacity {
+            return Err(DeviceReason::Capacity {
                 name: Arc::clone(name),
                 free: capacity.has.less(used),
                 has: capacity.has,

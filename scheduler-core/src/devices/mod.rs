@@ -6,10 +6,10 @@
 //! - here: the devices of a node, and whether one will do for a request.
 //! - [`amount`]: how much a request takes of a device that is shared.
 //! - [`search`]: which of them together.
-//! - [`no`]: every "no" as a typed reason.
+//! - [`reason`]: every "no" as a typed reason.
 
 mod amount;
-mod no;
+mod reason;
 mod search;
 
 use crate::ids::{DeviceId, GpuUuid};
@@ -17,15 +17,15 @@ use crate::model::{Alternative, Device, DeviceNodes, DeviceTaint, Node, PoolFaul
 use crate::state::State;
 use crate::state::devices::{Devices, PoolRow, Sum};
 use crate::state::rows::NodeKey;
-pub(crate) use no::{DeviceNo, DevicesNo};
+pub(crate) use reason::{ClaimsReason, DeviceReason};
 pub(crate) use search::{Wanted, allocate};
 
 /// What counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Free {
-    /// What somebody holds, on the way out too, and what is promised.
+    /// Everything allocated, terminating pods included, and promises.
     Now,
-    /// The same when those who leave have left.
+    /// The same once terminating pods are gone.
     Later,
     /// Nothing: a ceiling over every set of victims.
     Whatever,
@@ -39,7 +39,7 @@ pub(super) struct Candidate<'a> {
     /// By others.
     pub(super) used: Sum,
     /// Its card is another front's.
-    pub(super) front: Option<DeviceNo>,
+    pub(super) front: Option<DeviceReason>,
 }
 
 /// The devices of a node, pool by pool: those whose driver has to make something ready last.
@@ -97,7 +97,7 @@ impl<'a> OnNode<'a> {
         found
     }
 
-    /// Devices of the pool that somebody holds and that take something of its counters.
+    /// Allocated devices of the pool that consume counters.
     pub(super) fn consumers(&self, pool: &'a PoolRow) -> impl Iterator<Item = &'a Device> {
         let (devices, free) = (self.devices, self.free);
         let consume = pool.all().filter(|(_, device)| !device.consumes.is_empty());
@@ -109,9 +109,14 @@ impl<'a> OnNode<'a> {
 
 /// A card has one front at a time, and a pod has one for all cards: what is granted by annotation
 /// keeps claims away.
-fn other_front(state: &State, card: &GpuUuid, free: Free, by_annotation: bool) -> Option<DeviceNo> {
+fn other_front(
+    state: &State,
+    card: &GpuUuid,
+    free: Free,
+    by_annotation: bool,
+) -> Option<DeviceReason> {
     if by_annotation {
-        return Some(DeviceNo::OtherFront);
+        return Some(DeviceReason::OtherFront);
     }
     let key = state.card_names.get(card);
     let used = key.and_then(|key| state.card_use.get(*key));
@@ -120,7 +125,7 @@ fn other_front(state: &State, card: &GpuUuid, free: Free, by_annotation: bool) -
         Free::Later => used.after().holds() > 0,
         Free::Whatever => false,
     });
-    granted.then_some(DeviceNo::Granted)
+    granted.then_some(DeviceReason::Granted)
 }
 
 /// A taint that the request does not tolerate.
@@ -131,20 +136,20 @@ pub(super) fn taint<'a>(device: &'a Device, ask: &Alternative) -> Option<&'a Dev
 }
 
 /// Whether the device alone would do, with what others hold of it.
-pub(super) fn will_do(candidate: &Candidate, ask: &Alternative) -> Result<(), DeviceNo> {
+pub(super) fn will_do(candidate: &Candidate, ask: &Alternative) -> Result<(), DeviceReason> {
     let device = candidate.device;
     if !device.selected_by.contains(&ask.filter) {
-        return Err(DeviceNo::NotSelected);
+        return Err(DeviceReason::NotSelected);
     }
     if let Some(taint) = taint(device, ask) {
-        return Err(DeviceNo::Taint(taint.clone()));
+        return Err(DeviceReason::Taint(taint.clone()));
     }
     if let Some(front) = &candidate.front {
         return Err(front.clone());
     }
     let dedicated = candidate.used.whole > 0 || !device.shared && candidate.used.shares > 0;
     if !ask.admin && dedicated {
-        return Err(DeviceNo::InUse);
+        return Err(DeviceReason::InUse);
     }
     amount::fits(device, ask, &candidate.used.taken)
 }
@@ -155,11 +160,11 @@ pub(crate) fn lines(
     key: NodeKey,
     ask: &Alternative,
     by_annotation: bool,
-) -> Vec<(DeviceId, DeviceNo)> {
+) -> Vec<(DeviceId, DeviceReason)> {
     let on_node = OnNode::of(state, key, Free::Now, by_annotation);
     let no = |candidate: Candidate| {
         let why = will_do(&candidate, ask).err()?;
-        (why != DeviceNo::NotSelected).then(|| (candidate.id.clone(), why))
+        (why != DeviceReason::NotSelected).then(|| (candidate.id.clone(), why))
     };
     on_node.candidates.into_iter().filter_map(no).collect()
 }

@@ -2,7 +2,7 @@
 //! order in which pools list them, as Kubernetes' allocator finds them. Exhaustive, but for the
 //! number of steps.
 
-use super::{Candidate, DevicesNo, Free, OnNode, amount, will_do};
+use super::{Candidate, ClaimsReason, Free, OnNode, amount, will_do};
 use crate::model::{
     AllocatedDevice, Alternative, Amounts, Attribute, Constraint, Count, DeviceRequest,
     DeviceWants, PoolFault,
@@ -32,7 +32,7 @@ pub(crate) fn allocate(
     key: NodeKey,
     wanted: Wanted,
     free: Free,
-) -> Result<Vec<Vec<AllocatedDevice>>, DevicesNo> {
+) -> Result<Vec<Vec<AllocatedDevice>>, ClaimsReason> {
     let claims = wanted.claims;
     let on_node = OnNode::of(state, key, free, wanted.by_annotation);
     let mut asks = Vec::with_capacity(claims.len());
@@ -57,10 +57,10 @@ pub(crate) fn allocate(
         return Ok(found);
     }
     if search.steps > STEPS {
-        return Err(DevicesNo::CutShort(STEPS));
+        return Err(ClaimsReason::CutShort(STEPS));
     }
     let stuck = search.deepest.1;
-    Err(DevicesNo::Request(stuck.unwrap_or_default()))
+    Err(ClaimsReason::Request(stuck.unwrap_or_default()))
 }
 
 /// One way to satisfy a request.
@@ -75,7 +75,10 @@ struct Ask<'a> {
 }
 
 /// For each request of a claim, its alternatives. An error where no node of this kind helps.
-fn of_claim<'a>(on_node: &OnNode, claim: &'a DeviceWants) -> Result<Vec<Vec<Ask<'a>>>, DevicesNo> {
+fn of_claim<'a>(
+    on_node: &OnNode,
+    claim: &'a DeviceWants,
+) -> Result<Vec<Vec<Ask<'a>>>, ClaimsReason> {
     let mut least = 0_usize;
     let mut asks = Vec::with_capacity(claim.requests.len());
     for request in &claim.requests {
@@ -86,11 +89,11 @@ fn of_claim<'a>(on_node: &OnNode, claim: &'a DeviceWants) -> Result<Vec<Vec<Ask<
             }
         }
         let Some(fewest) = ways.iter().map(|way| way.count).min() else {
-            return Err(DevicesNo::Request(Arc::clone(&request.name)));
+            return Err(ClaimsReason::Request(Arc::clone(&request.name)));
         };
         least = least.saturating_add(fewest);
         if least > DeviceWants::MOST {
-            return Err(DevicesNo::TooMany(Arc::clone(&request.name)));
+            return Err(ClaimsReason::TooMany(Arc::clone(&request.name)));
         }
         asks.push(ways);
     }
@@ -102,10 +105,10 @@ fn way<'a>(
     on_node: &OnNode,
     request: &DeviceRequest,
     what: &'a Alternative,
-) -> Result<Option<Ask<'a>>, DevicesNo> {
+) -> Result<Option<Ask<'a>>, ClaimsReason> {
     let all = what.count == Count::All;
     if let Some((pool, fault)) = on_node.fault.filter(|_| all) {
-        return Err(DevicesNo::Pool {
+        return Err(ClaimsReason::Pool {
             request: Arc::clone(&request.name),
             pool: Arc::from(pool.pool.name.to_string()),
             why: match fault {
@@ -116,7 +119,7 @@ fn way<'a>(
     }
     let devices = || on_node.candidates.iter().map(|one| one.device);
     if let Some(why) = devices().find_map(|device| device.unanswered.get(&what.filter)) {
-        return Err(DevicesNo::Unanswered(Arc::clone(why)));
+        return Err(ClaimsReason::Unanswered(Arc::clone(why)));
     }
     let candidates = on_node.candidates.iter().enumerate();
     let matching: Vec<usize> = candidates
@@ -310,7 +313,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// What devices of the pool share has room for one more that nobody holds yet.
+    /// The shared counters of the pool have room for one more unallocated device.
     fn has_counters(&self, candidate: &Candidate<'a>) -> bool {
         let pool = candidate.pool;
         let sets = pool.pool.counters.iter();

@@ -1,9 +1,9 @@
-//! One card: may it be used whole, may a share be put on it, and what would it get.
+//! One card: can it be used whole, can a share be put on it, and what would the share get.
 
 use super::Bases;
 use crate::ledger::{self, CardMemory, Granted, Offer};
 use crate::model::{Amount, Fence, Mode, Pool, Share};
-use crate::reason::CardNo;
+use crate::reason::CardReason;
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
 use crate::state::rows::CardRow;
@@ -31,49 +31,49 @@ pub(crate) fn within(row: &CardRow, used: CardUse) -> bool {
 }
 
 /// Reasons that hold for whole and shared use alike.
-pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
+pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardReason> {
     let Some(card) = &row.card else {
-        return Err(CardNo::Unknown);
+        return Err(CardReason::Unknown);
     };
     if card.mig {
-        return Err(CardNo::Mig);
+        return Err(CardReason::Mig);
     }
     if let Some(why) = &card.unhealthy {
-        return Err(CardNo::Unhealthy(Arc::clone(why)));
+        return Err(CardReason::Unhealthy(Arc::clone(why)));
     }
     if card.cordoned {
-        return Err(CardNo::Cordoned);
+        return Err(CardReason::Cordoned);
     }
     if card.pool == Pool::None {
-        return Err(CardNo::PoolNone);
+        return Err(CardReason::PoolNone);
     }
     if state.devices.has_card(&row.uuid) {
-        return Err(CardNo::Claimed);
+        return Err(CardReason::Claimed);
     }
     if let Some(pause) = &row.pause
         && pause.until.is_none_or(|until| until > state.now)
     {
-        return Err(CardNo::Paused {
+        return Err(CardReason::Paused {
             reason: Arc::clone(&pause.reason),
         });
     }
     Ok(())
 }
 
-/// Whether a card may be used whole at all, whoever is on it.
-pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
+/// Whether a card may be used whole at all, regardless of what runs on it.
+pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardReason> {
     usable(state, row)?;
     let Some(card) = &row.card else {
-        return Err(CardNo::Unknown);
+        return Err(CardReason::Unknown);
     };
     if card.strangers > Mib(0) {
-        return Err(CardNo::Strangers(card.strangers));
+        return Err(CardReason::Strangers(card.strangers));
     }
     if !card.switchable.contains(&Mode::Exclusive) && card.mode != Some(Mode::Exclusive) {
-        return Err(CardNo::NoMode(Mode::Exclusive));
+        return Err(CardReason::NoMode(Mode::Exclusive));
     }
     if card.pool == Pool::Shared {
-        return Err(CardNo::PoolShared);
+        return Err(CardReason::PoolShared);
     }
     Ok(())
 }
@@ -81,16 +81,19 @@ pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardNo> {
 /// Whether a card may be given whole, now or when the kubelet shows it whole again, some
 /// time after its last share has left.
 pub(crate) fn whole_in_time(state: &State, row: &CardRow) -> bool {
-    matches!(whole_usable(state, row), Ok(()) | Err(CardNo::PoolShared))
+    matches!(
+        whole_usable(state, row),
+        Ok(()) | Err(CardReason::PoolShared)
+    )
 }
 
 /// Why a card is not free for whole use: who stays on it.
-pub(crate) fn whole_taken(used: CardUse) -> Option<CardNo> {
+pub(crate) fn whole_taken(used: CardUse) -> Option<CardReason> {
     let after = used.after();
     if after.modes[0] > 0 {
-        return Some(CardNo::HeldWhole);
+        return Some(CardReason::HeldWhole);
     }
-    (after.holds() > 0).then_some(CardNo::Shared {
+    (after.holds() > 0).then_some(CardReason::Shared {
         shares: after.holds(),
     })
 }
@@ -102,13 +105,13 @@ pub(crate) fn share(
     beside: CardSums,
     share: &Share,
     wanted: Mode,
-) -> Result<Offer, CardNo> {
+) -> Result<Offer, CardReason> {
     usable(state, row)?;
     let Some(card) = &row.card else {
-        return Err(CardNo::Unknown);
+        return Err(CardReason::Unknown);
     };
     if beside.modes[0] > 0 {
-        return Err(CardNo::HeldWhole);
+        return Err(CardReason::HeldWhole);
     }
     let in_use = Mode::ALL
         .into_iter()
@@ -116,26 +119,26 @@ pub(crate) fn share(
         .find(|(mode, holds)| *holds > 0 && *mode != wanted);
     if let Some((is, _)) = in_use {
         if is == Mode::Mps && share.devices > 1 {
-            return Err(CardNo::SeveralOnMps);
+            return Err(CardReason::SeveralOnMps);
         }
-        return Err(CardNo::InMode { is, wanted });
+        return Err(CardReason::InMode { is, wanted });
     }
     if !card.switchable.contains(&wanted) && card.mode != Some(wanted) {
-        return Err(CardNo::NoMode(wanted));
+        return Err(CardReason::NoMode(wanted));
     }
     if beside.holds() > 0 && !card.ready {
-        return Err(CardNo::NotReady);
+        return Err(CardReason::NotReady);
     }
     let clients = matches!(wanted, Mode::Mps | Mode::MpsIsolated);
     if clients && card.client_slots > 0 && beside.holds() >= card.client_slots {
-        return Err(CardNo::Slots {
+        return Err(CardReason::Slots {
             slots: card.client_slots,
         });
     }
     let memory = memory(row);
     let offer = memory
         .offer(granted(beside), share.amount)
-        .map_err(|short| CardNo::Memory {
+        .map_err(|short| CardReason::Memory {
             short,
             cap: memory.cap,
         })?;
@@ -145,7 +148,7 @@ pub(crate) fn share(
     };
     let fence = fence(row, beside, offer.top(), wanted);
     match card.minimum_fence {
-        Some(least) if fence < least => Err(CardNo::Fence {
+        Some(least) if fence < least => Err(CardReason::Fence {
             fence,
             least,
             mode: wanted,

@@ -1,4 +1,4 @@
-//! Which whole GPUs of a node a pod gets, once it is decided that it gets them there.
+//! Which whole GPUs of a node a pod gets, once it is decided that it gets them on that node.
 
 use super::card;
 use crate::model::{Ask, Mode};

@@ -1,35 +1,34 @@
-//! Can it go there: every rule of a node and of its cards, and every "no" as a typed
-//! reason.
+//! Feasibility: every rule of a node and of its cards, with a typed reason for each refusal.
 //!
-//! In: the state, a request signature, a node. Out: a [`Seat`], or why there is none.
-//! Changes nothing; deciding and explaining ask the same functions.
-//! - here: rules of the node, its countable resources, and volumes that it can use.
+//! Input: the state, a request signature, a node. Output: an [`Assignment`], or why there is none.
+//! Changes nothing; decisions and explanations use the same functions.
+//! - here: rules of the node, its countable resources, and usable volumes.
 //! - [`crate::devices`]: devices for the pod's claims.
-//! - [`pods`]: rules between pods, and ports of the node.
+//! - [`pods`]: rules between pods, and host ports.
 //! - [`card`]: one card, whole or shared.
-//! - [`seat`]: which cards of the node.
-//! - [`emptied`]: could it go there at all, whoever leaves.
+//! - [`assignment`]: which cards of the node.
+//! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!
-//! Two questions in one: a seat may be free `now`, or only once what is on its way out is
-//! gone, with promises made so far taken off.
+//! Each answer covers two moments: an assignment may be free `now`, or only once terminating pods are
+//! gone, less what is already promised.
 
+mod after_evictions;
+pub(crate) mod assignment;
 pub(crate) mod card;
 mod chosen;
-mod emptied;
 pub(crate) mod pods;
-pub(crate) mod seat;
 
 use crate::config::Config;
-use crate::devices::{self, DevicesNo};
+use crate::devices::{self, ClaimsReason};
 use crate::ids::ResourceName;
 use crate::model::{Effect, Node, NodeRules, Taint, Toleration};
-use crate::reason::{CardLine, NodeNo, NodeVerdict};
+use crate::reason::{CardLine, NodeReason, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
-use crate::state::rows::{Lacks, MigStrategy, NodeKey, NodeRow, Spec, SpecRow};
+use crate::state::rows::{MigStrategy, MissingLabels, NodeKey, NodeRow, Spec, SpecRow};
+pub(crate) use after_evictions::could_fit;
+pub(crate) use assignment::Assignment;
 pub(crate) use chosen::choose_whole;
-pub(crate) use emptied::could_sit;
-pub(crate) use seat::Seat;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -43,13 +42,13 @@ pub(crate) fn node(
     key: NodeKey,
     config: &Config,
     promise: bool,
-) -> Result<Seat, NodeVerdict> {
-    let no = |why: Vec<NodeNo>| NodeVerdict {
+) -> Result<Assignment, NodeVerdict> {
+    let no = |why: Vec<NodeReason>| NodeVerdict {
         why,
         cards: Vec::new(),
     };
     let Some((row, node)) = announced(state, key) else {
-        return Err(no(vec![NodeNo::Unschedulable]));
+        return Err(no(vec![NodeReason::Unschedulable]));
     };
     rules(row, &spec.spec, spec.is_gpu_work()).map_err(|why| no(vec![why]))?;
     let mut room = Room { now: true, promise };
@@ -57,7 +56,7 @@ pub(crate) fn node(
         cards: device_lines(state, spec, key, &why),
         why,
     })?;
-    seat::cards(state, spec, key, config, room)
+    assignment::cards(state, spec, key, config, room)
 }
 
 /// What the node says to it, without a seat or words of its cards: the same as [`node`] asked
@@ -67,11 +66,11 @@ pub(crate) fn why(
     spec: &SpecRow,
     key: NodeKey,
     config: &Config,
-) -> Option<Result<(), Vec<NodeNo>>> {
+) -> Option<Result<(), Vec<NodeReason>>> {
     let (row, announced) = announced(state, key)?;
     if spec.shares {
-        let seat = node(state, spec, key, config, false);
-        return Some(seat.map(drop).map_err(|no| no.why));
+        let assignment = node(state, spec, key, config, false);
+        return Some(assignment.map(drop).map_err(|no| no.why));
     }
     let mut room = Room {
         now: true,
@@ -79,7 +78,9 @@ pub(crate) fn why(
     };
     let open = rules(row, &spec.spec, spec.is_gpu_work()).map_err(|why| vec![why]);
     let open = open.and_then(|()| before_cards(state, spec, key, announced, &mut room));
-    Some(open.and_then(|()| seat::whole(state, spec, key, announced).map_err(|why| vec![why])))
+    Some(
+        open.and_then(|()| assignment::whole(state, spec, key, announced).map_err(|why| vec![why])),
+    )
 }
 
 fn announced(state: &State, key: NodeKey) -> Option<(&NodeRow, &Node)> {
@@ -95,16 +96,16 @@ fn before_cards(
     key: NodeKey,
     node: &Node,
     room: &mut Room,
-) -> Result<(), Vec<NodeNo>> {
+) -> Result<(), Vec<NodeReason>> {
     let short = resources(state, spec, key, node, room);
     if !short.is_empty() {
         return Err(short);
     }
     if !pods::ports(state, spec, key, room) {
-        return Err(vec![NodeNo::Ports]);
+        return Err(vec![NodeReason::Ports]);
     }
     if !attachments(state, spec, key, node, room) {
-        return Err(vec![NodeNo::VolumeLimit]);
+        return Err(vec![NodeReason::VolumeLimit]);
     }
     pods::let_in(state, spec, key, node, room).map_err(|why| vec![why])?;
     if !spec.spec.claims.is_empty() {
@@ -113,7 +114,7 @@ fn before_cards(
     }
     if !spec.spec.devices.is_empty() {
         let found = state.find_devices(&spec.spec, key);
-        room.now &= found.map_err(|why| vec![NodeNo::Devices(why)])?;
+        room.now &= found.map_err(|why| vec![NodeReason::Devices(why)])?;
     }
     if spec.wants_gpus() {
         mig(state, spec, key).map_err(|why| vec![why])?;
@@ -122,8 +123,8 @@ fn before_cards(
 }
 
 /// A line for each device that will not do for the request for which there is none.
-fn device_lines(state: &State, spec: &SpecRow, key: NodeKey, why: &[NodeNo]) -> Vec<CardLine> {
-    let [NodeNo::Devices(DevicesNo::Request(name))] = why else {
+fn device_lines(state: &State, spec: &SpecRow, key: NodeKey, why: &[NodeReason]) -> Vec<CardLine> {
+    let [NodeReason::Devices(ClaimsReason::Request(name))] = why else {
         return Vec::new();
     };
     let requests = spec.spec.devices.iter().flat_map(|ask| &ask.wants.requests);
@@ -143,35 +144,35 @@ pub(crate) struct Room {
 }
 
 /// Rules of the node that no pod's coming or going changes; `gpus`: the pod wants some.
-pub(crate) fn rules(row: &NodeRow, spec: &Spec, gpus: bool) -> Result<(), NodeNo> {
+pub(crate) fn rules(row: &NodeRow, spec: &Spec, gpus: bool) -> Result<(), NodeReason> {
     let Some(node) = &row.node else {
-        return Err(NodeNo::Unschedulable);
+        return Err(NodeReason::Unschedulable);
     };
     if let Some(why) = node.not_ready.first() {
-        return Err(NodeNo::NotReady(Arc::clone(why)));
+        return Err(NodeReason::NotReady(Arc::clone(why)));
     }
     if node.unschedulable && !tolerates_unschedulable(&spec.tolerations) {
-        return Err(NodeNo::Unschedulable);
+        return Err(NodeReason::Unschedulable);
     }
     if let Some(taint) = taint(node, spec) {
-        return Err(NodeNo::Taint(taint.clone()));
+        return Err(NodeReason::Taint(taint.clone()));
     }
     if !selects(&spec.rules, node) {
-        return Err(NodeNo::Selector);
+        return Err(NodeReason::Selector);
     }
     match (&row.lacks, gpus) {
         (
-            Lacks {
+            MissingLabels {
                 gpu: Some(label), ..
             },
             true,
-        ) => Err(NodeNo::NoGpuWorker(Arc::clone(label))),
+        ) => Err(NodeReason::NoGpuWorker(Arc::clone(label))),
         (
-            Lacks {
+            MissingLabels {
                 cpu: Some(label), ..
             },
             false,
-        ) => Err(NodeNo::NoCpuWorker(Arc::clone(label))),
+        ) => Err(NodeReason::NoCpuWorker(Arc::clone(label))),
         _ => Ok(()),
     }
 }
@@ -196,22 +197,22 @@ fn untolerated<'a>(node: &'a Node, spec: &Spec) -> impl Iterator<Item = &'a Tain
 }
 
 /// What a node's MIG strategy lets in (KAI's `PredicateByNodeResourcesType`).
-fn mig(state: &State, spec: &SpecRow, key: NodeKey) -> Result<(), NodeNo> {
+fn mig(state: &State, spec: &SpecRow, key: NodeKey) -> Result<(), NodeReason> {
     let Some(strategy) = state.nodes.get(key).map(|row| row.mig) else {
         return Ok(());
     };
     let wants_profile = spec.mig_nano > 0;
     match strategy {
-        MigStrategy::Off if wants_profile => Err(NodeNo::NotMig),
+        MigStrategy::Off if wants_profile => Err(NodeReason::NotMig),
         MigStrategy::Off => Ok(()),
-        _ if wants_profile && has_legacy_mig(state, key) => Err(NodeNo::LegacyMig),
-        MigStrategy::Single if wants_profile || spec.shares => Err(NodeNo::MigSingle),
-        MigStrategy::Mixed if !wants_profile => Err(NodeNo::MigMixed),
+        _ if wants_profile && has_legacy_mig(state, key) => Err(NodeReason::LegacyMig),
+        MigStrategy::Single if wants_profile || spec.shares => Err(NodeReason::MigSingle),
+        MigStrategy::Mixed if !wants_profile => Err(NodeReason::MigMixed),
         _ => Ok(()),
     }
 }
 
-/// A pod that KAI placed by an annotation of old holds slices which nobody counts.
+/// A pod that KAI placed by a legacy annotation holds MIG slices that are not counted.
 fn has_legacy_mig(state: &State, key: NodeKey) -> bool {
     state.on_node.get(key).into_iter().flatten().any(|task| {
         state
@@ -303,7 +304,7 @@ fn resources(
     key: NodeKey,
     node: &Node,
     room: &mut Room,
-) -> Vec<NodeNo> {
+) -> Vec<NodeReason> {
     let used = state.node_use.get(key).copied().unwrap_or_default();
     let of = |field: fn(&Amounts) -> u128| {
         [
@@ -314,10 +315,10 @@ fn resources(
     };
     let mut short = Vec::new();
     if !has_room(room, node.pods, of(|sums| sums.pods), 1) {
-        short.push(NodeNo::Pods);
+        short.push(NodeReason::Pods);
     }
     if !has_room(room, node.cpu.0, of(|sums| sums.cpu), spec.spec.cpu.0) {
-        short.push(NodeNo::Cpu);
+        short.push(NodeReason::Cpu);
     }
     if !has_room(
         room,
@@ -325,7 +326,7 @@ fn resources(
         of(|sums| sums.memory),
         spec.spec.memory.0,
     ) {
-        short.push(NodeNo::Memory);
+        short.push(NodeReason::Memory);
     }
     for (name, amount) in &spec.spec.extended {
         let taken = state
@@ -342,7 +343,7 @@ fn resources(
             continue;
         }
         if !has_room(room, has, sums, *amount) {
-            short.push(NodeNo::Extended(name.clone()));
+            short.push(NodeReason::Extended(name.clone()));
         }
     }
     short

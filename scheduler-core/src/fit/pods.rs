@@ -1,12 +1,12 @@
-//! Rules between pods: Kubernetes' `InterPodAffinity`, `PodTopologySpread` and `NodePorts`
-//! filters, asked of the counts that the state keeps.
+//! Rules between pods: Kubernetes' `InterPodAffinity`, `PodTopologySpread` and `NodePorts` filters,
+//! evaluated on counts that the state keeps.
 //!
-//! What is on its way out counts as there for now, and as gone for later; a promise counts for
-//! later. So a pod may be promised a place that the one whom it avoids is leaving.
+//! A terminating pod counts as present now and as gone later; a promise counts later only. So a pod may
+//! be promised the place that a pod with conflicting anti-affinity is leaving.
 
 use super::Room;
 use crate::model::{HostPort, Node};
-use crate::reason::NodeNo;
+use crate::reason::NodeReason;
 use crate::state::State;
 use crate::state::cell::ExtraUse;
 use crate::state::pod_counts::CountKey;
@@ -19,7 +19,7 @@ pub(super) fn let_in(
     key: NodeKey,
     node: &Node,
     room: &mut Room,
-) -> Result<(), NodeNo> {
+) -> Result<(), NodeReason> {
     if spec.asks.is_none() {
         return Ok(());
     }
@@ -37,9 +37,9 @@ pub(super) fn let_in(
         for (spread, skew) in others.rules.spread.iter().zip(skews) {
             match skew {
                 _ if !spread.required => {}
-                None => return Err(NodeNo::SpreadLabel),
+                None => return Err(NodeReason::SpreadLabel),
                 Some(skew) if skew.later > u128::from(spread.max_skew) => {
-                    return Err(NodeNo::Spread);
+                    return Err(NodeReason::Spread);
                 }
                 Some(skew) => room.now &= skew.now <= u128::from(spread.max_skew),
             }
@@ -47,7 +47,7 @@ pub(super) fn let_in(
     }
     if !asks.affinity.is_empty() {
         let near: Option<Vec<ExtraUse>> = asks.affinity.iter().map(here).collect();
-        let near = near.ok_or(NodeNo::Affinity)?;
+        let near = near.ok_or(NodeReason::Affinity)?;
         let nobody = |is_there: fn(&ExtraUse) -> bool| {
             let all = asks.affinity.iter();
             let pods = all.filter_map(|key| state.pods_by_domain(asks, *key));
@@ -59,13 +59,13 @@ pub(super) fn let_in(
         let is_later = near.iter().all(ExtraUse::stays) || nobody(ExtraUse::stays);
         room.now &= is_now;
         if !is_later && (room.promise || !is_now) {
-            return Err(NodeNo::Affinity);
+            return Err(NodeReason::Affinity);
         }
     }
     for used in asks.anti_affinity.iter().filter_map(here) {
         room.now &= used.used == 0;
         if used.stays() {
-            return Err(NodeNo::AntiAffinity);
+            return Err(NodeReason::AntiAffinity);
         }
     }
     let domains = asks.domains.as_ref();
@@ -73,7 +73,7 @@ pub(super) fn let_in(
         let (now, later) = closed.is(&node.labels);
         room.now &= !now;
         if later {
-            return Err(NodeNo::AvoidedBy);
+            return Err(NodeReason::AvoidedBy);
         }
     }
     Ok(())

@@ -95,10 +95,10 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
         differs("the number of", "claims in use", &are, &should);
     }
     let given = state.volumes.given();
-    if !state.volumes.are_given_once() {
+    if !state.volumes.are_assigned_once() {
         differs("the claims", "of volumes", &given, &"one volume each");
     }
-    // They are rebuilt before anybody reads them.
+    // They are rebuilt before they are read.
     if state.queues_dirty {
         return;
     }

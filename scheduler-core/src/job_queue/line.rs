@@ -1,7 +1,7 @@
-//! Jobs as they stand in line: what orders them in their queue, and all that wait, sorted.
+//! Pending jobs in order: what orders them within their queue, and the sorted list of all of them.
 
-use crate::gang::Growth;
-use crate::shares::Three;
+use crate::gang::AvailabilityTier;
+use crate::shares::QueueAmounts;
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, TaskKey};
 use crate::units::Time;
@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct JobRank {
     pub priority: Reverse<i32>,
-    pub growth: Growth,
+    pub availability_tier: AvailabilityTier,
     pub created: Time,
     pub uid: Arc<str>,
 }
@@ -24,15 +24,15 @@ pub(crate) struct Entry {
     pub job: JobKey,
     pub rank: JobRank,
     /// What it wants next; nothing for a victim.
-    pub wanted: Three,
+    pub wanted: QueueAmounts,
     /// What it holds, where it is a victim.
-    pub held: Three,
+    pub held: QueueAmounts,
     /// The pods it stands for; `None`: all.
     pub part: Option<Arc<[TaskKey]>>,
     /// It may be served; else it only stands in line.
     pub ready: bool,
     /// It is one pod of its own that waits and may be placed.
-    pub alone: Option<Alone>,
+    pub alone: Option<SingletonClass>,
 }
 
 impl Entry {
@@ -41,7 +41,7 @@ impl Entry {
     pub(crate) fn victim(
         job: JobKey,
         rank: JobRank,
-        held: Three,
+        held: QueueAmounts,
         part: Option<Arc<[TaskKey]>>,
     ) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Entry {
 
 /// What a pod of its own has alike with others, beside its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Alone {
+pub(crate) struct SingletonClass {
     pub spec: SpecKey,
     pub priority: i32,
     pub preemptible: bool,

@@ -1,16 +1,16 @@
-//! Jobs in the order in which they are served: a tree of queues, the best job of the
-//! best queue first (KAI, `actions/utils/job_order_by_queue.go`). For victims the same
-//! tree the other way round.
+//! Jobs in the order in which they are served: a tree of queues, the best job of the best queue first
+//! (KAI, `actions/utils/job_order_by_queue.go`). Victims are taken from the same tree in reverse
+//! order.
 
 mod line;
 #[cfg(test)]
 mod tests;
 
 use crate::queue_order::{self, Candidate};
-use crate::shares::{Shares, Three, plus};
+use crate::shares::{QueueAmounts, Shares, plus};
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey};
-pub(crate) use line::{Alone, Entry, JobRank, Line, QueueLine};
+pub(crate) use line::{Entry, JobRank, Line, QueueLine, SingletonClass};
 use line::{order, sorted};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
@@ -28,19 +28,19 @@ struct Node {
     /// A heap, the best first. Inner queues only.
     children: Vec<QueueKey>,
     /// What the victims popped so far held.
-    popped: Three,
+    popped: QueueAmounts,
     /// What it was last compared by.
-    basis: Option<Basis>,
+    basis: Option<KeyInputs>,
     /// Where it stands among its siblings, by that.
     at: Option<queue_order::Key>,
 }
 
 /// What the key of a queue is computed of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Basis {
-    has: Three,
-    wanted: Three,
-    lost: Three,
+struct KeyInputs {
+    has: QueueAmounts,
+    wanted: QueueAmounts,
+    lost: QueueAmounts,
 }
 
 impl Node {
@@ -93,7 +93,7 @@ impl Node {
 struct Skip {
     /// They are in it otherwise, or not at all.
     jobs: BTreeSet<JobKey>,
-    /// Whoever is not ready.
+    /// Jobs that are not ready.
     unready: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct JobQueue {
     /// jobs left.
     taken: Option<QueueKey>,
     /// What that job wanted, where its queue has jobs left.
-    wanted: Option<Three>,
+    wanted: Option<QueueAmounts>,
 }
 
 impl JobQueue {
@@ -259,7 +259,7 @@ impl JobQueue {
         let mut level = self.take_level(parent);
         for key in &level {
             self.arrange_level(state, shares, Some(*key));
-            self.look_at(state, shares, *key);
+            self.refresh_key(state, shares, *key);
         }
         for end in 1..=level.len() {
             self.sift_up(state, shares, &mut level[..end]);
@@ -291,7 +291,7 @@ impl JobQueue {
     }
 
     /// Computes the key of a queue. False where it stands as it stood.
-    fn look_at(&mut self, state: &State, shares: &Shares, queue: QueueKey) -> bool {
+    fn refresh_key(&mut self, state: &State, shares: &Shares, queue: QueueKey) -> bool {
         let basis = self.basis(state, queue);
         let known = self.nodes.get(&queue).and_then(|node| node.basis);
         if known == Some(basis) {
@@ -313,8 +313,8 @@ impl JobQueue {
     /// What a queue has, and what the best job below it wants or loses: by what its best child
     /// was compared by, which was looked at before it. To look for that job anew from each level
     /// would take the depth of the tree squared.
-    fn basis(&self, state: &State, queue: QueueKey) -> Basis {
-        let mut basis = Basis {
+    fn basis(&self, state: &State, queue: QueueKey) -> KeyInputs {
+        let mut basis = KeyInputs {
             has: state
                 .queue_use
                 .get(queue)
@@ -348,7 +348,7 @@ impl JobQueue {
             && let Some(parent) = self.nodes.get(&key).map(|node| node.parent)
         {
             // What a queue has moves with what its ancestors have.
-            if !self.look_at(state, shares, key) {
+            if !self.refresh_key(state, shares, key) {
                 return;
             }
             let mut level = self.take_level(parent);

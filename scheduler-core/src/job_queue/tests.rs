@@ -1,9 +1,9 @@
-//! The tree takes nobody out of turn.
+//! The tree serves jobs in the order of the rule.
 
 use super::*;
 use crate::config::Config;
 use crate::core::Core;
-use crate::gang::Growth;
+use crate::gang::AvailabilityTier;
 use crate::ids::QueueName;
 use crate::state::cell::Cell;
 use crate::text;
@@ -126,7 +126,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
                 job: state.job_of(&format!("pod:p{index:02}").into()).unwrap(),
                 rank: JobRank {
                     priority: Reverse(0),
-                    growth: Growth::Below,
+                    availability_tier: AvailabilityTier::Below,
                     created: Time(index as u64),
                     uid: Arc::from(""),
                 },

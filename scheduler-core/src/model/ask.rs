@@ -44,7 +44,7 @@ pub struct Share {
     /// Of each card.
     pub amount: Amount,
     /// The most that it may use of each card, where that is more: what is above
-    /// [`Self::amount`] is kept for nobody.
+    /// [`Self::amount`] is not reserved.
     pub burst: Option<Amount>,
     /// How many cards, all different, all on one node. 0 is a bad request.
     pub devices: u32,

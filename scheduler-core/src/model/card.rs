@@ -206,7 +206,7 @@ pub enum Pool {
     Unknown,
     /// As a whole GPU. Shares may open it too: their tokens are offered all along.
     Whole,
-    /// As a whole GPU and without tokens, as while somebody holds it whole: shares wait
+    /// As a whole GPU and without tokens, as while a pod holds it whole: shares wait
     /// until the kubelet shows its tokens again.
     WholeOnly,
     /// For shares only: whole use waits until the kubelet shows the card as whole again.

@@ -44,7 +44,7 @@ pub struct Device {
     pub capacity: BTreeMap<Arc<str>, Capacity>,
     /// By full name, `<domain>/<name>`: what constraints compare.
     pub attributes: BTreeMap<Arc<str>, Attribute>,
-    /// What it takes of its pool's counters while anybody holds it, by counter set.
+    /// What it consumes of its pool's counters while it is allocated, by counter set.
     pub consumes: BTreeMap<Arc<str>, Amounts>,
     /// What keeps claims away that do not tolerate it (KEP-5055).
     pub taints: Vec<DeviceTaint>,
@@ -176,9 +176,9 @@ pub struct Allocation {
     pub devices: Arc<[AllocatedDevice]>,
     /// `status.allocation.nodeSelector`: one of these must hold for the node; `None`: every node.
     pub nodes: Option<Arc<[NodeTerm]>>,
-    /// How many of those for whom it is reserved are there.
+    /// How many of the pods in `reservedFor` exist.
     pub consumers: u32,
-    /// All for whom it was reserved are gone: Kubernetes' controller is about to take the devices
+    /// All pods in `reservedFor` are gone: Kubernetes' controller is about to take the devices
     /// from it.
     pub leaving: bool,
 }

@@ -81,6 +81,6 @@ pub enum Effect {
     NoSchedule,
     /// Sends running ones away too.
     NoExecute,
-    /// Keeps nobody away: other nodes go first.
+    /// Excludes no pod: other nodes are preferred.
     PreferNoSchedule,
 }

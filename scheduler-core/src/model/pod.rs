@@ -141,7 +141,7 @@ pub enum Phase {
     /// Being deleted, still holding what it has. With `Some`: bound; with `None`: it was
     /// never bound and holds nothing.
     Releasing(Option<Placement>),
-    /// Running, and should have been gone for so long that nobody counts on it (KAI's
+    /// Running, but its termination is so overdue that its resources are not counted on (KAI's
     /// `stuck-in-releasing-threshold`, two minutes after its deletion timestamp): it
     /// holds what it has, and nothing is promised of that.
     Stuck(Placement),

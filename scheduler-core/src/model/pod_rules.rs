@@ -21,7 +21,7 @@ pub struct PodSelector {
 }
 
 impl PodSelector {
-    /// A label with its value that every pod has of whom it speaks, where it demands one.
+    /// A label and value that every matching pod has, where the selector requires one.
     pub(crate) fn demanded(&self) -> Option<(&Arc<str>, &Arc<str>)> {
         let labels = self.labels.iter().flatten();
         let mut demanded = labels.filter_map(|one| match &one.operator {
@@ -112,7 +112,7 @@ impl PodRules {
         *self == Self::default()
     }
 
-    /// Of whom those of its terms speak that count for other pods while it has a place.
+    /// The selectors of those of its terms that apply to other pods while it is placed.
     pub(crate) fn told(&self) -> impl Iterator<Item = &PodSelector> {
         let preferred = self.preferred.iter().map(|one| &one.term);
         let terms = self.anti_affinity.iter().chain(preferred);

@@ -79,7 +79,7 @@ pub struct Shortage {
     pub pods: usize,
     /// Nodes of groups that offer no GPU: they may be starting.
     pub without_cards: Vec<Node>,
-    /// What the last node has, by name, of each group that nobody has described. Idle.
+    /// The last node, by name, of each group without a template, as an idle node.
     pub seen: Vec<NodeTemplate>,
 }
 

@@ -9,7 +9,7 @@ use crate::ids::QueueName;
 use crate::model::{
     Card, Mode, Node, NodeCards, Phase, Placement, Pod, PodGroup, Pool, Queue, Taint,
 };
-use crate::shares::{Three, plus, within};
+use crate::shares::{QueueAmounts, plus, within};
 use crate::snapshot;
 use crate::state::State;
 use crate::state::cell::Status;
@@ -39,7 +39,7 @@ pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mi
     let card = smallest.min().unwrap_or(card);
     let mut jobs = Vec::new();
     let mut pods = 0;
-    let mut asked: BTreeMap<QueueKey, Three> = BTreeMap::new();
+    let mut asked: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
     let mut looked_at = BTreeSet::new();
     for (_, task) in &state.pending {
         let Some(job) = waits_for_room(state, *task) else {
@@ -79,7 +79,7 @@ pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mi
         node(state, key, &mut events);
         standing(state, key, &ours, &mut events);
     }
-    let mut rank: Vec<(Reverse<(u128, Three)>, usize)> = (jobs.iter().enumerate())
+    let mut rank: Vec<(Reverse<(u128, QueueAmounts)>, usize)> = (jobs.iter().enumerate())
         .map(|(at, (_, tasks))| (Reverse(size(state, tasks, card)), at))
         .collect();
     rank.sort_unstable();
@@ -182,7 +182,7 @@ fn within_quota(
     state: &State,
     job: JobKey,
     card: Mib,
-    asked: &mut BTreeMap<QueueKey, Three>,
+    asked: &mut BTreeMap<QueueKey, QueueAmounts>,
 ) -> Vec<TaskKey> {
     let may = |task: TaskKey| {
         let row = state.tasks.get(task);
@@ -206,7 +206,7 @@ fn within_quota(
     tasks
 }
 
-fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> Three {
+fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> QueueAmounts {
     let mut sum = [0; 3];
     for task in tasks {
         let row = state.tasks.get(*task);
@@ -221,7 +221,7 @@ fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> Three {
 }
 
 /// The largest pod of the job decides where it stands: large ones leave room for small ones.
-fn size(state: &State, tasks: &[TaskKey], card: Mib) -> (u128, Three) {
+fn size(state: &State, tasks: &[TaskKey], card: Mib) -> (u128, QueueAmounts) {
     let each = tasks.iter().map(|task| wanted(state, &[*task], card));
     let largest = each.max().unwrap_or_default();
     let [gpus, ..] = largest;
@@ -229,7 +229,12 @@ fn size(state: &State, tasks: &[TaskKey], card: Mib) -> (u128, Three) {
 }
 
 /// Whether every queue of the job's stays within its quota with that much, which is counted then.
-fn ask(state: &State, job: JobKey, wanted: Three, asked: &mut BTreeMap<QueueKey, Three>) -> bool {
+fn ask(
+    state: &State,
+    job: JobKey,
+    wanted: QueueAmounts,
+    asked: &mut BTreeMap<QueueKey, QueueAmounts>,
+) -> bool {
     let chain = state
         .jobs
         .get(job)
@@ -237,7 +242,7 @@ fn ask(state: &State, job: JobKey, wanted: Three, asked: &mut BTreeMap<QueueKey,
     let Some(chain) = chain.filter(|chain| !chain.is_empty()) else {
         return false;
     };
-    let with = |queue: &QueueKey, asked: &BTreeMap<QueueKey, Three>| {
+    let with = |queue: &QueueKey, asked: &BTreeMap<QueueKey, QueueAmounts>| {
         let before = asked.get(queue).copied().unwrap_or_default();
         plus(before, wanted)
     };

@@ -13,7 +13,7 @@ use super::pod_counts::CountKey;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
 use super::transition::As;
 use super::volumes::ClaimUse;
-use super::{Standing, State};
+use super::{PlacedEntry, State};
 use crate::ids::{ClaimUid, DecisionId, DeviceId, ResourceName};
 use crate::model::Mode;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) enum Status {
     Victim,
     /// On its way out, still holding.
     Releasing,
-    /// It should be gone and is not: holds, for nobody knows how long.
+    /// Termination overdue: it still holds its resources, and is treated as holding them indefinitely.
     Stuck,
     /// Holds nothing any more, or never will.
     Done,
@@ -328,8 +328,11 @@ impl State {
             }
         }
         let (stood, stands) = (old.status.is_allocated(), new.status.is_allocated());
-        let (was, is) = (self.is_uneven(key, old), self.is_uneven(key, new));
-        self.uneven = (self.uneven + u32::from(is)).saturating_sub(u32::from(was));
+        let (was, is) = (
+            self.is_overallocated(key, old),
+            self.is_overallocated(key, new),
+        );
+        self.overallocated = (self.overallocated + u32::from(is)).saturating_sub(u32::from(was));
         if (old.status == Status::Pending) != (new.status == Status::Pending)
             && let Some(row) = self.tasks.get(key)
         {
@@ -342,7 +345,7 @@ impl State {
         }
         let moved = old.status != new.status;
         if stood != stands {
-            self.restand(key, stands);
+            self.count_placed(key, stands);
         }
         if moved
             && let Some(job) = self.tasks.get(key).and_then(|row| row.job)
@@ -351,12 +354,12 @@ impl State {
             self.moved.note(job, row.stamp);
             self.touched += 1;
             row.stamp = self.touched;
-            self.unsettle(job);
+            self.check_staleness(job);
         }
     }
 
     /// It holds more whole cards than its request says: to move it would free some.
-    fn is_uneven(&self, key: TaskKey, cell: &TaskCell) -> bool {
+    fn is_overallocated(&self, key: TaskKey, cell: &TaskCell) -> bool {
         if cell.holds().is_empty() {
             return false;
         }
@@ -374,7 +377,7 @@ impl State {
     }
 
     /// One more, or one less, of a job's pods stands.
-    fn restand(&mut self, key: TaskKey, stands: bool) {
+    fn count_placed(&mut self, key: TaskKey, stands: bool) {
         let Some((row, job)) = self.tasks.get(key).and_then(|row| Some((row, row.job?))) else {
             return;
         };
@@ -382,7 +385,7 @@ impl State {
             return;
         }
         if stands {
-            if let Some(at) = self.standing_at.get_mut(job) {
+            if let Some(at) = self.placed_at.get_mut(job) {
                 at.pods += 1;
                 return;
             }
@@ -393,9 +396,9 @@ impl State {
             else {
                 return;
             };
-            self.standing_at.insert(
+            self.placed_at.insert(
                 job,
-                Standing {
+                PlacedEntry {
                     queue,
                     priority,
                     pods: 1,
@@ -409,7 +412,7 @@ impl State {
                 .insert(job);
             return;
         }
-        let Some(at) = self.standing_at.get_mut(job) else {
+        let Some(at) = self.placed_at.get_mut(job) else {
             return;
         };
         at.pods -= 1;
@@ -417,7 +420,7 @@ impl State {
         if at.pods > 0 {
             return;
         }
-        self.standing_at.remove(job);
+        self.placed_at.remove(job);
         let Some(by_priority) = self.standing.get_mut(&at.queue) else {
             return;
         };
@@ -465,10 +468,10 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             .map(|entry| format!("{entry:?}"))
             .collect();
         extra.sort();
-        let mut standing_at: Vec<_> = state.standing_at.iter().collect();
-        standing_at.sort_by_key(|(job, _)| *job);
+        let mut placed_at: Vec<_> = state.placed_at.iter().collect();
+        placed_at.sort_by_key(|(job, _)| *job);
         format!(
-            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {standing_at:?} {} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {placed_at:?} {} {:?} {:?}",
             state.task_cells,
             state.node_use,
             state.card_use,
@@ -476,7 +479,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             state.pending,
             state.on_node,
             state.standing,
-            state.uneven,
+            state.overallocated,
             state.volumes,
             state.devices.in_order(),
         )

@@ -1,8 +1,8 @@
 //! Jobs: pods that are placed together, and what is known of their groups.
 
 use super::State;
+use super::interner::Interner;
 use super::rows::{JobKey, QueueKey, TaskKey};
-use super::texts::Texts;
 use crate::ids::{GroupName, QueueName, SetName};
 use crate::model::{Grace, PodGroup, SubGroup};
 use crate::units::{Duration, Time};
@@ -48,7 +48,7 @@ impl GroupSpec {
 }
 
 impl GroupRow {
-    pub(crate) fn of(group: PodGroup, texts: &mut Texts) -> Self {
+    pub(crate) fn of(group: PodGroup, interner: &mut Interner) -> Self {
         let mut sets = Vec::new();
         group.root.sets_into(&mut sets);
         sets.sort_unstable();
@@ -63,7 +63,7 @@ impl GroupRow {
             preemption_delay: group.preemption_delay,
         };
         Self {
-            spec: texts.group(spec),
+            spec: interner.group(spec),
             uid: group.uid,
             created: group.created,
             parked: group.parked,
@@ -119,8 +119,8 @@ pub(crate) struct JobRow {
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
-    /// It is in [`super::State::unsteady`].
-    pub unsteady: bool,
+    /// It is in [`super::State::maybe_stale`].
+    pub maybe_stale: bool,
 }
 
 impl JobRow {
@@ -146,20 +146,20 @@ impl State {
             last_start: None,
             stale_since: None,
             stamp: 0,
-            unsteady: false,
+            maybe_stale: false,
         }));
         self.job_names.insert(name.clone(), key);
         key
     }
 
     /// Whether the job is below its minimum is looked at again.
-    pub(crate) fn unsettle(&mut self, job: JobKey) {
+    pub(crate) fn check_staleness(&mut self, job: JobKey) {
         if let Some(row) = self.jobs.get_mut(job)
-            && !row.unsteady
+            && !row.maybe_stale
             && !row.is_never_stale()
         {
-            row.unsteady = true;
-            self.unsteady.push(job);
+            row.maybe_stale = true;
+            self.maybe_stale.push(job);
         }
     }
 

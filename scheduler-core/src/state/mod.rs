@@ -12,7 +12,7 @@
 //!   be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
-//! - [`texts`]: what many objects have alike, kept once.
+//! - [`interner`]: what many objects have alike, kept once.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
@@ -22,6 +22,7 @@ pub(crate) mod cell;
 pub(crate) mod column;
 pub(crate) mod devices;
 mod extra_use;
+mod interner;
 pub(crate) mod job_row;
 pub(crate) mod names;
 pub(crate) mod node_set;
@@ -34,7 +35,6 @@ mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
 pub(crate) mod spreading;
-mod texts;
 pub(crate) mod transition;
 pub(crate) mod verdicts;
 pub(crate) mod volumes;
@@ -49,7 +49,7 @@ use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 use column::Column;
 use job_row::{GroupRow, JobRow};
-use names::{NameOf, Names};
+use names::{NamedRow, Names};
 pub(crate) use open::{Known, Open, OpenDecision};
 use rows::{
     CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
@@ -61,7 +61,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Who goes first: the job of higher priority, then the older job, then the smaller uid;
+/// The order of pending pods: the job of higher priority, then the older job, then the smaller uid;
 /// inside a job the task order, then the older pod, then the smaller uid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
@@ -104,7 +104,7 @@ pub(crate) struct State {
     /// Changes with every volume and every claim's use: each may be another node's.
     pub volumes_version: u64,
     pub pod_counts: pod_counts::PodCounts,
-    /// For whom was found out last what a search asks about other pods.
+    /// The request for which [`pod_domains`] were computed last.
     pub searched: Option<SpecKey>,
     /// Changes with every fact of a node's own.
     pub nodes_changed: u64,
@@ -113,21 +113,21 @@ pub(crate) struct State {
     /// A decision is being taken: volumes are picked for the claims of pods that are placed.
     /// A pod that is seen with a place has what it was given before.
     pub deciding: bool,
-    pub texts: texts::Texts,
+    pub interner: interner::Interner,
 
     /// Nodes by what they have to give.
     pub rooms: room::Rooms,
     /// Which nodes and requests [`verdicts`] are kept of.
-    pub judged: verdicts::Judged,
-    /// Who stands on a node.
+    pub verdict_cache: verdicts::VerdictCache,
+    /// Pods placed on a node.
     pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
-    /// Who waits, in order.
+    /// Pending pods, in order.
     pub pending: BTreeSet<(Order, TaskKey)>,
     /// Jobs that may be victims: with pods that stand or are promised a place, by queue
     /// and priority.
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
     /// Under what each of them is listed, and how many such pods it has.
-    pub standing_at: Column<JobKey, Standing>,
+    pub placed_at: Column<JobKey, PlacedEntry>,
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
@@ -144,45 +144,45 @@ pub(crate) struct State {
     pub queues_dirty: bool,
     /// How often they were.
     pub queue_trees: u64,
-    /// Rises whenever something may fit that did not.
-    pub loosened: u64,
-    /// Rises whenever there may be something to decide.
-    pub stirred: u64,
-    /// Rises with every change of a node.
+    /// Incremented whenever something may fit that did not.
+    pub capacity_version: u64,
+    /// Incremented whenever there may be something to decide.
+    pub wake_version: u64,
+    /// Incremented with every change of a node.
     pub touched: u64,
-    /// Rises with every change that stays: trials that are undone leave it where it is.
+    /// Incremented with every change that is kept; rolled-back trials do not count.
     pub settled: u64,
     /// Rises whenever a pod may be hindered that was not, or the other way round, other
     /// than by a change of its own.
     pub hindered: u64,
     /// Jobs of which a pod has moved.
-    pub moved: Moved,
+    pub moved: ChangedJobs,
     /// Pods that hold more whole cards than they ask for.
-    pub uneven: u32,
-    /// Who was evicted for whom, by the job that room was made for and the job that lost
+    pub overallocated: u32,
+    /// Past evictions, by the job that room was made for and the job that lost
     /// pods. Empty again when something changes that was not decided here.
     pub evicted: BTreeMap<(GroupName, GroupName), Evicted>,
     /// Searches for victims that were cut short, by whose and what for.
-    pub rests: BTreeMap<(GroupName, EvictCause), Rest>,
-    /// Groups whose only pod had started before it came into them: nobody has told the
+    pub search_backoffs: BTreeMap<(GroupName, EvictCause), Rest>,
+    /// Groups whose only pod had started before it joined them: the shell has not been told
     /// shell when.
-    pub untold: BTreeSet<GroupName>,
+    pub unreported_starts: BTreeSet<GroupName>,
     /// Groups that may have fallen below their minimum, or risen to it: of which a pod or
     /// the group itself has changed. Those that are below it stay here.
-    pub unsteady: Vec<JobKey>,
-    /// What was found to contradict itself, each once.
+    pub maybe_stale: Vec<JobKey>,
+    /// Contradictions found, each once.
     pub contradictions: BTreeSet<String>,
 }
 
 /// Jobs of which a pod has moved since they were looked at last, each once.
 #[derive(Debug, Default)]
-pub(crate) struct Moved {
+pub(crate) struct ChangedJobs {
     jobs: Vec<JobKey>,
     /// [`State::touched`] at that time.
     since: u64,
 }
 
-impl Moved {
+impl ChangedJobs {
     /// One has moved whose stamp was this.
     fn note(&mut self, job: JobKey, stamp: u64) {
         if stamp <= self.since {
@@ -197,15 +197,15 @@ impl Moved {
     }
 }
 
-impl NameOf<TaskKey> for SlotMap<TaskKey, Box<TaskRow>> {
+impl NamedRow<TaskKey> for SlotMap<TaskKey, Box<TaskRow>> {
     fn name_of(&self, key: TaskKey) -> Option<&str> {
         Some(self.get(key)?.uid.as_str())
     }
 }
 
-/// A pod that counts nowhere for a moment.
+/// A pod that is taken out of all sums for a moment.
 #[derive(Debug)]
-pub(crate) struct Lifted {
+pub(crate) struct DetachedPod {
     pub task: TaskKey,
     cell: TaskCell,
     /// Its claims' nodes and volumes.
@@ -214,9 +214,9 @@ pub(crate) struct Lifted {
     picked: Vec<devices::Kept>,
 }
 
-/// Where a job with standing pods is listed.
+/// Where a job with placed pods is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct PlacedEntry {
     pub queue: QueueKey,
     pub priority: i32,
     pub pods: u32,
@@ -250,20 +250,20 @@ impl State {
             row.generation = self.touched;
             if !row.is_dirty {
                 row.is_dirty = true;
-                self.judged.touch(key);
+                self.verdict_cache.touch(key);
             }
         }
     }
 
     /// Something may fit now that did not.
-    pub(crate) fn loosen(&mut self) {
-        self.loosened += 1;
-        self.stirred += 1;
+    pub(crate) fn capacity_grew(&mut self) {
+        self.capacity_version += 1;
+        self.wake_version += 1;
     }
 
     /// There may be something to decide.
-    pub(crate) fn stir(&mut self) {
-        self.stirred += 1;
+    pub(crate) fn wake(&mut self) {
+        self.wake_version += 1;
     }
 
     /// The pod with that UID.
@@ -330,7 +330,7 @@ impl State {
             node: None,
             agent: None,
             mig: rows::MigStrategy::default(),
-            lacks: rows::Lacks::default(),
+            lacks: rows::MissingLabels::default(),
             cards: Vec::new(),
             generation: 0,
             facts: 0,
@@ -352,7 +352,7 @@ impl State {
             });
         if empty && let Some(row) = self.nodes.remove(key) {
             if !row.is_dirty {
-                self.judged.touch(key);
+                self.verdict_cache.touch(key);
             }
             self.node_names.remove(&row.name);
             self.rooms.rename();
@@ -467,7 +467,7 @@ impl State {
             {
                 self.spec_keys.remove(&row.spec);
                 if row.verdicts.is_some() {
-                    self.judged.forget(key);
+                    self.verdict_cache.forget(key);
                 }
                 if let Some(asks) = &row.asks {
                     self.count_no_more(asks);
@@ -477,11 +477,11 @@ impl State {
     }
 
     /// Takes a pod out of every sum, so that facts may change on which they depend.
-    pub(crate) fn lift(&mut self, task: TaskKey) -> Lifted {
-        let (given, picked) = (self.given_to(task), self.picked_for(task));
+    pub(crate) fn detach(&mut self, task: TaskKey) -> DetachedPod {
+        let (given, picked) = (self.claims_of(task), self.picked_for(task));
         let cell = self.cell(task);
         self.transition(task, TaskCell::of(cell::Status::Detached));
-        Lifted {
+        DetachedPod {
             task,
             cell,
             given,
@@ -490,7 +490,7 @@ impl State {
     }
 
     /// Puts it back where it was.
-    pub(crate) fn put_back(&mut self, lifted: Lifted) {
+    pub(crate) fn put_back(&mut self, lifted: DetachedPod) {
         let cell = lifted.cell.clone();
         self.transition(lifted.task, cell);
         self.give_back(lifted.given, &lifted.cell);

@@ -22,19 +22,19 @@ impl<K> Default for Names<K> {
 }
 
 /// What a row is called. `None`: there is no such row.
-pub(crate) trait NameOf<K> {
+pub(crate) trait NamedRow<K> {
     fn name_of(&self, key: K) -> Option<&str>;
 }
 
 impl<K: Copy + PartialEq> Names<K> {
-    pub(crate) fn get(&self, name: &str, rows: &impl NameOf<K>) -> Option<K> {
+    pub(crate) fn get(&self, name: &str, rows: &impl NamedRow<K>) -> Option<K> {
         let hash = self.seed.hash_one(name);
         let is_it = |key: &K| rows.name_of(*key) == Some(name);
         self.keys.find(hash, is_it).copied()
     }
 
     /// No other row has that name. The row is there already.
-    pub(crate) fn insert(&mut self, name: &str, key: K, rows: &impl NameOf<K>) {
+    pub(crate) fn insert(&mut self, name: &str, key: K, rows: &impl NamedRow<K>) {
         let hash = |key: &K| self.seed.hash_one(rows.name_of(*key).unwrap_or_default());
         let at = self.seed.hash_one(name);
         self.keys.insert_unique(at, key, hash);

@@ -6,7 +6,7 @@
 //! a selector matches is found out when the selector, the pod or its namespace comes or
 //! changes. In a cluster without such rules there is nothing to count and nothing is done.
 //!
-//! Thousands of selectors that each match everybody would be counted a billion times. From
+//! Thousands of selectors that each match every pod would need a billion counts. From
 //! [`crate::Config::most_counted`] on a selector is not counted but asked of the pods in each
 //! search, as kube-scheduler does ([`super::pod_domains`]).
 
@@ -290,7 +290,7 @@ impl State {
             return key;
         }
         let counts = &mut self.pod_counts;
-        // Of whom the first selector does not speak, all of them do not.
+        // A pod that the first selector does not match is not matched by all of them.
         let first = what.who.selectors().first().cloned().unwrap_or_default();
         let key = counts.rows.insert(CountRow {
             what: what.clone(),
@@ -319,7 +319,7 @@ impl State {
         key
     }
 
-    /// The pods of whom all these speak. `looks`: how many were looked at, besides.
+    /// The pods that all of these match. `looks`: how many were examined.
     pub(super) fn matched(&self, selectors: &[PodSelector], looks: &mut u64) -> Vec<TaskKey> {
         let reached = selectors.first().map(|first| self.reached_by(first));
         let reached = reached.unwrap_or_default();
@@ -363,7 +363,7 @@ impl State {
         }
     }
 
-    /// Whoever needs the count asks the pods from now on.
+    /// From now on the pods are searched where the count is needed.
     fn count_no_longer(&mut self, key: CountKey) {
         let counts = &mut self.pod_counts;
         let Some(row) = counts.rows.get_mut(key) else {

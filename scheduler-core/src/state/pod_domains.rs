@@ -1,14 +1,13 @@
-//! What a search asks about other pods, found out once before it looks at nodes: over which
-//! domains a pod is spread, which ones anti-affinity of others keeps closed to it, what
-//! preferences of others make each worth, and where the pods are of selectors that are not
-//! counted. kube-scheduler's plugins do the same in their
-//! `PreFilter`.
+//! What a search needs to know about other pods, computed once before nodes are visited: the domains
+//! over which a pod is spread, the domains that other pods' anti-affinity closes to it, the weight
+//! that other pods' preferences give each domain, and where the pods of uncounted selectors are.
+//! kube-scheduler's plugins do the same in `PreFilter`.
 
 use super::State;
 use super::cell::{ExtraUse, TaskCell};
 use super::pod_counts::{CountKey, CountRow, Who};
 use super::pod_index::Register;
-use super::rows::{PodAsks, SpecKey, SpecRow, Subject};
+use super::rows::{PodAsks, SpecKey, SpecRow, TermSubject};
 use super::spreading::Spreading;
 use super::transition::Way;
 use crate::model::{Labels, PodSelector};
@@ -31,7 +30,7 @@ pub(crate) struct Domains {
     /// Which domains are closed.
     closed: Option<Closed>,
     /// What each is worth to pods that are there.
-    worth: Option<Worth>,
+    worth: Option<DomainPreferences>,
 }
 
 /// Pods by domain.
@@ -43,12 +42,12 @@ pub(crate) struct Closed {
     /// [`State::closed_changed`] at that time.
     changed: u64,
     /// By topology key.
-    of: Vec<(Arc<str>, Stays)>,
+    of: Vec<(Arc<str>, ClosedDomains)>,
 }
 
 /// Closed domains of one topology key, each with whether it stays so when those who leave have
 /// left.
-type Stays = FxHashMap<Arc<str>, bool>;
+type ClosedDomains = FxHashMap<Arc<str>, bool>;
 
 impl Closed {
     /// Whether a node with these labels is closed for now, and for later.
@@ -63,7 +62,7 @@ impl Closed {
 
 /// What the preferences of pods that have a place make of the domains for a pod.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Worth {
+pub(crate) struct DomainPreferences {
     /// [`State::worth_changed`] at that time.
     changed: u64,
     /// By topology key; domains that are worth nothing are missing.
@@ -73,7 +72,7 @@ pub(crate) struct Worth {
 /// What each domain of one topology key is worth.
 type Sums = FxHashMap<Arc<str>, i64>;
 
-impl Worth {
+impl DomainPreferences {
     /// Of a node with these labels.
     pub(crate) fn is(&self, labels: &Labels) -> i64 {
         let all = self.of.iter().filter_map(|(key, domains)| {
@@ -100,7 +99,7 @@ impl Domains {
     }
 
     /// `None`: no preference of another pod speaks of it.
-    pub(crate) fn worth(&self) -> Option<&Worth> {
+    pub(crate) fn worth(&self) -> Option<&DomainPreferences> {
         self.worth.as_ref().filter(|worth| !worth.of.is_empty())
     }
 }
@@ -263,14 +262,14 @@ impl State {
     }
 
     /// Another one whenever what is closed to such a pod may be something else.
-    pub(super) fn closed_changed(&self, subject: &Subject) -> u64 {
+    pub(super) fn closed_changed(&self, subject: &TermSubject) -> u64 {
         let avoided = &self.pod_counts.index.avoided;
         let near = avoided.near(&subject.namespace, subject.labels.iter());
         near.map(|scoped| scoped.changed).max().unwrap_or(0)
     }
 
     /// Another one whenever what preferences of others say to such a pod may be something else.
-    fn worth_changed(&self, subject: &Subject) -> u64 {
+    fn worth_changed(&self, subject: &TermSubject) -> u64 {
         let preferred = &self.pod_counts.index.preferred;
         let near = preferred.near(&subject.namespace, subject.labels.iter());
         near.map(|scoped| scoped.changed).max().unwrap_or(0)
@@ -278,10 +277,10 @@ impl State {
 
     /// The terms of that register which speak of such a pod and that pods with a place have, each
     /// with its topology key. `looks`: how many terms and domains there were.
-    fn spoken<'a>(
+    fn applicable_terms<'a>(
         &'a self,
         register: &'a Register,
-        subject: &'a Subject,
+        subject: &'a TermSubject,
         looks: &mut u64,
     ) -> Vec<(&'a Arc<str>, &'a CountRow)> {
         let namespace = self.pod_counts.namespaces.get(&subject.namespace);
@@ -305,10 +304,10 @@ impl State {
     }
 
     /// Adds up the preferences of all pods that have a place.
-    fn worth_to(&self, subject: &Subject, changed: u64, looks: &mut u64) -> Worth {
+    fn worth_to(&self, subject: &TermSubject, changed: u64, looks: &mut u64) -> DomainPreferences {
         let mut worth = BTreeMap::<&Arc<str>, Sums>::new();
         let preferred = &self.pod_counts.index.preferred;
-        for (topology, row) in self.spoken(preferred, subject, looks) {
+        for (topology, row) in self.applicable_terms(preferred, subject, looks) {
             let Who::Preferring(_, weight) = row.what.who else {
                 continue;
             };
@@ -323,17 +322,17 @@ impl State {
         }
         worth.retain(|_, domains| !domains.is_empty());
         let of = worth.into_iter();
-        Worth {
+        DomainPreferences {
             changed,
             of: of.map(|(key, sums)| (Arc::clone(key), sums)).collect(),
         }
     }
 
     /// Adds up the anti-affinity of all pods that have a place.
-    fn closed_to(&self, subject: &Subject, changed: u64, looks: &mut u64) -> Closed {
-        let mut closed = BTreeMap::<&Arc<str>, Stays>::new();
+    fn closed_to(&self, subject: &TermSubject, changed: u64, looks: &mut u64) -> Closed {
+        let mut closed = BTreeMap::<&Arc<str>, ClosedDomains>::new();
         let avoided = &self.pod_counts.index.avoided;
-        for (topology, row) in self.spoken(avoided, subject, looks) {
+        for (topology, row) in self.applicable_terms(avoided, subject, looks) {
             let domains = closed.entry(topology).or_default();
             for (domain, used) in &row.domains {
                 let stays = domains.entry(Arc::clone(domain)).or_default();

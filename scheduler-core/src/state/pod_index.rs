@@ -1,10 +1,10 @@
-//! Which counted selectors may speak of a pod, and of which pods a selector may speak, without
-//! a look at all of either.
+//! An index of selectors and pods: which counted selectors may match a pod, and which pods a selector
+//! may match, without visiting all of them.
 
 use super::State;
+use super::interner::PodLabels;
 use super::pod_counts::{CountKey, Who};
 use super::rows::TaskKey;
-use super::texts::PodLabels;
 use crate::model::PodSelector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    /// Those of a selector; none where it speaks of nobody.
+    /// Those of a selector; none where it matches no pod.
     pub(super) fn of(selector: &PodSelector) -> Vec<Self> {
         if selector.labels.is_none() {
             return Vec::new();
@@ -308,7 +308,7 @@ impl State {
         members.flatten().copied().collect()
     }
 
-    /// Pods of whom the selector may speak.
+    /// Pods that the selector may match.
     pub(super) fn reached_by(&self, selector: &PodSelector) -> Vec<TaskKey> {
         let index = &self.pod_counts.index;
         if selector.namespace_labels.is_none() {

@@ -1,11 +1,11 @@
-//! Whom selectors speak of, and what follows for the pods: where they are counted, and what
-//! terms of others see in them.
+//! Which pods the selectors match, and what follows: where each pod is counted, and which of its labels
+//! other pods' terms depend on.
 
 use super::State;
+use super::interner::PodLabels;
 use super::pod_counts::{CountKey, Who};
 use super::pod_index::{Scope, Scoped};
-use super::rows::{Others, Spec, Subject, TaskKey, TaskRow};
-use super::texts::PodLabels;
+use super::rows::{PodRelations, Spec, TaskKey, TaskRow, TermSubject};
 use crate::model::{Labels, PodRules, PodSelector};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl State {
         namespace: &Arc<str>,
         labels: &PodLabels,
         own: &PodRules,
-    ) -> Option<Subject> {
+    ) -> Option<TermSubject> {
         let index = &self.pod_counts.index;
         let registers = [&index.avoided, &index.preferred].into_iter();
         let near = registers.flat_map(|register| register.near(namespace, labels.iter()));
@@ -63,7 +63,7 @@ impl State {
                 || near.iter().any(|scoped| scoped.looks_at(key))
         };
         let labels = labels.iter().filter(is_looked_at);
-        Some(Subject {
+        Some(TermSubject {
             namespace: Arc::clone(namespace),
             labels: labels
                 .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
@@ -84,7 +84,7 @@ impl State {
         } else {
             Vec::new()
         };
-        let lifted: Vec<_> = members.into_iter().map(|task| self.lift(task)).collect();
+        let lifted: Vec<_> = members.into_iter().map(|task| self.detach(task)).collect();
         match labels {
             Some(labels) => drop(self.pod_counts.namespaces.insert(Arc::clone(name), labels)),
             None => drop(self.pod_counts.namespaces.remove(name)),
@@ -94,11 +94,11 @@ impl State {
             self.put_back(lifted);
         }
         self.pod_counts.namespace_changed();
-        self.loosen();
+        self.capacity_grew();
     }
 
     /// What a pod's place has to do with other pods', as they are now.
-    pub(crate) fn others_now(&self, row: &TaskRow) -> Option<Arc<Others>> {
+    pub(crate) fn others_now(&self, row: &TaskRow) -> Option<Arc<PodRelations>> {
         let known = self.specs.get(row.spec)?.spec.others.as_deref();
         let rules = known.map(|known| known.rules.clone()).unwrap_or_default();
         let subject = if row.facts.ours {
@@ -107,7 +107,7 @@ impl State {
             None
         };
         let ours = row.facts.ours;
-        Others::of(
+        PodRelations::of(
             self,
             &row.facts.namespace,
             &row.labels,
@@ -158,10 +158,10 @@ impl State {
                     spec.is_some_and(|spec| spec.others != self.others_now(row))
                 });
                 if is_another {
-                    let lifted = self.lift(task);
+                    let lifted = self.detach(task);
                     self.recount(task);
                     self.put_back(lifted);
-                    self.stir();
+                    self.wake();
                 }
             }
         }

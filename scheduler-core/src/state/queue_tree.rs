@@ -1,4 +1,4 @@
-//! The tree of queues as it follows from what was announced, and the sums over it.
+//! The tree of queues, derived from the announced queues, and the sums over it.
 
 use super::State;
 use super::cell::{Status, TaskCell};
@@ -11,7 +11,7 @@ impl State {
     /// needed, once for any number of changes.
     pub(crate) fn queues_changed(&mut self) {
         self.queues_dirty = true;
-        self.loosen();
+        self.capacity_grew();
     }
 
     /// Rebuilds the chains if a queue came, went or moved, and moves the sums of the pods in

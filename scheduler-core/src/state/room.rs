@@ -1,15 +1,15 @@
-//! What nodes have to give, in the order in which a pod would look at them: the index
-//! that keeps placing one pod from walking over every node.
+//! The index of free capacity: nodes in the order in which a pod would visit them, so that placing one
+//! pod does not visit every node.
 //!
-//! In: nodes that were touched. Out: for each node what is free or leaving, and the nodes
-//! sorted by it, then by name. Brought up to date when it is asked ([`State::refresh_rooms`]);
-//! in between it only remembers who was touched, so trials and their undoing cost nothing
-//! here. It decides nothing: whoever asks checks each node again with `fit`.
+//! Input: changed nodes. Output: what each node has free or being released, and the nodes sorted by it,
+//! then by name. It is brought up to date on request ([`State::refresh_rooms`]); between requests it
+//! only records changed nodes, so trials and rollbacks cost nothing here. It decides nothing: every
+//! node that it returns is checked again with `fit`.
 
 use super::State;
 use super::node_set::NodeSet;
 use super::rows::NodeKey;
-use crate::fit::{card, seat};
+use crate::fit::{assignment, card};
 use crate::units::Mib;
 use slotmap::SecondaryMap;
 use std::collections::BTreeSet;
@@ -225,8 +225,8 @@ impl State {
         };
         let used = self.node_use.get(key).copied().unwrap_or_default();
         let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
-        let count = seat::count_whole(self, key);
-        let (nano, mib) = seat::free_gpus(self, key, count);
+        let count = assignment::count_whole(self, key);
+        let (nano, mib) = assignment::free_gpus(self, key, count);
         let mut room = Room {
             whole: count.later,
             whole_now: count.now,

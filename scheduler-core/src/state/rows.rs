@@ -13,11 +13,11 @@ use crate::model::{
     Amount, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants, HostPort, Labels,
     Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder, Toleration,
 };
-use crate::reason::Why;
+use crate::reason::WaitReason;
 use crate::state::State;
+use crate::state::interner::{Interner, PodLabels};
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
-use crate::state::texts::{PodLabels, Texts};
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -46,11 +46,11 @@ pub(crate) struct NodeRow {
     /// `None` until announced, and after it is gone while pods stand on it.
     pub node: Option<Node>,
     /// The agent's word; `None` while it is not heard.
-    pub agent: Option<AgentWord>,
+    pub agent: Option<AgentStatus>,
     /// What its labels say of MIG.
     pub mig: MigStrategy,
     /// Of the labels of [`crate::config::Workers`], those that it lacks.
-    pub lacks: Lacks,
+    pub lacks: MissingLabels,
     /// All cards that are known of it, by index, then UUID.
     pub cards: Vec<CardKey>,
     /// Changes with every fact or sum that a placement here may depend on.
@@ -59,7 +59,7 @@ pub(crate) struct NodeRow {
     pub facts: u64,
     /// Changes with every sum of a card, and of resources other than CPU, memory and pods.
     pub parts: u64,
-    /// It is on the list of [`super::verdicts::Judged`].
+    /// It is on the list of [`super::verdicts::VerdictCache`].
     pub is_dirty: bool,
 }
 
@@ -77,14 +77,14 @@ impl NodeRow {
 
 /// Which pods a node is closed to, each by the label that would open it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Lacks {
+pub(crate) struct MissingLabels {
     /// To those with GPUs.
     pub gpu: Option<Arc<str>>,
     /// To those without.
     pub cpu: Option<Arc<str>>,
 }
 
-impl Lacks {
+impl MissingLabels {
     pub(crate) fn of(node: &Node, workers: Option<&Workers>) -> Self {
         let lacks =
             |label: &Arc<str>| (!node.labels.contains_key(label)).then(|| Arc::clone(label));
@@ -132,7 +132,7 @@ impl MigStrategy {
 
 /// What an agent says of its node as a whole.
 #[derive(Clone, Debug)]
-pub(crate) struct AgentWord {
+pub(crate) struct AgentStatus {
     pub default_mode: Mode,
     pub not_offering: Option<Arc<str>>,
 }
@@ -180,7 +180,7 @@ pub(crate) struct TaskRow {
     pub seen: Seen,
     pub rare: Rare,
     /// What was said last about why it waits.
-    pub said: Option<Arc<Why>>,
+    pub said: Option<Arc<WaitReason>>,
 }
 
 impl TaskRow {
@@ -205,8 +205,8 @@ pub(crate) struct PodFacts {
 }
 
 impl PodFacts {
-    pub(crate) fn of(pod: &Pod, texts: &mut Texts) -> Arc<Self> {
-        texts.pod(Self {
+    pub(crate) fn of(pod: &Pod, interner: &mut Interner) -> Arc<Self> {
+        interner.pod(Self {
             namespace: Arc::clone(&pod.namespace),
             ours: pod.ours,
             set: pod.sub_group.clone(),
@@ -289,7 +289,7 @@ pub(crate) struct Refused {
     pub grants: Vec<crate::model::ContainerGrant>,
     /// What the API server shows, which is not "on its way out" yet.
     pub node: NodeKey,
-    /// Nobody deletes the pod: its outcome was [`crate::OutcomeResult::Stays`].
+    /// The pod is not deleted: its outcome was [`crate::OutcomeResult::Stays`].
     pub stays: bool,
 }
 
@@ -320,7 +320,7 @@ pub(crate) struct Spec {
     pub tolerations: Vec<Toleration>,
     pub ports: Vec<HostPort>,
     /// `None`: its place has nothing to do with other pods'.
-    pub others: Option<Arc<Others>>,
+    pub others: Option<Arc<PodRelations>>,
     pub unsupported: Vec<Arc<str>>,
     pub lacks: Vec<Arc<str>>,
     /// What cannot be meant about it, one sentence.
@@ -353,14 +353,14 @@ impl ClaimAsk {
 
 /// What its place has to do with other pods'.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Others {
+pub(crate) struct PodRelations {
     pub rules: PodRules,
     /// All terms of its affinity speak of the pod itself: the first of its kind may go anywhere.
     pub is_near_itself: bool,
     /// Of each constraint of its spread, whether the pod itself is counted.
     pub counts_itself: Vec<bool>,
     /// What terms of other pods see in it. `None`: there is none that may speak of it.
-    pub subject: Option<Subject>,
+    pub subject: Option<TermSubject>,
     /// False for another scheduler's pod: only what its terms do to others counts.
     pub ours: bool,
 }
@@ -368,20 +368,20 @@ pub(crate) struct Others {
 /// What anti-affinity and preferences of other pods see in a pod: to two that are alike in this
 /// every term does the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Subject {
+pub(crate) struct TermSubject {
     pub namespace: Arc<str>,
     /// Those of its labels that the terms look at that may speak of it.
     pub labels: Labels,
 }
 
-impl Others {
+impl PodRelations {
     /// Of a pod of that namespace with those labels.
     pub(crate) fn of(
         state: &State,
         namespace: &str,
         labels: &PodLabels,
         rules: PodRules,
-        subject: Option<Subject>,
+        subject: Option<TermSubject>,
         ours: bool,
     ) -> Option<Arc<Self>> {
         if rules.is_empty() && subject.is_none() {
@@ -461,7 +461,7 @@ pub(crate) struct SpecRow {
     pub attached: Vec<[ResourceName; 2]>,
     /// What it asks of other pods, where it does.
     pub asks: Option<Box<PodAsks>>,
-    /// What the nodes say to it, where somebody waits with it.
+    /// What the nodes answer to it, where a pending pod has it.
     pub verdicts: Option<Box<Verdicts>>,
 }
 

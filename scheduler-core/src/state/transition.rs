@@ -412,11 +412,11 @@ impl SpecRow {
             .others
             .as_ref()
             .is_some_and(|others| others.may_gain());
-        self.is_seated_at_once() && !may_gain
+        self.is_assigned_at_once() && !may_gain
     }
 
     /// At most one of its containers wants a share: no other can take its cards in between.
-    pub(crate) fn is_seated_at_once(&self) -> bool {
+    pub(crate) fn is_assigned_at_once(&self) -> bool {
         !self.shares || self.spec.gpus.len() <= 1
     }
 

@@ -1,18 +1,17 @@
-//! What every node says to the requests of those that wait, counted by reason: whether one
-//! fits anywhere, and why not, is known without a look at the nodes.
+//! What every node answers to the pending requests, counted by reason: whether a request fits anywhere,
+//! and why not, is known without visiting the nodes.
 //!
-//! In: nodes that were touched. Out: for each request that somebody asked about, how many
-//! nodes would take it, and how many will not for which reasons. A node is asked again only
-//! by requests to which it may say something else than before: where a fact of it or of its
-//! cards has changed, or what it has left has crossed what they ask for. Brought up to date
-//! outside trials alone ([`State::refresh_verdicts`]); what is placed after that takes room
-//! and gives none, so who fitted nowhere fits nowhere still.
+//! Input: changed nodes. Output: for each request in use, how many nodes would take it, and how many
+//! refuse it for which reasons. A node is asked again only by requests to which its answer may have
+//! changed: a fact of the node or of its cards has changed, or its free amount has crossed the
+//! requested one. It is brought up to date only outside trials ([`State::refresh_verdicts`]). Pods
+//! placed after that only take capacity, so a request that fitted nowhere still fits nowhere.
 
 use super::State;
 use super::rows::{NodeKey, SpecKey, SpecRow};
 use crate::config::Config;
-use crate::fit::{self, seat};
-use crate::reason::{About, Line, NodeNo};
+use crate::fit::{self, assignment};
+use crate::reason::{Line, NodeReason, ReasonKey};
 use slotmap::{Key as _, SecondaryMap};
 use std::sync::Arc;
 
@@ -37,19 +36,19 @@ pub(crate) struct Verdicts {
     /// [`State::others_at`] when the nodes were asked.
     others: [u64; 3],
     /// What it lacks on the nodes; `None`: to be put together anew.
-    lacks: Option<About>,
+    lacks: Option<ReasonKey>,
 }
 
 /// Reasons that hold together, and on how many nodes they do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Reasons {
-    why: Vec<NodeNo>,
+    why: Vec<NodeReason>,
     nodes: u32,
 }
 
 /// What a verdict may depend on, of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Basis {
+struct VerdictInputs {
     /// [`super::rows::NodeRow::facts`].
     facts: u64,
     /// [`super::rows::NodeRow::parts`].
@@ -60,17 +59,17 @@ struct Basis {
 
 /// For all requests.
 #[derive(Debug, Default)]
-pub(crate) struct Judged {
+pub(crate) struct VerdictCache {
     /// Requests with verdicts.
     specs: Vec<SpecKey>,
     /// Touched since the last time, each once.
     dirty: Vec<NodeKey>,
-    basis: SecondaryMap<NodeKey, Basis>,
+    basis: SecondaryMap<NodeKey, VerdictInputs>,
     /// How many nodes new requests have asked in this decision.
     looks: u64,
     /// A request had to wait for the next decision.
     put_off: bool,
-    /// [`State::loosened`] at the last time.
+    /// [`State::capacity_version`] at the last time.
     at: Option<u64>,
     /// [`State::volumes_version`] at the last time.
     volumes: u64,
@@ -80,7 +79,7 @@ pub(crate) struct Judged {
     others: ([u64; 2], u64),
 }
 
-impl Judged {
+impl VerdictCache {
     /// The node has changed somehow for the first time since.
     pub(super) fn touch(&mut self, key: NodeKey) {
         self.dirty.push(key);
@@ -98,7 +97,7 @@ fn slot(key: NodeKey) -> usize {
 }
 
 impl Verdicts {
-    fn set(&mut self, at: usize, verdict: Option<Result<(), Vec<NodeNo>>>) {
+    fn set(&mut self, at: usize, verdict: Option<Result<(), Vec<NodeReason>>>) {
         if self.of.len() <= at {
             self.of.resize(at + 1, ABSENT);
         }
@@ -137,7 +136,7 @@ impl Verdicts {
         };
     }
 
-    fn index(&mut self, why: Vec<NodeNo>) -> u16 {
+    fn index(&mut self, why: Vec<NodeReason>) -> u16 {
         let known = self.sets.iter().position(|set| set.why == why);
         let free = || self.sets.iter().position(|set| set.nodes == 0);
         let at = known.or_else(|| (self.sets.len() > 32).then(free).flatten());
@@ -151,21 +150,21 @@ impl Verdicts {
     }
 
     /// What the request lacks.
-    fn lacks(&mut self) -> About {
+    fn lacks(&mut self) -> ReasonKey {
         let sets = &self.sets;
         let all = || sets.iter().filter(|set| set.nodes > 0);
-        let lacks = || About::nodes(all().flat_map(|set| &set.why));
+        let lacks = || ReasonKey::nodes(all().flat_map(|set| &set.why));
         self.lacks.get_or_insert_with(lacks).clone()
     }
 }
 
 impl State {
-    /// It is known that the request fits nowhere: nobody has left since the nodes were asked.
-    pub(crate) fn is_known_to_fit_nowhere(&self, spec: &SpecRow) -> bool {
+    /// It is known that the request fits nowhere: nothing was freed since the nodes were asked.
+    pub(crate) fn is_known_infeasible(&self, spec: &SpecRow) -> bool {
         let is_current = |all: &Verdicts| spec.stays_out() || all.others == self.others_at(spec);
         let says_no = |all: &Verdicts| all.fits == 0 && is_current(all);
-        self.judged.at == Some(self.loosened)
-            && spec.is_seated_at_once()
+        self.verdict_cache.at == Some(self.capacity_version)
+            && spec.is_assigned_at_once()
             && spec.verdicts.as_deref().is_some_and(says_no)
     }
 
@@ -201,7 +200,7 @@ impl State {
     }
 
     /// What makes the request's reason another one. `None`: it has not asked the nodes yet.
-    pub(crate) fn lacks(&mut self, key: SpecKey, config: &Config) -> Option<About> {
+    pub(crate) fn lacks(&mut self, key: SpecKey, config: &Config) -> Option<ReasonKey> {
         self.judge(key, config);
         let all = self.specs.get_mut(key)?.verdicts.as_mut()?;
         Some(all.lacks())
@@ -215,7 +214,7 @@ impl State {
         let counts = all.sets.iter().filter(|set| set.nodes > 0);
         let counts = counts.flat_map(|set| set.why.iter().map(|why| (why, set.nodes as usize)));
         let mut line = Line::of(counts);
-        let of_cards = |set: &Reasons| set.why.iter().any(NodeNo::is_of_cards);
+        let of_cards = |set: &Reasons| set.why.iter().any(NodeReason::is_of_cards);
         let with_cards = all.sets.iter().filter(|set| of_cards(set));
         let mut left: usize = with_cards.map(|set| set.nodes as usize).sum();
         for (name, node) in &self.node_names {
@@ -237,8 +236,8 @@ impl State {
     }
 
     /// Some request has not asked the nodes yet: the next decision goes on.
-    pub(crate) fn is_put_off(&self) -> bool {
-        self.judged.put_off
+    pub(crate) fn has_pending_verdicts(&self) -> bool {
+        self.verdict_cache.put_off
     }
 
     /// The request has verdicts, and all are up to date; or it waits for the next decision.
@@ -256,14 +255,14 @@ impl State {
             all.asked = true;
             return;
         }
-        // So that thousands of new requests hold up nobody, the rest asks in the next decision.
+        // Thousands of new requests must not delay a decision: the rest is asked in the next one.
         let nodes = u64::try_from(self.nodes.len()).unwrap_or(u64::MAX);
-        if self.judged.looks > LOOKS {
-            self.judged.put_off = true;
+        if self.verdict_cache.looks > LOOKS {
+            self.verdict_cache.put_off = true;
             return;
         }
         let looks = nodes.saturating_add(self.refresh_domains(key));
-        self.judged.looks = self.judged.looks.saturating_add(looks);
+        self.verdict_cache.looks = self.verdict_cache.looks.saturating_add(looks);
         let Some(row) = self.specs.get(key) else {
             return;
         };
@@ -277,16 +276,16 @@ impl State {
         }
         if let Some(row) = self.specs.get_mut(key) {
             row.verdicts = Some(Box::new(all));
-            self.judged.specs.push(key);
+            self.verdict_cache.specs.push(key);
         }
     }
 
-    /// Requests about which nobody asked in the last decision have no verdicts any more.
+    /// Drops the verdicts of requests that were not used in the last decision.
     pub(crate) fn drop_verdicts(&mut self) {
-        self.judged.looks = 0;
-        self.judged.put_off = false;
+        self.verdict_cache.looks = 0;
+        self.verdict_cache.put_off = false;
         let specs = &mut self.specs;
-        self.judged.specs.retain(|key| {
+        self.verdict_cache.specs.retain(|key| {
             let Some(row) = specs.get_mut(*key) else {
                 return false;
             };
@@ -304,11 +303,11 @@ impl State {
     /// Asks the nodes again that were touched. Not inside a trial that has moved anything.
     pub(crate) fn refresh_verdicts(&mut self, config: &Config) {
         debug_assert!(!self.is_tentative(), "a trial may be undone");
-        self.judged.at = Some(self.loosened);
-        if self.judged.volumes != self.volumes_version {
-            self.judged.volumes = self.volumes_version;
+        self.verdict_cache.at = Some(self.capacity_version);
+        if self.verdict_cache.volumes != self.volumes_version {
+            self.verdict_cache.volumes = self.volumes_version;
             let rows = &mut self.specs;
-            self.judged.specs.retain(|key| {
+            self.verdict_cache.specs.retain(|key| {
                 let row = rows.get_mut(*key).filter(|row| !row.spec.claims.is_empty());
                 row.is_none_or(|row| {
                     row.verdicts = None;
@@ -316,10 +315,11 @@ impl State {
                 })
             });
         }
-        if std::mem::replace(&mut self.judged.devices, self.devices.version) != self.devices.version
+        if std::mem::replace(&mut self.verdict_cache.devices, self.devices.version)
+            != self.devices.version
         {
             let rows = &mut self.specs;
-            self.judged.specs.retain(|key| {
+            self.verdict_cache.specs.retain(|key| {
                 let row = rows
                     .get_mut(*key)
                     .filter(|row| !row.spec.devices.is_empty());
@@ -329,18 +329,18 @@ impl State {
                 })
             });
         }
-        self.forget_where_others_moved();
-        let mut dirty = std::mem::take(&mut self.judged.dirty);
+        self.forget_moved_relations();
+        let mut dirty = std::mem::take(&mut self.verdict_cache.dirty);
         // Those that are gone first: another may have their slot.
         dirty.sort_by_key(|key| self.nodes.contains_key(*key));
-        let mut specs = std::mem::take(&mut self.judged.specs);
+        let mut specs = std::mem::take(&mut self.verdict_cache.specs);
         let mut moved = Vec::with_capacity(dirty.len());
         for node in dirty.drain(..) {
-            let old = self.judged.basis.get(node).copied();
+            let old = self.verdict_cache.basis.get(node).copied();
             let new = self.basis(node);
             match new {
-                Some(new) => drop(self.judged.basis.insert(node, new)),
-                None => drop(self.judged.basis.remove(node)),
+                Some(new) => drop(self.verdict_cache.basis.insert(node, new)),
+                None => drop(self.verdict_cache.basis.remove(node)),
             }
             if let Some(row) = self.nodes.get_mut(node) {
                 row.is_dirty = false;
@@ -354,17 +354,17 @@ impl State {
                     break;
                 };
                 if let (Some(old), Some(new)) = (old, new)
-                    && says_the_same(row, old, new)
+                    && is_unchanged_for(row, old, new)
                 {
                     continue;
                 }
                 // Who depends on many others asks anew in a later decision.
-                if self.judged.looks > LOOKS && row.spec.others.is_some() {
+                if self.verdict_cache.looks > LOOKS && row.spec.others.is_some() {
                     put_off.push(*key);
                     break;
                 }
                 let looks = self.refresh_domains(*key);
-                self.judged.looks = self.judged.looks.saturating_add(looks);
+                self.verdict_cache.looks = self.verdict_cache.looks.saturating_add(looks);
                 let Some(row) = self.specs.get(*key) else {
                     break;
                 };
@@ -382,20 +382,20 @@ impl State {
                 row.verdicts = None;
             }
         }
-        self.judged.dirty = dirty;
-        self.judged.specs = specs;
+        self.verdict_cache.dirty = dirty;
+        self.verdict_cache.specs = specs;
         if config.verify {
             self.verify_verdicts(config);
         }
     }
 
     /// Others may have moved far from every node that was touched: all nodes are asked again.
-    fn forget_where_others_moved(&mut self) {
+    fn forget_moved_relations(&mut self) {
         let at = (self.pod_counts.changed(), self.nodes_changed);
-        if std::mem::replace(&mut self.judged.others, at) == at {
+        if std::mem::replace(&mut self.verdict_cache.others, at) == at {
             return;
         }
-        let specs = std::mem::take(&mut self.judged.specs);
+        let specs = std::mem::take(&mut self.verdict_cache.specs);
         let stays = |key: &SpecKey| {
             let row = self.specs.get(*key);
             row.is_none_or(|row| {
@@ -409,13 +409,13 @@ impl State {
                 row.verdicts = None;
             }
         }
-        self.judged.specs = stay;
+        self.verdict_cache.specs = stay;
     }
 
     /// All of them again, from the state alone.
     fn verify_verdicts(&mut self, config: &Config) {
         let mut wrong = false;
-        for key in &self.judged.specs {
+        for key in &self.verdict_cache.specs {
             let Some((row, all)) = self
                 .specs
                 .get(*key)
@@ -450,7 +450,7 @@ impl State {
         }
     }
 
-    fn basis(&self, key: NodeKey) -> Option<Basis> {
+    fn basis(&self, key: NodeKey) -> Option<VerdictInputs> {
         let row = self.nodes.get(key)?;
         let node = row.node.as_ref()?;
         let used = self.node_use.get(key).copied().unwrap_or_default();
@@ -459,21 +459,21 @@ impl State {
             signed(u128::from(has) + leaving) - signed(used + promised)
         };
         let (own, leaving, promised) = (used.used, used.releasing, used.promised);
-        Some(Basis {
+        Some(VerdictInputs {
             facts: row.facts,
             parts: row.parts,
             left: [
                 left(node.pods, own.pods, leaving.pods, promised.pods),
                 left(node.cpu.0, own.cpu, leaving.cpu, promised.cpu),
                 left(node.memory.0, own.memory, leaving.memory, promised.memory),
-                i128::from(seat::whole_count(self, key).later),
+                i128::from(assignment::whole_count(self, key).later),
             ],
         })
     }
 }
 
 /// Between the two nothing has changed that the request could notice.
-fn says_the_same(row: &SpecRow, old: &Basis, new: &Basis) -> bool {
+fn is_unchanged_for(row: &SpecRow, old: &VerdictInputs, new: &VerdictInputs) -> bool {
     let spec = &row.spec;
     if old.facts != new.facts || !spec.claims.is_empty() || spec.others.is_some() {
         return false;

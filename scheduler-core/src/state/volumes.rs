@@ -10,7 +10,7 @@ use super::cell::{Cell, TaskCell};
 use super::rows::{NodeKey, NodeRow, TaskKey};
 use crate::ids::{ClaimUid, VolumeName};
 use crate::model::{Claim, Volume, Want};
-use crate::reason::NodeNo;
+use crate::reason::NodeReason;
 use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ pub(crate) struct ClaimUse {
     /// What it is given. `None`: a volume is provisioned, or none was picked here.
     pub volume: Option<VolumeName>,
     /// Pods with a place, those on their way out and those that are promised one too, by node.
-    /// They are on another than the claim's only where somebody else put them there.
+    /// Only another scheduler puts them on a node other than the claim's.
     pub users: BTreeMap<NodeKey, u32>,
 }
 
@@ -66,7 +66,7 @@ impl Volumes {
     }
 
     /// No volume was given to two claims.
-    pub(crate) fn are_given_once(&self) -> bool {
+    pub(crate) fn are_assigned_once(&self) -> bool {
         let given = self.given();
         given.len() == self.given.len()
             && given
@@ -115,7 +115,7 @@ impl Volumes {
         // A volume that is kept for the claim is the only one that it may get.
         let waits_for_its_own = kept.any(is_kept);
         let may_have = |volume: &&Volume| {
-            // Not while another claim is being bound to it, whoever it is kept for since.
+            // Not while another claim is being bound to it, whichever claim it is kept for since.
             !self.given.contains_key(&volume.name)
                 && if waits_for_its_own {
                     is_kept(volume)
@@ -134,13 +134,13 @@ impl Volumes {
         &self,
         claims: &[Claim],
         node: NodeKey,
-    ) -> Result<Vec<Option<VolumeName>>, NodeNo> {
+    ) -> Result<Vec<Option<VolumeName>>, NodeReason> {
         let mut picked = vec![None; claims.len()];
         let mut wants = Vec::new();
         for (at, claim) in claims.iter().enumerate() {
             match (self.claims.get(&claim.uid), &claim.wants) {
-                (Some(_), _) if claim.exclusive => return Err(NodeNo::ClaimInUse),
-                (Some(used), _) if used.node != node => return Err(NodeNo::ClaimElsewhere),
+                (Some(_), _) if claim.exclusive => return Err(NodeReason::ClaimInUse),
+                (Some(used), _) if used.node != node => return Err(NodeReason::ClaimElsewhere),
                 (None, Some(want)) => wants.push((at, self.options(claim, want, node))),
                 _ => {}
             }
@@ -155,7 +155,7 @@ impl Volumes {
                 .iter()
                 .filter(|(_, options)| !lacking || options.is_empty())
                 .filter_map(|(at, _)| Some(Arc::clone(&claims.get(*at)?.name)));
-            return Err(NodeNo::NoVolume(names.collect()));
+            return Err(NodeReason::NoVolume(names.collect()));
         };
         for ((at, _), volume) in wants.iter().zip(matched) {
             if let Some(slot) = picked.get_mut(*at) {
@@ -210,14 +210,14 @@ impl State {
                 self.reach(key, name.clone());
             }
         }
-        self.loosen();
+        self.capacity_grew();
     }
 
     /// False: there was none of that name.
     pub(crate) fn volume_gone(&mut self, name: &VolumeName) -> bool {
         let known = self.forget_volume(name);
         // The claim that it was kept for may have another one now.
-        self.loosen();
+        self.capacity_grew();
         known
     }
 
@@ -357,7 +357,7 @@ impl State {
     }
 
     /// What is in use of the claims of a pod.
-    pub(crate) fn given_to(&self, task: TaskKey) -> Vec<(ClaimUid, ClaimUse)> {
+    pub(crate) fn claims_of(&self, task: TaskKey) -> Vec<(ClaimUid, ClaimUse)> {
         let spec = self
             .tasks
             .get(task)

@@ -129,7 +129,7 @@ fn of_line(line: &Line) -> Read<Event> {
             of: GroupName::new(line.name(1)?),
             last_start: line.number("last-start")?.map(Time),
             stale_since: line.number("stale-since")?.map(Time),
-            untold: line.flag("untold"),
+            unreported_starts: line.flag("untold"),
         }),
         other => return Err(line.error(format!("{other} is no event"))),
     };

@@ -222,7 +222,7 @@ impl Text {
                 self.start("life", &life.of);
                 self.some("last-start", life.last_start.map(|time| time.0));
                 self.some("stale-since", life.stale_since.map(|time| time.0));
-                self.flag("untold", life.untold);
+                self.flag("untold", life.unreported_starts);
                 self.end();
             }
             Event::CardPause(pause) => {

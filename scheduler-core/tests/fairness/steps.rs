@@ -135,7 +135,7 @@ impl World<'_> {
         let allowed = favoured.iter().any(|job| {
             let leaf = self.case.jobs[*job].leaf;
             let inside = losers.iter().all(|one| self.case.jobs[*one].leaf == leaf);
-            let judged = if inside && cause != Some(&EvictCause::Reclaim) {
+            let verdict_cache = if inside && cause != Some(&EvictCause::Reclaim) {
                 self.preempts(*job, &losers)
             } else {
                 let wanted = gained
@@ -144,7 +144,7 @@ impl World<'_> {
                     .count();
                 self.reclaims(views, *job, wanted, &had, &self.orders(&lost, &new))
             };
-            judged.map_err(|words| why.push(words)).is_ok()
+            verdict_cache.map_err(|words| why.push(words)).is_ok()
         });
         assert!(allowed, "{why:?} {favoured:?} {lost:?} {}", what());
     }

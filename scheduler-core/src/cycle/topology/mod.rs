@@ -16,7 +16,7 @@ use crate::gang::Set;
 use crate::model::{SubGroup, Topology, TopologyRule};
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{NodeKey, TaskKey};
-use room::{Amounts, Demand, Room};
+use room::{Amounts, DomainRoom, PartDemand};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -78,7 +78,7 @@ impl Scores {
 /// What is known of the topologies from one decision to the next.
 #[derive(Debug, Default)]
 pub(super) struct Topologies {
-    rooms: Vec<Room>,
+    rooms: Vec<DomainRoom>,
 }
 
 impl Topologies {
@@ -122,7 +122,7 @@ impl Cycle<'_> {
                 rule.preferred.as_deref().unwrap_or_default(),
             ));
         }
-        let (demand, sum) = Demand::of(self.state, tasks);
+        let (demand, sum) = PartDemand::of(self.state, tasks);
         let levels = topology.levels.clone();
         let at = self.room_of(&levels, demand);
         let room = &self.topologies.rooms[at];
@@ -174,15 +174,15 @@ impl Cycle<'_> {
     }
 
     /// The room that the domains of a topology have for a demand, as it is now.
-    fn room_of(&mut self, levels: &[Arc<str>], demand: Demand) -> usize {
+    fn room_of(&mut self, levels: &[Arc<str>], demand: PartDemand) -> usize {
         let rooms = &mut self.topologies.rooms;
         rooms.retain(|room| !room.tree.has_levels(levels) || room.tree.is_current(self.state));
-        let known = |room: &Room| room.tree.has_levels(levels) && room.demand == demand;
+        let known = |room: &DomainRoom| room.tree.has_levels(levels) && room.demand == demand;
         let at = rooms.iter().position(known).unwrap_or_else(|| {
             let mut trees = rooms.iter().map(|room| &room.tree);
             let tree = trees.find(|tree| tree.has_levels(levels)).cloned();
             let new = || Arc::new(Tree::new(self.state, &self.nodes, levels));
-            rooms.push(Room::new(tree.unwrap_or_else(new), demand));
+            rooms.push(DomainRoom::new(tree.unwrap_or_else(new), demand));
             rooms.len() - 1
         });
         rooms[at].refresh(self.state, &self.nodes);
@@ -226,7 +226,7 @@ impl Cycle<'_> {
 
 /// The domains below this one, level by level down to the lowest, in each those first that
 /// the pods would fill most.
-fn in_order(room: &Room, from: DomainId, lowest: usize, sum: &Amounts) -> Vec<Vec<DomainId>> {
+fn in_order(room: &DomainRoom, from: DomainId, lowest: usize, sum: &Amounts) -> Vec<Vec<DomainId>> {
     let mut levels = vec![vec![from]];
     for _ in room.tree.domain(from).level..lowest {
         let mut next = Vec::new();

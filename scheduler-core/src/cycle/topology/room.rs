@@ -2,8 +2,8 @@
 //! next: only nodes of which something has moved are looked at again.
 
 use super::tree::{DomainId, Tree};
+use crate::fit::assignment::whole_count;
 use crate::fit::card;
-use crate::fit::seat::whole_count;
 use crate::ids::ResourceName;
 use crate::state::State;
 use crate::state::rows::{NodeKey, TaskKey};
@@ -25,7 +25,7 @@ pub(super) enum Resource {
 
 /// What a part of a job asks domains for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Demand {
+pub(super) struct PartDemand {
     /// The most that one of the pods wants, resource by resource; none is 0.
     largest: Amounts,
     /// So many pods, where that decides: where they want no more than their places.
@@ -35,7 +35,7 @@ pub(super) struct Demand {
     homogeneous: bool,
 }
 
-impl Demand {
+impl PartDemand {
     /// Of these pods, and what all of them want together.
     pub(super) fn of(state: &State, tasks: &[TaskKey]) -> (Self, Amounts) {
         let mut largest = Amounts::new();
@@ -105,7 +105,7 @@ fn wants(state: &State, task: TaskKey) -> Amounts {
 
 /// What a node, or a domain, has free or leaving.
 #[derive(Debug, Default)]
-struct Has {
+struct Available {
     /// In the order of the demand's resources.
     free: Vec<i128>,
     /// How many of the largest pod.
@@ -116,20 +116,20 @@ struct Has {
 
 /// The room that the domains of one tree have for one demand.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct DomainRoom {
     pub tree: Arc<Tree>,
-    pub demand: Demand,
-    nodes: Vec<Has>,
-    domains: Vec<Has>,
+    pub demand: PartDemand,
+    nodes: Vec<Available>,
+    domains: Vec<Available>,
     /// Asked for since this was last set to false.
     pub used: bool,
 }
 
-impl Room {
-    pub(super) fn new(tree: Arc<Tree>, demand: Demand) -> Self {
-        let none = || Has {
+impl DomainRoom {
+    pub(super) fn new(tree: Arc<Tree>, demand: PartDemand) -> Self {
+        let none = || Available {
             free: vec![0; demand.largest.len()],
-            ..Has::default()
+            ..Available::default()
         };
         let inside = tree.domain(super::tree::ROOT).nodes.last();
         let ranks = inside.map_or(0, |last| *last as usize + 1);
@@ -201,7 +201,7 @@ impl Room {
     }
 }
 
-fn look(state: &State, node: NodeKey, demand: &Demand, generation: u64) -> Has {
+fn look(state: &State, node: NodeKey, demand: &PartDemand, generation: u64) -> Available {
     let free: Vec<i128> = demand
         .largest
         .keys()
@@ -212,7 +212,7 @@ fn look(state: &State, node: NodeKey, demand: &Demand, generation: u64) -> Has {
     } else {
         0
     };
-    Has {
+    Available {
         free,
         pods: u128::from(pods),
         seen: Some(generation),

@@ -30,12 +30,12 @@ pub(super) struct Domain {
 
 /// What the tree was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Basis {
+struct TreeInputs {
     nodes_changed: u64,
     ranked: u64,
 }
 
-impl Basis {
+impl TreeInputs {
     fn of(state: &State) -> Self {
         Self {
             nodes_changed: state.nodes_changed,
@@ -47,7 +47,7 @@ impl Basis {
 /// All domains of one topology.
 #[derive(Debug)]
 pub(in crate::cycle) struct Tree {
-    basis: Basis,
+    basis: TreeInputs,
     /// Node labels, the widest level first.
     levels: Vec<Arc<str>>,
     pub(super) domains: Vec<Domain>,
@@ -59,7 +59,7 @@ impl Tree {
     /// From the labels of these nodes, which come in order of rank.
     pub(super) fn new(state: &State, nodes: &[NodeKey], levels: &[Arc<str>]) -> Self {
         let mut tree = Self {
-            basis: Basis::of(state),
+            basis: TreeInputs::of(state),
             levels: levels.to_vec(),
             domains: vec![Domain::default()],
             leaves: Vec::with_capacity(nodes.len()),
@@ -116,7 +116,7 @@ impl Tree {
 
     /// Nodes and their labels are as they were.
     pub(super) fn is_current(&self, state: &State) -> bool {
-        self.basis == Basis::of(state)
+        self.basis == TreeInputs::of(state)
     }
 
     pub(super) fn domain(&self, id: DomainId) -> &Domain {

@@ -108,7 +108,7 @@ impl Devices {
         both.map(|devices| (devices, how)).collect()
     }
 
-    /// Nobody has it any more when those who leave have left.
+    /// It is free once its terminating users are gone.
     pub(super) fn ends(&self, claim: &ClaimUid) -> bool {
         let slot = Slot::now(claim);
         self.how(&slot, self.holds.get(&slot)) == Some(As::Leaving)
@@ -187,7 +187,7 @@ impl State {
         };
         let come = claims.iter().zip(had);
         let mut moving: Vec<Moving> = come
-            .map(|(claim, had)| self.come_to_claim(claim, had, node, to))
+            .map(|(claim, had)| self.enter_claim(claim, had, node, to))
             .collect();
         if self.deciding && moving.iter().any(|one| one.wants) {
             self.pick_devices(task, &mut moving, node, to.status);
@@ -215,7 +215,7 @@ impl State {
             };
             let Some(mut hold) = self.devices.holds.get(&slot).cloned() else {
                 if !again && leaves.is_some() {
-                    self.leave_behind(task, claim, leaves, slot, None);
+                    self.keep_leaving(task, claim, leaves, slot, None);
                 }
                 continue;
             };
@@ -227,12 +227,12 @@ impl State {
                 had = had.or_else(|| hold.picked.clone());
             }
             hold.users.retain(|user| user.task != task);
-            self.leave_behind(task, claim, leaves.filter(|_| !again), slot, Some(hold));
+            self.keep_leaving(task, claim, leaves.filter(|_| !again), slot, Some(hold));
         }
         had
     }
 
-    fn leave_behind(
+    fn keep_leaving(
         &mut self,
         task: TaskKey,
         claim: &DeviceClaim,
@@ -254,7 +254,7 @@ impl State {
     }
 
     /// The claim of a pod that comes to a node.
-    fn come_to_claim<'a>(
+    fn enter_claim<'a>(
         &self,
         claim: &'a DeviceClaim,
         had: Option<Picked>,

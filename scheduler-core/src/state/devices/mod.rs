@@ -13,7 +13,7 @@ use super::State;
 use super::cell::Cell;
 use super::rows::{NodeKey, TaskKey};
 use crate::action::DeviceBinding;
-use crate::devices::{DevicesNo, Free, Wanted, allocate};
+use crate::devices::{ClaimsReason, Free, Wanted, allocate};
 use crate::ids::{ClaimUid, DeviceId, GpuUuid, NodeName, PoolName};
 use crate::model::{
     AllocatedDevice, Allocation, Amounts, DeviceClaim, DeviceWants, Node, NodeTerm,
@@ -200,10 +200,10 @@ impl Devices {
 impl State {
     /// Whether those claims can have devices there: now, or (false) when those who leave have
     /// left.
-    pub(crate) fn find_devices(&self, spec: &Spec, key: NodeKey) -> Result<bool, DevicesNo> {
+    pub(crate) fn find_devices(&self, spec: &Spec, key: NodeKey) -> Result<bool, ClaimsReason> {
         let row = self.nodes.get(key);
         let Some(node) = row.and_then(|row| row.node.as_ref()) else {
-            return Err(DevicesNo::Elsewhere);
+            return Err(ClaimsReason::Elsewhere);
         };
         let (mut now, mut wants) = (true, Vec::new());
         for ask in &spec.devices {
@@ -213,7 +213,7 @@ impl State {
                 .and_then(|claim| Some((claim, self.devices.devices_of(claim)?)));
             match known.map(|(claim, _)| self.devices.is_here(claim, node)) {
                 Some(Some(true)) => {}
-                Some(Some(false)) => return Err(DevicesNo::Elsewhere),
+                Some(Some(false)) => return Err(ClaimsReason::Elsewhere),
                 // Those who have it now leave.
                 Some(None) => {
                     now = false;
@@ -238,7 +238,7 @@ impl State {
         key: NodeKey,
         wanted: Wanted,
         now: bool,
-    ) -> Result<(Vec<Vec<AllocatedDevice>>, bool), DevicesNo> {
+    ) -> Result<(Vec<Vec<AllocatedDevice>>, bool), ClaimsReason> {
         let first = now.then(|| allocate(self, key, wanted, Free::Now));
         match first {
             Some(Ok(found)) => Ok((found, true)),
@@ -254,7 +254,7 @@ impl State {
         self.devices.leaving > 0 || used.any(|used| used.releasing.holds() > 0)
     }
 
-    /// Whether the node has devices for the claims at all, whoever holds them. Of claims that
+    /// Whether the node has devices for the claims at all, allocated or not. Of claims that
     /// several pods can use nothing is asked: one may have devices already.
     pub(crate) fn could_serve_devices(&self, spec: &Spec, key: NodeKey) -> bool {
         let own = spec.devices.iter().filter(|ask| ask.claim.is_none());
@@ -267,7 +267,7 @@ impl State {
             by_annotation: spec.is_by_annotation(),
         };
         match allocate(self, key, wanted, Free::Whatever) {
-            Ok(_) | Err(DevicesNo::CutShort(_)) => true,
+            Ok(_) | Err(ClaimsReason::CutShort(_)) => true,
             Err(_) => false,
         }
     }
@@ -283,7 +283,7 @@ impl State {
                 .allocated
                 .insert(allocation.claim.clone(), allocation);
         });
-        self.loosen();
+        self.capacity_grew();
     }
 
     /// It has none, or is gone. False: it had none.
@@ -292,7 +292,7 @@ impl State {
             return false;
         }
         self.recount_claim(claim, |devices| drop(devices.allocated.remove(claim)));
-        self.loosen();
+        self.capacity_grew();
         true
     }
 

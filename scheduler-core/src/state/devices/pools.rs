@@ -130,7 +130,7 @@ impl State {
         reached.extend(self.nodes_of(&row));
         self.devices.pools.insert(name, row);
         self.reached(reached);
-        self.loosen();
+        self.capacity_grew();
     }
 
     /// False: there was none of that name.
@@ -138,7 +138,7 @@ impl State {
         let known = self.devices.pools.contains_key(name);
         let reached = self.forget_pool(name);
         self.reached(reached);
-        self.stir();
+        self.wake();
         known
     }
 

@@ -1,10 +1,10 @@
-//! Could a pod sit on a node if everybody who may be told to go were gone: a ceiling over
-//! every set of victims.
+//! Could a pod fit on a node if every permitted victim were evicted? An upper bound for all sets of
+//! victims.
 //!
-//! In: the state, a request, a node, and who may go. Out: yes or no. Changes nothing.
-//! Whatever else stands there stays. Every rule here is one of [`super::node`], or weaker:
-//! with less on a node and its cards none of those says no where it said yes before. So
-//! where this says no, no victims make room on this node; where it says yes, perhaps.
+//! Input: the state, a request, a node, and the permitted victims. Output: yes or no. Changes
+//! nothing. All other pods stay. Every rule here is one of [`super::node`] or weaker: with less on a
+//! node and its cards, none of them refuses what it accepted before. A "no" therefore means that no
+//! set of victims helps on this node; a "yes" means perhaps.
 
 use super::card;
 use crate::model::{Ask, Mode};
@@ -15,7 +15,7 @@ use crate::state::transition::whole_gpus;
 
 /// What the ones that stay hold of the node.
 #[derive(Default)]
-struct Stays {
+struct Remaining {
     cpu: u128,
     memory: u128,
     pods: u128,
@@ -30,7 +30,7 @@ struct Stays {
 }
 
 /// False: not as long as those stay who may not go.
-pub(crate) fn could_sit(
+pub(crate) fn could_fit(
     state: &State,
     spec: &SpecRow,
     key: NodeKey,
@@ -59,20 +59,20 @@ pub(crate) fn could_sit(
     if on_cards && silent || spec.shares && !offers {
         return false;
     }
-    let stays = stays(state, spec, key, row, may_go);
+    let remaining = remaining(state, spec, key, row, may_go);
     let has = |has: u64, taken: u128, wanted: u64| {
         wanted == 0 || taken + u128::from(wanted) <= u128::from(has)
     };
-    let asked = spec.spec.extended.iter().zip(&stays.extended);
-    !stays.ports
-        && has(node.pods, stays.pods, 1)
-        && has(node.cpu.0, stays.cpu, spec.spec.cpu.0)
-        && has(node.memory.0, stays.memory, spec.spec.memory.0)
+    let asked = spec.spec.extended.iter().zip(&remaining.extended);
+    !remaining.ports
+        && has(node.pods, remaining.pods, 1)
+        && has(node.cpu.0, remaining.cpu, spec.spec.cpu.0)
+        && has(node.memory.0, remaining.memory, spec.spec.memory.0)
         && asked.into_iter().all(|((name, amount), taken)| {
             let there = node.extended.get(name).copied().unwrap_or(0);
             super::is_token(node, name) || has(there, *taken, *amount)
         })
-        && (spec.whole == 0 || whole(state, row, &stays) >= i128::from(spec.whole))
+        && (spec.whole == 0 || whole(state, row, &remaining) >= i128::from(spec.whole))
         && spec.spec.gpus.iter().all(|ask| match &ask.ask {
             Ask::Whole(_) => true,
             Ask::Share(share) => {
@@ -80,13 +80,17 @@ pub(crate) fn could_sit(
                     .agent
                     .as_ref()
                     .map_or(Mode::Mps, |agent| agent.default_mode);
-                let would_do = row.cards.iter().zip(&stays.cards).filter(|(key, beside)| {
-                    state.cards.get(**key).is_some_and(|card| {
-                        card::modes(share, card, default)
-                            .into_iter()
-                            .any(|mode| card::share(state, card, **beside, share, mode).is_ok())
-                    })
-                });
+                let would_do = row
+                    .cards
+                    .iter()
+                    .zip(&remaining.cards)
+                    .filter(|(key, beside)| {
+                        state.cards.get(**key).is_some_and(|card| {
+                            card::modes(share, card, default)
+                                .into_iter()
+                                .any(|mode| card::share(state, card, **beside, share, mode).is_ok())
+                        })
+                    });
                 would_do.count() >= share.devices as usize
             }
         })
@@ -105,12 +109,12 @@ fn mig(row: &NodeRow, spec: &SpecRow) -> bool {
 }
 
 /// Whole GPUs that would be free.
-fn whole(state: &State, row: &NodeRow, stays: &Stays) -> i128 {
+fn whole(state: &State, row: &NodeRow, remaining: &Remaining) -> i128 {
     let managed = row.node.as_ref().is_some_and(|node| node.managed);
     let there = if managed {
         row.cards
             .iter()
-            .zip(&stays.cards)
+            .zip(&remaining.cards)
             .filter(|(key, beside)| {
                 let card = state.cards.get(**key);
                 beside.holds() == 0 && card.is_some_and(|card| card::whole_in_time(state, card))
@@ -119,20 +123,20 @@ fn whole(state: &State, row: &NodeRow, stays: &Stays) -> i128 {
     } else {
         row.node.as_ref().map_or(0, |node| node.gpus as usize)
     };
-    i128::try_from(there).unwrap_or(0) - i128::try_from(stays.gpus).unwrap_or(i128::MAX)
+    i128::try_from(there).unwrap_or(0) - i128::try_from(remaining.gpus).unwrap_or(i128::MAX)
 }
 
-fn stays(
+fn remaining(
     state: &State,
     spec: &SpecRow,
     key: NodeKey,
     row: &NodeRow,
     may_go: &dyn Fn(TaskKey) -> bool,
-) -> Stays {
-    let mut stays = Stays {
+) -> Remaining {
+    let mut remaining = Remaining {
         extended: vec![0; spec.spec.extended.len()],
         cards: vec![CardSums::default(); row.cards.len()],
-        ..Stays::default()
+        ..Remaining::default()
     };
     for task in state.on_node.get(key).into_iter().flatten().copied() {
         let (Some(cell), Some(own)) = (
@@ -148,23 +152,24 @@ fn stays(
         if cell.node != Some(key) || !stands || cell.status.is_allocated() && may_go(task) {
             continue;
         }
-        stays.cpu += u128::from(own.spec.cpu.0);
-        stays.memory += u128::from(own.spec.memory.0);
-        stays.pods += 1;
+        remaining.cpu += u128::from(own.spec.cpu.0);
+        remaining.memory += u128::from(own.spec.memory.0);
+        remaining.pods += 1;
         if cell.holds().is_empty() {
-            stays.gpus += u128::from(whole_gpus(&own.spec));
+            remaining.gpus += u128::from(whole_gpus(&own.spec));
         }
-        for (name, sum) in spec.spec.extended.keys().zip(&mut stays.extended) {
+        for (name, sum) in spec.spec.extended.keys().zip(&mut remaining.extended) {
             *sum += u128::from(own.spec.extended.get(name).copied().unwrap_or(0));
         }
         let mut ports = own.spec.ports.iter();
-        stays.ports |= ports.any(|port| spec.spec.ports.iter().any(|own| own.conflicts_with(port)));
+        remaining.ports |=
+            ports.any(|port| spec.spec.ports.iter().any(|own| own.conflicts_with(port)));
         for hold in cell.holds().iter().filter(|hold| !hold.lent) {
             let at = row.cards.iter().position(|card| *card == hold.card);
-            if let Some(sums) = at.and_then(|at| stays.cards.get_mut(at)) {
+            if let Some(sums) = at.and_then(|at| remaining.cards.get_mut(at)) {
                 sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
             }
         }
     }
-    stays
+    remaining
 }

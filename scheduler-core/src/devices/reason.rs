@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Why the claims of a pod get no devices on a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum DevicesNo {
+pub(crate) enum ClaimsReason {
     /// It wants more devices than a claim can have.
     TooMany(Arc<str>),
     /// For that request there is none left, or not beside the devices of the other requests.
@@ -26,7 +26,7 @@ pub(crate) enum DevicesNo {
     Elsewhere,
 }
 
-impl fmt::Display for DevicesNo {
+impl fmt::Display for ClaimsReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooMany(request) => write!(
@@ -56,7 +56,7 @@ impl fmt::Display for DevicesNo {
 
 /// Why one device will not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceNo {
+pub(crate) enum DeviceReason {
     NotSelected,
     Taint(DeviceTaint),
     /// A pod holds the card by annotation: a card has one front at a time.
@@ -76,7 +76,7 @@ pub(crate) enum DeviceNo {
     },
 }
 
-impl fmt::Display for DeviceNo {
+impl fmt::Display for DeviceReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotSelected => f.write_str("not selected"),

@@ -1,5 +1,5 @@
-//! Pods that have to leave whatever else is decided: an agent has refused their grants, or wants
-//! them gone.
+//! Evictions that do not depend on scheduling: an agent has refused the pod's grant for good, or has
+//! asked for the pod to be evicted.
 
 use super::Cycle;
 use crate::action::EvictCause;

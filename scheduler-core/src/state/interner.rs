@@ -13,15 +13,15 @@ use std::sync::Arc;
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(crate) struct Texts {
+pub(crate) struct Interner {
     names: Shared<str>,
     groups: Shared<GroupSpec>,
     pods: Shared<PodFacts>,
     labels: Shared<Pairs>,
 }
 
-impl Texts {
-    /// The copy of a text that everybody has.
+impl Interner {
+    /// The shared copy of a text.
     pub(crate) fn text(&mut self, text: &Arc<str>) -> Arc<str> {
         self.names.of(Arc::clone(text))
     }
@@ -36,7 +36,7 @@ impl Texts {
         self.pods.of(Arc::new(facts))
     }
 
-    /// The copy of labels that everybody has.
+    /// The shared copy of labels.
     pub(crate) fn labels(&mut self, labels: &Labels) -> PodLabels {
         let pairs = labels.iter();
         let shared: Box<[_]> = pairs
@@ -77,7 +77,7 @@ impl PodLabels {
 #[derive(Debug)]
 struct Shared<T: ?Sized> {
     known: FxHashSet<Arc<T>>,
-    /// How many there may be before those that nobody else has are let go.
+    /// How many there may be before unused ones are dropped.
     most: usize,
 }
 
@@ -110,14 +110,14 @@ mod tests {
 
     #[test]
     fn equal_texts_are_one_and_those_that_nobody_has_are_let_go() {
-        let mut texts = Texts::default();
-        let one = texts.text(&Arc::from("team-a"));
-        let other = texts.text(&Arc::from("team-a"));
+        let mut interner = Interner::default();
+        let one = interner.text(&Arc::from("team-a"));
+        let other = interner.text(&Arc::from("team-a"));
         assert!(Arc::ptr_eq(&one, &other));
         for index in 0..1000 {
-            texts.text(&Arc::from(format!("gone-{index}")));
+            interner.text(&Arc::from(format!("gone-{index}")));
         }
-        assert!(texts.names.known.len() <= 64);
-        assert!(Arc::ptr_eq(&one, &texts.text(&Arc::from("team-a"))));
+        assert!(interner.names.known.len() <= 64);
+        assert!(Arc::ptr_eq(&one, &interner.text(&Arc::from("team-a"))));
     }
 }

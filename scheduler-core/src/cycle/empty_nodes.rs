@@ -1,10 +1,9 @@
-//! Empty nodes that are kept for what needs a whole one (ours, `keepEmptyNodes: N`).
+//! Keeps the last N empty nodes free for pods that need a whole node (ours, `keepEmptyNodes: N`).
 //!
-//! Out of what was placed in a trial: whether it opened one of the last N empty nodes with
-//! GPUs, and which nodes it is to do without instead. A node is empty while no pod with
-//! GPUs stands there or is promised a place; who is leaving does not count. Which empty
-//! nodes are the last ones is the order of their names. KAI opens an empty node before it
-//! moves anybody.
+//! Tells, for the pods that a trial has placed, whether they opened one of those nodes, and which
+//! nodes to avoid instead. A node is empty while no pod with GPUs runs there or has a promise there;
+//! terminating pods do not count. The last empty nodes are the last by name. KAI opens an empty node
+//! before it moves any pod.
 
 use super::Cycle;
 use crate::config::Step;
@@ -13,7 +12,7 @@ use crate::state::node_set::NodeSet;
 use crate::state::rows::{NodeKey, SpecRow, TaskKey};
 
 /// Nodes that are to stay empty, and all others.
-pub(super) struct Keep {
+pub(super) struct EmptyNodes {
     pub nodes: NodeSet,
     pub others: NodeSet,
 }
@@ -21,7 +20,7 @@ pub(super) struct Keep {
 impl Cycle<'_> {
     /// `Some`: these pods, as they are placed now, leave fewer nodes empty than should be,
     /// and have opened one.
-    pub(super) fn opens_kept(&self, tasks: &[TaskKey]) -> Option<Keep> {
+    pub(super) fn opens_kept(&self, tasks: &[TaskKey]) -> Option<EmptyNodes> {
         let keep = self.config.keep_empty_nodes as usize;
         if keep == 0 || !self.consolidates() || !self.config.actions.contains(&Step::Consolidation)
         {
@@ -38,7 +37,7 @@ impl Cycle<'_> {
                     .is_some_and(SpecRow::wants_gpus)
         };
         let on = |node: &NodeKey| self.state.on_node.get(*node).into_iter().flatten();
-        // Opened: nobody is there but these pods.
+        // Opened: only these pods are there.
         let opened =
             tasks.iter().any(|task| {
                 stays(task)
@@ -78,6 +77,6 @@ impl Cycle<'_> {
         let nodes = self.state.rooms.set(last.copied());
         let mut others = NodeSet::clone(&self.all);
         others.remove_all(&nodes);
-        Some(Keep { nodes, others })
+        Some(EmptyNodes { nodes, others })
     }
 }

@@ -1,21 +1,20 @@
-//! Searches that cannot find anything, known without a search.
+//! An upper bound for reclaim: rules out searches that cannot succeed.
 //!
-//! A set of victims is allowed for a reclaim only if whoever of it really leaves is of a
-//! queue that may lose something to ours at all; the rest of it has to find a place
-//! elsewhere. Moving gives no whole GPU to anybody: as many are free after it as before.
-//! So a pod that wants more whole GPUs than are free or leaving anywhere, and than those
-//! queues hold together, has no such set. (Where cards are shared, moving may free whole
-//! ones, and nothing is said here.)
+//! Reclaim accepts a set of victims only if every pod that really leaves belongs to a queue from which
+//! the job's queue may reclaim; all other victims must find a place elsewhere. Moving a pod frees no
+//! whole GPU. So a pod that needs more whole GPUs than are free or being released, plus what those
+//! queues hold, has no acceptable set of victims. (Where cards are shared, moving may free whole
+//! ones, and this bound does not apply.)
 //!
-//! Where nobody may lose anything, and everybody who is taken has to find a place, [`repack`]
-//! says whether there can be places at all.
+//! Where no queue may lose anything, all victims must be moved, and [`repack`] tells whether they can
+//! be.
 //!
-//! This only skips work: with [`crate::Config::verify`] the search is made all the same, and
-//! room that it finds is a violation.
+//! The bound only saves work: with [`crate::Config::verify`] the search runs anyway, and a result is
+//! reported as a violation.
 
-use super::ceiling::Whom;
+use super::eviction_bound::VictimFilter;
 use super::{Cycle, repack};
-use crate::shares::{Three, plus, within};
+use crate::shares::{QueueAmounts, plus, within};
 use crate::state::rows::{JobKey, QueueKey, SpecKey};
 use crate::units::NanoGpu;
 use rustc_hash::FxHashMap;
@@ -23,30 +22,30 @@ use std::sync::Arc;
 
 /// What queues could lose, while nothing has moved.
 #[derive(Debug, Default)]
-pub(super) struct Outlook {
+pub(super) struct ReclaimBounds {
     /// [`crate::state::State::settled`] at that time.
     at: Option<u64>,
     /// By parent, of all its children.
-    below: FxHashMap<Option<QueueKey>, Losable>,
+    below: FxHashMap<Option<QueueKey>, Reclaimable>,
     /// Moving may free whole GPUs, or jobs stand in queues that have no place of their own.
     says_nothing: bool,
     /// Answers by queue, request of the first pod, and what the whole job wants.
-    answers: FxHashMap<(QueueKey, SpecKey, Three), bool>,
+    answers: FxHashMap<(QueueKey, SpecKey, QueueAmounts), bool>,
 }
 
-/// Nano-GPU held by siblings that may lose something: to whoever is within its quota, and
-/// to anybody.
+/// Nano-GPU held by siblings from which may be reclaimed: by queues within their quota, and
+/// by any queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct Losable {
+struct Reclaimable {
     to_deserving: u128,
     to_all: u128,
 }
 
 impl Cycle<'_> {
-    /// False: no victims of other queues can make room for this job, whoever they are.
+    /// False: no set of victims in other queues makes room for this job.
     /// `wanted`: by all of it that waits.
-    pub(super) fn may_find_by_reclaim(&mut self, job: JobKey, wanted: Three) -> bool {
-        self.look_out();
+    pub(super) fn may_find_by_reclaim(&mut self, job: JobKey, wanted: QueueAmounts) -> bool {
+        self.refresh_reclaim_bounds();
         let (Some(spec), Some(queue)) = (
             self.known(job).first,
             self.state.jobs.get(job).and_then(|row| row.queue),
@@ -54,15 +53,15 @@ impl Cycle<'_> {
             return false;
         };
         let key = (queue, spec, wanted);
-        if let Some(answer) = self.outlook.answers.get(&key) {
+        if let Some(answer) = self.reclaim_bounds.answers.get(&key) {
             return *answer;
         }
         let answer = self.may_reclaim_for(queue, spec, wanted);
-        self.outlook.answers.insert(key, answer);
+        self.reclaim_bounds.answers.insert(key, answer);
         answer
     }
 
-    fn may_reclaim_for(&mut self, queue: QueueKey, spec: SpecKey, wanted: Three) -> bool {
+    fn may_reclaim_for(&mut self, queue: QueueKey, spec: SpecKey, wanted: QueueAmounts) -> bool {
         let Some(row) = self.state.specs.get(spec) else {
             return true;
         };
@@ -73,15 +72,15 @@ impl Cycle<'_> {
         first[0] += self
             .shares
             .gpu_of_memory(row.share_mib, self.shares.smallest_card);
-        if !self.outlook.says_nothing && wants > 0 {
+        if !self.reclaim_bounds.says_nothing && wants > 0 {
             let one = u128::from(NanoGpu::ONE.0);
             let free = u128::try_from(self.state.rooms.whole).unwrap_or(0) * one;
-            if u128::from(wants) * one > free + self.losable_to(queue, first) {
+            if u128::from(wants) * one > free + self.reclaimable_by(queue, first) {
                 return false;
             }
         }
         let losers: Arc<[QueueKey]> = self.losers(queue, wanted).collect();
-        if losers.is_empty() || !self.could_sit(spec, Whom::Of(Arc::clone(&losers))) {
+        if losers.is_empty() || !self.could_fit(spec, VictimFilter::Of(Arc::clone(&losers))) {
             return false;
         }
         let any = |theirs: &QueueKey| self.really_loses(queue, first, *theirs);
@@ -100,12 +99,12 @@ impl Cycle<'_> {
         if jobs.len() > repack::MOST {
             return true;
         }
-        let movers = self.movers(&jobs);
-        self.could_be_arranged(spec, &movers, &mut FxHashMap::default())
+        let movable_pods = self.movable_pods(&jobs);
+        self.could_be_arranged(spec, &movable_pods, &mut FxHashMap::default())
     }
 
     /// At most so many nano-GPU can be lost by other queues to one that wants so much.
-    fn losable_to(&self, queue: QueueKey, wanted: [u128; 3]) -> u128 {
+    fn reclaimable_by(&self, queue: QueueKey, wanted: [u128; 3]) -> u128 {
         let chain = self.chain_of(queue);
         let mut sum = 0;
         for (level, ours) in chain.iter().enumerate() {
@@ -114,46 +113,51 @@ impl Cycle<'_> {
                 continue;
             };
             let has = self.state.queue_use.get(*ours).copied().unwrap_or_default();
-            let losable = self.outlook.below.get(&parent).copied().unwrap_or_default();
-            let own = self.losable(*ours);
+            let reclaimable = self
+                .reclaim_bounds
+                .below
+                .get(&parent)
+                .copied()
+                .unwrap_or_default();
+            let own = self.reclaimable(*ours);
             sum += if within(plus(has.allocated, wanted), share.quota) {
-                losable.to_deserving - own.to_deserving
+                reclaimable.to_deserving - own.to_deserving
             } else {
-                losable.to_all - own.to_all
+                reclaimable.to_all - own.to_all
             };
         }
         sum
     }
 
     /// What of this queue.
-    fn losable(&self, queue: QueueKey) -> Losable {
+    fn reclaimable(&self, queue: QueueKey) -> Reclaimable {
         let (Some(share), Some(used)) =
             (self.shares.of.get(queue), self.state.queue_use.get(queue))
         else {
-            return Losable::default();
+            return Reclaimable::default();
         };
         let has = used.allocated;
         let above_share = !within(has, share.allocatable());
         let above_quota = !within(has, share.quota);
         let held = |may: bool| if may { has[0] } else { 0 };
-        Losable {
+        Reclaimable {
             // By priority it may lose all of it.
             to_deserving: held(above_share || above_quota || self.config.queue_priority_in_quota),
             to_all: held(above_share),
         }
     }
 
-    fn look_out(&mut self) {
+    fn refresh_reclaim_bounds(&mut self) {
         self.state.refresh_rooms();
         let at = Some(self.state.settled);
-        if self.outlook.at == at {
+        if self.reclaim_bounds.at == at {
             return;
         }
-        let mut outlook = Outlook {
+        let mut reclaim_bounds = ReclaimBounds {
             at,
-            ..Outlook::default()
+            ..ReclaimBounds::default()
         };
-        outlook.says_nothing = self.state.uneven > 0
+        reclaim_bounds.says_nothing = self.state.overallocated > 0
             || !self.state.rooms.sharing.is_empty()
             || self.state.standing.keys().any(|queue| {
                 self.state
@@ -161,17 +165,20 @@ impl Cycle<'_> {
                     .get(*queue)
                     .is_none_or(|row| !row.children.is_empty())
             });
-        if !outlook.says_nothing {
+        if !reclaim_bounds.says_nothing {
             for (queue, row) in &self.state.queues {
                 if row.chain.is_empty() {
                     continue;
                 }
-                let own = self.losable(queue);
-                let all = outlook.below.entry(row.chain.get(1).copied()).or_default();
+                let own = self.reclaimable(queue);
+                let all = reclaim_bounds
+                    .below
+                    .entry(row.chain.get(1).copied())
+                    .or_default();
                 all.to_deserving += own.to_deserving;
                 all.to_all += own.to_all;
             }
         }
-        self.outlook = outlook;
+        self.reclaim_bounds = reclaim_bounds;
     }
 }

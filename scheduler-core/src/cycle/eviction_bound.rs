@@ -1,15 +1,15 @@
-//! Whether a pod could sit anywhere if everybody were gone whom a search may take: if not,
-//! no search finds anything, whatever it tries.
+//! An upper bound for every search for victims: could the pod fit anywhere if every permitted victim
+//! were evicted? If not, no set of victims helps and the search is skipped.
 //!
-//! Every search starts with the first pod of its job alone, which has to sit on some node
-//! beside those who stay there, so that [`crate::fit::could_sit`] of that pod and that
-//! node is its ceiling. Who may go is taken too wide: also who is protected for a time, is
-//! being bound, or was told to leave in vain; so a "no" does not end by itself.
+//! Each search starts with the first pod of its job alone. That pod must fit on some node beside the
+//! pods that stay, so [`crate::fit::could_fit`] of that pod and node bounds the search. The set of
+//! permitted victims is taken too wide on purpose: it includes pods that are protected for a while,
+//! that are being bound, or whose eviction has failed. A "no" therefore stays valid until a node
+//! changes.
 //!
-//! Answers are kept from decision to decision, by request and by who may go: one node that
-//! would do, or that there is none. Of the latter only nodes are looked at again that have
-//! changed since. The answer is the same as if all were looked at, so it makes no
-//! difference what is remembered.
+//! Answers are kept between decisions, by request and set of permitted victims: either one node that
+//! would do, or that there is none. In the second case only changed nodes are checked again. The
+//! result is the same as checking every node, so caching does not change decisions.
 
 use super::Cycle;
 use crate::fit;
@@ -23,8 +23,8 @@ const MOST: usize = 4096;
 
 /// Who may be told to go.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Whom {
-    /// Whoever may be a victim at all.
+pub(super) enum VictimFilter {
+    /// Every possible victim.
     All,
     /// Jobs of these queues.
     Of(Arc<[QueueKey]>),
@@ -32,7 +32,7 @@ pub(super) enum Whom {
     Below(QueueKey, i32),
 }
 
-impl Whom {
+impl VictimFilter {
     fn takes(&self, state: &State, task: TaskKey) -> bool {
         let Some((key, job)) = state
             .tasks
@@ -45,7 +45,7 @@ impl Whom {
         if job.group.is_none() && !job.single {
             return true;
         }
-        let Some(standing) = state.standing_at.get(key) else {
+        let Some(standing) = state.placed_at.get(key) else {
             return false;
         };
         match self {
@@ -70,11 +70,11 @@ struct Answer {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(super) struct Ceilings {
-    of: FxHashMap<(SpecKey, Whom), Answer>,
+pub(super) struct EvictionBounds {
+    of: FxHashMap<(SpecKey, VictimFilter), Answer>,
 }
 
-impl Ceilings {
+impl EvictionBounds {
     /// What is left for the next decision, of one that began at `since`.
     pub(super) fn keep(mut self, since: u64) -> Self {
         if self.of.len() > MOST {
@@ -86,10 +86,10 @@ impl Ceilings {
 
 impl Cycle<'_> {
     /// False: it could sit nowhere even without those.
-    pub(super) fn could_sit(&mut self, spec: SpecKey, whom: Whom) -> bool {
+    pub(super) fn could_fit(&mut self, spec: SpecKey, filter: VictimFilter) -> bool {
         let (at, settled) = (self.state.touched, self.state.settled);
-        let key = (spec, whom);
-        let known = self.ceilings.of.get(&key).copied();
+        let key = (spec, filter);
+        let known = self.eviction_bounds.of.get(&key).copied();
         if let Some(known) = known.filter(|known| known.settled == settled) {
             return known.node.is_some();
         }
@@ -98,7 +98,7 @@ impl Cycle<'_> {
             return true;
         };
         let would_do =
-            |node: NodeKey| fit::could_sit(state, row, node, &|task| key.1.takes(state, task));
+            |node: NodeKey| fit::could_fit(state, row, node, &|task| key.1.takes(state, task));
         let changed = |node: &NodeKey, since: u64| {
             state
                 .nodes
@@ -129,7 +129,9 @@ impl Cycle<'_> {
             self.state
                 .contradicts("what is remembered of a ceiling holds no more");
         }
-        self.ceilings.of.insert(key, Answer { at, settled, node });
+        self.eviction_bounds
+            .of
+            .insert(key, Answer { at, settled, node });
         node.is_some()
     }
 }

@@ -1,8 +1,8 @@
-//! Which cards of a node a pod would hold.
+//! Which cards of a node a pod would get.
 //!
-//! Whole GPUs are counted while deciding and chosen when the decision is kept
-//! ([`super::choose_whole`]): all whole cards of a node are alike until then. Shares are put on
-//! cards at once, the fullest that still holds them first, as KAI's `gpupack` does.
+//! Whole GPUs are only counted during a decision, and chosen when it is final
+//! ([`super::choose_whole`]): until then all whole cards of a node are equivalent. Shares are assigned
+//! to cards at once: the fullest card that still has room comes first, as in KAI's `gpupack`.
 
 use super::Room;
 use super::card;
@@ -10,7 +10,7 @@ use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
 use crate::model::{Amount, Ask, Fence, Mode, Node, Pool, Share};
-use crate::reason::{CardLine, CardNo, NodeNo, NodeVerdict};
+use crate::reason::{CardLine, CardReason, NodeReason, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::CardUse;
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// Where on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct Assignment {
     /// Shares on their cards; whole GPUs are not in it.
     pub holds: Vec<Hold>,
     /// Free now; else only once something has left.
@@ -36,7 +36,7 @@ pub(crate) struct Seat {
 /// Whole GPUs of a node, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WholeCount {
-    /// Nobody is on them, less those that this trial has taken.
+    /// Idle ones, less those that this trial has taken.
     pub now: i64,
     /// The same with those that are leaving, less what is promised.
     pub later: i64,
@@ -142,13 +142,13 @@ pub(crate) fn free_gpus(state: &State, key: NodeKey, count: WholeCount) -> (u128
 
 /// What is tentatively taken while the containers of one pod are seated in turn.
 #[derive(Default)]
-struct Scratch {
+struct Tentative {
     cards: BTreeMap<CardKey, CardUse>,
     /// Whole cards that shares of this pod have opened.
     opened: i64,
 }
 
-impl Scratch {
+impl Tentative {
     fn of(&self, state: &State, key: CardKey) -> CardUse {
         self.cards
             .get(&key)
@@ -164,16 +164,16 @@ pub(crate) fn whole(
     spec: &SpecRow,
     key: NodeKey,
     node: &Node,
-) -> Result<(), NodeNo> {
+) -> Result<(), NodeReason> {
     if spec.whole == 0 {
         return Ok(());
     }
     let agent = state.nodes.get(key).and_then(|row| row.agent.as_ref());
     if node.managed && agent.is_none() {
-        return Err(NodeNo::AgentSilent);
+        return Err(NodeReason::AgentSilent);
     }
     if whole_count(state, key).later < i64::from(spec.whole) {
-        return Err(NodeNo::Gpus);
+        return Err(NodeReason::Gpus);
     }
     Ok(())
 }
@@ -186,14 +186,14 @@ pub(crate) fn cards(
     key: NodeKey,
     config: &Config,
     room: Room,
-) -> Result<Seat, NodeVerdict> {
-    let mut seat = Seat {
+) -> Result<Assignment, NodeVerdict> {
+    let mut assignment = Assignment {
         now: room.now,
-        ..Seat::default()
+        ..Assignment::default()
     };
-    seat.allocatable = seat.now;
+    assignment.allocatable = assignment.now;
     if spec.whole == 0 && !spec.shares {
-        return Ok(seat);
+        return Ok(assignment);
     }
     let no = |why, cards| NodeVerdict {
         why: vec![why],
@@ -204,37 +204,37 @@ pub(crate) fn cards(
         .get(key)
         .and_then(|row| Some((row, row.node.as_ref()?)))
     else {
-        return Err(no(NodeNo::NoGpus, Vec::new()));
+        return Err(no(NodeReason::NoGpus, Vec::new()));
     };
     if node.managed && row.agent.is_none() {
-        return Err(no(NodeNo::AgentSilent, Vec::new()));
+        return Err(no(NodeReason::AgentSilent, Vec::new()));
     }
     let count = whole_count(state, key);
     if spec.whole > 0 {
         let wanted = i64::from(spec.whole);
         if count.later < wanted {
-            return Err(no(NodeNo::Gpus, whole_lines(state, row, count, wanted)));
+            return Err(no(NodeReason::Gpus, whole_lines(state, row, count, wanted)));
         }
-        seat.now &= count.now >= wanted;
+        assignment.now &= count.now >= wanted;
     }
-    seat.allocatable = seat.now;
+    assignment.allocatable = assignment.now;
     if !spec.shares {
-        return Ok(seat);
+        return Ok(assignment);
     }
     let Some(agent) = row.agent.as_ref().filter(|_| node.managed) else {
         let why = if node.gpus == 0 {
-            NodeNo::NoGpus
+            NodeReason::NoGpus
         } else {
-            NodeNo::NotOffering(Arc::from("no agent is there"))
+            NodeReason::NotOffering(Arc::from("no agent is there"))
         };
         return Err(no(why, Vec::new()));
     };
     if let Some(why) = &agent.not_offering {
-        return Err(no(NodeNo::NotOffering(Arc::clone(why)), Vec::new()));
+        return Err(no(NodeReason::NotOffering(Arc::clone(why)), Vec::new()));
     }
-    let mut scratch = Scratch::default();
+    let mut scratch = Tentative::default();
     for (container, share) in shares_in_order(state, &spec.spec, row) {
-        seat_share(
+        assign_share(
             state,
             row,
             container,
@@ -244,24 +244,24 @@ pub(crate) fn cards(
             count,
             room.promise,
             &mut scratch,
-            &mut seat,
+            &mut assignment,
         )
         .map_err(|cards| {
             let why = if cards.is_empty() {
-                NodeNo::NoGpus
+                NodeReason::NoGpus
             } else {
-                NodeNo::GpuMemory
+                NodeReason::GpuMemory
             };
             no(why, cards)
         })?;
     }
-    seat.holds.sort_by_key(|hold| {
+    assignment.holds.sort_by_key(|hold| {
         spec.spec
             .gpus
             .iter()
             .position(|ask| ask.container == hold.container)
     });
-    Ok(seat)
+    Ok(assignment)
 }
 
 fn shares_in_order<'a>(
@@ -305,7 +305,7 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
             let taken = card::whole_taken(used);
             let no = match card::whole_usable(state, card) {
                 // Who is on it says more than what follows from it.
-                Err(CardNo::PoolShared) => taken.unwrap_or(CardNo::PoolShared),
+                Err(CardReason::PoolShared) => taken.unwrap_or(CardReason::PoolShared),
                 Err(no) => no,
                 Ok(()) => taken?,
             };
@@ -341,7 +341,7 @@ fn candidate(
     share: &Share,
     mode: Mode,
     placement: Placement,
-) -> Result<Candidate, crate::reason::CardNo> {
+) -> Result<Candidate, crate::reason::CardReason> {
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
     let strong = card::fence(row, after, offer_later.top(), mode) > Fence::ClientLimit;
@@ -398,7 +398,7 @@ fn candidate(
 
 /// Seats one container's share. On failure, a line per card.
 #[allow(clippy::too_many_arguments)]
-fn seat_share(
+fn assign_share(
     state: &State,
     node: &NodeRow,
     container: &ContainerName,
@@ -407,8 +407,8 @@ fn seat_share(
     config: &Config,
     count: WholeCount,
     promise: bool,
-    scratch: &mut Scratch,
-    seat: &mut Seat,
+    scratch: &mut Tentative,
+    assignment: &mut Assignment,
 ) -> Result<(), Vec<CardLine>> {
     let wanted = share.devices as usize;
     let mut found: BTreeMap<Mode, Vec<Candidate>> = BTreeMap::new();
@@ -479,8 +479,8 @@ fn seat_share(
         .iter()
         .filter(|candidate| candidate.opens && candidate.now && !candidate.costs_whole)
         .count();
-    let now = seat.allocatable && whole_left(count.now) + free + joinable >= wanted;
-    seat.allocatable &= now;
+    let now = assignment.allocatable && whole_left(count.now) + free + joinable >= wanted;
+    assignment.allocatable &= now;
     if promise || !now {
         // A promise opens what is leaving before what is idle.
         let packs = config.cards() == Placement::Binpack;
@@ -490,9 +490,9 @@ fn seat_share(
         });
     }
     candidates.truncate(wanted);
-    seat.now &= now && candidates.iter().all(|candidate| candidate.now);
+    assignment.now &= now && candidates.iter().all(|candidate| candidate.now);
     // A card that another container of this pod opens was not shared before.
-    seat.joins |= candidates.iter().any(|candidate| {
+    assignment.joins |= candidates.iter().any(|candidate| {
         !candidate.opens
             && state
                 .card_use
@@ -507,7 +507,7 @@ fn seat_share(
         config,
         &candidates,
         scratch,
-        seat,
+        assignment,
     );
     Ok(())
 }
@@ -520,8 +520,8 @@ fn take(
     mode: Mode,
     config: &Config,
     candidates: &[Candidate],
-    scratch: &mut Scratch,
-    seat: &mut Seat,
+    scratch: &mut Tentative,
+    assignment: &mut Assignment,
 ) {
     // One limit for all of the container's cards: the smallest of the offers.
     let limit = candidates
@@ -554,7 +554,7 @@ fn take(
         let Some(row) = state.cards.get(candidate.key) else {
             continue;
         };
-        seat.holds.push(Hold {
+        assignment.holds.push(Hold {
             container: container.clone(),
             card: candidate.key,
             limit,
@@ -569,7 +569,7 @@ fn take(
         });
         scratch.opened += i64::from(candidate.costs_whole);
         let mut used = scratch.of(state, candidate.key);
-        let sums = if seat.now {
+        let sums = if assignment.now {
             &mut used.held
         } else {
             &mut used.promised

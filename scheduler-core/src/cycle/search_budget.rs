@@ -1,10 +1,11 @@
-//! No search holds up everything else, and none is given up.
+//! Budgets for searches, with exponential back-off: no search delays the others for long, and none is
+//! given up.
 //!
-//! How many sets of victims there are grows with everybody who may go, and whether one of
-//! them helps is only known when it was tried. So a search has an allowance of steps. One
-//! that is cut short rests for a while, in which others have their turn, and may then take
-//! twice as many, up to [`Config::budget`]. The jobs behind it that are its like wait with
-//! it. A decision in which many searches were made leaves the rest to the next one.
+//! The number of possible sets of victims grows with the number of victims, and whether a set helps is
+//! known only after it was tried. Each search therefore has an allowance of steps. A search that uses
+//! it up backs off while others run, and gets twice the allowance next time, up to
+//! [`Config::budget`]. Equivalent jobs behind it in the queue wait with it. A decision that has
+//! searched a lot leaves the remaining searches to the next decision.
 //!
 //! [`Config::budget`]: crate::config::Config::budget
 
@@ -28,7 +29,7 @@ const CARDS: u64 = 7;
 
 /// How a search went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum SearchOutcome {
     Room,
     /// There is none.
     Nothing,
@@ -43,33 +44,33 @@ impl Cycle<'_> {
         job: JobKey,
         cause: EvictCause,
         search: impl FnOnce(&mut Self) -> bool,
-    ) -> Found {
+    ) -> SearchOutcome {
         let Some(name) = self.state.jobs.get(job).map(|row| row.name.clone()) else {
-            return Found::Nothing;
+            return SearchOutcome::Nothing;
         };
         let key = (name, cause);
         let most = self.config.budget;
-        let rest = self.state.rests.get(&key).copied();
+        let rest = self.state.search_backoffs.get(&key).copied();
         if let Some(rest) = rest
             && self.state.now < rest.until
         {
             self.wake_at(rest.until);
-            return Found::CutShort;
+            return SearchOutcome::CutShort;
         }
         let favoured = self.config.most_favoured;
         let all_favoured = favoured.is_some_and(|most| self.rearranged >= u64::from(most));
         if all_favoured {
             self.decision.cut_short = true;
-            return Found::CutShort;
+            return SearchOutcome::CutShort;
         }
         // It had its turn before this decision went on from another.
         if self.turns.searched.contains(&(job, cause)) {
-            return Found::CutShort;
+            return SearchOutcome::CutShort;
         }
         if self.searched >= DECISION.min(most) {
             self.decision.cut_short = true;
             self.search_goes_on = true;
-            return Found::CutShort;
+            return SearchOutcome::CutShort;
         }
         let allowance = rest.map_or(FIRST, |rest| rest.allowance).min(most);
         let before = self.taken();
@@ -79,16 +80,16 @@ impl Cycle<'_> {
         let took = self.taken() - before;
         self.searched += took;
         if found {
-            self.state.rests.remove(&key);
-            return Found::Room;
+            self.state.search_backoffs.remove(&key);
+            return SearchOutcome::Room;
         }
         self.turns.searched.insert((job, cause));
         if !self.search_cut {
-            self.state.rests.remove(&key);
-            return Found::Nothing;
+            self.state.search_backoffs.remove(&key);
+            return SearchOutcome::Nothing;
         }
         self.rest(key, allowance);
-        Found::CutShort
+        SearchOutcome::CutShort
     }
 
     /// Counts nodes that were looked at for a pod. For a share it is each of their cards.
@@ -105,7 +106,7 @@ impl Cycle<'_> {
     }
 
     /// Counts; true when the search that goes on has had its allowance.
-    pub(super) fn ponder(&mut self, pieces: u64) -> bool {
+    pub(super) fn charge(&mut self, pieces: u64) -> bool {
         self.pondered += pieces;
         self.search_cut |= self.taken() >= self.search_until;
         self.search_cut
@@ -116,19 +117,21 @@ impl Cycle<'_> {
         let until = self.state.now.after(Duration(pause.min(LONGEST.0)));
         let allowance = took.saturating_mul(2).min(self.config.budget);
         self.wake_at(until);
-        self.state.rests.insert(key, Rest { until, allowance });
+        self.state
+            .search_backoffs
+            .insert(key, Rest { until, allowance });
     }
 
     /// Forgets those of jobs that wait no longer.
-    pub(super) fn wake_the_gone(&mut self) {
-        if self.state.rests.is_empty() {
+    pub(super) fn prune_search_backoffs(&mut self) {
+        if self.state.search_backoffs.is_empty() {
             return;
         }
-        let mut rests = std::mem::take(&mut self.state.rests);
-        rests.retain(|(name, _), _| {
+        let mut search_backoffs = std::mem::take(&mut self.state.search_backoffs);
+        search_backoffs.retain(|(name, _), _| {
             let job = self.state.job_of(name);
             job.is_some_and(|job| !self.next_tasks(job).is_empty())
         });
-        self.state.rests = rests;
+        self.state.search_backoffs = search_backoffs;
     }
 }
