@@ -482,6 +482,7 @@ mod tests {
                 pool: "POOL".into(),
                 why: "WHY".into(),
             }),
+            Devices(ClaimsReason::Unanswered("WHY".into())),
             Devices(ClaimsReason::CutShort(1)),
             Devices(ClaimsReason::Elsewhere),
         ];
@@ -496,6 +497,7 @@ mod tests {
                     ClaimsReason::TooMany(_)
                     | ClaimsReason::Request(_)
                     | ClaimsReason::Pool { .. }
+                    | ClaimsReason::Unanswered(_)
                     | ClaimsReason::CutShort(_)
                     | ClaimsReason::Elsewhere,
                 ) => {}

@@ -58,6 +58,8 @@ pub mod prometheus;
 pub mod proxy;
 pub mod random;
 pub mod random_cluster;
+pub mod random_devices;
+pub mod random_selectors;
 pub mod registry;
 pub mod scheduler;
 pub mod share;

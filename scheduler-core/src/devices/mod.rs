@@ -68,7 +68,7 @@ impl<'a> OnNode<'a> {
         let mut late = Vec::new();
         for pool in devices.pools_of(&node.name) {
             let mut here = pool.devices_on(node).peekable();
-            if here.peek().is_none() {
+            if here.peek().is_none() && !pool.blocks_all() {
                 continue;
             }
             if let Some(fault) = &pool.pool.fault {

@@ -18,6 +18,8 @@ pub(crate) enum ClaimsReason {
         pool: Arc<str>,
         why: Arc<str>,
     },
+    /// Its selectors have no answer for a device that the node can use.
+    Unanswered(Arc<str>),
     /// There are more ways to put them together than are tried.
     CutShort(u32),
     /// The claim has devices that this node cannot use.
@@ -40,6 +42,9 @@ impl fmt::Display for ClaimsReason {
                 f,
                 "node(s) cannot allocate all claims: request {request} asks for all devices, but resource pool {pool} {why}"
             ),
+            Self::Unanswered(why) => {
+                write!(f, "node(s) cannot allocate all claims: {why}")
+            }
             Self::CutShort(steps) => write!(
                 f,
                 "node(s) cannot allocate all claims: none was found in {steps} steps"

@@ -117,6 +117,10 @@ fn way<'a>(
             },
         });
     }
+    let devices = || on_node.candidates.iter().map(|one| one.device);
+    if let Some(why) = devices().find_map(|device| device.unanswered.get(&what.filter)) {
+        return Err(ClaimsReason::Unanswered(Arc::clone(why)));
+    }
     let candidates = on_node.candidates.iter().enumerate();
     let matching: Vec<usize> = candidates
         .filter(|(_, one)| {
@@ -152,8 +156,10 @@ struct Taken {
     alternative: usize,
     candidate: usize,
     device: AllocatedDevice,
-    /// What it takes of a shared device, or of what its pool's devices share.
+    /// What it takes of a shared device.
     amounts: Amounts,
+    /// It takes of what its pool's devices share.
+    consumes: bool,
 }
 
 struct Search<'a> {
@@ -253,11 +259,11 @@ impl<'a> Search<'a> {
         }
         let own = || self.taken.iter().filter(|taken| taken.candidate == index);
         if !device.shared {
-            let held = |taken: &Taken| !taken.device.admin || taken.claim == at.claim;
+            // One for monitoring, which comes first, keeps others of the pod away: as in Kubernetes.
             let is_free = if ask.what.admin {
                 own().all(|taken| taken.claim != at.claim)
             } else {
-                !own().any(held)
+                own().next().is_none()
             };
             if !is_free {
                 return None;
@@ -274,7 +280,8 @@ impl<'a> Search<'a> {
             amount::fits(device, ask.what, &used).ok()?;
         }
         let in_use = device.shared && (candidate.used.is_held() || own().next().is_some());
-        if !in_use && !device.consumes.is_empty() && !self.has_counters(candidate) {
+        let consumes = !in_use && !device.consumes.is_empty();
+        if consumes && !self.has_counters(candidate) {
             return None;
         }
         if !self.satisfies(at, candidate) {
@@ -302,6 +309,7 @@ impl<'a> Search<'a> {
                 consumed: device.shared.then(|| amounts.clone()),
             },
             amounts,
+            consumes,
         })
     }
 
@@ -327,14 +335,10 @@ impl<'a> Search<'a> {
         for device in self.on_node.consumers(pool) {
             consume(&device.consumes);
         }
-        let mut seen: Vec<usize> = Vec::new();
-        for taken in &self.taken {
-            let Some(other) = self.on_node.candidates.get(taken.candidate) else {
-                continue;
-            };
-            let is_new = !other.used.is_held() && other.pool.pool.name == pool.pool.name;
-            if is_new && !seen.contains(&taken.candidate) {
-                seen.push(taken.candidate);
+        // One for monitoring counts, too, although nothing of it will be held: as Kubernetes does.
+        for taken in self.taken.iter().filter(|taken| taken.consumes) {
+            let other = self.on_node.candidates.get(taken.candidate);
+            if let Some(other) = other.filter(|other| other.pool.pool.name == pool.pool.name) {
                 consume(&other.device.consumes);
             }
         }

@@ -54,6 +54,9 @@ pub struct Device {
     pub binds_to_node: bool,
     /// Filters that select it.
     pub selected_by: BTreeSet<FilterName>,
+    /// Filters that have no answer for it, and why, one sentence: a request with one gets no
+    /// devices on a node that can use this one.
+    pub unanswered: BTreeMap<FilterName, Arc<str>>,
     /// The card of one of our agents that it is.
     pub card: Option<GpuUuid>,
     /// A GPU that no agent of ours counts: it is a part of what queues divide.

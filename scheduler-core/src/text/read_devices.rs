@@ -89,6 +89,10 @@ fn device(line: &Line) -> Read<Device> {
             .iter()
             .map(FilterName::new)
             .collect(),
+        unanswered: line
+            .prefixed("unanswered")
+            .map(|(filter, why)| (FilterName::new(filter), Arc::from(why)))
+            .collect(),
         card: line.get("card").map(GpuUuid::new),
         gpu: line.flag("gpu"),
         ..Device::default()

@@ -53,6 +53,9 @@ impl Text {
             let filters: Vec<&str> = device.selected_by.iter().map(FilterName::as_str).collect();
             self.pair("selected", filters.join(","));
         }
+        for (filter, why) in &device.unanswered {
+            self.pair(&format!("unanswered.{filter}"), why);
+        }
         for (name, value) in &device.attributes {
             match value {
                 Attribute::Int(value) => self.pair(&format!("int.{name}"), value),

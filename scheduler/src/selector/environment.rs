@@ -4,10 +4,13 @@
 
 use super::{quantity, semver};
 use cel::common::ast::{ComprehensionExpr, Expr, ListExpr};
-use cel::common::types::{CelBool, CelInt, CelList, CelString, LIST_TYPE};
+use cel::common::types::{CelBool, CelInt, CelList, CelString, DYN_TYPE, LIST_TYPE};
 use cel::common::value::{CowVal, Val};
 use cel::parser::Macro;
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload};
+
+/// Kubernetes' `ResourceSliceMaxAttributeValuesPerDevice`.
+const MOST_INCLUDED: usize = 48;
 
 /// The environment of all expressions.
 #[allow(clippy::expect_used)] // Its declarations are these here, and a test makes one.
@@ -29,7 +32,9 @@ fn declare(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_member_overload("isSorted", "list.isSorted()", LIST_TYPE, vec![], is_sorted)?;
     env.add_member_overload("min", "list.min()", LIST_TYPE, vec![], min)?;
     env.add_member_overload("max", "list.max()", LIST_TYPE, vec![], max)?;
-    let any = || vec![cel::common::types::DYN_TYPE];
+    env.add_member_overload("sum", "list.sum()", LIST_TYPE, vec![], sum)?;
+    let any = || vec![DYN_TYPE];
+    env.add_member_overload("includes", "dyn.includes(dyn)", DYN_TYPE, any(), includes)?;
     env.add_member_overload("indexOf", "list.indexOf(dyn)", LIST_TYPE, any(), index_of)?;
     env.add_member_overload(
         "lastIndexOf",
@@ -185,6 +190,47 @@ fn min<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
 
 fn max<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     first(&args, |a, b| before(b, a))
+}
+
+/// Of none it is 0.
+fn sum<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    let mut sum: Option<Box<dyn Val>> = None;
+    for element in elements(&args, 0) {
+        sum = Some(match sum {
+            None => element.clone_as_boxed(),
+            Some(sum) => {
+                let adder = sum.as_adder();
+                let adder =
+                    adder.ok_or_else(|| ExecutionError::function_error("sum", "no numbers"))?;
+                adder.add(element)?.clone_as_boxed()
+            }
+        });
+    }
+    Ok(match sum {
+        Some(sum) => CowVal::Owned(sum),
+        None => CowVal::owned(CelInt::from(0)),
+    })
+}
+
+/// Whether it is that value, or a list that has it.
+fn includes<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    let (Some(of), Some(value)) = (args.first(), args.get(1)) else {
+        return Ok(CowVal::owned(CelBool::from(false)));
+    };
+    let is = if *of.get_type() == LIST_TYPE {
+        let all = elements(&args, 0);
+        let at = all.iter().position(|one| one.equals(&**value));
+        if all.len() > MOST_INCLUDED && at.is_none_or(|at| at >= MOST_INCLUDED) {
+            return Err(ExecutionError::function_error(
+                "includes",
+                "too long a list",
+            ));
+        }
+        at.is_some()
+    } else {
+        of.equals(&**value)
+    };
+    Ok(CowVal::owned(CelBool::from(is)))
 }
 
 fn place<'b, 'v>(at: Option<usize>) -> Answer<'b, 'v> {

@@ -40,6 +40,18 @@ impl PoolRow {
         }
     }
 
+    /// Every node looks at it: its devices are for several, or it has something wrong, and what
+    /// its devices share is not said for one node.
+    fn is_everywhere(&self) -> bool {
+        !self.roaming.is_empty() || self.blocks_all()
+    }
+
+    /// What is wrong with it concerns every request for all devices, of whatever node: with
+    /// counters it may have devices for each.
+    pub(crate) fn blocks_all(&self) -> bool {
+        self.pool.fault.is_some() && !self.pool.counters.is_empty()
+    }
+
     /// Every device.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&DeviceId, &Device)> {
         self.ids.iter().zip(&self.pool.devices)
@@ -107,7 +119,7 @@ impl State {
             let pools = self.devices.local.entry(node.clone()).or_default();
             pools.insert(name.clone());
         }
-        if !row.roaming.is_empty() {
+        if row.is_everywhere() {
             self.devices.roaming.insert(name.clone());
         }
         for (id, device) in row.all() {
@@ -140,7 +152,7 @@ impl State {
     }
 
     fn nodes_of(&self, row: &PoolRow) -> Vec<NodeKey> {
-        if !row.roaming.is_empty() {
+        if row.is_everywhere() {
             return self.nodes.keys().collect();
         }
         let names = row.by_node.keys();

@@ -5,11 +5,13 @@
 //! before each decision; a pod waits until its filters are known for all devices.
 
 use super::pools::Pools;
-use crate::selector::Selector;
+use crate::selector::{Selector, Subject};
 use ring::digest::{Context, SHA256};
 use scheduler_core::ids::{FilterName, PoolName};
+use scheduler_core::model::Device;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// Devices that are looked at before one decision: some tens of milliseconds.
 const LOOKS: usize = 2_000;
@@ -47,8 +49,6 @@ struct Filter {
     bad: Option<String>,
     /// Pools for which it is known.
     known: BTreeSet<PoolName>,
-    /// What was said of a device instead of an answer.
-    faults: BTreeMap<PoolName, String>,
     /// UIDs of the pods that wait with it.
     users: BTreeSet<String>,
 }
@@ -60,7 +60,7 @@ pub(super) enum Known {
     Yes,
     /// Not for all yet.
     NotYet,
-    /// It has no answer for some device, or for none: one sentence.
+    /// It is none, whatever the device: one sentence.
     Never(String),
 }
 
@@ -110,12 +110,8 @@ impl Filters {
         let Some(filter) = self.of.get(name) else {
             return Known::NotYet;
         };
-        let fault = filter
-            .bad
-            .as_ref()
-            .or_else(|| filter.faults.values().next());
-        if let Some(fault) = fault {
-            return Known::Never(fault.clone());
+        if let Some(bad) = &filter.bad {
+            return Known::Never(bad.clone());
         }
         // Both are in order and pools that are gone are not known.
         if filter.known.len() == pools.rows.len() {
@@ -133,19 +129,13 @@ impl Filters {
             .flat_map(|filter| &filter.users)
     }
 
-    /// A pool has changed: filters that knew it look at what of it is another. Returns pods
-    /// whose filters say something else of themselves now.
-    pub(super) fn pool_changed(&mut self, name: &PoolName, pools: &mut Pools) -> Vec<String> {
-        let mut users = Vec::new();
+    /// A pool has changed: filters that knew it look at what of it is another.
+    pub(super) fn pool_changed(&mut self, name: &PoolName, pools: &mut Pools) {
         for (filter_name, filter) in &mut self.of {
             if filter.bad.is_some() {
                 continue;
             }
-            let fault = filter.faults.get(name).cloned();
             filter.look(filter_name, name, pools);
-            if filter.faults.get(name) != fault.as_ref() {
-                users.extend(filter.users.iter().cloned());
-            }
         }
         // What no pod waits with any more selects nothing.
         if let Some(row) = pools.rows.get_mut(name) {
@@ -153,20 +143,17 @@ impl Filters {
                 device
                     .selected_by
                     .retain(|filter| self.of.contains_key(filter));
+                device
+                    .unanswered
+                    .retain(|filter, _| self.of.contains_key(filter));
             }
         }
-        users
     }
 
-    pub(super) fn pool_gone(&mut self, name: &PoolName) -> Vec<String> {
-        let mut users = Vec::new();
+    pub(super) fn pool_gone(&mut self, name: &PoolName) {
         for filter in self.of.values_mut() {
             filter.known.remove(name);
-            if filter.faults.remove(name).is_some() {
-                users.extend(filter.users.iter().cloned());
-            }
         }
-        users
     }
 
     /// Looks at the devices whose turn it is. Returns the pools that are others now, and the
@@ -203,7 +190,6 @@ impl Filter {
             selectors: Vec::new(),
             bad: None,
             known: BTreeSet::new(),
-            faults: BTreeMap::new(),
             users: BTreeSet::new(),
         };
         for (place, text) in &wanted.selectors {
@@ -223,27 +209,23 @@ impl Filter {
             return;
         };
         self.known.insert(pool.clone());
-        self.faults.remove(pool);
-        let mut answers = Vec::with_capacity(row.subjects.len());
-        for (subject, device) in row.subjects.iter().zip(&row.pool.devices) {
-            let mut selects = true;
+        let devices = row.subjects.iter().zip(&row.pool.devices);
+        let answer = |(subject, device): (&Subject, &Device)| {
             for (place, selector) in &self.selectors {
                 match selector.matches(subject) {
-                    Ok(true) => continue,
-                    Ok(false) => {}
+                    Ok(true) => {}
+                    Ok(false) => return Ok(false),
                     Err(why) => {
                         let id = row.pool.name.device(&device.name);
-                        let fault = format!("{place}: device {id}: {why}");
-                        self.faults.entry(pool.clone()).or_insert(fault);
+                        return Err(Arc::from(format!("{place}: device {id}: {why}")));
                     }
                 }
-                selects = false;
-                break;
             }
-            answers.push(selects);
-        }
-        for (at, selects) in answers.into_iter().enumerate() {
-            row.select(at, name, selects);
+            Ok(true)
+        };
+        let answers: Vec<Result<bool, Arc<str>>> = devices.map(answer).collect();
+        for (at, answer) in answers.into_iter().enumerate() {
+            row.select(at, name, answer);
         }
     }
 }

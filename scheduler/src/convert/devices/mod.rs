@@ -268,11 +268,10 @@ impl Known {
         let (mut events, mut users) = (Vec::new(), BTreeSet::new());
         for name in std::mem::take(&mut self.changed) {
             if self.pools.put_together(&name) {
-                let changed = self.filters.pool_changed(&name, &mut self.pools);
-                users.extend(changed);
+                self.filters.pool_changed(&name, &mut self.pools);
                 events.extend(self.told(&name));
             } else {
-                users.extend(self.filters.pool_gone(&name));
+                self.filters.pool_gone(&name);
                 events.push(Event::DevicesGone(name));
             }
         }

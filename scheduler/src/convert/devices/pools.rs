@@ -165,6 +165,7 @@ impl Pools {
                     && *was == subject
                 {
                     device.selected_by.clone_from(&before.selected_by);
+                    device.unanswered.clone_from(&before.unanswered);
                 }
             }
             row.told = old.told;
@@ -178,14 +179,22 @@ impl Pools {
 }
 
 impl Row {
-    /// Whether the filter selects the device is known.
-    pub(super) fn select(&mut self, at: usize, filter: &FilterName, selects: bool) {
-        if let Some(device) = self.pool.devices.get_mut(at) {
-            if selects {
-                device.selected_by.insert(filter.clone());
-            } else {
-                device.selected_by.remove(filter);
-            }
+    /// Whether the filter selects the device is known, or why it has no answer.
+    pub(super) fn select(
+        &mut self,
+        at: usize,
+        filter: &FilterName,
+        answer: Result<bool, Arc<str>>,
+    ) {
+        let Some(device) = self.pool.devices.get_mut(at) else {
+            return;
+        };
+        device.selected_by.remove(filter);
+        device.unanswered.remove(filter);
+        match answer {
+            Ok(true) => drop(device.selected_by.insert(filter.clone())),
+            Ok(false) => {}
+            Err(why) => drop(device.unanswered.insert(filter.clone(), why)),
         }
     }
 
@@ -349,6 +358,7 @@ fn device(device: &KubeDevice, driver: &str, nodes: DeviceNodes) -> Device {
         waits: device.binding_conditions.is_some(),
         binds_to_node: device.binds_to_node == Some(true),
         selected_by: BTreeSet::new(),
+        unanswered: BTreeMap::new(),
         card,
         gpu: !ours && is_gpu(driver) && is_whole,
         attributes: by_name,

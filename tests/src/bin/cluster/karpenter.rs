@@ -4,13 +4,13 @@
 use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::simulated_agents::{Cards, Enlisted};
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::karpenter::{InstanceType, Karpenter, POOL, nodes_of};
 use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::describe;
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
+use aliquot_tests::simulated_agents::{Cards, Enlisted};
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -1,173 +1,65 @@
-//! The same clusters and pods for Aliquot and for kube-scheduler's own plugins: where one of them
-//! would let a pod in and the other would not, they differ, and where rules about other pods make
-//! a node worth more or less to one of them.
+//! Aliquot and Kubernetes' own code, asked the same. Fails if they differ in anything.
 //!
-//! Random clusters as JSON go through the scheduler's conversion into its core, whose
-//! `explain` says which nodes would do, and what each is worth; and to
-//! `tests/cluster/tools/kubernetes/filters`, which asks the plugins of the pinned Kubernetes. Ends with `N agreed, N differed` and fails if
-//! anything differed.
+//! - [`filters`]: which nodes would let a pod in, and what they are worth to it.
+//! - [`claims`]: which nodes have devices for a pod's claims (DRA), and which devices.
+//! - [`selectors`]: which devices a CEL selector selects.
 #![allow(clippy::print_stdout)] // What it prints is what it is for.
 
-use aliquot_tests::random_cluster;
-use anyhow::{Context as _, Result, bail};
-use clap::Parser;
-use scheduler::convert::World;
-use scheduler::watch::{Fact, Seen};
-use scheduler_core::model::Queue;
-use scheduler_core::{Config, Core, Event};
-use serde::Deserialize;
+mod claims;
+mod filters;
+mod program;
+mod selectors;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// How many clusters.
-    #[arg(long, default_value_t = 2000)]
-    seeds: u64,
-    /// The first seed.
-    #[arg(long, default_value_t = 1)]
-    base: u64,
-    /// The program that asks the plugins. Built from its pinned module where none is named.
-    #[arg(long)]
-    filters: Option<PathBuf>,
+    /// What is compared.
+    #[arg(value_enum, default_value_t = Question::Filters)]
+    question: Question,
+    #[command(flatten)]
+    seeds: Seeds,
 }
 
-/// What is said of each node.
-type Answer = BTreeMap<String, Said>;
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Question {
+    /// Which nodes let a pod in.
+    Filters,
+    /// Which nodes have devices for a pod's claims.
+    Claims,
+    /// Which devices a CEL expression selects.
+    Selectors,
+}
 
-#[derive(Debug, Deserialize)]
-struct Said {
-    /// Why it will not do; none where it will.
-    reasons: Vec<String>,
-    /// The raw score of `InterPodAffinity`.
-    preference: i64,
+/// Each seed is a case.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Seeds {
+    /// How many.
+    #[arg(long, default_value_t = 2000)]
+    seeds: u64,
+    /// The first.
+    #[arg(long, default_value_t = 1)]
+    base: u64,
+}
+
+impl Seeds {
+    fn all(&self) -> std::ops::Range<u64> {
+        self.base..self.base.saturating_add(self.seeds)
+    }
 }
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
-    let filters = match &args.filters {
-        Some(path) => path.clone(),
-        None => build()?,
-    };
-    let mut kube = Command::new(&filters)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("{}", filters.display()))?;
-    let mut asks = kube.stdin.take().context("stdin")?;
-    let mut answers = BufReader::new(kube.stdout.take().context("stdout")?).lines();
-    let (mut agreed, mut differed, mut closed, mut preferred) = (0_u64, 0_u64, 0_u64, 0_u64);
-    let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
-    for seed in args.base..args.base + args.seeds {
-        let cluster = random_cluster::cluster(seed);
-        writeln!(asks, "{cluster}")?;
-        asks.flush()?;
-        let line = answers.next().context("the plugins gave no answer")??;
-        let theirs: Vec<Answer> = serde_json::from_str(&line)?;
-        let ours = ours(&cluster).with_context(|| format!("seed {seed}"))?;
-        let pods = cluster["incoming"].as_array().context("incoming")?;
-        for ((pod, theirs), ours) in pods.iter().zip(&theirs).zip(&ours) {
-            for (node, theirs) in theirs {
-                let ours = ours
-                    .get(node)
-                    .with_context(|| format!("no word of {node}"))?;
-                let alike = theirs.reasons.is_empty() == ours.reasons.is_empty();
-                if alike && theirs.preference == ours.preference {
-                    agreed += 1;
-                    closed += u64::from(!theirs.reasons.is_empty());
-                    preferred += u64::from(theirs.preference != 0);
-                    for why in &theirs.reasons {
-                        *reasons.entry(why.clone()).or_default() += 1;
-                    }
-                    continue;
-                }
-                differed += 1;
-                if differed <= 5 {
-                    println!(
-                        "seed {seed}, pod {} on {node}: kube-scheduler {theirs:?}, Aliquot {ours:?}\n{pod}",
-                        pod["metadata"]["name"]
-                    );
-                }
-            }
-        }
-    }
-    drop(asks);
-    let ended = kube.wait()?;
-    if !ended.success() {
-        bail!("the plugins' program ended with {ended}");
-    }
-    println!("of them {closed} where neither lets the pod in:");
-    for (why, count) in reasons {
-        println!("{count:>8}  {why}");
-    }
-    println!("and {preferred} that are worth more or less by preferences about other pods");
-    println!("{agreed} agreed, {differed} differed");
-    Ok(ExitCode::from(u8::from(differed > 0)))
-}
-
-fn build() -> Result<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/tools/filters");
-    let built = Command::new(&script).stderr(Stdio::inherit()).output()?;
-    if !built.status.success() {
-        bail!("{} ended with {}", script.display(), built.status);
-    }
-    Ok(PathBuf::from(String::from_utf8(built.stdout)?.trim()))
-}
-
-/// What the core says of each incoming pod.
-fn ours(cluster: &Value) -> Result<Vec<Answer>> {
-    let mut world = World::new("kai-scheduler").with_storage_listed();
-    let mut core = Core::new(Config::default());
-    core.apply(Event::Queue(Queue::unlimited("default-queue")));
-    let mut take = |fact: Fact| {
-        for event in world.take(fact) {
-            core.apply(event);
-        }
-    };
-    for namespace in objects(&cluster["namespaces"])? {
-        take(Fact::Namespace(Seen::There(namespace)));
-    }
-    for node in objects(&cluster["csinodes"])? {
-        take(Fact::CsiNode(Seen::There(node)));
-    }
-    for volume in objects(&cluster["volumes"])? {
-        take(Fact::Volume(Seen::There(volume)));
-    }
-    for claim in objects(&cluster["claims"])? {
-        take(Fact::Claim(Seen::There(claim)));
-    }
-    for node in objects(&cluster["nodes"])? {
-        take(Fact::Node(Seen::There(node)));
-    }
-    for pod in objects(&cluster["pods"])? {
-        take(Fact::Pod(Seen::There(pod)));
-    }
-    for pod in objects(&cluster["incoming"])? {
-        take(Fact::Pod(Seen::There(pod)));
-    }
-    let incoming = cluster["incoming"].as_array().into_iter().flatten();
-    let uids = incoming.filter_map(|pod| pod["metadata"]["uid"].as_str());
-    uids.map(|uid| {
-        let explanation = core.explain(&uid.into());
-        let explanation = explanation.with_context(|| format!("{uid} is not known"))?;
-        let nodes = explanation.nodes.into_iter().map(|node| {
-            let mut why: Vec<String> = node.reasons.iter().map(ToString::to_string).collect();
-            if !node.fits && why.is_empty() {
-                why.push("for no reason".to_owned());
-            }
-            let said = Said {
-                reasons: why,
-                preference: node.preference,
-            };
-            (node.node.to_string(), said)
-        });
-        Ok(nodes.collect())
-    })
-    .collect()
+    let alike = match args.question {
+        Question::Filters => filters::compare(&args.seeds),
+        Question::Claims => claims::compare(&args.seeds),
+        Question::Selectors => selectors::compare(&args.seeds),
+    }?;
+    Ok(ExitCode::from(u8::from(!alike)))
 }
 
 fn objects<K: DeserializeOwned>(list: &Value) -> Result<Vec<Box<K>>> {
