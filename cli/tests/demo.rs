@@ -172,7 +172,7 @@ fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason()
 }
 
 #[test]
-fn stories_are_told_to_their_end() {
+fn scenarios_run_to_their_end() {
     let folder = TempFolder::new();
     for (name, lines) in [
         (

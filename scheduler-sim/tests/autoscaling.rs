@@ -37,7 +37,7 @@ fn a_storm_of_a_thousand_shares_ends_with_the_fewest_machines() {
 #[test]
 fn an_hour_of_arrivals_and_departures_does_not_oscillate() {
     let lasts = number("MINUTES").map_or(HOUR, |minutes| minutes * 60_000);
-    for seed in seeds(0..4) {
+    for seed in seeds(0..2) {
         let outcome = traffic(seed, lasts);
         println!("seed {seed}: {outcome:?}");
         assert_eq!(outcome.violations, Vec::<String>::new());

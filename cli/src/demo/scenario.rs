@@ -35,7 +35,7 @@ pub(crate) enum ScenarioStep {
     Say(&'static str),
     /// An object is applied.
     Apply(Value),
-    /// A pod of the story is deleted.
+    /// A pod of the scenario is deleted.
     Delete(&'static str),
     /// What a person does to a card: `sim-gpu ctl` of the card that this pod holds.
     Card(&'static str, &'static str),
@@ -181,7 +181,7 @@ fn consolidation() -> Vec<ScenarioStep> {
         ScenarioStep::Say(
             "Two nodes with a card each, and shares on both: `big-1` and `small` on one, `big-2` on the other.",
         ),
-        // Wherever there is room first: the story wants one on each node.
+        // Wherever there is room first: the scenario wants one on each node.
         ScenarioStep::Apply(on_node(fraction("big-1", "0.65"), 1)),
         ScenarioStep::Until("big-1 runs", |seen| runs(seen, "big-1")),
         ScenarioStep::Apply(on_node(fraction("big-2", "0.6"), 2)),
@@ -201,7 +201,7 @@ fn consolidation() -> Vec<ScenarioStep> {
         ScenarioStep::Until("big-1 is gone", |seen| gone(seen, "big-1")),
         ScenarioStep::Apply(whole("whole", 1)),
         ScenarioStep::Until("small is evicted", |seen| {
-            gone(seen, "small").map(|_| "The scheduler evicts small, for consolidation. Its controller makes it anew; here the story does.".to_owned())
+            gone(seen, "small").map(|_| "The scheduler evicts small, for consolidation. Its controller recreates it; here the scenario does.".to_owned())
         }),
         ScenarioStep::Apply(fraction("small", "0.3")),
         ScenarioStep::Until("small runs beside big-2", |seen| {
@@ -215,7 +215,7 @@ fn consolidation() -> Vec<ScenarioStep> {
     ]
 }
 
-/// Namespace of the stories' pods.
+/// Namespace of the scenarios' pods.
 pub(crate) const NAMESPACE: &str = super::story::NAMESPACE;
 
 fn runs(seen: &Seen<'_>, name: &str) -> Option<String> {

@@ -60,7 +60,7 @@ pub(super) async fn tell(
                     Err(_) => {
                         say(&format!("\n{}\n", super::picture(&seen.borrow())));
                         super::complain(&format!(
-                            "aliquot demo: the story stops here: {what} did not come within {} s",
+                            "aliquot demo: the scenario stops here: {what} did not happen within {} s",
                             PATIENCE.as_secs()
                         ));
                         return Ok(ExitCode::FAILURE);

@@ -9,7 +9,7 @@ use crate::view::{ClusterView, phase};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-/// Namespace of the story's pods.
+/// Namespace of the demo's pods.
 pub(crate) const NAMESPACE: &str = "demo";
 
 /// What a pod is to end up with.
@@ -25,7 +25,7 @@ pub(crate) enum Want {
     Runs,
 }
 
-/// One pod of the story, or of the user's files.
+/// One built-in pod, or one of the user's files.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
     pub(crate) namespace: String,

@@ -79,7 +79,7 @@ impl Demo {
             .unwrap();
         let demo = Self { child, folder };
         until("a kubeconfig", || demo.kubeconfig().exists().then_some(()));
-        until("the end of the story", || {
+        until("the end of the demo", || {
             let said = demo.ask(&["explain", "demo/later", "-o", "json"]);
             (said.code == Some(0) && said.json()["waits"] == true).then_some(())
         });

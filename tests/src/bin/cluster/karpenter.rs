@@ -119,9 +119,11 @@ impl Site {
         Ok(())
     }
 
-    /// Its nodes are removed when they have been empty for so long.
+    /// Its nodes are removed when they have been empty for so long, all at once: by default
+    /// Karpenter removes a tenth of them at a time.
     async fn empty_for(&self, cluster: &Cluster, time: &str) -> Result<()> {
-        let patch = json!({ "spec": { "disruption": { "consolidateAfter": time } } }).to_string();
+        let disruption = json!({ "consolidateAfter": time, "budgets": [{ "nodes": "100%" }] });
+        let patch = json!({ "spec": { "disruption": disruption } }).to_string();
         let args = ["patch", "nodepool", L4, "--type=merge", "--patch", &patch];
         cluster.kubectl.run(&args).await.map(drop)
     }
