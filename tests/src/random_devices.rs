@@ -2,7 +2,7 @@
 //! and claims with every rule between devices and requests that Kubernetes 1.36 serves by
 //! default. Few names, so that rules meet; all of it as an API server would let it be written.
 
-use crate::chance::Chance;
+use crate::random::SplitMix64;
 use serde_json::{Map, Value, json};
 
 const DRIVERS: [&str; 2] = ["a.example.com", "b.example.com"];
@@ -14,17 +14,17 @@ const TAINTS: [&str; 2] = ["broken", "reserved"];
 /// Its objects: `nodes`, `slices`, `classes`, `claims`; and `wanted`, the names of the claims of
 /// the pod that comes.
 pub fn cluster(seed: u64) -> Value {
-    let chance = &mut Chance::new(seed);
-    let count = 2 + chance.below(3);
-    let nodes: Vec<Value> = (0..count).map(|at| node(chance, at)).collect();
-    let pools = 3 + chance.below(4);
-    let slices: Vec<Value> = (0..pools).flat_map(|at| pool(chance, at, count)).collect();
-    let mut claims = held(chance, &slices);
-    let wanted: Vec<Value> = (0..=chance.below(3).min(chance.below(3)))
-        .map(|at| claim(chance, &format!("wanted-{at}")))
+    let random = &mut SplitMix64::new(seed);
+    let count = 2 + random.below(3);
+    let nodes: Vec<Value> = (0..count).map(|at| node(random, at)).collect();
+    let pools = 3 + random.below(4);
+    let slices: Vec<Value> = (0..pools).flat_map(|at| pool(random, at, count)).collect();
+    let mut claims = held(random, &slices);
+    let wanted: Vec<Value> = (0..=random.below(3).min(random.below(3)))
+        .map(|at| claim(random, &format!("wanted-{at}")))
         .collect();
     let mut names: Vec<String> = (0..wanted.len()).map(|at| format!("wanted-{at}")).collect();
-    if chance.one_in(6) && !claims.is_empty() {
+    if random.one_in(6) && !claims.is_empty() {
         names.insert(0, "held-0".to_owned());
     }
     claims.extend(wanted);
@@ -32,15 +32,15 @@ pub fn cluster(seed: u64) -> Value {
         "wanted": names })
 }
 
-fn pick<'a>(chance: &mut Chance, among: &[&'a str]) -> &'a str {
-    among[chance.below(among.len())]
+fn pick<'a>(random: &mut SplitMix64, among: &[&'a str]) -> &'a str {
+    among[random.below(among.len())]
 }
 
-fn node(chance: &mut Chance, at: usize) -> Value {
+fn node(random: &mut SplitMix64, at: usize) -> Value {
     let name = format!("node-{at}");
     json!({
         "metadata": { "name": name, "uid": name, "labels": {
-            "kubernetes.io/hostname": name, "zone": pick(chance, &["a", "b"]) } },
+            "kubernetes.io/hostname": name, "zone": pick(random, &["a", "b"]) } },
         "status": {
             "allocatable": { "cpu": "64", "memory": "64Gi", "pods": "110" },
             "conditions": [{ "type": "Ready", "status": "True" }],
@@ -77,12 +77,12 @@ fn classes() -> Value {
 }
 
 /// Where something can be used: fields of a slice or of a device.
-fn place(chance: &mut Chance, nodes: usize) -> Value {
-    match chance.below(6) {
+fn place(random: &mut SplitMix64, nodes: usize) -> Value {
+    match random.below(6) {
         0 | 1 => json!({ "allNodes": true }),
         2 => json!({ "nodeSelector": { "nodeSelectorTerms": [{ "matchExpressions": [
-            { "key": "zone", "operator": "In", "values": [pick(chance, &["a", "b"])] }] }] } }),
-        _ => json!({ "nodeName": format!("node-{}", chance.below(nodes)) }),
+            { "key": "zone", "operator": "In", "values": [pick(random, &["a", "b"])] }] }] } }),
+        _ => json!({ "nodeName": format!("node-{}", random.below(nodes)) }),
     }
 }
 
@@ -93,16 +93,16 @@ fn merge(into: &mut Value, more: &Value) {
 }
 
 /// The slices of a pool: of its newest generation, and perhaps of one before.
-fn pool(chance: &mut Chance, at: usize, nodes: usize) -> Vec<Value> {
-    let driver = pick(chance, &DRIVERS);
+fn pool(random: &mut SplitMix64, at: usize, nodes: usize) -> Vec<Value> {
+    let driver = pick(random, &DRIVERS);
     let name = format!("pool-{at}");
-    let own = chance.one_in(4);
-    let everywhere = place(chance, nodes);
-    let parts = 1 + chance.below(2);
-    let counters = chance.one_in(3);
-    let wrong = chance.one_in(20);
+    let own = random.one_in(4);
+    let everywhere = place(random, nodes);
+    let parts = 1 + random.below(2);
+    let counters = random.one_in(3);
+    let wrong = random.one_in(20);
     let mut count = parts + usize::from(counters);
-    if chance.one_in(10) {
+    if random.one_in(10) {
         count += 1;
     }
     let spec = |generation: u64, count: usize| {
@@ -110,7 +110,7 @@ fn pool(chance: &mut Chance, at: usize, nodes: usize) -> Vec<Value> {
             "pool": { "name": name, "generation": generation, "resourceSliceCount": count } })
     };
     let mut slices = Vec::new();
-    if chance.one_in(6) {
+    if random.one_in(6) {
         let mut old = spec(1, 1);
         merge(&mut old, &everywhere);
         if own {
@@ -118,12 +118,12 @@ fn pool(chance: &mut Chance, at: usize, nodes: usize) -> Vec<Value> {
             old.as_object_mut().map(|old| old.remove("nodeName"));
             old.as_object_mut().map(|old| old.remove("nodeSelector"));
         }
-        old["devices"] = json!([device(chance, driver, "old", false)]);
+        old["devices"] = json!([device(random, driver, "old", false)]);
         slices.push(json!({ "metadata": { "name": format!("{name}-0-old") }, "spec": old }));
     }
     for part in 0..parts {
         let mut one = spec(2, count);
-        let devices = 1 + chance.below(3);
+        let devices = 1 + random.below(3);
         let mut all = Vec::new();
         for number in 0..devices {
             let named = if wrong && !counters {
@@ -131,9 +131,9 @@ fn pool(chance: &mut Chance, at: usize, nodes: usize) -> Vec<Value> {
             } else {
                 format!("dev-{part}-{number}")
             };
-            let mut device = device(chance, driver, &named, counters);
+            let mut device = device(random, driver, &named, counters);
             if own {
-                let place = place(chance, nodes);
+                let place = place(random, nodes);
                 merge(&mut device, &place);
             }
             if wrong && counters && part == 0 {
@@ -154,8 +154,8 @@ fn pool(chance: &mut Chance, at: usize, nodes: usize) -> Vec<Value> {
         let mut one = spec(2, count);
         one["sharedCounters"] = json!([
             { "name": "set", "counters": {
-                "memory": { "value": pick(chance, &["8Gi", "16Gi", "32Gi"]) },
-                "slots": { "value": pick(chance, &["2", "3", "8"]) } } },
+                "memory": { "value": pick(random, &["8Gi", "16Gi", "32Gi"]) },
+                "slots": { "value": pick(random, &["2", "3", "8"]) } } },
             { "name": "other", "counters": { "slots": { "value": "2" } } },
         ]);
         // Those of a pool of several nodes are everybody's.
@@ -169,38 +169,38 @@ fn pool(chance: &mut Chance, at: usize, nodes: usize) -> Vec<Value> {
     slices
 }
 
-fn device(chance: &mut Chance, driver: &str, name: &str, counters: bool) -> Value {
+fn device(random: &mut SplitMix64, driver: &str, name: &str, counters: bool) -> Value {
     let mut attributes = Map::new();
     let mut set = |name: &str, value: Value| attributes.insert(name.to_owned(), value);
-    if !chance.one_in(6) {
-        set("model", json!({ "string": pick(chance, &MODELS) }));
+    if !random.one_in(6) {
+        set("model", json!({ "string": pick(random, &MODELS) }));
     }
-    if !chance.one_in(4) {
-        set("index", json!({ "int": chance.below(3) }));
+    if !random.one_in(4) {
+        set("index", json!({ "int": random.below(3) }));
     }
-    if !chance.one_in(4) {
-        set("exclusive", json!({ "bool": chance.one_in(2) }));
+    if !random.one_in(4) {
+        set("exclusive", json!({ "bool": random.one_in(2) }));
     }
-    if !chance.one_in(4) {
-        let version = pick(chance, &["1.2.3", "1.10.0", "2.0.0-rc.1"]);
+    if !random.one_in(4) {
+        let version = pick(random, &["1.2.3", "1.10.0", "2.0.0-rc.1"]);
         let name = format!("{driver}/version");
         set(
-            pick(chance, &["version", &name]),
+            pick(random, &["version", &name]),
             json!({ "version": version }),
         );
     }
-    if !chance.one_in(3) {
+    if !random.one_in(3) {
         set(
             "topology.example.com/rack",
-            json!({ "string": pick(chance, &["r1", "r2"]) }),
+            json!({ "string": pick(random, &["r1", "r2"]) }),
         );
     }
-    let shared = chance.one_in(3);
+    let shared = random.one_in(3);
     let mut capacity = Map::new();
-    if shared || !chance.one_in(4) {
-        capacity.insert("memory".to_owned(), amount(chance, shared));
+    if shared || !random.one_in(4) {
+        capacity.insert("memory".to_owned(), amount(random, shared));
     }
-    if chance.one_in(3) {
+    if random.one_in(3) {
         let mut slots = json!({ "value": "4" });
         if shared {
             slots["requestPolicy"] = json!({ "default": "1", "validValues": ["1", "2", "4"] });
@@ -211,20 +211,20 @@ fn device(chance: &mut Chance, driver: &str, name: &str, counters: bool) -> Valu
     if shared {
         device["allowMultipleAllocations"] = json!(true);
     }
-    if chance.one_in(5) {
-        device["taints"] = json!([{ "key": pick(chance, &TAINTS), "value": pick(chance, &["", "yes"]),
-            "effect": pick(chance, &["NoSchedule", "NoExecute", "None"]) }]);
+    if random.one_in(5) {
+        device["taints"] = json!([{ "key": pick(random, &TAINTS), "value": pick(random, &["", "yes"]),
+            "effect": pick(random, &["NoSchedule", "NoExecute", "None"]) }]);
     }
-    if chance.one_in(15) {
+    if random.one_in(15) {
         device["bindingConditions"] = json!(["ready"]);
         device["bindingFailureConditions"] = json!(["failed"]);
-        device["bindsToNode"] = json!(chance.one_in(2));
+        device["bindsToNode"] = json!(random.one_in(2));
     }
-    if counters && !chance.one_in(4) {
+    if counters && !random.one_in(4) {
         let mut all = vec![json!({ "counterSet": "set", "counters": {
-            "memory": { "value": pick(chance, &["4Gi", "8Gi"]) },
-            "slots": { "value": pick(chance, &["1", "2"]) } } })];
-        if chance.one_in(3) {
+            "memory": { "value": pick(random, &["4Gi", "8Gi"]) },
+            "slots": { "value": pick(random, &["1", "2"]) } } })];
+        if random.one_in(3) {
             all.push(json!({ "counterSet": "other", "counters": { "slots": { "value": "1" } } }));
         }
         device["consumesCounters"] = json!(all);
@@ -232,10 +232,10 @@ fn device(chance: &mut Chance, driver: &str, name: &str, counters: bool) -> Valu
     device
 }
 
-fn amount(chance: &mut Chance, shared: bool) -> Value {
-    let mut amount = json!({ "value": pick(chance, &SIZES) });
+fn amount(random: &mut SplitMix64, shared: bool) -> Value {
+    let mut amount = json!({ "value": pick(random, &SIZES) });
     if shared {
-        match chance.below(4) {
+        match random.below(4) {
             0 => {}
             1 => {
                 amount["requestPolicy"] = json!({ "default": "2Gi",
@@ -255,7 +255,7 @@ fn amount(chance: &mut Chance, shared: bool) -> Value {
 }
 
 /// Claims that have devices: no device has more holders than it can have.
-fn held(chance: &mut Chance, slices: &[Value]) -> Vec<Value> {
+fn held(random: &mut SplitMix64, slices: &[Value]) -> Vec<Value> {
     let mut claims = Vec::new();
     for slice in slices {
         let spec = &slice["spec"];
@@ -264,7 +264,7 @@ fn held(chance: &mut Chance, slices: &[Value]) -> Vec<Value> {
         }
         let devices = spec["devices"].as_array().into_iter().flatten();
         for device in devices {
-            if !chance.one_in(6) {
+            if !random.one_in(6) {
                 continue;
             }
             let name = format!("held-{}", claims.len());
@@ -279,13 +279,13 @@ fn held(chance: &mut Chance, slices: &[Value]) -> Vec<Value> {
                 result["consumedCapacity"] = json!(consumed);
                 result["shareID"] = json!(format!("share-{}", claims.len()));
             }
-            if chance.one_in(8) {
+            if random.one_in(8) {
                 result["adminAccess"] = json!(true);
             }
             let mut allocation = json!({ "devices": { "results": [result] } });
-            if chance.one_in(3) {
+            if random.one_in(3) {
                 allocation["nodeSelector"] = json!({ "nodeSelectorTerms": [{ "matchExpressions": [
-                    { "key": "zone", "operator": "In", "values": [pick(chance, &["a", "b"])] }] }] });
+                    { "key": "zone", "operator": "In", "values": [pick(random, &["a", "b"])] }] }] });
             }
             claims.push(object(
                 &name,
@@ -303,48 +303,48 @@ fn object(name: &str, devices: Value, status: Value) -> Value {
         "spec": { "devices": devices }, "status": status })
 }
 
-fn claim(chance: &mut Chance, name: &str) -> Value {
+fn claim(random: &mut SplitMix64, name: &str) -> Value {
     let mut names = Vec::new();
     let mut requests = Vec::new();
-    for at in 0..=chance.below(3).min(chance.below(3)) {
+    for at in 0..=random.below(3).min(random.below(3)) {
         let name = format!("r{at}");
         names.push(name.clone());
-        if chance.one_in(4) {
-            let ways: Vec<Value> = (0..=chance.below(3))
+        if random.one_in(4) {
+            let ways: Vec<Value> = (0..=random.below(3))
                 .map(|way| {
                     let sub = format!("s{way}");
                     names.push(format!("{name}/{sub}"));
-                    let mut one = request(chance);
+                    let mut one = request(random);
                     one["name"] = json!(sub);
                     one
                 })
                 .collect();
             requests.push(json!({ "name": name, "firstAvailable": ways }));
         } else {
-            let mut exactly = request(chance);
-            if chance.one_in(8) {
+            let mut exactly = request(random);
+            if random.one_in(8) {
                 exactly["adminAccess"] = json!(true);
             }
             requests.push(json!({ "name": name, "exactly": exactly }));
         }
     }
     let mut devices = json!({ "requests": requests });
-    if chance.one_in(3) {
-        let count = 1 + chance.below(2);
-        let all: Vec<Value> = (0..count).map(|_| constraint(chance, &names)).collect();
+    if random.one_in(3) {
+        let count = 1 + random.below(2);
+        let all: Vec<Value> = (0..count).map(|_| constraint(random, &names)).collect();
         devices["constraints"] = json!(all);
     }
     object(name, devices, json!({}))
 }
 
-fn constraint(chance: &mut Chance, names: &[String]) -> Value {
-    let kind = if chance.one_in(2) {
+fn constraint(random: &mut SplitMix64, names: &[String]) -> Value {
+    let kind = if random.one_in(2) {
         "matchAttribute"
     } else {
         "distinctAttribute"
     };
     let attribute = pick(
-        chance,
+        random,
         &[
             "a.example.com/model",
             "b.example.com/model",
@@ -355,8 +355,8 @@ fn constraint(chance: &mut Chance, names: &[String]) -> Value {
         ],
     );
     let mut constraint = json!({ kind: attribute });
-    if chance.one_in(2) {
-        let some: Vec<&String> = names.iter().filter(|_| chance.one_in(2)).collect();
+    if random.one_in(2) {
+        let some: Vec<&String> = names.iter().filter(|_| random.one_in(2)).collect();
         if !some.is_empty() {
             constraint["requests"] = json!(some);
         }
@@ -364,22 +364,22 @@ fn constraint(chance: &mut Chance, names: &[String]) -> Value {
     constraint
 }
 
-fn request(chance: &mut Chance) -> Value {
-    let class = if chance.one_in(3) {
+fn request(random: &mut SplitMix64) -> Value {
+    let class = if random.one_in(3) {
         CLASSES[0]
     } else {
-        pick(chance, &CLASSES)
+        pick(random, &CLASSES)
     };
     let mut request = json!({ "deviceClassName": class });
-    if chance.one_in(8) {
+    if random.one_in(8) {
         request["allocationMode"] = json!("All");
     } else {
         request["allocationMode"] = json!("ExactCount");
-        request["count"] = json!(1 + chance.below(3).min(chance.below(3)));
+        request["count"] = json!(1 + random.below(3).min(random.below(3)));
     }
-    if chance.one_in(4) {
+    if random.one_in(4) {
         let expression = pick(
-            chance,
+            random,
             &[
                 "device.attributes[device.driver].?model.orValue('') == 'A100'",
                 "has(device.attributes['topology.example.com'].rack)",
@@ -392,31 +392,31 @@ fn request(chance: &mut Chance) -> Value {
         );
         request["selectors"] = json!([cel(expression)]);
     }
-    if chance.one_in(40) {
+    if random.one_in(40) {
         // No answer for a device without a model.
         request["selectors"] = json!([cel("device.attributes[device.driver].model == 'L4'")]);
     }
-    if chance.one_in(3) {
-        let (name, value) = match chance.below(5) {
-            0 => ("slots", pick(chance, &["1", "2", "3"])),
+    if random.one_in(3) {
+        let (name, value) = match random.below(5) {
+            0 => ("slots", pick(random, &["1", "2", "3"])),
             1 => ("cores", "1"),
             _ => (
                 "memory",
-                pick(chance, &["100Mi", "1Gi", "1100Mi", "3Gi", "6Gi"]),
+                pick(random, &["100Mi", "1Gi", "1100Mi", "3Gi", "6Gi"]),
             ),
         };
         request["capacity"] = json!({ "requests": { name: value } });
     }
-    if chance.one_in(3) {
-        let operator = pick(chance, &["Exists", "Equal"]);
-        let mut toleration = json!({ "key": pick(chance, &TAINTS), "operator": operator });
+    if random.one_in(3) {
+        let operator = pick(random, &["Exists", "Equal"]);
+        let mut toleration = json!({ "key": pick(random, &TAINTS), "operator": operator });
         if operator == "Equal" {
-            toleration["value"] = json!(pick(chance, &["", "yes"]));
-        } else if chance.one_in(3) {
+            toleration["value"] = json!(pick(random, &["", "yes"]));
+        } else if random.one_in(3) {
             toleration.as_object_mut().map(|one| one.remove("key"));
         }
-        if chance.one_in(3) {
-            toleration["effect"] = json!(pick(chance, &["NoSchedule", "NoExecute"]));
+        if random.one_in(3) {
+            toleration["effect"] = json!(pick(random, &["NoSchedule", "NoExecute"]));
         }
         request["tolerations"] = json!([toleration]);
     }
