@@ -17,8 +17,6 @@ use std::sync::Arc;
 
 /// Until the scheduler leads.
 const QUIET: Ms = 4_000;
-/// An hour.
-pub const HOUR: Ms = 3_600_000;
 /// Within this after the last pod everything is gone.
 const CLEARED: Ms = 1_800_000;
 /// Within this a storm is over.
