@@ -1,4 +1,4 @@
-//! Random numbers by a seed: SplitMix64, the same on every machine.
+//! Random numbers by a seed: `SplitMix64`, the same on every machine.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,

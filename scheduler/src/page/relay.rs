@@ -211,7 +211,7 @@ impl FactRelay {
     fn word(&self, heard: &AgentEvent) {
         match heard {
             AgentEvent::State { node, state } => {
-                self.say(RowEvent::Live(node.clone(), row::live(state)))
+                self.say(RowEvent::Live(node.clone(), row::live(state)));
             }
             AgentEvent::Lost { node } => self.say(RowEvent::Silent(node.clone())),
             AgentEvent::Refusal { node, refusal } => {

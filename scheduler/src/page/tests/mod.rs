@@ -156,7 +156,7 @@ impl Site {
         let (queries, asked) = mpsc::channel(QUERIES);
         tokio::spawn(rows::run(rows::RowSources {
             notes,
-            asked: asked,
+            asked,
             views,
             status,
             wall,

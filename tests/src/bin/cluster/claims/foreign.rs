@@ -97,7 +97,7 @@ async fn sees(cluster: &Cluster, ns: &str, name: &str) -> Result<Vec<String>> {
     Ok(seen)
 }
 
-/// Its DaemonSet, with the rights and folders that its chart gives it.
+/// Its `DaemonSet`, with the rights and folders that its chart gives it.
 async fn install(cluster: &Cluster) -> Result<()> {
     let program = cluster.operator_file("bin/dra-example-kubeletplugin")?;
     let image = Recipe::busybox()
