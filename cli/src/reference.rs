@@ -389,9 +389,9 @@ fn all_sentences(text: &mut String) {
                     "scheduler/src/convert/hindrance.rs",
                     "pub(super) enum Hindrance {",
                 ),
-                ("scheduler/src/unfollowed.rs", "pub(crate) fn of<'a>("),
+                ("scheduler/src/unsupported.rs", "pub(crate) fn of<'a>("),
                 (
-                    "scheduler/src/unfollowed.rs",
+                    "scheduler/src/unsupported.rs",
                     "pub(crate) fn semi_preemptible(",
                 ),
             ],
@@ -445,7 +445,7 @@ fn reasons() -> String {
     );
     let folder = root().join("scheduler/src/act");
     let mut seen = std::collections::BTreeSet::new();
-    let grouper = source("scheduler/src/group/voice.rs");
+    let grouper = source("scheduler/src/group/failures.rs");
     let (_, reason) = grouper.split_once("const REASON: &str = ").unwrap();
     seen.insert((literals(reason).swap_remove(0), "grouping".to_owned()));
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -472,8 +472,8 @@ fn reasons() -> String {
         let _ = writeln!(text, "| `{reason}` | {what} |");
     }
     text.push_str("\n## Events of a pod group\n\nNormal ones; of a group that waits, each once where it is another than the last.\n\n| reason | when |\n|---|---|\n");
-    let voice = source("scheduler/src/report/voice.rs");
-    let said = voice
+    let group_events = source("scheduler/src/report/group_events.rs");
+    let said = group_events
         .lines()
         .filter_map(|line| line.split_once("=> Some(\""));
     for (kinds, reason) in said {

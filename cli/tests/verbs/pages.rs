@@ -53,7 +53,7 @@ pub(crate) fn the_quickstart_does_what_it_says(demo: &Demo) {
 }
 
 /// Of manifests that a trial decides nothing about. Other tests read each of them.
-const ELSEWHERE: [&str; 7] = [
+const ELSEWHERE: [&str; 9] = [
     // Prices of `aliquot report`.
     "gpuHour:",
     // Files and objects that the scheduler reads for itself.
@@ -66,6 +66,9 @@ const ELSEWHERE: [&str; 7] = [
     "rbac.authorization.k8s.io",
     // Shares by claim: the tests on real daemons do that page as it stands.
     "resource.k8s.io/v1",
+    // What other programs read: Karpenter's claim takes the page's, Kueue's has its own.
+    "karpenter.sh/v1",
+    "config.kueue.x-k8s.io",
 ];
 
 /// No manifest of the pages is refused.

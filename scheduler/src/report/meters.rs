@@ -105,11 +105,7 @@ impl QueueMeters {
         let sets = [
             (&meters.fair, FAIR, "What the queue deserves now"),
             (&meters.held, HELD, "What the queue's pods hold"),
-            (
-                &meters.fixed,
-                FIXED,
-                "QueueLabels it, what cannot be preempted",
-            ),
+            (&meters.fixed, FIXED, "Of it, what cannot be preempted"),
             (
                 &meters.requested,
                 REQUESTED,
