@@ -1,7 +1,7 @@
 //! An autoscaler that knows nothing of shares, and the real scheduler that asks it for machines.
 //!
 //! - `SHARES=n`: so many in a storm; `MINUTES=n`: so long a traffic; `SEED=n`: that one alone.
-//!   `tests/run` asks for a thousand and an hour, in a profile that is fast enough for it.
+//!   `tests/run` asks for more, in a faster profile; a thousand and an hour are for by hand.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 #![allow(clippy::print_stdout)] // Figures are told to whoever runs it.
 
@@ -20,7 +20,7 @@ fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
 
 #[test]
 fn a_storm_of_shares_ends_with_the_fewest_machines() {
-    let shares = usize::try_from(number("SHARES").unwrap_or(40)).unwrap();
+    let shares = usize::try_from(number("SHARES").unwrap_or(30)).unwrap();
     for seed in seeds(0..2) {
         let parts = if seed.is_multiple_of(2) {
             ["0.5", "0.25", "0.125", "0.125"]
@@ -40,7 +40,7 @@ fn a_storm_of_shares_ends_with_the_fewest_machines() {
 
 #[test]
 fn arrivals_and_departures_do_not_oscillate() {
-    let lasts = number("MINUTES").unwrap_or(6) * MINUTE;
+    let lasts = number("MINUTES").unwrap_or(3) * MINUTE;
     for seed in seeds(0..2) {
         let outcome = traffic(seed, lasts);
         println!("seed {seed}: {outcome:?}");
