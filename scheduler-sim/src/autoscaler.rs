@@ -1,9 +1,9 @@
 //! An autoscaler that knows nothing of shares, as those of clouds do: a machine for each
 //! placeholder that no machine has whole cards for, and none for what has been empty for long.
 //!
-//! Two rules hold of it in every run: whoever waits runs within the time that a machine needs, and
+//! Two rules hold of it in every run: a pod that waits runs within the time that a machine needs, and
 //! it does not oscillate: no machine is asked for soon after one like it was removed, unless
-//! somebody has come since.
+//! a pod has come since.
 
 use crate::node::Node;
 use crate::store::Key;
@@ -25,7 +25,7 @@ const EMPTY: Ms = 300_000;
 const LEAVES: Ms = 15_000;
 /// By then every scheduler has heard of the taint, and what it decided before has arrived.
 const HEARD: Ms = 3_000;
-/// Whoever waits that long waits for something else than a machine. A machine that is late by all
+/// A pod that waits that long does not wait for a machine. A machine that is late by all
 /// of the above, two looks, a plan, and the start of a pod.
 const PATIENCE: Ms = BOOTS + DRIVER + 2 * LOOK + 20_000;
 /// After the removal of a machine none like it is asked for within this, unless demand grew.
@@ -43,7 +43,7 @@ pub enum Turn {
     Come,
     /// Its agent speaks.
     Speak,
-    /// Whoever is on it now was on his way before the taint.
+    /// Pods that are on it now were bound before the taint.
     Heard,
     /// It ends.
     End,
@@ -254,7 +254,7 @@ impl World {
         self.autoscaler = Some(autoscaler);
     }
 
-    /// Demand has grown when somebody waits who came after the removal.
+    /// Demand has grown when a pod waits that came after the removal.
     fn check_calm(&mut self, autoscaler: &Autoscaler) {
         let Some(removed) = autoscaler.removed.filter(|at| self.now - at < CALM) else {
             return;
@@ -266,13 +266,13 @@ impl World {
         });
         if !grew {
             self.violated(format!(
-                "a machine is asked for {} s after one like it was removed, and nobody has come since",
+                "a machine is asked for {} s after one like it was removed, and no pod has come since",
                 (self.now - removed) / 1000
             ));
         }
     }
 
-    /// Nobody waits for longer than a machine takes.
+    /// No pod waits longer than a machine takes.
     fn check_patience(&mut self) {
         let late: Vec<String> = (self.store.all("pods", ""))
             .filter(|(key, pod)| {

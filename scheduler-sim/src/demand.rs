@@ -164,7 +164,7 @@ pub fn traffic(seed: u64, lasts: Ms) -> Outcome {
 }
 
 impl World {
-    /// Finished pods are deleted by whoever made them.
+    /// Finished pods are deleted by their owner.
     fn forget_finished(&mut self) {
         let done: Vec<Key> = (self.store.all("pods", ""))
             .filter(|(_, pod)| pod["status"]["phase"] == "Succeeded")
