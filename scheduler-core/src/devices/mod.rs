@@ -13,12 +13,14 @@ mod reason;
 mod search;
 
 use crate::ids::{DeviceId, GpuUuid};
-use crate::model::{Alternative, Device, DeviceNodes, DeviceTaint, Node, PoolFault};
+use crate::model::{Alternative, Device, DeviceNodes, DevicePool, DeviceTaint, Node, PoolFault};
 use crate::state::State;
 use crate::state::devices::{Devices, PoolRow, Sum};
 use crate::state::rows::NodeKey;
+use crate::units::Quantity;
 pub(crate) use reason::{ClaimsReason, DeviceReason};
 pub(crate) use search::{Wanted, allocate};
+use std::collections::BTreeMap;
 
 /// What counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,28 @@ impl<'a> OnNode<'a> {
             .filter(move |(id, _)| devices.used(id, free).is_held())
             .map(|(_, device)| device)
     }
+}
+
+/// Whether what the pool's devices share is enough for these together (KEP-4815).
+pub(crate) fn counters_suffice<'a>(
+    pool: &'a DevicePool,
+    consumers: impl Iterator<Item = &'a Device>,
+) -> bool {
+    let sets = pool.counters.iter();
+    let mut left: BTreeMap<(&str, &str), Quantity> = sets
+        .flat_map(|(set, counters)| {
+            let counters = counters.iter();
+            counters.map(move |(name, has)| ((&**set, &**name), *has))
+        })
+        .collect();
+    for (set, counters) in consumers.flat_map(|device| &device.consumes) {
+        for (name, amount) in counters {
+            if let Some(left) = left.get_mut(&(&**set, &**name)) {
+                *left = left.less(*amount);
+            }
+        }
+    }
+    left.values().all(|left| left.0 >= 0)
 }
 
 /// A card has one front at a time, and a pod has one for all cards: what is granted by annotation

@@ -2,15 +2,13 @@
 //! order in which pools list them, as Kubernetes' allocator finds them. Exhaustive, but for the
 //! number of steps.
 
-use super::{Candidate, ClaimsReason, Free, OnNode, amount, will_do};
+use super::{Candidate, ClaimsReason, Free, OnNode, amount, counters_suffice, will_do};
 use crate::model::{
     AllocatedDevice, Alternative, Amounts, Attribute, Constraint, Count, DeviceRequest,
     DeviceWants, PoolFault,
 };
 use crate::state::State;
 use crate::state::rows::NodeKey;
-use crate::units::Quantity;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Devices that are looked at for one pod on one node: some milliseconds. Kubernetes' scheduler
@@ -316,34 +314,15 @@ impl<'a> Search<'a> {
     /// The shared counters of the pool have room for one more unallocated device.
     fn has_counters(&self, candidate: &Candidate<'a>) -> bool {
         let pool = candidate.pool;
-        let sets = pool.pool.counters.iter();
-        let mut left: BTreeMap<(&str, &str), Quantity> = sets
-            .flat_map(|(set, counters)| {
-                let counters = counters.iter();
-                counters.map(move |(name, has)| ((&**set, &**name), *has))
-            })
-            .collect();
-        let mut consume = |consumes: &'a BTreeMap<Arc<str>, Amounts>| {
-            for (set, counters) in consumes {
-                for (name, amount) in counters {
-                    if let Some(left) = left.get_mut(&(&**set, &**name)) {
-                        *left = left.less(*amount);
-                    }
-                }
-            }
-        };
-        for device in self.on_node.consumers(pool) {
-            consume(&device.consumes);
-        }
+        let taken = self.taken.iter().filter(|taken| taken.consumes);
         // One for monitoring counts, too, although nothing of it will be held: as Kubernetes does.
-        for taken in self.taken.iter().filter(|taken| taken.consumes) {
-            let other = self.on_node.candidates.get(taken.candidate);
-            if let Some(other) = other.filter(|other| other.pool.pool.name == pool.pool.name) {
-                consume(&other.device.consumes);
-            }
-        }
-        consume(&candidate.device.consumes);
-        left.values().all(|left| left.0 >= 0)
+        let taken = taken
+            .filter_map(|taken| self.on_node.candidates.get(taken.candidate))
+            .filter(|other| other.pool.pool.name == pool.pool.name);
+        let all = (self.on_node.consumers(pool))
+            .chain(taken.map(|other| other.device))
+            .chain([candidate.device]);
+        counters_suffice(&pool.pool, all)
     }
 
     /// The claim's constraints hold with this device, too.

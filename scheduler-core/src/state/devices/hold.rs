@@ -6,7 +6,7 @@ use super::super::cell::{Cell, Status, TaskCell};
 use super::super::rows::{NodeKey, TaskKey};
 use super::super::transition::As;
 use super::{DeviceUse, Devices, Sum};
-use crate::devices::{Free, Wanted};
+use crate::devices::{Free, Wanted, counters_suffice};
 use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{
     AllocatedDevice, DeviceClaim, DeviceNodes, DeviceWants, NodeTerm, Operator, Requirement,
@@ -446,15 +446,8 @@ impl State {
     /// Whether there is room for these beside all that will be held and that is promised. They
     /// are a claim's that loses them when those who leave have left.
     pub(super) fn can_be_kept(&self, devices: &[AllocatedDevice]) -> bool {
-        let not_granted = |device: &AllocatedDevice| {
-            let card = self.devices.device(&device.device)?.card.as_ref()?;
-            let used = self.card_use.get(*self.card_names.get(card)?)?;
-            Some(used.after().holds() == 0)
-        };
-        devices
-            .iter()
-            .filter(|device| !device.admin)
-            .all(|device| self.devices.has_room_for(device) && not_granted(device).unwrap_or(true))
+        let mut counted = devices.iter().filter(|device| !device.admin);
+        counted.all(|device| self.devices.has_room_for(device))
     }
 }
 
@@ -490,24 +483,10 @@ impl Devices {
         let (Some(row), Some(device)) = (row, self.device(id)) else {
             return true;
         };
-        device.consumes.iter().all(|(set, wanted)| {
-            let others = row
-                .all()
-                .filter(|(other, _)| *other != id && self.used(other, Free::Later).is_held());
-            let mut taken = wanted.clone();
-            for (name, amount) in others
-                .filter_map(|(_, other)| other.consumes.get(set))
-                .flatten()
-            {
-                let sum = taken.entry(Arc::clone(name)).or_default();
-                *sum = sum.plus(*amount);
-            }
-            let has = row.pool.counters.get(set);
-            wanted.keys().all(|name| {
-                let has = has.and_then(|has| has.get(name));
-                has.zip(taken.get(name))
-                    .is_some_and(|(has, taken)| taken <= has)
-            })
-        })
+        let others = row
+            .all()
+            .filter(|(other, _)| *other != id && self.used(other, Free::Later).is_held());
+        let others = others.map(|(_, other)| other);
+        device.consumes.is_empty() || counters_suffice(&row.pool, others.chain([device]))
     }
 }
