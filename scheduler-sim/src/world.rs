@@ -111,7 +111,7 @@ pub struct World {
     pub trace: Trace,
     /// What must not be.
     pub violations: Vec<String>,
-    /// Who makes and removes machines, where somebody does.
+    /// Makes and removes machines, where a run has one.
     pub autoscaler: Option<Autoscaler>,
     /// When pods were made, by name; written where there is an autoscaler.
     pub arrived: BTreeMap<String, Ms>,

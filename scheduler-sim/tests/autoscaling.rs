@@ -3,7 +3,7 @@
 //! - `SHARES=n`: so many in a storm; `MINUTES=n`: so long a traffic; `SEED=n`: that one alone.
 //!   `tests/run` asks for more, in a faster profile; a thousand and an hour are for by hand.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
-#![allow(clippy::print_stdout)] // Figures are told to whoever runs it.
+#![allow(clippy::print_stdout)] // Its figures are its output.
 
 use scheduler_sim::demand::{storm, traffic};
 
@@ -31,7 +31,7 @@ fn a_storm_of_shares_ends_with_the_fewest_machines() {
         println!("seed {seed}, {parts:?}: {outcome:?}");
         assert_eq!(outcome.violations, Vec::<String>::new());
         assert_eq!((outcome.bound, outcome.placeholders), (shares, 0));
-        // Nobody can do with fewer than the sum asks for, and the plan needs no more.
+        // The sum of what is asked for needs no fewer, and the plan needs no more.
         assert_eq!(outcome.planned, outcome.bound_below);
         assert_eq!(outcome.asked, outcome.planned);
         assert_eq!(outcome.left, outcome.planned);

@@ -46,7 +46,7 @@ pub use plan::plan;
 pub use service::{ServeError, serve};
 
 /// Pauses that double with each failure, from the shortest to the longest. One supervisor drives
-/// one driver: there is nobody to spread them for.
+/// one driver: no other client asks it at the same time.
 fn backoff((shortest, longest): (Duration, Duration)) -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_min_delay(shortest)

@@ -10,7 +10,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 
-/// Feeds `views` until nobody looks any more.
+/// Feeds `views` until it has no reader left.
 pub(super) async fn run(client: Client, views: watch::Sender<ClusterView>) {
     let config = watcher::Config::default;
     let mut pods = watcher(Api::<Pod>::all(client.clone()), config())

@@ -297,7 +297,7 @@ impl Actor {
             self.begin_background();
             let waits = work.len() + self.under_way.len() + self.waiting.len();
             self.context.meters.queued("actions", waits);
-            // Whoever frees a permit wakes this loop too.
+            // A write that frees its permit wakes this loop too.
             let next = self
                 .schedule
                 .next()
