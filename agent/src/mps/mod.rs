@@ -45,8 +45,8 @@ pub use client::{ClientError, SupervisorClient};
 pub use plan::plan;
 pub use service::{ServeError, serve};
 
-/// Pauses that double with each failure, from the shortest to the longest. One supervisor drives
-/// one driver: no other client asks it at the same time.
+/// Pauses that double with each failure, from the shortest to the longest, without jitter: one
+/// supervisor drives one driver, which nothing else asks at the same time.
 fn backoff((shortest, longest): (Duration, Duration)) -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_min_delay(shortest)
