@@ -120,8 +120,18 @@ fn once(kind: &str) -> bool {
 /// The order of what happened in the same millisecond, or second.
 fn rank(kind: &str) -> usize {
     let order = [
-        "asked", "waits", "reserved", "bound", "prepared", "running", "fence", "limit", "refused",
-        "evicted", "ended",
+        "asked",
+        "waits",
+        "reserved",
+        "bound",
+        "prepared",
+        "running",
+        "fence",
+        "unverified",
+        "limit",
+        "refused",
+        "evicted",
+        "ended",
     ];
     order
         .iter()
@@ -152,8 +162,14 @@ fn conditions(pod: &Pod, steps: &mut Vec<Step>) {
             (proto::names::condition::ISOLATION_VERIFIED, true) => {
                 Some(Step::new(at, "fence", format!("{reason}: {line}")))
             }
+            // Only a grant that its node does not honour is refused; under a weaker fence the pod
+            // runs.
             (proto::names::condition::ISOLATION_VERIFIED, false) => {
-                Some(Step::new(at, "refused", format!("{reason}: {line}")))
+                let kind = match reason {
+                    "GrantRefused" => "refused",
+                    _ => "unverified",
+                };
+                Some(Step::new(at, kind, format!("{reason}: {line}")))
             }
             _ => None,
         });
@@ -323,6 +339,28 @@ mod tests {
         assert_eq!(told["asks"], "2000 MiB");
         assert_eq!(told["trace"], "2a7f0c1e8b5d4f609d533c4f7b1a9e02");
         assert_eq!(told["allocations"], json!(["a1"]));
+    }
+
+    #[test]
+    fn a_pod_under_a_weaker_fence_was_not_refused() {
+        for (reason, kind) in [
+            ("ClientLimit", "unverified"),
+            ("WatchdogOnly", "unverified"),
+            ("NotReadBack", "unverified"),
+            ("GrantRefused", "refused"),
+        ] {
+            let pod = pod(json!({"conditions": [
+                {"type": "aliquot.dev/IsolationVerified", "status": "False", "reason": reason,
+                    "message": "a line", "lastTransitionTime": "2026-01-01T00:00:12Z"},
+            ]}));
+            let told = tell(&Known {
+                uid: "2a7f0c1e-8b5d-4f60-9d53-3c4f7b1a9e02",
+                pod: Some(&pod),
+                events: None,
+                live: &Value::Null,
+            });
+            assert_eq!(kinds(&told), ["asked", kind]);
+        }
     }
 
     #[test]
