@@ -396,12 +396,25 @@ impl Core {
 
     /// Why the node offers nothing, in one sentence.
     pub(super) fn not_offering(&self) -> Option<String> {
-        self.withdrawn().or_else(|| self.blindness())
+        self.withdrawn().or_else(|| self.held_up())
+    }
+
+    /// Why no new share starts for now, in one sentence. The tokens stay healthy: pods that were
+    /// bound before wait in `ContainerCreating` and start once the reason has passed.
+    pub(super) fn held_up(&self) -> Option<String> {
+        let (part, error) = match &self.long_unreadable {
+            Some(unreadable) => unreadable,
+            None => return self.blindness(),
+        };
+        Some(format!(
+            "{} cannot be read: {error}; what runs goes on",
+            part.in_words()
+        ))
     }
 
     /// Why the free IDs are marked Unhealthy, in one sentence. The kubelet rejects every pod that
     /// needs one meanwhile for good, including pods that were bound before. Where the start can
-    /// wait instead, as with [`Self::blindness`], no ID is marked.
+    /// wait instead, as with [`Self::held_up`], no ID is marked.
     fn withdrawn(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.builder.driver() {
             return Some(format!("the driver does not answer: {reason}"));
@@ -412,12 +425,6 @@ impl Core {
                 "what this node holds is not known yet: {} cannot be read: {}",
                 LocalSource::CdiFiles.in_words(),
                 error.map(String::as_str).unwrap_or_default(),
-            ));
-        }
-        if let Some((part, error)) = &self.long_unreadable {
-            return Some(format!(
-                "{} cannot be read: {error}; what runs goes on",
-                part.in_words()
             ));
         }
         if let Some(why) = self.unproven_from_before() {

@@ -211,7 +211,7 @@ impl Core {
             .ledger
             .get(&claim.key())
             .is_some_and(|share| share.alloc_id.is_some());
-        if let Some(reason) = self.blindness().filter(|_| !held) {
+        if let Some(reason) = self.held_up().filter(|_| !held) {
             return Err(Unready {
                 reason,
                 may_pass: true,

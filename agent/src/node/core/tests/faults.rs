@@ -40,8 +40,27 @@ fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does
         assert_eq!(core.state().unreadable, BTreeSet::from([part]));
         world.now += reconcile::UNREADABLE_GRACE;
         core.apply(Event::Tick, world.now);
-        let closed = core.state().not_offering.is_some();
-        assert_eq!(closed, part != LocalSource::Checkpoint, "{part:?}");
+        let why = core.state().not_offering;
+        assert_eq!(
+            why.is_some(),
+            part != LocalSource::Checkpoint,
+            "{part:?}: {why:?}"
+        );
+        // The kubelet would reject a pod that was bound before for good, so the tokens stay
+        // healthy and its start waits.
+        let mut offered = core.offer().share.into_iter();
+        assert!(offered.all(|device| device.health == proto::names::kubelet::HEALTHY));
+        step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
+        step(&mut world, &mut core, &Step::Allocate(1));
+        if let Some(why) = why {
+            assert_eq!(world.pre_start(&mut core, "u1").unwrap().unwrap_err(), why);
+        }
+        world.unreadable.clear();
+        step(&mut world, &mut core, &Step::Look);
+        assert!(
+            world.pre_start(&mut core, "u1").unwrap().is_ok(),
+            "{part:?}"
+        );
     }
 }
 
