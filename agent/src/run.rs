@@ -28,7 +28,11 @@ use tokio_util::sync::CancellationToken;
 
 /// The kubelet is told of cards that are known; so long it waits for NVML's first look.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// After a stop, so long is waited for what is in flight.
+/// Between the word to the schedulers that this agent stops and the end of its plugin. The kubelet
+/// rejects a pod that it is to start without the plugin, and such a pod stays `Failed`; what was
+/// bound before the schedulers heard the word reaches the kubelet well within this time.
+const LEAVES_AFTER: Duration = Duration::from_secs(1);
+/// After the end of the plugin, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// For an agent that is being replaced to end.
 const PREDECESSOR: Duration = Duration::from_secs(3);
@@ -81,8 +85,9 @@ pub async fn run(
 ) -> Result<(), RunError> {
     let started = Instant::now();
     let config = Arc::new(config);
-    // Ends every task, also when only one of them failed.
-    let end = stop.child_token();
+    // Ends every task, also when only one of them failed. After a stop, pods that are bound to
+    // this node are still served for a moment.
+    let end = CancellationToken::new();
     // A caller that drops this future leaves no thread behind either.
     let _guard = end.clone().drop_guard();
     let mut tasks: JoinSet<Part> = JoinSet::new();
@@ -105,7 +110,14 @@ pub async fn run(
     let claims = config.dra.then_some(Claims { driver, service });
     let result = start(&config, client, &end, started, claims, &mut tasks);
     let result = match result {
-        Ok(()) => first_end(&mut tasks, &stop).await,
+        Ok(owner) => match first_end(&mut tasks, &stop).await {
+            Ok(()) if owner.tell(Event::Leaving).is_ok() => {
+                let never = CancellationToken::new();
+                let left = tokio::time::timeout(LEAVES_AFTER, first_end(&mut tasks, &never));
+                left.await.unwrap_or(Ok(()))
+            }
+            result => result,
+        },
         Err(error) => Err(error),
     };
     end.cancel();
@@ -211,7 +223,7 @@ fn start(
     started: Instant,
     claims: Option<Claims>,
     tasks: &mut JoinSet<Part>,
-) -> Result<(), RunError> {
+) -> Result<Owner, RunError> {
     let mut disk = Disk::open(config).map_err(RunError::Folders)?;
     let (watched_out, watched) = watch::channel(nvml::Watched::default());
     let (ends_out, ends) = mpsc::unbounded_channel();
@@ -228,6 +240,7 @@ fn start(
     .map_err(RunError::Thread)?;
 
     let (ear, inbox) = Owner::channel();
+    let owner = ear.clone();
     let core = core(config, &mut disk);
     // Nobody may see a ledger that is empty because it was not rebuilt yet: a plan made of
     // it would end servers whose tenants run.
@@ -367,7 +380,7 @@ fn start(
         telemetry::run(inputs).await?;
         Ok("telemetry")
     });
-    Ok(())
+    Ok(owner)
 }
 
 /// Registers the DRA driver.

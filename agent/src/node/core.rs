@@ -89,6 +89,9 @@ pub enum Event {
     },
     /// The kubelet holds a stream for shares, or lost it.
     Registered(bool),
+    /// The agent stops soon: schedulers are to bind nothing more to its cards. What is bound
+    /// already is served until it ends.
+    Leaving,
     /// A reason to offer nothing that is not about cards; `None`: it went away.
     Obstacle(Obstacle, Option<String>),
     /// Time passed.
@@ -150,6 +153,7 @@ pub struct Core {
     pub(super) guard: Guard,
     pools: BTreeMap<GpuUuid, Pool>,
     registered: bool,
+    leaving: bool,
     obstacles: BTreeMap<Obstacle, String>,
     absences: Absences,
     /// What cannot be read, and since when.
@@ -206,6 +210,7 @@ impl Core {
             guard: Guard::default(),
             pools: BTreeMap::new(),
             registered: false,
+            leaving: false,
             obstacles: BTreeMap::new(),
             absences: Absences::default(),
             unreadable: BTreeMap::new(),
@@ -299,6 +304,7 @@ impl Core {
                 self.minted.insert(alloc, fresh);
             }
             Event::Registered(registered) => self.registered = registered,
+            Event::Leaving => self.leaving = true,
             Event::Obstacle(what, why) => {
                 match why {
                     Some(why) => self.obstacles.insert(what, why),
@@ -556,10 +562,10 @@ impl Core {
         open
     }
 
-    /// Where the kubelet has each card. One that does not have our plugin refuses for good
-    /// what is bound to it, whatever it showed before.
+    /// Where the kubelet has each card. One that does not have our plugin, or soon has it no
+    /// more, refuses for good what is bound to it, whatever it showed before.
     fn kubelet_pools(&self) -> BTreeMap<GpuUuid, Pool> {
-        if self.registered {
+        if self.registered && !self.leaving {
             return self.pools.clone();
         }
         let cards = self.inventory.cards.iter();

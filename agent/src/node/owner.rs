@@ -238,6 +238,15 @@ fn watch_out(core: &Core, outputs: &OwnerChannels, now: Instant) {
     });
 }
 
+/// A node that stops or starts to offer its cards is worth a line, once per reason.
+fn log_offering(before: Option<&str>, now: Option<&str>) {
+    match now {
+        Some(reason) if before != now => tracing::warn!(reason, "the node offers nothing"),
+        None if before.is_some() => tracing::info!("the node offers its cards again"),
+        _ => {}
+    }
+}
+
 fn publish(core: &mut Core, outputs: &OwnerChannels) {
     let mut state = core.state();
     let needs = crate::mps::plan(&state);
@@ -245,6 +254,7 @@ fn publish(core: &mut Core, outputs: &OwnerChannels) {
     outputs.state.send_if_modified(|old| {
         let changed = **old != state;
         if changed {
+            log_offering(old.not_offering.as_deref(), state.not_offering.as_deref());
             *old = Arc::new(state);
         }
         changed

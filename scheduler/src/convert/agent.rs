@@ -28,6 +28,7 @@ impl World {
                 let mut events = self.adopt(&state);
                 events.extend(self.wishes(&node, &state));
                 self.states.insert(node.clone(), state);
+                self.disconnected.remove(&node);
                 events.extend(self.judge_managed(&node));
                 events.extend(self.cards(&node));
                 (events, isolation)
@@ -42,7 +43,12 @@ impl World {
                 });
                 (vec![event], Vec::new())
             }
+            AgentEvent::Disconnected { node } => {
+                self.disconnected.insert(node.clone());
+                (self.cards(&node).into_iter().collect(), Vec::new())
+            }
             AgentEvent::Lost { node } => {
+                self.disconnected.remove(&node);
                 self.told.remove(&node);
                 self.strangers.remove(&node);
                 self.wishes
@@ -130,7 +136,10 @@ impl World {
         let state = self.states.get(name)?;
         let mode = self.default_modes.get(name).copied().unwrap_or(Mode::Mps);
         let before = self.strangers.entry(name.to_owned()).or_default();
-        let (cards, strangers) = cards::of(state, mode, before);
+        let (mut cards, strangers) = cards::of(state, mode, before);
+        if self.disconnected.contains(name) {
+            cards::close(&mut cards);
+        }
         *before = strangers;
         if self.told.get(name) == Some(&cards) {
             return None;

@@ -52,6 +52,16 @@ pub(super) fn of(
     (cards, held)
 }
 
+/// Nothing new is placed on these cards: their agent is not connected.
+pub(super) fn close(cards: &mut NodeCards) {
+    cards
+        .not_offering
+        .get_or_insert_with(|| "its agent is not connected".into());
+    for card in &mut cards.cards {
+        card.pool = Pool::None;
+    }
+}
+
 /// Up at once, in steps; down only by a whole step.
 fn stepped(memory: Mib, before: Mib) -> Mib {
     let up = Mib(memory.0.div_ceil(STEP).saturating_mul(STEP));

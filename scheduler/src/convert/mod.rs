@@ -100,6 +100,8 @@ pub struct World {
     default_modes: BTreeMap<String, Mode>,
     /// The last word of each agent that is heard.
     states: BTreeMap<String, NodeState>,
+    /// Nodes whose agents have no stream now.
+    disconnected: BTreeSet<String>,
     /// What the core was told of it.
     told: BTreeMap<String, NodeCards>,
     strangers: BTreeMap<String, Strangers>,
@@ -155,6 +157,7 @@ impl World {
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
             states: BTreeMap::new(),
+            disconnected: BTreeSet::new(),
             told: BTreeMap::new(),
             strangers: BTreeMap::new(),
             whole: BTreeMap::new(),

@@ -319,6 +319,35 @@ fn the_same_word_twice_is_no_event_and_silence_is_one() {
     assert_eq!(world.hear(heard(state(vec![]))).0.len(), 1);
 }
 
+/// A kubelet without the plugin rejects what is bound to it for good.
+#[test]
+fn nothing_is_placed_on_the_cards_of_an_agent_without_a_stream() {
+    let mut world = world();
+    let mut of = |heard: AgentEvent| match world.hear(heard).0.as_slice() {
+        [Event::Cards(cards)] => Some(cards.clone()),
+        [] => None,
+        other => panic!("{other:?}"),
+    };
+    let ended = || AgentEvent::Disconnected { node: "n1".into() };
+    assert_eq!(of(ended()), None, "not known yet");
+    let first = of(heard(state(vec![]))).unwrap();
+    assert_eq!(first.not_offering, None);
+    let closed = of(ended()).unwrap();
+    assert_eq!(
+        closed.not_offering.as_deref(),
+        Some("its agent is not connected")
+    );
+    assert!(
+        closed
+            .cards
+            .iter()
+            .all(|card| card.pool == scheduler_core::model::Pool::None)
+    );
+    assert_eq!(closed.cards.len(), first.cards.len());
+    assert_eq!(of(ended()), None, "said once");
+    assert_eq!(of(heard(state(vec![]))), Some(first));
+}
+
 #[test]
 fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
     let mut world = world();

@@ -213,6 +213,8 @@ impl FactRelay {
             AgentEvent::State { node, state } => {
                 self.say(RowEvent::Live(node.clone(), row::live(state)));
             }
+            // The row stands until the agent is silent for longer than a restart takes.
+            AgentEvent::Disconnected { .. } => {}
             AgentEvent::Lost { node } => self.say(RowEvent::Silent(node.clone())),
             AgentEvent::Refusal { node, refusal } => {
                 self.say(RowEvent::Refusal(node.clone(), refusal.clone()));

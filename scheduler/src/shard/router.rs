@@ -125,8 +125,8 @@ struct Router {
     /// UIDs by node, and by group for those that stand nowhere.
     on_node: BTreeMap<String, BTreeSet<String>>,
     in_group: BTreeMap<String, BTreeSet<String>>,
-    /// The last word of each agent.
-    said: BTreeMap<String, AgentEvent>,
+    /// The last state of each agent, and that its stream has ended since.
+    said: BTreeMap<String, Vec<AgentEvent>>,
 }
 
 impl Router {
@@ -209,8 +209,9 @@ impl Router {
                 let lost = AgentEvent::Lost { node: name.clone() };
                 routed.push((before, Item::Heard(Box::new(lost))));
             }
-            if let (Some(now), Some(said)) = (now, self.said.get(&name)) {
-                routed.push((now, Item::Heard(Box::new(said.clone()))));
+            if let Some(now) = now {
+                let said = self.said.get(&name).into_iter().flatten();
+                routed.extend(said.map(|said| (now, Item::Heard(Box::new(said.clone())))));
             }
             routed.extend(self.place_all(&name));
         }
@@ -353,7 +354,13 @@ impl Router {
         let node = heard.node();
         match &heard {
             AgentEvent::State { .. } => {
-                self.said.insert(node.to_owned(), heard.clone());
+                self.said.insert(node.to_owned(), vec![heard.clone()]);
+            }
+            AgentEvent::Disconnected { .. } => {
+                if let Some(said) = self.said.get_mut(node) {
+                    said.truncate(1);
+                    said.push(heard.clone());
+                }
             }
             AgentEvent::Lost { .. } => {
                 self.said.remove(node);
@@ -480,6 +487,7 @@ mod tests {
             },
             Item::Heard(said) => match *said {
                 AgentEvent::State { .. } => "state".to_owned(),
+                AgentEvent::Disconnected { .. } => "disconnected".to_owned(),
                 AgentEvent::Lost { .. } => "lost".to_owned(),
                 AgentEvent::Refusal { .. } => "refusal".to_owned(),
             },
@@ -509,6 +517,21 @@ mod tests {
                 "0 node-", "1 node+", "0 lost", "1 state", "0 pod-", "1 pod+"
             ]
         );
+        let ended = AgentEvent::Disconnected { node: "n".into() };
+        assert_eq!(shown(router.hear(ended)), ["1 disconnected"]);
+        assert_eq!(
+            shown(router.take(node(None))),
+            [
+                "1 node-",
+                "0 node+",
+                "1 lost",
+                "0 state",
+                "0 disconnected",
+                "1 pod-",
+                "0 pod+"
+            ]
+        );
+        router.take(node(Some("a")));
         assert_eq!(
             shown(router.take(node(Some("other")))),
             ["1 node-", "1 lost", "1 pod-"]

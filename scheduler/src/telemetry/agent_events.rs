@@ -53,11 +53,14 @@ struct Waiting {
 struct NodeQueue {
     /// Its last state, or that it is lost.
     last: Option<AgentEvent>,
+    /// Its stream has ended since.
+    disconnected: Option<AgentEvent>,
     refusals: VecDeque<AgentEvent>,
 }
 
 impl AgentEventSender {
-    /// Never waits. Of states of one node, and of its loss, the latest counts alone.
+    /// Never waits. Of states of one node, and of its loss, the latest counts alone; that its
+    /// stream has ended comes after the state before it.
     /// False once the receiver is gone.
     pub fn send(&self, heard: AgentEvent) -> bool {
         locked(&self.waiting).put(heard);
@@ -97,11 +100,16 @@ impl Waiting {
             self.turns.push_back(node.to_owned());
         }
         let words = self.by_node.entry(node.to_owned()).or_default();
-        let replaced = if matches!(heard, AgentEvent::Refusal { .. }) {
-            words.refusals.push_back(heard);
-            words.refusals.len() > REFUSALS && words.refusals.pop_front().is_some()
-        } else {
-            words.last.replace(heard).is_some()
+        let replaced = match heard {
+            AgentEvent::Refusal { .. } => {
+                words.refusals.push_back(heard);
+                words.refusals.len() > REFUSALS && words.refusals.pop_front().is_some()
+            }
+            AgentEvent::Disconnected { .. } => words.disconnected.replace(heard).is_some(),
+            AgentEvent::State { .. } | AgentEvent::Lost { .. } => {
+                words.disconnected = None;
+                words.last.replace(heard).is_some()
+            }
         };
         if let Some(meters) = &self.meters {
             meters.waiting(self.by_node.len());
@@ -114,8 +122,12 @@ impl Waiting {
     fn next(&mut self) -> Option<AgentEvent> {
         let node = self.turns.pop_front()?;
         let words = self.by_node.get_mut(&node)?;
-        let heard = words.last.take().or_else(|| words.refusals.pop_front());
-        if words.refusals.is_empty() {
+        let heard = words
+            .last
+            .take()
+            .or_else(|| words.disconnected.take())
+            .or_else(|| words.refusals.pop_front());
+        if words.disconnected.is_none() && words.refusals.is_empty() {
             self.by_node.remove(&node);
         } else {
             self.turns.push_back(node);
@@ -178,8 +190,18 @@ mod tests {
         sender.send(state("n1", "1"));
         let lost = AgentEvent::Lost { node: "n1".into() };
         sender.send(lost.clone());
+        // That its stream has ended comes after the state before it, and a state after it stands.
+        let ended = AgentEvent::Disconnected { node: "n2".into() };
+        sender.send(state("n2", "1"));
+        sender.send(ended.clone());
+        let again = AgentEvent::Disconnected { node: "n3".into() };
+        sender.send(again);
+        sender.send(state("n3", "2"));
         drop(sender);
         assert_eq!(receiver.recv().await, Some(lost));
+        assert_eq!(receiver.recv().await, Some(state("n2", "1")));
+        assert_eq!(receiver.recv().await, Some(state("n3", "2")));
+        assert_eq!(receiver.recv().await, Some(ended));
         assert_eq!(receiver.recv().await, None);
         let (sender, receiver) = channel(None);
         drop(receiver);

@@ -51,6 +51,12 @@ pub enum AgentEvent {
         /// As said.
         refusal: Refusal,
     },
+    /// The agent's stream has ended, and no other has begun. What it said last stands, but the
+    /// kubelet may be without its plugin, and would reject a pod for good.
+    Disconnected {
+        /// Which.
+        node: String,
+    },
     /// Nothing was heard for 15 s.
     Lost {
         /// Which.
@@ -62,7 +68,10 @@ impl AgentEvent {
     /// Whose word it is.
     pub fn node(&self) -> &str {
         match self {
-            Self::State { node, .. } | Self::Refusal { node, .. } | Self::Lost { node } => node,
+            Self::State { node, .. }
+            | Self::Refusal { node, .. }
+            | Self::Disconnected { node }
+            | Self::Lost { node } => node,
         }
     }
 }

@@ -104,8 +104,12 @@ impl NodeStream {
         }
     }
 
-    /// The stream is over. The node is lost unless another stream begins in `grace`.
+    /// The stream is over. The node is disconnected at once, and lost unless another stream
+    /// begins in `grace`.
     pub(super) async fn leave(self, grace: Duration) {
+        self.pass(AgentEvent::Disconnected {
+            node: self.node.clone(),
+        });
         tokio::select! {
             biased;
             () = self.superseded.cancelled() => {}
@@ -123,6 +127,10 @@ mod tests {
         AgentEvent::Lost { node: node.into() }
     }
 
+    fn disconnected(node: &str) -> AgentEvent {
+        AgentEvent::Disconnected { node: node.into() }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_node_is_lost_when_no_stream_follows_and_only_then() {
         let (out, mut heard) = super::super::channel(None);
@@ -133,8 +141,12 @@ mod tests {
         let second = presence.enter("n1");
         leaving.await.expect("no panic");
         advance(SILENCE * 2).await;
+        assert_eq!(heard.try_recv(), Some(disconnected("n1")));
         assert!(heard.try_recv().is_none(), "another stream followed");
-        second.leave(SILENCE).await;
+        let leaving = tokio::spawn(second.leave(SILENCE));
+        advance(SILENCE / 2).await;
+        assert_eq!(heard.recv().await, Some(disconnected("n1")));
+        leaving.await.expect("no panic");
         assert_eq!(heard.recv().await, Some(lost("n1")));
         assert!(heard.try_recv().is_none(), "said once");
     }

@@ -355,6 +355,7 @@ async fn test(
             kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
             kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
             rollout::an_agent_started_beside_the_old_one_waits_and_takes_over_without_a_gap,
+            rollout::a_share_starts_at_every_moment_of_a_rolling_update,
             rollout::ten_thousand_tokens_register_and_allocate,
             disk::a_full_disk_holds_a_share_up_and_loses_none,
             disk::a_read_only_disk_holds_a_share_up_and_loses_none,

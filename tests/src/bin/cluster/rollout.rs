@@ -12,7 +12,11 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
+use nix::sys::signal::Signal;
 use proto::names::resource;
+
+/// For an agent to start.
+const LIMIT: Duration = Duration::from_secs(20);
 
 fn gpus(cluster: &mut Cluster) -> Result<&mut Gpus> {
     cluster.gpus.as_mut().context("no GPUs")
@@ -86,6 +90,68 @@ pub(crate) async fn an_agent_started_beside_the_old_one_waits_and_takes_over_wit
     ensure!(least.get() == all, "{} of {all} tokens", least.get());
     ensure!(took < Duration::from_secs(5), "registered after {took:?}");
     cluster.limits_hold().await
+}
+
+/// The kubelet rejects a pod for good when it has to start it without the plugin, and such a pod
+/// stays `Failed`. So pods come all the time while one agent replaces the other: first as a
+/// DaemonSet with `maxSurge` does it, then after a crash.
+pub(crate) async fn a_share_starts_at_every_moment_of_a_rolling_update(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    /// Pods, and at which of them the update begins, the agent crashes and is there again.
+    const PODS: usize = 60;
+    const SURGE: usize = 15;
+    const CRASH: usize = 40;
+    const BACK: usize = 48;
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let ns = cluster.namespace().await?;
+    let logs = cluster.work.logs();
+    let usual = gpus(cluster)?.agent.command();
+    let mut old = None;
+    let mut names = Vec::new();
+    let served = async {
+        for number in 0..PODS {
+            let name = format!("p{number:02}");
+            let memory = if number % 2 == 0 { "100" } else { "200" };
+            let share = pod(&ns, &name, &[("gpu-memory", memory)], "report");
+            cluster.apply_one(&share).await?;
+            names.push(name);
+            let agent = &mut gpus(cluster)?.agent;
+            if number == SURGE {
+                let next = usual.clone().replace("--pod-uid", "next");
+                let next = next.replace("--listen", "127.0.0.1:9410").start(&logs)?;
+                let first = std::mem::replace(agent, next);
+                until("the next one stands by", LIMIT, || async {
+                    let said = agent.said()?;
+                    Ok(Seen::when(said.contains("stands by"), said))
+                })
+                .await?;
+                first.signal(Signal::SIGTERM)?;
+                old = Some(first);
+            }
+            if number == CRASH {
+                // A crash cannot be foretold: what is bound in the same moment is lost.
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                agent.kill().await?;
+            }
+            if number == BACK {
+                agent.start_again()?;
+            }
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+        for name in &names {
+            cluster.pod_phase(&ns, name, "Succeeded").await?;
+        }
+        anyhow::Ok(())
+    }
+    .await;
+    if let Some(mut old) = old {
+        old.stop().await?;
+    }
+    let agent = &mut gpus(cluster)?.agent;
+    agent.stop().await?;
+    agent.start_again_with(|_| usual)?;
+    served
 }
 
 /// The kubelet keeps a set of IDs per resource, writes them to its checkpoint and reads all of

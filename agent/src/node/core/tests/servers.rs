@@ -229,6 +229,29 @@ fn a_kubelet_without_our_plugin_shows_no_card_whatever_it_showed_before() {
 }
 
 #[test]
+fn an_agent_that_leaves_shows_no_card_and_serves_what_is_bound() {
+    let mut world = World::new();
+    let mut core = world.started();
+    world.tell(
+        &mut core,
+        Event::Pools(BTreeMap::from([(uuid(0), Pool::Shared)])),
+    );
+    world.tell(&mut core, Event::Registered(true));
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
+    let before = core.offer();
+    world.tell(&mut core, Event::Leaving);
+    let shown: Vec<Pool> = core.state().kubelet_pools.into_values().collect();
+    assert_eq!(shown, [Pool::None; CARDS as usize]);
+    assert_eq!(
+        core.offer(),
+        before,
+        "the kubelet would reject what is bound"
+    );
+    step(&mut world, &mut core, &Step::Allocate(1));
+    assert!(world.pre_start(&mut core, "u1").unwrap().is_ok());
+}
+
+#[test]
 fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_when_not() {
     for (limited, fence, complaint) in [
         (None, Some(Fence::WatchdogOnly), ""),
