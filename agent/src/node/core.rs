@@ -408,9 +408,8 @@ impl Core {
     /// Why no new share starts for now, in one sentence. The tokens stay healthy: pods that were
     /// bound before wait in `ContainerCreating` and start once the reason has passed.
     pub(super) fn held_up(&self) -> Option<String> {
-        let (part, error) = match &self.long_unreadable {
-            Some(unreadable) => unreadable,
-            None => return self.blindness(),
+        let Some((part, error)) = &self.long_unreadable else {
+            return self.blindness();
         };
         Some(format!(
             "{} cannot be read: {error}; what runs goes on",
