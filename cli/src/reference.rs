@@ -251,13 +251,13 @@ fn exit_codes() -> String {
         rows.fold(String::new(), |text, row| text + "|" + row + "\n")
     };
     let mut text = format!(
-        "{HEAD}# Exit codes\n\n## `aliquot`\n\n{}\n`aliquot demo` ends with 0 when all came as told, or after Ctrl-C; with 1 when something is missing; with 2 when the command line or a manifest cannot be read.\n\n## `aliquot-agent`\n\n| code | meaning |\n|---|---|\n",
+        "{HEAD}# Exit codes\n\n## `aliquot`\n\n{}\n`aliquot demo` exits with 0 when everything is as expected, or after Ctrl-C; with 1 when something is missing; with 2 when the command line or a manifest is invalid.\n\n## `aliquot-agent`\n\n| code | meaning |\n|---|---|\n",
         table("cli/src/failure.rs")
     );
     for (_, code, words) in constants(&source("agent/src/exit.rs")) {
         let _ = writeln!(text, "| {code} | {} |", cell(&words));
     }
-    text.push_str("\n## `aliquot-scheduler`\n\n| code | meaning |\n|---|---|\n| 0 | Told to stop, and stopped. |\n| 1 | It could not start, or a part of it ended. |\n| 2 | Wrong flags. |\n");
+    text.push_str("\n## `aliquot-scheduler`\n\n| code | meaning |\n|---|---|\n| 0 | Stopped on request. |\n| 1 | It could not start, or a part of it ended. |\n| 2 | Wrong flags. |\n");
     text
 }
 

@@ -115,7 +115,7 @@ pub(crate) struct Site {
     pub(crate) client: Client,
     stop: CancellationToken,
     pub(crate) page: String,
-    /// Where agents are heard.
+    /// Listen address of the telemetry service, to which agents connect.
     pub(crate) telemetry: SocketAddr,
 }
 

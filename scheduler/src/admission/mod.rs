@@ -59,7 +59,7 @@ pub struct Settings {
     pub reach: Reach,
     /// Our namespace.
     pub namespace: String,
-    /// Pods that name this scheduler are ours.
+    /// The `schedulerName` of the pods that this scheduler places.
     pub scheduler_name: String,
     /// Namespaces that are left alone, beside `kube-system` and ours.
     pub exempt_namespaces: Vec<String>,

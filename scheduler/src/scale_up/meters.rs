@@ -34,12 +34,12 @@ impl ScaleUpMeters {
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register(
             "scale_up_nodes",
-            "Nodes that autoscalers are asked for, by node pool and by group of nodes",
+            "Nodes requested from autoscalers, by node pool and group of nodes",
             meters.nodes.clone(),
         );
         registry.register(
             "scale_up_failures",
-            "Placeholder pods that the API server did not let be written",
+            "Placeholder pods that could not be written",
             meters.failures.clone(),
         );
         meters

@@ -99,17 +99,17 @@ impl KaiMeters {
         let times = [
             (
                 "e2e",
-                "The last decision, with what came before and after it",
+                "Time of the last decision, including the work before and after it",
                 &meters.cycle,
             ),
             (
                 "open_session",
-                "Taking in what changed before the last decision",
+                "Time to apply the changes before the last decision",
                 &meters.open,
             ),
             (
                 "close_session",
-                "Handing on the last decision",
+                "Time to pass on the actions of the last decision",
                 &meters.close,
             ),
         ];
@@ -123,7 +123,7 @@ impl KaiMeters {
         }
         kai.register(
             "action_scheduling_latency_milliseconds",
-            "The last decision's time by action, as its search steps divide it",
+            "Time of the last decision by action, in proportion to its search steps",
             meters.actions.clone(),
         );
         let counts = [
@@ -134,17 +134,17 @@ impl KaiMeters {
             ),
             (
                 "podgroups_scheduled_by_action",
-                "Workloads that got a place",
+                "Workloads that were placed",
                 &meters.scheduled,
             ),
             (
                 "scenarios_simulation_by_action",
-                "Sets of victims that were tried out",
+                "Sets of victims that were tried",
                 &meters.simulated,
             ),
             (
                 "scenarios_filtered_by_action",
-                "Of them, those that were of no use",
+                "Sets of victims that did not help",
                 &meters.filtered,
             ),
         ];
@@ -158,17 +158,17 @@ impl KaiMeters {
         );
         kai.register(
             "task_scheduling_latency_milliseconds",
-            "From a pod's creation, known to the second, until its binding is sent",
+            "Time from a pod's creation, with a resolution of a second, until its binding is sent",
             meters.scheduling.clone(),
         );
         kai.register(
             "task_bind_latency_milliseconds",
-            "From a decision until its binding is answered",
+            "Time from a decision until the response to its binding",
             meters.binding.clone(),
         );
         kai.register(
             "pod_group_evicted_pods",
-            "Pods that were told to leave",
+            "Evicted pods",
             meters.evicted.clone(),
         );
         // Shown from the start, as KAI does not: a panel is not empty while nothing happens.

@@ -65,7 +65,7 @@ impl Meters {
             kai: KaiMeters::registered(registry),
         };
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
-        registry.register("events", "Changes taken in", meters.events.clone());
+        registry.register("events", "Changes that were applied", meters.events.clone());
         registry.register(
             "problems",
             "Changes that contradict what was known",
@@ -78,15 +78,19 @@ impl Meters {
             Unit::Seconds,
             meters.decide.clone(),
         );
-        registry.register("actions", "Decided, by kind", meters.actions.clone());
+        registry.register(
+            "actions",
+            "Decided actions, by kind",
+            meters.actions.clone(),
+        );
         registry.register(
             "outcomes",
-            "Actions that ended, by how",
+            "Completed actions, by result",
             meters.outcomes.clone(),
         );
         registry.register(
             "reasons",
-            "Reasons for waiting that were given, by kind",
+            "Reasons for waiting that were reported, by kind",
             meters.reasons.clone(),
         );
         registry.register(
@@ -96,17 +100,17 @@ impl Meters {
         );
         registry.register(
             "observed_differences",
-            "Where an observed scheduler did something else, by kind",
+            "Differences from the observed scheduler, by kind",
             meters.differences.clone(),
         );
         registry.register(
             "requests",
-            "Requests to the API server, by method and by the code of the answer, `none` where none came",
+            "Requests to the API server, by method and response code; `none` without a response",
             meters.requests.clone(),
         );
         registry.register(
             "queued",
-            "Things that wait inside the scheduler: changes and outcomes for the next decision, actions for the API server",
+            "Items queued inside the scheduler: changes and outcomes for the next decision, actions for the API server",
             meters.queued.clone(),
         );
         registry.register(
