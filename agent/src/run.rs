@@ -45,7 +45,7 @@ const NVIDIA_SOCKET: &str = "nvidia-gpu.sock";
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// A folder that must be there cannot be made.
-    #[error("the agent's folders cannot be made: {0}")]
+    #[error("the agent's directories cannot be created: {0}")]
     Folders(#[source] io::Error),
     /// A second one would sweep up and take back what the first one does.
     #[error("another agent of this node holds {}", .0.display())]

@@ -74,7 +74,7 @@ pub struct QueueResource {
     /// Weight in the division of what is left over.
     #[serde(default)]
     pub over_quota_weight: f64,
-    /// Refused: no KAI release has a rule for it.
+    /// Refused: no KAI release implements it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lending_limit: Option<f64>,
 }
@@ -132,7 +132,7 @@ pub struct PodGroupSpec {
     /// `preemptible` or `non-preemptible`; unset: preemptible below priority 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptibility: Option<String>,
-    /// Refused: no KAI release has a rule for it.
+    /// Refused: no KAI release implements it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_non_preemptible: Option<i32>,
     /// Where the group must or should be together.
@@ -281,7 +281,7 @@ pub struct ShardFields {
     /// The shard's nodes: those whose label of node pools has this value; empty: those without
     /// it. Cannot be changed in a scheduler that runs.
     pub partition_label_value: Option<String>,
-    /// Without effect: every job of a queue is looked at.
+    /// No effect: every job of a queue is tried.
     pub queue_depth_per_action: Option<BTreeMap<String, i64>>,
     /// How long a workload is left alone, at first.
     pub min_runtime: Option<MinRuntime>,
@@ -375,7 +375,7 @@ pub struct MinRuntime {
 pub struct PluginSettings {
     /// True when unset.
     pub enabled: Option<bool>,
-    /// Without effect: what plugins do comes in KAI's order.
+    /// No effect: plugins act in KAI's order.
     pub priority: Option<i64>,
     /// By name.
     pub arguments: Option<BTreeMap<String, String>>,

@@ -359,7 +359,7 @@ fn sentences(path: &str, begin: &str) -> Vec<String> {
 fn all_sentences(text: &mut String) {
     let parts: [(&str, &[(&str, &str)]); 7] = [
         (
-            "What keeps a pod from a node",
+            "Why a pod does not fit a node",
             &[
                 (
                     "scheduler-core/src/reason.rs",
@@ -369,14 +369,14 @@ fn all_sentences(text: &mut String) {
             ],
         ),
         (
-            "What keeps a pod from a card",
+            "Why a pod does not fit a card",
             &[(
                 "scheduler-core/src/reason.rs",
                 "impl fmt::Display for CardReason {",
             )],
         ),
         (
-            "What keeps a pod from every node",
+            "Why a pod fits no node",
             &[
                 (
                     "scheduler-core/src/cycle/reason.rs",
@@ -397,21 +397,21 @@ fn all_sentences(text: &mut String) {
             ],
         ),
         (
-            "What a pod is refused for",
+            "Why a pod is rejected",
             &[
                 ("api/src/request/error.rs", "pub enum RequestError {"),
                 ("scheduler/src/admission/amend.rs", "pub enum AmendError {"),
             ],
         ),
         (
-            "What a resize is refused for",
+            "Why a resize is rejected",
             &[(
                 "scheduler/src/admission/resize.rs",
                 "pub(super) async fn against(",
             )],
         ),
         (
-            "What a queue, a pod group or a topology is refused for",
+            "Why a queue, a pod group or a topology is rejected",
             &[
                 ("scheduler/src/admission/validate.rs", "enum Invalid {"),
                 ("scheduler/src/admission/validate.rs", "fn minimums("),
@@ -419,7 +419,7 @@ fn all_sentences(text: &mut String) {
             ],
         ),
         (
-            "What a `SchedulingShard` is told",
+            "Messages on a `SchedulingShard`",
             &[
                 ("scheduler/src/shard/spec.rs", ""),
                 ("scheduler/src/shard/usage.rs", ""),
@@ -427,7 +427,7 @@ fn all_sentences(text: &mut String) {
             ],
         ),
     ];
-    text.push_str("\n## Sentences\n\nWhat is not taken, and what cannot be placed, is reported in one of these sentences; `…` is what differs.\n");
+    text.push_str("\n## Sentences\n\nRejections and reasons use these sentences; `…` stands for a variable part.\n");
     for (title, from) in parts {
         let _ = writeln!(text, "\n### {title}\n");
         for (path, begin) in from {
@@ -471,7 +471,7 @@ fn reasons() -> String {
     for (reason, what) in of_pods {
         let _ = writeln!(text, "| `{reason}` | {what} |");
     }
-    text.push_str("\n## Events of a pod group\n\nNormal ones; of a group that waits, each once where it is another than the last.\n\n| reason | when |\n|---|---|\n");
+    text.push_str("\n## Events of a pod group\n\nThese are of type Normal. A waiting group gets an event when its reason changes.\n\n| reason | when |\n|---|---|\n");
     let group_events = source("scheduler/src/report/group_events.rs");
     let said = group_events
         .lines()
@@ -487,8 +487,8 @@ fn reasons() -> String {
     }
     for (reason, _) in of_groups {
         let when = match reason.as_str() {
-            "StaleJob" => "below its minimum since a moment",
-            "Evict" => "pods of it are evicted, once for those that go together",
+            "StaleJob" => "the gang has fallen below its minimum",
+            "Evict" => "pods of the group are evicted, once for those that are evicted together",
             other => panic!("{other} is an event of a pod group that no page explains"),
         };
         let _ = writeln!(text, "| `{reason}` | {when} |");
@@ -498,7 +498,7 @@ fn reasons() -> String {
     let reason = literals(reason).swap_remove(0);
     let _ = writeln!(
         text,
-        "\n## Events of other objects\n\n| reason | when |\n|---|---|\n| `{reason}` | a queue, a pod group, a topology or a `GpuNode` that the API server took and that cannot be read counts as not there |"
+        "\n## Events of other objects\n\n| reason | when |\n|---|---|\n| `{reason}` | a queue, a pod group, a topology or a `GpuNode` that the API server accepted and the scheduler cannot read; it is ignored |"
     );
     text.push_str("\n## Why a pod waits\n\nThe kind of the leading reason, in metrics and in `aliquot explain -o json`.\n\n| kind | meaning |\n|---|---|\n");
     for (kind, words) in variants(&core, "ReasonKind") {

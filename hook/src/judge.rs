@@ -64,7 +64,7 @@ pub enum HookError {
         why: String,
     },
     /// The runtime injected what the CDI file said before.
-    #[error("the container was given an older version of its GPU share; it is tried again")]
+    #[error("the container was given an older version of its GPU share; the kubelet retries")]
     Stale,
     /// The file does not define the device.
     #[error("the CDI file does not define {0}")]
@@ -83,7 +83,7 @@ pub enum HookError {
     #[error("the driver's memory limit is not set: {0}")]
     NoLimit(String),
     /// The agent could not be told.
-    #[error("cannot leave proof: {0}")]
+    #[error("cannot write the proof: {0}")]
     Proof(String),
 }
 

@@ -123,7 +123,7 @@ pub mod kai {
     pub const TOP_OWNER: &str = "kai.scheduler/top-owner-metadata";
     /// Annotation of a pod, or of one of its owners: `true` where somebody else names its group.
     pub const SKIP_GROUPER: &str = "kai.scheduler/skip-podgrouper";
-    /// Annotation of a workload: refused, because no KAI release has a rule for it.
+    /// Annotation of a workload: refused, because no KAI release implements it.
     pub const SAFE_TO_CONSOLIDATE: &str = "kai.scheduler/safe-to-consolidate";
     /// Annotation: in which topology a group is to be together.
     pub const TOPOLOGY: &str = "kai.scheduler/topology";

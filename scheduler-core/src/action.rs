@@ -193,15 +193,15 @@ pub struct Evict {
 /// Why a pod is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EvictCause {
-    /// An agent's last word on its grant.
+    /// An agent refused its grant permanently.
     GrantRefused,
-    /// An agent wants it gone: a broken card, a violation, a process without a grant.
+    /// An agent requests it: a broken card, a violation, a process without a grant.
     AgentRequest,
-    /// Packed elsewhere.
+    /// It is moved to make room.
     Consolidation,
-    /// Another queue's share.
+    /// Another queue reclaims its fair share.
     Reclaim,
-    /// Higher priority in its queue.
+    /// A workload of higher priority in its queue.
     Preempt,
     /// Its gang is below its minimum.
     StaleGang,
@@ -265,13 +265,13 @@ pub enum ReasonKind {
     Gated,
     /// KAI: `QueueDoesNotExist`.
     QueueDoesNotExist,
-    /// The pod names a group that is not there, or a sub-group that the group lacks.
+    /// The pod names a group that does not exist, or a sub-group that the group does not have.
     GroupDoesNotExist,
     /// A rule that is not supported.
     Unsupported,
-    /// A request that cannot be meant.
+    /// The request is invalid.
     BadRequest,
-    /// A refusal's pause.
+    /// A pause after a refusal.
     Backoff,
     /// The gang has too few pods yet. KAI: `NotReady`.
     NotReady,
@@ -283,7 +283,7 @@ pub enum ReasonKind {
     Unschedulable,
     /// It has a place as soon as what is being released is free.
     Promised,
-    /// Tried once in vain, which is all that its group wants (`schedulingBackoff: 1`).
+    /// It was tried once without success, and its group requests no more (`schedulingBackoff: 1`).
     Parked,
 }
 

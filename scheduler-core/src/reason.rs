@@ -114,7 +114,7 @@ impl fmt::Display for NodeReason {
             Self::Devices(why) => why.fmt(f),
             Self::Gpus | Self::NoGpus => f.write_str("node(s) didn't have enough resources: GPUs"),
             Self::GpuMemory => f.write_str("node(s) didn't have enough resources: GPU memory"),
-            Self::AgentSilent => f.write_str("node(s) whose agent has not been heard yet"),
+            Self::AgentSilent => f.write_str("node(s) whose agent is not connected"),
             Self::NotMig => f.write_str("MIG job cannot be scheduled on non-MIG node"),
             Self::LegacyMig => {
                 f.write_str("MIG job cannot be scheduled on node with legacy MIG jobs")

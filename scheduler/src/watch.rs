@@ -119,7 +119,7 @@ pub(crate) async fn complain(
                 warning: true,
                 reason: "Unreadable",
                 action: "Reading",
-                note: format!("it counts as not there, correct or delete it: {why}"),
+                note: format!("it is ignored, correct or delete it: {why}"),
             };
             event::publish(&client, &reporter, event, Annotations::new()).await;
         }
@@ -432,7 +432,7 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
             if text != last {
                 tracing::warn!(
                     object = text,
-                    "it cannot be read, and counts as not there: correct or delete it"
+                    "it cannot be read, and is ignored: correct or delete it"
                 );
                 last = text;
                 let unreadable = Unreadable {

@@ -361,7 +361,7 @@ pub const FORMS: &[Form] = &[
     ),
     refused(
         &[("gpu-memory", "2000"), (REQUEST, "2000Mi"), (SIDE, "1Gi")],
-        "gpu-memory says what one container asks for, and several have annotations of their own",
+        "gpu-memory applies to one container, and several have annotations of their own",
     ),
     refused(
         &[("gpu-memory.limit", "4Gi")],
@@ -446,7 +446,7 @@ pub const FORMS: &[Form] = &[
     refused(&[(REQUEST, "2Gi"), (COMPUTE, "NaN")], "no greater than 1.0"),
     refused(
         &[("nvidia.com/container.main.gpu-memory.requests", "2Gi")],
-        "annotation nvidia.com/container.main.gpu-memory.requests is none of KAI's for a container",
+        "annotation nvidia.com/container.main.gpu-memory.requests is unknown for a container",
     ),
     Form {
         says: &[("gpu-memory", "2000"), (DEVICES, "GPU-1")],

@@ -20,7 +20,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// Spans cannot be sent there.
 #[derive(Debug, thiserror::Error)]
-#[error("no traces can be sent to {endpoint}: {source}")]
+#[error("traces cannot be sent to {endpoint}: {source}")]
 pub struct TraceError {
     endpoint: String,
     #[source]

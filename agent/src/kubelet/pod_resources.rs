@@ -42,7 +42,7 @@ pub enum ListerError {
     #[error("the kubelet's PodResources cannot be reached: {0}")]
     Connect(#[from] tonic::transport::Error),
     /// It answered with an error.
-    #[error("the kubelet's PodResources answered: {}", .0.message())]
+    #[error("the kubelet's PodResources returned an error: {}", .0.message())]
     Call(#[from] Box<tonic::Status>),
 }
 

@@ -72,11 +72,11 @@ pub struct Session {
 enum Ended {
     #[error("the agent stops")]
     Stopped,
-    #[error("the kubelet's socket is a new one")]
+    #[error("the kubelet has replaced its socket")]
     NewKubelet,
     #[error("our socket was removed")]
     Removed,
-    #[error("the kubelet is to call PreStartContainer, or not to any more")]
+    #[error("the need for PreStartContainer calls has changed")]
     OtherOptions,
     #[error("the kubelet's stream ended")]
     HungUp,
@@ -84,7 +84,7 @@ enum Ended {
     NoStream,
     #[error("the server ended: {0}")]
     Server(tonic::transport::Error),
-    #[error("our socket cannot be made: {0}")]
+    #[error("our socket cannot be created: {0}")]
     Bind(io::Error),
     #[error("the kubelet cannot be reached: {0}")]
     Connect(tonic::transport::Error),

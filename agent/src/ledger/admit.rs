@@ -72,7 +72,7 @@ impl Claim {
 pub enum Refused {
     /// A container has one MPS pipe directory.
     #[error(
-        "mode mps gives a container one card, and not {0}: mps-isolated and time-slicing give several"
+        "mode mps allows one card per container, not {0}: use mps-isolated or time-slicing for several"
     )]
     SeveralCards(usize),
     /// A grant without a card or a limit.
@@ -108,7 +108,7 @@ pub enum Refused {
         holder: String,
     },
     /// By the admin.
-    #[error("card {card} is granted by the {only} front alone, by GpuNode.spec")]
+    #[error("GpuNode.spec allows only the {only} front on card {card}")]
     OnlyFront {
         /// Which card.
         card: GpuUuid,

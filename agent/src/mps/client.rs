@@ -31,7 +31,7 @@ pub struct SupervisorClient {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// It does not run, or not yet: try again.
-    #[error("the MPS supervisor cannot be asked: {0}")]
+    #[error("the MPS supervisor cannot be reached: {0}")]
     Unreachable(String),
     /// The plan is wrong; the same one will be refused again.
     #[error("the MPS supervisor refuses: {0}")]

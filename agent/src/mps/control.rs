@@ -57,7 +57,7 @@ pub enum ControlError {
         after: Duration,
     },
     /// The daemon is not there.
-    #[error("the control daemon is not reached: {0}")]
+    #[error("the control daemon cannot be reached: {0}")]
     Unreached(String),
     /// It said something else than it should.
     #[error("the control daemon answers {answer:?} to {command:?}")]

@@ -40,7 +40,7 @@ pub enum SmiError {
     #[error("nvidia-smi: {0}")]
     Refused(String),
     /// It says something else than it should.
-    #[error("nvidia-smi {asked} answers {answer:?}, which is not understood")]
+    #[error("the output of nvidia-smi {asked} cannot be parsed: {answer:?}")]
     NotUnderstood {
         /// What was asked for.
         asked: &'static str,

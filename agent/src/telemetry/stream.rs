@@ -69,7 +69,7 @@ enum StreamError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the token in {} cannot be a header", .0.display())]
+    #[error("the token in {} is not a valid header value", .0.display())]
     Token(PathBuf),
     #[error("cannot connect: {}", chain(.0))]
     Connect(#[from] tonic::transport::Error),

@@ -290,7 +290,7 @@ volumeBindingMode: WaitForFirstConsumer
         );
         let error = simulate("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {schedulerName: kai-scheduler, containers: 7}\n").unwrap_err();
         assert!(
-            error.starts_with("Pod p would be refused: the object is no pod"),
+            error.starts_with("Pod p would be refused: the object is not a pod"),
             "{error}"
         );
     }

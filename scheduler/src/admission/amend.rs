@@ -26,15 +26,15 @@ pub enum AmendError {
     Request(#[from] RequestError),
     /// The token by hand.
     #[error(
-        "container {0} asks for {name} itself, which gives nothing without a grant: ask with the annotation gpu-memory or gpu-fraction instead",
+        "container {0} asks for {name} itself, which has no effect without a grant: use the annotation gpu-memory or gpu-fraction instead",
         name = resource::SHARE
     )]
     Token(String),
     /// More than `MAX_CONTAINERS`.
-    #[error("the pod has {0} containers, no more than {MAX_CONTAINERS} are read")]
+    #[error("the pod has {0} containers, more than {MAX_CONTAINERS}")]
     Containers(usize),
     /// No pod.
-    #[error("the object is no pod: {0}")]
+    #[error("the object is not a pod: {0}")]
     Pod(String),
     /// Something that has no rule yet.
     #[error("{0}")]

@@ -42,7 +42,7 @@ pub struct Core {
 /// Why the replica that acts was not asked.
 #[derive(Debug, thiserror::Error)]
 enum PassOnError {
-    #[error("lease {0} names no replica that holds it and its address")]
+    #[error("lease {0} has no holder with an address")]
     NobodyActs(String),
     #[error("the address in the lease: {0}")]
     Address(#[from] http::uri::InvalidUri),
@@ -140,11 +140,11 @@ pub(super) async fn against(
         // The core does not know the pod: it has just been bound, or is another scheduler's.
         Ok(Some(None | Some(Ok(())))) => None,
         Ok(Some(Some(Err(why)))) => Some(format!(
-            "{}: {why}. Ask for less, or have what its queue may have raised",
+            "{}: {why}. Request less, or have the queue's limit or quota raised",
             who()
         )),
         Ok(None) | Err(_) => Some(format!(
-            "{}: the scheduler did not say in time whether its queue may have so much. Try again",
+            "{}: the scheduler did not decide in time whether the queue has room for it. Try again",
             who()
         )),
     }
@@ -213,7 +213,7 @@ mod tests {
         let (why, asked) = said(pod("500m", "3Gi"), &full).await;
         assert_eq!(
             why.unwrap(),
-            "pod ns/p is not resized: team is full. Ask for less, or have what its queue may have raised"
+            "pod ns/p is not resized: team is full. Request less, or have the queue's limit or quota raised"
         );
         let both = Request {
             cpu: Some(CpuMilli(500)),

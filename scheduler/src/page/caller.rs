@@ -36,7 +36,7 @@ pub(super) enum CallerError {
     #[error("{0}")]
     Unknown(String),
     /// The API server could not be asked.
-    #[error("the API server cannot be asked who you are: {0}")]
+    #[error("the API server did not review your token: {0}")]
     Unavailable(String),
 }
 

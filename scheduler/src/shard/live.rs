@@ -23,7 +23,7 @@ const CONFIG: &str = "kai-config";
 const AGAIN: Duration = Duration::seconds(10);
 /// Whether past use should count and does not.
 const USAGE_STALE: &str = "UsageStale";
-/// What it says is in force.
+/// The spec is in force.
 const READY: &str = "Ready";
 /// A condition's message; the API server takes 32 KiB.
 const MAX_MESSAGE: usize = 8192;
@@ -280,7 +280,7 @@ impl Live {
             if FIELDS.contains(&name.as_str()) {
                 known.insert(name.clone(), value.clone());
             } else {
-                let why = "is no field that is known, and has no effect";
+                let why = "is not a known field, and has no effect";
                 remarks.push(remark_at(name, why));
             }
         }
@@ -383,7 +383,7 @@ impl InForce {
                     .map_or_else(|| value.to_string(), str::to_owned);
                 if text != *here {
                     wrong.push(format!(
-                        "spec.{field}: it is {here} in the scheduler that runs: start it with {flag}={text}"
+                        "spec.{field}: it is {here} in the running scheduler: start it with {flag}={text}"
                     ));
                 }
             }
@@ -407,7 +407,12 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
     };
     let lines: Vec<String> = ignored.iter().map(said).collect();
     vec![
-        want("Deployed", true, "deployed", "One scheduler does it all."),
+        want(
+            "Deployed",
+            true,
+            "deployed",
+            "The scheduler does the work of all components.",
+        ),
         want(
             "Available",
             true,
@@ -415,9 +420,9 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
             "A scheduler reads this object.",
         ),
         match &wrong {
-            None => want(READY, true, "ready", "What it says is in force."),
+            None => want(READY, true, "ready", "The spec is in force."),
             Some(why) => WantedCondition {
-                message: cut(vec![format!("{why}. What was in force before stays so.")]),
+                message: cut(vec![format!("{why}. The previous settings stay in force.")]),
                 ..want(READY, false, "not_ready", "")
             },
         },
@@ -426,7 +431,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
                 "KeysIgnored",
                 false,
                 "none_ignored",
-                "Each key that is set acts.",
+                "Every key that is set has an effect.",
             )
         } else {
             WantedCondition {
@@ -438,7 +443,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
             "Reconciling",
             false,
             "reconciled",
-            "It was read to its end.",
+            "The object was read completely.",
         ),
     ]
 }

@@ -224,15 +224,19 @@ pub(super) fn read(
     if let Some(depths) = &spec.queue_depth_per_action
         && !depths.value.0.is_empty()
     {
-        let why = "queueDepthPerAction has no effect: every job of a queue is looked at";
+        let why = "queueDepthPerAction has no effect: every job of a queue is tried";
         remarks.push(remark(depths, "queueDepthPerAction", why));
     }
     for (value, field, why) in [
-        (&spec.go_mem_limit, "goMemLimit", "this is no Go program"),
+        (
+            &spec.go_mem_limit,
+            "goMemLimit",
+            "the scheduler is not a Go program",
+        ),
         (
             &spec.go_mem_limit_ratio,
             "goMemLimitRatio",
-            "this is no Go program",
+            "the scheduler is not a Go program",
         ),
         (
             &spec.scenario_search_budgets,
@@ -242,7 +246,7 @@ pub(super) fn read(
         (
             &spec.scenario_search_checkpoints,
             "scenarioSearchCheckpoints",
-            "a search that was cut short starts again with more steps",
+            "a search that reaches its limit is repeated with more steps",
         ),
     ] {
         if let Some(value) = value {
@@ -306,7 +310,7 @@ fn flag(
                 remark(
                     value,
                     &field,
-                    format!("{} is no number of jobs", value.value),
+                    format!("{} is not a number of jobs", value.value),
                 )
             };
             let count: i64 = value.value.parse().map_err(no)?;
@@ -387,10 +391,7 @@ fn switch(
     }
     if plugin.priority.is_some() {
         let why = format!("priority of plugin {} has no effect", name.value);
-        say(
-            ".priority",
-            format!("{why}: what plugins do comes in KAI's order"),
-        );
+        say(".priority", format!("{why}: plugins act in KAI's order"));
     }
     true
 }
@@ -498,7 +499,7 @@ pub(super) fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, 
         remark(
             text,
             field,
-            format!("{} is no duration, such as 90s or 5m", text.value),
+            format!("{} is not a duration, such as 90s or 5m", text.value),
         )
     })
 }

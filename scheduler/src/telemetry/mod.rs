@@ -69,7 +69,7 @@ impl AgentEvent {
 
 /// Why agents are no longer heard.
 #[derive(Debug, thiserror::Error)]
-#[error("agents cannot be heard: {0}")]
+#[error("the telemetry service cannot be served: {0}")]
 pub struct TelemetryError(#[from] std::io::Error);
 
 /// Hears agents until `stop`.

@@ -334,7 +334,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowSize": "a week"})),
-            "usageParams.windowSize: a week is no duration",
+            "usageParams.windowSize: a week is not a duration",
         ),
         (
             with(json!({"windowSize": "0s"})),
@@ -342,7 +342,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowSize": "-5m"})),
-            "usageParams.windowSize: -5m is no duration",
+            "usageParams.windowSize: -5m is not a duration",
         ),
         (
             with(json!({"windowType": "tumbling"})),
@@ -358,7 +358,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowType": "cron", "cronString": "0 0 30 2 *"})),
-            "usageParams.cronString: 0 0 30 2 * is no cron expression",
+            "usageParams.cronString: 0 0 30 2 * is not a cron expression",
         ),
         (
             with(json!({"fetchInterval": "0s"})),
@@ -366,7 +366,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"extraParams": {"queryResolution": "fine"}})),
-            "usageParams.extraParams.queryResolution: fine is no duration",
+            "usageParams.extraParams.queryResolution: fine is not a duration",
         ),
     ] {
         let (mut live, settings) = live(config.clone());

@@ -83,11 +83,11 @@ pub(crate) async fn a_queue_or_group_that_nobody_can_mean_is_refused_with_one_se
         ),
         (
             group(json!([sub("a", ""), sub("a", "")])),
-            "the name a is there twice",
+            "the name a is used twice",
         ),
         (
             group(json!([sub("a", "x")])),
-            "the parent x of a is not among them",
+            "the parent x of a does not exist",
         ),
         (
             group(json!([sub("a", "b"), sub("b", "a")])),
@@ -200,7 +200,7 @@ pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
         let of = "--field-selector=reason=Unreadable,regarding.name=absurd";
         let events = ["get", "events.events.k8s.io", "-n", &ns, of, "-o", path];
         let notes = cluster.kubectl.run(&events).await?;
-        Ok(Seen::when(notes.contains("it counts as not there"), notes))
+        Ok(Seen::when(notes.contains("it is ignored"), notes))
     })
     .await;
     let delete = ["delete", "podgroup", "absurd", "-n", &ns];

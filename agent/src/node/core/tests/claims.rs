@@ -311,7 +311,7 @@ fn the_admin_closes_cards_to_a_front_and_what_is_held_stays() {
     prepare(&mut world, &mut core, &open).unwrap();
     let late = on(&mut world, 6, 1);
     let why = prepare(&mut world, &mut core, &late).unwrap_err();
-    assert!(why.contains("by the plugin front alone"), "{why}");
+    assert!(why.contains("allows only the plugin front"), "{why}");
     assert!(core.offer().any_whole);
     fronts(&world, &mut core, Admin::Auto);
     prepare(&mut world, &mut core, &late).unwrap();
